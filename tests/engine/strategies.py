@@ -22,28 +22,40 @@ from tests.engine.fake_runner import ALIKE, FORMS, PACKED, POOL, RANGE, SINGLE, 
 TOKENS = st.integers(0, 3)
 PLACEHOLDER = 9
 SOURCES = [None, *(Source(np.array([number, 5, 9])) for number in range(3))]
-STEMS = st.lists(st.lists(TOKENS, min_size=1, max_size=30), min_size=1, max_size=4)
+
+
+def texts(least: int, most: int) -> st.SearchStrategy[list[int]]:
+    """Lists of `TOKENS`, each of one draw: lists of draws take most of a test's time."""
+    return st.binary(min_size=least, max_size=most).map(lambda drawn: [byte % 4 for byte in drawn])
+
+
+STEMS = st.lists(texts(1, 30), min_size=1, max_size=4)
 
 
 @st.composite
 def requests_of(draw: st.DrawFn, max_sources: int = len(SOURCES)) -> list[Request]:
-    stems = draw(STEMS)
-    sources = SOURCES[: draw(st.integers(1, max_sources))]
-    requests = []
-    for _ in range(draw(st.integers(0, 12))):
-        tokens = tuple(draw(st.sampled_from(stems)) + draw(st.lists(TOKENS, max_size=8)))
-        num_targets = draw(st.integers(0, len(tokens) - 1))
-        generation = None
-        if num_targets == 0 or draw(st.booleans()):
-            stop_ids = frozenset(draw(st.lists(st.integers(0, VOCAB - 1), max_size=3)))
-            limit = draw(st.integers(1, 9))
-            is_finished = (lambda tokens, limit=limit: len(tokens) >= limit) if draw(st.booleans()) else None
-            marker = tuple(draw(st.lists(TOKENS, min_size=1, max_size=3)))
-            thinking = ThinkingBudget(draw(st.integers(0, 5)), marker) if draw(st.booleans()) else None
-            most = draw(st.integers(1, 9))
-            generation = Generation(most, stop_ids, is_finished=is_finished, thinking=thinking)
-        requests.append(Request(tokens, num_targets, generation, draw(st.sampled_from(sources))))
-    return requests
+    stems, sources = draw(STEMS), SOURCES[: draw(st.integers(1, max_sources))]
+    return [_request(stems, sources, *draw(_REQUEST)) for _ in range(draw(st.integers(0, 12)))]
+
+
+_REQUEST = st.tuples(st.binary(min_size=10, max_size=10), texts(0, 8), texts(1, 3))
+
+
+def _request(
+    stems: Sequence[list[int]], sources: Sequence[Source | None], drawn: bytes, end: list[int], marker: list[int]
+) -> Request:
+    """One after a stem: scored, answered or both, with what ends an answer."""
+    stem, targets, answers, stops, first, limit, is_limited, thought, thinks, most = drawn
+    tokens = (*stems[stem % len(stems)], *end)
+    num_targets = targets % len(tokens)
+    generation = None
+    if num_targets == 0 or answers % 2:
+        stop_ids = frozenset((first + 3 * number) % VOCAB for number in range(stops % 4))
+        finished = 1 + limit % 9
+        is_finished = (lambda tokens: len(tokens) >= finished) if is_limited % 2 else None
+        thinking = ThinkingBudget(thought % 6, tuple(marker)) if thinks % 2 else None
+        generation = Generation(1 + most % 9, stop_ids, is_finished=is_finished, thinking=thinking)
+    return Request(tokens, num_targets, generation, sources[(stem // 16 + targets // 16) % len(sources)])
 
 
 def questions(count: int, answers: int, tokens: int = 3, prefix: int = 30, own: int = 20) -> list[Request]:
@@ -59,7 +71,7 @@ LARGEST = 9
 """Tokens of the largest of the items."""
 
 ITEMS = [MediaItem(Modality.IMAGE, f"item {size}", size, PLACEHOLDER, dict) for size in (1, 4, LARGEST)]
-PARTS = st.lists(st.one_of(st.sampled_from(ITEMS), st.lists(TOKENS, min_size=1, max_size=6)), min_size=1, max_size=5)
+PARTS = st.lists(st.one_of(st.sampled_from(ITEMS), texts(1, 6)), min_size=1, max_size=5)
 
 
 @st.composite
@@ -78,7 +90,7 @@ def requests_with_items(draw: st.DrawFn) -> list[Request]:
             if isinstance(part, MediaItem):
                 media.append(MediaRun(len(tokens), part))
             tokens += [PLACEHOLDER] * part.num_tokens if isinstance(part, MediaItem) else part
-        targets = draw(st.lists(TOKENS, max_size=5))
+        targets = draw(texts(0, 5))
         generation = Generation(draw(st.integers(1, 5))) if not targets or draw(st.booleans()) else None
         requests.append(Request((*tokens, *targets), len(targets), generation, media=tuple(media)))
     return requests

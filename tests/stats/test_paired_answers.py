@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -38,11 +39,11 @@ def test_interval_of_shares_is_clopper_and_pearsons(share: int, total: int) -> N
     assert (low + 0.5, high + 0.5) == pytest.approx((exact.low, exact.high), abs=1e-9)
 
 
-@pytest.mark.parametrize("same", [0, 400])
-def test_interval_excludes_zero_where_the_exact_test_does(same: int) -> None:
-    """Of all counts of flips up to 60, both ends."""
+@pytest.mark.parametrize(("same", "counts"), [(0, range(1, 61)), (400, (*range(1, 11), 20, 33, 47, 60))])
+def test_interval_excludes_zero_where_the_exact_test_does(same: int, counts: Sequence[int]) -> None:
+    """Of all counts of flips up to 60, both ends, and of some beside documents without a change."""
     told = []
-    for flipped in range(1, 61):
+    for flipped in counts:
         for lost in range(flipped + 1):
             low, high = difference_interval(np.repeat([-1.0, 1.0, 0.0], [lost, flipped - lost, same]))
             told += [(lost, flipped - lost)] * ((low > 0 or high < 0) != (mcnemar_p(lost, flipped - lost) < 0.05))

@@ -86,7 +86,10 @@ def metrics(path: Path) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("keys", "has_traceback", "line"),
     [
-        ({"tassks": ["a"]}, False, "unknown key 'evaluators.mine.tassks': did you mean 'tasks'?"),
+        pytest.param(
+            *({"tassks": ["a"]}, False, "unknown key 'evaluators.mine.tassks': did you mean 'tasks'?"),
+            marks=pytest.mark.long,
+        ),
         ({"type": None}, True, "the recipe is wrong: 'evaluators.mine.type': missing: give 'OrtLMEvaluator'"),
     ],
 )

@@ -9,6 +9,7 @@ Knows no model. What is particular to one provider stands in `table` alone.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -166,6 +167,7 @@ def build_facts(names: Iterable[str]) -> dict[str, Any]:
     }
 
 
+@functools.cache
 def _is_installed(distribution: str) -> bool:
     """Whether it is installed as a build of ONNX Runtime, not a plugin (onnxruntime-qnn from 2.0 on)."""
     try:

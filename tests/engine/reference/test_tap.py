@@ -39,10 +39,9 @@ from tests.engine.fake_runner import (
     logits_of,
     oracle,
 )
-from tests.engine.strategies import assert_equal
+from tests.engine.strategies import assert_equal, texts
 from tests.refusals import refused
 
-TOKENS = st.lists(st.integers(0, 3), min_size=2, max_size=20)
 WHOLE = Form(VOCAB, 0, 0)
 SHORT = Form(VOCAB, 3, 6)
 
@@ -126,8 +125,8 @@ def assert_compared(requests: Sequence[Request], results: Sequence[Result], *, i
 
 @st.composite
 def scored(draw: st.DrawFn) -> list[Request]:
-    texts = draw(st.lists(TOKENS, min_size=1, max_size=8))
-    return [Request(tuple(tokens), draw(st.integers(1, len(tokens) - 1))) for tokens in texts]
+    asked = draw(st.lists(st.tuples(texts(2, 20), st.integers(0, 18)), min_size=1, max_size=8))
+    return [Request(tuple(tokens), 1 + targets % (len(tokens) - 1)) for tokens, targets in asked]
 
 
 @given(

@@ -30,7 +30,7 @@ from tests.engine.fake_runner import (
     logprobs_of,
     oracle,
 )
-from tests.engine.strategies import SOURCES, TOKENS, assert_equal
+from tests.engine.strategies import SOURCES, TOKENS, assert_equal, texts
 
 STOPPING = [True, False, "never"]
 
@@ -92,7 +92,7 @@ def assert_found(engine: Engine, requests: Sequence[Request]) -> None:
 
 @st.composite
 def searches(draw: st.DrawFn, most_beams: int) -> Request:
-    tokens = tuple(draw(st.lists(TOKENS, min_size=1, max_size=30)))
+    tokens = tuple(draw(texts(1, 30)))
     num_beams = draw(st.integers(2, most_beams))
     stop_ids = frozenset(draw(st.lists(st.integers(0, VOCAB - 1), max_size=3)))
     penalty, stopping = draw(st.sampled_from([-1.0, 0.0, 0.6, 1.0, 2.5])), draw(st.sampled_from(STOPPING))

@@ -32,7 +32,7 @@ KEYS: dict[str, Any] = {
     "reference": str(quickstart.exported()),
     "tasks": ["quickstart_choice"],
     "include_path": str(quickstart.TASKS),
-    "limit": 16,
+    "limit": 8,
 }
 BOUND = {"metric": "kl_mean", "max": 2e-3}
 
@@ -76,7 +76,7 @@ PICTURES: dict[str, Any] = {
     "reference": "",
     "tasks": ["shapes_colour"],
     "include_path": str(QUICKSTART.parent / "vision" / "tasks"),
-    "limit": 10,
+    "limit": 8,
 }
 
 
@@ -113,7 +113,7 @@ def test_composite_model_becomes_one_of_mended_components(tmp_path: Path) -> Non
 
 
 def loss_map(**changes: Any) -> dict[str, Any]:
-    return {"passes": {"map": {"type": "OrtLossMap", **KEYS, "limit": 8, "top": 2, **changes}}}
+    return {"passes": {"map": {"type": "OrtLossMap", **KEYS, "top": 2, **changes}}}
 
 
 @pytest.mark.slow

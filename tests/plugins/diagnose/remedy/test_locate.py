@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 WORK: dict[str, Any] = {
     "tasks": ["quickstart_choice", "quickstart_perplexity"],
     "include_path": str(quickstart.TASKS),
-    "limit": 12,
+    "limit": 8,
 }
 
 

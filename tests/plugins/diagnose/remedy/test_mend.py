@@ -39,7 +39,7 @@ WORK: dict[str, Any] = {
     "limit": 10,
     "top": 1,
 }
-FEW: dict[str, Any] = {**WORK, "limit": 4}
+FEW: dict[str, Any] = {**WORK, "tasks": ["quickstart_choice"], "limit": 8}
 BOUND = 1e-3
 
 
@@ -111,7 +111,7 @@ def test_named_file_is_measured_where_the_float_model_lies_beside_it(tmp_path: P
     (folder / "genai_config.json").unlink()
     model = onnx.load(quickstart.quantized(4, 128) / "model.onnx")
     onnx.save(model, folder / "model_q4.onnx", save_as_external_data=True, location="model_q4.onnx.data")
-    goal = {**FEW, "within": {"kl_mean": BOUND}, "reference": str(folder / "model.onnx")}
+    goal = {**FEW, "like": str(quickstart.quantized(4, 32)), "reference": str(folder / "model.onnx")}
     bill = mend(folder / "mended", model=folder / "model_q4.onnx", **goal)
     assert bill.chosen_loss.choosing.mean > 1e-5
     made = [folder / "mended" / f"model_q4.onnx{end}" for end in ("", ".data")]
@@ -122,7 +122,11 @@ def test_named_file_is_measured_where_the_float_model_lies_beside_it(tmp_path: P
 def test_variant_of_a_model_package_is_mended_in_its_place(tmp_path: Path) -> None:
     root = packed(tmp_path / "m.ortpackage", one=quickstart.exported(), int4=quickstart.quantized(4, 128))
     output = tmp_path / "mended"
-    goal = {"reference": str(quickstart.exported()), "within": {"kl_mean": BOUND}, "output_dir": str(output)}
+    goal = {
+        "reference": str(quickstart.exported()),
+        "like": str(quickstart.quantized(4, 32)),
+        "output_dir": str(output),
+    }
     bill = olive_ext.mend({"model": {"path": str(root), "variant": "int4"}, **FEW, **goal})
     assert bill.chosen.bytes == size_on_disk(locate_files(output, variant="int4")) > bill.unchanged.bytes
     assert locate_files(output, variant="one").tokenizer == locate_files(output, variant="int4").tokenizer
