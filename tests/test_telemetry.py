@@ -100,10 +100,12 @@ def test_library_writes_nothing_unless_the_user_wants_it(
 def test_wait_for_olives_message_is_beside_the_work(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain `olive run` has sent it before it reads a recipe."""
     is_over = threading.Event()
-    monkeypatch.setattr(registration, "Telemetry", lambda: SimpleNamespace(shutdown=is_over.set))
+    off: list[bool] = []
+    fake = SimpleNamespace(shutdown=is_over.set, disable_telemetry=lambda: off.append(True))
+    monkeypatch.setattr(registration, "Telemetry", lambda: fake)
     monkeypatch.setenv("OLIVE_DISABLE_TELEMETRY", choice)
     registration.silence()
-    assert is_over.wait(5 if choice == "1" else 0) == (choice == "1")
+    assert is_over.wait(5 if choice == "1" else 0) == (choice == "1") == bool(off)
 
 
 def test_hub_is_told_of_no_use_unless_the_user_wants_it(tmp_path: Path, hub: socket.socket) -> None:

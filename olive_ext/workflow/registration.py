@@ -160,6 +160,7 @@ def silence() -> None:
         messages = Telemetry()  # the only one of the process
     finally:
         os.environ.pop("CI") if kept is None else os.environ.update(CI=kept)
+    messages.disable_telemetry()
     threading.Thread(target=messages.shutdown, daemon=True).start()
 
 
