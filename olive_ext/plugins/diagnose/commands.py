@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from olive_ext.cli.exit_status import going_on
-from olive_ext.cli.options import OF_COMPARISONS, OF_WORKERS, OPTIONS, Option, written_values
+from olive_ext.cli.options import OF_COMPARISONS, OF_WORKERS, OPTIONS, Option, advised, written_values
 from olive_ext.plugins.diagnose.settings import LocationConfig, MendingConfig
 
 LOCATE_OPTIONS: tuple[Option, ...] = (
@@ -49,6 +49,6 @@ def mend_command(arguments: Namespace) -> int:
 
         bill = mend(config, progress=True)
     sys.stdout.write(f"model: {config.output_dir}\npage: {Path(config.output_dir, PAGE_NAME)}\n")
-    show(bill)
+    show(bill, advised)
     refuse_broken(bill)
     return 0

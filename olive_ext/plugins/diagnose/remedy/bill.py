@@ -7,7 +7,7 @@ Knows no model and no session. All losses are KL(float || model) in nats a posit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -152,7 +152,8 @@ class Bill:
             f"{counted(held.num_documents, 'document')} that chose nothing; before it was {with_interval(before)}."
         )
         sentences = [*doubt(self.damaged, self.beyond_rounding), *sentences]
-        return (*self.olive.get("notes", ()), *sentences, *self._trials_sentence(), *self._verdict_sentence())
+        notes = [f"olive_settings.json: {note}." for note in self.olive.get("notes", ())]
+        return (*notes, *sentences, *self._trials_sentence(), *self._verdict_sentence())
 
     def _trials_sentence(self) -> tuple[str, ...]:
         if not self.trials:
@@ -167,7 +168,7 @@ class Bill:
         words = {
             "kept": "is kept (95 %).",
             "not kept": "is broken (95 %).",
-            "not decided": "lies inside of the interval: whether it is kept is not decided.",
+            "not decided": "lies inside of the interval: not decided; more documents decide it (`limit`).",
         }
         return (f"The bound kl_mean = {numbers.nats(self.bound)} {words[self.verdict]}",)
 
@@ -216,12 +217,12 @@ def to_markdown(bill: Bill) -> str:
     return markdown_page(bill.sentences, changes_table(bill), points_table(bill))
 
 
-def show(bill: Bill) -> None:
-    """Both tables and the sentences, on stdout."""
+def show(bill: Bill, told: Callable[[str], str] = str) -> None:
+    """Both tables and the sentences, on stdout; `told` gives these another form."""
     if bill.changed:
         print_cells(changes_table(bill))
     print_cells(points_table(bill))
-    print_lines(bill.sentences)
+    print_lines(map(told, bill.sentences))
 
 
 def bill_texts(bill: Bill) -> dict[Path, str]:

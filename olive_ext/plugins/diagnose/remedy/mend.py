@@ -37,7 +37,7 @@ from olive_ext.plugins.diagnose.remedy.mended_package import (
 from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target
 from olive_ext.plugins.diagnose.remedy.race import Estimate, Floats, estimate
 from olive_ext.plugins.diagnose.remedy.variants import Material, nats_by_document
-from olive_ext.plugins.diagnose.remedy.weights import PackedWeight, Precision
+from olive_ext.plugins.diagnose.remedy.weights import Matrix, PackedWeight, Precision
 from olive_ext.plugins.diagnose.settings import MendingConfig
 from olive_ext.report import numbers
 from olive_ext.report.report_files import write_texts
@@ -256,8 +256,9 @@ def olive_settings(choices: Mapping[Target, Precision | None], sources: Sources)
             **own_form,
             "nodes_to_include": names_of,
         }
-    both = {"passes": _named(passes, floats), "builder_passes": _named(_with_builder(passes), floats)}
-    return {**both, "notes": tuple(_notes(choices, sources))}
+    algorithm = _algorithm(min(kept, key=lambda target: target.bytes), sources) if kept else DEFAULT
+    both = {"passes": _named(passes, floats), "builder_passes": _named(_with_builder(passes, algorithm), floats)}
+    return {**both, "notes": tuple(_notes(choices, sources, algorithm))}
 
 
 def _named(passes: Mapping[str, dict[str, Any]], floats: onnx.ModelProto) -> dict[str, dict[str, Any]]:
@@ -278,7 +279,7 @@ def _named(passes: Mapping[str, dict[str, Any]], floats: onnx.ModelProto) -> dic
     return {**passes, "names": {"type": "GraphSurgeries", "surgeries": [surgery]}}
 
 
-def _with_builder(passes: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _with_builder(passes: Mapping[str, dict[str, Any]], algorithm: str) -> dict[str, dict[str, Any]]:
     """ModelBuilder in the place of the first pass: it quantizes while it exports."""
     first = passes.get("quantize")
     if first is None or first["bits"] != 4:
@@ -290,6 +291,8 @@ def _with_builder(passes: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, A
         "int4_is_symmetric": first["is_symmetric"],
         "int4_nodes_to_exclude": [name for name in first["nodes_to_exclude"] if name.endswith("/MatMul")],
     }
+    if algorithm == RTN:
+        builder["int4_algo_config"] = RTN
     if "accuracy_level" in first:
         builder["int4_accuracy_level"] = first["accuracy_level"]
     return {"build": builder, **{name: one for name, one in passes.items() if name != "quantize"}}
@@ -323,7 +326,7 @@ def _quantizable(model: onnx.ModelProto) -> Iterator[str]:
             yield node.name
 
 
-def _notes(choices: Mapping[Target, Precision | None], sources: Sources) -> Iterator[str]:
+def _notes(choices: Mapping[Target, Precision | None], sources: Sources, algorithm: str) -> Iterator[str]:
     """A sentence for each thing that the passes cannot express."""
     kept = [target for target, precision in choices.items() if precision is None]
     forms = {tuple((_form(target) or {}).items()) for target in kept}
@@ -331,7 +334,12 @@ def _notes(choices: Mapping[Target, Precision | None], sources: Sources) -> Iter
         yield "experts and weights after DequantizeLinear are another pass's: exclude the nodes there"
     elif len(forms) > 1:
         yield f"the quantized model has weights of {len(forms)} forms: the pass has the parameters of the first"
-    elif kept and not _is_nearest(min(kept, key=lambda target: target.bytes), sources):
+    elif algorithm == RTN:
+        yield (
+            "the weights that stay have the scales of ModelBuilder's 'int4_algo_config' = 'rtn': 'builder_passes' make "
+            "them, and the first of 'passes' takes others"
+        )
+    elif not algorithm:
         yield (
             "the quantized model's integers are not those of rounding to nearest (k_quant, GPTQ, AWQ, HQQ): give "
             "'nodes_to_exclude' to the pass that made them"
@@ -344,20 +352,36 @@ def _notes(choices: Mapping[Target, Precision | None], sources: Sources) -> Iter
             yield f"'{target.name}' are experts: Olive's pass leaves them as they are"
 
 
-def _is_nearest(target: Target, sources: Sources) -> bool:
-    """Whether a weight's integers are those of ONNX Runtime's own tool."""
+DEFAULT, RTN = "default", "rtn"
+"""ONNX Runtime's two ways of rounding to nearest, by the builder's names: the largest number of a block is -8 steps of
+its scale, or 7.5."""
+
+
+def _algorithm(target: Target, sources: Sources) -> str:
+    """Which of them has made a weight's integers; empty for those of other tools."""
     form, own, use = _form(target), target.floats[0], target.quantized[0]
     weight = sources.weight(own)
     if form is None or weight is None or use.node.op_type != "MatMulNBits":
-        return True
+        return DEFAULT
     name = use.node.input[1]
     precision = Precision(form["bits"], form["block_size"])
     dtype = sources.quantized.numbers(use.node.input[2]).dtype
     packed = PackedWeight(weight, dtype, precision, is_symmetric=form["is_symmetric"])
     made = np.concatenate(list(packed.packed())).reshape(-1)
     if name not in sources.quantized.initializers:
-        return False
-    return bool(np.mean(made == sources.quantized.numbers(name).reshape(-1)[: len(made)]) > 0.99)
+        return ""
+    packed_by = {DEFAULT: made, **({RTN: _rtn(weight().T, form["block_size"])} if form["bits"] == 4 else {})}
+    stored = sources.quantized.numbers(name).reshape(-1)
+    return next((name for name, own in packed_by.items() if np.mean(own == stored[: len(own)]) > 0.99), "")
+
+
+def _rtn(columns: Matrix, block_size: int) -> Matrix:
+    """The integers of 4 bits, two a byte, of a weight [N, K]."""
+    padded = np.pad(columns.astype(np.float32), ((0, 0), (0, -columns.shape[1] % block_size)))
+    blocks = padded.reshape(len(columns), -1, block_size)
+    largest = np.abs(blocks).max(axis=-1, keepdims=True)
+    levels = np.clip(np.rint(blocks / np.where(largest, largest, 1) * 7.5) + 8, 0, 15).astype(np.uint8)
+    return (levels[..., ::2] | levels[..., 1::2] << 4).reshape(-1)
 
 
 MOST_ROUNDS = 6

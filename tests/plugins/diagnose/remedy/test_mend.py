@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnxruntime.quantization import matmul_nbits_quantizer as nbits
 from PIL import Image
 
 import olive_ext
@@ -22,7 +23,8 @@ from olive_ext.model.files.locate import locate as locate_files
 from olive_ext.plugins.diagnose.remedy.bill import Bill
 from olive_ext.plugins.diagnose.remedy.documents import document_key
 from olive_ext.plugins.diagnose.remedy.locate import opened_location
-from olive_ext.plugins.diagnose.remedy.mend import split
+from olive_ext.plugins.diagnose.remedy.mend import olive_settings, split
+from olive_ext.plugins.diagnose.remedy.pairing import Sources, pair
 from olive_ext.plugins.diagnose.remedy.variants import Variants
 from olive_ext.plugins.diagnose.settings import LocationConfig, MendingConfig
 from olive_ext.session.requests import RollingRequest, ScoringRequest
@@ -89,6 +91,26 @@ def test_olives_passes_make_the_same_model(kept: tuple[Path, Bill], tmp_path: Pa
     assert bill.olive["notes"] == ()
     made = run_passes(json.loads((output / "olive_settings.json").read_text())["passes"], tmp_path)
     np.testing.assert_array_equal(logits(made), logits(output))
+
+
+@pytest.mark.parametrize(
+    ("config", "builder", "note"),
+    [
+        (nbits.DefaultWeightOnlyQuantConfig(is_symmetric=True), None, ""),
+        (nbits.RTNWeightOnlyQuantConfig(), "rtn", "'rtn'"),
+        (nbits.HQQWeightOnlyQuantConfig(), None, "HQQ"),
+    ],
+)
+def test_ways_of_rounding_are_told_apart(config: Any, builder: str | None, note: str, tmp_path: Path) -> None:
+    """The builder's "rtn" rounds to nearest, too, by other scales than Olive's pass."""
+    floats = quickstart.exported() / "model.onnx"
+    quantizer = nbits.MatMulNBitsQuantizer(onnx.load(floats), block_size=128, is_symmetric=True, algo_config=config)
+    quantizer.process()
+    quantizer.model.save_model_to_file(str(tmp_path / "model.onnx"), True)
+    sources = Sources.of(floats, tmp_path / "model.onnx")
+    made = olive_settings(dict.fromkeys(pair(sources.floats, sources.quantized).targets), sources)
+    assert made["builder_passes"]["build"].get("int4_algo_config") == builder
+    assert [note in one for one in made["notes"]] == [True] * bool(note)
 
 
 def run_passes(passes: dict[str, dict[str, Any]], folder: Path) -> Path:
