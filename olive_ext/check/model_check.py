@@ -212,7 +212,7 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
         elif models.other_template:
             section.add("chat template", "another text than the checkpoint's", "held against nothing without tasks")
     by_length = ", ".join(f"{text.num_tokens}: {text.nats:.2g}" for text in found.texts)
-    section.add("nats by length", by_length, f"largest difference of a token's log-probability; {found.reason}")
+    section.add("nats by length", by_length, f"of random tokens the largest difference; {found.reason}")
     if contexts := contexts_of(model.context_length, other.context_length):
         section.add("context length", "{} of {}".format(*contexts), "longer texts are cut, and held against nothing")
     for name, number in found.unseen.items():
