@@ -72,8 +72,8 @@ def _uses(node: ast.AST) -> Iterator[str]:
         yield from (alias.name for alias in node.names if alias.name in MODULES)
     elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
         yield node.module
-    elif isinstance(node, ast.Attribute) and ast.unparse(node) in ATTRIBUTES:
-        yield ast.unparse(node)
+    elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        yield from {f"{node.value.id}.{node.attr}"} & ATTRIBUTES
     elif isinstance(node, ast.keyword) and node.arg in ARGUMENTS:
         yield f"{node.arg}="
     elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(FOLDERS):

@@ -16,7 +16,7 @@ from olive_ext.cli import main
 from tests.fuzz import KINDS, MORE_KINDS, Root, judged, numbers
 
 few = settings(
-    max_examples=settings().max_examples // 20,
+    max_examples=max(5, settings().max_examples // 20),
     deadline=None,
     phases=[Phase.reuse, Phase.generate],  # a smaller seed is no smaller case
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -358,19 +358,19 @@ TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
 
 
 @pytest.mark.parametrize(
-    ("damage", "named", "is_found"),
+    ("damage", "mode", "named", "is_found"),
     [
-        (("m['content']", "m.content"), False, None),
-        (("{{", "Say: {{"), False, True),
-        (("m['content']", "(m.content if m.content | length < 5 else 'no')"), False, True),
-        (("m['content']", "(m.content if 'cat' not in m.content else 'no')"), False, True),
-        (("", ""), True, True),
+        (("m['content']", "m.content"), "resident", False, None),
+        (("m['content']", "m.content"), "recorded", False, None),
+        (("{{", "Say: {{"), "resident", False, True),
+        (("m['content']", "(m.content if m.content | length < 5 else 'no')"), "resident", False, True),
+        (("m['content']", "(m.content if 'cat' not in m.content else 'no')"), "recorded", False, True),
+        (("", ""), "recorded", True, True),
     ],
-    ids=["written otherwise", "all", "long", "a word of the second document", "the one that is named"],
+    ids=["written otherwise", "recorded", "all", "long", "a word of the second document", "the one that is named"],
 )
-@pytest.mark.parametrize("mode", ["resident", "recorded"])
 def test_a_chat_template_counts_by_what_it_makes_of_the_tasks(
-    damage: tuple[str, str], named: bool, is_found: bool | None, mode: str, folder: Path, tmp_path: Path
+    damage: tuple[str, str], mode: str, named: bool, is_found: bool | None, folder: Path, tmp_path: Path
 ) -> None:
     paths = {}
     for name, text in (("whole", TEMPLATE), ("other", TEMPLATE.replace(*damage))):

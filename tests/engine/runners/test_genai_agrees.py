@@ -56,7 +56,7 @@ def scoring_requests() -> list[ScoringRequest]:
     draw = lambda low, high: [rng.randrange(VOCAB) for _ in range(rng.randint(low, high))]  # noqa: E731
     stems = [draw(1, 90) for _ in range(6)]
     requests = []
-    for _ in range(12):
+    for _ in range(7):
         context = rng.choice(stems) + draw(0, 25)
         requests += [ScoringRequest(context, draw(1, 1)), ScoringRequest(context, draw(1, 20))]
         requests.append(ScoringRequest(draw(1, 2), [*draw(1, 8), 0, 1, 2]))
