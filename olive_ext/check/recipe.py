@@ -252,7 +252,7 @@ def of_input_model(reference: ReferenceConfig, kind: str, keys: Mapping[str, Any
         raise _refusal("has no 'model_path' on this machine")
     for key, problem in _CHANGES.items():
         if keys.get(key):
-            raise _refusal(f"{problem} ('input_model.{key}'), which a reference has not")
+            raise _refusal(f"{problem} ('input_model.{key}'), which a reference cannot have")
     resolved = str(Path(path).resolve()) if Path(path).exists() else path
     name = keys.get("onnx_file_name") if form == "onnx" else None
     mode = "recorded" if reference.mode == "auto" and form == "hf" else reference.mode

@@ -51,10 +51,12 @@ class Certain(Strict):
             raise ContradictionError(f"give one of 'within', 'above' and 'below', not {' and '.join(given) or 'none'}")
         if not self.distance > 0:
             raise ContradictionError(
-                "an equal model has this value: no sample distinguishes the two", given[0], self.bound
+                "an unchanged model has this value, so that no number of documents decides: move it",
+                given[0],
+                self.bound,
             )
         if self.metric != "kl_mean" and self.distance >= 1:
-            raise ContradictionError("no share is so far from an equal model's: 0.01 is one point", given[0])
+            raise ContradictionError("give less than 1: 0.01 is one point", given[0])
         return self
 
     @property

@@ -100,8 +100,8 @@ class EvaluationSettings(ComparedSettings, PassSettings):
     that are drawn by how sure the reference is. Needs `reference`."""
 
     certain: Certain | None = None
-    """The claim that "enough" makes certain. None takes the bound in `require` on one of the metrics of claims; without
-    such a bound, that the loss of accuracy is smaller than `matters`."""
+    """The claim that "enough" makes certain. None takes the bound in `require` on `accuracy_difference`, `kl_mean`
+    or `top1_agreement`; without one, that accuracy falls by less than `matters`."""
 
     model_class: Annotated[Literal["hf", "ort", "ortgenai", "ort-multimodal"], BeforeValidator(word)] | None = None
     """Accepted so that a recipe ports by changing `type`: "ort", "ortgenai" and "ort-multimodal" all name this

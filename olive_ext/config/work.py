@@ -83,7 +83,7 @@ class ReferenceConfig(ModelConfig):
     "input_model" in an Olive recipe: the model the workflow started from."""
 
     is_same_model: bool | None = None
-    """Whether the reference should give the evaluated model's numbers except for rounding. The verdict then says
+    """True if the reference is the same model and may differ by rounding only. The verdict then says
     whether they are the same except for rounding, differ by rounding of the kernels, or differ, and where. None means
     true for "same_model" and for records of a model with the same content, else false."""
 
@@ -111,8 +111,8 @@ class ReferenceConfig(ModelConfig):
     mode: Annotated[Literal["auto", "resident", "recorded"], BeforeValidator(word)] = "auto"
     """"resident" keeps both models open and compares whole distributions. "recorded" runs the reference alone first and
     keeps a compact form of its distributions on disk, for this and later runs. "auto" is "resident" if both models run
-    on the CPU and fit in its free memory, and neither speed nor memory is measured. In a workflow with "input_model" it
-    is "recorded", so that the input model is evaluated once, for its own row and for all output models."""
+    on the CPU and fit in its free memory, and neither speed nor memory is measured. With a Hugging Face model as
+    "input_model" it is "recorded", so that this is evaluated once, for its own row and for all output models."""
 
     export: Annotated[Literal["auto", "never"], BeforeValidator(word)] = "auto"
     """"auto" runs a Hugging Face model on the CPU as an ONNX export in fp32, which is made once for its content, kept

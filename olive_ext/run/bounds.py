@@ -199,9 +199,9 @@ def _broken(bound: Bound, metric: Metric, metrics: Sequence[Metric]) -> Iterator
     short, long = long_names(metric)
     name = long if bound.filter else short
     if is_open(metric, metrics):
-        yield f"{name} is not certain: what is not known of the documents would decide"
+        yield f"{name} is undecided: documents without an answer could change it"
     elif metric.is_of_drawn:
-        yield f"{name} is of the drawn documents alone ({metric.documents}): no bound of all can be held against it"
+        yield f"{name} is of the drawn documents only ({metric.documents}), and the bound is on all of them"
     scale, unit = (100, " pt") if isinstance(bound, LossBound) else (1, "")
     if bound.max is not None and not metric.value <= bound.max:
         yield f"{name} = {_apart(metric.value, bound.max)}, required at most {number(bound.max)}"

@@ -181,7 +181,7 @@ def _evaluated(model: Any, evaluator: Any, proceed: Callable[..., Any]) -> Any:
     if model.type.lower() == "compositemodel":
         other = f"measure this one with the pass {PASS_TYPE}"
         how = "name the folder that it is saved in as ONNXModel" if is_anew else other
-        raise ModelError(f"Olive gives composite models to no evaluator: {how}")
+        raise ModelError(f"Olive cannot run an evaluator on a composite model: {how}")
     evaluation = _Evaluation("", None, is_kept=False) if is_anew else _keyed(model, evaluator)
     known, token = 0 if run is None else len(run.reports), _evaluation.set(evaluation)
     try:

@@ -78,7 +78,7 @@ def _tell(run: Run) -> None:
     told = {page or report.created: (report, page) for report, page in zip(run.reports, pages, strict=True)}
     print_verdicts(list(told.values()))
     if run.unmeasured:
-        print_lines([f"the output model is another, and is not measured: {run.unmeasured} came after"])
+        print_lines([f"the output model was not evaluated: {run.unmeasured} ran after the last evaluation"])
 
 
 @contextmanager

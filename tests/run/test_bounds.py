@@ -33,7 +33,7 @@ METRICS = [
     Metric("broken", "f1", "none", math.nan),
     Metric("near", "error", "none", 0.02000004, higher_is_better=False),
 ]
-UNCERTAIN = "is not certain: what is not known of the documents would decide"
+UNCERTAIN = "is undecided: documents without an answer could change it"
 
 
 def broken(metrics: Sequence[Metric] = METRICS, **bound: Any) -> list[str]:
@@ -108,7 +108,7 @@ def test_metric_whose_filter_is_empty_has_any() -> None:
 def test_number_of_drawn_documents_alone_holds_no_bound() -> None:
     drawn = Metric("wiki", "word_perplexity", "none", 9.0, n=5, num_population=40, is_estimate=False)
     (line,) = broken([drawn], metric="word_perplexity", max=10)
-    assert line.startswith("wiki/word_perplexity is of the drawn documents alone (5 of 40, unweighted): no bound")
+    assert line.startswith("wiki/word_perplexity is of the drawn documents only (5 of 40, unweighted), and the bound")
     for whole in replace(drawn, is_estimate=True), replace(drawn, n=40), replace(drawn, num_population=None):
         assert broken([whole], metric="word_perplexity", max=10) == []
 

@@ -168,5 +168,5 @@ def test_bounds_hold_for_no_number_of_drawn_documents_alone_and_for_no_open_clai
     found = broken_in(to_metric_result(Report((drawn, claimed, opened)), bounds=asked), asked)
     assert found == [
         "wiki/word_perplexity = nan, required at most 10",
-        "all/accuracy_difference is not certain: what is not known of the documents would decide",
+        "all/accuracy_difference is undecided: documents without an answer could change it",
     ]

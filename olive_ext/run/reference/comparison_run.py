@@ -264,7 +264,9 @@ def comparer_of(
         return Comparer(models, "recording", tasks, seeds)
     if (file := models.records_file) is not None:
         if is_foreign:
-            raise UnsupportedError("records are for models that this package runs", "reference", file.path)
+            raise UnsupportedError(
+                "records cannot be the reference of a model that lm-eval runs itself", "reference", file.path
+            )
         file.refuse_other_tasks(tasks.tasks)
         if models.asked_otherwise is not None:
             raise RecordsError(f"{models.asked_otherwise.sentence()}", "reference", file.path, code="not_comparable")

@@ -73,7 +73,7 @@ class ReferenceScores:
         if texts not in self._scores and self.is_partial:
             return math.nan if is_rolling else (math.nan, False)
         if texts not in self._scores:
-            raise RunError("lm-eval asks something else the second time: a task's prompts change from run to run")
+            raise RunError("a task built other prompts in the second run: make its prompts deterministic")
         return self._scores[texts][0] if is_rolling else self._scores[texts]
 
 
