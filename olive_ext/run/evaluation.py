@@ -283,6 +283,8 @@ def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
         if model.kind == "onnx":
             _ = model.providers
             _tell_other_tokenizer(model)
+    if (workers := models.given.settings.workers) is not None:
+        hook("workers", "'workers'")(None, workers, ())
     refuse_unknown(asked_tasks(config), task_folders(config.include_path))
     refuse_names(config)
     written = {"output_dir": config.output_dir, "sample_log_dir": config.sample_log_dir}

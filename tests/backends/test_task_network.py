@@ -7,6 +7,10 @@ import pytest
 
 from olive_ext.backends.code_eval import network_calls, warn_of_network
 from olive_ext.backends.task_loading import load_tasks
+from olive_ext.errors import TaskError
+from olive_ext.model.files import hub
+from olive_ext.model.files.hub import asked_where_it_answers
+from tests.refusals import refused
 
 PYTHON = """
 import datasets
@@ -69,3 +73,9 @@ def test_task_is_told_with_file_and_line_once_it_is_loaded(folder: Path, caplog:
         f"asks_the_network: functions of '{folder / 'needs.py'}' need the network: "
         "evaluate.load (line 14), datasets.load_dataset (line 17), urllib.request.urlopen (line 18)"
     ]
+
+
+def test_library_that_was_set_offline_says_why_the_hub_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "why_silent", lambda: "no route to host")
+    with refused(TaskError, "needs_network", holds="no route to host"), asked_where_it_answers(has_data=True):
+        raise TaskError("task 't': ConnectionError: Couldn't reach 'a/b' on the Hub (OfflineModeIsEnabled)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import replace
 from datetime import date
 from hashlib import sha256
@@ -279,8 +280,10 @@ def test_cached_answers_of_another_model_are_not_taken(folder: Path, tmp_path: P
         evaluate(config(folder, use_cache=stem), lm=hflm())
 
 
-def test_missing_folder_task_and_model_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
-    """The model before the task, and its reference."""
+def test_missing_folder_task_and_model_are_refused_by_name(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model before the task, its reference and the package of its workers."""
     with refused(ConfigError, "missing", holds="sample_log_dir"):
         evaluate(config(folder, sample_log_num=2), lm=ort_lm())
     with refused(TaskError, "not_found", "tasks"):
@@ -291,6 +294,9 @@ def test_missing_folder_task_and_model_are_refused_by_name(folder: Path, tmp_pat
     ):
         with refused(ModelError, "not_found", field, "nowhere"):
             evaluate(config(folder, ["unknown_task"], **more))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with refused(ConfigError, "needs_package", "workers", holds="olive-ext[ray]"):
+        evaluate(config(folder, ["unknown_task"], model={"path": str(genai_export("llama"))}, workers=2))
 
 
 def test_failing_task_code_is_one_line_and_writes_nothing(folder: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from urllib.parse import urlsplit
 
-from olive_ext.errors import ModelError
+from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.model.files.package_config import HfConfig, is_hub_name, read_json
 from olive_ext.model.types import ModelFiles
 
@@ -26,6 +26,9 @@ SECONDS = 1.0
 """Seconds within which the hub has to take a connection."""
 
 _SWITCH = "HF_HUB_OFFLINE"
+_OFFLINE = "OfflineModeIsEnabled"
+"""What the libraries say where this module has set the switch."""
+
 _READERS = ("huggingface_hub.constants", "datasets.config")
 """Modules that read the switch as they are imported."""
 
@@ -50,7 +53,13 @@ def asked_where_it_answers(names: Iterable[str] = (), *, has_data: bool = False)
             problem = f"'{name}' is no file or folder here, nor in the hub's cache, and {_endpoint()} cannot be asked"
             raise ModelError(f"{problem}: {reason}", code="needs_network")
     with set_offline():
-        yield
+        try:
+            yield
+        except OliveExtError as error:
+            if _OFFLINE not in str(error):
+                raise
+            error.code = "needs_network"
+            raise error.saying(str(error).replace(_OFFLINE, f"{_endpoint()}: {reason}")) from error.__cause__
 
 
 def with_configs(files: ModelFiles, cache: Path | None = None) -> ModelFiles:

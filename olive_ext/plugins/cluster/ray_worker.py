@@ -45,11 +45,15 @@ _GPU_PROVIDERS = ("cuda", "tensorrt", "nvtensorrtrtx", "rocm", "migraphx")
 
 
 def ray_workers(job: WorkerJob, wanted: WorkerSettings, watchdogs: Sequence[Watchdog]) -> list[Worker]:
-    """A worker for each of `watchdogs`. Raises `ConfigError` where Ray is not installed, or not at the address."""
+    """A worker for each of `watchdogs`; without any Ray is not started. Raises `ConfigError` where Ray is not
+    installed, or not at the address."""
     try:
         import ray  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
-        raise ConfigError(f"'workers' needs Ray (pip install 'olive-ext[ray]'): {one_line(error)}") from error
+        problem = f"needs Ray (pip install 'olive-ext[ray]'): {one_line(error)}"
+        raise ConfigError(problem, "workers", code="needs_package") from error
+    if not watchdogs:
+        return []
     cluster = _Cluster(ray, wanted, len(watchdogs))
     return [RayWorker(job, cluster, f"worker {number}", watchdog) for number, watchdog in enumerate(watchdogs)]
 
