@@ -33,7 +33,7 @@ from olive_ext.backends.task_checks import checked_documents
 from olive_ext.backends.task_files import helpers_of
 from olive_ext.backends.task_loading import LoadedTasks, Seeds
 from olive_ext.config import EvaluationSettings
-from olive_ext.errors import ConfigError, RecordsError, UnsupportedError, named_failures
+from olive_ext.errors import ConfigError, UnsupportedError, named_failures
 from olive_ext.model.files.content import digest_of
 from olive_ext.report.page import TASK_HELPERS, TEMPLATE_DATE
 from olive_ext.session.bounded_templates import bounded_chat_templates, replaced
@@ -76,16 +76,15 @@ def run_tasks(
         # Empty where a server applies it, so that it is not known.
         template = (lm.chat_template(True) if settings.apply_chat_template else None) or ""
         is_dated = "strftime_now" in template
-        with _records_of_a_day(is_dated):
-            results: dict[str, Any] = lm_eval.simple_evaluate(
-                model=lm,
-                tasks=list(tasks.tasks),
-                task_manager=tasks,
-                log_samples=True,
-                gen_kwargs=dict(settings.gen_kwargs) or None,
-                **{name: getattr(settings, name) for name in _PASSED_ON},
-                **asdict(seeds),
-            )
+        results: dict[str, Any] = lm_eval.simple_evaluate(
+            model=lm,
+            tasks=list(tasks.tasks),
+            task_manager=tasks,
+            log_samples=True,
+            gen_kwargs=dict(settings.gen_kwargs) or None,
+            **{name: getattr(settings, name) for name in _PASSED_ON},
+            **asdict(seeds),
+        )
         drop_shares(results)
         helpers = {name: helpers_digest(vars(task.config)) for name, task in tasks.tasks.items()}
         results |= {TASK_HELPERS: known} if (known := {name: one for name, one in helpers.items() if one}) else {}
@@ -107,18 +106,6 @@ def helpers_digest(config: Mapping[str, Any]) -> str:
             files.add(Path(code.co_filename))
     modules = {one.name: one for file in files for one in helpers_of(file)}
     return digest_of(sorted(modules.items())) if modules else ""
-
-
-@contextmanager
-def _records_of_a_day(is_dated: bool) -> Iterator[None]:
-    """Requests that records lack have a reason where the chat template prints the date."""
-    try:
-        yield
-    except RecordsError as error:
-        if not is_dated or "record the reference" not in str(error):
-            raise
-        reason = "the chat template prints the date (strftime_now), so that its records are of one day"
-        raise RecordsError(f"{error}; {reason}") from error
 
 
 @contextmanager

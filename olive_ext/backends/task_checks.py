@@ -4,16 +4,14 @@ documents for the examples, documents without choices or without a target. Knows
 
 from __future__ import annotations
 
-import csv
-import importlib
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from lm_eval import evaluator_utils
 from lm_eval.api.registry import AGGREGATION_REGISTRY, METRIC_REGISTRY
@@ -21,7 +19,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from olive_ext.backends.task_files import data_files
 from olive_ext.config.base import MOST_REPEATS
-from olive_ext.errors import ANY_FAILURE, TaskError, counted, first_line, keys_once, named_failures
+from olive_ext.errors import ANY_FAILURE, TaskError, counted, first_line, keys_once, named_failures, one_line
 from olive_ext.session.bounded_templates import refuse_long, replaced
 
 logger = logging.getLogger(__name__)
@@ -148,8 +146,26 @@ def _data_fault(task: Any, config: Mapping[str, Any], error: BaseException) -> s
         return f": its data have no split {missing!r}, there are {', '.join(map(repr, splits))}"
     if hasattr(task, "task_docs") and not len(task.task_docs):
         return ": it has no documents"
-    fault = fault_of(config) if splits is None or isinstance(error, UnicodeError) else None
-    return None if fault is None else f", {fault}"
+    if splits is not None and not isinstance(error, UnicodeError):
+        return None
+    files, reasons, cause = data_files(config), list[str](), error
+    if fault := next(filter(None, map(_broken_line, files)), None):
+        return fault
+    while cause is not None:  # datasets' own error says nothing
+        reasons += [] if type(cause).__name__ == "DatasetGenerationError" else [one_line(cause)]
+        cause = cause.__cause__ or cause.__context__
+    return f", {', '.join(map(repr, map(str, files)))}: {'; '.join(reasons)}" if files else None
+
+
+def _broken_line(file: Path) -> str | None:
+    """The first line of JSON lines that is no JSON, with the reason."""
+    number, content = 0, file.read_bytes().strip() if file.suffix in (".json", ".jsonl") and file.is_file() else b"["
+    try:
+        for number, line in enumerate(() if content.startswith(b"[") else content.split(b"\n"), 1):  # noqa: B007
+            json.loads(line, object_pairs_hook=keys_once)
+    except (ValueError, RecursionError) as error:
+        return f", '{file}', line {number}: {first_line(error)}"
+    return None
 
 
 @contextmanager
@@ -221,106 +237,3 @@ def _is_choice(target: Any, choices: Sequence[Any]) -> bool:
     if isinstance(target, int):
         return 0 <= target < len(choices)
     return not isinstance(target, str) or target in choices
-
-
-_SUFFIXES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
-
-
-def fault_of(config: Mapping[str, Any]) -> str | None:
-    """The first fault of the files that a task's configuration names, or of those in the folder that it names, as a
-    file, a line and a reason; None where none is found."""
-    origin = config.get("dataset_path")
-    files = data_files(config)
-    if not files and isinstance(origin, str) and Path(origin).is_dir():
-        files = sorted(path for path in Path(origin).rglob("*") if path.suffix in _SUFFIXES)
-    for file in files:
-        kind = _SUFFIXES.get(file.suffix, origin)
-        read = _READERS.get(str(kind))
-        if read is not None and file.is_file() and (fault := _fault(file, read)):
-            return f"'{file}'{fault}"
-    return None
-
-
-def _fault(file: Path, read: Callable[[Path], Iterator[str]]) -> str | None:
-    try:
-        return next(read(file), None)
-    except UnicodeDecodeError as error:
-        line = file.read_bytes()[: error.start].count(b"\n") + 1 if error.object else 1
-        return f", line {line}: byte {error.object[error.start]:#04x} is no UTF-8"
-    except (OSError, ValueError, RecursionError) as error:
-        return f": {first_line(error)}"
-
-
-def _text(file: Path) -> TextIO:
-    content = file.read_bytes()
-    content.decode("utf-8-sig")  # as a whole, so that an error gives its place in the file
-    return file.open(encoding="utf-8-sig", newline="")
-
-
-def _json(file: Path) -> Iterator[str]:
-    """Faults of one JSON document, or of one in each line."""
-    with _text(file) as lines:
-        begin = next(filter(None, map(str.strip, lines)), "")
-        if not begin:
-            yield ": it has no documents"
-            return
-        lines.seek(0)
-        types: dict[str, type] = {}
-        is_one = begin.startswith("[")
-        for number, line in enumerate([lines.read()] if is_one else lines, 1):
-            if line.strip() and (reason := _json_fault(line, types)):
-                yield reason if is_one else f", line {number}: {reason}"
-
-
-def _json_fault(text: str, types: dict[str, type]) -> str | None:
-    """What is wrong with one document, or a list of them; `types` are those of the columns so far."""
-    try:
-        document = json.loads(text, object_pairs_hook=keys_once)
-    except json.JSONDecodeError as error:
-        line = f", line {error.lineno}: " if text.startswith("[") else ""
-        return f"{line}{error.msg}"
-    except RecursionError:
-        return "it is nested too deeply"
-    except ValueError as error:
-        return first_line(error)
-    for row in document if isinstance(document, list) else [document]:
-        if not isinstance(row, dict):
-            return f"a {type(row).__name__}, where a document is a mapping of fields"
-        for name, value in row.items():
-            known = types.setdefault(name, type(value)) if value is not None else type(None)
-            if value is not None and known is not type(value) and not {known, type(value)} <= {int, float}:
-                return f"'{name}' is of type {type(value).__name__}, and of type {known.__name__} before"
-    return None if text.encode("utf-8", "ignore").decode() == text and _is_text(document) else "a lone surrogate"
-
-
-def _is_text(value: Any) -> bool:
-    """Whether all texts in it can be written."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _csv(file: Path) -> Iterator[str]:
-    with _text(file) as lines:
-        rows = csv.reader(lines, strict=True)
-        try:
-            header = next(rows, None)
-            if header is None:
-                yield ": it is empty, and a CSV file begins with a line of names"
-                return
-            for row in rows:
-                if row and len(row) != len(header):
-                    yield f", line {rows.line_num}: {len(row)} values under {len(header)} names"
-        except csv.Error as error:
-            yield f", line {rows.line_num}: {error}"
-
-
-def _parquet(file: Path) -> Iterator[str]:
-    parquet: Any = importlib.import_module("pyarrow.parquet")
-    parquet.read_table(file)
-    yield from ()
-
-
-_READERS: Mapping[str, Callable[[Path], Iterator[str]]] = {"json": _json, "csv": _csv, "parquet": _parquet}

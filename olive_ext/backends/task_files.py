@@ -264,8 +264,7 @@ def _functions(value: object) -> Iterator[str]:
 
 Spec = str | Mapping[str, Any]
 
-_KEY, _VALUE = rb"[\"']?(?:task|group|tag)[\"']?:[ \t]*", rb"[\"']?([\w.+-]+)[\"']?[ \t\r]*,?[ \t\r]*(?:#.*)?$"
-_ALONE = re.compile(rb"^[ \t]*(?:-[ \t]+)?(?:%s)?(?:%s|\[(.*)\])" % (_KEY, _VALUE), re.MULTILINE)
+_WORD = re.compile(rb"[\w.+-]+")
 _DEFINED = re.compile(rb"^(?:task|group|tag):[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
 
 MOST_TASKS = 10_000
@@ -306,20 +305,13 @@ def refuse_unknown(specs: Sequence[Spec], folders: Sequence[str]) -> None:
     broken = [path.read_bytes() for path, config in everything.items() if not config and path.is_file()]
     missing -= known | {name for name in missing if any(name.encode() in content for content in broken)}
     for content in _shipped_texts() if missing else ():
-        missing -= set(_names_in(content)) if any(name.encode() in content for name in missing) else set()
+        missing -= {name for name in missing if name.encode() in content and name.encode() in _WORD.findall(content)}
         if not missing:
             return
         known.update(name.decode() for name in _DEFINED.findall(content))
     if missing:
         wrong = [name for name in asked if name in missing]
         raise unknown(wrong, known, folders)
-
-
-def _names_in(content: bytes) -> Iterator[str]:
-    """The words of a task file that may name a task, a group or a tag: those that are a line's value or item alone, and
-    the items of a list in brackets."""
-    for word, items in _ALONE.findall(content):
-        yield from (item.strip(b" \t\"'").decode(errors="replace") for item in (word, *items.split(b",")))
 
 
 def unknown(names: Sequence[str], known: Collection[str], folders: Sequence[str]) -> TaskError:

@@ -5,7 +5,6 @@ are waited for."""
 from __future__ import annotations
 
 import _thread
-import codecs
 import errno
 import io
 import logging
@@ -14,7 +13,6 @@ import signal
 import sys
 import threading
 import traceback
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -236,10 +234,6 @@ def _is_debug() -> bool:
     return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
 
 
-_PLAIN = {"±": "+-", "↑": "^", "↓": "v", "\N{EN DASH}": "-", "\N{EM DASH}": "-", "\N{MULTIPLICATION SIGN}": "x"}
-_ERRORS = "olive_ext_plain"
-
-
 def open_streams() -> None:
     """Opens to nothing what was closed: the next file that is opened would take its number, and what libraries print.
     Letters that the terminal does not have are replaced, not an error after hours of work."""
@@ -249,12 +243,11 @@ def open_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - while the process lasts
-    codecs.register_error(_ERRORS, _replaced)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors=_ERRORS)
+        sys.stdout.reconfigure(errors="replace")
     if isinstance(sys.stderr, io.TextIOWrapper):
         encoding = sys.stderr.encoding
-        messages = _Messages(sys.stderr.detach(), encoding, _ERRORS, line_buffering=True)
+        messages = _Messages(sys.stderr.detach(), encoding, "replace", line_buffering=True)
         for name in ("stderr", "__stderr__"):
             setattr(sys, name, messages)
 
@@ -277,13 +270,3 @@ class _Messages(io.TextIOWrapper):
 
     def _drop(self) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
-
-
-def _replaced(error: UnicodeError) -> tuple[str, int]:
-    """The letters that an encoding lacks, as others that every one has."""
-    assert isinstance(error, UnicodeEncodeError)
-    letters = []
-    for letter in error.object[error.start : error.end]:
-        plain = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
-        letters.append(_PLAIN.get(letter) or plain or "?")
-    return "".join(letters), error.end

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, NamedTuple
@@ -183,31 +183,18 @@ def _odd(value: float) -> str:
     return "not a number" if math.isnan(value) else ("\N{INFINITY}" if value > 0 else f"{MINUS}\N{INFINITY}")
 
 
-class FactStyle(NamedTuple):
-    """How facts that are no texts are written."""
-
-    nothing: str
-    yes: str
-    no: str
-    number: Callable[[float], str]
-
-
-PAGE = FactStyle(NO_VALUE, "yes", "no", lambda value: signed_minus(number(value)))
-MARKDOWN = FactStyle("", "true", "false", number)
-
-
-def fact(value: Any, style: FactStyle = PAGE) -> str:
+def fact(value: Any) -> str:
     """One fact on one line, nested ones as key=value."""
     if value is None:
-        return style.nothing
+        return NO_VALUE
     if isinstance(value, bool):
-        return style.yes if value else style.no
+        return "yes" if value else "no"
     if isinstance(value, int | float):
-        return style.number(value)
+        return signed_minus(number(value))
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={fact(item, style)}" for key, item in value.items()) or style.nothing
+        return ", ".join(f"{key}={fact(item)}" for key, item in value.items()) or NO_VALUE
     if isinstance(value, list | tuple):
-        return ", ".join(fact(item, style) for item in value) or style.nothing
+        return ", ".join(map(fact, value)) or NO_VALUE
     return str(value)
 
 

@@ -14,7 +14,7 @@ import yaml
 
 from olive_ext.errors import counted, printable
 from olive_ext.report.metrics import non_finite_requests
-from olive_ext.report.numbers import MARKDOWN, fact
+from olive_ext.report.numbers import fact
 from olive_ext.report.page import COMPARISON, Page, page_of
 from olive_ext.report.report import Report
 from olive_ext.report.tables import ChainStep, Table, chain_table, page_table
@@ -115,7 +115,7 @@ def to_markdown(report: Report) -> str:
     page = page_of(report)
     table = page_table(page)
     heads = ("name", "device", "options", "origin")
-    providers = [[fact(provider.get(head, ""), MARKDOWN) for head in heads] for provider in report.providers]
+    providers = [[fact(provider.get(head, "")) for head in heads] for provider in report.providers]
     judged = [verdict(contrast.judged) for contrast in page.contrasts]
     parts = [
         f"# Evaluation of {literal(page.title)}",
@@ -178,7 +178,7 @@ def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _facts(title: str, facts: Mapping[str, Any]) -> str:
-    cells = [(str(key), fact(value, MARKDOWN)) for key, value in facts.items()]
+    cells = [(str(key), fact(value)) for key, value in facts.items()]
     return f"## {title}\n\n{markdown_table(('', ''), cells)}" if cells else ""
 
 

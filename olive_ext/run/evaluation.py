@@ -240,7 +240,6 @@ def _evaluate_as(models: Models, lm: LM | None, log_folder: Path | None, weights
 
 def asked_task_objects(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTasks | None:
     """The tasks, refused where the model cannot do what they ask; None where only costs are measured."""
-    from olive_ext.backends.code_eval import warn_of_network
     from olive_ext.backends.task_checks import refuse_shots
     from olive_ext.backends.task_loading import load_tasks
 
@@ -252,7 +251,6 @@ def asked_task_objects(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTas
         more["thinks"] = config.thinks if lm is None else getattr(lm, "thinks", False)
         tasks = load_tasks(names, config.include_path, seeds, config.metadata, **more)
     inputs = loaded_inputs(tasks)
-    warn_of_network(tasks.tasks)
     refuse_shots(tasks.tasks, config.num_fewshot)
     if lm is not None:
         refuse_generations((), config.gen_kwargs)

@@ -158,7 +158,7 @@ def sign_p(differences: npt.ArrayLike) -> float:
 
 
 def difference_interval(
-    differences: npt.ArrayLike, reach: float = 1.0, weights: npt.ArrayLike | None = None, seed: int = 0
+    differences: npt.ArrayLike, reach: float = 1.0, weights: npt.ArrayLike | None = None
 ) -> tuple[float, float]:
     """95 % interval of the mean of per-document `differences` [D], each within `reach` of zero; at least one.
 
@@ -188,7 +188,7 @@ def difference_interval(
     else:
         numbers = np.ones(len(values), np.int64)
     weights_D: FloatArray = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
-    random, parts = np.random.default_rng(seed), []
+    random, parts = np.random.default_rng(0), []
     for size in _chunks(len(values)):
         shape = size, len(values)
         shares = random.standard_exponential(shape) if numbers.max() == 1 else random.standard_gamma(numbers, shape)

@@ -28,7 +28,6 @@ from olive_ext.config.base import word
 from olive_ext.config.pass_options import unknown_keys
 from olive_ext.errors import all_in_one
 from olive_ext.registry import load, offered
-from olive_ext.workflow.current_run import logger
 from olive_ext.workflow.environment_process import evaluate_in_environment, run_in_environment
 from olive_ext.workflow.evaluation_cache import cache_evaluation, evaluate_model, load_evaluation
 from olive_ext.workflow.evaluator import OrtLMEvaluator
@@ -43,12 +42,11 @@ original with these arguments and the changes."""
 _MARK = "_wrapped_by_olive_ext"
 
 
-def wrap_once(owner: Any, name: str, hook: Hook) -> bool:
-    """Replaces the method `name` of the class `owner`, or the function of a module, by `hook`; False where that was
-    done before, and where there is none."""
-    original = getattr(owner, name, None)
-    if original is None or getattr(original, _MARK, False):
-        return False
+def wrap_once(owner: Any, name: str, hook: Hook) -> None:
+    """Replaces the method `name` of the class `owner`, or the function of a module, by `hook`, once."""
+    original = getattr(owner, name)
+    if getattr(original, _MARK, False):
+        return
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -63,7 +61,6 @@ def wrap_once(owner: Any, name: str, hook: Hook) -> bool:
 
     setattr(replacement, _MARK, True)
     setattr(owner, name, replacement)
-    return True
 
 
 def register() -> None:
@@ -81,30 +78,15 @@ def register() -> None:
     wrap_once(PythonEnvironmentSystem, "run_pass", run_in_environment)
     wrap_once(PythonEnvironmentSystem, "evaluate_model", evaluate_in_environment)
     hook_engine(Engine)
-    if "model_config_data" in FootprintNode.model_fields:
-        wrap_once(FootprintNode, "update", update_node)
+    wrap_once(FootprintNode, "update", update_node)
     wrap_once(run_config, "validate_config", validate_config)
     wrap_once(run_config.RunConfig, "parse_file_or_obj", parse_recipe)
 
 
 def hook_engine(engine: type) -> None:
-    """Wraps seven methods of Olive's engine, once, and logs that; a warning where this Olive has other methods."""
-    missing = [name for name, (_, parameters) in _HOOKS.items() if not _takes(engine, name, parameters)]
-    if missing:
-        logger.warning(
-            "this version of Olive has another engine (%s): evaluations in its cache may be stale after a change of "
-            "tasks or versions, set 'clean_evaluation_cache'",
-            ", ".join(missing),
-        )
-        return
-    wrapped = [wrap_once(engine, name, hook) for name, (hook, _) in _HOOKS.items()]
-    if all(wrapped):
-        logger.debug("evaluations by OrtLMEvaluator are cached by settings, task files, versions and model content")
-
-
-def _takes(engine: type, name: str, parameters: set[str]) -> bool:
-    method = getattr(engine, name, None)
-    return method is not None and parameters <= set(inspect.signature(method).parameters)
+    """Wraps seven methods of Olive's engine, once."""
+    for name, hook in _HOOKS.items():
+        wrap_once(engine, name, hook)
 
 
 def get_pass_module_config(package: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
@@ -244,13 +226,13 @@ def update_node(node: Any, given: dict[str, Any], proceed: Callable[..., Any]) -
     proceed(kwargs={"model_config_data" if name == "model_config" else name: item for name, item in values.items()})
 
 
-_HOOKS: dict[str, tuple[Hook, set[str]]] = {
-    "run": (run, {"input_model_config"}),
-    "initialize": (initialize, set()),
-    "resolve_goals": (resolve_goals, {"metrics"}),
-    "_run_pass": (run_pass, {"pass_name", "input_model_id"}),
-    "_load_evaluation": (load_evaluation, {"model_id"}),
-    "_cache_evaluation": (cache_evaluation, {"model_id", "signal"}),
-    "_evaluate_model": (evaluate_model, {"model_config", "model_id", "evaluator_config"}),
+_HOOKS: dict[str, Hook] = {
+    "run": run,
+    "initialize": initialize,
+    "resolve_goals": resolve_goals,
+    "_run_pass": run_pass,
+    "_load_evaluation": load_evaluation,
+    "_cache_evaluation": cache_evaluation,
+    "_evaluate_model": evaluate_model,
 }
-"""Methods of Olive's engine, their hooks, and the parameters that the hooks read."""
+"""Methods of Olive's engine, and their hooks."""

@@ -392,7 +392,7 @@ ROW = '{"question": "the cat", "choices": [" a", " b"], "answer": 0}'
 NAMES = "question,choices,answer"
 DATA: list[tuple[tuple[str, ...], dict[str, str], str]] = [
     ((ROW, '{"question": ', ROW), {}, "mine 2"),
-    ((ROW, ROW.replace("cat", "c\xe4t")), {"encoding": "latin-1"}, "mine 2 0xe4 UTF-8"),
+    ((ROW, ROW.replace("cat", "c\xe4t")), {"encoding": "latin-1"}, "mine 2 0xe4 utf-8"),
     (("1", ROW), {}, "mine 1"),
     ((ROW, ROW.replace('"answer"', '"question"')), {}, "mine question 2"),
     (("",), {}, "mine"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import subprocess
@@ -190,22 +189,6 @@ def test_second_mending_changes_nothing(model: ModelConfig) -> None:
     before = dict(vars(kind))
     hook_engine(kind)
     assert dict(vars(kind)) == before
-
-
-def test_engine_with_other_methods_is_left_alone_with_a_warning() -> None:
-    class Other:
-        def run(self) -> None: ...
-
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("olive.olive_ext")
-    logger.addHandler(handler)
-    before = dict(vars(Other))
-    hook_engine(Other)
-    logger.removeHandler(handler)
-    assert dict(vars(Other)) == before
-    assert "set 'clean_evaluation_cache'" in messages[0]
 
 
 def test_evaluator_of_a_pass_may_be_a_name() -> None:

@@ -11,7 +11,6 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +108,6 @@ def _breakable(name: str) -> Any:
 def _context(page: Page) -> dict[str, Any]:
     measured = [column for column in page.columns if cost_rows([column])]
     reports = {column.name: column.report for column in page.columns if column.report is not None}
-    candidates = [contrast.candidate for contrast in page.contrasts]
     return {
         "page": page,
         "leads": [_lead(contrast, page.columns) for contrast in page.contrasts] or [_scores_only(page)],
@@ -118,7 +116,7 @@ def _context(page: Page) -> dict[str, Any]:
         "tones": {tone: {"word": WORDS[tone], "sign": SIGNS[tone]} for tone in WORDS},
         "divergences": view.divergences(page.contrasts),
         "charts": _charts(page),
-        "legend": list(zip(MARKERS, short_candidates(candidates), strict=False)),
+        "legend": list(zip(MARKERS, (contrast.candidate for contrast in page.contrasts), strict=False)),
         "flips": flip_data(page.contrasts),
         "cost_names": [column.name for column in measured],
         "costs": cost_rows(measured),
@@ -217,9 +215,6 @@ _DECADE = re.compile(r"1(0*|e.*)|0\.0*1")
 Values = tuple[str, Sequence[float | None]]
 """A label, and the number of each candidate."""
 
-_LEAST_SHARED = 8
-"""Characters at the beginning of all candidates' names that are worth leaving out."""
-
 
 @dataclass(frozen=True)
 class ChartRow:
@@ -301,27 +296,11 @@ def _rows(rows: Sequence[Values], shown: Callable[[float], str]) -> tuple[ChartR
     )
 
 
-def short_candidates(names: Sequence[str]) -> list[str]:
-    """The names without what all long ones begin with."""
-    alike = takewhile(lambda letters: len({*letters}) == 1, zip(*names, strict=False))
-    shared = "".join(letters[0] for letters in alike) if len({*names}) > 1 else ""
-    begin = max(shared.rfind(joint) for joint in " _/-") + 1
-    return list(names) if begin < _LEAST_SHARED else [f"…{name[begin:]}" for name in names]
-
-
 CHUNK = 500
 """Flips in one piece of JSON."""
 
 MAX_CHARACTERS = 4000
 """The most characters of one text of a flip; the sample logs have longer texts as a whole."""
-
-_FLAGS = {
-    **{key: f"--{key.replace('_', '-')}" for key in ("limit", "num_fewshot", "batch_size", "max_length", "tokenizer")},
-    **{key: f"--{key.replace('_', '-')}" for key in ("system_instruction", "reference", "use_cache", "sample_log_num")},
-    "seed": "--seed",
-    "output_dir": "--output",
-}
-_SWITCHES = {"allow_cpu_fallback": "--allow-cpu-fallback", "fewshot_as_multiturn": "--fewshot-as-multiturn"}
 
 _PICTURE = "data:image/jpeg;base64,"
 """How a thumbnail begins: the page shows nothing that is not in itself."""
@@ -387,26 +366,12 @@ def command(report: Report) -> str:
 
 
 def _options(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in config.items():
-        if key == "reference" and isinstance(value, Mapping) and set(value) == {"path"}:
-            value = value["path"]
-        if key == "model":
-            continue
+    given = {**config, **{f"model.{key}": value for key, value in model.items() if key != "path"}}
+    for key, value in given.items():
         if key == "tasks" and all(isinstance(task, str) and task == task.strip() and "," not in task for task in value):
             yield from ("--tasks", ",".join(value))
-        elif key in _SWITCHES and value is True:
-            yield _SWITCHES[key]
-        elif key in _FLAGS and isinstance(value, str | int | float) and not str(value).startswith("-"):
-            yield from (_FLAGS[key], str(value))
-        elif value is not None:
-            yield from _set(key, value)
-    for key, value in model.items():
-        if key != "path" and value is not None:
-            yield from _set(f"model.{key}", value)
-
-
-def _set(key: str, value: Any) -> tuple[str, str]:
-    return ("--set", f"{key}={value if _is_plain_text(value) else json.dumps(value, ensure_ascii=False)}")
+        elif key != "model" and value is not None:
+            yield from ("--set", f"{key}={value if _is_plain_text(value) else json.dumps(value, ensure_ascii=False)}")
 
 
 def _is_plain_text(value: Any) -> bool:
