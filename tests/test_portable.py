@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from olive_ext.model.files.package_config import is_hub_name, why_missing
+from olive_ext.model.files.model_package import why_missing
+from olive_ext.model.files.package_config import is_hub_name
 
 PACKAGE = Path(__file__).resolve().parents[1] / "olive_ext"
 MODULES = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}

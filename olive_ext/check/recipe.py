@@ -46,7 +46,8 @@ from olive_ext.errors import (
     keys_once,
     special_kind,
 )
-from olive_ext.model.files.package_config import is_hub_name, why_missing
+from olive_ext.model.files.model_package import why_missing
+from olive_ext.model.files.package_config import is_hub_name
 from olive_ext.registry import load, offered
 
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}

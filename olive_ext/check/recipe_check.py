@@ -30,7 +30,7 @@ from olive_ext.config import (
 )
 from olive_ext.errors import ConfigError, MissingError, ProviderError, TaskError
 from olive_ext.model import resolve
-from olive_ext.model.files.package_config import why_missing
+from olive_ext.model.files.model_package import why_missing
 from olive_ext.registry import hooks, load, offered
 
 if TYPE_CHECKING:

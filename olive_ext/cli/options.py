@@ -137,9 +137,9 @@ def in_options(error: OliveExtError, given: Mapping[str, Any], options: Sequence
         return error
     text = str(error)
     for option in options:
-        is_advised = option.key == error.field or error.code in ("missing", "provider", "unknown_name")
+        key = option.key.removesuffix(".path").removeprefix("model.")
+        is_advised = error.field in (option.key, key) or error.code in ("missing", "provider", "unknown_name")
         if option.form != "place" and (option.key in given or is_advised):
-            key = option.key.removesuffix(".path")
             text = text.replace(f"missing key '{key}'", f"missing key {key}: give {option.flag}")
             text = text.replace(f"'{key}'", option.flag)
     return error.saying(text)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.config import ModelSettings
-from olive_ext.errors import ConfigError, ModelError, NotFoundError, understood
+from olive_ext.errors import ConfigError, ModelError, understood
 from olive_ext.model import decisions, runtimes
 from olive_ext.model.decisions import BucketPlan, Decision
 from olive_ext.model.files.content import load_graph, model_digest, size_on_disk
@@ -55,8 +55,10 @@ def resolve(
     names it."""
     try:
         return _resolved(settings, tokenizer_candidates, handed_over)
-    except NotFoundError as error:
-        raise error.about(key if error.field == "model" else error.field, error.value) from error.__cause__
+    except ModelError as error:
+        field = key if error.field == "model" else error.field
+        told = error.saying(str(error).replace("'variant'", f"'{key}.variant'")) if key != "model" else error
+        raise told.about(f"{key}.variant" if key != "model" and field == "variant" else field, error.value) from None
 
 
 def _resolved(settings: ModelSettings, tokenizer_candidates: Sequence[str | Path], handed_over: Any) -> ResolvedModel:
@@ -144,6 +146,7 @@ class ResolvedModel:
             handed_over=self.handed_over,
             genai_config=self.files.genai_config,
             allow_cpu_fallback=self.settings.allow_cpu_fallback,
+            variant=self.files.variant_provider,
         )
 
     def providers_of(self, encoder: MediaEncoderSpec) -> tuple[Provider, ...]:
@@ -314,7 +317,7 @@ class ResolvedModel:
             Decision("kind", self.kind, self.kind_reason),
             Decision("runtime", runtime.name, self.runtime_reason),
             Decision("model", self.name, origins.get("decoder", "")),
-            *([Decision("variant", self.files.directory.name, origins["variant"])] if "variant" in origins else ()),
+            *([Decision("variant", self.files.variant, origins["variant"])] if "variant" in origins else ()),
             Decision("tokenizer", self.files.tokenizer, origins.get("tokenizer", "")),
             *own,
         )

@@ -53,6 +53,12 @@ class ModelFiles:
     companions: Mapping[str, GraphFiles] = field(default_factory=dict)
     """The other graphs, by what they do: "embedding" where the decoder takes embeddings, not ids."""
 
+    variant: str = ""
+    """The name of the variant of a model package; empty elsewhere."""
+
+    variant_provider: str = ""
+    """Full name of the execution provider that the variant is for; empty for any."""
+
 
 ITEM_BYTES = {1: 4, 2: 1, 3: 1, 10: 2, 11: 8, 16: 2, 17: 1, 18: 1, 19: 1, 20: 1}
 """Bytes of an element by ONNX type (FLOAT 1, UINT8 2, INT8 3, FLOAT16 10, DOUBLE 11, BFLOAT16 16, FLOAT8* 17-20)."""

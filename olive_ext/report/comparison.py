@@ -36,6 +36,9 @@ PACKAGE_TOKENIZER, KV_CACHE = "the package's own tokenizer", "the KV cache"
 NAME = "name"
 """Key of a model's facts: the name that people use. Without it the path is the name."""
 
+VARIANT = "variant"
+"""Key of a model's facts: the variant of a model package, which stands after its path's name."""
+
 
 class _OverDocuments:
     """A mean over positions of documents, whose standard error has `degrees` of freedom.

@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Any
 
 from olive_ext.errors import NotComparableError
-from olive_ext.report.comparison import NAME, Comparison
+from olive_ext.report.comparison import NAME, VARIANT, Comparison
 from olive_ext.report.metrics import Metric, read_metrics
 from olive_ext.report.report import Report
 
@@ -93,7 +93,7 @@ def page_of(report: Report) -> Page:
     comparison = report.comparison
     if comparison is None:
         return Page(candidate.name, (candidate,), created=report.created)
-    name = str(comparison.reference.get(NAME) or _short_path(str(comparison.reference.get("path", "reference"))))
+    name = str(comparison.reference.get(NAME) or _short_name(comparison.reference, "reference"))
     if name == candidate.name:
         name = f"{name} (reference)"
     reference = Column(name, read_metrics(comparison.metrics), size=comparison.reference.get(SIZE))
@@ -109,17 +109,18 @@ def column_of(name: str, report: Report) -> Column:
 def model_name(report: Report) -> str:
     """What people call the model, or the passes that made it, where a report has them; else the part of its path that
     distinguishes it."""
-    return (
-        str(report.model.get(NAME) or "")
-        or joined_passes(report, " → ")
-        or _short_path(str(report.model.get("path", "model")))
-    )
+    return str(report.model.get(NAME) or "") or joined_passes(report, " → ") or _short_name(report.model, "model")
 
 
 def joined_passes(report: Report, arrow: str) -> str:
     """The names of the passes that made the model; empty where the report does not know them."""
     passes = report.model.get(PASSES)
     return (arrow.join(map(str, passes)) or "input model") if isinstance(passes, list | tuple) else ""
+
+
+def _short_name(facts: Mapping[str, Any], unknown: str) -> str:
+    variant = f" ({facts[VARIANT]})" if VARIANT in facts else ""
+    return f"{_short_path(str(facts.get('path', unknown)))}{variant}"
 
 
 def _short_path(path: str) -> str:

@@ -159,7 +159,8 @@ def to_eval_results(report: Report) -> str:
                 if part not in (None, "main", "default") and item.task in configs and isinstance(part, str)
                 else item.task
             )
-            notes = f"{item.metric}, {config.get('num_fewshot') or 0}-shot, {item.documents} documents"
+            scored = item.metric if item.filter == "none" else f"{item.metric} ({item.filter})"
+            notes = f"{scored}, {config.get('num_fewshot') or 0}-shot, {item.documents} documents"
             of_dataset = {"id": dataset, "task_id": task}
             found[item.task] = {"dataset": of_dataset, "value": item.value, "date": report.created, "notes": notes}
     return yaml.safe_dump(list(found.values()), sort_keys=False) if found else ""

@@ -28,7 +28,7 @@ from olive_ext.model.files.hub import asked_where_it_answers
 from olive_ext.model.types import MEDIA_PARTS, WORDS
 from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
-from olive_ext.report.comparison import NAME, Comparison
+from olive_ext.report.comparison import NAME, VARIANT, Comparison
 from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
 from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import sampled_metrics
@@ -375,5 +375,7 @@ def _identity(models: Models, lm: LM | None) -> dict[str, Any]:
     kind = models.given.kind if lm is None or models.export_note(path) else getattr(lm, "kind", "hf")
     size = models.known_size(lm)
     identity = {"path": path, "kind": kind, **models.export_note(path), **({} if size is None else {SIZE: size})}
+    if models.given.files.variant:
+        identity[VARIANT] = models.given.files.variant
     digest = getattr(lm, "content_hash", None)
     return identity if digest is None else {**identity, "content_hash": digest}

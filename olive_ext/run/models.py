@@ -104,7 +104,7 @@ class Models:
         if reference is not None and reference.is_same:
             other = resolve(self.given.settings.elsewhere(patch))
             if other.place == self.given.place:
-                what = "name what is another there (execution_provider, provider_options, engine, dtype)"
+                what = "name what is another there (execution_provider, provider_options, variant, engine, dtype)"
                 raise ContradictionError(f"both places are the same one: {what}", "reference", reference.path)
             return other
         return resolve(self.given.settings.of_reference(patch), key="reference")

@@ -4,6 +4,7 @@ package's variants: by name, by the provider asked for, its components by what t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from onnx import TensorProto, helper
 
 from olive_ext.cli import main
 from olive_ext.config import ModelSettings
-from olive_ext.errors import DamagedError, MismatchError, ModelError, NotFoundError
+from olive_ext.errors import DamagedError, MismatchError, ModelError, NotFoundError, ProviderError
 from olive_ext.model import resolve
 from olive_ext.model.files.content import read_outline
 from olive_ext.model.files.locate import locate, model_kind
+from olive_ext.model.files.model_package import why_missing
+from olive_ext.model.providers.resolution import available_providers
 from tests.exports.quickstart import TASKS, exported, quantized
 from tests.model.tiny import (
     DIGEST,
@@ -456,6 +459,8 @@ def named(file: Any) -> dict[str, Any]:
         ({"schema_version": "2.0"}, ModelError, "unsupported"),
         ({"components": {}}, DamagedError, "damaged"),
         ({"components": {"model": "../model"}}, ModelError, "untrusted"),
+        ({"components": {"model": "gone"}}, NotFoundError, "not_found"),
+        ({"components": {"model": {"variants": {"x": {"variant_directory": "x" * 300}}}}}, DamagedError, "damaged"),
         ({"components": {"model": {"variants": {"x": {"variant_directory": "/etc"}}}}}, ModelError, "untrusted"),
         ({"components": {"model": {"variants": {"gone": {}}}}}, NotFoundError, "not_found"),
         ({"components": {"model": {"variants": [1]}}}, DamagedError, "damaged"),
@@ -509,6 +514,43 @@ def test_another_provider_is_another_variant_and_another_variant_another_provide
     assert resolve(there).files.directory.name == "gpu"
 
 
+@pytest.mark.parametrize(("ep", "found"), [(CPU, "default"), (CUDA, CUDA), ("", "default")])
+def test_variant_runs_on_the_provider_that_it_is_for(ep: str, found: str, tmp_path: Path) -> None:
+    """Where neither a setting nor genai_config.json names one."""
+    model = resolve(ModelSettings.of({"model": put_package(tmp_path, {"one": {"ep": ep}})}))
+    if found == "default":
+        assert [(one.name, one.origin) for one in model.providers] == [(CPU, found)]
+    elif CUDA in available_providers():
+        assert model.providers[0].name == CUDA
+    else:
+        with refused(ProviderError, "provider", holds=(CUDA, "the package's variant")):
+            _ = model.providers
+    named = {"execution_provider": "cpu", "variant": "one"}
+    assert resolve(model.settings.model_copy(update=named)).providers[0].name == CPU
+
+
+def test_doubled_key_of_a_package_is_refused(tmp_path: Path) -> None:
+    root = put_package(tmp_path, BOTH)
+    file = root / "models" / "model" / "component.json"
+    file.write_text(file.read_text().replace('"gpu"', '"cpu"', 1))
+    with refused(DamagedError, "damaged", holds="cpu"):
+        locate(root)
+
+
+def test_variant_of_a_reference_is_asked_for_by_its_own_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = put_package(tmp_path, {"a": {"ep": CPU}, "b": {"ep": CPU}})
+    with refused(ModelError, "missing", "reference.variant", holds="'reference.variant'"):
+        resolve(ModelSettings.of({"model": root}), key="reference")
+    assert main(["check", str(root)]) == 2
+    assert "--variant" in capsys.readouterr().err
+
+
+def test_package_is_no_recipes_input_model(tmp_path: Path) -> None:
+    root = put_package(tmp_path, BOTH)
+    assert "model package" in why_missing("onnxmodel", str(root), None)
+    assert not why_missing("onnxmodel", str(root / "models" / "model" / "cpu" / "model.onnx"), None)
+
+
 @pytest.mark.slow
 def test_two_variants_are_two_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The quickstart's model twice, and quantized: the same to rounding, and different."""
@@ -516,7 +558,9 @@ def test_two_variants_are_two_places(tmp_path: Path, capsys: pytest.CaptureFixtu
     work = ["--tasks", "quickstart_choice", "--include-path", str(TASKS), "--limit", "4"]
     command = ["evaluate", str(root), *work, "--variant", "one", "--against"]
     assert main([*command, "variant=two"]) == 0
-    assert "the same to rounding" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "the same to rounding" in told
+    assert {"one", "two"} <= {*re.findall(r"m\.ortpackage \((\w+)\)", told)}
     assert main([*command, "variant=int4"]) in (1, 3)
     assert "the same to rounding" not in capsys.readouterr().out
     assert main(["check", str(root)]) == 2

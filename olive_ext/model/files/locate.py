@@ -76,9 +76,10 @@ def locate(
     logger.debug("looking for the files of '%s'", path)
     given: dict[str, Named] = {}
     origins: dict[str, str] = {}
+    name = ep = ""
     if is_package(root):
         chosen, graphs, rule = choose(root, variant, provider)
-        root, origins = chosen.folder, {"variant": rule}
+        root, origins, name, ep = chosen.folder, {"variant": rule}, chosen.name, chosen.provider
         onnx_file_name = onnx_file_name or chosen.file or None
         given = {part: (file, f"the package's component '{part}'") for part, file in graphs.items()}
     elif variant is not None:
@@ -108,6 +109,8 @@ def locate(
         tokenizer=tokenizer_place,
         origins={**origins, "decoder": rule, "genai_config": config_rule, "tokenizer": tokenizer_rule}
         | {part: found_by for part, (_, _, found_by) in companions.items()},
+        variant=name,
+        variant_provider=ep,
         weights=weights,
         pipeline=tuple(stages),
         companions={part: GraphFiles(file, _weights(file, graph)) for part, (file, graph, _) in companions.items()},

@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import DamagedError, ModelError, NotFoundError, listed
-from olive_ext.model.files.package_config import GENAI_CONFIG, ComponentFile, GenaiConfig, Manifest, inside, read_json
+from olive_ext.model.files.package_config import (
+    GENAI_CONFIG,
+    ComponentFile,
+    GenaiConfig,
+    Manifest,
+    contents,
+    inside,
+    is_hub_name,
+    read_json,
+)
 
 MANIFEST, COMPONENT = "manifest.json", "component.json"
 ASSETS, ASSET = "shared_assets", "sha256:"
@@ -59,6 +68,23 @@ def is_package(root: Path) -> bool:
     if not (root / MANIFEST).is_file():
         return False
     return not any((root / name).exists() for name in (GENAI_CONFIG, "config.json")) and not any(root.glob("*.onnx"))
+
+
+def why_missing(kind: str, path: Any, onnx_file_name: str | None) -> str:
+    """Why a recipe's input model, of Olive's type `kind` in lower case, is not there; empty where it is, or may be.
+
+    Olive takes a path that does not exist for a name on the hub, and looks there.
+    """
+    if not isinstance(path, str) or path.startswith("azureml:"):
+        return ""
+    if not Path(path).exists() and (kind == "onnxmodel" or not is_hub_name(path)):
+        return f"'input_model.model_path' = '{path}': no such file or folder"
+    if kind == "onnxmodel" and is_package(Path(path)):
+        how = "give the file of one variant as 'input_model.model_path', or evaluate it without a workflow"
+        return f"'input_model.model_path' = '{path}' is a model package, which Olive does not open: {how}"
+    if onnx_file_name and Path(path).is_dir() and not (Path(path) / onnx_file_name).is_file():
+        return f"'input_model.onnx_file_name' = '{onnx_file_name}' is not in '{path}': {contents(Path(path))}"
+    return ""
 
 
 def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant, dict[str, Path], str]:
@@ -121,7 +147,7 @@ def _chosen(
     if not fit:
         raise NotFoundError(f"no variant is for {wanted[0]}: {there}; name one, or its provider", "variant")
     if len(fit) > 1:
-        raise ModelError(f"several variants fit: {there}; set 'variant' to one", "variant", code="missing")
+        raise ModelError(f"several variants fit: {there}; name one", "variant", code="missing")
     return fit[0], f"the variant for {wanted[0]}"
 
 
@@ -150,6 +176,8 @@ def _components(root: Path) -> dict[str, list[Variant]]:
         if isinstance(written, str):
             path = inside(root, written, f"components.{component}")
             file = path / COMPONENT if path.is_dir() else path
+            if not file.is_file():
+                raise NotFoundError(f"'{root / MANIFEST}' names '{written}' for {component}; '{file}' does not exist")
             folder, body = file.parent, read_json(file, ComponentFile)
         found[component] = [_variant(folder, name, one) for name, one in (body.get("variants") or {}).items()]
     if not any(found.values()):

@@ -9,6 +9,7 @@ names of a snapshot are links.
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,9 @@ from olive_ext.errors import (
 )
 from olive_ext.model.types import ModelFiles
 
+LONGEST_NAME = 255
+"""Bytes of a file's name, of which no file system here has more."""
+
 LARGEST = 16 * 2**20
 """Bytes of a configuration; chat templates, the longest part of any, have some ten thousand."""
 
@@ -53,6 +57,8 @@ def inside(folder: Path, name: str, key: str) -> Path:
     written = PurePosixPath(name.replace("\\", "/"))
     if written.is_absolute() or Path(name).is_absolute() or ".." in written.parts or "\0" in name:
         raise ModelError(f"'{folder}' names '{name}' for {key}, which is not inside of the folder", code="untrusted")
+    if max(map(len, map(os.fsencode, written.parts)), default=0) > LONGEST_NAME:
+        raise DamagedError(f"'{folder}' names '{name[:40]}...' for {key}: a name has at most {LONGEST_NAME} bytes")
     if _leads_out(folder / name, folder):
         raise ModelError(f"'{folder}' names '{name}' for {key}, a link that leads out of the folder", code="untrusted")
     return folder / name
@@ -302,7 +308,7 @@ def read_json(path: Path, form: type[ConfigSection] | None = None) -> Mapping[st
     Raises `ModelError` as `json_object` does, and where a value is not of the type that `form` declares: with the key,
     the value and what is accepted.
     """
-    written = _without_null(json_object(path, is_strict=form is GenaiConfig))
+    written = _without_null(json_object(path, is_strict=form in (GenaiConfig, Manifest, ComponentFile)))
     if form is not None:
         with mistakes_in(path):
             form.parse(written)
@@ -432,20 +438,6 @@ def is_hub_name(name: str, *, needs_owner: bool = False) -> bool:
         return False
     owner, slash, _ = name.partition("/")
     return not Path(owner).is_dir() if slash else not needs_owner
-
-
-def why_missing(kind: str, path: Any, onnx_file_name: str | None) -> str:
-    """Why a recipe's input model, of Olive's type `kind` in lower case, is not there; empty where it is, or may be.
-
-    Olive takes a path that does not exist for a name on the hub, and looks there.
-    """
-    if not isinstance(path, str) or path.startswith("azureml:"):
-        return ""
-    if not Path(path).exists() and (kind == "onnxmodel" or not is_hub_name(path)):
-        return f"'input_model.model_path' = '{path}': no such file or folder"
-    if onnx_file_name and Path(path).is_dir() and not (Path(path) / onnx_file_name).is_file():
-        return f"'input_model.onnx_file_name' = '{onnx_file_name}' is not in '{path}': {contents(Path(path))}"
-    return ""
 
 
 def olive_record(folder: Path) -> tuple[str, Mapping[str, Any]]:

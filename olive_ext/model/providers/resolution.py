@@ -60,17 +60,18 @@ def resolve_providers(
     allow_cpu_fallback: bool = False,
     setting: str = "execution_provider",
     section: str = "decoder",
+    variant: str = "",
 ) -> tuple[Provider, ...]:
     """Providers in order of preference, the CPU last (once). The first source that names providers is taken: `request`
     (the user's `setting`: a name, a list of names or of (name, options)), `handed_over` (Olive's, same forms), the
-    `section` of genai_config.json, the CPU.
+    `section` of genai_config.json, the model package's `variant` (the provider that it is for), the CPU.
 
     `options` belong to the first provider, or as a list one entry to each; one that only another provider has is left
     out with a warning, because recipes give CUDA's whatever their models run on. `available` are the full names of the
     providers in this build (by default ONNX Runtime's list). Raises `ProviderError` for a name that is unknown, twice
     there, or missing from this build; with `allow_cpu_fallback` a missing one is dropped with a warning.
     """
-    written, origin = _written({setting: request, "Olive's accelerator": handed_over}, genai_config, section)
+    written, origin = _written({setting: request, "Olive's accelerator": handed_over}, genai_config, section, variant)
     written = _with_options(written, options, origin)
     names = frozenset(available_providers() if available is None else available) | {CPU}
     providers: list[Provider] = []
@@ -188,7 +189,7 @@ def check_distributions(is_installed: Callable[[str], bool] = _is_installed) -> 
 
 
 def _written(
-    given: Mapping[str, Any], genai_config: Mapping[str, Any] | None, section: str
+    given: Mapping[str, Any], genai_config: Mapping[str, Any] | None, section: str, variant: str
 ) -> tuple[list[Written], str]:
     for origin, value in given.items():
         if value:
@@ -200,6 +201,8 @@ def _written(
         for entry in entries
         for name, options in entry.items()
     ]
+    if not written and variant not in ("", CPU):
+        return [(variant, {})], "the package's variant"
     return (written, GENAI_CONFIG) if written else ([(CPU, {})], "default")
 
 

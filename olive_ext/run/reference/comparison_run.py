@@ -27,7 +27,7 @@ from olive_ext.errors import ContradictionError, RecordsError, UnsupportedError
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import is_same_path
 from olive_ext.registry import hook
-from olive_ext.report.comparison import Comparison
+from olive_ext.report.comparison import VARIANT, Comparison
 from olive_ext.report.metrics import NON_FINITE
 from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import certain_comparison
@@ -240,6 +240,8 @@ class Comparer:
         path = self._models.config.model.path if reference.is_same else reference.path
         facts = {"path": path, "kind": self._models.given_reference.kind, **execution, "mode": self._mode}
         facts |= self._models.export_note(reference.path)
+        if variant := self._models.given_reference.files.variant:
+            facts[VARIANT] = variant
         if (size := self._models.given_reference.size) is not None:
             facts[SIZE] = size
         return facts if self._tokens_fed is None else {**facts, "tokens_fed": self._tokens_fed}
