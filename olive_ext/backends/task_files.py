@@ -13,6 +13,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -268,8 +269,7 @@ _WORD = re.compile(rb"[\w.+-]+")
 _DEFINED = re.compile(rb"^(?:task|group|tag):[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
 
 MOST_TASKS = 10_000
-"""Tasks that a group may stand for, one that is in several of its groups counted each time; lm-eval's largest group has
-some hundreds, and lm-eval makes each of them as it loads a group."""
+"""Tasks that a group may stand for; lm-eval's largest group has some hundreds, and lm-eval makes each of them."""
 
 DEEPEST = 32
 """Groups inside of each other; lm-eval's have 4."""
@@ -344,36 +344,37 @@ def _shipped_folders() -> list[Path]:
     return [Path(package, "tasks") for package in (spec.submodule_search_locations or ())] if spec is not None else []
 
 
-def refuse_groups(specs: Sequence[Spec], index: Mapping[str, Any]) -> None:
-    """Raises `TaskError` for a group among `specs`, or inside of one, that has no tasks, is a member of itself, or
-    breaks a limit. `index` is lm-eval's, by name; members that it lacks count as tasks."""
-    known: dict[str, int] = {}
-    for spec in specs:
-        if isinstance(spec, str) and is_file(spec) and (path := Path(spec).expanduser()).is_file():
-            _num_tasks(read_task(path), index, known, ())
-        else:
-            _num_tasks(spec, index, known, ())
+def tasks_of(spec: Spec, index: Mapping[str, Any]) -> list[Any]:
+    """What a task or a group stands for: itself, or each member that is no group, as it is written. `index` is
+    lm-eval's, by name; members that it lacks count as tasks. Raises `TaskError` for a group, or one inside of it, that
+    has no tasks, is a member of itself, or breaks a limit."""
+    content = (
+        read_task(Path(spec).expanduser())
+        if isinstance(spec, str) and is_file(spec) and Path(spec).expanduser().is_file()
+        else {}
+    )
+    found = list(islice(_tasks(content if "group" in content else spec, index, ()), MOST_TASKS + 1))
+    if len(found) > MOST_TASKS:
+        problem = f"the group {spec!r} stands for more than {MOST_TASKS:,} tasks (MOST_TASKS)"
+        raise TaskError(problem, code="too_large")
+    return found
 
 
-def _num_tasks(member: Any, index: Mapping[str, Any], known: dict[str, int], above: tuple[str, ...]) -> int:
-    """The tasks that a member stands for; `known` are those of groups by name, `above` the groups that it is in."""
+def _tasks(member: Any, index: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Any]:
+    """`above` are the groups that the member is in."""
     config = _config(member, index)
     if config is None:
-        return 1
+        yield member
+        return
     name, members = str(config.get("group")), config.get("task")
     if name in above:
         raise TaskError(f"group '{name}' is a member of itself: {' > '.join([*above[above.index(name) :], name])}")
     if len(above) >= DEEPEST:
         raise TaskError(f"group '{above[0]}' has more than {DEEPEST} levels of groups (DEEPEST)", code="too_large")
-    if name not in known or isinstance(member, Mapping):
-        if not isinstance(members, list) or not members:
-            raise TaskError(f"group '{name}' has no tasks; give a list of names", "task", members, code="wrong_value")
-        known[name] = sum(_num_tasks(item, index, known, (*above, name)) for item in members)
-    if known[name] > MOST_TASKS:
-        raise TaskError(
-            f"group '{name}' has {known[name]:,} tasks: at most {MOST_TASKS:,} (MOST_TASKS)", code="too_large"
-        )
-    return known[name]
+    if not isinstance(members, list) or not members:
+        raise TaskError(f"group '{name}' has no tasks; give a list of names", "task", members, code="wrong_value")
+    for item in members:
+        yield from _tasks(item, index, (*above, name))
 
 
 def _config(member: Any, index: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -27,14 +27,13 @@ from olive_ext.backends.task_checks import made_tasks, refuse_counts, refuse_met
 from olive_ext.backends.task_files import (
     Spec,
     is_file,
-    read_task,
     refuse_broken_files,
     refuse_doubled_keys,
     refuse_endless,
-    refuse_groups,
     refuse_unknown,
     shipped_files,
     task_folders,
+    tasks_of,
     unknown,
 )
 from olive_ext.errors import TaskError, named_failures
@@ -141,7 +140,6 @@ def find_tasks(
     refuse_endless(specs, folders)
     extra = dict(metadata or {})
     manager = TaskManager(include_path=folders, include_defaults=False, metadata=extra)
-    refuse_groups(specs, manager.task_index)
     resolved = [_find(spec, manager.task_index) for spec in specs]
     for config in (config for spec in specs for config in leaves(spec, manager.task_index)):
         refuse_metrics(config, str(config["task"]))
@@ -155,7 +153,6 @@ def find_tasks(
         resolved = [_find(spec, manager.task_index) for spec in specs]
         if still_missing := [name for _, names in resolved for name in names]:
             raise unknown(still_missing, manager.all_tasks, folders)
-        refuse_groups(specs, manager.task_index)
     return manager, [spec for spec, _ in resolved]
 
 
@@ -176,32 +173,23 @@ def _find(spec: Spec, index: Mapping[str, Any]) -> tuple[str | dict[str, Any], l
     if isinstance(spec, Mapping):
         if "task" not in spec and "group" not in spec:
             raise TaskError(f"an inline task needs 'task' or 'group', and has {sorted(spec)}", code="missing")
-        return dict(spec), list(_members(spec, index))
+        return dict(spec), _missing(spec, index)
     if spec in index:
-        return spec, list(_members(index[spec].cfg or {}, index))
+        return spec, _missing(spec, index)
     if is_file(spec):
-        path = Path(spec).expanduser()
-        if not path.is_file():
+        if not Path(spec).expanduser().is_file():
             raise TaskError(f"unknown task '{spec}': no such file", code="not_found").about("tasks", spec)
-        return spec, list(_members(read_task(path), index))
+        return spec, _missing(spec, index)
     shipped = shipped_file(spec)
     return (str(shipped), []) if shipped else (spec, [spec])
 
 
-def _members(config: Mapping[str, Any], index: Mapping[str, Any]) -> Iterator[str]:
+def _missing(spec: Spec, index: Mapping[str, Any]) -> list[str]:
     """Names that a group refers to and that `index` lacks; lm-eval would treat them as new, empty tasks."""
-    members = config.get("task") if "group" in config else None
-    for member in members if isinstance(members, list) else []:
-        if isinstance(member, str):
-            if member in index:
-                yield from _members(index[member].cfg or {}, index)
-            else:
-                yield member
-        elif isinstance(member, Mapping):
-            name = member.get("task")
-            if isinstance(name, str) and name not in index and not {"dataset_path", "class"} & set(member):
-                yield name
-            yield from _members(member, index)
+    members = [member for member in tasks_of(spec, index) if member is not spec]
+    own = {"dataset_path", "class"}  # of a new task
+    names = [one.get("task") if isinstance(one, Mapping) and not own & {*one} else one for one in members]
+    return [name for name in names if isinstance(name, str) and name not in index]
 
 
 def shipped_file(name: str) -> Path | None:
@@ -267,13 +255,8 @@ def config_of(spec: Spec, index: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def leaves(spec: Spec, index: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The configurations of the tasks that a task or group stands for; those that no file holds are left out."""
-    config = config_of(spec, index)
-    members = config.get("task")
-    if isinstance(members, str):
-        yield config
-    for member in members if isinstance(members, list) else ():
-        if isinstance(member, str | Mapping):
-            yield from leaves(member, index)
+    members = (member for member in tasks_of(spec, index) if isinstance(member, str | Mapping))
+    return (config for config in (config_of(one, index) for one in members) if isinstance(config.get("task"), str))
 
 
 def _listed(config: Mapping[str, Any], repeats: int | None, thinks: bool) -> frozenset[str] | None:

@@ -34,7 +34,7 @@ from olive_ext.model.files.model_package import why_missing
 from olive_ext.registry import hooks, load, offered
 
 if TYPE_CHECKING:
-    from olive_ext.run.task_fit import TaskInputs
+    from olive_ext.run.task_fit import Configs
 
 
 def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
@@ -50,7 +50,7 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
         recipe = settled_recipe(recipe)
     section = findings.section(f"Recipe {path}")
     valid: list[EvaluationSettings] = []
-    inputs: list[TaskInputs] = []
+    inputs: dict[str, Mapping[str, Any]] = {}
     ours = [block for block in blocks(recipe) if block.is_ours]
     if not ours:
         kinds, of_passes = " or ".join(evaluator_settings()), " or ".join(pass_settings())
@@ -69,7 +69,7 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
         section.add(block.where, f"{block.type}, tasks: {', '.join(named)}")
         if isinstance(settings, EvaluationSettings):
             valid.append(settings)
-        inputs += _check_block(recipe, block, settings, findings, is_onnx=gets_onnx(recipe, block, passes))
+        inputs |= _check_block(recipe, block, settings, findings, is_onnx=gets_onnx(recipe, block, passes))
     if ours and not any(mapping(keys).get("user_script") for keys in mapping(recipe.get("evaluators")).values()):
         section.add(
             "command", "olive-ext run", "plain `olive run` knows evaluators by their 'user_script' alone, and no pass"
@@ -80,7 +80,7 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
 
 def _check_block(
     recipe: Mapping[str, Any], block: Block, settings: PassSettings, findings: Findings, *, is_onnx: bool
-) -> list[TaskInputs]:
+) -> Configs:
     """Adds the provider and the code of a block of ours; what its tasks give a model, where they are known."""
     from olive_ext.run.task_fit import refuse_generations
 
@@ -88,10 +88,10 @@ def _check_block(
         with findings.noting_problems():
             _check_provider(recipe, block.where, settings, findings.sections[0])
     if any(what_is_missing(block, settings)):
-        return []
+        return {}
     from olive_ext.backends.task_files import functions_in, task_folders
 
-    inputs: list[TaskInputs] = []
+    inputs: Configs = {}
     with findings.noting_problems():
         for origin, functions in functions_in(settings.tasks, task_folders(settings.include_path)).items():
             findings.sections[0].add("code of task files", origin, f"!function {', '.join(functions)}")
@@ -123,15 +123,15 @@ def _check_provider(recipe: Mapping[str, Any], where: str, settings: PassSetting
     section.add(f"{where}: provider", providers[0].name, f"{providers[0].origin}{missing}")
 
 
-def _inputs(settings: PassSettings, where: str) -> list[TaskInputs]:
+def _inputs(settings: PassSettings, where: str) -> Configs:
     """What the tasks give a model. Raises `TaskError` for tasks that lm-eval and the settings' folders do not have;
     loads no data."""
     from olive_ext.run.costs import COSTS
-    from olive_ext.run.task_fit import declared_inputs
+    from olive_ext.run.task_fit import declared_configs
 
     try:
         asked = [task for task in settings.tasks if task not in COSTS]
-        return declared_inputs(asked, settings.include_path, runs_code=settings.confirm_run_unsafe_code)
+        return declared_configs(asked, settings.include_path, runs_code=settings.confirm_run_unsafe_code)
     except TaskError as error:
         raise error.inside(f"'{where}.tasks'").about(f"{where}.tasks", error.value) from error
 
@@ -143,7 +143,7 @@ _OF_REFERENCE = {"reference", "fail_on_loss", "documents", "certain"}
 def _check_input_model(
     recipe: Mapping[str, Any],
     valid: Sequence[EvaluationSettings],
-    inputs: Sequence[TaskInputs],
+    inputs: Configs,
     findings: Findings,
     *,
     verify: bool,

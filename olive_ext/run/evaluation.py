@@ -42,7 +42,7 @@ from olive_ext.run.reference.comparison_run import comparer_of
 from olive_ext.run.reference.observer import Observer, Weights
 from olive_ext.run.reference.packed_answers import packed
 from olive_ext.run.sample_logs import sample_fields, write_samples
-from olive_ext.run.task_fit import loaded_inputs, refuse_generations, refuse_misfits, refuse_texts
+from olive_ext.run.task_fit import loaded_configs, refuse_generations, refuse_misfits, refuse_texts
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.instances import LostRequest
@@ -250,13 +250,13 @@ def asked_task_objects(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTas
         more: dict[str, Any] = {"runs_code": config.confirm_run_unsafe_code, "repeats": config.repeats}
         more["thinks"] = config.thinks if lm is None else getattr(lm, "thinks", False)
         tasks = load_tasks(names, config.include_path, seeds, config.metadata, **more)
-    inputs = loaded_inputs(tasks)
+    configs = loaded_configs(tasks)
     refuse_shots(tasks.tasks, config.num_fewshot)
     if lm is not None:
-        refuse_generations((), config.gen_kwargs)
+        refuse_generations({}, config.gen_kwargs)
     else:
-        refuse_misfits(models.given, inputs)
-        refuse_generations(inputs, config.gen_kwargs, models.given, config.model_args)
+        refuse_misfits(models.given, configs)
+        refuse_generations(configs, config.gen_kwargs, models.given, config.model_args)
         refuse_texts(models.given, config)
     return tasks
 

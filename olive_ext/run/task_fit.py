@@ -3,8 +3,7 @@ and settings that ask of a model, or of its class, what it does not take, before
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.backends.task_files import Spec
@@ -20,49 +19,29 @@ if TYPE_CHECKING:
     from olive_ext.backends.task_loading import LoadedTasks
 
 
-@dataclass(frozen=True)
-class TaskInputs:
-    """A task, and what its requests have."""
-
-    task: str
-    gives_images: bool
-    gives_audio: bool
-    is_rolling: bool
-    """Whether it scores whole texts, without a context."""
-
-    config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """The task's configuration."""
+Configs = Mapping[str, Mapping[str, Any]]
+"""The configurations of tasks, by name."""
 
 
-def declared_inputs(
+def declared_configs(
     specs: Sequence[Spec], include_path: str | Sequence[str] | None = None, *, runs_code: bool = False
-) -> list[TaskInputs]:
-    """The inputs of every task of `specs` that is defined in a file. Python classes and members of a tag are left
+) -> Configs:
+    """Those of every task of `specs` that is defined in a file. Python classes and members of a tag are left
     out. Raises `TaskError` for unknown tasks, and without `runs_code` for those that run a model's code."""
     from olive_ext.backends.task_loading import find_tasks, leaves
 
     manager, _ = find_tasks(specs, include_path, runs_code=runs_code)
     configs = [config for spec in specs for config in leaves(spec, manager.task_index)]
-    return [_inputs(str(config["task"]), config) for config in configs if "class" not in config]
+    return {str(config["task"]): config for config in configs if "class" not in config}
 
 
-def loaded_inputs(tasks: LoadedTasks) -> list[TaskInputs]:
-    """The inputs of every loaded task that has a configuration."""
-    return [_inputs(name, vars(task.config)) for name, task in tasks.tasks.items() if task.config is not None]
-
-
-def _inputs(name: str, config: Mapping[str, Any]) -> TaskInputs:
-    return TaskInputs(
-        name,
-        gives_images=config.get("doc_to_image") is not None,
-        gives_audio=config.get("doc_to_audio") is not None,
-        is_rolling=config.get("output_type") == "loglikelihood_rolling",
-        config=config,
-    )
+def loaded_configs(tasks: LoadedTasks) -> Configs:
+    """Those of the loaded tasks that have one."""
+    return {name: vars(task.config) for name, task in tasks.tasks.items() if task.config is not None}
 
 
 def refuse_generations(
-    tasks: Iterable[TaskInputs],
+    tasks: Configs,
     gen_kwargs: Mapping[str, Any],
     model: ResolvedModel | None = None,
     model_args: Mapping[str, Any] | None = None,
@@ -74,8 +53,8 @@ def refuse_generations(
 
     check_numbers(gen_kwargs)
     length = None if model is None else model.context_length
-    for task in tasks:
-        refuse_generation(task.task, task.config, gen_kwargs, length, model_args)
+    for name, config in tasks.items():
+        refuse_generation(name, config, gen_kwargs, length, model_args)
 
 
 def refuse_texts(model: ResolvedModel, config: EvaluationConfig) -> None:
@@ -102,7 +81,7 @@ def refuse_texts(model: ResolvedModel, config: EvaluationConfig) -> None:
             refuse_template(tokenizer, **OrtLMArguments.parse(config.model_args, "model_args").template_variables())
 
 
-def refuse_misfits(model: ResolvedModel, tasks: Iterable[TaskInputs]) -> None:
+def refuse_misfits(model: ResolvedModel, tasks: Configs) -> None:
     """Raises `TaskError` for a task whose requests the model would refuse: pictures or sound that it does not take, no
     sound for a model of speech, whole texts for an encoder-decoder. It is not known of an ONNX
     package whose graphs another library runs.
@@ -112,15 +91,16 @@ def refuse_misfits(model: ResolvedModel, tasks: Iterable[TaskInputs]) -> None:
     source = model.source
     is_speech = source is not None and source[0] is SourceKind.FEATURES
     taken = () if model.media is None else model.media.modalities
-    for task in tasks:
-        if task.gives_images and Modality.IMAGE not in taken:
-            raise UnfitTaskError(f"task '{task.task}' gives pictures, which this model does not take")
-        if task.gives_audio and not is_speech and Modality.AUDIO not in taken:
-            raise UnfitTaskError(f"task '{task.task}' gives sound, which this model does not take")
-        if is_speech and not task.gives_audio:
-            raise UnfitTaskError(f"task '{task.task}' gives no sound ('doc_to_audio'); this model takes only sound")
-        if task.is_rolling and source is not None:
-            raise UnfitTaskError(f"task '{task.task}' scores whole texts; an encoder-decoder cannot")
+    for name, config in tasks.items():
+        has_sound = config.get("doc_to_audio") is not None
+        if config.get("doc_to_image") is not None and Modality.IMAGE not in taken:
+            raise UnfitTaskError(f"task '{name}' gives pictures, which this model does not take")
+        if has_sound and not is_speech and Modality.AUDIO not in taken:
+            raise UnfitTaskError(f"task '{name}' gives sound, which this model does not take")
+        if is_speech and not has_sound:
+            raise UnfitTaskError(f"task '{name}' gives no sound ('doc_to_audio'); this model takes only sound")
+        if config.get("output_type") == "loglikelihood_rolling" and source is not None:
+            raise UnfitTaskError(f"task '{name}' scores whole texts; an encoder-decoder cannot")
 
 
 def refuse_arguments(settings: EvaluationSettings, where: str = "", *, is_onnx: bool = True) -> None:

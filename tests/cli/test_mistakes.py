@@ -378,7 +378,7 @@ MORE_TASKS: dict[str, Row] = {
     "group in itself": Row(
         lambda p: p.task("group: mine\ntask: [other]\n", other_yaml="group: other\ntask: [mine]\n"), TASK, "mine"
     ),
-    "group without end": Row(lambda p: grouped(p, 12), "too_large", "g7 100,000 MOST_TASKS"),
+    "group without end": Row(lambda p: grouped(p, 12), "too_large", "mine 10,000 MOST_TASKS"),
     "metric that raises": Row(
         lambda p: p.task(
             GENERATE.replace("metric: exact_match", f"{{{OF_OWN}}}"), mine_py="\ndef f(*_, **__):\n    return {}['x']\n"

@@ -13,7 +13,7 @@ from olive_ext.check import check_recipe
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import TaskError
 from olive_ext.run import evaluate
-from olive_ext.run.task_fit import TaskInputs, declared_inputs, loaded_inputs
+from olive_ext.run.task_fit import declared_configs, loaded_configs
 from tests.check.tiny import put_model
 from tests.exports.genai import genai_export
 
@@ -64,7 +64,8 @@ def test_text_for_a_model_of_speech(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("task", "folder"), [("tones_words", SPEECH), ("shapes_colour", VISION)])
 def test_files_tell_what_loaded_tasks_give(task: str, folder: Path) -> None:
-    is_sound = task == "tones_words"
-    (told,) = declared_inputs([task], str(folder))
-    assert told == TaskInputs(task, gives_images=not is_sound, gives_audio=is_sound, is_rolling=False)
-    assert loaded_inputs(load_tasks([task], str(folder))) == [told]
+    fields = ("doc_to_audio", "doc_to_image")
+    (told,) = declared_configs([task], str(folder)).items()
+    assert [told[1].get(name) is not None for name in fields] == [task == "tones_words", task != "tones_words"]
+    ((name, loaded),) = loaded_configs(load_tasks([task], str(folder))).items()
+    assert (name, [loaded[one] is None for one in fields]) == (told[0], [told[1].get(one) is None for one in fields])

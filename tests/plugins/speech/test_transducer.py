@@ -22,7 +22,6 @@ from olive_ext.model import resolve
 from olive_ext.plugins.speech.settings import METRICS_TYPE
 from olive_ext.plugins.speech.transducer import TransducerSession
 from olive_ext.plugins.speech.transducer_files import transducer_in
-from olive_ext.run.task_fit import TaskInputs
 from olive_ext.session import open as open_session
 from olive_ext.session.requests import GenerationRequest
 from olive_ext.workflow import cli_run
@@ -236,4 +235,4 @@ def test_tasks_are_refused_for_a_transducer(packages: dict[bool, Path]) -> None:
     """The graph or the folder is given, and a task; without one it is a model for `OrtEvaluator`."""
     assert transducer_in(packages[False] / "decoder.onnx", [])
     with refused(ModelError, "unsupported", holds=("nemotron_speech", "OrtEvaluator")):
-        transducer_in(packages[False], [TaskInputs("task", False, False, False)])
+        transducer_in(packages[False], ["task"])
