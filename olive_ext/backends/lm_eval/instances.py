@@ -24,7 +24,7 @@ from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from olive_ext.session.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from lm_eval.api.instance import Instance
+    pass
 
 
 Item = TypeVar("Item")
@@ -36,9 +36,6 @@ Observer = Callable[[Any, Any, Any], None]
 
 KnownAnswers = Callable[[list[Any], Callable[[list[Any]], list[Any]]], list[Any]]
 """Answers lm-eval's requests, all of one method; those it does not know it passes on to its second argument."""
-
-Scored = tuple[Any, ScoringRequest | None]
-"""lm-eval's cache key, None where there is none, and the session's request; None for an empty continuation."""
 
 Answer = tuple[float, bool]
 CERTAIN: Answer = (0.0, True)
@@ -104,35 +101,32 @@ def encoded_slices(
 
 
 def scored(
-    lm: CompletePairs, slices: Iterable[tuple[Sequence[int], Sequence[Scored]]], instances: Sequence[Instance] = ()
-) -> Iterator[tuple[int, Any, Answer]]:
-    """Place, cache key and answer of the requests of all slices, which come with their places, in the order of
-    completion; `instances` are lm-eval's requests by place, for its observer."""
-    waiting: dict[int, tuple[int, Any, ScoringRequest]] = {}
-    certain: list[tuple[int, Any, Answer]] = []
+    lm: CompletePairs, slices: Iterable[tuple[Sequence[int], Sequence[ScoringRequest | None]]], instances: Sequence[Any]
+) -> Iterator[tuple[int, Answer]]:
+    """Place and answer of the requests of all slices, which come with their places, in the order of completion; of an
+    empty continuation there is no request. `instances` are lm-eval's requests by place."""
+    waiting: dict[int, tuple[int, ScoringRequest]] = {}
+    certain: list[int] = []
 
     def asked() -> Iterator[list[ScoringRequest]]:
         count = 0
         for places, requests in slices:
             begin = count
-            for place, (key, request) in zip(places, requests, strict=True):
+            for place, request in zip(places, requests, strict=True):
                 if request is None:
-                    certain.append((place, key, CERTAIN))
+                    certain.append(place)
                 else:
-                    waiting[count] = place, key, request
+                    waiting[count] = place, request
                     count += 1
-            yield [waiting[at][2] for at in range(begin, count)]
+            yield [waiting[at][1] for at in range(begin, count)]
 
-    def whose(at: int) -> str:
-        return str(instances[waiting[at][0]].task_name)
-
-    with noting(lm.lost, lambda at: instances[waiting[at][0] :][:1]):
-        for at, output in lm.session.as_completed("loglikelihood", asked(), whose if instances else None):
-            place, key, request = waiting.pop(at)
-            if instances:
-                lm.observer(instances[place], request, output)
-            yield place, key, (output.logprob, output.is_greedy)
-    yield from certain
+    with noting(lm.lost, lambda at: [instances[waiting[at][0]]]):
+        whose = lambda at: str(instances[waiting[at][0]].task_name)  # noqa: E731
+        for at, output in lm.session.as_completed("loglikelihood", asked(), whose):
+            place, request = waiting.pop(at)
+            lm.observer(instances[place], request, output)
+            yield place, (output.logprob, output.is_greedy)
+    yield from ((place, CERTAIN) for place in certain)
 
 
 _WRAPPED = ("doc_iterator", "process_results", "doc_to_target")

@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -30,7 +30,6 @@ from olive_ext.backends.lm_eval.instances import (
     LostRequests,
     Observer,
     PendingGeneration,
-    Scored,
     encoded_slices,
     known_answers_first,
     noting,
@@ -183,24 +182,13 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
             )
         with self._progress("Scoring", requests, disable_tqdm) as advance:
             slices = encoded_slices(requests, lambda request: "".join(request.args[:2]), self.scoring_requests)
-            return self._scores(len(requests), slices, requests, advance)
+            answers = [CERTAIN] * len(requests)
+            for place, answers[place] in scored(self, slices, requests):
+                self.cache_hook.add_partial("loglikelihood", requests[place].args, answers[place])
+                advance([place])
+            return answers
 
-    def _scores(
-        self,
-        count: int,
-        slices: Iterable[tuple[Sequence[int], Sequence[Scored]]],
-        instances: Sequence[Instance] = (),
-        advance: Callable[..., None] = lambda *_: None,
-    ) -> list[Answer]:
-        answers = [CERTAIN] * count
-        for place, key, answer in scored(self, slices, instances):
-            answers[place] = answer
-            if key is not None:
-                self.cache_hook.add_partial("loglikelihood", key, answer)
-            advance([place])
-        return answers
-
-    def scoring_requests(self, requests: Sequence[Instance]) -> list[Scored]:
+    def scoring_requests(self, requests: Sequence[Instance]) -> list[ScoringRequest | None]:
         """The session's requests, by TemplateLM's rule; TemplateLM encodes them one by one, this method at once."""
         given = [self._media.given(request.args) for request in requests]
         pairs = [(self._media.prompt(request.args), request.args[1]) for request in requests]
@@ -211,8 +199,8 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
                 self._encoded[text] = checked_ids("context", self._encoded[text])
         try:
             return [
-                (one.args, self._scoring_request(*self._pair(*pair), media) if pair[1] else None)
-                for one, pair, media in zip(requests, pairs, given, strict=True)
+                self._scoring_request(*self._pair(*pair), media) if pair[1] else None
+                for pair, media in zip(pairs, given, strict=True)
             ]
         finally:
             self._encoded = {}
@@ -223,18 +211,17 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         return self._encode_pair(context, continuation)
 
     def _loglikelihood_tokens(self, requests: Sequence[tuple[Any, ...]], **_: object) -> list[Answer]:
-        """Answers (key, context ids, target ids); a key of None is not cached."""
-        asked = [(key, self._scoring_request(context, target)) for key, context, target in requests]
-        return self._scores(len(requests), [(range(len(requests)), asked)])
+        """lm-eval's own `loglikelihood`, which has another one here, hands tokens to it."""
+        raise NotImplementedError
 
     def _scoring_request(
-        self, context: Sequence[int], target: Sequence[int], given: Mapping[str, Any] | None = None
+        self, context: Sequence[int], target: Sequence[int], given: Mapping[str, Any]
     ) -> ScoringRequest | None:
         """The request for one pair; as in HFLM an encoder-decoder encodes the context, and decodes the target alone."""
         if not target:
             return None
         if self._encoding is None or self._media.is_speech:
-            return ScoringRequest(context, target, **(given or {}))
+            return ScoringRequest(context, target, **given)
         return ScoringRequest("", target, source=context)
 
     @known_answers_first
