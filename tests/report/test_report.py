@@ -133,7 +133,13 @@ def test_scores_on_datasets_of_the_hub_are_written_as_it_reads_them(tmp_path: Pa
     assert [(one.dataset_id, one.task_id, one.value, one.date, one.notes) for one in entries] == [
         ("Idavidrein/gpqa", "gpqa_diamond", 0.25, HUB.created, "acc, 0-shot, 400 documents"),
         ("openai/gsm8k", "gsm8k", 0.25, HUB.created, f"exact_match, 5-shot, 1{SPACE}319 documents"),
-        ("TIGER-Lab/MMLU-Pro", "mmlu_pro", 0.5, HUB.created, f"exact_match, 5-shot, 12{SPACE}032 documents"),
+        (
+            "TIGER-Lab/MMLU-Pro",
+            "mmlu_pro",
+            0.5,
+            HUB.created,
+            f"exact_match ({GROUP.filter}), 5-shot, 12{SPACE}032 documents",
+        ),
     ]
     assert len(write_report(replace(HUB, missing=({"task": "gsm8k"},)), tmp_path)) == 3
     assert not path.exists()
