@@ -148,9 +148,10 @@ def _data_fault(task: Any, config: Mapping[str, Any], error: BaseException) -> s
         return ": it has no documents"
     if splits is not None and not isinstance(error, UnicodeError):
         return None
-    files, reasons, cause = data_files(config), list[str](), error
+    files, reasons = data_files(config), list[str]()
     if fault := next(filter(None, map(_broken_line, files)), None):
         return fault
+    cause: BaseException | None = error
     while cause is not None:  # datasets' own error says nothing
         reasons += [] if type(cause).__name__ == "DatasetGenerationError" else [one_line(cause)]
         cause = cause.__cause__ or cause.__context__
