@@ -88,6 +88,8 @@ def checked_prompt(name: str, value: Any, *, may_be_empty: bool = False) -> Prom
     """A text, token ids, or chat messages, each of which has a role and a content."""
     if isinstance(value, str):
         return whole_text(name, value)
+    if isinstance(value, Ids) and len(value.array):
+        return value
     if value is None or not hasattr(value, "__len__") or isinstance(value, Mapping):
         raise ConfigError("text, a list of chat messages, or a list of token ids", name, value)
     if len(value) == 0 and may_be_empty:
