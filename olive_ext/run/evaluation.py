@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from olive_ext.backends.task_files import refuse_unknown, task_folders
@@ -56,14 +57,6 @@ UNSET: Any = type("Unset", (), {"__repr__": lambda _: "unset"})()
 """A keyword that was not given; None is a value."""
 
 
-@dataclass(frozen=True)
-class Names:
-    """The names that people use for the models, where these are not their paths."""
-
-    model: str | None = None
-    reference: str | None = None
-
-
 def evaluate(
     config: EvaluationConfig | Mapping[str, Any] | str | Path | None = None,
     *,
@@ -77,7 +70,7 @@ def evaluate(
     require: Sequence[str | Mapping[str, Any]] = UNSET,
     lm: LM | None = None,
     progress: bool | None = None,
-    names: Names | None = None,
+    names: Mapping[str, str | None] = MappingProxyType({}),
     **settings: Any,
 ) -> Report:
     """Runs an evaluation and returns its report; writes the report and sample logs where `config` names folders.
@@ -85,7 +78,8 @@ def evaluate(
     `config` is a model's path with the other keys as keywords (`evaluate("model.onnx", tasks=["mmlu"], limit=50)`), a
     mapping of all keys, or an `EvaluationConfig`; keywords are laid over the last two, and alone are all keys.
     `settings` are all other keys of a recipe's evaluator. `lm` stands in for the model that `config` names, and stays
-    open. `progress` shows bars on a terminal, else a line a minute on stderr; None shows it on a terminal only. Every
+    open. `names` are those that people use for the "model" and the "reference", where these are not their paths.
+    `progress` shows bars on a terminal, else a line a minute on stderr; None shows it on a terminal only. Every
     failure but an interruption is an `OliveExtError`; what does not exist (model, provider, folder, task) is noticed
     before the model is opened. Answers are journaled as they come; all else is written when all is done. A broken
     bound (`fail_on_loss`, `require`) is a `RequirementError` that has the `report`.
@@ -94,13 +88,15 @@ def evaluate(
     typed |= {"include_path": include_path, "output_dir": output_dir, "fail_on_loss": fail_on_loss, "require": require}
     settings |= {name: value for name, value in typed.items() if value is not UNSET}
     config = EvaluationConfig.of(config, settings) if settings or not isinstance(config, EvaluationConfig) else config
-    report = evaluate_models(Models(with_costs(config), progress), lm, names or Names())
+    report = evaluate_models(Models(with_costs(config), progress), lm, names)
     if report.broken:
         raise RequirementError(f"a bound is broken: {'; '.join(report.broken)}", report)
     return report
 
 
-def evaluate_models(models: Models, lm: LM | None = None, names: Names = Names()) -> Report:
+def evaluate_models(
+    models: Models, lm: LM | None = None, names: Mapping[str, str | None] = MappingProxyType({})
+) -> Report:
     """As `evaluate`, of the models of a configuration."""
     config, progress = models.config, models.progress
     log_folder = _log_folder(config)
@@ -157,11 +153,11 @@ def _compared(config: EvaluationConfig, models: Models, weights: Weights | None)
     return _evaluate(Models(config, models.progress, models.clock), None, None, weights).report.comparison
 
 
-def _named(report: Report, names: Names) -> Report:
-    model = {NAME: names.model, **report.model} if names.model else report.model
+def _named(report: Report, names: Mapping[str, str | None]) -> Report:
+    model = {NAME: names["model"], **report.model} if names.get("model") else report.model
     comparison = report.comparison
-    if comparison is not None and names.reference:
-        comparison = replace(comparison, reference={NAME: names.reference, **comparison.reference})
+    if comparison is not None and names.get("reference"):
+        comparison = replace(comparison, reference={NAME: names["reference"], **comparison.reference})
     return replace(report, model=model, comparison=comparison)
 
 

@@ -72,6 +72,7 @@ class Models:
         """Where the model is recorded for comparisons elsewhere, and so its own reference: what gets its requests."""
 
         self._exports: dict[tuple[str | None, ...], Exported] = {}
+        self._tokenizers: dict[str, Tokenizer] = {}
         self._records: Path | None = None
         self._length: int | None = None
 
@@ -415,20 +416,22 @@ class Models:
 
     def asking(self, model: ResolvedModel, *, reads_all: bool = False) -> Asking:
         """How the files of `model` and this evaluation's settings have a model asked; see `Asking.of`."""
-        given, template = self._arguments, self.config.apply_chat_template
-        texts = {"add_bos_token": given.add_bos_token, "prefix_token_id": given.prefix_token_id}
-        variables = self._template_variables if template else None
-        return Asking.of(self._tokenizer(model, **texts), variables, reads_all=reads_all)
+        variables = self._template_variables if self.config.apply_chat_template else None
+        return Asking.of(self._tokenizer(model), variables, reads_all=reads_all)
 
     @property
     def _template_variables(self) -> dict[str, Any]:
         template = self.config.apply_chat_template
         return {**self._arguments.template_variables(), **({} if template is True else {"chat_template": template})}
 
-    def _tokenizer(self, model: ResolvedModel, **texts: Any) -> Tokenizer:
+    def _tokenizer(self, model: ResolvedModel) -> Tokenizer:
         from olive_ext.session.tokenizer import load_tokenizer
 
-        return load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code, **texts)
+        where, given, is_trusted = model.files.tokenizer, self._arguments, model.settings.trust_remote_code
+        if where not in self._tokenizers:  # one of 128,000 tokens takes 0.7 s
+            texts = {"add_bos_token": given.add_bos_token, "prefix_token_id": given.prefix_token_id}
+            self._tokenizers[where] = load_tokenizer(where, trust_remote_code=is_trusted, **texts)
+        return self._tokenizers[where]
 
     def stops(self, lm: LM) -> Stops | None:
         """Where both models end their answers. `lm` is the evaluated one; None where it is a model of

@@ -69,6 +69,12 @@ class Texts:
         processor = MediaProcessor(self.model.media, files, self.model.settings.engine.threads)
         return read_markers(processor, files, self.tokenizer, limit)
 
+    def for_worker(self) -> Tokenizer | None:
+        """The tokenizer for a worker, which has no text of a decoder to encode."""
+        if self.encoding is not None or self.model.media is not None:
+            return None
+        return self.tokenizer.for_worker(tokenizer_traits(self.tokenizer))
+
     def session(
         self,
         executor: Executor,

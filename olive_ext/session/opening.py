@@ -15,8 +15,6 @@ from olive_ext.records import Records
 from olive_ext.session.answer_journal import RecordsElsewhere
 from olive_ext.session.local import RecordTo, Texts, open_local, read_texts
 from olive_ext.session.session import Session
-from olive_ext.session.tokenizer import DecodingTokenizer
-from olive_ext.session.tokenizer_fit import tokenizer_traits
 from olive_ext.session.workers.pool import WorkerPool, open_crew
 from olive_ext.session.workers.worker import OWN, REFERENCE
 
@@ -43,7 +41,6 @@ def open(
     makes this model a reference: its distributions are kept on disk, and candidates are opened with `Session.records`.
     """
     resolved = resolve(_settings(model, {name: value for name, value in settings.items() if value is not None}))
-    _refuse_both(reference, record_to)
     with asked_where_it_answers((resolved.settings.model, str(resolved.files.tokenizer))):
         return open_model(resolved, resolved_reference(resolved, reference), record_to)
 
@@ -84,15 +81,11 @@ def open_model(
     model: ResolvedModel, reference: ResolvedModel | Records | None = None, record_to: RecordTo | None = None
 ) -> Session:
     """A session on a resolved model; `reference` and `record_to` as in `open`."""
-    _refuse_both(reference, record_to)
+    if reference is not None and record_to is not None:
+        raise ContradictionError("'record_to' is for references: leave one of the two out", "reference")
     if model.settings.workers is not None or model.settings.isolation == "process":
         return _open_elsewhere(model, reference, record_to)
     return open_local(model, reference, record_to)
-
-
-def _refuse_both(reference: object, record_to: object) -> None:
-    if reference is not None and record_to is not None:
-        raise ContradictionError("'record_to' is for references: leave one of the two out", "reference")
 
 
 def _open_elsewhere(
@@ -101,8 +94,8 @@ def _open_elsewhere(
     """A session on workers; the texts stay in this process, and mistakes in their files cost no worker."""
     own_texts = read_texts(model)
     other_texts = read_texts(reference) if isinstance(reference, ResolvedModel) else None
-    handed_over = [None if record_to is not None else _handed_over(texts) for texts in (own_texts, other_texts)]
-    crew = open_crew(model, reference, record_to, handed_over)
+    both = [texts if record_to is None else None for texts in (own_texts, other_texts)]  # recording loads its own
+    crew = open_crew(model, reference, record_to, [None if texts is None else texts.for_worker() for texts in both])
     served = crew.served
 
     def session(texts: Texts, which: str, **given: Any) -> Session:
@@ -113,10 +106,3 @@ def _open_elsewhere(
     if other_texts is not None:
         own.reference = session(other_texts, REFERENCE, beside=own)
     return own
-
-
-def _handed_over(texts: Texts | None) -> DecodingTokenizer | None:
-    """The tokenizer for a worker, which encodes no text of a decoder's."""
-    if texts is None or texts.encoding is not None or texts.model.media is not None:
-        return None
-    return DecodingTokenizer.given(texts.tokenizer, tokenizer_traits(texts.tokenizer))

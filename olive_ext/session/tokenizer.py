@@ -6,6 +6,7 @@ Follows lm-eval's HFLM in when special tokens are added. Knows no request and no
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import itertools
@@ -16,10 +17,8 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
-
-from typing_extensions import override
 
 from olive_ext.errors import (
     ANY_FAILURE,
@@ -351,6 +350,16 @@ class Tokenizer:
     def _decodes_alone(self) -> bool:
         return _is_fast(self.hf, ("decode", "_decode"))
 
+    def for_worker(self, traits: Mapping[str, Any]) -> Tokenizer | None:
+        """A copy that only decodes, with what `tokenizer_traits` says: a process that gets ids needs no more, and
+        transformers would take 2 s to load it anew. None where more than the library of fast tokenizers decodes."""
+        if not self._decodes_alone or self.hf.clean_up_tokenization_spaces:
+            return None
+        made, hf = copy.copy(self), SimpleNamespace(clean_up_tokenization_spaces=False)
+        hf.backend_tokenizer = self.hf.backend_tokenizer
+        vars(made).update(hf=hf, num_ids=self.num_ids, traits=traits)
+        return made
+
     def token_text(self, number: int) -> str:
         """The text of one token by itself, with the white space in front of it that belongs to it; "" where there is no
         such token."""
@@ -436,27 +445,6 @@ class Tokenizer:
         except ANY_FAILURE as error:
             raise ConfigError(f"{template} cannot render the messages: {one_line(error)}") from error
         return self.render_chat(without_system, add_generation_prompt, **kwargs)
-
-
-class DecodingTokenizer(Tokenizer):
-    """What a process that gets ids needs of a tokenizer that its parent has loaded and held to its files: transformers
-    take 2 s to load it anew."""
-
-    def __init__(self, backend: Any, known: Mapping[str, Any]) -> None:
-        self._backend = backend
-        vars(self).update(known)
-
-    @classmethod
-    def given(cls, tokenizer: Tokenizer, traits: Mapping[str, Any]) -> DecodingTokenizer | None:
-        """Of a loaded one, with what `tokenizer_traits` says of it; None where more than its library decodes."""
-        hf, names = tokenizer.hf, ("where", "num_ids", "rows", "note", "bos_token_id", "eos_token_id")
-        if not tokenizer._decodes_alone or hf.clean_up_tokenization_spaces:
-            return None
-        return cls(hf.backend_tokenizer, {name: getattr(tokenizer, name) for name in names} | {"traits": traits})
-
-    @override
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
 
 def _is_fast(hf: Any, methods: Sequence[str] = ("__call__", "_encode_plus", "_batch_encode_plus")) -> bool:

@@ -19,7 +19,6 @@ from olive_ext.run import check_complete
 from olive_ext.run import evaluate as run_evaluate
 from olive_ext.run.bounds import check_declared, with_measurements
 from olive_ext.run.costs import asked_tasks
-from olive_ext.run.evaluation import Names
 from olive_ext.workflow.current_run import running, with_reference
 from olive_ext.workflow.handlers import (
     as_loaded,
@@ -55,7 +54,7 @@ def measure(
         config = hf_config(handler, settings, device) if is_hf else onnx_config(handler, settings, execution_providers)
         path = str(model.get_resource("model_path") or config.model.path)
         config = _with_own_folders(config, path)
-        names = Names(name_of(path), "the input model" if is_input else None)
+        names = {"model": name_of(path), "reference": "the input model" if is_input else None}
         with ExitStack() as stack:
             if is_hf and asked_tasks(config) and is_changed(handler):
                 which = config.model.model_copy(update={"path": stack.enter_context(as_loaded(handler))})

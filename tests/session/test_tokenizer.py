@@ -23,7 +23,7 @@ from tokenizers import Tokenizer as Core
 from transformers import PreTrainedTokenizerFast
 
 from olive_ext.errors import ConfigError, ModelError, TaskError
-from olive_ext.session.tokenizer import DecodingTokenizer, Tokenizer, load_tokenizer, refuse_large_ids
+from olive_ext.session.tokenizer import Tokenizer, load_tokenizer, refuse_large_ids
 from olive_ext.session.tokenizer_fit import Asking, hold_to_files, refuse_other_tokenizer, tokenizer_traits
 from tests.refusals import refused
 from tests.session.tiny import BOS, EOS, NO_SYSTEM, TEMPLATE, byte_fallback, byte_level
@@ -258,7 +258,7 @@ def test_ids_are_decoded_as_transformers_does(skips: bool, cleans: bool, ids: li
         before, hf.clean_up_tokenization_spaces = hf.clean_up_tokenization_spaces, cleans
         try:
             assert tokenizer.decode(ids, skips) == hf.decode(ids, skip_special_tokens=skips)
-            worker = DecodingTokenizer.given(tokenizer, {"num_tokens": 1})
+            worker = tokenizer.for_worker({"num_tokens": 1})
             assert cleans == (worker is None)
             if worker is not None:
                 assert worker.decode(ids, skips) == tokenizer.decode(ids, skips)

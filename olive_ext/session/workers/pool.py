@@ -21,7 +21,7 @@ from olive_ext.python_processes import BEAT_S, ChildEndedError, ChildProcess, se
 from olive_ext.records import Records
 from olive_ext.registry import hook
 from olive_ext.session.answer_journal import ChunkResults, in_chunks
-from olive_ext.session.tokenizer import DecodingTokenizer
+from olive_ext.session.tokenizer import Tokenizer
 from olive_ext.session.workers.crew import Crew
 from olive_ext.session.workers.worker import (
     OWN,
@@ -118,7 +118,7 @@ def open_crew(
     model: ResolvedModel,
     reference: ResolvedModel | Records | None,
     record_to: Any,
-    tokenizers: Sequence[DecodingTokenizer | None],
+    tokenizers: Sequence[Tokenizer | None],
 ) -> Crew:
     """The workers that the settings of `model` ask for, open. Records are written by one worker alone. `tokenizers`
     are for workers on this machine."""

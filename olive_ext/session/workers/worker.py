@@ -23,7 +23,7 @@ from olive_ext.records import Records
 from olive_ext.session.generation_bounds import StopChecker
 from olive_ext.session.local import open_local
 from olive_ext.session.session import Session
-from olive_ext.session.tokenizer import DecodingTokenizer
+from olive_ext.session.tokenizer import Tokenizer
 
 OWN, REFERENCE = "own", "reference"
 """Which of a worker's models runs a chunk."""
@@ -47,7 +47,7 @@ class WorkerJob:
     """Folder of a recorded one."""
 
     record_to: Mapping[str, Any] | None = None
-    tokenizers: Sequence[DecodingTokenizer | None] = (None, None)
+    tokenizers: Sequence[Tokenizer | None] = (None, None)
     """Those of both models, where the parent hands them over."""
 
 

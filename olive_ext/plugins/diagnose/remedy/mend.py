@@ -381,8 +381,7 @@ def _rtn(columns: Matrix, block_size: int) -> Matrix:
     blocks = padded.reshape(len(columns), -1, block_size)
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
     levels = np.clip(np.rint(blocks / np.where(largest, largest, 1) * 7.5) + 8, 0, 15).astype(np.uint8)
-    packed: Matrix = (levels[..., ::2] | levels[..., 1::2] << 4).reshape(-1)
-    return packed
+    return np.asarray(levels[..., ::2] | levels[..., 1::2] << 4).reshape(-1)
 
 
 MOST_ROUNDS = 6
