@@ -371,7 +371,8 @@ def _identity(models: Models, lm: LM | None) -> dict[str, Any]:
     kind = models.given.kind if lm is None or models.export_note(path) else getattr(lm, "kind", "hf")
     size = models.known_size(lm)
     identity = {"path": path, "kind": kind, **models.export_note(path), **({} if size is None else {SIZE: size})}
-    if models.given.files.variant:
-        identity[VARIANT] = models.given.files.variant
+    resolved = models.given if lm is None else getattr(lm, "resolved", None)
+    if resolved is not None and resolved.files.variant:
+        identity[VARIANT] = resolved.files.variant
     digest = getattr(lm, "content_hash", None)
     return identity if digest is None else {**identity, "content_hash": digest}

@@ -115,7 +115,7 @@ class NetSession(Session):
 class TwoModels:
     """`Models` of a comparer: the reference is the tiny model, the candidate one that was changed."""
 
-    other = given_reference = SimpleNamespace(kind="onnx", size=None)
+    other = given_reference = SimpleNamespace(kind="onnx", size=None, files=SimpleNamespace(variant=""))
     progress = is_same_model = other_template = False
     recorder = records_file = asked_otherwise = None
 

@@ -33,7 +33,7 @@ def test_scores_of_the_reference_answer_the_second_run(
     scores.note(known, compared)
     requests = instances(kind, [asked])
     if answer is None:
-        with pytest.raises(RunError, match="the second time"):
+        with pytest.raises(RunError, match="in the second run"):
             scores(requests, list)
     else:
         assert scores(requests, lambda passed: [f"asked {len(passed)}"]) == [answer]

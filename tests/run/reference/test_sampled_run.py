@@ -297,7 +297,7 @@ def test_claim_stays_open_where_what_is_lost_would_decide(tasks: LoadedTasks, wh
     assert "is not certain" in verdict(found.comparison).finding
     required = Bound.model_validate({"metric": "accuracy_difference", "min": -1.0})
     (line,) = broken_bounds([required], list(found.metrics.values()))
-    assert "is not certain" in line
+    assert "is undecided" in line
 
 
 @pytest.mark.parametrize("mode", ["recorded", "resident"])
