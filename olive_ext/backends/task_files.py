@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -295,23 +295,21 @@ def refuse_unknown(specs: Sequence[Spec], folders: Sequence[str]) -> None:
     named = [spec for spec in specs if isinstance(spec, str) or "group" in spec]  # another inline task may be a new one
     names, files = asked_files(named, folders)
     stems = {path.stem for folder in folders for path in Path(folder).rglob("*.y*ml")}
-    known = stems | defined_names(files)
+    known = {*stems, *defined_names(files), *shipped_files()}
     asked = sorted(name for name in names if name.isascii() and not is_file(name))
-    missing = {name for name in asked if name not in known and name not in shipped_files()}
-    if not missing:
+    if not (missing := {name for name in asked if name not in known}):
         return
     everything = folder_files((), folders)
     known |= defined_names(everything)
+    missing -= known
     broken = [path.read_bytes() for path, config in everything.items() if not config and path.is_file()]
-    missing -= known | {name for name in missing if any(name.encode() in content for content in broken)}
-    for content in _shipped_texts() if missing else ():
+    for content in chain(broken, _shipped_texts()):
         missing -= {name for name in missing if name.encode() in content and name.encode() in _WORD.findall(content)}
         if not missing:
             return
         known.update(name.decode() for name in _DEFINED.findall(content))
     if missing:
-        wrong = [name for name in asked if name in missing]
-        raise unknown(wrong, known, folders)
+        raise unknown([name for name in asked if name in missing], known, folders)
 
 
 def unknown(names: Sequence[str], known: Collection[str], folders: Sequence[str]) -> TaskError:
