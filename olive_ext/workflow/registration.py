@@ -115,7 +115,7 @@ def import_pass_module(package: Any, given: dict[str, Any], proceed: Callable[..
     before they are needed."""
     kind = proceed()
     if kind.__module__ == "olive.passes.onnx.conversion":
-        mend_conversion(sys.modules[kind.__module__])
+        wrap_once(sys.modules[kind.__module__], "_convert_dynamic_shapes_for_dynamic_cache", shapes_in_order)
     if kind.__name__ == "ModelBuilder":
         wrap_once(kind, "_run_for_config", build_without_code)
     return kind
@@ -146,17 +146,12 @@ def silence() -> None:
     threading.Thread(target=messages.shutdown, daemon=True).start()
 
 
-def mend_conversion(module: Any) -> None:
-    """Has `OnnxConversion` export decoders with torch.export, once.
+def shapes_in_order(module: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> dict[str, Any]:
+    """The hook of Olive's conversion of a KV cache's shapes, with which `OnnxConversion` exports decoders.
 
     torch wants the shapes of an object's tensors in the order of its fields. Olive 0.13 gives those of a KV cache by
     the fields' names, and every export of a decoder fails ("Node type mismatch").
     """
-    wrap_once(module, "_convert_dynamic_shapes_for_dynamic_cache", shapes_in_order)
-
-
-def shapes_in_order(module: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> dict[str, Any]:
-    """The hook of Olive's conversion of a KV cache's shapes."""
     shapes: dict[str, Any] = proceed()
     past = shapes.get("past_key_values")
     return {**shapes, "past_key_values": list(past.values())} if isinstance(past, Mapping) else shapes
@@ -203,17 +198,13 @@ def resolve_goals(engine: Any, given: dict[str, Any], proceed: Callable[..., Any
     goals, metrics = proceed(), given["metrics"]
     if not any(metrics is evaluator.metrics for _, evaluator in our_evaluators(engine)):
         return goals
-    return {**thresholds(metrics), **{name: goal for name, goal in goals.items() if goal is not None}}
-
-
-def thresholds(metrics: Any) -> dict[str, float]:
-    """Olive's key of each declared metric with a priority and a goal of type "threshold", and that goal's value."""
-    return {
+    thresholds = {
         joint_metric_key(metric.name, sub_type.name): sub_type.goal.value
         for metric in metrics
         for sub_type in metric.sub_types
         if sub_type.priority > 0 and sub_type.goal is not None and sub_type.goal.type == "threshold"
     }
+    return {**thresholds, **{name: goal for name, goal in goals.items() if goal is not None}}
 
 
 def update_node(node: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> None:
