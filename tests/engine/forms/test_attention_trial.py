@@ -509,11 +509,19 @@ def test_faults_at_positions_of_all_blocks_are_found(how: dict[str, Any]) -> Non
     assert passed == []
 
 
+TILES = ((16, False), (64, True), (128, False), (LENGTH, False))
+ORDERS = [
+    *((1, one, TILES) for one in (FLOAT, FLOAT16, BFLOAT16)),
+    *((8, one, TILES[1::2]) for one in (FLOAT16, BFLOAT16)),
+]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("elem_type", [FLOAT, FLOAT16, BFLOAT16])
-@pytest.mark.parametrize("heads", [1, 8])
-def test_a_right_kernel_passes_in_any_order_of_sums(elem_type: int, heads: int) -> None:
+@pytest.mark.parametrize(("heads", "elem_type", "tiles"), ORDERS)
+def test_a_right_kernel_passes_in_any_order_of_sums(
+    heads: int, elem_type: int, tiles: tuple[tuple[int, bool], ...]
+) -> None:
     """Weights are rounded to the type before they meet values, in tiles of any size, from either end."""
     trial = trial_of(heads, 4, 64, elem_type, rotated=64)
-    for tile, is_backwards in ((16, False), (64, True), (128, False), (LENGTH, False)):
+    for tile, is_backwards in tiles:
         assert verdict(Kernel(trial, tile, is_backwards=is_backwards)) is None
