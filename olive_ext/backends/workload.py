@@ -84,21 +84,13 @@ class CountingLM(LM):  # type: ignore[misc]
         super().__init__()
         self._encode, self.work = encode, Work()
 
-    def _counted(self, requests: Sequence[Any], answer: Any) -> list[Any]:
-        self.work += work_of(requests, self._encode)
-        return [answer for _ in requests]
-
     def loglikelihood(self, requests: Sequence[Any], **_: object) -> list[Any]:
-        """As lm-eval's."""
-        return self._counted(requests, (-1.0, False))
+        """Counts requests of any kind; a task cannot read the answers, and lm-eval asks all before it reads any."""
+        self.work += work_of(requests, self._encode)
+        return ["" for _ in requests]
 
-    def loglikelihood_rolling(self, requests: Sequence[Any], **_: object) -> list[Any]:
-        """As lm-eval's."""
-        return self._counted(requests, -1.0)
-
-    def generate_until(self, requests: Sequence[Any], **_: object) -> list[Any]:
-        """As lm-eval's."""
-        return self._counted(requests, "")
+    loglikelihood_rolling = loglikelihood
+    generate_until = loglikelihood
 
 
 class Rate(NamedTuple):

@@ -87,9 +87,9 @@ def test_work_counts_documents_requests_new_tokens_and_the_longest_answers() -> 
 
 def test_model_that_counts_answers_nothing() -> None:
     lm = CountingLM(list)
-    assert lm.loglikelihood([request(0, "a", "b")]) == [(-1.0, False)]
-    assert lm.loglikelihood_rolling([request(1, "ab")]) == [-1.0]
-    assert lm.generate_until([request(2, "ab", {"max_gen_toks": 5})]) == [""]
+    asked = (lm.loglikelihood, ("a", "b")), (lm.loglikelihood_rolling, ("ab",))
+    for number, (call, args) in enumerate((*asked, (lm.generate_until, ("ab", {"max_gen_toks": 5})))):
+        assert call([request(number, *args)]) == [""]
     assert (len(lm.work.documents), sum(lm.work.tokens), lm.work.answers) == (3, 6.0, 5)
 
 
