@@ -31,12 +31,14 @@ def folder(tmp_path: Path) -> Path:
     return write_tasks(tmp_path / "tasks")
 
 
-def test_local_tasks_load_without_reading_lm_evals_own(folder: Path) -> None:
+def test_local_tasks_load_without_reading_lm_evals_own(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nor does lm-eval name an option of its own command line."""
     begin = time.process_time()
     loaded = load_tasks(NAMES, str(folder))
     assert list(loaded.tasks) == NAMES
     assert len(loaded.task_index) < 10
     assert time.process_time() - begin < 10
+    assert "--metadata" not in caplog.text
 
 
 def test_paths_names_and_inline_tasks_mix(folder: Path) -> None:
