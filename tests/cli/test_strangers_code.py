@@ -56,13 +56,12 @@ def package_with_modules(tmp_path: Path) -> Path:
 def test_commands_within_a_models_folder(
     tmp_path: Path, ran: Path, package_with_modules: Path, tasks: list[str]
 ) -> None:
-    """One evaluates in a worker process."""
     written = recipe(tmp_path, {"type": "ONNXModel", "model_path": "."}, **blocks(tasks))
     (package_with_modules / "recipe.json").write_text(json.dumps(written))
     run_commands(
         package_with_modules,
         ran,
-        ["evaluate", ".", *tasks, *QUICK, "--set", "isolation=process"],
+        ["evaluate", ".", *tasks, *QUICK],
         ["check", "recipe.json"],
         ["schema"],
         ["quickstart", str(tmp_path / "new")],

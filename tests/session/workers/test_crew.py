@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from olive_ext.backends.progress import progress_bar, shown
 from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.errors import RunError, TaskError, WorkerError
-from olive_ext.session.workers.crew import AHEAD, HELD_TOKENS, MOST_GUILTY, PAUSES_S, ChunkFeed, Crew
+from olive_ext.session.workers import crew
+from olive_ext.session.workers.crew import AHEAD, MOST_GUILTY, PAUSES_S, ChunkFeed, Crew
 from olive_ext.session.workers.pool import WorkerPool
 from olive_ext.session.workers.worker import OWN, Reply, Served, Watchdog, WorkerLostError
 from tests.engine.fake_runner import oracle
@@ -381,8 +382,9 @@ def test_chunks_come_in_order_while_more_follow_and_then_the_largest_first() -> 
     assert feed.take() is None
 
 
-def test_no_more_tokens_are_held_than_there_is_room_for() -> None:
-    long = HELD_TOKENS // 3 - 200
+def test_no_more_tokens_are_held_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "HELD_TOKENS", 30_000)
+    long = 30_000 // 3 - 200
     read: list[int] = []
 
     def chunks() -> Iterator[Sequence[Request]]:
