@@ -427,10 +427,14 @@ class Models:
     def _tokenizer(self, model: ResolvedModel) -> Tokenizer:
         from olive_ext.session.tokenizer import load_tokenizer
 
-        where, given, is_trusted = model.files.tokenizer, self._arguments, model.settings.trust_remote_code
+        where, given = model.files.tokenizer, self._arguments
         if where not in self._tokenizers:  # one of 128,000 tokens takes 0.7 s
-            texts = {"add_bos_token": given.add_bos_token, "prefix_token_id": given.prefix_token_id}
-            self._tokenizers[where] = load_tokenizer(where, trust_remote_code=is_trusted, **texts)
+            self._tokenizers[where] = load_tokenizer(
+                where,
+                add_bos_token=given.add_bos_token,
+                prefix_token_id=given.prefix_token_id,
+                trust_remote_code=model.settings.trust_remote_code,
+            )
         return self._tokenizers[where]
 
     def stops(self, lm: LM) -> Stops | None:
