@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lm_eval.tasks import TaskManager
 from olive.model import ONNXModelHandler
 
+from olive_ext.backends import task_loading
 from olive_ext.check import check_recipe
 from olive_ext.config import EVALUATOR_TYPE, evaluator_settings
 from olive_ext.workflow import OrtLMEvaluator
@@ -53,6 +55,19 @@ def ported(section: dict[str, Any], folder: Path) -> dict[str, Any]:
 def test_list_has_all_sections() -> None:
     assert len(SECTIONS) == 17
     assert sum(one["sections"] for one in SECTIONS.values()) == 101
+
+
+managers: dict[str, TaskManager] = {}
+
+
+def manager(**given: Any) -> TaskManager:
+    """lm-eval's, which reads its thousands of files once."""
+    return managers.get(repr(given)) or managers.setdefault(repr(given), TaskManager(**given))
+
+
+@pytest.fixture(autouse=True)
+def _one_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_loading, "TaskManager", manager)
 
 
 @pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.long) for name in OF_TASKS), *OF_METRICS])
