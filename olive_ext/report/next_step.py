@@ -87,7 +87,10 @@ def _of_too_few(reasons: Sequence[Reason], comparison: Comparison) -> str:
         ways = [_STEPS["distance_open"]]
     else:
         ways = [_documents(open_ones[0], comparison, together), _measures(comparison)]
-    found = filter(None, [*ways[:1], _accepted(open_ones), *ways[1:]])
+    sizes = [math.inf if item.size is None else item.size for item in open_ones]
+    least = "" if max(sizes) > MOST_ACCEPTED else f"{math.ceil(10 * max(sizes)) / 10:g}"  # they exclude it everywhere
+    accepted = f"accept a loss of {least} (`matters: {least}`)" if least else ""
+    found = filter(None, [*ways[:1], accepted, *ways[1:]])
     return ", or ".join(found) or "evaluate other tasks, of more documents"
 
 
@@ -112,15 +115,6 @@ def _documents(item: Reason, comparison: Comparison, together: str) -> str:
     adds = item.unit == "pt" and overall is not None and overall.is_binary
     how = f"add tasks ({other}) and {together}" if adds else f"ask another task in its place ({other})"
     return f"{counted(there, 'document is', 'documents are')} all that {those}: {how}"
-
-
-def _accepted(open_ones: Sequence[Reason]) -> str:
-    """The loss, in points or per cent, that these documents exclude everywhere, where it is one to accept."""
-    sizes = [math.inf if item.size is None else item.size for item in open_ones]
-    if max(sizes) > MOST_ACCEPTED:
-        return ""
-    most = math.ceil(10 * max(sizes)) / 10
-    return f"accept a loss of {most:g} (`matters: {most:g}`)"
 
 
 def _measures(comparison: Comparison) -> str:
