@@ -7,7 +7,7 @@ Each weight alone is given its quantized numbers, and those of the others stay.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from olive_ext.backends.package_versions import runtimes
 from olive_ext.backends.progress import progress_bar
 from olive_ext.backends.task_files import refuse_unknown, task_folders
 from olive_ext.errors import ConfigError, ContradictionError, ModelError, NotComparableError
-from olive_ext.graph.nodes import NodeWriter, attribute, quantizing_operator
+from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.constants import plain_name
 from olive_ext.model.files.hub import asked_where_it_answers
@@ -40,15 +40,12 @@ from olive_ext.plugins.diagnose.remedy.pairing import (
 from olive_ext.plugins.diagnose.remedy.race import Race, estimate
 from olive_ext.plugins.diagnose.remedy.roundings import (
     OUTPUT,
-    QuantizedCache,
     Rounding,
     Site,
-    in_blocks,
-    quantized_cache,
-    with_cache,
+    quantized_caches,
 )
 from olive_ext.plugins.diagnose.remedy.variants import Group, Material, Variants, grouped, nats_by_document
-from olive_ext.plugins.diagnose.remedy.weights import HOST, GraphWeights, Matrix, WeightUse, computed
+from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, Matrix, WeightUse
 from olive_ext.plugins.diagnose.settings import LocationConfig
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.report.report_files import check_writable
@@ -114,7 +111,6 @@ class Location:
 
         self.targets = list(self.pairing.targets)
         self._roundings: list[Rounding] = []
-        self._cache: QuantizedCache | None = None
 
     def with_parts(self) -> Location:
         """Takes the weights of encoders of pictures and sound and of the embedding graph as targets, too."""
@@ -129,12 +125,10 @@ class Location:
         return self
 
     def with_more(self) -> Location:
-        """As `with_parts`, with all else that is rounded: activations, and the KV cache."""
+        """As `with_parts`, with activations that the graph rounds; a quantized KV cache is named as not compared."""
         self.with_parts()
-        self._cache = quantized_cache(self.floats, self.quantized, self.pairing.unpaired)
+        self.pairing.unpaired |= quantized_caches(self.floats, self.quantized)
         self._roundings = list(static_roundings(self.pairing, self.floats, self.quantized))
-        if self.model.providers[0].name == HOST.name:
-            self._roundings += kernels_roundings(self.pairing.targets, self.floats, self.quantized)
         return self
 
     def _pair_part(self, part: str) -> None:
@@ -159,7 +153,7 @@ class Location:
         from olive_ext.backends.task_loading import Seeds
         from olive_ext.run.evaluation import asked_task_objects
 
-        if not self.targets and not self._roundings and self._cache is None:
+        if not self.targets and not self._roundings:
             refuse_nothing(self.pairing, len(self.quantized.uses))
         evaluation, seeds = self._models.config, Seeds.of(self._config.seed)
         tasks = asked_task_objects(self._models, None, seeds)
@@ -178,8 +172,6 @@ class Location:
         settings = self._config.reference
         record_to = {"folder": str(folder), "top": settings.top, "drawn": settings.drawn}
         variants = Variants(self.reference, self.sources, self.targets, self._roundings, record_to)
-        if self._cache is not None:
-            variants.add_cache(self._cache, with_cache(self.reference, self._cache, self.quantized))
         why = "the engine's form of the float graph has no node that reads it"
         self.pairing.unpaired |= {node: why for rounding in variants.missing for node in rounding.nodes}
         variants.recorder.keep_answers(folder / "answers", resume=self._config.resume, facts={"versions": runtimes()})
@@ -286,17 +278,6 @@ def _entry(number: int, group: Group, race: Race, certain: frozenset[int], gaine
     )
 
 
-PROBE_ROWS = 4
-"""Rows of random numbers that a node multiplies to show whether it rounds them."""
-
-EXPLAINED = 0.25
-"""Share of a node's error that may be left when its input is rounded beforehand, for the rounding to be taken for the
-kernel's: 1e-4 are left where it is, and 1 or more where it is not."""
-
-_LEVEL = 4
-"""The accuracy level at which MatMulNBits rounds what it multiplies, where its kernel can."""
-
-
 def static_roundings(pairing: Pairing, floats: GraphWeights, quantized: GraphWeights) -> Iterator[Rounding]:
     """The pairs of QuantizeLinear and DequantizeLinear of which both graphs have the nodes. The others are named in
     `pairing`."""
@@ -308,52 +289,6 @@ def static_roundings(pairing: Pairing, floats: GraphWeights, quantized: GraphWei
             yield rounding
         else:
             pairing.unpaired[first.name] = rounding
-
-
-def kernels_roundings(targets: Iterable[Target], floats: GraphWeights, quantized: GraphWeights) -> Iterator[Rounding]:
-    """The roundings of products that round what they multiply on the host; one of each form is tried: how a kernel
-    rounds is not taken from its documentation."""
-    tried: dict[tuple[object, ...], bool] = {}
-    for target in targets:
-        block = _block(target.quantized[0], quantized)
-        if not block:
-            continue
-        node = target.quantized[0].node
-        form = node.op_type, block, tuple((one.name, one.i) for one in node.attribute if one.name not in "NK")
-        if form not in tried:
-            tried[form] = _rounds_in_blocks(target.quantized[0], quantized, block)
-        if tried[form]:
-            sites = tuple(Site(own.node.name, 0, own.value) for own in target.floats)
-            elem_type = _type_of(floats.matrix(target.floats[0]))
-            yield Rounding(target.name, target.nodes, sites, block=block, elem_type=elem_type)
-
-
-def _block(use: WeightUse, weights: GraphWeights) -> int:
-    """The numbers of a row that a product would round with one scale, where it rounds what it multiplies; 0 where its
-    form never does. ONNX Runtime makes a MatMulNBits of a product after DequantizeLinear, too."""
-    node = use.node
-    if node.op_type == "MatMulNBits":
-        return int(attribute(node, "block_size", 0)) if attribute(node, "accuracy_level", 0) == _LEVEL else 0
-    maker = weights.maker.get(use.value)
-    if node.op_type not in ("MatMul", "Gemm") or maker is None or maker.op_type != "DequantizeLinear":
-        return 0
-    return int(attribute(maker, "block_size", 0))
-
-
-def _rounds_in_blocks(use: WeightUse, weights: GraphWeights, block: int) -> bool:
-    """Whether a product on the host rounds each row that it multiplies, in blocks of so many numbers, to 8 bits."""
-    matrix = weights.matrix(use)
-    matrix = matrix.T if use.is_transposed else matrix
-    rows = np.random.default_rng(0).normal(size=(PROBE_ROWS, len(matrix))).astype(matrix.dtype)
-    graph = helper.make_graph([], "rounding", [], [])
-    output = in_blocks(NodeWriter(graph, _OPSET.version, "rounded"), "x", block)
-    rounded = computed(graph.node, graph.initializer, {"x": rows}, output, [_OPSET], 10)
-    product, wide = weights.product(use, rows).astype(np.float32), matrix.astype(np.float32)
-    plain, explained = (float(np.linalg.norm(product - given.astype(np.float32) @ wide)) for given in (rows, rounded))
-    return explained < EXPLAINED * plain
-
-
-_OPSET = helper.make_opsetid("", 18)
 
 
 def _type_of(matrix: Matrix) -> int:

@@ -85,11 +85,6 @@ class Target:
         return f", {self.part}" if self.part else ""
 
     @property
-    def is_alone(self) -> bool:
-        """Whether it is measured alone where nodes are."""
-        return True
-
-    @property
     def layer(self) -> int | None:
         """The decoder layer's number; None outside of the decoder's layers."""
         return None if self.part else layer_of(self.name)

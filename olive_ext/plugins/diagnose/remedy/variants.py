@@ -24,14 +24,12 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.providers.devices import memory_of
 from olive_ext.plugins.diagnose.remedy.documents import Document, asked, document_key
 from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target
-from olive_ext.plugins.diagnose.remedy.roundings import AnyTarget, QuantizedCache, Rounding, Switches
+from olive_ext.plugins.diagnose.remedy.roundings import AnyTarget, Rounding, Switches
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, Matrix
-from olive_ext.records import Records
 from olive_ext.records.journal import Journal
 from olive_ext.session.answer_journal import deciding_facts
 from olive_ext.session.local import LocalModel, RecordTo, new_records, read_texts
 from olive_ext.session.opening import open_model
-from olive_ext.session.session import Session
 from olive_ext.stats.compared_fields import Positions, TokenClasses
 
 Floats = npt.NDArray[np.float64]
@@ -58,62 +56,8 @@ def nats_by_document(positions: Positions, number: int) -> Floats:
     return np.bincount(rows["document"], as_numbers(rows["kl"]), number).astype(np.float64)
 
 
-class BoundSession:
-    """A session of one model whose weights and switches are bound."""
-
-    def __init__(
-        self,
-        model: ResolvedModel,
-        arrays: Mapping[str, Mapping[str, Matrix]],
-        roundings: Sequence[Rounding],
-    ) -> None:
-        """`arrays`: the graphs' own numbers, by part. Raises what opening `model` raises."""
-        switches, files = Switches(roundings), {"": model.files.decoder}
-        files |= {part: companion.graph for part, companion in model.files.companions.items()}
-        engine, num_weights = model.settings.engine, sum(array.size for array in arrays[""].values())
-        if engine.num_threads == "auto" and model.device.kind == "cpu" and num_weights <= SMALL:
-            model = model.patched({"engine": engine.model_copy(update={"num_threads": 1})})
-        self._weights = {
-            part: BoundWeights(own, (lambda _: None) if part else switches.edit) for part, own in arrays.items()
-        }
-        texts = read_texts(model)
-        opened = open_ort_runner(model, weights={files[part]: bound for part, bound in self._weights.items()})
-        self.local = LocalModel(texts, opened, texts.media(opened.runner.traits.item_limit))
-        self.kernels = DivergenceKernels.at(opened.runner, texts.tokenizer.num_ids)
-        self.missing = list(switches.missing)
-        self._bound: frozenset[AnyTarget] = frozenset()
-        self.session: Session
-
-    def read(self, records: Records) -> None:
-        """Opens the session, which compares what it is asked with `records`."""
-        self.session = self.local.session(ReadingTap(records, self.kernels))
-
-    def sums(self, documents: Sequence[Document]) -> Floats:
-        """KL(float || what is bound) in nats, summed over the positions of each of N documents [N]."""
-        self.session.gc()
-        return np.array(
-            [
-                sum(float(as_numbers(output.compared.kl).sum()) for output in document if output.compared is not None)
-                for document in asked(self.session, documents)
-            ]
-        )
-
-    def bind(self, wanted: frozenset[AnyTarget], numbers: Callable[[AnyTarget], Mapping[str, Matrix]]) -> None:
-        """Has some targets quantized, the others not. `numbers`: what a target's values are then."""
-        if wanted == self._bound:
-            return
-        for target in self._bound - wanted:
-            self._weights[target.part].put_back(target.values)
-        for target in wanted - self._bound:
-            self._weights[target.part].put(numbers(target))
-        if any(target.part for target in self._bound ^ wanted):
-            self.session.release_memory()  # what encoders have made of items, too
-        self._bound = wanted
-
-
 class Variants:
-    """The float model in one session, with some of the quantized numbers in place of its own, and some roundings; in
-    another one with the quantized KV cache, where there is one."""
+    """The float model in one session, with some of the quantized numbers in place of its own, and some roundings."""
 
     def __init__(
         self,
@@ -126,35 +70,36 @@ class Variants:
         """`sources`: by part of the package, of the decoder those of ""; `record_to`: where the float model's
         distributions are recorded. Raises what opening `model` raises."""
         self._sources = sources
-        self._arrays: dict[str, dict[str, Matrix]] = {"": {}}
+        own: dict[str, dict[str, Matrix]] = {"": {}}
         for target in targets:
-            floats, arrays = sources[target.part].floats, self._arrays.setdefault(target.part, {})
+            floats, arrays = sources[target.part].floats, own.setdefault(target.part, {})
             roots = frozenset().union(*(use.roots for use in target.floats))
             uses = [use for use in (*floats.uses.values(), *target.floats) if use.roots & roots]
             arrays |= {use.value: floats.matrix(use) for use in uses}
-        self._arrays[""] |= {name: np.array(False) for rounding in roundings for name in rounding.values}
-        self._roundings = roundings
-        self._plain = BoundSession(replace(model, is_compared=True), self._arrays, roundings)
-        self._records = new_records(self._plain.local, record_to)
-        tap = WritingTap(self._records, self._plain.kernels)
-        self.recorder = self._plain.local.session(tap, records=self._records)
-        self._plain.read(self._records)
-        self._cached: BoundSession | None = None
-        self.missing = self._plain.missing
+        own[""] |= {name: np.array(False) for rounding in roundings for name in rounding.values}
+        switches, files = Switches(roundings), {"": model.files.decoder}
+        files |= {part: companion.graph for part, companion in model.files.companions.items()}
+        engine, num_weights = model.settings.engine, sum(array.size for array in own[""].values())
+        if engine.num_threads == "auto" and model.device.kind == "cpu" and num_weights <= SMALL:
+            model = model.patched({"engine": engine.model_copy(update={"num_threads": 1})})
+        model = replace(model, is_compared=True)
+        self._weights = {
+            part: BoundWeights(arrays, (lambda _: None) if part else switches.edit) for part, arrays in own.items()
+        }
+        texts = read_texts(model)
+        opened = open_ort_runner(model, weights={files[part]: bound for part, bound in self._weights.items()})
+        local = LocalModel(texts, opened, texts.media(opened.runner.traits.item_limit))
+        kernels = DivergenceKernels.at(opened.runner, texts.tokenizer.num_ids)
+        self._records = new_records(local, record_to)
+        self.recorder = local.session(WritingTap(self._records, kernels), records=self._records)
+        self._session = local.session(ReadingTap(self._records, kernels))
+        self._bound: frozenset[AnyTarget] = frozenset()
+        self.missing = list(switches.missing)
         self.targets: list[AnyTarget] = [*targets, *(one for one in roundings if one not in self.missing)]
         """All that `kl` takes: of the roundings those whose nodes the engine's form of the graph has."""
 
         self.alternatives: dict[AnyTarget, GraphWeights] = {}
         """Graphs with the numbers of targets that are not the quantized model's own."""
-
-    def add_cache(self, cache: QuantizedCache, model: ResolvedModel) -> None:
-        """Takes the quantized cache as a target, too; `model` is the float one with it. Raises what opening it raises,
-        and `ModelError` where the engine's form of it has not all that the other has."""
-        self._cached = BoundSession(replace(model, is_compared=True), self._arrays, self._roundings)
-        self._cached.read(self._records)
-        others = set(self._cached.missing) - set(self.missing)
-        self.missing += others
-        self.targets = [*(one for one in self.targets if one not in others), cache]
 
     def record(self, documents: Sequence[Document]) -> npt.NDArray[np.int64]:
         """Keeps the float model's distributions at all targets; the number of positions of each document [N]."""
@@ -165,10 +110,26 @@ class Variants:
     def kl(self, targets: Collection[AnyTarget], documents: Sequence[Document]) -> Floats:
         """KL(float || variant) in nats, summed over the positions of each of N documents [N]; the variant has the
         quantized numbers of `targets`. The documents have been recorded."""
-        has_cache = any(isinstance(target, QuantizedCache) for target in targets)
-        bound = self._cached if has_cache and self._cached is not None else self._plain
-        bound.bind(frozenset(targets), self._numbers)
-        return bound.sums(documents)
+        self._bind(frozenset(targets))
+        self._session.gc()
+        return np.array(
+            [
+                sum(float(as_numbers(output.compared.kl).sum()) for output in document if output.compared is not None)
+                for document in asked(self._session, documents)
+            ]
+        )
+
+    def _bind(self, wanted: frozenset[AnyTarget]) -> None:
+        """Has some targets quantized, the others not."""
+        for target in self._bound - wanted:
+            self._weights[target.part].put_back(target.values)
+        for target in wanted - self._bound:
+            own = self._sources[target.part]
+            numbers = target.numbers(own.floats, self.alternatives.get(target, own.quantized))
+            self._weights[target.part].put(numbers)
+        if any(target.part for target in self._bound ^ wanted):
+            self._session.release_memory()  # what encoders have made of items, too
+        self._bound = wanted
 
     def compared(self, model: ResolvedModel, documents: Sequence[Document]) -> Positions:
         """All positions of another model, which is opened for it: the quantized one itself. Documents are numbered as
@@ -191,28 +152,19 @@ class Variants:
 
     def describe(self) -> dict[str, Any]:
         """All that decides what `kl` gives besides targets and documents, JSON-ready."""
-        return deciding_facts(self._plain.session)
+        return deciding_facts(self._session)
 
     @property
     def tokens_fed(self) -> int:
         """Tokens that were computed so far, recorded ones, too."""
-        return sum(int(session.counters.tokens_fed) for session in self._sessions)
+        return sum(int(session.counters.tokens_fed) for session in (self.recorder, self._session))
 
     def __enter__(self) -> Variants:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for session in self._sessions[::-1]:
-            session.close()
-
-    @property
-    def _sessions(self) -> list[Session]:
-        cached = [] if self._cached is None else [self._cached.session]
-        return [self.recorder, self._plain.session, *cached]
-
-    def _numbers(self, target: AnyTarget) -> Mapping[str, Matrix]:
-        own = self._sources[target.part]
-        return target.numbers(own.floats, self.alternatives.get(target, own.quantized))
+        self._session.close()
+        self.recorder.close()
 
 
 @dataclass(frozen=True)
@@ -283,7 +235,7 @@ def grouped(targets: Sequence[AnyTarget], by: str) -> list[Group]:
     """The targets one by one ("node"), by layer, or by kind; those outside of the layers by kind in any case."""
 
     def key(target: AnyTarget) -> str:
-        if by == "node" and target.is_alone:
+        if by == "node":
             return target.name
         if target.layer is None:
             return target.kind or target.name

@@ -8,7 +8,7 @@ Axes: K inputs and N outputs of a product, V rows of a table.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,9 +38,6 @@ _INPUTS = {**WEIGHTS, "MatMulNBits": {"": (1, 2, 3, 4)}}
 
 _PACKED = ("MatMulNBits", "GatherBlockQuantized", "QMoE")
 """Operators that take packed numbers."""
-
-_BIAS = {"MatMulNBits": 5, "Gemm": 2, "MatMul": 2}
-"""By operator of a product the first input that is no part of it."""
 
 _EXPERT_BITS = (4, 8)
 
@@ -134,12 +131,6 @@ class GraphWeights(Constants):
             return rows.reshape(len(stored), -1, grid.num_inputs)
         return rows if use.node.op_type == "GatherBlockQuantized" else rows.T
 
-    def product(self, use: WeightUse, rows: Matrix) -> Matrix:
-        """The product [R, N] of `rows` [R, K] by the node of a weight on the host, without its bias."""
-        node = deepcopy(use.node)
-        del node.input[_BIAS.get(node.op_type, len(node.input)) :]
-        return self._run([node], {node.input[0]: rows}, node.output[0])
-
     def makers(self, value: str) -> list[onnx.NodeProto]:
         """The nodes that make a constant, in an order in which they can run; none for an initializer."""
         if value in self.initializers or not value:
@@ -208,18 +199,17 @@ class GraphWeights(Constants):
         return self._roots_of_all([name for name in maker.input if name])
 
     def _value(self, name: str) -> Matrix:
-        """A constant's numbers, computed where nodes make them."""
-        return onnx.numpy_helper.to_array(self.tensor(name)) if name in self.initializers else self._run([], {}, name)
-
-    def _run(self, nodes: Sequence[onnx.NodeProto], feeds: dict[str, Matrix], output: str) -> Matrix:
-        """The value `output` of `nodes`, and of those before them that make constants, with `feeds` as inputs."""
-        wanted = [name for node in nodes for name in node.input if name and name not in feeds] if nodes else [output]
-        order: list[onnx.NodeProto] = []
-        for name in wanted:
-            order += [one for one in self.makers(name) if all(one is not other for other in order)]
-        used = {name for node in (*order, *nodes) for name in node.input}
-        stored = [self.tensor(name) for name in sorted(used & self.initializers.keys())]
-        return computed([*order, *nodes], stored, feeds, output, self.model.opset_import, self.model.ir_version)
+        """A constant's numbers, computed by ONNX Runtime on the host where nodes make them."""
+        if name in self.initializers:
+            return onnx.numpy_helper.to_array(self.tensor(name))
+        nodes = self.makers(name)
+        used = {one for node in nodes for one in node.input}
+        stored = [self.tensor(one) for one in sorted(used & self.initializers.keys())]
+        graph = helper.make_graph(nodes, "weight", [], [onnx.ValueInfoProto(name=name)], stored)
+        opsets, ir_version = self.model.opset_import, self.model.ir_version
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)
+        (value,) = open_session(model.SerializeToString(), [HOST]).run([name], {})
+        return np.asarray(value)
 
     def tensor(self, name: str) -> onnx.TensorProto:
         """A copy of an initializer with its numbers inside."""
@@ -232,24 +222,6 @@ class GraphWeights(Constants):
             tensor.data_location = TensorProto.DEFAULT
             del tensor.external_data[:]
         return tensor
-
-
-def computed(
-    nodes: Sequence[onnx.NodeProto],
-    stored: Sequence[onnx.TensorProto],
-    feeds: dict[str, Matrix],
-    output: str,
-    opsets: Iterable[onnx.OperatorSetIdProto],
-    ir_version: int,
-) -> Matrix:
-    """The value `output` of a graph of these nodes, by ONNX Runtime on the host."""
-    inputs = [
-        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()
-    ]
-    graph = helper.make_graph(nodes, "weight", inputs, [onnx.ValueInfoProto(name=output)], stored)
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)
-    (value,) = open_session(model.SerializeToString(), [HOST]).run([output], feeds)
-    return np.asarray(value)
 
 
 SLAB_BYTES = 1 << 26
