@@ -140,7 +140,7 @@ def zeros_graph() -> bytes:
 
 
 FEATURES = "y"
-"""The output of `pick_graph`, `join_graph`, `put_rows_graph` and `fold_graph`."""
+"""The output of `pick_graph`, `put_rows_graph` and `fold_graph`."""
 
 
 def pick_graph(elem_type: int, rank: int, size: int) -> bytes:
@@ -155,14 +155,6 @@ def pick_graph(elem_type: int, rank: int, size: int) -> bytes:
 def _picked(graph: NewGraph, value: str, rows: RowTensor) -> bytes:
     output = graph.output(FEATURES, rows.elem_type, ["N", *rows.shape])
     _gathered(graph, value, rows, graph.input("rows", _INT64, ["N"]), output)
-    return graph.serialized()
-
-
-def join_graph(elem_type: int) -> bytes:
-    """`y` = the rows of `a` [N,H], then those of `b`."""
-    graph = NewGraph("join")
-    both = [graph.input(name, elem_type, [f"N{name}", "H"]) for name in "ab"]
-    graph.add("Concat", both, graph.output(FEATURES, elem_type, ["N", "H"]), axis=0)
     return graph.serialized()
 
 

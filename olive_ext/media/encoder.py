@@ -14,7 +14,7 @@ some numbers of items, sizes or contents. Axes: B rows, S tokens of a row, N row
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -24,7 +24,7 @@ import numpy as np
 import onnxruntime as ort
 
 from olive_ext.errors import LostItemError, OliveExtError, RunError, counted, first_line
-from olive_ext.graph.standalone_graphs import fold_graph
+from olive_ext.graph.standalone_graphs import RowTensor, fold_graph
 from olive_ext.media.graphs import (
     MOST_GRIDS,
     Array,
@@ -40,7 +40,6 @@ from olive_ext.media.graphs import (
     SmallGraphs,
     fitted,
     is_padded,
-    join_rows,
     joined,
     num_bytes,
     pick_rows,
@@ -48,7 +47,7 @@ from olive_ext.media.graphs import (
     real_rows,
 )
 from olive_ext.media.items import ItemStore, Media, MediaItem, token_bucket, token_buckets
-from olive_ext.model.providers.bindings import InputFeed, zeros
+from olive_ext.model.providers.bindings import InputFeed, StackedPart, Stacker, zeros
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_failures import FAILURES, is_memory_error, named_failure
 from olive_ext.model.spec.role_inputs import StepArrays, arrays_of
@@ -225,18 +224,6 @@ FEATURE_BYTES = 1 << 28
 """Features that are kept on the device at most, unless one item has more."""
 
 
-@dataclass
-class EncoderCounters:
-    """What an encoder has done since it was opened."""
-
-    encoded: int = 0
-    runs: int = 0
-    """Runs of the encoder, on one item or several; the warm-up's are not among them."""
-
-    hits: int = 0
-    evicted: int = 0
-
-
 class MediaEncoder:
     """One encoder's session, opened when the first item comes, and the features that it has made."""
 
@@ -252,13 +239,18 @@ class MediaEncoder:
         run makes of several items, an item with more runs alone; `bind_weights` binds weights to every run: features
         that are kept are of the old ones where other numbers are put."""
         self.spec, self._bind_weights = spec, bind_weights
-        self.counters = EncoderCounters()
+        self.encoded = self.runs = self.hits = self.evicted = 0
+        """Items, runs on one or several of them (the warm-up's are not among them), and features that were kept or
+        dropped, since it was opened."""
+
         self.kept: ItemStore[Features] = ItemStore(FEATURE_BYTES, num_bytes)
         self._open_session = open_session
         self._graphs = graphs
         self._shapes = EncoderShapes(spec, is_bucketed=graphs.is_bucketed)
         self._batches = EncoderBatches(spec, max_rows, is_bucketed=graphs.is_bucketed)
         self._small = SmallGraphs(graphs, f"after the {spec.modality.value} encoder")
+        forms = [RowTensor(tensor.elem_type, (int(tensor.shape[1]),)) for tensor in spec.features]
+        self._stackers = [Stacker(self._small.open, graphs.device, [form]) for form in forms]
         self._early: set[str] = set()
 
     def bind(self, binding: ort.IOBinding, items: Sequence[MediaItem], num_rows: int | None) -> None:
@@ -268,21 +260,23 @@ class MediaEncoder:
         for number, tensor in enumerate(self.spec.features):
             parts = [features[number] for features in encoded]
             if parts and num_rows is None:
-                value = join_rows(self._small, [part for pieces in parts for part in pieces.values])
+                values = [value for pieces in parts for value in pieces.values]
+                stacked = [StackedPart((one,), range(one.shape()[0]), (), is_whole=True) for one in values]
+                (value,) = self._stackers[number].stack(stacked)
             else:
                 value = put_rows(self._small, parts, zeros([num_rows or 0, int(tensor.shape[1])], tensor.elem_type))
             binding.bind_ortvalue_input(tensor.name, value)
 
     def describe(self) -> Mapping[str, Any]:
         """Counters, by modality."""
-        name, counters = WORDS[self.spec.modality].counted, self.counters
+        name = WORDS[self.spec.modality].counted
         problems = {**self._batches.problems, "of_any_shape": self._shapes.problem}
         return {
             f"{name}_encoder_device": self._graphs.device.kind,
-            f"{name}s_encoded": counters.encoded,
-            f"{name}_encoder_runs": counters.runs,
-            f"{name}_cache_hits": counters.hits,
-            f"{name}s_evicted": counters.evicted,
+            f"{name}s_encoded": self.encoded,
+            f"{name}_encoder_runs": self.runs,
+            f"{name}_cache_hits": self.hits,
+            f"{name}s_evicted": self.evicted,
             f"{name}_feature_bytes": self.kept.num_bytes,
             **{f"{name}s_{how}": why for how, why in problems.items() if why},
         }
@@ -290,16 +284,13 @@ class MediaEncoder:
     def warm_up(self, items: Sequence[MediaItem], sizes: Sequence[int]) -> None:
         """Runs the encoder on items of every shape, and what puts features among those of steps of `sizes` tokens."""
         self._shapes.learn([item.num_tokens for item in items], [self._arrays(item) for item in items])
-        modality = self.spec.modality.value
         for item in items:
             for count in self._batches.counts(item):
-                with self._graphs.bucket(f"{count} x {item.num_tokens} rows of the {modality} encoder"):
-                    self._encode([item] * count)
+                self._encode([item] * count)
         ordered = sorted(items, key=lambda item: item.num_tokens)
         most = 0 if self._batches.problem else self._batches.max_rows
         for bucket in self._shapes.shared_buckets(ordered, most):
-            with self._graphs.bucket(f"{bucket.tokens} rows of several {modality}s"):
-                self._encode(ordered[:1], bucket)
+            self._encode(ordered[:1], bucket)
         for size, tensor in product(sizes, self.spec.features):
             piece, base = (
                 zeros([count, int(tensor.shape[1])], tensor.elem_type) for count in (self._shapes.piece, size)
@@ -320,14 +311,14 @@ class MediaEncoder:
         """The rows [N, H] of an item on the device, for each of the embedding graph's inputs."""
         kept = self.kept.get(item.key)
         if kept is not None:
-            self.counters.hits += item.key not in self._early
+            self.hits += item.key not in self._early
             self._early.discard(item.key)
             return kept
         encoded = self._encode_or_lose(self._batches.take(item))
-        self.counters.encoded += len(encoded)
-        self.counters.runs += 1
+        self.encoded += len(encoded)
+        self.runs += 1
         for one, features in reversed(encoded):
-            self.counters.evicted += self.kept.put(one.key, features)
+            self.evicted += self.kept.put(one.key, features)
         self._early.update(one.key for one, _ in encoded[1:])
         return encoded[0][1]
 

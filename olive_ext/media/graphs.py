@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from math import isqrt, prod
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ import onnxruntime as ort
 from typing_extensions import override
 
 from olive_ext.errors import ConfigError, ModelError, RunError
-from olive_ext.graph.standalone_graphs import FEATURES, join_graph, pick_graph, put_rows_graph
+from olive_ext.graph.standalone_graphs import FEATURES, pick_graph, put_rows_graph
 from olive_ext.media.items import MediaItem, filled_up, token_bucket, token_buckets
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.spec.role_inputs import DTYPES
@@ -294,9 +293,6 @@ class ItemGraphs:
     is_bucketed: bool = False
     """Whether these graphs are run with few shapes."""
 
-    bucket: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
-    """Logs what running a shape for the first time costs, by the shape's name."""
-
 
 class SmallGraphs:
     """Graphs without weights from features to features, opened when they are first needed, whose runs count."""
@@ -352,17 +348,6 @@ def pick_rows(graphs: SmallGraphs, features: ort.OrtValue, pieces: Sequence[Arra
     """Rows of `features`, whose axes before the last count rows, in pieces [N, H]; `num_rows` of them count."""
     form = features.element_type(), len(features.shape()), features.shape()[-1]
     return Pieces(tuple(graphs.run(pick_graph, form, {"x": features}, rows=rows_N) for rows_N in pieces), num_rows)
-
-
-def join_rows(graphs: SmallGraphs, parts: Sequence[ort.OrtValue]) -> ort.OrtValue:
-    """The rows of all parts, one after the other: [N, H]."""
-    parts = list(parts)
-    while len(parts) > 1:
-        pairs = zip(parts[::2], parts[1::2], strict=False)
-        form = (parts[0].element_type(),)
-        last = parts[len(parts) & ~1 :]
-        parts = [*(graphs.run(join_graph, form, {"a": left, "b": right}) for left, right in pairs), *last]
-    return parts[0]
 
 
 def put_rows(graphs: SmallGraphs, parts: Sequence[Pieces], base: ort.OrtValue) -> ort.OrtValue:

@@ -100,8 +100,7 @@ def test_features_beyond_the_budget_are_dropped_least_recently_used_first() -> N
     encoder.kept.budget = 2 * feature_rows(encoder.features(items[0]))[0].nbytes
     for item in (items[1], items[0], items[2], items[0], items[1]):
         encoder.features(item)
-    counters = encoder.counters
-    assert (counters.encoded, counters.hits, counters.evicted) == (4, 2, 2)
+    assert (encoder.encoded, encoder.hits, encoder.evicted) == (4, 2, 2)
 
 
 AUDIO, IMAGE = Modality.AUDIO, Modality.IMAGE
@@ -118,12 +117,12 @@ def test_picture_that_cannot_be_had_leaves_the_others_of_its_run_as_they_are(tmp
     files[1].unlink()
     encoder.expect(items)
     encoder.features(items[0])
-    assert encoder.counters.encoded == 2  # of the three that are there, as many as a power of two
+    assert encoder.encoded == 2  # of the three that are there, as many as a power of two
     with refused(LostItemError, "media", holds="1.png"):
         encoder.features(items[1])
     encoder.features(items[2])
     encoder.features(items[3])
-    assert encoder.counters.encoded == 3
+    assert encoder.encoded == 3
 
 
 def _fewer(edit: Edit, own: str) -> str:

@@ -22,7 +22,6 @@ from olive_ext.graph.standalone_graphs import (
     copy_graph,
     copy_positions_graph,
     fold_graph,
-    join_graph,
     move_graph,
     pick_graph,
     put_rows_graph,
@@ -119,11 +118,6 @@ def _put_rows() -> Case:
     return put_rows_graph(FLOAT, WIDE), {"a": a, "b": b, "rows": _ints(4, 5, 2, 3)}, {"y": np.concatenate([b, a[2:]])}
 
 
-def _join() -> Case:
-    a, b = _random(4, WIDE), _random(2, WIDE)
-    return join_graph(FLOAT), {"a": a, "b": b}, {"y": np.concatenate([a, b])}
-
-
 def _fold() -> Case:
     x = _random(1, 8, WIDE)
     feeds = {"x": x, "rows": _ints(2, 3), "count": _ints(6)}
@@ -153,7 +147,6 @@ CASES: Mapping[str, tuple[Callable[[], Case], ...]] = {
     "copy_graph": (lambda: (copy_graph([FLOAT16]), {"x0": SLOTS[0]}, {"y0": SLOTS[0]}),),
     "zeros_graph": (lambda: (zeros_graph(), {"count": _ints(9)}, {"y": np.zeros(9, np.uint8)}),),
     "pick_graph": (_pick, _pick_of_short_rows),
-    "join_graph": (_join,),
     "put_rows_graph": (_put_rows,),
     "fold_graph": (_fold,),
     "candidates_graph": (_candidates,),

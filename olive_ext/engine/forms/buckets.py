@@ -207,8 +207,7 @@ class BucketedRunner(Runner):
             assert padded is not None
             if (shape := shape_of(padded)) not in self._warmed:
                 try:
-                    with self.inner.bucket(str(shape)):
-                        self.inner.run(padded)
+                    self.inner.run(padded)
                     self._warmed.add(shape)
                 except MemoryShortageError as error:
                     logger.warning("%s; steps of this shape are not run beforehand", error)

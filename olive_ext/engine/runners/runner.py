@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -146,10 +145,6 @@ class Runner(ABC):
 
     def warm_up_source(self, source: Source) -> None:  # noqa: B027 (most runners have no such encoder)
         """Runs the encoder of an encoder-decoder beforehand on a `source` of the shape that all have."""
-
-    def bucket(self, shape: str) -> AbstractContextManager[None]:
-        """Logs what running a shape for the first time costs, named `shape`, where that is known."""
-        return nullcontext()
 
     @abstractmethod
     def release_memory(self) -> None:

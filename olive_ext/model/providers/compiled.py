@@ -16,12 +16,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import psutil
 from filelock import FileLock
 
 from olive_ext.config import EngineConfig
@@ -66,19 +65,15 @@ class Compiled:
         self._new = self._kept = self._bytes = 0
         self._problem = ""
 
-    def _counts(self) -> tuple[int, int, int]:
-        """Graphs or files that were compiled, those that an earlier session compiled, and bytes of the former."""
+    def describe(self) -> Mapping[str, Any]:
+        """Graphs or files that were compiled, those that an earlier session compiled, and bytes of the former; where
+        something was compiled or found."""
         new, kept, num_bytes = self._new, self._kept, self._bytes
         for folder, pattern, first in self._folders:
             now = _files(folder, pattern)
             written = dict(now.items() - first.items())
             new, kept = new + len(written), kept + len(now) - len(written)
             num_bytes += sum(size for size, _ in written.values())
-        return new, kept, num_bytes
-
-    def describe(self) -> Mapping[str, Any]:
-        """Counters, where something was compiled or found."""
-        new, kept, num_bytes = self._counts()
         if not new + kept + len(self._problem):
             return {}
         problem = {"compiled_problem": self._problem} if self._problem else {}
@@ -100,17 +95,6 @@ class Compiled:
         except OSError as error:
             self._tell(f"nothing can be kept in '{self._root}': {first_line(error)}")
             return open_graph(graph, providers, {})
-
-    @contextmanager
-    def bucket(self, shape: str) -> Iterator[None]:
-        """Logs the seconds and the bytes of running a shape bucket for the first time, and what was compiled for it."""
-        process, begin = psutil.Process(), time.perf_counter()
-        memory, (new, kept, _) = process.memory_info().rss, self._counts()
-        yield
-        seconds, grown = time.perf_counter() - begin, process.memory_info().rss - memory
-        new_now, kept_now, _ = self._counts()
-        line = "shape bucket %s: %.3f s, %+d bytes of memory, %d compiled, %d found compiled"
-        logger.info(line, shape, seconds, grown, new_now - new, kept_now - kept)
 
     def _is_kept_by_user(self, keeper: Provider) -> bool:
         cache = _CACHES[keeper.name]

@@ -284,7 +284,7 @@ class Sessions:
 
     def _item_graphs(self, device: Device) -> ItemGraphs:
         count = ShapeCount(is_strict=self.model.settings.engine.strict_shapes)
-        return ItemGraphs(device, self.helper, count, self.model.warms_encoders, self.compiled.bucket)
+        return ItemGraphs(device, self.helper, count, self.model.warms_encoders)
 
     def _media_encoder(self, spec: MediaEncoderSpec, graphs: ItemGraphs) -> MediaEncoder:
         """An encoder of pictures or sound, which may have providers of its own; `graphs` are the embedding's."""

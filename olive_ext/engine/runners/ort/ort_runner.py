@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -354,10 +353,6 @@ class OrtRunner(Runner):
     def close(self) -> None:
         self._kv.close()
         self._parts.forget()
-
-    @override
-    def bucket(self, shape: str) -> AbstractContextManager[None]:
-        return self._parts.compiled.bucket(shape)
 
     def _shrink_arena(self) -> None:
         """Runs a token in the smallest slots: ONNX Runtime shrinks an arena after a run (no encoder-decoder's)."""
