@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from olive_ext.config.yaml_files import LARGEST_FILE, LOADER, UnboundedError, doubled_key, yaml_bytes
+from olive_ext.config.yaml_files import LARGEST_FILE, LOADER, WRONG_TAGS, UnboundedError, doubled_key, yaml_bytes
 from olive_ext.errors import TaskError, first_line, meant, special_kind
 
 _SUFFIXES = (".yaml", ".yml")
@@ -56,7 +56,7 @@ def read_task(path: Path) -> Mapping[str, Any]:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark is not None else ""
         raise TaskError(f"cannot parse '{path}'{line}: {error.problem or error.context}", code="damaged") from error
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, *WRONG_TAGS, yaml.YAMLError, RecursionError) as error:
         raise TaskError(f"task file '{path}' cannot be parsed: {first_line(error)}", code="damaged") from error
     if not isinstance(config, Mapping):
         raise TaskError(f"task file '{path}' holds no mapping", code="damaged")

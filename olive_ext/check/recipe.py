@@ -129,7 +129,7 @@ def read_recipe(path: str | Path) -> Mapping[str, Any]:
     """The recipe at `path`, JSON or YAML by its name; raises `ConfigError`."""
     import yaml
 
-    from olive_ext.config.yaml_files import doubled_key, yaml_bytes
+    from olive_ext.config.yaml_files import WRONG_TAGS, doubled_key, yaml_bytes
 
     path = Path(path)
     if kind := special_kind(path):
@@ -145,7 +145,7 @@ def read_recipe(path: str | Path) -> Mapping[str, Any]:
         )
     except OSError as error:
         raise ConfigError(f"cannot read the recipe '{path}': {error.strerror or error}", code="no_access") from error
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
+    except (*WRONG_TAGS, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(
             f"cannot parse the recipe '{path}': {' '.join(str(error).split())}", code="damaged"
         ) from error

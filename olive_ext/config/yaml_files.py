@@ -26,15 +26,10 @@ MOST_PARTS = 64
 
 _PARTS = re.compile(r"[-+]?[0-9_]+(:[0-9_]+)+(\.[0-9_]*)?")
 
-_TAGGED = {
-    "int": re.compile(r"[-+]?[^-+_].*"),
-    "float": re.compile(r"[-+]?[^-+_].*"),
-    "bool": re.compile(r"(?i:yes|no|true|false|on|off)"),
-    "timestamp": yaml.SafeLoader.timestamp_regexp,
-}
-"""Texts that a tag may be written before: of others the library's readers make exceptions of any kind."""
-
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+WRONG_TAGS = (AttributeError, LookupError, ValueError)
+"""What the library's readers raise for a value that is none of the type that its tag names."""
 
 
 class UnboundedError(ValueError):
@@ -45,8 +40,7 @@ def yaml_bytes(path: Path) -> bytes:
     """The content of a file whose reading ends.
 
     Raises:
-        UnboundedError: a limit of this module is broken, or a value is none of the type that its tag names, of which
-            the library's readers make any exception; the message names the line, and the limit with its value.
+        UnboundedError: a limit of this module is broken; the message names the line, and the limit with its value.
         OSError: there is no such file, or it cannot be read.
         yaml.YAMLError: it is no YAML.
     """
@@ -96,7 +90,6 @@ def _refuse_unbounded(content: bytes) -> None:
         elif isinstance(event, yaml.ScalarEvent):
             count += 1
             sizes[event.anchor] = 1
-            _refuse_tagged(event)
             if event.value.count(":") >= MOST_PARTS and _PARTS.fullmatch(event.value):
                 raise UnboundedError(f"{_line(event)}: a number of more than {MOST_PARTS} parts (MOST_PARTS)")
         if count > MOST_NODES:
@@ -104,13 +97,6 @@ def _refuse_unbounded(content: bytes) -> None:
             raise UnboundedError(f"{_line(event)}: with aliases written out {limit}")
         if len(begun) > DEEPEST:
             raise UnboundedError(f"{_line(event)}: more than {DEEPEST} collections inside of each other (DEEPEST)")
-
-
-def _refuse_tagged(event: yaml.ScalarEvent) -> None:
-    """Raises `UnboundedError` for a text that is none of what its tag says."""
-    kind = (event.tag or "").removeprefix("tag:yaml.org,2002:")
-    if kind in _TAGGED and not _TAGGED[kind].fullmatch(event.value):
-        raise UnboundedError(f"{_line(event)}: '{event.value[:40]}' is no !!{kind}")
 
 
 def _line(event: Any) -> str:

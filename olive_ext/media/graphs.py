@@ -236,29 +236,27 @@ class ShapeCount:
         return {"encoder_shapes_warmed": len(self._warmed), "encoder_shapes_late": len(self._late)}
 
 
+@dataclass(frozen=True)
 class CountedSession:
     """A session whose runs are counted. It is used like ONNX Runtime's, by bindings of its own."""
 
-    def __init__(self, session: ort.InferenceSession, name: str, count: ShapeCount, number: int) -> None:
-        self._session = session
-        self._name = name
-        self._count = count
-        self._number = number
+    session: ort.InferenceSession
+    name: str
+    count: ShapeCount
+    number: int
 
     def io_binding(self) -> CountedBinding:
         """A new binding, which knows the shapes of its inputs."""
-        return CountedBinding(self._session)
+        return CountedBinding(self.session)
 
     def run_with_iobinding(self, binding: CountedBinding) -> None:
         """Raises `LateShapeError` for a shape that was to be run beforehand and was not."""
-        self._count.note(self._number, self._name, tuple(binding.shapes.items()))
-        self._session.run_with_iobinding(binding)
+        self.count.note(self.number, self.name, tuple(binding.shapes.items()))
+        self.session.run_with_iobinding(binding)
 
     def __getattr__(self, name: str) -> Any:
         """Any other attribute of the session."""
-        if name.startswith("run"):
-            raise AttributeError(f"a counted session is run with a binding, not by {name}")
-        return getattr(self._session, name)
+        return getattr(self.session, name)
 
 
 class CountedBinding(ort.IOBinding):  # type: ignore[misc]
@@ -277,10 +275,6 @@ class CountedBinding(ort.IOBinding):  # type: ignore[misc]
     def bind_cpu_input(self, name: str, array: npt.NDArray[Any]) -> None:
         super().bind_cpu_input(name, array)
         self.shapes[name] = array.shape
-
-    @override
-    def bind_input(self, *given: Any) -> None:
-        raise NotImplementedError("an address has no shape that could be counted")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from evalution.config import Model
 from evalution.engines import base
 from evalution.engines.continuous import RequestQueue, stream_request_results
 
-from olive_ext.config.yaml_files import yaml_bytes
+from olive_ext.config.yaml_files import WRONG_TAGS, yaml_bytes
 from olive_ext.errors import ConfigError, MissingError, TaskError, UnsupportedError
 from olive_ext.session import Session
 from olive_ext.session import open as open_session
@@ -284,7 +284,7 @@ def run_spec(spec: Path) -> dict[str, Any]:
         try:
             yaml_bytes(spec)
             evalution.python_from_yaml(spec)  # checks engine, model and the form of the tests; opens nothing
-        except (KeyError, TypeError, ValueError) as error:
+        except (*WRONG_TAGS, TypeError) as error:
             raise ConfigError(f"'{spec}': {error.args[0] if error.args else error}") from error
         result: dict[str, Any] = evalution.run_yaml(spec).to_dict()
     return result
