@@ -45,10 +45,6 @@ _OPTIONS = {
 """By the pass's type in lower case and its parameter. A file whose mapping has no name keeps options as fields of
 `self`. Other passes hand their options on as arguments, which Python refuses, or by names of nodes and patterns."""
 
-_DRIVER = _Source("olive", ("passes/onnx/model_builder.py",))
-_PREPARES = ("hf_details", "check_extra_options")
-"""What builders from onnxruntime-genai 0.15 on are given among the options, and their function that puts it there."""
-
 _SURGEONS = _Source("olive", ("passes/onnx/graph_surgeries.py",))
 _RECIPE = _Source("olive", ("workflows/run/config.py", "engine/config.py"))
 _RECIPE_CLASSES = ("RunConfig", "RunEngineConfig", "EngineConfig")
@@ -85,21 +81,13 @@ def unknown_keys(recipe: Mapping[str, Any]) -> Iterator[ConfigError]:
 
 
 def undrivable_builder(pass_type: str, where: str) -> Iterator[UnsupportedError]:
-    """An error where the installed Olive's pass ModelBuilder cannot drive the installed onnxruntime-genai: its modules
-    were others when that Olive was released. There is none where either is not installed."""
-    folder = next(iter(_folders(_BUILDER.package)), None) if pass_type.lower() == "modelbuilder" else None
-    used = {text for tree in _trees(_DRIVER) for text in _names(tree)} if folder is not None else set()
-    if folder is None or not used:
-        return
-    modules = [name for name in used if name.startswith(f"{_BUILDER.package}.models.")]
-    missing = [name for name in modules if not folder.joinpath(*name.split(".")[1:]).with_suffix(".py").is_file()]
-    if _PREPARES[0] in _known(_BUILDER) and _PREPARES[1] not in used:
-        missing.append(_PREPARES[1])
-    if missing:
-        pair = f"Olive {_version('olive-ai')} cannot drive onnxruntime-genai {_version('onnxruntime-genai')}'s builder"
-        hint = "install one that it knows (of 0.13: 'onnxruntime-genai<0.15'), or give an ONNX model"
-        problem = f"{pair} ({', '.join(sorted(missing))}): {hint}"
-        yield UnsupportedError(problem, f"{where}.type", pass_type)
+    """An error where the pass ModelBuilder of Olive 0.13.0 would drive onnxruntime-genai from 0.15 on: its builder has
+    other modules."""
+    olive, genai = _version("olive-ai"), _version("onnxruntime-genai")
+    if pass_type.lower() == "modelbuilder" and olive == "0.13.0" and [*map(int, genai.split(".")[:2])] >= [0, 15]:
+        problem = f"Olive {olive} cannot drive onnxruntime-genai {genai}'s builder"
+        hint = "install 'onnxruntime-genai<0.15', or give an ONNX model"
+        yield UnsupportedError(f"{problem}: {hint}", f"{where}.type", pass_type)
 
 
 def unlike(options: Iterable[Any], known: Collection[str], where: str, who: str) -> Iterator[ConfigError]:
@@ -167,20 +155,12 @@ def _read(tree: ast.Module, names: tuple[str, ...]) -> Iterator[str]:
             yield from _texts(key) if isinstance(key, ast.Constant) else constants.get(getattr(key, "id", "?"), ())
 
 
-def _names(tree: ast.Module) -> Iterator[str]:
-    """The texts of a source, and the modules and names that it imports."""
-    yield from _texts(tree)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            yield from (node.module or "", *(alias.name for alias in node.names))
-
-
 def _version(distribution: str) -> str:
-    """Of the distribution, or of its build for CUDA; empty where none is installed as such."""
-    for name in (distribution, f"{distribution}-cuda"):
+    """Of the distribution, or of its build for a device; 0 where none is installed as such."""
+    for name in (distribution, f"{distribution}-cuda", f"{distribution}-directml"):
         with suppress(PackageNotFoundError):
             return version(name)
-    return ""
+    return "0"
 
 
 def _texts(node: ast.AST) -> list[str]:

@@ -38,9 +38,6 @@ Given: TypeAlias = Any
 _SCALES: Mapping[str, tuple[float, float]] = {"uint8": (128, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
 """For samples that are whole numbers: what silence is, and what the loudest is; WAV files of 24 bits are read as 32."""
 
-_FILE_SCALES: Mapping[str, tuple[float, float]] = {**_SCALES, "int64": (0, 2**63)}
-"""The scales of files: those of 40, 48 and 56 bits are read as 64. In an array they may be any numbers."""
-
 _OPEN_SIZES = (0, 0xFFFFFFFF)
 """In a WAV file's header: written before the size was known, as ffmpeg does into a pipe."""
 
@@ -140,20 +137,20 @@ def read_sound(given: Given) -> tuple[Samples, float]:
     shown = named(given, "sound")
     pair = (given.get("array"), given.get("sampling_rate")) if isinstance(given, Mapping) else given
     if isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], (int, float, np.number)):
-        scales, array, rate = _SCALES, _array(pair[0], shown), float(pair[1])
+        array, rate = _array(pair[0], shown), float(pair[1])
     elif isinstance(given, FILES):
-        scales, (array, rate) = _FILE_SCALES, _read_wave(given)
+        array, rate = _read_wave(given)
     else:
         kind = type(given).__name__
         raise MediaError(
             f"a {kind} is no sound: give a WAV file's path or bytes, (samples, rate), or "
             '{"array": samples, "sampling_rate": rate}'
         )
-    if array.size and array.dtype.kind != "f" and array.dtype.name not in scales:
-        raise MediaError(f"{shown} has samples of the type {array.dtype}: give floats, or {', '.join(scales)}")
+    if array.size and array.dtype.kind != "f" and array.dtype.name not in _SCALES:
+        raise MediaError(f"{shown} has samples of the type {array.dtype}: give floats, or {', '.join(_SCALES)}")
     if array.ndim not in (1, 2) or not array.size:
         raise MediaError(f"{shown} has no samples (an array of shape {list(array.shape)})")
-    silence, loudest = scales.get(array.dtype.name, (0, 1))
+    silence, loudest = _SCALES.get(array.dtype.name, (0, 1))
     with np.errstate(over="ignore"):  # reported below
         samples = (array.astype(np.float32) - silence) / np.float32(loudest)
     if not np.isfinite(samples).all():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -179,44 +179,35 @@ def test_mistake_is_named(tmp_path: Path, path: str, value: Any, code: str, belo
         assert error.value in (value, *(value if isinstance(value, list) else ()))
 
 
-DRIVES_OLD = "from onnxruntime_genai.models.builder import create_model"
-DRIVES_NEW = "from onnxruntime_genai.models.builder import check_extra_options"
-PATCHES = "import_module('onnxruntime_genai.models.quantized_model')"
-BUILDS_OLD, BUILDS_NEW = "extra_options.pop('config_only')", "extra_options.pop('hf_details')"
-
-
 @pytest.mark.parametrize(
-    ("driver", "builder", "host", "said"),
+    ("olive", "genai", "host", "is_refused"),
     [
-        (DRIVES_OLD, BUILDS_OLD, "local", ""),
-        (DRIVES_OLD, BUILDS_NEW, "local", "check_extra_options"),
-        (DRIVES_NEW, BUILDS_NEW, "local", ""),
-        (f"{DRIVES_NEW}\n{PATCHES}", BUILDS_NEW, "local", "onnxruntime_genai.models.quantized_model"),
-        (DRIVES_OLD, BUILDS_NEW, "container", ""),
-        (None, BUILDS_NEW, "local", ""),
-        (DRIVES_OLD, None, "local", ""),
+        ("0.13.0", "0.14.1", "local", False),
+        ("0.13.0", "0.15.0", "local", True),
+        ("0.13.0", "1.0.0.dev1", "local", True),
+        ("0.14.0", "0.15.0", "local", False),
+        ("0.13.0", "0.15.0", "container", False),
+        (None, "0.15.0", "local", False),
+        ("0.13.0", None, "local", False),
     ],
 )
 def test_builder_that_the_installed_olive_cannot_drive_is_named(
-    driver: str | None, builder: str | None, host: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    olive: str | None, genai: str | None, host: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By what both packages' sources name: where one of them is not installed, nothing is said."""
-    sources = {"olive": ("passes/onnx", driver), "onnxruntime_genai": ("models", builder)}
-    for package, (folder, source) in sources.items():
-        (tmp_path / package / folder).mkdir(parents=True)
-        name = "model_builder.py" if package == "olive" else "builder.py"
-        if source is not None:
-            (tmp_path / package / folder / name).write_text(source)
-    specs = {name: SimpleNamespace(submodule_search_locations=[str(tmp_path / name)]) for name in sources}
-    monkeypatch.setattr(pass_options, "find_spec", lambda name: specs[name] if sources[name][1] else None)
-    for cached in (pass_options._trees, pass_options._known):
-        monkeypatch.setattr(pass_options, cached.__name__, cached.__wrapped__)
+    installed = {"olive-ai": olive, "onnxruntime-genai-cuda": genai}
+
+    def version(name: str) -> str:
+        if (found := installed.get(name)) is None:
+            raise PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(pass_options, "version", version)
     systems = {"local": {"type": "LocalSystem"}, "container": {"type": "Docker"}}
     recipe = {**built(), "systems": systems, "host": host}
     found = [error for error in mistakes(recipe) if error.field == "passes.build.type"]
-    assert [error.code for error in found] == ["unsupported"] * bool(said)
-    if said:
-        assert_says(found[0], "unsupported", "passes.build.type", "ModelBuilder", holds=(said, "onnxruntime-genai"))
+    assert [error.code for error in found] == ["unsupported"] * is_refused
+    if is_refused:
+        assert_says(found[0], "unsupported", "passes.build.type", "ModelBuilder", holds=(genai, "onnxruntime-genai"))
 
 
 @pytest.mark.parametrize("name", ["algo_config", "block_size", "nodes_to_exclude", "int4_blok_size"])
