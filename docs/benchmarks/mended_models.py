@@ -28,7 +28,7 @@ from olive_ext.plugins.diagnose.remedy.locate import Location, opened_location
 from olive_ext.plugins.diagnose.remedy.mend import Mender
 from olive_ext.plugins.diagnose.remedy.mended_package import copy_of
 from olive_ext.plugins.diagnose.remedy.race import Floats, estimate
-from olive_ext.plugins.diagnose.remedy.variants import Material, nats_by_document
+from olive_ext.plugins.diagnose.remedy.variants import Material
 from olive_ext.plugins.diagnose.settings import MendingConfig
 
 RANDOM = 20
@@ -102,7 +102,7 @@ class Losses:
         return sums, self._row(self._mender.drafts.num_bytes(answer), sums, mended)
 
     def _sums(self, model: ResolvedModel) -> Floats:
-        return nats_by_document(self._part.variants.compared(model, self._part.documents), len(self._positions))
+        return self._part.variants.compared(model, self._part.documents)
 
     def _row(self, size: int, sums: Floats, mended: Floats | None) -> Row:
         """Bytes, loss, and how much more than the mended one of as many bytes it loses, on the same documents."""

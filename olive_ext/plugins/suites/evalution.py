@@ -266,9 +266,8 @@ def register() -> None:
         raise ConfigError(
             f"evalution {evalution.__version__} hides its engines: use evalution.run(engine=OrtEngine(...))"
         )
-    spec = getattr(evalution.yaml, "_EngineSpec", None)
     name = OrtEngine.__name__
-    registry[name.lower()] = OrtEngine if spec is None else spec(factory=OrtEngine, emit_alias=name)
+    registry[name.lower()] = evalution.yaml._EngineSpec(factory=OrtEngine, emit_alias=name)
     setattr(evalution.engines, name, OrtEngine)
 
 
@@ -340,11 +339,9 @@ class RequestEncoder:
         if request.rendered_prompt is not None:
             return str(request.rendered_prompt)
         if request.messages is not None:
-            # Older releases have neither tools nor chat_template_kwargs.
             own = {"tokenize": False, "add_generation_prompt": request.add_generation_prompt}
-            tools = {"tools": functions} if (functions := getattr(request, "tools", None)) else {}
-            asked = getattr(request, "chat_template_kwargs", None) or {}
-            options = {**self._template_defaults, **own, **asked, **tools}
+            tools = {"tools": request.tools} if request.tools else {}
+            options = {**self._template_defaults, **own, **(request.chat_template_kwargs or {}), **tools}
             return str(self.tokenizer.hf.apply_chat_template(request.messages, **options))
         if request.prompt is not None:
             return str(request.prompt)

@@ -6,8 +6,7 @@ Knows no model and no session. All losses are KL(float || model) in nats a posit
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -205,10 +204,12 @@ def changes_table(bill: Bill) -> Table:
     return Table(f"{bill.model} mended: {bill.goal}", heads, rows, heads[:1])
 
 
-def points_table(bill: Bill) -> Table:
-    """Whole models: as it was, uniform ones, and the one that was chosen."""
+def points_table(bill: Bill, *, with_front: bool = False) -> Table:
+    """Whole models: as it was, uniform ones, and the one that was chosen; or these with the front, small to large."""
     heads = ("model", "bytes", "predicted KL, nats")
-    points = (bill.unchanged, *bill.uniform, bill.chosen)
+    points = [bill.unchanged, *bill.uniform, bill.chosen]
+    if with_front:
+        points = sorted([*bill.front, *points], key=lambda point: point.bytes)
     return Table("", heads, [(one.name, numbers.size(one.bytes), numbers.nats(one.kl)) for one in points], heads[:1])
 
 
@@ -235,65 +236,8 @@ def bill_texts(bill: Bill) -> dict[Path, str]:
             TEMPLATES,
             bill=bill,
             tone=_TONES[bill.verdict],
-            picture=picture_of(bill),
             changed=changes_table(bill),
-            points=points_table(bill),
+            points=points_table(bill, with_front=True),
         ),
         Path(SETTINGS_NAME): to_json(bill.olive),
     }
-
-
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 340, 70, 28, 24
-
-LINE = 14
-"""Height of a name."""
-
-
-def picture_of(bill: Bill) -> dict[str, Any]:
-    """Places in the picture, in its own units, y downwards; losses of nothing lie at the bottom, with the smallest
-    power of ten. Squares are given by right, down, the height of the name's line, and the name."""
-    points = [*bill.front, *bill.uniform, bill.unchanged, bill.chosen]
-    held = bill.chosen_loss.held_out
-    measured = (held.mean, held.high, bill.bound or 0.0)
-    losses = [one.kl for one in points if one.kl > 0] + [one for one in measured if 0 < one < math.inf]
-    least, most = _decades(losses)
-    small, large = min(one.bytes for one in points), max(one.bytes for one in points)
-
-    def x(size: float) -> float:
-        return round(LEFT + 20 + (WIDTH - LEFT - 60) * (size - small) / max(large - small, 1), 1)
-
-    def y(loss: float) -> float:
-        share = (math.log10(max(loss, 10.0**least)) - least) / (most - least)
-        return round(HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * min(1.0, share), 1)
-
-    at = x(bill.chosen.bytes)
-    low, middle, high = y(held.low), y(held.mean), y(held.high)
-    return {
-        "width": WIDTH,
-        "height": HEIGHT,
-        "left": LEFT,
-        "ticks": tuple((y(10.0**power), numbers.nats(10.0**power)) for power in range(least, most + 1)),
-        "sizes": tuple((x(size), numbers.size(size)) for size in (small, (small + large) / 2, large)),
-        "front": " ".join(f"{x(one.bytes)},{y(one.kl)}" for one in bill.front),
-        "squares": tuple(_apart([(x(one.bytes), y(one.kl), one.name) for one in (bill.unchanged, *bill.uniform)])),
-        "chosen": (at, y(bill.chosen.kl)),
-        "cross": f"M{at - 5} {low}H{at + 5}M{at} {low}V{high}M{at - 5} {high}H{at + 5}M{at - 10} {middle}H{at + 10}",
-        "bound": None if bill.bound is None else y(bill.bound),
-    }
-
-
-def _apart(squares: Iterable[tuple[float, float, str]]) -> Iterator[tuple[float, float, float, str]]:
-    """The squares with the lines of their names, none of which lies on another's: from below, each above the last."""
-    free = math.inf
-    for x, y, name in sorted(squares, key=lambda square: -square[1]):
-        line = min(y - LINE * 0.7, free)
-        free = line - LINE
-        yield x, y, line, name
-
-
-def _decades(losses: list[float]) -> tuple[int, int]:
-    """Powers of ten around all losses, at most eight."""
-    if not losses:
-        return -1, 0
-    most = math.ceil(math.log10(max(losses)) + 1e-9)
-    return max(most - 8, min(most - 1, math.floor(math.log10(min(losses))))), most

@@ -44,13 +44,12 @@ from olive_ext.plugins.diagnose.remedy.roundings import (
     Site,
     quantized_caches,
 )
-from olive_ext.plugins.diagnose.remedy.variants import Group, Material, Variants, grouped, nats_by_document
+from olive_ext.plugins.diagnose.remedy.variants import Group, Material, Variants, grouped
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, Matrix, WeightUse
 from olive_ext.plugins.diagnose.settings import LocationConfig
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.report.report_files import check_writable
 from olive_ext.run.models import Models
-from olive_ext.stats.distances import measure_divergence
 
 EMBEDDING = "embedding"
 """The part of a package that embeds tokens."""
@@ -203,9 +202,7 @@ class Location:
         for number in sorted(certain) if with_gains else ():
             rest = [one for one in targets if one not in groups[number].targets]
             gained[number] = float((total - material.kl(rest, order)).sum()) / float(positions_N.sum())
-        compared = variants.compared(self.model, [documents[number] for number in order])
-        own = nats_by_document(compared, len(order))
-        divergence = measure_divergence("all", compared)
+        own = variants.compared(self.model, [documents[number] for number in order])
         damaged = {group.name for group in groups if any(one.name in self.pairing.damaged for one in group.targets)}
         entries = [_entry(number, group, race, certain, gained) for number, group in enumerate(groups)]
         return LossMap(
@@ -221,8 +218,6 @@ class Location:
             sum=race.estimate_sum(),
             model_kl=estimate(own, positions_N),
             kernels=estimate(own - total, positions_N),
-            by_position=() if divergence is None else divergence.by_position,
-            by_class=() if divergence is None else divergence.by_class,
             unpaired=self.pairing.unpaired,
             beyond_rounding=self.pairing.shares,
             damaged=self.pairing.damaged,

@@ -15,7 +15,6 @@ from olive_ext.errors import counted
 from olive_ext.plugins.diagnose.remedy.race import Estimate
 from olive_ext.report import numbers
 from olive_ext.report.html.render import filled
-from olive_ext.report.numbers import Bin
 from olive_ext.report.plain_text import markdown_page, print_cells, print_lines
 from olive_ext.report.report import to_json
 from olive_ext.report.report_files import write_texts
@@ -96,12 +95,6 @@ class LossMap:
     kernels: Estimate
     """`model_kl` less `total`, on the same documents: what other kernels than the float model's add, and all that is no
     entry."""
-
-    by_position: tuple[Bin, ...]
-    """Loss of the quantized model by the number of tokens before a target."""
-
-    by_class: tuple[Bin, ...]
-    """The same by the class of the target token."""
 
     unpaired: dict[str, str]
     """Nodes that were not compared, and why."""
@@ -267,7 +260,7 @@ def write_loss_map(loss_map: LossMap, folder: str | Path) -> tuple[Path, ...]:
 
 
 def to_html(loss_map: LossMap) -> str:
-    """The page: the sentences, a heat map of layers by kinds, places in the texts, and all entries."""
+    """The page: the sentences, a heat map of layers by kinds, and all entries."""
     kinds, layers = heat(loss_map)
     largest = max((entry.kl for entry in loss_map.entries), default=0.0)
     return filled(
@@ -283,7 +276,6 @@ def to_html(loss_map: LossMap) -> str:
         count=numbers.count,
         heads=HEADS,
         rows=[row(entry, loss_map) for entry in loss_map.entries],
-        places=[("By the tokens before a target", loss_map.by_position), ("By the target's kind", loss_map.by_class)],
     )
 
 

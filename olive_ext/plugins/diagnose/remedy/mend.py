@@ -36,7 +36,7 @@ from olive_ext.plugins.diagnose.remedy.mended_package import (
 )
 from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target
 from olive_ext.plugins.diagnose.remedy.race import Estimate, Floats, estimate
-from olive_ext.plugins.diagnose.remedy.variants import Material, nats_by_document
+from olive_ext.plugins.diagnose.remedy.variants import Material
 from olive_ext.plugins.diagnose.remedy.weights import Matrix, PackedWeight, Precision
 from olive_ext.plugins.diagnose.settings import MendingConfig
 from olive_ext.report import numbers
@@ -535,7 +535,7 @@ class Drafts:
 
         def measure(documents: Sequence[Document]) -> Floats:
             model = copy_of(self._model, self.place(selection)) if any(selection) else self._model
-            return nats_by_document(self._material.variants.compared(model, documents), len(documents))
+            return self._material.variants.compared(model, documents)
 
         changed = [
             f"{target.name} as {precision.name}"

@@ -30,7 +30,6 @@ from olive_ext.records.journal import Journal
 from olive_ext.session.answer_journal import deciding_facts
 from olive_ext.session.local import LocalModel, RecordTo, new_records, read_texts
 from olive_ext.session.opening import open_model
-from olive_ext.stats.compared_fields import Positions, TokenClasses
 
 Floats = npt.NDArray[np.float64]
 
@@ -48,12 +47,6 @@ RECORDS_MEMORY = 0.125
 def as_numbers(kl: npt.NDArray[np.float32]) -> Floats:
     """KL in nats, of positions without numbers `NO_NUMBER`."""
     return np.nan_to_num(kl.astype(np.float64), nan=NO_NUMBER, posinf=NO_NUMBER)
-
-
-def nats_by_document(positions: Positions, number: int) -> Floats:
-    """KL in nats, summed over the positions of each of so many documents [N]."""
-    rows = positions.rows
-    return np.bincount(rows["document"], as_numbers(rows["kl"]), number).astype(np.float64)
 
 
 class Variants:
@@ -131,24 +124,18 @@ class Variants:
             self._session.release_memory()  # what encoders have made of items, too
         self._bound = wanted
 
-    def compared(self, model: ResolvedModel, documents: Sequence[Document]) -> Positions:
-        """All positions of another model, which is opened for it: the quantized one itself. Documents are numbered as
-        they come."""
+    def compared(self, model: ResolvedModel, documents: Sequence[Document]) -> Floats:
+        """As `kl`, of another model, which is opened for it: the quantized one itself."""
         with open_model(model, self._records) as session:
-            classes = TokenClasses(session.tokenizer.token_text, session.tokenizer.special_ids)
-            positions = Positions()
-            for number, outputs in enumerate(asked(session, documents)):
-                for output in outputs:
-                    if output.compared is None:  # an empty text has no positions
-                        continue
-                    positions.add(
-                        number,
-                        output.token_logprobs,
-                        output.compared,
-                        first_position=int(output.compared.positions[0]) if len(output.compared) else 0,
-                        token_classes=classes.of(output.compared.targets),
-                    )
-        return positions
+            outputs = [
+                (number, as_numbers(output.compared.kl))
+                for number, document in enumerate(asked(session, documents))
+                for output in document
+                if output.compared is not None  # an empty text has no positions
+            ]
+        numbers = np.repeat([number for number, _ in outputs], [len(nats) for _, nats in outputs])
+        sums = np.bincount(numbers, np.concatenate([nats for _, nats in outputs]), len(documents))
+        return sums.astype(np.float64)
 
     def describe(self) -> dict[str, Any]:
         """All that decides what `kl` gives besides targets and documents, JSON-ready."""
