@@ -7,7 +7,8 @@ the switch against that (-P), and -I would drop a user's PYTHONPATH as well: the
 path, before it imports anything. After -m that is too late: Python has imported runpy.
 
 Parent and child exchange pickled messages through the child's standard input and output. What the child prints goes to
-its standard error. The child beats every second, which shows the parent how far it is; it ends when the parent does.
+its standard error, and is lost before it serves. The child beats every second, which shows the parent how far it is;
+it ends when the parent does.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ BEAT_S = 1.0
 
 _CLOSING_S = 5.0
 _LENGTH = struct.Struct("<Q")
+_BEGIN = b"\0olive_ext\n"
+"""What precedes a child's messages: Python's start and imports may have printed (sitecustomize)."""
 
 
 def usable_processors() -> int | None:
@@ -145,8 +148,10 @@ class ChildProcess:
 def serve(answer: Callable[[Any], Any], pulse: Callable[[], Any] = lambda: None) -> None:
     """In the child: answers one message after the other until there are no more. An exception of `answer` ends the
     child. `pulse` is called every second, from another thread."""
+    sys.stdout.flush()
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    replies.write(_BEGIN)  # sent with the first message
     lock = threading.Lock()
 
     def reply(kind: str, content: Any) -> None:
@@ -173,8 +178,10 @@ def serve(answer: Callable[[Any], Any], pulse: Callable[[], Any] = lambda: None)
 
 def _forward(pipe: BinaryIO, messages: queue.SimpleQueue[tuple[str, Any]]) -> None:
     """Moves what comes through the pipe to the queue; ("end", why it cannot be read) comes last, whatever happens."""
-    unread = None
+    unread, before = None, b""
     try:
+        while not before.endswith(_BEGIN):
+            before = before[-len(_BEGIN) :] + _bytes(pipe, 1)
         while True:
             messages.put(_read(pipe))
     except (EOFError, OSError):
@@ -192,11 +199,12 @@ def _write(pipe: Any, message: Any) -> None:
 
 
 def _read(pipe: BinaryIO) -> Any:
-    head = pipe.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
+    (size,) = _LENGTH.unpack(_bytes(pipe, _LENGTH.size))
+    return pickle.loads(_bytes(pipe, size))  # from our own child, or our own parent
+
+
+def _bytes(pipe: BinaryIO, count: int) -> bytes:
+    content = pipe.read(count)
+    if len(content) < count:
         raise EOFError
-    (size,) = _LENGTH.unpack(head)
-    content = pipe.read(size)
-    if len(content) < size:
-        raise EOFError
-    return pickle.loads(content)  # from our own child, or our own parent
+    return content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import shutil
 import subprocess
 import sys
@@ -64,6 +65,19 @@ def test_folder_whose_name_is_no_text_stays_on_the_path(tmp_path: Path, monkeypa
     program = "print(ascii(sys.path[-1]))"
     done = subprocess.run(python_processes.python_command(program), capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ascii(sys.path[-1])
+
+
+def test_what_a_child_prints_before_it_serves_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site's welcome, and a library's while it is imported."""
+    (tmp_path / "sitecustomize.py").write_text("print('welcome to this machine', flush=True)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    program = "print('imported'); from olive_ext.python_processes import serve; serve(lambda given: given + 1)"
+    child = python_processes.ChildProcess(program)
+    try:
+        child.send(1)
+        assert next(answer for kind, answer in iter(lambda: child.receive(30), None) if kind == "answer") == 2
+    finally:
+        child.stop()
 
 
 def test_no_other_module_starts_python() -> None:

@@ -471,6 +471,9 @@ class Comparison:
     matters: float = 1.0
     """The loss that matters: in points of an answers' metric, in per cent of a perplexity."""
 
+    over_all: bool = False
+    """Whether all tasks together decide (`fail_on_loss`), and single ones may be undecided."""
+
     asked: Asked | None = None
     """The differences where each model's own files ask it otherwise; None where both are asked alike."""
 

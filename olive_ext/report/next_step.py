@@ -80,7 +80,7 @@ def next_step(reasons: Sequence[Reason], comparison: Comparison) -> str:
 def _of_too_few(reasons: Sequence[Reason], comparison: Comparison) -> str:
     """More documents where there are some; else other tasks, a larger loss that matters, or other measures."""
     open_ones, matters = [item for item in reasons if item.code == "too_few"], comparison.matters
-    together = f"decide over all tasks together (`fail_on_loss: {matters:g}`)"
+    together = "" if comparison.over_all else f"decide over all tasks together (`fail_on_loss: {matters:g}`)"
     if any(item.code == "pooled" for item in reasons) and all(item.unit == "pt" for item in open_ones):
         ways = [together]
     elif comparison.certainty is not None:
@@ -113,7 +113,8 @@ def _documents(item: Reason, comparison: Comparison, together: str) -> str:
     if not other or not names:
         return ""
     adds = item.unit == "pt" and overall is not None and overall.is_binary
-    how = f"add tasks ({other}) and {together}" if adds else f"ask another task in its place ({other})"
+    added = " and ".join(filter(None, [f"add tasks ({other})", together]))
+    how = added if adds else f"ask another task in its place ({other})"
     return f"{counted(there, 'document is', 'documents are')} all that {those}: {how}"
 
 

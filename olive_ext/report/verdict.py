@@ -264,11 +264,10 @@ def verdict(comparison: Comparison) -> Verdict:
     return _of([*first, *dict.fromkeys(others)], comparison, figures)
 
 
-def worst_status(comparisons: Iterable[Comparison], *, over_all: bool = False) -> int:
-    """The exit status of a command that compared: the status of a loss, else of an unknown verdict, else 0. With
-    `over_all` single tasks may be undecided."""
-    verdicts = map(verdict, comparisons)
-    statuses = {0 if over_all and one.is_kept_over_all else EXIT_STATUS[one.status] for one in verdicts}
+def worst_status(comparisons: Iterable[Comparison]) -> int:
+    """The exit status of a command that compared: the status of a loss, else of an unknown verdict, else 0."""
+    verdicts = [(verdict(one), one.over_all) for one in comparisons]
+    statuses = {0 if over_all and one.is_kept_over_all else EXIT_STATUS[one.status] for one, over_all in verdicts}
     return next((status for status in (EXIT_STATUS["loss"], EXIT_STATUS["unknown"]) if status in statuses), 0)
 
 

@@ -83,6 +83,7 @@ class Sampler:
         self._num_documents = self._queues.num_left
         self._pending: tuple[IntArray, FloatArray] | None = None
         self._drawn: list[int] = []
+        self._values: list[float] = []
         self._bets: list[Bet] = []
         self._variance = 0.0
         self._num_unknown = 0
@@ -130,6 +131,7 @@ class Sampler:
             strata_R = np.full(3, self._population.strata_N[document])
             self._bets.append(self._evidence.observe(strata_R, np.minimum(shares_R, 1), weights_R, scores_RH))
         self._drawn += documents.tolist()
+        self._values += np.asarray(values, np.float64).tolist()
         self._pending = None
 
     def _margin(self, weight: float, error: float) -> float:
@@ -169,8 +171,15 @@ class Sampler:
             return ClaimDecision(self.verdict, estimate, *logical, count, total, self._num_unknown)
         low, _ = limits(joined(self._bets, _LEAST), bound, logical, self._claim.confidence)
         _, high = limits(joined(self._bets, _GREATEST), bound, logical, self._claim.confidence)
-        estimate = _estimate(joined(self._bets, _ESTIMATED).values_R, total) if count else (low + high) / 2
-        return ClaimDecision(self.verdict, min(max(estimate, low), high), low, high, count, total, self._num_unknown)
+        estimate = min(max(self._estimate((low + high) / 2), low), high)
+        return ClaimDecision(self.verdict, estimate, low, high, count, total, self._num_unknown)
+
+    def _estimate(self, unknown: float) -> float:
+        """The weighted mean of the known values, as of every other metric of these documents: where all are equal it is
+        their value. Where the values decided when to stop, it can be off by a part of the interval's width."""
+        counts, values = np.array([*self.representation().values()]), np.array(self._values)
+        weights = np.where(np.isnan(values), 0, counts * self._population.sizes_N[self._drawn])
+        return float(np.average(np.nan_to_num(values), weights=weights)) if weights.any() else unknown
 
     def _logical_limits(self) -> tuple[float, float]:
         return self._evidence.logical_limits(_LEAST)[0], self._evidence.logical_limits(_GREATEST)[1]
@@ -179,17 +188,6 @@ class Sampler:
 def batch_size(num_documents: int, num_evaluated: int) -> int:
     """A tenth of those evaluated so far: few are evaluated in vain after the decisive one, and batches grow large."""
     return max(_LEAST_BATCH, num_documents // 200, num_evaluated // 10)
-
-
-def _estimate(values_T: FloatArray, num_documents: int) -> float:
-    """Weighted mean of the Z_t, each of which is unbiased (Des Raj 1956), as it is after any fixed number of draws.
-
-    Draw t counts 1 / (N - t + 1)^2, because what can still vary shrinks with what is left; weights that depended on the
-    values could bias it. Where the values decided when to stop it can be off by a part of the interval's width: the
-    interval is what holds then.
-    """
-    left = num_documents - np.arange(len(values_T))
-    return float(np.average(values_T, weights=1.0 / left**2))
 
 
 ABOVE, BELOW = 0, 1

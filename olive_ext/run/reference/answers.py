@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from olive_ext.backends.word_errors import word_errors
 from olive_ext.errors import ANY_FAILURE, TaskError
 from olive_ext.media.pictures import media_digest
 from olive_ext.report.metrics import LENGTHS, MEANS
@@ -31,6 +32,10 @@ TEXT_METRICS = ("word_perplexity", "byte_perplexity", "bits_per_byte")
 
 NATS, UNITS = "loglikelihood", "units"
 """The names of the two among a document's values."""
+
+WER, WORDS = "wer", "words"
+"""The name of a word error rate among a document's values, and of the words of an average document, by which its errors
+are divided."""
 
 Sample = Mapping[str, Any]
 
@@ -103,11 +108,11 @@ def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, An
     read = []
     for name, lines in samples.items():
         task = tasks[name]
-        functions, directions = task.aggregation().items(), task.higher_is_better()
-        called = {key: item if isinstance(item, str) else getattr(item, "__name__", "") for key, item in functions}
-        metrics = {key: directions.get(key) is not False for key in called if called[key] in MEANS}
+        functions, directions = task.aggregation(), task.higher_is_better()
+        called = {key: one if isinstance(one, str) else getattr(one, "__name__", "") for key, one in functions.items()}
+        metrics = {key: directions.get(key) is not False for key in called if called[key] in MEANS or key == WER}
         for filter_name in dict.fromkeys(line["filter"] for line in lines):
-            chosen = [line for line in lines if line["filter"] == filter_name]
+            chosen = _with_word_errors([line for line in lines if line["filter"] == filter_name], functions.get(WER))
             valued = [key for key in metrics if any(is_value(line.get(key)) for line in chosen)]
             answers = {int(line["doc_id"]): _answer(task, line, valued) for line in chosen}
             if any(LENGTHS[-1] in answer.values for answer in answers.values()):
@@ -174,6 +179,24 @@ def is_value(value: object) -> bool:
     return isinstance(value, Real) and math.isfinite(value)
 
 
+def _with_word_errors(lines: list[Sample], rate: Any) -> list[Sample]:
+    """The lines, with numbers for the pairs of texts whose word error rate the task's `rate` is: each document's errors
+    by the words of an average one, the mean of which is the rate."""
+    said = [line[WER] for line in lines if isinstance(line.get(WER), tuple | list)]
+    try:
+        errors_D, words_D = np.array(word_errors(said), np.float64).reshape(-1, 2).T
+        is_rate = math.isclose(rate(said), errors_D.sum() / words_D.sum(), rel_tol=1e-9)
+    except ANY_FAILURE:  # of other values, of the task's own code, or without jiwer
+        return lines
+    if not is_rate:
+        return lines
+    words, numbers = float(words_D.mean()), iter((errors_D / words_D.mean()).tolist())
+    has_pair = [isinstance(line.get(WER), tuple | list) for line in lines]
+    return [
+        {**line, WER: next(numbers), WORDS: words} if has else line for line, has in zip(lines, has_pair, strict=True)
+    ]
+
+
 def _of_text(value: Any) -> dict[str, float]:
     """A text's log-likelihood in nats and its length; empty for a value that is no such pair."""
     pair = [float(item) for item in value if is_value(item)] if isinstance(value, list | tuple) else []
@@ -182,7 +205,7 @@ def _of_text(value: Any) -> dict[str, float]:
 
 
 def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> DocumentAnswer:
-    values = {name: float(line[name]) for name in metrics if is_value(line.get(name))}
+    values = {name: float(line[name]) for name in (*metrics, WORDS) if is_value(line.get(name))}
     values |= next(filter(None, (_of_text(line.get(key)) for key in TEXT_METRICS)), {})
     if (cut_off := share_cut_off(line)) is not None:
         values.setdefault(LENGTHS[-1], cut_off)

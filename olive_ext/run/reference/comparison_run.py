@@ -196,6 +196,7 @@ class Comparer:
             stops=self._models.stops(lm),
             metrics=reference.results,
             matters=matters,
+            over_all=self._models.config.fail_on_loss is not None,
             non_finite=self._non_finite + _non_finite(lm),
             missing=len(self._lost) + len(getattr(lm, "lost", ())) + len(unread),
         )

@@ -20,6 +20,8 @@ from olive_ext.report.metrics import LENGTHS
 from olive_ext.run.reference.answers import (
     NATS,
     UNITS,
+    WER,
+    WORDS,
     Answers,
     check_same_questions,
     question_of,
@@ -155,6 +157,8 @@ def _pairs(
             numbers = [item for item in second if metric in first[item].values and metric in second[item].values]
             if numbers:
                 one, two = (np.array([answers[item].values[metric] for item in numbers]) for answers in (first, second))
+                if metric == WER:  # of other documents beside these the average one may have other words
+                    two *= [second[item].values.get(WORDS, 1) / first[item].values.get(WORDS, 1) for item in numbers]
                 yield _Pair(other, own, metric, numbers, one, two, matters)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from olive_ext.backends.lm_eval_run import run_tasks
 from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
+from olive_ext.backends.word_errors import word_error_rate
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import TaskError
 from olive_ext.run.reference.answers import Answers, check_same_questions, question_of, read_answers, target_of
@@ -115,3 +117,30 @@ def test_other_questions_are_refused_by_task(answers: ByFilter) -> None:
     fewer = {number: answer for number, answer in found.by_document.items() if number}
     with refused(TaskError, "not_comparable"):
         check_same_questions(found, replace(found, by_document=fewer))
+
+
+def test_word_errors_of_documents_average_to_the_rate_of_all() -> None:
+    """Of documents of different lengths; a rate that is another one than all errors by all words has no such values."""
+    pairs = [("a b c d", "a b c d"), ("a b", "a x"), ("a", "a b c"), ("a b c d e f", "a b")]
+    lines = [
+        {"doc_id": number, "filter": "none", "doc": {}, "arguments": [("", {})], "target": said, "wer": (said, written)}
+        | {
+            "resps": [[written]],
+            "filtered_resps": [written],
+            **dict.fromkeys(("doc_hash", "prompt_hash", "target_hash")),
+        }
+        for number, (said, written) in enumerate(pairs)
+    ]
+
+    def read(rate: Any) -> Answers:
+        task = SimpleNamespace(
+            aggregation=lambda: {"wer": rate}, higher_is_better=lambda: {"wer": False}, OUTPUT_TYPE="generate_until"
+        )
+        return read_answers({"speech": lines}, {"speech": task})[0]
+
+    kept = read(word_error_rate)
+    values = [answer.values["wer"] for answer in kept.by_document.values()]
+    assert values == pytest.approx([0, 1 / 3.25, 2 / 3.25, 4 / 3.25])
+    assert sum(values) / 4 == pytest.approx(word_error_rate(pairs))
+    assert kept.metrics == {"wer": False}
+    assert "wer" not in next(iter(read(lambda given: 0.5).by_document.values())).values
