@@ -138,7 +138,10 @@ def test_lost_requests_are_raised_behind_all_others() -> None:
 
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.{})"
-TALKS = "import sys; sys.stdout.buffer.write(b'this is no message of ours' * 9); sys.stdout.flush(); sys.stdin.read()"
+TALKS = (
+    "import sys; from olive_ext.python_processes import _BEGIN\n"
+    "sys.stdout.buffer.write(_BEGIN + b'this is no message of ours' * 9); sys.stdout.flush(); sys.stdin.read()"
+)
 
 
 @pytest.mark.parametrize(
