@@ -6,7 +6,6 @@ the same row of its input alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import onnx
@@ -106,26 +105,11 @@ class Walk:
             raise refusal(node, "is neither row-wise nor a product with a constant weight")
         carrying: list[str] = [value for value in node.input if value and value not in self.constants]
         if len(carrying) != 1:
-            raise NotUnderstood(self._why_variable(node, carrying))
+            raise refusal(node, "combines several values that are not constant")
         for value in node.input:
             if value and value != carrying[0] and not self.is_same_for_all_rows(node, value):
                 raise refusal(node, f"combines the rows with '{value}', which may differ between rows")
         return carrying[0]
-
-    def _why_variable(self, node: onnx.NodeProto, carrying: Iterable[str]) -> str:
-        for value in carrying:
-            above = self.producers.get(value)
-            for name in (value, *(above.input if above is not None and above.op_type == "Mul" else ())):
-                if reason := self._why_one_scale(name):
-                    return reason
-        return f"{label(node)} combines several values that are not constant"
-
-    def _why_one_scale(self, value: str) -> str:
-        """Why rows of `value` cannot be computed alone where all of them have one scale; empty where they have not."""
-        source = self.producers.get(value)
-        if source is None or source.op_type != "DynamicQuantizeLinear":
-            return ""
-        return f"{label(source)} quantizes all rows with one scale, so fewer rows give other numbers"
 
     def is_same_for_all_rows(self, node: onnx.NodeProto, value: str) -> bool:
         """Whether a constant has no axis, or none but the last, along which it may differ."""
@@ -139,8 +123,9 @@ class Walk:
     def check_product(self, node: onnx.NodeProto) -> None:
         """Raises NotUnderstood unless each row is multiplied with one constant weight."""
         rows, *others = node.input
-        if reason := self._why_one_scale(rows):
-            raise NotUnderstood(reason)
+        source = self.producers.get(rows)
+        if source is not None and source.op_type == "DynamicQuantizeLinear":
+            raise refusal(source, "quantizes all rows with one scale, so fewer rows give other numbers")
         variable = [value for value in others if value and value not in self.constants]
         if variable or rows in self.constants:
             raise refusal(node, f"multiplies with '{(variable or [rows])[0]}', which is not constant")

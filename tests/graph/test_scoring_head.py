@@ -80,7 +80,7 @@ CASES: dict[str, Case] = {
     "adapter": head(heads.adapter, "combines several values that are not constant", "logits"),
     "unknown width": head(heads.adapter, "combines several values", "logits", width="V"),
     "hidden width": head(heads.gemm, "a reshape after the product may mix rows", "logits", width="V"),
-    "dynamic_integer": head(heads.dynamic_integer, "quantizes all rows with one scale", "logits"),
+    "dynamic_integer": head(heads.dynamic_integer, "combines several values that are not constant", "logits"),
     "per_position_bias": head(heads.per_position_bias, "may differ between rows", "logits"),
     "normalized": head(heads.normalized, "neither row-wise nor a product", "logits"),
     "skip_norms": late(layers.skip_norms, OUT, UP, UP, DOWN),

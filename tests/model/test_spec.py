@@ -315,16 +315,7 @@ def without_output(graph: onnx.ModelProto) -> None:
 
 SYMBOLIC: Value = ("logits", FLOAT, ["B", "S", "V"])
 KV = "past_key_values 0"
-UNSUPPORTED = {
-    "past_state_of_a_new_kind": "a state whose output is not known",
-    "encoder_lengths": "encoder-decoder",
-    "block_table_windowed": "paged KV cache",
-    "total_sequence_length": "lengths in place of an attention mask",
-    "deepstack_visual_embeds": "a vision tower's inner layers",
-    "visual_pos_masks": "a vision tower's inner layers",
-    "vision_gate": "modality gates",
-    "mystery": "is not understood; input_ids",
-}
+UNKNOWN = ("past_state_of_a_new_kind", "encoder_lengths", "deepstack_visual_embeds", "vision_gate", "mystery")
 REFUSED: dict[str, tuple[dict[str, Any], Any, str]] = {
     "position_ids of one axis": ({"tokens": [*TOKENS, ("position_ids", INT64, ["N"])]}, None, "position_ids 1 2 3"),
     "no vocabulary": ({"outputs": [SYMBOLIC]}, None, "logits"),
@@ -332,7 +323,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Any, str]] = {
     "KV without an output": ({}, without_output, KV),
     "no KV": ({"layers": []}, None, KV),
     "no tokens": ({"tokens": []}, None, f"input_ids {KV}"),
-    **{name: ({"extra": [(name, FLOAT, ["B"])]}, None, f"{name} {why}") for name, why in UNSUPPORTED.items()},
+    **{name: ({"extra": [(name, FLOAT, ["B"])]}, None, f"{name} is not understood; input_ids") for name in UNKNOWN},
     **{
         f"{past} without an output": ({"extra": [(past, FLOAT, ["B", 8, 3])]}, None, f"{past} {present}")
         for past, present in STATES

@@ -39,7 +39,9 @@ _SILENT, _WARNINGS = 4, 2
 log lines go to stderr, in colour, past Python. With OLIVE_EXT_DEBUG=1 they are shown."""
 
 _CODES = re.compile(r"\[ONNXRuntimeError\] : \d+ : (?P<code>[A-Z_]+) : ")
-_SOURCE = re.compile(r"\S*/onnxruntime(_src)?/\S+\.(cc|h|cu|cpp):\d+ ")
+_SIGNATURE = r"[^()]*(\(\))?\(([^()]|\([^()]*\))*\)( const)?\s*"
+_SOURCE = re.compile(rf"\S*/onnxruntime(_src)?/\S+\.(cc|h|cu|cpp):\d+ ({_SIGNATURE})?")
+"""A C++ place, and the signature after it: up to the bracket that closes its parameters ("operator()(...)")."""
 
 _NO_CUDNN_ATTENTION = ("ORT_ENABLE_CUDNN_FLASH_ATTENTION", "0")
 """ONNX Runtime prefers cuDNN's attention for prompts on compute capability 9.0, which makes a plan for every length of
@@ -107,21 +109,8 @@ def open_session(
 def reason_of(error: BaseException) -> str:
     """The message of an exception of ONNX Runtime, without the C++ places and signatures that it may begin with, and
     without the middle of a long one: what is wrong with a graph stands after the node that it is wrong with."""
-    text = _CODES.sub("", joined_lines(error, width=4000))
-    while (match := _SOURCE.search(text)) is not None:
-        text = f"{text[: match.start()]}{_after_signature(text[match.end() :])}"
+    text = _SOURCE.sub("", _CODES.sub("", joined_lines(error, width=4000)))
     return text if len(text) <= 400 else f"{text[:240]} ... {text[-155:]}"
-
-
-def _after_signature(text: str) -> str:
-    """`text` without the C++ signature in front: up to the bracket that closes its parameters."""
-    depth = 0
-    for index, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
-        is_call = text[index + 1 : index + 2] == "("  # operator()(...)
-        if letter == ")" and depth == 0 and not is_call:
-            return text[index + 1 :].removeprefix(" const").lstrip()
-    return text
 
 
 def _log_level() -> int:

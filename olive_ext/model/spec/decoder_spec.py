@@ -9,7 +9,6 @@ Axes: B batch, S positions, T positions in the KV cache, V vocabulary.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -51,7 +50,7 @@ def read_spec(
     """The decoder's interface. `genai_config` may be empty; `hf_config` is the config.json beside it, if any; inputs
     in `provided` are filled by others (adapters) and left out.
 
-    Raises ModelError, naming the input or output, for a graph that is not understood or not supported yet.
+    Raises ModelError, naming the input or output, for a graph that is not understood.
     """
     return _Reader(model, genai_config, hf_config or {}, provided).read(max_length)
 
@@ -173,13 +172,10 @@ class _Reader:
         return InputSpec(role, tensor)
 
     def _refuse_others(self, known: set[str]) -> None:
-        others = [name for name in self._inputs if name not in known]
-        for pattern, reason in tensor_names.UNSUPPORTED:
-            for name in others:
-                if re.search(pattern, name):
-                    raise ModelError(f"input '{name}' is not supported yet: {reason}")
-        if others:
-            raise ModelError(f"input '{others[0]}' is not understood; the decoder takes {listed(self._inputs)}")
+        if others := [name for name in self._inputs if name not in known]:
+            is_adapter = "lora" in others[0].lower()
+            hint = " (name the .onnx_adapter file of its weights in engine.adapters)" if is_adapter else ""
+            raise ModelError(f"input '{others[0]}' is not understood{hint}; the decoder takes {listed(self._inputs)}")
 
     def _pairs(self, names: Iterable[Names]) -> dict[str, str]:
         pairs: dict[str, tuple[int, str]] = {}

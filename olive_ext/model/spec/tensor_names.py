@@ -113,18 +113,3 @@ ROLE_RANKS: dict[Role, tuple[int, ...]] = dict.fromkeys(Role, (1,)) | {
 
 PACKED_RANKS = {**ROLE_RANKS, Role.INPUT_IDS: (1,), Role.POSITION_IDS: (1,)}
 """`ROLE_RANKS` for a graph with a block table, where the tokens of all rows stand one after the other."""
-
-UNSUPPORTED = (
-    (r"cross|encoder", "it belongs to an encoder-decoder, and is none of the inputs known of those"),
-    (r"block_table_windowed|logits_indices", "a paged KV cache with windows or with logits picked by the graph"),
-    (r"cache_indirection", "beam search inside the graph"),
-    (r"total_sequence|current_sequence", "lengths in place of an attention mask"),
-    (r"key_scale|value_scale", "scales of a KV cache quantized for each token"),
-    (r"num_logits_to_keep|logits_to_keep", "the graph cuts its logits itself"),
-    (r"(?i)lora", "weights of a LoRA adapter; name its .onnx_adapter file in engine.adapters"),
-    (r"token_type_ids|_gate$", "token types or modality gates"),
-    (r"deepstack|visual_pos", "features of a vision tower's inner layers, which the decoder's first layers add"),
-    (r"conv|recurrent|ssm|past_states|state", "a state whose output is not known"),
-)
-"""Inputs that are recognised but not supported yet: a pattern in the name, and the reason. The reason of the first row
-that matches goes into the error."""
