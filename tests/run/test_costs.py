@@ -14,6 +14,7 @@ from olive_ext.run import evaluate
 from olive_ext.run.costs import cost_metrics
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.backends.reference import ForwardEngine, hflm, ort_lm
+from tests.exports import genai_export
 from tests.refusals import refused
 
 
@@ -74,4 +75,5 @@ def test_memory_and_speed_are_metrics_beside_quality(folder: Path) -> None:
 
 def test_speed_without_a_task_to_run_is_refused() -> None:
     with refused(ConfigError, "missing", "tasks", ["size_on_disk", "tokens_per_second"]):
-        evaluate(EvaluationConfig.parse({"model": {"path": "x"}, "tasks": ["size_on_disk", "tokens_per_second"]}))
+        model = {"path": str(genai_export("llama"))}
+        evaluate(EvaluationConfig.parse({"model": model, "tasks": ["size_on_disk", "tokens_per_second"]}))
