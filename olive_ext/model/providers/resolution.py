@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib
 import importlib.metadata
 import importlib.util
 import logging
@@ -181,8 +180,7 @@ def _is_installed(distribution: str) -> bool:
 def check_distributions(is_installed: Callable[[str], bool] = _is_installed) -> None:
     """Raises `ProviderError` where two builds of ONNX Runtime (or genai) are installed: they share a folder."""
     for builds in _EXCLUSIVE:
-        installed = [build for build in builds if is_installed(build)]
-        if len(installed) > 1:
+        if len(installed := [build for build in builds if is_installed(build)]) > 1:
             raise ProviderError(
                 f"{' and '.join(installed)} are installed together: uninstall all, install one", code="contradiction"
             )
