@@ -61,6 +61,7 @@ def test_quantized_models_own_loss_is_that_of_a_comparison(whole: LossMap) -> No
     assert sum(one.num_positions for one in parts) == whole.num_positions
     mean = sum(one.kl.mean * one.num_positions for one in parts) / whole.num_positions
     assert whole.model_kl.mean == pytest.approx(mean, rel=1e-3)
+    assert whole.kernels.mean == pytest.approx(whole.model_kl.mean - whole.total.mean)
 
 
 def test_empty_text_has_no_positions_and_stops_nothing(tmp_path: Path) -> None:
