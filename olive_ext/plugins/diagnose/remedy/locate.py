@@ -45,7 +45,7 @@ from olive_ext.plugins.diagnose.remedy.roundings import (
     quantized_caches,
 )
 from olive_ext.plugins.diagnose.remedy.variants import Group, Material, Variants, grouped
-from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, Matrix, WeightUse
+from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, WeightUse
 from olive_ext.plugins.diagnose.settings import LocationConfig
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.report.report_files import check_writable
@@ -286,10 +286,6 @@ def static_roundings(pairing: Pairing, floats: GraphWeights, quantized: GraphWei
             pairing.unpaired[first.name] = rounding
 
 
-def _type_of(matrix: Matrix) -> int:
-    return int(helper.np_dtype_to_tensor_dtype(matrix.dtype))
-
-
 def _static(
     first: onnx.NodeProto, seconds: Sequence[onnx.NodeProto], floats: GraphWeights, quantized: GraphWeights
 ) -> Rounding | str:
@@ -312,7 +308,7 @@ def _static(
         tuple(sites),
         (first, seconds[0]),
         tensors,
-        elem_type=_type_of(floats.matrix(weighed[0])) if weighed else scale_type,
+        elem_type=helper.np_dtype_to_tensor_dtype(floats.matrix(weighed[0]).dtype) if weighed else scale_type,
         scale_type=scale_type,
     )
 

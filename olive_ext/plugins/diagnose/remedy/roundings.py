@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from olive_ext.graph.nodes import NodeWriter, attribute, default_opset, layer_of
 from olive_ext.model.files.constants import plain_name
@@ -69,10 +69,10 @@ class Rounding:
     tensors: tuple[onnx.TensorProto, ...]
     """The constants of `pair`."""
 
-    elem_type: int = TensorProto.FLOAT
+    elem_type: int
     """ONNX's type of the float graph's activations."""
 
-    scale_type: int = TensorProto.FLOAT
+    scale_type: int
     """ONNX's type of the scales of `pair`."""
 
     float_bytes: int = 0
