@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from lm_eval.api.model import TemplateLM
 
@@ -22,10 +22,6 @@ from olive_ext.model.providers.devices import trim_host_memory
 from olive_ext.session.bounded_templates import replaced
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from olive_ext.session.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    pass
-
 
 Item = TypeVar("Item")
 Encoded = TypeVar("Encoded")
@@ -121,8 +117,9 @@ def scored(
             yield [waiting[at][1] for at in range(begin, count)]
 
     with noting(lm.lost, lambda at: [instances[waiting[at][0]]]):
-        whose = lambda at: str(instances[waiting[at][0]].task_name)  # noqa: E731
-        for at, output in lm.session.as_completed("loglikelihood", asked(), whose):
+        for at, output in lm.session.as_completed(
+            "loglikelihood", asked(), lambda at: str(instances[waiting[at][0]].task_name)
+        ):
             place, request = waiting.pop(at)
             lm.observer(instances[place], request, output)
             yield place, (output.logprob, output.is_greedy)
