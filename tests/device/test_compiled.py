@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -58,25 +56,17 @@ def counts(session: Session) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(("short", "tolerance"), [("openvino", 1e-4), ("qnn", 0.05)])
-def test_second_run_with_pictures_compiles_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, short: str, tolerance: float
-) -> None:
+def test_second_run_with_pictures_compiles_nothing(tmp_path: Path, short: str, tolerance: float) -> None:
     given = provider(short)
     package, _ = media_export(FAMILY)
     with olive_ext.open(package) as session:
         expected = [output.logprob for output in session.loglikelihood(ASKED)]
-    caplog.set_level(logging.INFO, logger="olive_ext")
     made = []
-    for is_second in (False, True):
-        caplog.clear()
+    for _ in range(2):
         with opened(package, given, tmp_path, strict_shapes=short == "openvino") as session:
             found = [output.logprob for output in session.loglikelihood(ASKED)]
             session.generate([GenerationRequest(f"{MARKER} is", max_new_tokens=4, images=[picture(1, 60, 30)])])
             made.append(counts(session))
-        lines = [line for line in caplog.messages if "rows of the image encoder" in line]
-        assert [re.findall(r"\d+(?= compiled|(?= found compiled))", line) for line in lines] == [
-            ["0", "1"] if is_second else ["1", "0"]
-        ]
         assert found == pytest.approx(expected, abs=tolerance)
     (new, kept), second = made
     assert new >= 1
