@@ -3,6 +3,7 @@ eval's HFLM on the same weights: the numbers and texts are HFLM's."""
 
 from __future__ import annotations
 
+import gc
 import random
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 from lm_eval.api.model import CachingLM
 
+import olive_ext.backends.lm_eval.instances as instances_module
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.engine.requests import Beams, Request
 from olive_ext.errors import ConfigError, OliveExtError, SessionError, TaskError
@@ -411,3 +413,17 @@ def test_token_requests_at_the_context_limit_are_hflms() -> None:
     theirs = hflm()._loglikelihood_tokens(asked, disable_tqdm=True)
     assert [one.logprob for one in ours] == pytest.approx([value for value, _ in theirs], abs=2e-4)
     assert [one.is_greedy for one in ours] == [greedy for _, greedy in theirs]
+
+
+def test_garbage_collector_leaves_many_requests_alone_while_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instances_module, "MANY", 3)
+    lm, counts, before = ort_lm(), list[int](), gc.get_freeze_count()
+    lm.observer = lambda *_: counts.append(gc.get_freeze_count())
+    try:
+        score(lm, ("the", " cat"), ("a", " cat"))
+        assert {*counts} == {before}
+        score(lm, ("the", " cat"), ("a", " cat"), ("the", " mat"))
+        assert counts[-1] > before
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()  # as the suite does
