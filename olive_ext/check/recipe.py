@@ -38,6 +38,7 @@ from olive_ext.config.work import NEEDS_ONNX
 from olive_ext.errors import (
     ConfigError,
     MissingError,
+    ModelError,
     NotFoundError,
     OliveExtError,
     TaskError,
@@ -46,8 +47,9 @@ from olive_ext.errors import (
     keys_once,
     special_kind,
 )
-from olive_ext.model.files.model_package import why_missing
+from olive_ext.model.files.model_package import choose, is_package, why_missing
 from olive_ext.model.files.package_config import is_hub_name
+from olive_ext.model.providers.resolution import first_name
 from olive_ext.registry import load, offered
 
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}
@@ -235,6 +237,11 @@ def _refuse_reference(reference: ReferenceConfig, where: str, kind: str, keys: M
     is_there = reference.is_same or Path(reference.path).exists() or is_hub_name(reference.path)
     if is_named and not is_there:
         raise NotFoundError("no such file or folder", f"{where}.reference", reference.path)
+    if is_named and is_package(Path(reference.path)):
+        try:
+            choose(Path(reference.path), reference.variant, first_name(reference.execution_provider))
+        except ModelError as error:
+            raise error.inside(f"{where}.reference", f"{where}.reference") from error
 
 
 def of_input_model(reference: ReferenceConfig, kind: str, keys: Mapping[str, Any]) -> ReferenceConfig:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -84,7 +85,11 @@ def undrivable_builder(pass_type: str, where: str) -> Iterator[UnsupportedError]
     """An error where the pass ModelBuilder of Olive 0.13.0 would drive onnxruntime-genai from 0.15 on: its builder has
     other modules."""
     olive, genai = _version("olive-ai"), _version("onnxruntime-genai")
-    if pass_type.lower() == "modelbuilder" and olive == "0.13.0" and [*map(int, genai.split(".")[:2])] >= [0, 15]:
+    if (
+        pass_type.lower() == "modelbuilder"
+        and olive == "0.13.0"
+        and tuple(map(int, re.findall(r"\d+", genai)[:2])) >= (0, 15)
+    ):
         problem = f"Olive {olive} cannot drive onnxruntime-genai {genai}'s builder"
         hint = "install 'onnxruntime-genai<0.15', or give an ONNX model"
         yield UnsupportedError(f"{problem}: {hint}", f"{where}.type", pass_type)

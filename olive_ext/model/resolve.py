@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.config import ModelSettings
-from olive_ext.errors import ConfigError, ModelError, understood
+from olive_ext.errors import ConfigError, MismatchError, ModelError, understood
 from olive_ext.model import decisions, runtimes
 from olive_ext.model.decisions import BucketPlan, Decision
 from olive_ext.model.files.content import load_graph, model_digest, size_on_disk
@@ -70,6 +70,8 @@ def _resolved(settings: ModelSettings, tokenizer_candidates: Sequence[str | Path
     if kind == "auto":
         kind, reason = model_kind(path), "by the files"
     if kind == "hf":
+        if settings.variant is not None:
+            raise MismatchError(f"'{path}' is no model package", "variant", settings.variant)
         return ResolvedModel(settings, kind, reason, locate_hf(path, tokenizer), handed_over=handed_over)
     components = {str(part): name for part, name in settings.components.items()}
     provider = first_name(settings.execution_provider or handed_over)

@@ -81,6 +81,16 @@ def test_what_needs_a_reference_may_have_one_that_the_recipe_names(tmp_path: Pat
     assert problems(tmp_path, of_onnx(tmp_path, reference="input_model", **keys)) == []
 
 
+def test_variant_of_a_reference_that_its_package_has_not_is_named_before_a_pass_runs(tmp_path: Path) -> None:
+    package = put_model(tmp_path / "p.ortpackage" / "cpu").parent
+    components = {"model": {"variants": {"cpu": {"ep": "CPUExecutionProvider"}}}}
+    (package / "manifest.json").write_text(json.dumps({"schema_version": "1.0", "components": components}))
+    assert problems(tmp_path, of_evaluator(reference={"path": str(package), "variant": "cpu"})) == []
+    (problem,) = problems(tmp_path, of_evaluator(reference={"path": str(package), "variant": "gone"}))
+    assert "evaluators.ours.reference" in problem
+    assert "'variant' = 'gone'" in problem
+
+
 def test_key_of_a_yaml_recipe_that_is_there_twice_is_named(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("a: &a {x: 1}\nb: {<<: *a, <<: *a, x: 2}\nc:\n- d: 1\n  d: 2\n", encoding="utf-8")
@@ -184,6 +194,7 @@ def test_mistake_is_named(tmp_path: Path, path: str, value: Any, code: str, belo
     [
         ("0.13.0", "0.14.1", "local", False),
         ("0.13.0", "0.15.0", "local", True),
+        ("0.13.0", "0.15rc1", "local", True),
         ("0.13.0", "1.0.0.dev1", "local", True),
         ("0.14.0", "0.15.0", "local", False),
         ("0.13.0", "0.15.0", "container", False),

@@ -467,6 +467,7 @@ def named(file: Any) -> dict[str, Any]:
         (named("../elsewhere/model.onnx"), ModelError, "untrusted"),
         (named("/etc/passwd"), ModelError, "untrusted"),
         (named(3), DamagedError, "damaged"),
+        (named("gone.onnx"), NotFoundError, "not_found"),
         ({"components": dict.fromkeys(("decoder", "text"), GRAPH)}, ModelError, "unsupported"),
         ({"shared_assets": {f"sha256:{DIGEST}": "../elsewhere"}}, ModelError, "untrusted"),
         ({"shared_assets": {f"sha256:{DIGEST}": "elsewhere"}}, NotFoundError, "not_found"),
@@ -529,7 +530,25 @@ def test_variant_runs_on_the_provider_that_it_is_for(ep: str, found: str, tmp_pa
     assert resolve(model.settings.model_copy(update=named)).providers[0].name == CPU
 
 
+def test_config_of_the_hub_beside_a_manifest_leaves_the_package_one(tmp_path: Path) -> None:
+    root = put_json(put_package(tmp_path, BOTH) / "config.json", {"model_type": "llama"}).parent
+    assert locate(root, variant="gpu").directory.name == "gpu"
+    put_json(root / "manifest.json", {"unrelated": True})
+    with refused(MismatchError, "contradiction", "variant", "gpu"):
+        locate(root, variant="gpu")
+
+
+def test_variant_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    put_json(tmp_path / "config.json", {"model_type": "llama"})
+    with refused(MismatchError, "contradiction", "variant", "x"):
+        resolve(ModelSettings.of({"model": tmp_path, "kind": "hf", "variant": "x"}))
+
+
 def test_doubled_key_of_a_package_is_refused(tmp_path: Path) -> None:
+    other = put_package(tmp_path / "other", {"one": {"executor_info": {"ort": "own.json"}}})
+    (other / "models" / "model" / "one" / "own.json").write_text('{"model_file": "model.onnx", "model_file": "b.onnx"}')
+    with refused(DamagedError, "damaged", holds="model_file"):
+        locate(other)
     root = put_package(tmp_path, BOTH)
     file = root / "models" / "model" / "component.json"
     file.write_text(file.read_text().replace('"gpu"', '"cpu"', 1))
@@ -547,7 +566,7 @@ def test_variant_of_a_reference_is_asked_for_by_its_own_key(tmp_path: Path, caps
 
 def test_package_is_no_recipes_input_model(tmp_path: Path) -> None:
     root = put_package(tmp_path, BOTH)
-    assert "model package" in why_missing("onnxmodel", str(root), None)
+    assert all("model package" in why_missing(kind, str(root), None) for kind in ("onnxmodel", "hfmodel"))
     assert not why_missing("onnxmodel", str(root / "models" / "model" / "cpu" / "model.onnx"), None)
 
 

@@ -9,6 +9,7 @@ says that the package is installed and may name others.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from olive_ext.model.files.package_config import (
     contents,
     inside,
     is_hub_name,
+    json_object,
     read_json,
 )
 
@@ -64,10 +66,15 @@ class Variant:
 
 
 def is_package(root: Path) -> bool:
-    """Whether a folder is a model package: a manifest.json beside a model's own files is another program's."""
-    if not (root / MANIFEST).is_file():
+    """Whether a folder is a model package: a manifest.json beside a model's own files is another program's, and beside
+    a config.json, which the Hub counts, one without components."""
+    if not (root / MANIFEST).is_file() or (root / GENAI_CONFIG).exists() or any(root.glob("[!.]*.onnx")):
         return False
-    return not any((root / name).exists() for name in (GENAI_CONFIG, "config.json")) and not any(root.glob("*.onnx"))
+    if not (root / "config.json").exists():
+        return True
+    with suppress(ModelError):
+        return isinstance(json_object(root / MANIFEST).get("components"), dict)
+    return False
 
 
 def why_missing(kind: str, path: Any, onnx_file_name: str | None) -> str:
@@ -79,7 +86,7 @@ def why_missing(kind: str, path: Any, onnx_file_name: str | None) -> str:
         return ""
     if not Path(path).exists() and (kind == "onnxmodel" or not is_hub_name(path)):
         return f"'input_model.model_path' = '{path}': no such file or folder"
-    if kind == "onnxmodel" and is_package(Path(path)):
+    if is_package(Path(path)):
         how = "give the file of one variant as 'input_model.model_path', or evaluate it without a workflow"
         return f"'input_model.model_path' = '{path}' is a model package, which Olive does not open: {how}"
     if onnx_file_name and Path(path).is_dir() and not (Path(path) / onnx_file_name).is_file():
@@ -107,6 +114,10 @@ def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant,
     if not chosen.folder.is_dir():
         raise NotFoundError(
             f"'{root}' names the folder '{chosen.folder}' of the variant '{chosen.name}'; it is not there"
+        )
+    if chosen.file and not (chosen.folder / chosen.file).is_file():
+        raise NotFoundError(
+            f"'{root}' names the graph '{chosen.file}' of the variant '{chosen.name}'; it is not in '{chosen.folder}'"
         )
     graphs = {}
     for part, variants in parts.items():
@@ -188,7 +199,7 @@ def _components(root: Path) -> dict[str, list[Variant]]:
 def _variant(component: Path, name: str, written: Mapping[str, Any]) -> Variant:
     folder = inside(component, written.get("variant_directory") or name, "variant_directory")
     own = (written.get("executor_info") or {}).get("ort") or {}
-    own = read_json(inside(folder, own, "executor_info.ort")) if isinstance(own, str) else own
+    own = json_object(inside(folder, own, "executor_info.ort"), is_strict=True) if isinstance(own, str) else own
     file = own.get("model_file") or "" if isinstance(own, Mapping) else own
     if not isinstance(file, str):
         raise DamagedError(f"'{component}' has {file!r} for the model_file of the variant '{name}'; it is no name")
