@@ -34,6 +34,10 @@ _LENGTH = struct.Struct("<Q")
 _BEGIN = b"\0olive_ext\n"
 """What precedes a child's messages: Python's start and imports may have printed (sitecustomize)."""
 
+START_S = 600.0
+"""Seconds that a child may take before it serves: imports from a cold network drive take minutes. One that prints and
+never serves looks the same until then."""
+
 
 def usable_processors() -> int | None:
     """The processors that this process may run on, fewer than there are in a container or under a job scheduler; None
@@ -118,15 +122,15 @@ class ChildProcess:
             self._process.stdin.close()  # type: ignore[union-attr]
         self._wait_or_kill()
 
-    def _ended(self, unread: str | None = None) -> ChildEndedError:
-        """How the child has ended; `unread`: why what it sent cannot be read."""
+    def _ended(self, fault: str | None = None) -> ChildEndedError:
+        """How the child has ended; `fault`: why it is ended here, as a clause."""
         self._is_busy = False
         if self._is_stopped:
             return ChildEndedError("was stopped")
-        if unread is not None:
+        if fault is not None:
             self._process.kill()
             self._process.wait()
-            return ChildEndedError(f"sent what cannot be read ({unread})")
+            return ChildEndedError(fault)
         code = self._wait_or_kill()
         if code >= 0:
             return ChildEndedError(f"ended with status {code}")
@@ -177,19 +181,25 @@ def serve(answer: Callable[[Any], Any], pulse: Callable[[], Any] = lambda: None)
 
 
 def _forward(pipe: BinaryIO, messages: queue.SimpleQueue[tuple[str, Any]]) -> None:
-    """Moves what comes through the pipe to the queue; ("end", why it cannot be read) comes last, whatever happens."""
-    unread, before = None, b""
+    """Moves what comes through the pipe to the queue; ("end", what is wrong with it) comes last, whatever happens."""
+    fault, before = None, b""
+    late = threading.Timer(START_S, messages.put, [("end", f"did not begin to serve within {START_S:g} s")])
+    late.daemon = True
     try:
+        late.start()
         while not before.endswith(_BEGIN):
             before = before[-len(_BEGIN) :] + _bytes(pipe, 1)
+        late.cancel()
         while True:
             messages.put(_read(pipe))
     except (EOFError, OSError):
         pass
     except BaseException as error:  # noqa: BLE001 - raised where the answer is waited for
-        unread = f"{type(error).__name__}: {error}"[:300].splitlines()[0]
+        reason = f"{type(error).__name__}: {error}"[:300].splitlines()[0]
+        fault = f"sent what cannot be read ({reason})"
     finally:
-        messages.put(("end", unread))
+        late.cancel()
+        messages.put(("end", fault))
 
 
 def _write(pipe: Any, message: Any) -> None:

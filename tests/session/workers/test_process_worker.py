@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 import olive_ext
+from olive_ext import python_processes
 from olive_ext.cli import main
 from olive_ext.config import ModelSettings
 from olive_ext.engine.requests import Lost, Request, Result
@@ -138,10 +139,8 @@ def test_lost_requests_are_raised_behind_all_others() -> None:
 
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.{})"
-TALKS = (
-    "import sys; from olive_ext.python_processes import _BEGIN\n"
-    "sys.stdout.buffer.write(_BEGIN + b'this is no message of ours' * 9); sys.stdout.flush(); sys.stdin.read()"
-)
+TALKS = "import sys; sys.stdout.buffer.write(b'this is no message of ours' * 9); sys.stdout.flush(); sys.stdin.read()"
+SERVES = TALKS.replace("(b'", "(b'\\0olive_ext\\n' + b'")
 
 
 @pytest.mark.parametrize(
@@ -154,13 +153,17 @@ TALKS = (
         ),
         (KILLED.format("SIGSEGV"), "worker ended by SIGSEGV while it opened the model: what it printed is above"),
         ("raise SystemExit(3)", "worker ended with status 3 while it opened the model: what it printed is above"),
-        (TALKS, "worker sent what cannot be read"),
+        (SERVES, "worker sent what cannot be read"),
+        (TALKS, "worker did not begin to serve within 3 s"),
+        ("import sys; sys.stdin.read()", "worker did not begin to serve within 3 s"),
     ],
-    ids=["SIGKILL", "SIGSEGV", "status", "no message"],
+    ids=["SIGKILL", "SIGSEGV", "status", "no message", "talks", "silent"],
 )
 def test_child_that_ends_while_it_opens_the_model_is_status_1(
-    child: str, line: str, capsys: pytest.CaptureFixture[str]
+    child: str, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(python_processes, "START_S", 3.0)
+
     def command(_: Namespace) -> int:
         Crew([ProcessWorker(WorkerJob({}), Watchdog(), child=child)])
         return 0
