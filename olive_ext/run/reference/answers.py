@@ -112,7 +112,8 @@ def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, An
         called = {key: one if isinstance(one, str) else getattr(one, "__name__", "") for key, one in functions.items()}
         metrics = {key: directions.get(key) is not False for key in called if called[key] in MEANS or key == WER}
         for filter_name in dict.fromkeys(line["filter"] for line in lines):
-            chosen = _with_word_errors([line for line in lines if line["filter"] == filter_name], functions.get(WER))
+            chosen = [line for line in lines if line["filter"] == filter_name]
+            chosen = _with_word_errors(chosen, functions[WER]) if WER in functions else chosen
             valued = [key for key in metrics if any(is_value(line.get(key)) for line in chosen)]
             answers = {int(line["doc_id"]): _answer(task, line, valued) for line in chosen}
             if any(LENGTHS[-1] in answer.values for answer in answers.values()):

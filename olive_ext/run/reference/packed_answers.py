@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.report import PackedAnswers
-from olive_ext.run.reference.answers import NATS, UNITS, WER, WORDS, Answers, DocumentAnswer
+from olive_ext.run.reference.answers import NATS, UNITS, WORDS, Answers, DocumentAnswer
 
 _KEY_BYTES = 4
 """Bytes of a digest: by 32 bits one of 4,000 documents that changed is taken for an earlier one in one of a million."""
@@ -54,7 +54,7 @@ def _packed(answers: Answers) -> PackedAnswers:
     margins = [item.margin for item in documents.values()]
     values = {
         metric: _text(np.array([item.values.get(metric, np.nan) for item in documents.values()], "<f8"))
-        for metric in [*answers.metrics, *_beside(answers.metrics, answers.text_metric)]
+        for metric in [*answers.metrics, *_beside(answers.text_metric), *_words(documents.values())]
     }
     with np.errstate(over="ignore"):
         narrow = None if None in margins else _text(np.array(margins, "<f8").astype("<f2"))
@@ -73,7 +73,7 @@ def _packed(answers: Answers) -> PackedAnswers:
 
 def _unpacked(kept: PackedAnswers) -> Answers:
     name, count = f"documents of '{kept.task}'", kept.num_documents
-    if {*kept.values} != {*kept.higher_is_better, *_beside(kept.higher_is_better, kept.text_metric)}:
+    if {*kept.values} - {WORDS} != {*kept.higher_is_better, *_beside(kept.text_metric)}:
         raise ValueError(f"{name}: 'values' and 'higher_is_better' name other metrics")
     numbers = _array(kept.numbers, "<u4", count, f"{name}: 'numbers'").tolist()
     keys = _array(kept.keys, "u1", 2 * count * _KEY_BYTES, f"{name}: 'keys'").reshape(-1, 2, _KEY_BYTES)
@@ -98,9 +98,14 @@ def _unpacked(kept: PackedAnswers) -> Answers:
     return Answers(kept.task, kept.filter, kept.higher_is_better, answers, kept.text_metric)
 
 
-def _beside(metrics: Collection[str], text_metric: str) -> tuple[str, ...]:
+def _beside(text_metric: str) -> tuple[str, ...]:
     """What a document's values have beside those of its metrics."""
-    return (*((NATS, UNITS) if text_metric else ()), *((WORDS,) if WER in metrics else ()))
+    return (NATS, UNITS) if text_metric else ()
+
+
+def _words(documents: Collection[DocumentAnswer]) -> tuple[str, ...]:
+    """What is kept beside word error rates; a task whose rate of a document is a number has none."""
+    return (WORDS,) if any(WORDS in item.values for item in documents) else ()
 
 
 def _text(array: npt.NDArray[Any]) -> str:

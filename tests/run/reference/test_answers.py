@@ -13,7 +13,9 @@ from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
 from olive_ext.backends.word_errors import word_error_rate
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import TaskError
+from olive_ext.run.reference import answers as answers_module
 from olive_ext.run.reference.answers import Answers, check_same_questions, question_of, read_answers, target_of
+from olive_ext.run.reference.packed_answers import packed, unpacked
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.backends.reference import ort_lm
 from tests.refusals import refused
@@ -144,3 +146,20 @@ def test_word_errors_of_documents_average_to_the_rate_of_all() -> None:
     assert sum(values) / 4 == pytest.approx(word_error_rate(pairs))
     assert kept.metrics == {"wer": False}
     assert "wer" not in next(iter(read(lambda given: 0.5).by_document.values())).values
+    assert unpacked(packed([kept]))[0].by_document[3].values == kept.by_document[3].values
+
+    plain = {
+        number: replace(answer, values={"wer": answer.values["wer"]}) for number, answer in kept.by_document.items()
+    }
+    (as_numbers,) = packed(
+        [replace(kept, by_document=plain)]
+    )  # as a task has them whose rate of a document is a number
+    assert as_numbers.values.keys() == {"wer"}
+    assert unpacked([as_numbers])[0].by_document[3].values == {"wer": values[3]}
+
+
+def test_word_errors_are_looked_for_where_a_task_has_them(run: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[Any] = []
+    monkeypatch.setattr(answers_module, "word_errors", looked_at.append)
+    assert read_answers(run[0]["samples"], run[1].tasks)
+    assert looked_at == []
