@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from olive_ext.config import ModelSettings
+from olive_ext.config import ModelSettings, ReferenceConfig
 from olive_ext.errors import ConfigError, MismatchError, ModelError, understood
 from olive_ext.model import decisions, runtimes
 from olive_ext.model.decisions import BucketPlan, Decision
@@ -52,13 +52,18 @@ def resolve(
 
     `tokenizer_candidates` are tried after the model's own folders; `handed_over` is the provider that Olive's
     accelerator names. Raises `ModelError` where there is no such model, or none of its kind; `key` is the setting that
-    names it."""
+    names it, and stands in front of a reference's own keys."""
     try:
         return _resolved(settings, tokenizer_candidates, handed_over)
     except ModelError as error:
-        field = key if error.field == "model" else error.field
-        told = error.saying(str(error).replace("'variant'", f"'{key}.variant'")) if key != "model" else error
-        raise told.about(f"{key}.variant" if key != "model" and field == "variant" else field, error.value) from None
+        is_of_reference = key == "reference" and error.field.partition(".")[0] in ReferenceConfig.model_fields
+        if key == "model" or not (is_of_reference or error.field == "model"):
+            raise
+        field, text = key, str(error)
+        if is_of_reference:
+            field = f"{key}.{error.field}"
+            text = text.replace(f"'{error.field}'", f"'{field}'", 1)
+        raise error.saying(text).about(field, error.value) from error
 
 
 def _resolved(settings: ModelSettings, tokenizer_candidates: Sequence[str | Path], handed_over: Any) -> ResolvedModel:

@@ -74,7 +74,7 @@ def resolved_reference(model: ResolvedModel, reference: Reference | None) -> Res
     """What `open_model` takes as the `reference` of `model`: a path and settings are resolved."""
     if reference is None or isinstance(reference, ResolvedModel | Records):
         return reference
-    return resolve(model.settings.of_reference(reference))
+    return resolve(model.settings.of_reference(reference), key="reference")
 
 
 def open_model(

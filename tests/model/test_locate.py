@@ -556,10 +556,31 @@ def test_doubled_key_of_a_package_is_refused(tmp_path: Path) -> None:
         locate(root)
 
 
-def test_variant_of_a_reference_is_asked_for_by_its_own_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("named", "field", "code"),
+    [
+        ({}, "variant", "missing"),
+        ({"variant": "variant"}, "variant", "not_found"),
+        ({"variant": "a", "onnx_file_name": "gone.onnx"}, "onnx_file_name", "not_found"),
+        ({"variant": "a", "components": {"vision": "gone.onnx"}}, "components.vision", "not_found"),
+        ({"variant": "a", "tokenizer": "gone/gone/gone"}, "tokenizer", "not_found"),
+        ({"model": "gone"}, "", "not_found"),
+    ],
+)
+def test_mistake_about_a_reference_is_one_of_its_own_keys(named: Any, field: str, code: str, tmp_path: Path) -> None:
     root = put_package(tmp_path, {"a": {"ep": CPU}, "b": {"ep": CPU}})
-    with refused(ModelError, "missing", "reference.variant", holds="'reference.variant'"):
-        resolve(ModelSettings.of({"model": root}), key="reference")
+    settings = ModelSettings.of({"model": root, **named})
+    written = ".".join(filter(None, ("reference", field)))
+    with refused(ModelError, code, written, holds=f"'{written}'" if field else "'gone'") as raised:
+        resolve(settings, key="reference")
+    assert raised.value.__cause__ is not None
+    assert f"'{written}' = 'reference" not in str(raised.value)
+    with refused(ModelError, code, field or "reference.float_model"):
+        resolve(settings, key="reference.float_model")
+
+
+def test_variant_is_asked_for_by_its_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = put_package(tmp_path, {"a": {"ep": CPU}, "b": {"ep": CPU}})
     assert main(["check", str(root)]) == 2
     assert "--variant" in capsys.readouterr().err
 
