@@ -132,16 +132,16 @@ def written_values(
 
 def in_options(error: OliveExtError, given: Mapping[str, Any], options: Sequence[Option]) -> OliveExtError:
     """The error with the options of keys that were given, or are missing or advised, in the keys' place. Who writes
-    keys (`--set`, a recipe) reads keys."""
+    keys (`--set`, a recipe) reads keys. A key that is also a value's text is replaced before " = " alone."""
     if "set" in given or error.code == "unknown_key" or str(given.get("target")).lower().endswith(RECIPE_SUFFIXES):
         return error
-    text = str(error)
+    text, values = str(error), repr([error.value, *given.values()])
     for option in options:
         key = option.key.removesuffix(".path").removeprefix("model.")
         is_advised = error.field in (option.key, key) or error.code in ("missing", "provider", "unknown_name")
         if option.form != "place" and (option.key in given or is_advised):
             text = text.replace(f"missing key '{key}'", f"missing key {key}: give {option.flag}")
-            text = text.replace(f"'{key}'", option.flag)
+            text = re.sub(rf"'{key}'(?= = )" if f"'{key}'" in values else f"'{key}'", option.flag, text)
     return error.saying(text)
 
 

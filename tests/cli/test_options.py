@@ -9,7 +9,7 @@ import pytest
 from olive_ext.cli.options import OPTIONS, advised, in_options, written_values
 from olive_ext.cli.parser import build_parser
 from olive_ext.config import Certain, EvaluationConfig
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, ModelError, OliveExtError
 
 
 def written(*argv: str) -> dict[str, Any]:
@@ -85,6 +85,18 @@ def test_message_names_the_options_of_who_wrote_options(code: str, given: dict[s
     error = ConfigError("'execution_provider' 'reference' 'allow_cpu_fallback' 'limit'", code=code)
     found = in_options(error.about("f", 3), given, OPTIONS)
     assert (str(found), found.code, found.field, found.value) == (told, code, "f", 3)
+
+
+@pytest.mark.parametrize(
+    ("error", "given", "told"),
+    [
+        (ConfigError("give", "limit", "limit"), {"limit": "limit"}, "--limit = 'limit': give"),
+        (ModelError("no 'variant'").about("reference", "variant"), {"model.variant": "a"}, "no 'variant'"),
+        (ConfigError("no 'tasks', see 'limit'"), {"tasks": ["tasks"], "limit": 3}, "no 'tasks', see --limit"),
+    ],
+)
+def test_value_that_is_named_as_a_key_stays(error: OliveExtError, given: dict[str, Any], told: str) -> None:
+    assert str(in_options(error, given, OPTIONS)) == told
 
 
 def test_advice_names_options_and_leaves_what_is_no_key() -> None:
