@@ -237,7 +237,8 @@ def _refuse_reference(reference: ReferenceConfig, where: str, kind: str, keys: M
     is_there = reference.is_same or Path(reference.path).exists() or is_hub_name(reference.path)
     if is_named and not is_there:
         raise NotFoundError("no such file or folder", f"{where}.reference", reference.path)
-    if is_named and is_package(Path(reference.path)):
+    is_chosen = reference.variant or reference.execution_provider  # else by the evaluated model's provider
+    if is_named and is_chosen and is_package(Path(reference.path)):
         try:
             choose(Path(reference.path), reference.variant, first_name(reference.execution_provider))
         except ModelError as error:

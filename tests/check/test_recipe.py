@@ -82,13 +82,17 @@ def test_what_needs_a_reference_may_have_one_that_the_recipe_names(tmp_path: Pat
 
 
 def test_variant_of_a_reference_that_its_package_has_not_is_named_before_a_pass_runs(tmp_path: Path) -> None:
-    package = put_model(tmp_path / "p.ortpackage" / "cpu").parent
-    components = {"model": {"variants": {"cpu": {"ep": "CPUExecutionProvider"}}}}
+    """Without its name or its provider, the accelerator's provider chooses it, which the run knows."""
+    package = put_model(tmp_path / "p.ortpackage" / "gpu").parent
+    eps = {"gpu": "CUDAExecutionProvider", "npu": "QNNExecutionProvider"}
+    components = {"model": {"variants": {name: {"ep": ep} for name, ep in eps.items()}}}
     (package / "manifest.json").write_text(json.dumps({"schema_version": "1.0", "components": components}))
-    assert problems(tmp_path, of_evaluator(reference={"path": str(package), "variant": "cpu"})) == []
-    (problem,) = problems(tmp_path, of_evaluator(reference={"path": str(package), "variant": "gone"}))
-    assert "evaluators.ours.reference" in problem
-    assert "'variant' = 'gone'" in problem
+    for named in ({}, {"variant": "gpu"}, {"execution_provider": "cuda"}):
+        assert problems(tmp_path, of_evaluator(reference={"path": str(package), **named})) == []
+    for named, told in (({"variant": "gone"}, "'variant' = 'gone'"), ({"execution_provider": "cpu"}, "CPU")):
+        (problem,) = problems(tmp_path, of_evaluator(reference={"path": str(package), **named}))
+        assert "evaluators.ours.reference" in problem
+        assert told in problem
 
 
 def test_key_of_a_yaml_recipe_that_is_there_twice_is_named(tmp_path: Path) -> None:
