@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -45,6 +46,7 @@ from olive_ext.errors import (
     UnsupportedError,
     all_in_one,
     keys_once,
+    meant,
     special_kind,
 )
 from olive_ext.model.files.model_package import choose, is_package, why_missing
@@ -66,6 +68,14 @@ _CHANGES = {
     "constant_inputs_file_name": "has constant inputs",
 }
 """Keys of an input model that make it another model than the one at its path."""
+
+_RESOURCES = {
+    "file": ("path",),
+    "folder": ("path",),
+    "string_name": ("name",),
+    "azureml_registry_model": ("registry_name", "name", "version"),
+}
+"""Olive's mappings in the place of a path, by their type, and the keys that each needs."""
 
 Settings: TypeAlias = PassSettings | EvaluatorSettings
 SettingsType: TypeAlias = type[Settings]
@@ -283,6 +293,7 @@ def _mistakes_of_model(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:
         yield MissingError(f"missing: {hint}", "input_model.model_path")
     elif problem := why_missing(kind, path, keys.get("onnx_file_name")):
         yield NotFoundError(problem).about("input_model.model_path", path)
+    yield from _raised(plain_path, path)
 
 
 def gets_onnx(recipe: Mapping[str, Any], block: Block, passes: Passes) -> bool:
@@ -299,7 +310,30 @@ def gets_onnx(recipe: Mapping[str, Any], block: Block, passes: Passes) -> bool:
 def input_model(recipe: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Type of the recipe's input model, in lower case, and its keys, those of its `config` too."""
     block = mapping(recipe.get("input_model"))
-    return str(block.get("type", "")).lower(), {**mapping(block.get("config")), **block}
+    keys = {**mapping(block.get("config")), **block}
+    with suppress(OliveExtError):  # one of the mistakes
+        keys["model_path"] = plain_path(keys.get("model_path"))
+    return str(block.get("type", "")).lower(), keys
+
+
+def plain_path(written: Any) -> Any:
+    """The path or name of a 'model_path', which may stand in a mapping of Olive's; that of a registry's model stays
+    one. Raises `OliveExtError` for what Olive refuses."""
+    where = "input_model.model_path"
+    if written is None or isinstance(written, str):
+        return written
+    if not isinstance(written, Mapping):
+        raise ConfigError("give a path, or a mapping with 'type' and 'config'", where, written)
+    kind, keys = str(written.get("type", "")).lower(), {**written, **mapping(written.get("config"))}
+    if kind not in _RESOURCES:
+        hint = meant(kind, _RESOURCES) or f"give {', '.join(_RESOURCES)}"
+        raise ConfigError(hint, f"{where}.type", written.get("type"), code="unknown_name")
+    if missing := [key for key in _RESOURCES[kind] if not keys.get(key)]:
+        raise MissingError("missing", f"{where}.config.{missing[0]}")
+    named = str(keys[_RESOURCES[kind][0]])
+    if kind in ("file", "folder") and not (Path(named).is_file() if kind == "file" else Path(named).is_dir()):
+        raise NotFoundError(f"no such {kind}", f"{where}.config.path", named)
+    return written if len(_RESOURCES[kind]) > 1 else named
 
 
 def blocks(recipe: Mapping[str, Any]) -> Iterator[Block]:

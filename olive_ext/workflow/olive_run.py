@@ -8,14 +8,14 @@ import logging
 import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from olive_ext.check.recipe import mistakes, read_recipe
+from olive_ext.check.recipe import mistakes, plain_path, read_recipe
 from olive_ext.errors import ConfigError, OliveExtError, RequirementError, RunError, one_line, printable, raised_at
 from olive_ext.registry import hooks
 from olive_ext.report import page_of_report, print_lines, print_verdicts
@@ -43,12 +43,15 @@ def watched_runs() -> Iterator[list[Run]]:
 def run(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
     """The hook of `Engine.run`: refuses first what cannot work, and raises errors that Olive only logs."""
     output_dir = Path(given.get("output_dir") or ".").resolve()
-    begun = Run(given["input_model_config"], output_dir, is_search=bool(engine.search_strategy))
+    model = given["input_model_config"]
+    if isinstance(path := model.config.get("model_path"), Mapping):
+        model = model.model_copy(update={"config": {**model.config, "model_path": plain_path(path)}})
+    begun = Run(model, output_dir, is_search=bool(engine.search_strategy))
     token = running.set(begun)
     try:
         refuse(engine, begun.input_model)
         with _logged(engine, begun):
-            output = proceed()
+            output = proceed(input_model_config=model)
             if any(our_passes(engine)):
                 publish(engine, begun, output)
     except RequirementError:  # of a pass, whose model and report are saved

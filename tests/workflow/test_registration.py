@@ -14,9 +14,10 @@ from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
 from olive.hardware.accelerator import AcceleratorSpec
 from olive.model import ModelConfig
 from olive.package_config import OlivePackageConfig
+from olive.resource_path import create_resource_path
 
 from olive_ext.check import check_recipe
-from olive_ext.check.recipe import passes_in_source
+from olive_ext.check.recipe import passes_in_source, plain_path
 from olive_ext.config import EVALUATOR_TYPE
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, RequirementError, RunError, TaskError
 from olive_ext.workflow.current_run import Run, running
@@ -76,6 +77,7 @@ class FakeEngine:
             metric.name = str(Path(metric.name).resolve())
 
     def run(self, input_model_config: Any, evaluate_input_model: bool = True) -> Output:
+        self.input_model = input_model_config
         self.initialize()
         try:
             signal = self._evaluate_model(input_model_config, "id", self.evaluator_config, None)
@@ -288,6 +290,37 @@ def test_metric_names_that_olive_made_paths_of_are_put_right(
 def test_run_refuses_a_model_path_that_does_not_exist(kind: str, path: str) -> None:
     with refused(ModelError, "not_found", "input_model.model_path", holds=(f"{path}",)):
         new_engine()(ours()).run(ModelConfig(type=kind, config={"model_path": path}))
+
+
+REGISTRY = {"registry_name": "r", "name": "m"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *({"type": kind, "config": {"path": name}} for kind in ("File", "folder", "local_file") for name in "fdg"),
+        *({"type": "string_name", "config": {key: "a/b"}} for key in ("name", "path")),
+        *({"type": "azureml_registry_model", **REGISTRY, **more} for more in ({"version": 1}, {})),
+        *({"type": "folder", "path": "d"}, {"path": "d"}, {"type": "folder"}, {"type": 3, "path": "d"}, ["d"], 3),
+    ],
+)
+def test_mapping_of_a_model_path_is_what_olive_makes_of_it(
+    path: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "f").touch()
+    monkeypatch.chdir(tmp_path)
+    try:
+        found = create_resource_path(path).get_path()
+    except Exception:  # noqa: BLE001 - of any kind
+        with pytest.raises(OliveExtError):
+            plain_path(path)
+    else:
+        plain = plain_path(path)
+        assert plain is path if "azureml" in found else found in (plain, str(Path(plain).resolve()))
+        engine = new_engine()(ours())
+        engine.run(ModelConfig(type="HfModel", config={"model_path": path}))
+        assert engine.input_model.config["model_path"] == plain
 
 
 def test_run_without_our_types_is_left_alone() -> None:
