@@ -131,7 +131,8 @@ class ResolvedModel:
         if self.kind != "onnx":
             return (self.settings.model_dump(),)
         providers = [(one.name, dict(one.options)) for one in self.providers]
-        return self.settings.model_dump(exclude={"execution_provider", "provider_options"}), providers
+        settings = self.settings.model_dump(exclude={"execution_provider", "provider_options", "variant"})
+        return settings, self.files.variant, providers
 
     def patched(self, changes: Mapping[str, Any]) -> ResolvedModel:
         """The model with other settings, which are validated already; looked for anew only where they name another."""

@@ -297,7 +297,8 @@ def _name(model: ResolvedModel, versions: dict[str, str]) -> str:
         return f"transformers in {model.settings.dtype}"
     runtime = model.runtime.name
     with_version = _version(versions) if runtime == "onnxruntime" else runtime
-    return f"{model.providers[0].name} ({with_version})"
+    variant = f"variant {model.files.variant} on " if model.files.variant else ""
+    return f"{variant}{model.providers[0].name} ({with_version})"
 
 
 def _version(versions: Any) -> str:
