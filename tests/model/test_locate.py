@@ -430,6 +430,7 @@ def test_variant_is_found(variants: Any, asked: Any, found: str, is_inline: bool
 @pytest.mark.parametrize(
     ("variants", "asked", "kind", "code", "holds"),
     [
+        (BOTH, {"provider": "FooExecutionProvider"}, NotFoundError, "not_found", "FooExecutionProvider"),
         (BOTH, {"variant": "npu"}, NotFoundError, "not_found", f"cpu ({CPU}), gpu ({CUDA})"),
         (BOTH, {"provider": QNN}, NotFoundError, "not_found", QNN),
         ({"a": {"ep": CPU}, "b": {"ep": CPU}}, {}, ModelError, "missing", "a ("),
@@ -439,6 +440,30 @@ def test_variant_is_found(variants: Any, asked: Any, found: str, is_inline: bool
 def test_others_are_named(variants: Any, asked: Any, kind: Any, code: str, holds: str, tmp_path: Path) -> None:
     with refused(kind, code, "variant", holds=holds):
         locate(put_package(tmp_path, variants), **asked)
+
+
+def test_mistyped_provider_is_named_before_a_variant(tmp_path: Path) -> None:
+    root = put_package(tmp_path, BOTH)
+    for written in ("cuad", "CUADExecutionProvider"):
+        with refused(ModelError, "unknown_name", "execution_provider", written, holds=("'cuda'", f"gpu ({CUDA})")):
+            locate(root, provider=written)
+    with refused(ModelError, "unknown_name", "reference.execution_provider", "cuad"):
+        resolve(ModelSettings.of({"model": root, "execution_provider": "cuad"}), key="reference")
+    assert locate(root, variant="gpu", provider="cuad").variant == "gpu"
+
+
+def test_separators_of_windows_are_read(tmp_path: Path) -> None:
+    root = put_package(
+        tmp_path, {"x": {"variant_directory": "a\\b", "executor_info": {"ort": {"model_file": "c\\d.onnx"}}}}
+    )
+    folder = root / "models" / "model"
+    (folder / "a\\b").rename(folder / "a")
+    put_graph(folder / "a" / "b" / "c" / "d.onnx")
+    put_genai(folder / "a" / "b", "c\\d.onnx", tokenizer_dir=f"sha256:{DIGEST}")
+    put_json(root / "manifest.json", {"schema_version": 1, "components": {"model": "models\\model"}})
+    assert locate(root).decoder == locate(folder / "a" / "b").decoder == folder / "a" / "b" / "c" / "d.onnx"
+    with refused(ModelError, "untrusted"):
+        locate(put_package(tmp_path / "other", {"x": {"variant_directory": "..\\x"}}))
 
 
 GRAPH = {"variants": {"cpu": {"variant_directory": "model", "ep": CPU}}}
@@ -464,6 +489,10 @@ def named(file: Any) -> dict[str, Any]:
         ({"components": {"model": {"variants": {"x": {"variant_directory": "/etc"}}}}}, ModelError, "untrusted"),
         ({"components": {"model": {"variants": {"gone": {}}}}}, NotFoundError, "not_found"),
         ({"components": {"model": {"variants": [1]}}}, DamagedError, "damaged"),
+        *(
+            ({"components": {"model": {"variants": {"x": {"ep": ep}}}}}, DamagedError, "damaged")
+            for ep in ("CUDA", "cpu")
+        ),
         (named("../elsewhere/model.onnx"), ModelError, "untrusted"),
         (named("/etc/passwd"), ModelError, "untrusted"),
         (named(3), DamagedError, "damaged"),
@@ -602,6 +631,9 @@ def test_two_variants_are_two_places(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "the same to rounding" in told
     assert {"one", "two"} <= {*re.findall(r"m\.ortpackage \((\w+)\)", told)}
     assert main([*command, "variant=int4"]) in (1, 3)
-    assert "the same to rounding" not in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "the same to rounding" not in told
+    assert f"variant one on {CPU}" in told
+    assert main([*command, "variant=one"]) == 2
     assert main(["check", str(root)]) == 2
     assert f"int4 ({CPU})" in capsys.readouterr().err

@@ -241,9 +241,10 @@ def _genai_decoder(root: Path) -> tuple[Path | None, str]:
     name = model["decoder"].get("filename")
     if not name:
         return None, f"'{file}' names no model.decoder.filename"
-    if not inside(root, name, "model.decoder.filename").is_file():
+    decoder = inside(root, name, "model.decoder.filename")
+    if not decoder.is_file():
         return None, f"'{file}' names the decoder '{name}', which is not there: {contents(root)}"
-    return root / name, f"{GENAI_CONFIG}'s model.decoder.filename"
+    return decoder, f"{GENAI_CONFIG}'s model.decoder.filename"
 
 
 def _olive_decoder(root: Path) -> Path | None:

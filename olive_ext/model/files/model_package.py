@@ -26,12 +26,12 @@ from olive_ext.model.files.package_config import (
     json_object,
     read_json,
 )
+from olive_ext.model.providers.table import CPU, ROWS, meant_provider
 
 MANIFEST, COMPONENT = "manifest.json", "component.json"
 ASSETS, ASSET = "shared_assets", "sha256:"
 """Folders that variants share are named by a digest of their content."""
 
-_CPU = "CPUExecutionProvider"
 _MAJOR = "1"
 """Of the schema's version."""
 
@@ -123,7 +123,7 @@ def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant,
     for part, variants in parts.items():
         if variants is not decoders:
             same = chosen.name if any(one.name == chosen.name for one in variants) else None
-            graphs[part] = _graph(_chosen(root, part, variants, same, chosen.provider, _CPU)[0], part)
+            graphs[part] = _graph(_chosen(root, part, variants, same, chosen.provider, CPU)[0], part)
     return chosen, graphs, f"{rule}, of {', '.join(one.words for one in decoders)}"
 
 
@@ -153,8 +153,10 @@ def _chosen(
         return named, "the setting 'variant'"
     if not providers and len(variants) == 1:
         return variants[0], "the only variant"
-    wanted = providers or (_CPU,)
+    wanted = providers or (CPU,)
     fit = next(filter(None, ([v for v in variants if v.provider == one] for one in (*wanted, ""))), [])
+    if not fit and part == "decoder" and wanted[0].lower() not in ROWS and (hint := meant_provider(wanted[0])):
+        raise ModelError(f"{hint} {there}", "execution_provider", wanted[0], code="unknown_name")
     if not fit:
         raise NotFoundError(f"no variant is for {wanted[0]}: {there}; name one, or its provider", "variant")
     if len(fit) > 1:
@@ -203,6 +205,9 @@ def _variant(component: Path, name: str, written: Mapping[str, Any]) -> Variant:
     file = own.get("model_file") or "" if isinstance(own, Mapping) else own
     if not isinstance(file, str):
         raise DamagedError(f"'{component}' has {file!r} for the model_file of the variant '{name}'; it is no name")
-    if file:
-        inside(folder, file, "model_file")
-    return Variant(name, folder, written.get("ep") or "", file)
+    file = file and str(inside(folder, file, "model_file").relative_to(folder))
+    ep = written.get("ep") or ""
+    if (row := ROWS.get(ep.lower())) is not None and row.name != ep:
+        full = f"ONNX Runtime compares it with '{row.name}', letter by letter"
+        raise DamagedError(f"'{component}' has '{ep}' for the ep of the variant '{name}': {full}")
+    return Variant(name, folder, ep, file)

@@ -52,16 +52,17 @@ _SUB_FOLDERS = ("additional_chat_templates",)
 
 
 def inside(folder: Path, name: str, key: str) -> Path:
-    """The file or folder that a configuration in `folder` names under `key`. Raises `ModelError` for an absolute path,
-    for one with "..", and for a symbolic link that leads out of the folder."""
+    """The file or folder that a configuration in `folder` names under `key`, also with Windows' separators. Raises
+    `ModelError` for an absolute path, for one with "..", and for a symbolic link that leads out of the folder."""
     written = PurePosixPath(name.replace("\\", "/"))
     if written.is_absolute() or Path(name).is_absolute() or ".." in written.parts or "\0" in name:
         raise ModelError(f"'{folder}' names '{name}' for {key}, which is not inside of the folder", code="untrusted")
     if max(map(len, map(os.fsencode, written.parts)), default=0) > LONGEST_NAME:
         raise DamagedError(f"'{folder}' names '{name[:40]}...' for {key}: a name has at most {LONGEST_NAME} bytes")
-    if _leads_out(folder / name, folder):
+    path = folder / (name if _mode(folder / name) else written)
+    if _leads_out(path, folder):
         raise ModelError(f"'{folder}' names '{name}' for {key}, a link that leads out of the folder", code="untrusted")
-    return folder / name
+    return path
 
 
 def within(path: Path, *folders: Path) -> Path:

@@ -8,7 +8,6 @@ Knows no model. What is particular to one provider stands in `table` alone.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib.metadata
 import importlib.util
@@ -21,7 +20,7 @@ from typing import Any
 from olive_ext.errors import NOT_TRUSTED, ModelError, ProviderError, joined_lines, warn_ignored
 from olive_ext.model.files.package_config import GENAI_CONFIG
 from olive_ext.model.providers.devices import Provider
-from olive_ext.model.providers.table import CPU, ROWS, TABLE, ProviderRow, owner_of
+from olive_ext.model.providers.table import CPU, ROWS, TABLE, ProviderRow, meant_provider, owner_of
 
 logger = logging.getLogger(__name__)
 
@@ -239,8 +238,7 @@ def _row(asked: str, available: Iterable[str], origin: str) -> ProviderRow:
         return row
     if asked in available:  # a plugin without a row, by its exact name; inputs in host memory suit any provider
         return ProviderRow(asked, asked)
-    near = difflib.get_close_matches(asked.lower(), ROWS, n=1)
-    hint = f"did you mean '{ROWS[near[0]].short}'?" if near else f"known: {', '.join(row.short for row in TABLE)}"
+    hint = meant_provider(asked) or f"known: {', '.join(row.short for row in TABLE)}"
     raise ProviderError(f"{origin} names the unknown execution provider '{asked}': {hint}", code="unknown_name")
 
 

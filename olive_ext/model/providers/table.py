@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -236,6 +237,13 @@ TABLE = (
 
 ROWS = {key.lower(): row for row in TABLE for key in (row.short, row.name, *row.aliases)}
 """The rows by all their names, in lower case. A provider without a row runs, too (`resolution`)."""
+
+
+def meant_provider(name: str) -> str:
+    """Asks for the provider that has nearly this name; empty where none is near."""
+    rows = {key.partition("exec")[0]: row for key, row in ROWS.items()}  # the rest is common to all
+    near = difflib.get_close_matches(name.lower().partition("exec")[0], rows, n=1)
+    return f"did you mean '{rows[near[0]].short}'?" if near else ""
 
 
 def owner_of(option: str, row: ProviderRow) -> str:
