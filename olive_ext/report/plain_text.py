@@ -137,12 +137,13 @@ def to_eval_results(report: Report) -> str:
     """The YAML of `.eval_results` on the Hugging Face Hub: the first metric of each task over a dataset there. Empty
     without one, and where answers are missing or are no numbers.
 
-    Of a group's tasks the group alone stands there. `task_id` should be an id of the dataset's eval.yaml: here it is
-    the name of the dataset's configuration, if that has one of its own, else lm-eval's name of the task.
+    Of the tasks of a group that stands there, the group alone does. `task_id` should be an id of the dataset's
+    eval.yaml: here it is the name of the dataset's configuration, if that has one of its own and one task alone, else
+    lm-eval's name of the task.
     """
     configs, groups = report.results.get("configs", {}), report.results.get("group_subtasks", {})
-    of_groups = {name for names in groups.values() for name in names}
     found: dict[str, dict[str, Any]] = {}
+    members: set[str] = set()
     is_whole = not report.missing and not non_finite_requests(report.metrics)
     for item in report.metrics if is_whole else ():
         leaves = [item.task]
@@ -153,17 +154,19 @@ def to_eval_results(report: Report) -> str:
         dataset, part = str(config.get("dataset_path")), config.get("dataset_name")
         is_on_hub = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", dataset) and not Path(dataset).exists()
         is_of_it = len(datasets) == 1 and item.n is not None and math.isfinite(item.value)
-        if is_on_hub and is_of_it and item.task not in {*of_groups, *found}:
-            task = (
-                part
-                if part not in (None, "main", "default") and item.task in configs and isinstance(part, str)
-                else item.task
-            )
+        if is_on_hub and is_of_it and item.task not in found:
+            is_part = part not in (None, "main", "default") and item.task in configs and isinstance(part, str)
             scored = item.metric if item.filter == "none" else f"{item.metric} ({item.filter})"
             notes = f"{scored}, {config.get('num_fewshot') or 0}-shot, {item.documents} documents"
-            of_dataset = {"id": dataset, "task_id": task}
+            of_dataset = {"id": dataset, "task_id": part if is_part else item.task}
             found[item.task] = {"dataset": of_dataset, "value": item.value, "date": report.created, "notes": notes}
-    return yaml.safe_dump(list(found.values()), sort_keys=False) if found else ""
+            members.update(leaves[1:])
+    entries = {name: one for name, one in found.items() if name not in members}
+    ids = [one["dataset"] for one in entries.values()]
+    for name, one in entries.items():
+        if ids.count(one["dataset"]) > 1:  # of one file with the same id, the Hub shows one
+            one["dataset"] = {**one["dataset"], "task_id": name}
+    return yaml.safe_dump([*entries.values()], sort_keys=False) if entries else ""
 
 
 def chain_markdown(steps: Sequence[ChainStep]) -> str:

@@ -108,6 +108,7 @@ HUB = Report(
         replace(ACC, task="json", n=None),
         replace(ACC, task="of_two_datasets"),
         replace(ACC, task="no_number", value=math.nan),
+        *(replace(ACC, task=task) for task in ("arc_challenge", "arc_challenge_chat", "of_a_tag")),
     ),
     results={
         "configs": {
@@ -116,11 +117,14 @@ HUB = Report(
             "pro_law": scored("TIGER-Lab/MMLU-Pro", num_fewshot=5),
             "local": scored("json"),
             "no_number": scored("owner/data"),
+            **dict.fromkeys(("arc_challenge", "arc_challenge_chat"), scored("allenai/ai2_arc", "ARC-Challenge")),
+            "of_a_tag": scored("owner/other"),
         },
         "group_subtasks": {
             "mmlu_pro": ["mmlu_pro_humanities"],
             "mmlu_pro_humanities": ["pro_law"],
-            "of_two_datasets": ["pro_law", "no_number"],
+            "of_two_datasets": ["pro_law", "no_number", "arc_challenge"],
+            "tag_without_a_metric": ["of_a_tag"],
         },
     },
     created="2026-11-21T12:00:00+00:00",
@@ -140,6 +144,9 @@ def test_scores_on_datasets_of_the_hub_are_written_as_it_reads_them(tmp_path: Pa
             HUB.created,
             f"exact_match ({GROUP.filter}), 5-shot, 12{SPACE}032 documents",
         ),
+        ("allenai/ai2_arc", "arc_challenge", 0.25, HUB.created, "acc, 0-shot, 400 documents"),
+        ("allenai/ai2_arc", "arc_challenge_chat", 0.25, HUB.created, "acc, 0-shot, 400 documents"),
+        ("owner/other", "of_a_tag", 0.25, HUB.created, "acc, 0-shot, 400 documents"),
     ]
     assert len(write_report(replace(HUB, missing=({"task": "gsm8k"},)), tmp_path)) == 3
     assert not path.exists()
