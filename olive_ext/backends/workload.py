@@ -143,12 +143,13 @@ def forecast(model: ResolvedModel, work: Work, *, begins: bool = True) -> str:
 
 def cache_bytes(model: ResolvedModel) -> int | None:
     """The most that the slots of a model take on this machine; None of a model that another library runs."""
-    if (slots := _slots(model)) is None:
-        return None
-    shared = shared_positions(model.settings, model.spec, model.device)
-    positions = slots * planned_positions(model.spec)
-    positions = positions if shared is None else min(positions, shared)
-    return positions * (model.spec.bytes_per_position + model.spec.gathered_bytes) + slots * model.spec.bytes_of_source
+    with suppress(OliveExtError):
+        if (slots := _slots(model)) is not None:
+            spec, positions = model.spec, slots * planned_positions(model.spec)
+            shared = shared_positions(model.settings, spec, model.device)
+            positions = positions if shared is None else min(positions, shared)
+            return positions * (spec.bytes_per_position + spec.gathered_bytes) + slots * spec.bytes_of_source
+    return None
 
 
 def _slots(model: ResolvedModel) -> int | None:

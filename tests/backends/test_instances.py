@@ -28,8 +28,10 @@ from olive_ext.backends.workload import (
     work_of,
 )
 from olive_ext.config import EngineConfig, ModelSettings
+from olive_ext.errors import ProviderError
 from olive_ext.model import resolve
 from olive_ext.model.decisions import choose_num_slots
+from olive_ext.model.providers.devices import Device
 from olive_ext.report.numbers import size
 from tests.exports import genai_export, hf_model
 
@@ -113,6 +115,22 @@ def test_forecast_is_by_the_products_of_the_graph() -> None:
     assert "begin" not in forecast(two, long, begins=False)
     assert kv_bytes < (cache_bytes(model) or 0) <= 32 * kv_bytes
     assert forecast(resolve(ModelSettings(model=str(hf_model("llama")))), work).endswith(", and caches")
+
+
+def test_caches_of_a_device_that_is_gone_are_not_known() -> None:
+    class Gone:
+        kind, runtime, spec = "onnx", SimpleNamespace(runs_graph=True), SimpleNamespace(context_length=8)
+        settings = ModelSettings.of({"model": "m", "engine": {"num_slots": 2}})
+        devices: Iterator[Any] = iter([Device("cuda")])
+
+        @property
+        def device(self) -> Device:
+            if (device := next(self.devices, None)) is None:
+                raise ProviderError("the device is gone")
+            return device
+
+    model: Any = Gone()
+    assert cache_bytes(model) is None
 
 
 @pytest.fixture(params=[True, False, None])
