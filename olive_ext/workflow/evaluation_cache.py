@@ -29,6 +29,7 @@ from olive_ext.engine.requests import NUMBERS
 from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.model import resolve
 from olive_ext.model.files.content import digest_of
+from olive_ext.model.files.model_package import is_package
 from olive_ext.model.files.package_config import GENAI_CONFIG, read_json
 from olive_ext.registry import hooks
 from olive_ext.report import from_json, write
@@ -84,8 +85,9 @@ def _reference(reference: ReferenceConfig) -> list[Any]:
     path = Path(reference.path)
     if not path.exists():
         return [settings, reference.path, _snapshot(reference.path)]
-    if reference.is_records:
-        return [settings, digest_of([("records", path)])]
+    if reference.is_records or (reference.variant is None and is_package(path)):  # one for any provider's variant
+        files = [file for file in sorted({path, *path.rglob("*")}) if file.is_file()]
+        return [settings, digest_of((str(file.relative_to(path)), file) for file in files)]
     which = {
         name: getattr(reference, name) for name in ("kind", "onnx_file_name", "variant", "components", "tokenizer")
     }

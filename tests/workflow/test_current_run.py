@@ -16,7 +16,7 @@ from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError
 from olive_ext.workflow.current_run import Run, running, settled, with_reference
 from olive_ext.workflow.evaluation_cache import environment
-from tests.model.tiny import put_genai, put_graph, put_json, put_tokenizer
+from tests.model.tiny import packed, put_genai, put_graph, put_json, put_tokenizer
 from tests.refusals import refused
 
 
@@ -159,6 +159,25 @@ def test_caches_notice_a_changed_float_model(tmp_path: Path) -> None:
     before = environment(written)
     put_json(tmp_path / "model" / "generation_config.json", {})
     assert environment(written) != before
+
+
+def test_caches_notice_a_change_of_any_variant_that_a_provider_may_choose(tmp_path: Path) -> None:
+    root = packed(tmp_path / "package", gpu=put_variant(tmp_path / "one"), npu=put_variant(tmp_path / "two"))
+    manifest = (root / "manifest.json").read_text(encoding="utf-8")
+    (root / "manifest.json").write_text(manifest.replace("CPUEx", "CUDAEx", 1).replace("CPUEx", "QNNEx"))
+    named = ({}, {"execution_provider": "cuda"}, {"variant": "gpu"}, {"variant": "npu"})
+    before: list[str] = []
+    after: list[str] = []
+    for found in (before, after):
+        found += [environment(settings({"path": str(root), **one})) for one in named]
+        put_graph(root / "gpu" / "model.onnx", "other_logits")
+    assert [one == other for one, other in zip(before, after, strict=True)] == [False, False, False, True]
+
+
+def put_variant(folder: Path) -> Path:
+    put_graph(folder / "model.onnx")
+    put_genai(put_tokenizer(folder))
+    return folder
 
 
 def test_caches_notice_files_that_tasks_name_from_elsewhere_and_the_day_of_a_chat_template(tmp_path: Path) -> None:
