@@ -139,7 +139,7 @@ def in_options(error: OliveExtError, given: Mapping[str, Any], options: Sequence
     for option in options:
         key = option.key.removesuffix(".path").removeprefix("model.")
         is_advised = error.field in (option.key, key) or error.code in ("missing", "provider", "unknown_name")
-        if option.form != "place" and (option.key in given or is_advised):
+        if option.key in given or (is_advised and option.form != "place"):
             text = text.replace(f"missing key '{key}'", f"missing key {key}: give {option.flag}")
             text = re.sub(rf"'{key}'(?= = )" if f"'{key}'" in values else f"'{key}'", option.flag, text)
     return error.saying(text)

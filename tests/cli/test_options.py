@@ -76,6 +76,7 @@ def test_every_option_becomes_its_key() -> None:
         ("provider", {}, "--provider --reference --allow-cpu-fallback --limit"),
         ("wrong_value", {"limit": "x"}, "'execution_provider' 'reference' 'allow_cpu_fallback' --limit"),
         ("wrong_value", {"execution_provider": ["cuda"]}, "--provider 'reference' 'allow_cpu_fallback' 'limit'"),
+        ("wrong_value", {"reference": "a=1"}, "'execution_provider' --against 'allow_cpu_fallback' 'limit'"),
         ("provider", {"set": ["a=1"]}, "'execution_provider' 'reference' 'allow_cpu_fallback' 'limit'"),
         ("provider", {"target": "a.JSON"}, "'execution_provider' 'reference' 'allow_cpu_fallback' 'limit'"),
         ("unknown_key", {}, "'execution_provider' 'reference' 'allow_cpu_fallback' 'limit'"),
