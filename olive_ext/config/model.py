@@ -66,7 +66,7 @@ class OpenSettings(ModelChoice, ExecutionSettings):
     """The most sequences that a `batch_size` of "auto" may decode together, where memory allows more."""
 
     dtype: Annotated[Literal["auto", "float32", "float16", "bfloat16"], BeforeValidator(word)] = "float32"
-    """Data type of a Hugging Face model's numbers; "auto" takes the type that it is stored in."""
+    """Data type of a Hugging Face model's numbers; "auto" takes config.json's, else the type that it is stored in."""
 
     add_bos_token: bool | None = None
     """Whether texts are encoded with a BOS token in front. None leaves it to the tokenizer, as HFLM does."""

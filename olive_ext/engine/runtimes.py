@@ -11,6 +11,7 @@ from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.errors import ConfigError, MissingError
 from olive_ext.model import ResolvedModel, decisions
 from olive_ext.model.decisions import Decision, State, choose_chunk_size
+from olive_ext.model.files.constants import stated_type
 from olive_ext.model.files.package_config import input_window
 from olive_ext.model.runtimes import Runtime
 from olive_ext.model.types import ModelFiles
@@ -138,6 +139,7 @@ class Transformers(Runtime):
 
     @override
     def decisions(self, model: ResolvedModel) -> Iterator[Decision]:
+        yield Decision("dtype", model.settings.dtype, stated_type(model.files))
         yield Decision("chunk_size", *choose_chunk_size(model.settings.engine))
 
     @override

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +26,7 @@ from filelock import FileLock
 from olive_ext.engine.runners.hf.hf_model import PlainPass
 from olive_ext.errors import OliveExtError, first_line, listed
 from olive_ext.model import ResolvedModel
+from olive_ext.model.files.constants import stated_type
 from olive_ext.model.files.content import also_read, reading_noted
 from olive_ext.python_processes import module_command
 from olive_ext.records.files import cache_folder, make_own_folder
@@ -50,8 +51,7 @@ _DIGEST = "digest"
 _SECONDS = 3600
 
 
-@dataclass(frozen=True)
-class Exported:
+class Exported(NamedTuple):
     """The model to run, and a sentence about how it came to be."""
 
     model: ResolvedModel
@@ -73,7 +73,8 @@ def exported(model: ResolvedModel, root: Path | None = None, tell: Callable[[str
             reason = f"{BUILDER}'s export of it scores up to {made.difference:.2g} nats off transformers"
         except (OliveExtError, OSError) as error:
             reason = first_line(error)
-    return Exported(model, f"runs on transformers, not exported: {reason}")
+    how = f"dtype {model.settings.dtype}; {stated_type(model.files)}"
+    return Exported(model, f"runs on transformers ({how}), not exported: {reason}")
 
 
 def float_export(model: ResolvedModel, root: Path | None = None, tell: Callable[[str], object] = str) -> Path:

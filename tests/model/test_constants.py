@@ -22,9 +22,9 @@ from olive_ext.model.files.constants import (
     apart,
     broken,
     checkpoint_floats,
-    differences,
     distances,
     outliers,
+    stated_type,
 )
 from olive_ext.model.files.damage import damage, differing_numbers, hidden, numbers_against, rotary_tables
 from olive_ext.model.types import GraphFiles, ModelFiles
@@ -54,6 +54,12 @@ def floats(dtype: Any = np.float32, seed: int = 0) -> dict[str, Array]:
 def changed(name: str, edit: Edit, arrays: dict[str, Array] | None = None) -> dict[str, Array]:
     arrays = dict(floats() if arrays is None else arrays)
     return {**arrays, name: edit(arrays[name].copy())}
+
+
+def differences(reference: dict[str, Array], model: dict[str, Array]) -> dict[str, str]:
+    """The findings of `apart` and `broken`, in words by name."""
+    others = apart(reference, model)
+    return {name: what.sentence(model[name]) for name, what in others.items()} | broken(reference, model)
 
 
 def put(rows: Any, value: Any) -> Edit:
@@ -168,6 +174,14 @@ def test_equal_vectors_that_are_stored_once_and_zeros_are_not_missing() -> None:
     assert differences(ones, stored) == {}
 
 
+STATED = [
+    ({"dtype": "float16"}, -65600.0, f"config.json names float16, in which {NORM} overflows"),
+    ({"torch_dtype": "float16"}, 65500.0, "config.json names float16"),
+    ({"dtype": "bfloat16"}, 65600.0, "config.json names bfloat16"),
+    ({}, 65600.0, "no file names one"),
+]
+
+
 def test_checkpoint_s_tensors_are_mapped_by_name(tmp_path: Path) -> None:
     norm = floats(ml_dtypes.bfloat16)[NORM]
     header = json.dumps({NORM: {"dtype": "BF16", "shape": [16], "data_offsets": [0, 32]}}).encode()
@@ -177,6 +191,18 @@ def test_checkpoint_s_tensors_are_mapped_by_name(tmp_path: Path) -> None:
     tensors = checkpoint_floats(tmp_path)
     np.testing.assert_array_equal(tensors[NORM], norm)
     assert list(differences(tensors, changed(NORM, lambda array: array * np.float32(1.05)))) == [NORM]
+
+
+@pytest.mark.parametrize(("stated", "largest", "shown"), STATED)
+def test_type_that_a_checkpoint_names_is_stated_with_a_weight_that_overflows_in_it(
+    stated: dict[str, str], largest: float, shown: str, tmp_path: Path
+) -> None:
+    """transformers take that type by themselves since 5.0, and answer NaN; comparisons run in float32."""
+    save_file(changed(NORM, put(3, largest)), tmp_path / "model.safetensors")
+    files = ModelFiles(tmp_path, tmp_path, {}, stated, "")
+    assert stated_type(files) == shown
+    (tmp_path / "model.safetensors").write_bytes(bytes(8))
+    assert stated_type(files) == shown.split(",")[0], "whoever loads it reports the damage"
 
 
 def test_weights_farther_off_than_rounding_are_outliers_among_the_others() -> None:

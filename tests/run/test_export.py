@@ -22,6 +22,7 @@ from tests.strangers import put_scaled
 
 pytestmark = pytest.mark.slow
 
+ON_TRANSFORMERS = "runs on transformers (dtype float32; config.json names float32), not exported: "
 MODEL = ModelSettings(model="", kind="hf", device="cpu")
 
 
@@ -87,9 +88,7 @@ def test_export_that_scores_differently_is_not_trusted(tmp_path: Path) -> None:
     (tmp_path / made.name / "compared.json").write_text(json.dumps({**compared, "largest_difference": 0.2}))
     found = exported(model, tmp_path)
     assert found.model is model
-    assert found.note == (
-        "runs on transformers, not exported: onnxruntime-genai's export of it scores up to 0.2 nats off transformers"
-    )
+    assert found.note == f"{ON_TRANSFORMERS}onnxruntime-genai's export of it scores up to 0.2 nats off transformers"
 
 
 def test_export_that_was_edited_is_made_again(tmp_path: Path) -> None:
@@ -138,7 +137,8 @@ def test_export_that_is_wrong_beyond_a_long_window_alone_is_not_trusted(tmp_path
 def test_what_is_not_exported_says_why(changes: dict[str, str], reason: str) -> None:
     model = resolve(MODEL.model_copy(update={"model": str(hf_model("llama")), **changes}))
     found = exported(model)
-    assert (found.model, found.note) == (model, f"runs on transformers, not exported: {reason}")
+    type_ = f"{model.settings.dtype}; {'config.json names float32' if model.size else 'no file names one'}"
+    assert (found.model, found.note) == (model, f"runs on transformers (dtype {type_}), not exported: {reason}")
 
 
 @pytest.mark.long  # the builder's imports alone
@@ -146,7 +146,7 @@ def test_builder_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
     model = resolve(MODEL.model_copy(update={"model": str(hf_model("gpt2"))}))
     found = exported(model, tmp_path)
     assert found.model is model
-    assert found.note.startswith("runs on transformers, not exported: onnxruntime-genai cannot: ")
+    assert found.note.startswith(f"{ON_TRANSFORMERS}onnxruntime-genai cannot: ")
     assert [item.name for item in tmp_path.iterdir() if item.is_dir()] == []
 
 

@@ -11,6 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import chain
 from operator import eq
@@ -30,6 +31,7 @@ from olive_ext.graph.onnx_file import external_locations
 from olive_ext.model.files.content import external_data_plan
 from olive_ext.model.files.package_config import json_object
 from olive_ext.model.spec.attention import rotary_nodes
+from olive_ext.model.types import ModelFiles
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -215,6 +217,17 @@ def checkpoint_floats(folder: Path) -> dict[str, Array]:
     return tensors
 
 
+def stated_type(files: ModelFiles) -> str:
+    """The type of numbers that a checkpoint's config.json names, and a weight that is infinite in it, if in float16."""
+    stated = files.hf_config.get("dtype", files.hf_config.get("torch_dtype"))
+    overflow, largest = "", float(np.finfo(np.float16).max)
+    with suppress(KeyError, TypeError, ValueError, OSError):  # whoever loads a damaged file reports it
+        tensors = checkpoint_floats(files.directory).items() if stated == "float16" else ()
+        beyond = (name for name, one in tensors if one.dtype != np.float16 and max(one.max(), -one.min()) > largest)
+        overflow = next((f", in which {name} overflows" for name in beyond), "")
+    return f"config.json names {stated}{overflow}" if stated else "no file names one"
+
+
 class Apart(NamedTuple):
     """How two constants differ beyond rounding."""
 
@@ -280,12 +293,6 @@ def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[s
         if kind_of(name) in kinds and number <= last.get(stem, -1) and reference[name].any() and not is_there:
             causes[name] = "is missing"
     return causes
-
-
-def differences(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, str]:
-    """The findings of `apart` and `broken`, in words by name."""
-    others = apart(reference, model)
-    return {name: what.sentence(model[name]) for name, what in others.items()} | broken(reference, model)
 
 
 def is_alike(own: Array, other: Array) -> bool:
