@@ -120,13 +120,13 @@ def _documents(item: Reason, comparison: Comparison, together: str) -> str:
 
 def _measures(comparison: Comparison) -> str:
     """The distance of the distributions, where it is near; and the perplexities beside it."""
-    from olive_ext.report.verdict import band_of
+    from olive_ext.report.verdict import band_of, distance_words
 
     overall = comparison.overall_divergence()
-    if overall is None or not math.isfinite(overall.kl.mean) or (band := band_of(overall, 1)).code is not None:
+    if overall is None or not math.isfinite(overall.kl.mean) or band_of(overall, 1).code is not None:
         return ""
     own = [one for one in comparison.divergences if one.is_text and one.task != ALL]
     texts = [f"{one.task} {perplexity_change(one).value}" for one in own]
     perplexity = f" and perplexity ({joined(texts)})" if texts else ""
-    value = f"{numbers.nats(overall.kl.mean)} nats, {band.words}"
+    value = ", ".join(filter(None, (f"{numbers.nats(overall.kl.mean)} nats", distance_words(overall))))
     return f"judge by KL ({value}){perplexity}"

@@ -456,6 +456,15 @@ def test_what_is_not_decided_or_lost_has_a_next_step(name: str) -> None:
     assert bool(found.next_step) == (found.status in ("unknown", "loss")), found.headline
 
 
+def test_a_distance_has_one_grade_in_the_figures_and_the_next_step() -> None:
+    near = divergence("choice", kl=0.0095)
+    assert near.kl_interval[1] > 0.01, "the interval reaches into the next band"
+    found = verdict(of(near, outcome()))
+    assert "as with weights of 6 to 8 bits" in "".join(map(str, found.figures))
+    assert found.next_step.endswith("judge by KL (0.00950 nats, as with weights of 6 to 8 bits)")
+    assert verdict(of(same(), outcome())).next_step.endswith("judge by KL (1.0e-09 nats)")
+
+
 @pytest.mark.parametrize(
     ("original", "words"),
     [(900, "evaluate all 900 documents that choice has (leave"), (5000, "evaluate 1,500 of the 5,000 documents")],
