@@ -55,6 +55,8 @@ _REPAIRS: Mapping[str, str] = {
 def next_step(reasons: Sequence[Reason], comparison: Comparison) -> str:
     """What to do, in a sentence without its full stop; empty where nothing is to be done."""
     first = reasons[0].code
+    if first == "bound_broken":
+        return _of_broken([item for item in reasons if item.code != first], comparison)
     if (
         comparison.missing
         and not comparison.non_finite
@@ -75,6 +77,13 @@ def next_step(reasons: Sequence[Reason], comparison: Comparison) -> str:
     if first == "place_unknown":
         return "evaluate other texts, or more of them"
     return _of_too_few(reasons, comparison) if first == "too_few" else _STEPS.get(first, "")
+
+
+def _of_broken(others: Sequence[Reason], comparison: Comparison) -> str:
+    """More documents, where the fall may be chance, or what the worst other finding needs; else a finer model."""
+    may_be_chance = others[0].code == "too_few" and not comparison.missing
+    step = _documents(others[0], comparison, "") if may_be_chance else next_step(others, comparison)
+    return f"{step or _STEPS['loss']}, or allow what was measured (`fail_on_loss`, `require`)"
 
 
 def _of_too_few(reasons: Sequence[Reason], comparison: Comparison) -> str:

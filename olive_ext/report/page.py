@@ -15,6 +15,7 @@ from olive_ext.errors import NotComparableError
 from olive_ext.report.comparison import NAME, VARIANT, Comparison
 from olive_ext.report.metrics import Metric, read_metrics
 from olive_ext.report.report import Report
+from olive_ext.report.verdict import Verdict, verdict
 
 SIZE = "size_bytes"
 """Key of `Report.model` and of a comparison's reference: the bytes of the model's files, where these are known."""
@@ -70,10 +71,18 @@ class Contrast:
     is_of_another: bool = False
     """Whether the comparison's divergences are from another model than `reference`."""
 
+    broken: tuple[str, ...] = ()
+    """A sentence for each bound of this comparison that is broken."""
+
     @property
     def judged(self) -> Comparison:
         """What the verdict is on: the comparison without divergences from another model."""
         return replace(self.comparison, divergences=()) if self.is_of_another else self.comparison
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on it."""
+        return verdict(self.judged, self.broken)
 
 
 @dataclass(frozen=True)
@@ -97,7 +106,7 @@ def page_of(report: Report) -> Page:
     if name == candidate.name:
         name = f"{name} (reference)"
     reference = Column(name, read_metrics(comparison.metrics), size=comparison.reference.get(SIZE))
-    contrast = Contrast(candidate.name, name, comparison)
+    contrast = Contrast(candidate.name, name, comparison, broken=report.broken)
     return Page(f"{candidate.name} against {name}", (reference, candidate), (contrast,), report.created)
 
 

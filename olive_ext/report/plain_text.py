@@ -18,7 +18,6 @@ from olive_ext.report.numbers import fact
 from olive_ext.report.page import COMPARISON, Page, page_of
 from olive_ext.report.report import Report
 from olive_ext.report.tables import ChainStep, Table, chain_table, page_table
-from olive_ext.report.verdict import verdict
 from olive_ext.report.view import SIGNS, changed_documents
 
 _MOST_EVIDENCE = 4
@@ -49,9 +48,7 @@ def print_table(
     """Prints the table of one evaluation, how its models were run, the verdict, and where its `page` is. `told` gives
     the verdict's lines another form."""
     print_page(page_of(report), _notes(report), file, told)
-    lines = [f"bound broken: {line}" for line in report.broken]
-    if (most := report.config.get("fail_on_loss")) and not lines and report.verdict and report.verdict.is_kept_over_all:
-        lines.append(f"passed: a loss of {most:g} pt over all tasks together is excluded (fail_on_loss)")
+    lines = [f"bound broken: {line}" for line in report.broken if report.comparison is None]
     print_lines([*lines, *([] if page is None else [f"page: {page}"])], file)
 
 
@@ -84,7 +81,7 @@ def print_lines(lines: Iterable[str], file: TextIO | None = None) -> None:
 def verdict_lines(page: Page) -> Iterator[str]:
     """The verdict on each candidate, and below it its evidence; of earlier reports the documents that changed, too."""
     for contrast in page.contrasts:
-        headline, *evidence = verdict(contrast.judged).lines
+        headline, *evidence = contrast.verdict.lines
         yield f"{contrast.candidate}: {headline}"
         changed = changed_documents(contrast) if page.kind == COMPARISON else ()
         yield from (f"  {text}" for text in [*evidence, contrast.note, *changed] if text)
@@ -116,14 +113,14 @@ def to_markdown(report: Report) -> str:
     table = page_table(page)
     heads = ("name", "device", "options", "origin")
     providers = [[fact(provider.get(head, "")) for head in heads] for provider in report.providers]
-    judged = [verdict(contrast.judged) for contrast in page.contrasts]
+    judged = [contrast.verdict for contrast in page.contrasts]
     parts = [
         f"# Evaluation of {literal(page.title)}",
         f"Created {literal(report.created)}." if report.created else "",
         *(f"**{literal(item.headline[:1].upper() + item.headline[1:])}.**" for item in judged),
         *(f"- {literal(text)}" for item in judged for text in item.evidence),
         *(f"Next: {literal(item.next_step)}." for item in judged if item.next_step),
-        *(f"**Bound broken: {literal(line)}.**" for line in report.broken),
+        *(f"**Bound broken: {literal(line)}.**" for line in report.broken if not judged),
         markdown_table(table.heads, table.rows),
         _facts("Model", report.model),
         f"## Providers\n\n{markdown_table(heads, providers)}" if providers else "",

@@ -92,7 +92,7 @@ class Report:
     @property
     def verdict(self) -> Verdict | None:
         """The verdict on the comparison; None without one. report.json has its `_JUDGED`."""
-        return None if self.comparison is None else verdict(self.comparison)
+        return None if self.comparison is None else verdict(self.comparison, self.broken)
 
     def __str__(self) -> str:
         """The terminal's table and verdict."""

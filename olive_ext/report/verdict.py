@@ -31,7 +31,7 @@ EXIT_STATUS: Mapping[Status, int] = {"ok": 0, "small_loss": 0, "loss": 1, "unkno
 """The exit status of a command that ends with a verdict; 2 is a mistake."""
 
 Code = Literal[
-    "cannot_tell", "asked", "place_unknown",
+    "bound_broken", "cannot_tell", "asked", "place_unknown",
     "loss", "place_different", "cut_off", "far", "claim_broken",
     "distant", "damaged", "stops", "shorter", "too_few", "distance_open", "no_values", "claim_open",
     "small_loss",
@@ -41,8 +41,8 @@ Code = Literal[
 """Codes of reasons, the worst first; the codes of the last line are only evidence."""
 
 _CODES: tuple[Code, ...] = get_args(Code)
-_LOST: tuple[Code, ...] = ("loss", "place_different", "cut_off", "far", "claim_broken")
-_KEPT: tuple[Code, ...] = ("place_kernels", "place_same", "no_loss_found", "no_difference", "gain")
+_LOST: tuple[Code, ...] = ("bound_broken", "loss", "place_different", "cut_off", "far", "claim_broken")
+_KEPT: tuple[Code, ...] = ("place_kernels", "place_same", "no_loss_found", "no_difference", "gain", "pooled")
 _OPEN: tuple[Code, ...] = (*_CODES[: _CODES.index("small_loss")], "nothing_compared", "missing")
 _MOST_NAMED = 3
 _SAME_GRADE = 1e-5
@@ -116,13 +116,6 @@ class Verdict:
     def code(self) -> Code:
         """The headline's."""
         return self.reasons[0].code
-
-    @property
-    def is_kept_over_all(self) -> bool:
-        """Whether a loss that matters is excluded over all tasks together, and nothing but single ones is undecided."""
-        open_ones = [item for item in self.reasons if item.code in _OPEN]
-        is_of_tasks = all(item.code == "too_few" and item.unit == "pt" for item in open_ones)
-        return self.status == "unknown" and is_of_tasks and any(item.code == "pooled" for item in self.reasons)
 
     @property
     def finding(self) -> str:
@@ -201,8 +194,8 @@ def _of(reasons: Sequence[Reason], comparison: Comparison, figures: Sequence[Fig
     return Verdict(status, headline, tuple(reasons), tuple(evidence), *known)
 
 
-def verdict(comparison: Comparison) -> Verdict:
-    """The verdict on a comparison.
+def verdict(comparison: Comparison, broken: Sequence[str] = ()) -> Verdict:
+    """The verdict on a comparison, whose worst findings are `broken` bounds, a sentence each.
 
     A loss or a gain is certain if its p-value is significant after the correction for the number of changes
     (`changes_of`); a perplexity must also change by more than 0.1 %. A loss is also certain if the distributions are as
@@ -215,7 +208,12 @@ def verdict(comparison: Comparison) -> Verdict:
 
     "No difference found" needs distributions that are equal but for rounding, and no flip. Few documents suffice for
     it. A claim about drawn documents comes first. It adds to the findings against the candidate and removes none.
+
+    Where all tasks together are to decide (`over_all`), a single one in points may be undecided.
     """
+    if broken:
+        bounds, found = [Reason("bound_broken", words=f"bound broken: {line}") for line in broken], verdict(comparison)
+        return _of([*bounds, *found.reasons], comparison, found.figures)
     if comparison.place is not None:
         return _of_places(comparison.place, verdict(replace(comparison, place=None)), comparison)
     changes = changes_of(comparison)
@@ -261,13 +259,17 @@ def verdict(comparison: Comparison) -> Verdict:
     if comparison.missing:
         isnt = "and is" if comparison.missing == 1 else "and are"
         others.append(Reason("missing", words=f"{_unanswered(comparison)} {isnt} not in this"))
-    return _of([*first, *dict.fromkeys(others)], comparison, figures)
+    reasons = [*first, *dict.fromkeys(others)]
+    pooled = [item for item in reasons if item.code == "pooled"]
+    open_ones = [item for item in reasons if item.code in _OPEN]
+    if comparison.over_all and all(item.code == "too_few" and item.unit == "pt" for item in open_ones):
+        reasons = list(dict.fromkeys([*pooled, *reasons]))
+    return _of(reasons, comparison, figures)
 
 
 def worst_status(comparisons: Iterable[Comparison]) -> int:
     """The exit status of a command that compared: the status of a loss, else of an unknown verdict, else 0."""
-    verdicts = [(verdict(one), one.over_all) for one in comparisons]
-    statuses = {0 if over_all and one.is_kept_over_all else EXIT_STATUS[one.status] for one, over_all in verdicts}
+    statuses = {EXIT_STATUS[verdict(one).status] for one in comparisons}
     return next((status for status in (EXIT_STATUS["loss"], EXIT_STATUS["unknown"]) if status in statuses), 0)
 
 

@@ -521,8 +521,28 @@ def test_loss_excluded_over_all_tasks_passes_where_only_single_ones_are_undecide
     over_all = replace(found, over_all=True)
     assert (worst_status([found]), worst_status([over_all])) == (3, status)
     assert "fail_on_loss" not in verdict(over_all).next_step
+    assert verdict(over_all).headline.startswith("over all tasks together a loss of 1 pt is excluded") == (status == 0)
+    assert "not decided: worse acc may have lost up to 13 pt" in verdict(over_all).finding
     assert worst_status([of(*worse_beside_ten(20, 0), over_all=True)]) == 1
     assert worst_status([of(outcome(), over_all=True)]) == 3
+
+
+@pytest.mark.parametrize(
+    ("found", "step"),
+    [
+        (of(outcome()), "400 documents are all that choice has: add tasks (`mmlu` has 14,042)"),
+        (of(outcome(**SAFE)), "`olive-ext locate` names the weights that lose it, `olive-ext mend` keeps them finer"),
+        (of(outcome(), missing=1), "run it again: what has an answer is not asked twice"),
+        (of(outcome(), asked=Asked(("template",), ())), "give both models the same template, then evaluate again"),
+    ],
+)
+def test_broken_bound_is_the_headline_the_status_and_what_the_next_step_is_about(found: Comparison, step: str) -> None:
+    line = "accuracy_difference = -2 pt, required at least -1 pt"
+    broken, kept = verdict(found, [line, "kl_mean = 0.2"]), verdict(found)
+    assert (broken.status, broken.code, broken.headline) == ("loss", "bound_broken", f"bound broken: {line}")
+    assert broken.evidence == ("bound broken: kl_mean = 0.2", kept.headline, *kept.evidence)
+    assert broken.figures == kept.figures
+    assert broken.next_step == f"{step}, or allow what was measured (`fail_on_loss`, `require`)"
 
 
 @pytest.mark.parametrize(

@@ -104,12 +104,15 @@ def test_loss_that_is_excluded_over_all_tasks_is_said_where_it_was_asked_for() -
     single, whole = (
         outcome(task, low=low, high=0.01, difference=0.0) for task, low in (("choice", -0.05), (ALL, -0.009))
     )
-    found = Report(METRICS, model={"path": "m"}, comparison=Comparison({}, (), (single, whole)))
-    passed = "passed: a loss of 1 pt over all tasks together is excluded (fail_on_loss)"
+    compared = Comparison({}, (), (single, whole))
+    found = Report(METRICS, model={"path": "m"}, comparison=compared)
+    passed = "m: over all tasks together a loss of 1 pt is excluded"
     assert passed not in printed(print_table, found)
-    asked = replace(found, config={"fail_on_loss": 1.0})
-    assert printed(print_table, asked).splitlines()[-1] == passed
-    assert passed not in printed(print_table, replace(asked, broken=("x",)))
+    asked = replace(found, comparison=replace(compared, over_all=True))
+    assert passed in printed(print_table, asked).splitlines()
+    lines = printed(print_table, replace(asked, broken=("x",))).splitlines()
+    assert (passed in lines, "m: bound broken: x" in lines) == (False, True)
+    assert json.loads(to_json(replace(asked, broken=("x",))))["verdict"]["status"] == "loss"
 
 
 def test_table_is_not_cut_and_a_terminal_obeys_no_name_in_it() -> None:

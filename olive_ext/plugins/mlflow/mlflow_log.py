@@ -19,7 +19,6 @@ from typing import Any
 from olive_ext.errors import printable
 from olive_ext.report import Report, has_several_filters, model_name, write
 from olive_ext.report.numbers import flat
-from olive_ext.report.verdict import verdict
 
 VARIABLE = "MLFLOW_TRACKING_URI"
 _INSTALL = "pip install 'olive-ext[mlflow]'"
@@ -165,8 +164,7 @@ def tags_of(report: Report) -> dict[str, str]:
     tags = {f"olive_ext.version.{name}": report.versions[name] for name in _TAGGED if name in report.versions}
     if digest := report.model.get("content_hash"):
         tags["olive_ext.model_digest"] = str(digest)
-    if report.comparison is not None:
-        judged = verdict(report.comparison)
+    if (judged := report.verdict) is not None:
         tags |= {"olive_ext.verdict": judged.finding, "olive_ext.verdict_kind": judged.code}
         tags["olive_ext.verdict_status"] = judged.status
     return {name: printable(text)[:_MAX_VALUE] for name, text in tags.items()}

@@ -22,7 +22,7 @@ from olive_ext.report.numbers import NO_VALUE, Bin
 from olive_ext.report.page import PASSES, Column, Contrast, Page, page_of
 from olive_ext.report.report import Report
 from olive_ext.report.stages import Stage
-from olive_ext.report.verdict import Code, Status, Verdict, verdict
+from olive_ext.report.verdict import Code, Status, Verdict
 from olive_ext.report.view import SIGNS, WORDS, cost_rows, overall_first, size_of, task_title
 
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -132,7 +132,7 @@ def _context(page: Page) -> dict[str, Any]:
 
 
 def _lead(contrast: Contrast, columns: Sequence[Column]) -> Lead:
-    judged = verdict(contrast.judged)
+    judged = contrast.verdict
     headline, *evidence = (_sentence(text) for text in (judged.headline, *judged.evidence))
     names = [(item, item.name.partition(" ")[0].isalpha()) for item in judged.figures]  # a task's name stays as it is
     titles = [f"{item.name[:1].upper()}{item.name[1:]}" if is_word else item.name for item, is_word in names]
@@ -140,7 +140,7 @@ def _lead(contrast: Contrast, columns: Sequence[Column]) -> Lead:
     tiles += _sizes(contrast, columns)
     stages = tuple(_stage_parts(contrast.comparison.stages))
     lead = (contrast.candidate, contrast.reference, _basis(contrast), tone_of(judged), headline)
-    broken = next((_broken(column) for column in columns if column.name == contrast.candidate), ())
+    broken = next((_broken(one) for one in columns if one.name == contrast.candidate and not contrast.broken), ())
     return Lead(*lead, tuple(evidence), tuple(tiles), stages, broken, judged.next_step)
 
 
