@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -161,8 +161,7 @@ def _contrasts(first: Named, others: Sequence[Named]) -> Iterator[Contrast]:
     facts = {key: model[key] for key in ("path", "kind", "content_hash") if key in model}
     for item in others:
         own, compared, notes = item.report.comparison or Comparison({}), _paired(first, item), []
-        keys = [key for key in ("content_hash", "path") if own.reference.get(key) and model.get(key)]
-        is_same = bool(keys) and own.reference[keys[0]] == model[keys[0]]
+        is_same = _is_model(own.reference, model)
         if is_same and own.divergences:
             compared["texts"] = ()
         if is_same and not compared["outcomes"]:
@@ -171,12 +170,23 @@ def _contrasts(first: Named, others: Sequence[Named]) -> Iterator[Contrast]:
             notes.append(f"divergence is from {own.reference.get('path', 'its own reference')}, not from {first.name}")
         if own.certainty is not None:
             notes.append("of the drawn documents alone, which do not stand for all alike")
+        if not _matters(first) == _matters(item) == Comparison.matters:
+            notes.append(f"a loss of {_matters(item):g} matters, as in the evaluation of {item.name}")
         if compared["outcomes"] or compared["texts"] or own.divergences:
             kept = ("damaged", "asked", "reach", "contexts", "changed_answers") if is_same else ("damaged",)
             more = {name: getattr(own, name) for name in kept} | {"stops": stops_of(model, item.report.model)}
             more |= {**_shared(first.report, item.report), "matters": _matters(item), **compared}
             comparison = Comparison(facts, own.divergences, **more)
             yield Contrast(item.name, first.name, comparison, "; ".join(notes), is_of_another=not is_same)
+
+
+def _is_model(reference: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
+    """Whether the facts of a reference are a model's: by content where that of both is known, else by path."""
+    content = reference.get("content_hash") or (reference.get("facts") or {}).get("model")
+    if content and model.get("content_hash"):
+        return bool(content == model["content_hash"])
+    paths = [str(facts.get("path") or "") for facts in (reference, model)]
+    return all(paths) and len({Path(path).resolve() for path in paths}) == 1
 
 
 def _shared(*reports: Report) -> dict[str, Any]:

@@ -169,6 +169,33 @@ def test_report_with_a_reference_keeps_its_divergences(tmp_path: Path) -> None:
     assert contrast.note.startswith("divergence is from models/quickstart-135m, not from float")
 
 
+@pytest.mark.parametrize(
+    ("reference", "model", "is_same"),
+    [
+        ({"path": str(Path("models/float").absolute())}, {"path": "models/float", "content_hash": "a"}, True),
+        ({"path": "records", "facts": {"model": "a"}}, {"path": "models/float", "content_hash": "a"}, True),
+        ({"path": "models/float", "facts": {"model": "b"}}, {"path": "models/float", "content_hash": "a"}, False),
+    ],
+)
+def test_own_reference_is_known_by_its_content_else_by_its_path_from_here(
+    reference: dict[str, Any], model: dict[str, Any], is_same: bool, tmp_path: Path
+) -> None:
+    first = place(tmp_path, "float", [], lambda values: values.update(model=model))
+    found = json.loads(to_json(report(found=comparison(40))))["comparison"] | {"reference": reference}
+    second = place(tmp_path, "int4", [], lambda values: values.update(comparison=found))
+    (contrast,) = compare([str(first), str(second)]).contrasts
+    assert (contrast.is_of_another, "divergence is from" in contrast.note) == (not is_same, not is_same)
+
+
+def test_a_loss_that_matters_is_said_where_a_report_had_another(tmp_path: Path) -> None:
+    first, other = place(tmp_path, "float", BASE), place(tmp_path, "plain", BASE)
+    second = place(tmp_path, "int4", BASE, lambda values: values.update(config={**values["config"], "matters": 0.5}))
+    notes = [contrast.note for contrast in compare([str(first), str(second), str(other)]).contrasts]
+    assert notes == ["a loss of 0.5 matters, as in the evaluation of int4", ""]
+    (contrast,) = compare([str(second), str(other)]).contrasts
+    assert contrast.note == "a loss of 1 matters, as in the evaluation of plain"
+
+
 @pytest.mark.parametrize(("change", "status"), [(1.0, "ok"), (1.3, "loss")])
 def test_texts_are_compared_between_the_reports_and_not_with_another_reference(
     tmp_path: Path, change: float, status: str
