@@ -76,7 +76,7 @@ def evaluate_command(arguments: Namespace) -> int:
     hours."""
     config = EvaluationConfig.parse(written_values(arguments, arguments.model)).as_job()
     try:
-        with going_on(config.journal):
+        with going_on(config.journal and Path(config.journal).parent):
             from olive_ext.report import page_of_report, print_table
             from olive_ext.report.verdict import worst_status
             from olive_ext.run import check_complete, evaluate

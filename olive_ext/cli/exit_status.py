@@ -89,7 +89,9 @@ def going_on(kept: str | Path | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        how = f"the same command goes on with what is in '{kept}'" if kept else "nothing is kept without --output"
+        how = "nothing was kept yet" if kept else "nothing is kept without --output"
+        if kept and Path(kept).exists():
+            how = f"the same command goes on with what is in '{kept}'"
         raise KeyboardInterrupt(how) from stop
 
 

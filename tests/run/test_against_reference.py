@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import shutil
 from collections import Counter
 from functools import cache
@@ -131,6 +132,27 @@ def test_broken_bound_ends_with_one_after_the_report_and_the_table(
     assert told.err.splitlines()[-1] == f"olive-ext: error: a bound is broken: {line}"
     assert line in (tmp_path / "report.md").read_text(encoding="utf-8").replace("\\", "")
     assert compared(report).matters == 99
+
+
+def test_first_lines_name_the_model_and_where_answers_are_kept(
+    changed: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("evaluate", str(changed), "--tasks", ",".join(NAMES), "--include-path", str(folder), "--limit", "2")
+    asked = (*asked, "--reference", str(genai_export("llama")), "--isolation", "none")
+    told = []
+    for output in ((), ("--output", str(tmp_path)), ("--output", str(tmp_path))):
+        main([*asked, *output])
+        told.append([line for line in capsys.readouterr().err.splitlines() if "tokens to compute" in line])
+    assert [line.partition(":")[2].partition(":")[0].strip() for line in told[0]] == [
+        "Scoring by the candidate",
+        "Scoring texts by the candidate",
+        "Generating by the candidate",
+        "Generating by the reference",
+    ]
+    first, kept, resumed = (lines[0].rpartition("; ")[2] for lines in told)
+    assert first == "answers are kept only with an output folder"
+    assert kept == f"answers are kept in '{tmp_path / 'journal'}'"
+    assert re.fullmatch(rf"\d+ answers of an earlier run are kept in '{re.escape(str(tmp_path / 'journal'))}'", resumed)
 
 
 @pytest.mark.parametrize("mode", ["resident", "recorded"])

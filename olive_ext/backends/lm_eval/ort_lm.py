@@ -87,6 +87,9 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         self.lost = LostRequests()  # what lm-eval is given as their answers means nothing
         self._encoded: dict[str, Sequence[int]] = {}
         self._begins = True
+        self.role = ""
+        """Of a comparison "the reference" or "the candidate", for lines of progress."""
+
         self._arguments = given = OrtLMArguments.of(pretrained, arguments, has_session=session is not None)
         self._owns_session = session is None
         self._session: Session | None = session or open_model(*given.to_open(pretrained))
@@ -315,16 +318,24 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         fed, at_work = lambda: int(self.session.counters.tokens_fed), lambda: executor.at_work
         is_seen = not is_disabled and is_shown(shown.get())
         work = work_of(requests, self.tok_encode) if is_seen else Work(tokens=[0.0] * total)
-        tokens, about = sum(work.tokens), ""
+        tokens, about, doing = sum(work.tokens), "", " by ".join(filter(None, (doing, self.role)))
         if is_seen and shown.get():  # a line, which is not written beside the bars of who drives the model themselves
             time = "" if self.resolved is None else f": {forecast(self.resolved, work, begins=self._begins)}"
-            about, self._begins = f"{work}{time}", False
+            about, self._begins = f"{work}{time}{self._kept if self._begins else ''}", False
         with progress_bar(doing, total, fed, is_disabled, expected=tokens, about=about, at_work=at_work) as advance:
 
             def done(places: Sequence[int], answered: int = 0) -> None:
                 advance(len(places), sum(work.tokens[place] for place in places), answered)
 
             yield done
+
+    @property
+    def _kept(self) -> str:
+        """Where answers are kept, and how many an earlier run has left there."""
+        if (journal := self.session.journal) is None:
+            return "; answers are kept only with an output folder"
+        known = f"{counted(journal.num_known, 'answer')} of an earlier run" if journal.num_known else "answers"
+        return f"; {known} are kept in '{journal.path.parent}'"
 
 
 class TaskMedia:
