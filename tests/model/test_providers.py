@@ -119,6 +119,7 @@ def test_the_cpu_may_be_first() -> None:
 
 REFUSED: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
     ({"request": ["cuda", "cpu", CUDA]}, "contradiction", ("execution_provider", CUDA)),
+    ({"request": "gpu"}, "unknown_name", ("'cuda' (extra 'gpu') or ", "or 'webgpu' (extra 'webgpu')?")),
     ({"request": "cudaa"}, "unknown_name", ("execution_provider", "'cudaa'", "did you mean 'cuda'")),
     ({"request": "CudaExecutionProviders"}, "unknown_name", ("'CudaExecutionProviders'", "did you mean 'cuda'")),
     ({"request": "???"}, "unknown_name", ("execution_provider", "'???'", "known: cpu, cuda,")),

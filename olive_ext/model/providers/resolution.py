@@ -20,7 +20,7 @@ from typing import Any
 from olive_ext.errors import NOT_TRUSTED, ModelError, ProviderError, joined_lines, warn_ignored
 from olive_ext.model.files.package_config import GENAI_CONFIG
 from olive_ext.model.providers.devices import Provider
-from olive_ext.model.providers.table import CPU, ROWS, TABLE, ProviderRow, meant_provider, owner_of
+from olive_ext.model.providers.table import CPU, EXTRAS, ROWS, TABLE, ProviderRow, meant_provider, owner_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +38,6 @@ _EXCLUSIVE = (
     tuple(f"onnxruntime{build}" for build in _RUNTIMES),
     ("onnxruntime-genai", "onnxruntime-genai-cuda", "onnxruntime-genai-directml", "onnxruntime-genai-winml"),
 )
-
-EXTRAS = {
-    **dict.fromkeys(("CUDAExecutionProvider", "TensorrtExecutionProvider"), "gpu"),
-    "WebGpuExecutionProvider": "webgpu",
-    "OpenVINOExecutionProvider": "openvino",
-    "QNNExecutionProvider": "qnn",
-}
-"""This package's extras (setup.cfg) that bring a provider."""
 
 
 def resolve_providers(

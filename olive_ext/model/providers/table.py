@@ -238,12 +238,22 @@ TABLE = (
 ROWS = {key.lower(): row for row in TABLE for key in (row.short, row.name, *row.aliases)}
 """The rows by all their names, in lower case. A provider without a row runs, too (`resolution`)."""
 
+EXTRAS = {
+    **dict.fromkeys(("CUDAExecutionProvider", "TensorrtExecutionProvider"), "gpu"),
+    "WebGpuExecutionProvider": "webgpu",
+    "OpenVINOExecutionProvider": "openvino",
+    "QNNExecutionProvider": "qnn",
+}
+"""This package's extras (setup.cfg) that bring a provider."""
+
 
 def meant_provider(name: str) -> str:
-    """Asks for the provider that has nearly this name; empty where none is near."""
+    """Asks for the provider that has nearly this name, or whose extra it is; empty where there is none."""
     rows = {key.partition("exec")[0]: row for key, row in ROWS.items()}  # the rest is common to all
     near = difflib.get_close_matches(name.lower().partition("exec")[0], rows, n=1)
-    return f"did you mean '{rows[near[0]].short}'?" if near else ""
+    found = [ROWS[one.lower()] for one, extra in EXTRAS.items() if extra == name.lower()] + [rows[one] for one in near]
+    meant = [f"'{one.short}'{f' (extra {EXTRAS[one.name]!r})' if one.name in EXTRAS else ''}" for one in found]
+    return f"did you mean {' or '.join(meant)}?" if meant else ""
 
 
 def owner_of(option: str, row: ProviderRow) -> str:
