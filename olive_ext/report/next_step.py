@@ -29,6 +29,7 @@ _STEPS: Mapping[str, str] = {
     "damaged": "make the model again, or have `olive-ext mend` replace what is damaged",
     "distance_open": 'evaluate all documents (`documents: "all"`)',
     "no_values": "add a task with a value for each document, or read both scores beside each other",
+    "none_right": "read the reference's answers (`sample_log_num: 5`): a filter may find none; or ask easier tasks",
     "nothing_compared": "add a task with a value for each document (`mmlu`)",
     "claim_open": _AGAIN,
     **dict.fromkeys(

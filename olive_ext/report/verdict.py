@@ -33,7 +33,7 @@ EXIT_STATUS: Mapping[Status, int] = {"ok": 0, "small_loss": 0, "loss": 1, "unkno
 Code = Literal[
     "bound_broken", "cannot_tell", "asked", "place_unknown",
     "loss", "place_different", "cut_off", "far", "claim_broken",
-    "distant", "damaged", "stops", "shorter", "too_few", "distance_open", "no_values", "claim_open",
+    "distant", "damaged", "stops", "shorter", "too_few", "distance_open", "no_values", "none_right", "claim_open",
     "small_loss",
     "place_kernels", "place_same", "no_loss_found", "no_difference", "gain", "nothing_compared",
     "stages", "claim_kept", "pooled", "more_stops", "missing", "template", "place", "two_models",
@@ -152,7 +152,7 @@ def sentence(reasons: Sequence[Reason], matters: float = Comparison.matters) -> 
             shorter = [possible_loss(item) if item.size is None else _up_to(item) for item in reasons[1:_MOST_NAMED]]
             more = [f"{len(reasons) - _MOST_NAMED} more"] if len(reasons) > _MOST_NAMED else []
             return f"not decided: {joined([possible_loss(first), *shorter, *more])}"
-        case "distance_open" | "no_values":
+        case "distance_open" | "no_values" | "none_right":
             return f"not decided: {first.words}"
         case "no_loss_found":
             return f"no loss found{first.words}"
@@ -348,7 +348,7 @@ def _against(comparison: Comparison, changes: Sequence[Change], overall: Diverge
     known = [item for item in judged(changes) if item.metric != CUT_OFF]
     if known and all(item.outcome is not None and item.outcome.is_silent and not item.is_gained for item in known):
         yield Reason(
-            "no_values",
+            "none_right",
             words=f"the reference is right in no document of {joined([item.name for item in known[:_MOST_NAMED]])}",
         )
 

@@ -272,8 +272,8 @@ CASES: dict[str, tuple[Comparison, str]] = {
         "ok: no_difference",
     ),
     # A task whose documents the reference all gets wrong can lose nothing: alone it says nothing of a model.
-    "nothing to lose": (of(divergence("gsm8k"), FLOOR), "unknown: no_values"),
-    "nothing to lose without distributions": (of(FLOOR), "unknown: no_values"),
+    "nothing to lose": (of(divergence("gsm8k"), FLOOR), "unknown: none_right"),
+    "nothing to lose without distributions": (of(FLOOR), "unknown: none_right"),
     "nothing to lose and the same": (of(same(), FLOOR), "ok: no_difference"),
     "nothing to lose in one of two": (of(FLOOR, MANY), "ok: no_loss_found"),
     "nothing to lose beside texts": (
@@ -454,6 +454,12 @@ def test_next_step_names_the_file_to_repair(change: dict[str, Any], holds: tuple
 def test_what_is_not_decided_or_lost_has_a_next_step(name: str) -> None:
     found = verdict(CASES[name][0])
     assert bool(found.next_step) == (found.status in ("unknown", "loss")), found.headline
+
+
+def test_a_reference_that_is_never_right_is_no_task_without_values() -> None:
+    steps = [verdict(of(FLOOR)).next_step, verdict(of(outcome(**SAFE), metrics=GROUP)).next_step]
+    assert ["filter" in step for step in steps] == [True, False]
+    assert ["a value for each document" in step for step in steps] == [False, True]
 
 
 def test_a_distance_has_one_grade_in_the_figures_and_the_next_step() -> None:
