@@ -118,7 +118,7 @@ def compare_command(arguments: Namespace) -> int:
         print_page(page)
         if arguments.output is not None:
             sys.stdout.write(f"{write_page(page, arguments.output)}\n")
-    return worst_status([contrast.judged for contrast in page.contrasts])
+    return worst_status([contrast.for_verdict for contrast in page.contrasts])
 
 
 def run_command(arguments: Namespace) -> int:

@@ -16,21 +16,18 @@ from olive_ext.report.comparison import (
     ACCURACY,
     ALL,
     LEAST_TEXTS,
-    Certainty,
+    ClaimResult,
     Comparison,
     Divergence,
     Outcome,
     TextChange,
-    telling,
+    primary_outcomes,
 )
-from olive_ext.report.metrics import LENGTHS, read_metrics
-from olive_ext.report.numbers import Measured
+from olive_ext.report.metrics import CUT_OFF, read_metrics
+from olive_ext.report.numbers import FormattedValue
 
 LEVEL = 0.05
 """Probability of a difference by chance below which one is certain."""
-
-CUT_OFF = LENGTHS[-1]
-"""The share of answers that run to their limit. It can be a loss for the verdict, never a gain."""
 
 _QUANTILE, _POWER_QUANTILE = (NormalDist().inv_cdf(share) for share in (1 - LEVEL / 2, 0.8))
 _LEAST_CHANGE = 0.1
@@ -130,7 +127,7 @@ def changes_of(comparison: Comparison) -> list[Change]:
     return [_with_unanswered(replace(item, is_certain=item in certain), comparison) for item in found]
 
 
-def judged(changes: Sequence[Change]) -> list[Change]:
+def deciding_changes(changes: Sequence[Change]) -> list[Change]:
     """The changes in which a loss that matters must be excluded. Left out are lengths that did not clearly change, and,
     where a document has several answers, the first answers' metric, which `avg@n` is the mean of, and all answers
     together, which are first ones."""
@@ -152,7 +149,7 @@ def _texts(comparison: Comparison) -> list[Divergence | TextChange]:
     return [item for item in [*texts, *comparison.texts] if item.task not in answered]
 
 
-def unpaired(comparison: Comparison) -> dict[str, str]:
+def unjudged_tasks(comparison: Comparison) -> dict[str, str]:
     """Names of the evaluated tasks that nothing judges, with their metrics: no texts, and no metric is a mean over
     documents (MCC, F1 over a corpus, BLEU, chrF), or no document has a value in both runs."""
     judged = {ALL, *(item.task for item in comparison.outcomes), *(item.task for item in _texts(comparison))}
@@ -184,7 +181,7 @@ def difference_texts(item: Outcome) -> tuple[str, str]:
     return shown, f"{low} to {high}"
 
 
-def _p(item: Outcome, certainty: Certainty | None) -> float:
+def _p(item: Outcome, certainty: ClaimResult | None) -> float:
     """The exact p-value; where there is none by a normal interval that reaches as far towards zero: of drawn documents,
     which are not drawn alike, and in old reports. Of a claim, which holds whenever it stops, by its interval."""
     if item.num_population is None and (item.is_binary or item.mcnemar_p < 1):
@@ -202,7 +199,7 @@ def _of_answers(item: Outcome, comparison: Comparison) -> Change:
     is_one_of_several = sum((other.task, other.metric) == (item.task, item.metric) for other in others) > 1
     metric = f"{item.metric} ({item.filter})" if is_one_of_several else item.metric
     shown, interval = difference_texts(item)
-    telling_ones = telling(others)
+    telling_ones = primary_outcomes(others)
     is_first = item is telling_ones.get(item.task, next((other for other in others if other.task == item.task), None))
     is_shown = is_first and (item.task == ALL or not {ALL, item.task} <= telling_ones.keys())
     return Change(
@@ -220,14 +217,14 @@ def _of_answers(item: Outcome, comparison: Comparison) -> Change:
     )
 
 
-def perplexity_change(item: Divergence | TextChange) -> Measured:
+def perplexity_change(item: Divergence | TextChange) -> FormattedValue:
     """The change of the perplexity in per cent with its 95 % interval, as texts; none of too few. The interval has both
     its ends where these are not as far from the change: few texts with a long tail."""
     change, low, high = _perplexity(item)
     places = numbers.decimals(min(change - low, high - change) / _QUANTILE, most=2)
     below, above = f"{change - low:.{places}f}", f"{high - change:.{places}f}"
     ends = below if below == above else f"{numbers.plus(low, places)} to {numbers.plus(high, places)}"
-    return Measured(f"{numbers.plus(change, places)} %", ends if math.isfinite(high - low) else "")
+    return FormattedValue(f"{numbers.plus(change, places)} %", ends if math.isfinite(high - low) else "")
 
 
 def _perplexity(item: Divergence | TextChange) -> tuple[float, float, float]:
@@ -259,7 +256,7 @@ def _of_text(item: Divergence | TextChange, matters: float) -> Change:
     )
 
 
-def _advice_of_answers(item: Outcome, matters: float, certainty: Certainty | None) -> tuple[str, int | None]:
+def _advice_of_answers(item: Outcome, matters: float, certainty: ClaimResult | None) -> tuple[str, int | None]:
     """By `Outcome.documents_needed`, at least so many that documents without any change would exclude the loss. Of a
     claim the bound that would do: all documents have an error of their own."""
     size = matters / item.unit

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from olive_ext.errors import counted
 from olive_ext.report.numbers import Bin, Number, Spread, joined
-from olive_ext.report.place import Place
+from olive_ext.report.place import PlaceFinding
 from olive_ext.report.stages import Stage
 
 ALL = "all"
@@ -233,8 +233,8 @@ class Outcome:
         return 100.0 if self.is_share else 1.0
 
 
-def telling(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
-    """The outcome that speaks for each task: its first one that is right or wrong and by which the reference is ever
+def primary_outcomes(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
+    """The primary outcome of each task: its first one that is right or wrong and by which the reference is ever
     right, else its first one that is right or wrong. Tasks without one are left out."""
     found: dict[str, Outcome] = {}
     for item in outcomes:
@@ -263,7 +263,7 @@ class Flip:
 
 
 @dataclass(frozen=True)
-class Certainty:
+class ClaimResult:
     """The claim about all documents that the drawn ones decide, and why the evaluation stopped."""
 
     metric: str
@@ -335,7 +335,7 @@ class Certainty:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PromptDiff:
     """How the prompts of the two models differ, each made by the model's own files. Distributions are not compared."""
 
     what: tuple[str, ...]
@@ -357,7 +357,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Stops:
+class StopTokens:
     """The token ids at which each model ends an answer, by the file that its own runtime reads."""
 
     reference: tuple[int, ...]
@@ -405,7 +405,7 @@ class Stops:
 
 
 @dataclass(frozen=True)
-class Reach:
+class Coverage:
     """The parts of a model that the compared positions reached."""
 
     longest: int
@@ -449,13 +449,13 @@ class Comparison:
     non_finite: int = 0
     """Requests for which either model's output was NaN or infinite."""
 
-    certainty: Certainty | None = None
+    certainty: ClaimResult | None = None
     """The claim that drawn documents decide; None where all documents were evaluated."""
 
     damaged: Mapping[str, str] = field(default_factory=dict)
     """Constants that are not the reference's where they should be, or no numbers, whatever the tasks reached: how."""
 
-    reach: Reach | None = None
+    reach: Coverage | None = None
     """None without distributions."""
 
     contexts: tuple[int, int] | None = None
@@ -465,7 +465,7 @@ class Comparison:
     stages: tuple[Stage, ...] = ()
     """Conversion, quantization and provider apart, in this order, where the models between are known."""
 
-    place: Place | None = None
+    place: PlaceFinding | None = None
     """The finding on two places, where the reference is the same model."""
 
     matters: float = 1.0
@@ -474,13 +474,13 @@ class Comparison:
     over_all: bool = False
     """Whether all tasks together decide (`fail_on_loss`), and single ones may be undecided."""
 
-    asked: Asked | None = None
+    asked: PromptDiff | None = None
     """The differences where each model's own files ask it otherwise; None where both are asked alike."""
 
     other_template: bool = False
     """Whether the chat templates' texts differ, though all prompts of the tasks are alike."""
 
-    stops: Stops | None = None
+    stops: StopTokens | None = None
     """Where both models end their answers; None where that is not known of both."""
 
     changed_answers: int = 0
@@ -500,7 +500,7 @@ class Comparison:
 
     def overall_outcome(self) -> Outcome | None:
         """The outcome of all tasks, else of the first with right and wrong answers, else the first; None if none."""
-        items = [*telling(self.outcomes).values(), *self.outcomes]
+        items = [*primary_outcomes(self.outcomes).values(), *self.outcomes]
         return next(iter(sorted(items, key=lambda item: item.task != ALL)), None)
 
     def overall_divergence(self) -> Divergence | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, TypeGuard
 
-from olive_ext.report.comparison import ALL, Comparison, Divergence, Outcome, telling
+from olive_ext.report.comparison import ALL, Comparison, Divergence, Outcome, primary_outcomes
 from olive_ext.report.numbers import Number, count
 
 COMPARISON_NAMES = (
@@ -19,7 +19,8 @@ COMPARISON_NAMES = (
 """Names of the metrics that `comparison_metrics` makes: bounds, tables and Olive's goals know a comparison's numbers by
 these."""
 
-LENGTHS = ("generated_tokens", "thinking_tokens", "thinking_forced", "cut_off")
+GENERATED_TOKENS, CUT_OFF = "generated_tokens", "cut_off"
+LENGTHS = (GENERATED_TOKENS, "thinking_tokens", "thinking_forced", CUT_OFF)
 """Metrics of generated answers that are separated from their reasoning, means over a document's answers: all tokens,
 tokens of the reasoning, shares that the thinking budget and the length cut off. They are neither loss nor gain, with
 one exception: if certainly more answers are cut off, by more than what matters, the verdict is a loss."""
@@ -133,12 +134,12 @@ def _count(task: str, key: str, results: Mapping[str, Any]) -> int | None:
 
 def comparison_metrics(comparison: Comparison) -> tuple[Metric, ...]:
     """The metrics `COMPARISON_NAMES`, so that goals, bounds and tables can name a comparison's numbers. Each task has
-    the metrics of its divergence, and the flips and accuracy of the metric that speaks for it (`telling`).
+    the metrics of its divergence, and the flips and accuracy of its primary metric (`primary_outcomes`).
 
     The task "all" has them over all tasks; where only one task has them, they are that task's.
     """
     divergences = list(comparison.divergences)
-    firsts = list(telling(comparison.outcomes).values())
+    firsts = list(primary_outcomes(comparison.outcomes).values())
     if len(divergences) == 1:
         divergences.append(replace(divergences[0], task=ALL))
     if len(firsts) == 1:

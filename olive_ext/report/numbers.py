@@ -50,7 +50,7 @@ class Bin:
     """Mean KL in nats; None where there are no positions."""
 
 
-class Measured(NamedTuple):
+class FormattedValue(NamedTuple):
     """A value and its error bar as texts; the latter empty where there is none."""
 
     value: str
@@ -80,16 +80,16 @@ def decimals(stderr: float | None, most: int = 4) -> int:
     return min(most, max(0, 1 - math.floor(math.log10(stderr))))
 
 
-def with_error(value: float, stderr: float | None, most: int = 4) -> Measured:
+def with_error(value: float, stderr: float | None, most: int = 4) -> FormattedValue:
     """Value and error bar with the same number of decimals."""
     if not math.isfinite(value):
-        return Measured(_odd(value))
+        return FormattedValue(_odd(value))
     if stderr is None or not math.isfinite(stderr):
-        return Measured(signed_minus(number(value)))
+        return FormattedValue(signed_minus(number(value)))
     if max(abs(value), stderr) >= 1e7:
-        return Measured(signed_minus(number(value)), number(stderr))
+        return FormattedValue(signed_minus(number(value)), number(stderr))
     places = decimals(stderr, most)
-    return Measured(signed_minus(f"{value:.{places}f}"), f"{stderr:.{places}f}")
+    return FormattedValue(signed_minus(f"{value:.{places}f}"), f"{stderr:.{places}f}")
 
 
 def nats(value: float) -> str:
@@ -103,10 +103,10 @@ def nats(value: float) -> str:
     return signed_minus(f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}")
 
 
-def nats_with_error(value: float, stderr: float | None) -> Measured:
+def nats_with_error(value: float, stderr: float | None) -> FormattedValue:
     """As `with_error`, but a small value keeps three digits of its own where there is no error bar to go by."""
     if stderr is None or not stderr > 0:
-        return Measured(nats(value))
+        return FormattedValue(nats(value))
     return with_error(value, stderr, most=7)
 
 

@@ -75,7 +75,7 @@ class Contrast:
     """A sentence for each bound of this comparison that is broken."""
 
     @property
-    def judged(self) -> Comparison:
+    def for_verdict(self) -> Comparison:
         """What the verdict is on: the comparison without divergences from another model."""
         return replace(self.comparison, divergences=()) if self.is_of_another else self.comparison
 

@@ -53,7 +53,7 @@ class FirstPosition:
 
 
 @dataclass(frozen=True)
-class Place:
+class PlaceFinding:
     """The finding on a pair of places. Distances are of the log-probabilities of scored tokens, in nats."""
 
     kind: PlaceKind

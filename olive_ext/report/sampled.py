@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome
+from olive_ext.report.comparison import ALL, ClaimResult, Comparison, Divergence, Outcome
 from olive_ext.report.metrics import Metric, read_metrics
 from olive_ext.report.numbers import Z95
 
@@ -17,7 +17,7 @@ Key = tuple[str, str, str]
 """Task, metric and filter."""
 
 
-def certain_comparison(comparison: Comparison, certainty: Certainty) -> Comparison:
+def certain_comparison(comparison: Comparison, certainty: ClaimResult) -> Comparison:
     """The comparison with its claim: the outcome that the claim is about gets the estimate and the interval that
     decided; other numbers stay what was measured. Divergences say of how many documents they are."""
     counts: dict[str, int | None] = {item.task: item.num_population for item in comparison.outcomes}
@@ -31,7 +31,7 @@ def certain_comparison(comparison: Comparison, certainty: Certainty) -> Comparis
     return replace(comparison, outcomes=tuple(outcomes), divergences=tuple(divergences), certainty=certainty)
 
 
-def _decided(outcome: Outcome, certainty: Certainty) -> Outcome:
+def _decided(outcome: Outcome, certainty: ClaimResult) -> Outcome:
     """The outcome with the claim's interval, wider on both sides by the error of all documents: a task's documents are
     a sample, too. An outcome of all documents has that error already."""
     if certainty.outcome != (outcome.task, outcome.metric, outcome.filter) or outcome.num_population is None:
@@ -50,7 +50,7 @@ def _decided(outcome: Outcome, certainty: Certainty) -> Outcome:
     )
 
 
-def _held(overall: Divergence, certainty: Certainty) -> Divergence:
+def _held(overall: Divergence, certainty: ClaimResult) -> Divergence:
     """The mean as it was measured; where the claim is broken beyond the bound, which the weighted mean may just miss. A
     claim that is kept changes nothing: it may be about cut positions, and a bound is one of the whole."""
     if certainty.metric == "top1_agreement" and not certainty.is_above:
@@ -60,7 +60,7 @@ def _held(overall: Divergence, certainty: Certainty) -> Divergence:
     return overall
 
 
-def _beyond(value: float, certainty: Certainty) -> float:
+def _beyond(value: float, certainty: ClaimResult) -> float:
     """`value`, or the nearest that certainly breaks the bound."""
     if certainty.verdict != "broken" or math.isnan(value):
         return value

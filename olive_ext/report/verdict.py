@@ -19,11 +19,12 @@ from typing import Literal, get_args
 
 from olive_ext.errors import counted
 from olive_ext.report import numbers
-from olive_ext.report.changes import CUT_OFF, Change, Figure, changes_of, judged, name_of, unpaired
-from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence
+from olive_ext.report.changes import Change, Figure, changes_of, deciding_changes, name_of, unjudged_tasks
+from olive_ext.report.comparison import ALL, ClaimResult, Comparison, Divergence
+from olive_ext.report.metrics import CUT_OFF
 from olive_ext.report.next_step import next_step
 from olive_ext.report.numbers import SAME_NATS, joined
-from olive_ext.report.place import Place, PlaceKind
+from olive_ext.report.place import PlaceFinding, PlaceKind
 from olive_ext.report.stages import stage_sentences
 
 Status = Literal["ok", "small_loss", "loss", "unknown"]
@@ -203,8 +204,8 @@ def verdict(comparison: Comparison, broken: Sequence[str] = ()) -> Verdict:
 
     "No loss found" needs three things: the 95 % interval of each metric of each task excludes a loss that matters, even
     if all requests without an answer are lost; the distributions are as near as with weights of 4 bits; and every task
-    is judged by documents or as texts (`unpaired`). So at most 2.5 % of models that lost that much in some metric get
-    it, whatever the number of tasks. A loss in one task is a loss of the model.
+    is judged by documents or as texts (`unjudged_tasks`). So at most 2.5 % of models that lost that much in some metric
+    get it, whatever the number of tasks. A loss in one task is a loss of the model.
 
     "No difference found" needs distributions that are equal but for rounding, and no flip. Few documents suffice for
     it. A claim about drawn documents comes first. It adds to the findings against the candidate and removes none.
@@ -273,7 +274,7 @@ def worst_status(comparisons: Iterable[Comparison]) -> int:
     return next((status for status in (EXIT_STATUS["loss"], EXIT_STATUS["unknown"]) if status in statuses), 0)
 
 
-def _of_places(place: Place, answers: Verdict, comparison: Comparison) -> Verdict:
+def _of_places(place: PlaceFinding, answers: Verdict, comparison: Comparison) -> Verdict:
     """The verdict on one model in two places; that on its answers is evidence, unless they cannot be compared. What is
     lost as of two models, or has no answer, is never green."""
     if answers.code in ("cannot_tell", "nothing_compared"):
@@ -295,14 +296,14 @@ _PLACE_CODES: dict[PlaceKind, Code] = {
 }
 
 
-def _most_kl(certainty: Certainty | None) -> float:
+def _most_kl(certainty: ClaimResult | None) -> float:
     """The mean KL that a stage alone may have without being noticed: within the nearest band and the claim's bound."""
     nearest = BANDS[0].most_kl
     is_bound = certainty is not None and certainty.metric == "kl_mean" and certainty.side == "below"
     return min(nearest, certainty.bound) if is_bound and certainty is not None else nearest
 
 
-def _claimed(certainty: Certainty | None) -> Iterator[Reason]:
+def _claimed(certainty: ClaimResult | None) -> Iterator[Reason]:
     """The claim's sentence, where it is against the candidate."""
     if certainty is not None and certainty.verdict != "kept":
         yield Reason("claim_broken" if certainty.verdict == "broken" else "claim_open", words=certainty.sentence())
@@ -340,12 +341,12 @@ def _against(comparison: Comparison, changes: Sequence[Change], overall: Diverge
         elif item.is_lost:
             yield _reason("loss" if item.may_lose(matters) else "small_loss", item, -item.estimate)
     yield from _distant(comparison, overall)
-    lost = [item for item in judged(changes) if not item.is_lost and item.may_lose(matters)]
+    lost = [item for item in deciding_changes(changes) if not item.is_lost and item.may_lose(matters)]
     possible = sorted(lost, key=lambda item: (item.task != ALL, item.low))
     yield from (replace(_reason("too_few", one, -one.low, one.advice), documents=one.documents) for one in possible)
     if other := _incomparable(comparison):
         yield Reason("no_values", words=other)
-    known = [item for item in judged(changes) if item.metric != CUT_OFF]
+    known = [item for item in deciding_changes(changes) if item.metric != CUT_OFF]
     if known and all(item.outcome is not None and item.outcome.is_silent and not item.is_gained for item in known):
         yield Reason(
             "none_right",
@@ -381,12 +382,12 @@ def _unanswered(comparison: Comparison) -> str:
 
 def _incomparable(comparison: Comparison) -> str:
     """The sentence on tasks that cannot be judged; empty without any."""
-    names = [*unpaired(comparison).values()]
+    names = [*unjudged_tasks(comparison).values()]
     return f"{joined(names)} {'has' if len(names) == 1 else 'have'} no values by document to compare" if names else ""
 
 
 def _is_same(comparison: Comparison, divergence: Divergence | None) -> bool:
-    if unpaired(comparison).keys() - {item.task for item in comparison.divergences}:
+    if unjudged_tasks(comparison).keys() - {item.task for item in comparison.divergences}:
         return False
     if comparison.changed_answers or comparison.asked or _other_ends(comparison):
         return False
@@ -420,7 +421,7 @@ def _non_finite(comparison: Comparison) -> list[str]:
 
 def _figures(comparison: Comparison, changes: Sequence[Change], divergence: Divergence | None) -> Iterator[Figure]:
     """The figures of answers, distributions and whole texts."""
-    known = judged(changes)
+    known = deciding_changes(changes)
     shown = [item for item in changes if (item.is_shown and item in known) or item.is_certain]
     yield from (item.figure for item in shown if item.outcome is not None and item.metric != CUT_OFF)
     overall = comparison.overall_outcome()

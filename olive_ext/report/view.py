@@ -12,7 +12,7 @@ from typing import Any, Literal
 from olive_ext.report import numbers
 from olive_ext.report.comparison import ALL, Divergence, Outcome
 from olive_ext.report.metrics import COMPARISON_NAMES, Metric
-from olive_ext.report.numbers import NO_VALUE, Z95, Measured
+from olive_ext.report.numbers import NO_VALUE, Z95, FormattedValue
 from olive_ext.report.page import Column, Contrast
 
 _MOST_NAMED = 12
@@ -77,9 +77,9 @@ def score_documents(row: Sequence[Score]) -> str:
     return "/".join(dict.fromkeys(metric.documents for metric in counted))
 
 
-def shown(metric: Metric | None) -> Measured:
+def shown(metric: Metric | None) -> FormattedValue:
     """The value with its standard error."""
-    return Measured(NO_VALUE) if metric is None else numbers.with_error(metric.value, metric.stderr)
+    return FormattedValue(NO_VALUE) if metric is None else numbers.with_error(metric.value, metric.stderr)
 
 
 def change(metric: Metric | None, baseline: Metric | None) -> str:

@@ -29,7 +29,7 @@ from olive_ext.records import Records
 from olive_ext.records.files import cache_folder
 from olive_ext.records.journal import facts_key
 from olive_ext.records.travelling import unpack
-from olive_ext.report.comparison import KV_CACHE, PACKAGE_TOKENIZER, Asked, Stops
+from olive_ext.report.comparison import KV_CACHE, PACKAGE_TOKENIZER, PromptDiff, StopTokens
 from olive_ext.report.page import SIZE
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
 from olive_ext.run.machine import Clock
@@ -53,7 +53,7 @@ too."""
 class OtherPromptsError(OliveExtError):
     """Both models' own files make other prompts of a task's conversation: the models must be asked each by itself."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: PromptDiff) -> None:
         super().__init__(asked.sentence())
         self.asked = asked
 
@@ -357,7 +357,7 @@ class Models:
             if other != prompt:
                 shown = excerpts(*((prompt, other) if model is self.given else (other, prompt)))
                 files = self.asking(self.given_reference).changed_files(self.asking(self.given), [TEMPLATE])
-                raise OtherPromptsError(Asked((TEMPLATE,), files, *shown))
+                raise OtherPromptsError(PromptDiff((TEMPLATE,), files, *shown))
 
     def _recording(self, model: ResolvedModel, observer: Observer) -> LM:
         reference = self.config.reference
@@ -381,7 +381,7 @@ class Models:
         return lm
 
     @cached_property
-    def asked_otherwise(self) -> Asked | None:
+    def asked_otherwise(self) -> PromptDiff | None:
         """How both models' own files ask them otherwise; None where they ask them alike, or records do not say. Raises
         `ConfigError` where the tokenizers give other ids to a text."""
         return self._asked(self.given, self.records_file or self.given_reference)
@@ -395,7 +395,7 @@ class Models:
         known = "" if theirs is None else theirs.template
         return bool(known) and known != self.asking(self.given).template
 
-    def _asked(self, model: ResolvedModel, reference: ResolvedModel | RecordsFile) -> Asked | None:
+    def _asked(self, model: ResolvedModel, reference: ResolvedModel | RecordsFile) -> PromptDiff | None:
         from olive_ext.session.tokenizer_fit import refuse_other_tokenizer
 
         if isinstance(reference, RecordsFile):
@@ -412,7 +412,7 @@ class Models:
             own = self.asking(model, reads_all=True)
             theirs = theirs if isinstance(reference, RecordsFile) else self.asking(reference, reads_all=True)
         what, files, texts = theirs.differing(own)
-        return Asked(what, files, *texts) if what else None
+        return PromptDiff(what, files, *texts) if what else None
 
     def asking(self, model: ResolvedModel, *, reads_all: bool = False) -> Asking:
         """How the files of `model` and this evaluation's settings have a model asked; see `Asking.of`."""
@@ -437,7 +437,7 @@ class Models:
             )
         return self._tokenizers[where]
 
-    def stops(self, lm: LM) -> Stops | None:
+    def stops(self, lm: LM) -> StopTokens | None:
         """Where both models end their answers. `lm` is the evaluated one; None where it is a model of
         lm-eval's own, or the reference's records do not say."""
         if (session := getattr(lm, "session", None)) is None:
@@ -474,7 +474,7 @@ def ends_of(model: ResolvedModel) -> Mapping[str, Any]:
     return read_stop_ids(model.processor_files, eos).facts
 
 
-def stops_of(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> Stops | None:
+def stops_of(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> StopTokens | None:
     """Where both models end their answers, from the facts of their executions; None where one of them does not say."""
     from olive_ext.session.generation_bounds import other_search
 
@@ -482,7 +482,7 @@ def stops_of(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> Stop
         return None
     both = [(tuple(facts["stop_ids"]), str(facts.get("stop_ids_file", ""))) for facts in (reference, candidate)]
     search = other_search(reference.get("search") or {}, candidate.get("search") or {}) if "search" in reference else ()
-    return Stops(*both[0], *both[1], search, tuple(reference.get("unused_stop_ids", candidate["stop_ids"])))
+    return StopTokens(*both[0], *both[1], search, tuple(reference.get("unused_stop_ids", candidate["stop_ids"])))
 
 
 class RecordsFile:

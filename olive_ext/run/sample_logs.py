@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from olive_ext.errors import ConfigError, NotComparableError, one_line
 from olive_ext.report import write_texts
-from olive_ext.report.metrics import LENGTHS
+from olive_ext.report.metrics import CUT_OFF
 from olive_ext.run.reference.answers import OWN, Answers, Sample, is_value, question_of, share_cut_off, target_of
 
 Fields: TypeAlias = Callable[[str, Sample], Mapping[str, Any]]
@@ -46,7 +46,7 @@ def sample_fields(
         if any(text is not None for items in thoughts for text in items):
             added["reasoning"] = thoughts
         if (cut_off := share_cut_off(sample)) is not None:
-            added[LENGTHS[-1]] = cut_off
+            added[CUT_OFF] = cut_off
         answer = answers.get((task, str(sample["filter"])), {}).get(number)
         if answer is not None:
             added |= {"reference_answer": answer.text, "reference_values": dict(answer.values)}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome
+from olive_ext.report.comparison import ALL, ClaimResult, Comparison, Divergence, Outcome
 from olive_ext.report.html.render import TONES, tone_of
 from olive_ext.report.sampled import certain_comparison
 from olive_ext.report.verdict import EXIT_STATUS, Code, Status, Verdict, verdict
@@ -76,12 +76,12 @@ def comparisons(draw: Any) -> Comparison:
 
 
 @st.composite
-def claims(draw: Any, comparison: Comparison) -> Certainty:
+def claims(draw: Any, comparison: Comparison) -> ClaimResult:
     metric = draw(st.sampled_from(["accuracy_difference", "kl_mean", "top1_agreement"]))
     bound = draw(st.sampled_from([-0.05, -0.01, 0.02] if metric == "accuracy_difference" else [0.02, 0.9]))
     ends = sorted(draw(st.floats(-0.1, 1)) for _ in range(3))
     firsts = [(item.task, item.metric, item.filter) for item in comparison.outcomes]
-    return Certainty(
+    return ClaimResult(
         metric=metric,
         side=draw(st.sampled_from(["above", "below"])),
         bound=bound,
@@ -167,7 +167,7 @@ def sampled(
     decision, weights = sampler.decision(), sampler.representation()
     whole = compare_outcomes(ALL, "accuracy", "none", reference, candidate)
     part = sampled_outcome(*WHOLE, reference, reference[drawn], candidate[drawn], [weights[item] for item in drawn])
-    claim = Certainty("accuracy_difference", "above", -bound, 0.95, **asdict(decision), sample="a", outcome=WHOLE)
+    claim = ClaimResult("accuracy_difference", "above", -bound, 0.95, **asdict(decision), sample="a", outcome=WHOLE)
     outcome = whole if len(drawn) == len(reference) else part
     return Comparison({}, (), (whole,)), certain_comparison(Comparison({}, (), (outcome,)), claim), drawn
 

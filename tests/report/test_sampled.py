@@ -11,7 +11,7 @@ import pytest
 from olive_ext.config import Bound
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, from_json, to_json
-from olive_ext.report.comparison import ALL, Certainty, Comparison
+from olive_ext.report.comparison import ALL, ClaimResult, Comparison
 from olive_ext.report.html.render import to_html
 from olive_ext.report.metrics import comparison_metrics
 from olive_ext.report.page import check_comparable
@@ -27,9 +27,9 @@ CERTAIN = "is certain (95 % for this model)"
 STOPPED = "342 of 10,042 documents, stopped"
 
 
-def certainty(**changes: Any) -> Certainty:
-    found = Certainty("accuracy_difference", "above", -0.01, 0.95, "kept", -0.001, -0.01, 0.02, 342, 10_042, "a", WHOLE)
-    return replace(found, **changes)
+def certainty(**changes: Any) -> ClaimResult:
+    made = ClaimResult("accuracy_difference", "above", -0.01, 0.95, "kept", -0.001, -0.01, 0.02, 342, 10042, "a", WHOLE)
+    return replace(made, **changes)
 
 
 @pytest.mark.parametrize(

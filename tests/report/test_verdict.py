@@ -13,15 +13,15 @@ from olive_ext.report.comparison import (
     ALL,
     KV_CACHE,
     PACKAGE_TOKENIZER,
-    Asked,
     Comparison,
+    Coverage,
     Divergence,
     Outcome,
-    Reach,
+    PromptDiff,
     Spread,
-    Stops,
+    StopTokens,
 )
-from olive_ext.report.place import Place
+from olive_ext.report.place import PlaceFinding
 from olive_ext.report.verdict import Verdict, band_of, verdict, worst_status
 from olive_ext.stats.paired_answers import compare_outcomes
 from tests.report.test_comparison import divergence, outcome
@@ -113,7 +113,7 @@ GROUP: dict[str, Any] = {
     "configs": {"cola": {}, "wiki": {}},
 }
 DAMAGED = {"cos_cache": "rows 450 to 511 of 512 are not the reference's", "norm": "is missing"}
-MORE = Stops((1,), "a", (1, 2), "b")
+MORE = StopTokens((1,), "a", (1, 2), "b")
 WRITES = {"configs": {"colours": {}, "solve": {"output_type": "generate_until"}}}
 
 CASES: dict[str, tuple[Comparison, str]] = {
@@ -122,7 +122,7 @@ CASES: dict[str, tuple[Comparison, str]] = {
     "not excluded": (of(outcome()), "unknown: too_few choice acc 1.2 pt"),
     "a larger one matters": (of(outcome(), matters=2.0), "ok: no_loss_found"),
     "excluded within reach": (
-        of(divergence("choice"), outcome(**SAFE), reach=Reach(63, None, 0.12)),
+        of(divergence("choice"), outcome(**SAFE), reach=Coverage(63, None, 0.12)),
         "ok: no_loss_found",
     ),
     "certain": (of(outcome(**LOST, mcnemar_p=0.004)), "loss: loss choice acc 3 pt"),
@@ -252,15 +252,15 @@ CASES: dict[str, tuple[Comparison, str]] = {
         "ok: no_difference",
     ),
     "shorter context": (
-        of(same(), EQUAL, reach=Reach(63, 512, None), contexts=(64, 512)),
+        of(same(), EQUAL, reach=Coverage(63, 512, None), contexts=(64, 512)),
         "ok: no_difference, shorter 4.5e+02 tokens",
     ),
     "what a model takes beside texts": (
-        of(same(), EQUAL, reach=Reach(63, 512, 0.12, ("picture", "sound"), 1)),
+        of(same(), EQUAL, reach=Coverage(63, 512, 0.12, ("picture", "sound"), 1)),
         "ok: no_difference",
     ),
     "shorter context that texts fill": (
-        of(same(), EQUAL, reach=Reach(64, 512, None), contexts=(64, 512)),
+        of(same(), EQUAL, reach=Coverage(64, 512, None), contexts=(64, 512)),
         "unknown: shorter 4.5e+02 tokens",
     ),
     "a grade that all documents lose a trifle of": (
@@ -334,10 +334,10 @@ CASES: dict[str, tuple[Comparison, str]] = {
         "unknown: too_few solve cut_off 3.9 pt",
     ),
     # More ends are in doubt where no answer shows what they cost, unless another file of the reference has them.
-    "an end lost": (of(outcome(**SAFE), stops=Stops((1, 2), "a", (1,), "b")), "unknown: stops"),
+    "an end lost": (of(outcome(**SAFE), stops=StopTokens((1, 2), "a", (1,), "b")), "unknown: stops"),
     "an end more": (of(outcome(**SAFE), stops=MORE), "unknown: stops"),
     "another search": (
-        of(outcome(**SAFE), stops=Stops((1,), "a", (1,), "b", ("min_length 60 for 0",))),
+        of(outcome(**SAFE), stops=StopTokens((1,), "a", (1,), "b", ("min_length 60 for 0",))),
         "unknown: stops",
     ),
     "an end that is known": (of(outcome(**SAFE), stops=replace(MORE, unused=(2,))), "ok: no_loss_found, more_stops"),
@@ -440,8 +440,8 @@ def test_next_step_is_computed_from_what_the_tasks_have(name: str) -> None:
         ({"damaged": {PACKAGE_TOKENIZER: "is another"}}, ("into the package", "`tokenizer`")),
         ({"damaged": {KV_CACHE: "11 nats off"}}, ("export the model again", "cache")),
         ({"damaged": {"cos_cache": "rows"}}, ("olive-ext mend",)),
-        ({"asked": Asked(("chat template",), ("chat_template.jinja",))}, ("chat template (chat_template.jinja)",)),
-        ({"stops": Stops((1, 2), "config.json", (1,), "genai_config.json")}, ("config.json", "genai_config.json")),
+        ({"asked": PromptDiff(("chat template",), ("chat_template.jinja",))}, ("chat template (chat_template.jinja)",)),
+        ({"stops": StopTokens((1, 2), "config.json", (1,), "genai_config.json")}, ("config.json", "genai_config.json")),
     ],
 )
 def test_next_step_names_the_file_to_repair(change: dict[str, Any], holds: tuple[str, ...]) -> None:
@@ -518,7 +518,7 @@ def test_exit_status_is_the_worst_of_all_comparisons() -> None:
 
 @pytest.mark.parametrize(
     ("more", "status"),
-    [({}, 0), ({"missing": 1}, 3), ({"stops": Stops((1,), "a", (2,), "b")}, 3), ({"damaged": DAMAGED}, 3)],
+    [({}, 0), ({"missing": 1}, 3), ({"stops": StopTokens((1,), "a", (2,), "b")}, 3), ({"damaged": DAMAGED}, 3)],
 )
 def test_loss_excluded_over_all_tasks_passes_where_only_single_ones_are_undecided(
     more: dict[str, Any], status: int
@@ -576,7 +576,7 @@ def test_one_document_of_a_graded_metric_passes_nothing(count: int) -> None:
 @pytest.mark.parametrize("kind", ["same", "kernels"])
 def test_places_are_not_green_beside_a_certain_loss_or_lost_requests(kind: str) -> None:
     """Noise that explains scored tokens explains neither answers that are certainly worse nor absent ones."""
-    fine = of(outcome(**SAFE), place=Place(kind, "a", "b", "float32", 1e-6, 1e-5, 400))  # type: ignore[arg-type]
+    fine = of(outcome(**SAFE), place=PlaceFinding(kind, "a", "b", "float32", 1e-6, 1e-5, 400))  # type: ignore[arg-type]
     assert verdict(fine).headline == fine.place.headline  # type: ignore[union-attr]
     lost = verdict(replace(fine, outcomes=(outcome(difference=-0.2, low=-0.25, high=-0.15),)))
     assert (lost.code, lost.evidence[-1]) == ("place_unknown", "as two models: loss found in choice acc")

@@ -26,7 +26,7 @@ from olive_ext.cli import main
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
 from olive_ext.report import Report, from_json
-from olive_ext.report.comparison import ALL, Asked, Comparison, Divergence
+from olive_ext.report.comparison import ALL, Comparison, Divergence, PromptDiff
 from olive_ext.report.verdict import verdict
 from olive_ext.run import evaluate
 from olive_ext.run.models import Models
@@ -445,7 +445,7 @@ def test_a_package_of_a_shorter_context_is_named(folder: Path, tmp_path: Path, c
     assert "context length 64 of 512" in told
 
 
-def asked(model: Path, reference: Path, **settings: Any) -> Asked | None:
+def asked(model: Path, reference: Path, **settings: Any) -> PromptDiff | None:
     config = {"model": {"path": str(model)}, "reference": str(reference), "tasks": ["t"], **settings}
     return Models(EvaluationConfig.parse(config)).asked_otherwise
 

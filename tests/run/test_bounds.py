@@ -14,7 +14,7 @@ import pytest
 from olive_ext.config import Bound, EvaluationSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric
-from olive_ext.report.comparison import Certainty, Comparison
+from olive_ext.report.comparison import ClaimResult, Comparison
 from olive_ext.report.metrics import comparison_metrics, matching
 from olive_ext.run.bounds import broken_bounds, check_names, refuse_names
 from tests.backends.local_tasks import write_tasks
@@ -118,7 +118,7 @@ def test_open_claim_meets_no_bound_on_its_only_task(tasks: Sequence[str], is_ope
     """Whose numbers are those over all tasks; and bounds on its metric alone."""
     outcomes = tuple(outcome(task, "acc", difference=-0.004) for task in tasks)
     given = ("accuracy_difference", "above", -0.01, 0.95, "open", -0.004, -0.02, 0.01, 6, 6, "a")
-    claim = Certainty(*given, (tasks[-1], "acc", "none"), num_unknown=2)  # type: ignore[arg-type]
+    claim = ClaimResult(*given, (tasks[-1], "acc", "none"), num_unknown=2)  # type: ignore[arg-type]
     metrics = [*comparison_metrics(Comparison({}, (), outcomes, certainty=claim)), *METRICS]
     for asked in {"task": "choice"}, {"metric": "choice/accuracy_difference"}:
         assert bool(broken(metrics, **{"metric": "accuracy_difference", "min": -0.01, **asked})) == is_open

@@ -216,7 +216,7 @@ def test_texts_are_compared_between_the_reports_and_not_with_another_reference(
         return str(folder)
 
     (contrast,) = compare([of_texts("first", 1.0), of_texts("second", change)]).contrasts
-    judged = verdict(contrast.judged)
+    judged = verdict(contrast.for_verdict)
     assert contrast.comparison.divergences
     (text,) = contrast.comparison.texts
     assert (text.num_documents, text.perplexity_ratio) == (20, pytest.approx(change))

@@ -35,9 +35,9 @@ from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.package_config import is_same_path
 from olive_ext.model.providers.table import CPU
 from olive_ext.report import Report
-from olive_ext.report.comparison import Certainty, Comparison
+from olive_ext.report.comparison import ClaimResult, Comparison
 from olive_ext.report.numbers import nats
-from olive_ext.report.place import FirstPosition, Place
+from olive_ext.report.place import FirstPosition, PlaceFinding
 from olive_ext.report.stages import Stage, StageName
 from olive_ext.report.verdict import verdict
 from olive_ext.run.costs import asked_tasks
@@ -131,7 +131,7 @@ def stage_of(name: StageName, alone: Comparison, whole: Comparison) -> Stage:
     )
 
 
-def _breaks(alone: Comparison, claim: Certainty | None) -> bool:
+def _breaks(alone: Comparison, claim: ClaimResult | None) -> bool:
     """Whether the stage alone loses more of the answers than is claimed of all stages; claims on distributions are held
     against their intervals by the report."""
     outcomes = {(item.task, item.metric, item.filter): item for item in alone.outcomes}
@@ -255,7 +255,9 @@ def recorded_facts(model: ResolvedModel) -> dict[str, str]:
     return {"computed_in": computed_in(model)}
 
 
-def _with_answers(place: Place, comparison: Comparison, observer: Observer, reference: Observer | None) -> Place:
+def _with_answers(
+    place: PlaceFinding, comparison: Comparison, observer: Observer, reference: Observer | None
+) -> PlaceFinding:
     """The finding with what was generated: both places score one text alike, and may write another where decoding steps
     are wrong. Answers that part where both are surer than any rounding are different."""
     if place.kind not in ("same", "kernels"):
@@ -306,8 +308,8 @@ def _version(versions: Any) -> str:
 
 
 def _looked_into(
-    place: Place, first: FirstPosition, places: Places, kept: Kept, target: int, asked: ReferenceConfig | None
-) -> Place:
+    place: PlaceFinding, first: FirstPosition, places: Places, kept: Kept, target: int, asked: ReferenceConfig | None
+) -> PlaceFinding:
     """The finding with the node where the places part, or why it is not known. What noise explains stays green where
     the nodes hold it; where they cannot be run, as far as noise was seen to go."""
     from olive_ext.plugins.diagnose.places.place import HeldError, NotLocatedError

@@ -29,8 +29,8 @@ from olive_ext.errors import (
     special_kind,
 )
 from olive_ext.report import Metric, PackedAnswers, Report, model_name, to_json, write_texts
-from olive_ext.report.changes import changes_of, difference_texts, judged
-from olive_ext.report.comparison import ALL, Certainty, Comparison, Outcome
+from olive_ext.report.changes import changes_of, deciding_changes, difference_texts
+from olive_ext.report.comparison import ALL, ClaimResult, Comparison, Outcome
 from olive_ext.report.metrics import LENGTHS, non_finite_requests, read_metrics
 from olive_ext.report.numbers import joined
 from olive_ext.report.page import TASK_HELPERS, TEMPLATE_DATE
@@ -59,7 +59,7 @@ class Bound:
 CLAIMED: Mapping[str, Decision] = {"kept": "passed", "broken": "loss", "open": "cannot tell"}
 
 
-def of_claim(certainty: Certainty, comparison: Comparison) -> Bound:
+def of_claim(certainty: ClaimResult, comparison: Comparison) -> Bound:
     """The bound of a claim about drawn documents."""
     interval = (
         f"difference {100 * certainty.estimate:+.2f} pt ({100 * certainty.low:+.2f} to {100 * certainty.high:+.2f})"
@@ -72,7 +72,7 @@ def of_claim(certainty: Certainty, comparison: Comparison) -> Bound:
 def bounds_of(comparison: Comparison, found: Verdict) -> list[Bound]:
     """Every outcome with its decision."""
     changes = changes_of(comparison)
-    deciding, bounds = judged(changes), []
+    deciding, bounds = deciding_changes(changes), []
     for change in changes:
         decision: Decision = "passed"
         note = "" if change in deciding else "of first answers: the mean of all decides"

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from olive_ext.backends.word_errors import word_errors
 from olive_ext.errors import ANY_FAILURE, TaskError
 from olive_ext.media.pictures import media_digest
-from olive_ext.report.metrics import LENGTHS, MEANS
+from olive_ext.report.metrics import CUT_OFF, LENGTHS, MEANS
 
 FloatArray = npt.NDArray[np.float64]
 OWN = "olive_ext"
@@ -116,16 +116,16 @@ def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, An
             chosen = _with_word_errors(chosen, functions[WER]) if WER in functions else chosen
             valued = [key for key in metrics if any(is_value(line.get(key)) for line in chosen)]
             answers = {int(line["doc_id"]): _answer(task, line, valued) for line in chosen}
-            if any(LENGTHS[-1] in answer.values for answer in answers.values()):
-                metrics.setdefault(LENGTHS[-1], False)
-                valued += [LENGTHS[-1]] if LENGTHS[-1] not in valued else []
+            if any(CUT_OFF in answer.values for answer in answers.values()):
+                metrics.setdefault(CUT_OFF, False)
+                valued += [CUT_OFF] if CUT_OFF not in valued else []
             text = next((key for key in TEXT_METRICS if any(_of_text(line.get(key)) for line in chosen)), "")
             read.append(Answers(name, filter_name, {key: metrics[key] for key in valued}, answers, text))
     return read
 
 
-def telling_answers(reference: Sequence[Answers]) -> dict[str, tuple[Answers, str]]:
-    """The reference's answers and the metric that speak for each task, by the rule of `report.comparison.telling`."""
+def primary_answers(reference: Sequence[Answers]) -> dict[str, tuple[Answers, str]]:
+    """The reference's answers and primary metric of each task, by the rule of `report.comparison.primary_outcomes`."""
     binary = [(item, name, is_met) for item in reference for name, is_met in item.binary_metrics().items()]
     found: dict[str, tuple[Answers, str]] = {}
     for item, name, _ in sorted(binary, key=lambda each: not each[2]):
@@ -141,7 +141,7 @@ def changed_answers(reference: Sequence[Answers], candidate: Sequence[Answers]) 
 
 
 def _generated(answer: DocumentAnswer) -> tuple[str, float | None] | None:
-    return (answer.generated, answer.values.get(LENGTHS[-1])) if answer.generated else None
+    return (answer.generated, answer.values.get(CUT_OFF)) if answer.generated else None
 
 
 def check_same_questions(reference: Answers, candidate: Answers, *, has_same_prompts: bool = True) -> None:
@@ -209,7 +209,7 @@ def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> DocumentAnswer:
     values = {name: float(line[name]) for name in (*metrics, WORDS) if is_value(line.get(name))}
     values |= next(filter(None, (_of_text(line.get(key)) for key in TEXT_METRICS)), {})
     if (cut_off := share_cut_off(line)) is not None:
-        values.setdefault(LENGTHS[-1], cut_off)
+        values.setdefault(CUT_OFF, cut_off)
     # lm-eval hashes a document with pictures by where these lie in memory.
     has_media = any(len(arguments) > 2 for arguments in line["arguments"])
     document = media_digest([line["doc"]]) if has_media else line["doc_hash"]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from olive_ext.errors import RunError
 from olive_ext.media.pictures import media_digest
-from olive_ext.report.comparison import ALL, Divergence, Reach
+from olive_ext.report.comparison import ALL, Coverage, Divergence
 from olive_ext.session.requests import (
     GenerationOutput,
     Prompt,
@@ -229,12 +229,12 @@ class Observer:
         )
         return output.compared
 
-    def reach(self, context: int | None, vocab_size: int | None) -> Reach | None:
+    def reach(self, context: int | None, vocab_size: int | None) -> Coverage | None:
         """How far into the context and the vocabulary the compared targets reached; None without any."""
         if not self._longest:
             return None
         share = len(self._tokens) / vocab_size if vocab_size and self._tokens else None
-        return Reach(min(self._longest, context or self._longest), context, share)
+        return Coverage(min(self._longest, context or self._longest), context, share)
 
     @property
     def tasks(self) -> tuple[str, ...]:

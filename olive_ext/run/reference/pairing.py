@@ -15,8 +15,8 @@ import numpy.typing as npt
 from olive_ext.errors import ANY_FAILURE, first_line
 from olive_ext.media.pictures import thumbnail
 from olive_ext.report.changes import LEVEL
-from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Flip, Outcome, TextChange, telling
-from olive_ext.report.metrics import LENGTHS
+from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Flip, Outcome, TextChange, primary_outcomes
+from olive_ext.report.metrics import GENERATED_TOKENS, LENGTHS
 from olive_ext.run.reference.answers import (
     NATS,
     UNITS,
@@ -24,9 +24,9 @@ from olive_ext.run.reference.answers import (
     WORDS,
     Answers,
     check_same_questions,
+    primary_answers,
     question_of,
     target_of,
-    telling_answers,
 )
 from olive_ext.run.reference.observer import Weights
 from olive_ext.stats.distances import degrees_of_freedom, perplexity_ratio
@@ -81,7 +81,7 @@ def compare_answers(
     has_same_prompts: bool = True,
 ) -> tuple[tuple[Outcome, ...], tuple[Flip, ...], tuple[Outcome, ...]]:
     """Outcomes of each task, metric and filter, the one over all tasks where there are several, the flips of each
-    task's metric that speaks for it (`telling`), and the outcomes of answers' lengths, apart. `samples` are the
+    task's primary metric (`primary_outcomes`), and the outcomes of answers' lengths, apart. `samples` are the
     candidate's, which give flips their texts, `tasks` lm-eval's objects by name, `matters` the points that matter.
     Where the candidate answered drawn documents alone, `weights` say how many documents each one stands for. Raises
     `TaskError` where the prompts of the two runs differ but for those that `has_same_prompts` allows. Of answers that
@@ -91,7 +91,7 @@ def compare_answers(
     prompts = {"is_sample": weights is not None, "has_same_prompts": has_same_prompts}
     every = list(_pairs(reference, candidate, matters, **prompts))
     pairs = [pair for pair in every if pair.metric not in LENGTHS]
-    thinking = {pair.candidate.task for pair in every if pair.metric == LENGTHS[0]}
+    thinking = {pair.candidate.task for pair in every if pair.metric == GENERATED_TOKENS}
     measured: dict[tuple[str, str], Outcome] = {}
     for pair in every:
         if pair.metric in LENGTHS and (pair.candidate.task, pair.metric) not in measured:
@@ -103,10 +103,10 @@ def compare_answers(
         or (item.mcnemar_p < LEVEL if item.num_population is None else not item.low <= 0 <= item.high)
     ]
     outcomes = [pair.outcome(weights) for pair in pairs]
-    spoken = telling(outcomes).values()
+    spoken = primary_outcomes(outcomes).values()
     firsts = {item.task: pair for pair, item in zip(pairs, outcomes, strict=True) if item in spoken}
     asked = {item.task for item in (reference if weights is None else candidate)}
-    undrawn = [item.right(name) for task, (item, name) in telling_answers(reference).items() if task not in asked]
+    undrawn = [item.right(name) for task, (item, name) in primary_answers(reference).items() if task not in asked]
     if firsts and len(firsts) + len(undrawn) > 1:
         outcomes.append(_over_all(list(firsts.values()), undrawn, weights))
     flips = [flip for pair in firsts.values() for flip in _flips(pair, samples.get(pair.candidate.task, ()), tasks)]

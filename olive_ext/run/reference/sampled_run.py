@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from olive_ext.config import Certain, EvaluationConfig
 from olive_ext.errors import RunError, TaskError, UnfitTaskError
-from olive_ext.report.comparison import ACCURACY, ALL, Certainty
-from olive_ext.run.reference.answers import Answers, check_same_questions, read_answers, telling_answers
+from olive_ext.report.comparison import ACCURACY, ALL, ClaimResult
+from olive_ext.run.reference.answers import Answers, check_same_questions, primary_answers, read_answers
 from olive_ext.run.reference.observer import Generated, Observer, Weights, score_generated
 from olive_ext.stats.sampling_design import Population, difference_population, mean_population
 from olive_ext.stats.stopping import Claim, Sampler
@@ -96,7 +96,7 @@ def question_of(
 
 def _accuracy(certain: Certain, answers: Sequence[Answers]) -> Question:
     """The difference of the shares of right answers: of each task by the metric that speaks for it."""
-    firsts = telling_answers(answers)
+    firsts = primary_answers(answers)
     if without := [item.task for item in answers if item.task not in firsts]:
         problem = f"task '{without[0]}' has no right answers: give 'certain.metric' = 'kl_mean'"
         raise TaskError(problem, "documents", "enough")
@@ -220,7 +220,7 @@ class Drawn:
     """The documents that were drawn, and what they make certain."""
 
     weights: Weights
-    certainty: Certainty
+    certainty: ClaimResult
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ class SampledRun:
             facts |= {"estimate": 1 - decision.estimate, "low": 1 - decision.high, "high": 1 - decision.low}
         facts |= {"outcome": self.question.outcome, "cut": cut}
         facts["beyond_cut"] = 0.0 if cut is None or observer is None else observer.beyond(cut, weights)
-        return Drawn(weights, Certainty(**facts, sample=hashlib.sha256(numbers.encode()).hexdigest()[:16]))
+        return Drawn(weights, ClaimResult(**facts, sample=hashlib.sha256(numbers.encode()).hexdigest()[:16]))
 
 
 def lost_documents(lm: Any) -> set[Document]:

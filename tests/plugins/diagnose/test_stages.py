@@ -24,7 +24,7 @@ from olive_ext.model.providers.devices import Provider
 from olive_ext.plugins.diagnose import conversion, findings
 from olive_ext.plugins.diagnose.findings import refuse_stages, stage_of, with_stages
 from olive_ext.report import Report, from_json, numbers
-from olive_ext.report.comparison import Certainty, Comparison, Spread
+from olive_ext.report.comparison import ClaimResult, Comparison, Spread
 from olive_ext.report.stages import Stage, stage_sentences
 from olive_ext.report.verdict import verdict
 from olive_ext.run import evaluate
@@ -192,7 +192,7 @@ def test_drawn_documents_are_those_of_every_stage(tmp_path: Path, mode: str) -> 
 
 def test_stage_that_loses_more_answers_than_is_claimed_is_a_loss_alone() -> None:
     own = ("choice", "acc", "none")
-    claim = Certainty("accuracy_difference", "above", -0.01, 0.95, "kept", 0, -0.01, 0.01, 40, 400, "", own)
+    claim = ClaimResult("accuracy_difference", "above", -0.01, 0.95, "kept", 0, -0.01, 0.01, 40, 400, "", own)
     whole = Comparison({}, certainty=claim)
     for difference, is_loss in (-0.02, True), (-0.005, False):
         answers = outcome(difference=difference, low=-0.05, high=0.02, mcnemar_p=0.5)
@@ -386,7 +386,7 @@ def test_one_stage_is_not_told_apart_from_anything() -> None:
 def test_claim_that_one_stage_breaks_alone_makes_it_no_innocent() -> None:
     stages = (Stage("conversion", 0.8, 0.1, 0.5), Stage("quantization", 0.004, 1e-5, 0.99))
     for bound, text in (0.1, "quantization did not"), (0.003, "both stages lost"):
-        claim = Certainty("kl_mean", "below", bound, 0.95, "broken", 0.8, bound, 1.0, 40, 400, "")
+        claim = ClaimResult("kl_mean", "below", bound, 0.95, "broken", 0.8, bound, 1.0, 40, 400, "")
         judged = verdict(Comparison({}, (divergence(),), (outcome(**SAFE),), certainty=claim, stages=stages))
         assert any(text in line for line in judged.evidence)
 
@@ -417,7 +417,7 @@ def test_innocent_stage_never_breaks_the_verdict_alone(
     parts = {"the conversion": conversion, "quantization": quantization, "the provider": provider}
     claim = None
     if bound is not None:
-        claim = Certainty("kl_mean", "below", bound, 0.95, "broken", bound, bound, bound, 40, 400, "")
+        claim = ClaimResult("kl_mean", "below", bound, 0.95, "broken", bound, bound, bound, 40, 400, "")
     stages = (
         stage_of("conversion", conversion, conversion),
         stage_of("quantization", quantization, quantization),

@@ -48,7 +48,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.plugins.diagnose.remedy.documents import asked
 from olive_ext.python_processes import usable_processors
 from olive_ext.report.numbers import nats
-from olive_ext.report.place import FirstPosition, Noise, Place, PlaceKind
+from olive_ext.report.place import FirstPosition, Noise, PlaceFinding, PlaceKind
 from olive_ext.session.opening import open_model
 from olive_ext.session.requests import RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 
@@ -375,14 +375,14 @@ class _Run:
 
 def located(
     places: Places, sample: Sample, everywhere: FloatArray, tokens_fed: int
-) -> tuple[Place, tuple[Kept, int] | None]:
+) -> tuple[PlaceFinding, tuple[Kept, int] | None]:
     """The finding, and the request and target where the places part for the first time, or where they are farthest
     apart if noise explains it, and it is not harmless. `everywhere` [N]: distances in nats at all positions;
     `tokens_fed` to one of the models."""
     models = (model for model in (places.model, places.reference) if model is not None)
     unit = coarser(*map(computed_in, models), places.recorded_in)
     size = _size(everywhere) if len(everywhere) else (0.0, 0.0)
-    found = Place("cannot_tell", *places.names, unit, *size, len(everywhere))
+    found = PlaceFinding("cannot_tell", *places.names, unit, *size, len(everywhere))
     if not len(everywhere):
         return replace(found, reason="no log-probability was compared"), None
     if not np.isfinite(everywhere).all():

@@ -17,7 +17,7 @@ from olive_ext.cli import main
 from olive_ext.config import EvaluationConfig
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.engine.step import Step, StepOutput
-from olive_ext.report.place import Place
+from olive_ext.report.place import PlaceFinding
 from olive_ext.run.recording import record
 from tests.exports.cache import once
 from tests.exports.edited import changed, edited
@@ -48,7 +48,7 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faulty:
     return make
 
 
-def place_of(model: Path) -> Place:
+def place_of(model: Path) -> PlaceFinding:
     """Beside the float model, as the same one."""
     return place_against({"path": str(exported()), "is_same_model": True}, model)
 
@@ -122,9 +122,9 @@ def dynamic() -> Path:
     return once("quickstart-dynamic", [exported().name], build)
 
 
-def place_against(reference: Any, model: Path, **settings: Any) -> Place:
+def place_against(reference: Any, model: Path, **settings: Any) -> PlaceFinding:
     found = compared(reference, model, **settings).comparison.place
-    assert isinstance(found, Place)
+    assert isinstance(found, PlaceFinding)
     return found
 
 
