@@ -38,6 +38,7 @@ from olive_ext.backends.task_files import (
 )
 from olive_ext.errors import TaskError, named_failures
 from olive_ext.model.files.hub import asked_where_it_answers
+from olive_ext.report.metrics import LENGTHS
 
 Declared = dict[str, Collection[str] | None]
 """Task to its metrics, each as "metric" and, for each of its filters, as "metric,filter"."""
@@ -226,21 +227,21 @@ def declared_metrics(
 
 def loaded_metrics(loaded: LoadedTasks) -> Declared:
     """The metrics of loaded tasks, and of the groups that aggregate any."""
-    tasks = {
-        name: _with_filters([*task.aggregation(), *pass_names(task)], _filters(task))
-        for name, task in loaded.tasks.items()
-    }
+    tasks = {name: _of_task(task) for name, task in loaded.tasks.items()}
     groups = {}
     for name, group in loaded.groups.items():  # a metric without filters is aggregated for all filters of the tasks
-        of_tasks = {own for task in group.get_all_tasks() for own in _filters(task)}
+        of_tasks = frozenset[str]().union(*map(_of_task, group.get_all_tasks()))
         listed = group.aggregate_metric_list or ()
-        groups[name] = {one for item in listed for one in _with_filters([item.metric], item.filter_list or of_tasks)}
+        every = {item.metric for item in listed if not item.filter_list}
+        named = (_with_filters([item.metric], item.filter_list) for item in listed if item.filter_list)
+        groups[name] = {full for full in of_tasks if full.partition(",")[0] in every}.union(*named)
     return {**tasks, **{name: frozenset(metrics) for name, metrics in groups.items() if metrics}}
 
 
-def _filters(task: Any) -> list[str]:
-    """The filters of a task; a task that is a Python class has no configuration to read them from."""
-    return _filter_names(getattr(task.config, "filter_list", None))
+def _of_task(task: Any) -> frozenset[str]:
+    """The metrics of a task; one that is a Python class has no configuration to read its filters from."""
+    filters = _filter_names(getattr(task.config, "filter_list", None))
+    return _with_filters([*task.aggregation(), *pass_names(task)], filters)
 
 
 def config_of(spec: Spec, index: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -275,6 +276,7 @@ def _filter_names(filter_list: Any) -> list[str]:
     return [str(entry["name"]) for entry in filter_list or ()] or ["none"]
 
 
-def _with_filters(names: Iterable[str], filters: Iterable[str]) -> frozenset[str]:
-    filters = list(filters)
-    return frozenset(full for name in names for full in (name, *(f"{name},{own}" for own in filters)))
+def _with_filters(names: Iterable[str], filters: Sequence[str]) -> frozenset[str]:
+    """Each name alone and with each filter; lengths of answers are measured once, with the first."""
+    pairs = ((name, filters[: 1 if name in LENGTHS else None]) for name in names)
+    return frozenset(full for name, own in pairs for full in (name, *(f"{name},{each}" for each in own)))

@@ -33,6 +33,15 @@ def test_each_filter_has_the_metric_once(folder: str) -> None:
     assert found == {"tiny_generate": {"exact_match", "exact_match,strict", "exact_match,loose"}}
 
 
+def test_lengths_of_answers_have_the_first_filter_alone(folder: str) -> None:
+    loaded = load_tasks(["tiny_generate"], folder, thinks=True)
+    for found in (declared_metrics(["tiny_generate"], folder, thinks=True), loaded_metrics(loaded)):
+        assert found is not None
+        assert {name for name in found["tiny_generate"] or () if name.partition(",")[0] == "cut_off"} == {
+            *("cut_off", "cut_off,strict")
+        }
+
+
 def test_loaded_tasks_and_groups_say_the_same_as_their_files(folder: str) -> None:
     found = loaded_metrics(load_tasks(["tiny_group", "tiny_generate"], folder))
     leaves = ["tiny_choice", "tiny_rolling", "tiny_generate"]
