@@ -5,7 +5,7 @@ model and no framework.
 """
 
 from olive_ext.config.base import Strict, accepts
-from olive_ext.config.certain import Bound, Certain, LossBound
+from olive_ext.config.certain import Bound, ClaimConfig, LossBound
 from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings, EvaluatorSettings
 from olive_ext.config.execution import EngineConfig, ExecutionSettings
 from olive_ext.config.model import ModelConfig, ModelSettings, OpenSettings
@@ -41,7 +41,7 @@ __all__ = [
     "SAME_MODEL",
     "SCHEMA_KINDS",
     "Bound",
-    "Certain",
+    "ClaimConfig",
     "EngineConfig",
     "EvaluationConfig",
     "EvaluationSettings",

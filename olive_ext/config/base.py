@@ -78,7 +78,7 @@ def installed_runtime(name: str) -> str:
 InstalledRuntime = Annotated[
     str, Field(description="the name of a plug-in's runtime"), AfterValidator(installed_runtime)
 ]
-Place = Annotated[str, BeforeValidator(possible_path)]
+PathText = Annotated[str, BeforeValidator(possible_path)]
 Word = Annotated[str, BeforeValidator(word)]
 Auto = Annotated[Literal["auto"], BeforeValidator(word)]
 Int = Annotated[int, BeforeValidator(not_bool)]

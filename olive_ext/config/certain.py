@@ -23,7 +23,7 @@ Distance = Annotated[float, BeforeValidator(not_bool), Field(gt=0, allow_inf_nan
 Confidence = Annotated[float, BeforeValidator(not_bool), Field(ge=0.5, lt=1)]
 
 
-class Certain(Strict):
+class ClaimConfig(Strict):
     """A bound of a metric over all documents of all tasks; give one of `within`, `above` and `below`."""
 
     metric: Annotated[CertainMetric, BeforeValidator(word)] = "accuracy_difference"
@@ -130,7 +130,7 @@ WrittenBound = Annotated[
 ]
 
 
-def implied(bounds: Iterable[Bound]) -> Certain | None:
+def implied_claim(bounds: Iterable[Bound]) -> ClaimConfig | None:
     """The claim that decides the only bound over all tasks on a metric that can be certain; None where there is none.
 
     Raises `ValueError` where several could be meant, or one has both ends.
@@ -140,4 +140,4 @@ def implied(bounds: Iterable[Bound]) -> Certain | None:
         raise ContradictionError("'enough' decides one bound of 'require': name it in 'certain'", "documents")
     if not candidates:
         return None
-    return Certain.parse({"metric": candidates[0].metric, "above": candidates[0].min, "below": candidates[0].max})
+    return ClaimConfig.parse({"metric": candidates[0].metric, "above": candidates[0].min, "below": candidates[0].max})

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from olive_ext.config.base import Auto, Place, PositiveInt, Strict, word
+from olive_ext.config.base import Auto, PathText, PositiveInt, Strict, word
 
 Pooling = Literal["mean", "cls", "last"]
 
@@ -24,7 +24,7 @@ class EmbeddingSettings(Strict):
     eval_subsets: list[str] | None = None
     """Subsets of the tasks (languages, mostly) that are evaluated; None takes all."""
 
-    output_folder: Place | None = None
+    output_folder: PathText | None = None
     """Folder for mteb's own results, one JSON file for each task. None writes none."""
 
     model_class: Annotated[Literal["ort", "ortgenai"] | None, BeforeValidator(word)] = None

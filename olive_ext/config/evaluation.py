@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
-from olive_ext.config.base import NonNegativeInt, Place, Repeats, Strict, Word, not_bool, word
-from olive_ext.config.certain import Bound, Certain, LossBound, WrittenBound, implied
+from olive_ext.config.base import NonNegativeInt, PathText, Repeats, Strict, Word, not_bool, word
+from olive_ext.config.certain import Bound, ClaimConfig, LossBound, WrittenBound, implied_claim
 from olive_ext.config.execution import ExecutionSettings
 from olive_ext.config.model import ModelSettings
 from olive_ext.config.work import ModelWork, PassSettings, Reference, ReferenceConfig
@@ -24,7 +24,7 @@ from olive_ext.errors import ContradictionError, MissingError
 Points = Annotated[float, Field(gt=0, lt=100), BeforeValidator(not_bool)]
 
 
-class ComparedSettings(Strict):
+class ComparisonSettings(Strict):
     """What the evaluators share: a reference to compare with, and where answers and reports are kept."""
 
     reference: Reference | None = None
@@ -46,7 +46,7 @@ class ComparedSettings(Strict):
     An evaluator of a workflow judges output models, and the input model if there are no passes. In a search a candidate
     that breaks a bound is out."""
 
-    use_cache: Place | None = None
+    use_cache: PathText | None = None
     """Path stem of the journal, which keeps every answer so that an interrupted run resumes. Its file belongs to the
     model's content and to the settings that decide an answer. None takes `journal/answers` in `output_dir`, where that
     is given."""
@@ -55,7 +55,7 @@ class ComparedSettings(Strict):
     """Whether answers that are in the journal are taken from it; with false they are computed anew. None takes them,
     except where speed or memory is measured (`tokens_per_second`, `peak_memory`, rtfx)."""
 
-    output_dir: Place | None = None
+    output_dir: PathText | None = None
     """Folder for report.json, report.md, report.html and eval_results.yaml. None writes none."""
 
     @model_validator(mode="before")
@@ -86,7 +86,7 @@ class ComparedSettings(Strict):
         return self.use_cache
 
 
-class EvaluationSettings(ComparedSettings, PassSettings):
+class EvaluationSettings(ComparisonSettings, PassSettings):
     """Keys of the evaluator `OrtLMEvaluator` and of the pass `OrtLMEvaluation`. Those of Olive's LMEvaluator keep
     their names and meanings."""
 
@@ -99,7 +99,7 @@ class EvaluationSettings(ComparedSettings, PassSettings):
     """"enough" stops as soon as `certain` is decided: the reference answers all documents, the candidate only those
     that are drawn by how sure the reference is. Needs `reference`."""
 
-    certain: Certain | None = None
+    certain: ClaimConfig | None = None
     """The claim that "enough" makes certain. None takes the bound in `require` on `accuracy_difference`, `kl_mean`
     or `top1_agreement`; without one, that accuracy falls by less than `matters`."""
 
@@ -120,7 +120,7 @@ class EvaluationSettings(ComparedSettings, PassSettings):
     sample_log_num: NonNegativeInt = 0
     """Documents of each task whose questions and answers are logged as JSON lines."""
 
-    sample_log_dir: Place | None = None
+    sample_log_dir: PathText | None = None
     """Folder of those logs; by default `output_dir`."""
 
     on_error: Annotated[Literal["stop", "report"], BeforeValidator(word)] = "stop"
@@ -149,9 +149,9 @@ class EvaluationSettings(ComparedSettings, PassSettings):
         return self.model_args.get("think_end_token") is not None
 
     @property
-    def claim(self) -> Certain:
+    def claim(self) -> ClaimConfig:
         """What "enough" makes certain."""
-        return self.certain or implied(self.bounds) or Certain(within=self.matters / 100)
+        return self.certain or implied_claim(self.bounds) or ClaimConfig(within=self.matters / 100)
 
 
 class EvaluationConfig(ModelWork, EvaluationSettings):
@@ -183,10 +183,10 @@ class EvaluationConfig(ModelWork, EvaluationSettings):
         return {"model": self.reference.path, **{name: getattr(self.reference, name) for name in names}}
 
 
-class EvaluatorSettings(ComparedSettings, ExecutionSettings):
+class EvaluatorSettings(ComparisonSettings, ExecutionSettings):
     """The keys of a plug-in's evaluator, beside Olive's `metrics`, that are common to all."""
 
     def as_evaluation(self) -> EvaluationSettings:
         """The same models opened for an evaluation that runs no task."""
-        names = self.model_fields_set & {*ExecutionSettings.model_fields, *ComparedSettings.model_fields}
+        names = self.model_fields_set & {*ExecutionSettings.model_fields, *ComparisonSettings.model_fields}
         return EvaluationSettings(tasks=["size_on_disk"], **{name: getattr(self, name) for name in names})

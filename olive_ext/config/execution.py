@@ -14,7 +14,7 @@ from olive_ext.config.base import (
     Auto,
     InstalledRuntime,
     NonNegativeInt,
-    Place,
+    PathText,
     PositiveInt,
     Slots,
     Strict,
@@ -94,7 +94,7 @@ class EngineConfig(Strict):
     second graph on the device; only KV caches that drop old positions (sliding_window_cache) are given their full
     length, and a total length that is the first row's becomes that of all rows, in both."""
 
-    adapters: list[Place] = Field(default_factory=list)
+    adapters: list[PathText] = Field(default_factory=list)
     """LoRA adapters (.onnx_adapter files) for a graph that takes their weights as inputs, all of them active on every
     run. The one setting here that changes the numbers."""
 
@@ -111,7 +111,7 @@ class EngineConfig(Strict):
     rows), and otherwise 1, 2, 4, ... items of one shape. "auto" is 2048 on a device; on the CPU, and if `deterministic`
     is true, it encodes items one by one."""
 
-    compiled_dir: Place | Literal[False] | None = None
+    compiled_dir: PathText | Literal[False] | None = None
     """Folder of what execution providers compile (TensorRT's engines, EP context), kept by the graph's content, the
     provider with its options and version, and the device, so that a second run compiles nothing. None takes
     `olive_ext/compiled` in the user's cache folder ($XDG_CACHE_HOME, ~/.cache); false keeps nothing. Beyond 50 GB
@@ -204,7 +204,7 @@ class ExecutionSettings(Strict):
     max_length: PositiveInt | None = None
     """Longest context in tokens. None takes the model's own."""
 
-    tokenizer: Place | None = None
+    tokenizer: PathText | None = None
     """Folder or hub name of the tokenizer; by default the one beside the model, or up to three folders above."""
 
     execution_provider: ProviderRequest | None = None

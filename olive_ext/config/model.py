@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from typing_extensions import Self
 
-from olive_ext.config.base import NonNegativeInt, Place, PositiveInt, Strict, Word, word
+from olive_ext.config.base import NonNegativeInt, PathText, PositiveInt, Strict, Word, word
 from olive_ext.config.execution import ExecutionSettings
 from olive_ext.errors import MissingError
 
@@ -30,7 +30,7 @@ class ModelPath(Strict):
 
     other_words: ClassVar[Mapping[str, str]] = {"model": "path", "model_path": "path"}
 
-    path: Place
+    path: PathText
     """An .onnx file, a folder with one, a folder with genai_config.json, a model package of ONNX Runtime, Olive's
     output folder, or a Hugging Face model (folder or hub name)."""
 
@@ -118,7 +118,7 @@ class ModelSettings(OpenSettings):
         engine = {"num_threads": self.engine.num_threads, "chunk_size": self.engine.chunk_size}
         return self._with({**taken, "engine": engine}, named)
 
-    def elsewhere(self, named: Mapping[str, Any]) -> Self:
+    def in_other_place(self, named: Mapping[str, Any]) -> Self:
         """The settings of this model in another place: these, with those that are `named` in their stead. Provider
         options go with their provider, and both with another variant. Raises `ConfigError`."""
         own = self.model_dump(exclude_unset=True)

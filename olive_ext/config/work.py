@@ -17,7 +17,7 @@ from typing_extensions import Self
 from olive_ext.config.base import (
     UNCLEAR_PATH,
     NonNegativeInt,
-    Place,
+    PathText,
     PositiveInt,
     Seed,
     Strict,
@@ -77,7 +77,7 @@ def _float_word(value: Any) -> Any:
 class ReferenceConfig(ModelConfig):
     """The reference model and how it is run. A text alone is its `path`."""
 
-    path: Annotated[Place, BeforeValidator(_model_word)]
+    path: Annotated[PathText, BeforeValidator(_model_word)]
     """As `model.path`: an ONNX model, a package, a Hugging Face model; a file NAME.records that `olive-ext record`
     wrote of one, here or elsewhere; "same_model": the evaluated model itself, in the place that the other keys name; or
     "input_model" in an Olive recipe: the model the workflow started from."""
@@ -97,7 +97,7 @@ class ReferenceConfig(ModelConfig):
     device: Word | None = None
     """Torch device of a Hugging Face reference. None takes the evaluated model's."""
 
-    repro: Place | None = None
+    repro: PathText | None = None
     """Folder for a minimal graph and its inputs, which show in plain ONNX Runtime where two places differ. Written
     where they do; None writes none."""
 
@@ -120,7 +120,7 @@ class ReferenceConfig(ModelConfig):
     beyond each window of up to 1024 in its configuration. What cannot be exported runs on transformers. "never" always
     runs it there. A Hugging Face model as the evaluated one goes the same way."""
 
-    records_dir: Place | None = None
+    records_dir: PathText | None = None
     """Folder of the records. None takes `olive_ext/records` in the user's cache folder ($XDG_CACHE_HOME, ~/.cache)."""
 
     top: PositiveInt | None = None
@@ -131,7 +131,7 @@ class ReferenceConfig(ModelConfig):
     """Recorded: tokens drawn from the rest of a position's distribution, from which the rest of the divergence is
     estimated. None takes as many as `top`."""
 
-    float_model: Annotated[Place, BeforeValidator(_float_word)] | None = None
+    float_model: Annotated[PathText, BeforeValidator(_float_word)] | None = None
     """The float ONNX model between a Hugging Face reference and the evaluated model, a quantized form of it. In an
     Olive recipe also "input_model", or "auto": the last float ONNX model among those that the evaluated one was made
     from. "export" has onnxruntime-genai's builder make one in fp32, once, into the user's cache. The report then says
@@ -143,7 +143,7 @@ class ReferenceConfig(ModelConfig):
     takes an evaluation of each; the other stages are then measured on the CPU. None does so where there is a
     `float_model` and the provider is not the CPU; true needs one, or an ONNX model as the reference."""
 
-    tokenizer: Place | None = None
+    tokenizer: PathText | None = None
     """As the evaluated model's: a folder or a name on the hub. None takes the one beside the reference."""
 
     @model_validator(mode="after")
@@ -189,10 +189,10 @@ Reference = Annotated[
 """A reference as recipes write it: a path, or the mapping."""
 
 
-class WorkSettings(Strict):
+class TaskSettings(Strict):
     """Which documents are asked, and how. Keys of Olive's LMEvaluator keep their names and meanings."""
 
-    include_path: Place | list[Place] | None = None
+    include_path: PathText | list[PathText] | None = None
     """Folders with your own task YAML files."""
 
     limit: Limit | None = None
@@ -232,7 +232,7 @@ class WorkSettings(Strict):
         return self
 
 
-class PassSettings(WorkSettings, ExecutionSettings):
+class PassSettings(TaskSettings, ExecutionSettings):
     """What all passes have that ask a model."""
 
     if TYPE_CHECKING:  # declared, with their places among the others, by each

@@ -103,7 +103,7 @@ class Models:
         """The reference as it was given, which is no file of records."""
         patch, reference = self.config.reference_patch(), self.config.reference
         if reference is not None and reference.is_same:
-            other = resolve(self.given.settings.elsewhere(patch), key="reference")
+            other = resolve(self.given.settings.in_other_place(patch), key="reference")
             if other.place == self.given.place:
                 what = "name what is another there (execution_provider, provider_options, variant, engine, dtype)"
                 raise ContradictionError(f"both places are the same one: {what}", "reference", reference.path)

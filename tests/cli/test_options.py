@@ -8,7 +8,7 @@ import pytest
 
 from olive_ext.cli.options import OPTIONS, advised, in_options, written_values
 from olive_ext.cli.parser import build_parser
-from olive_ext.config import Certain, EvaluationConfig
+from olive_ext.config import ClaimConfig, EvaluationConfig
 from olive_ext.errors import ConfigError, ModelError, OliveExtError
 
 
@@ -109,7 +109,7 @@ def test_advice_names_options_and_leaves_what_is_no_key() -> None:
 def test_claim_is_a_list_of_its_keys() -> None:
     values = written("--documents", "enough", "--certain", "metric=kl_mean,below=0.05", "--reference", "float")
     config = EvaluationConfig.parse({**values, "tasks": ["a"]})
-    assert config.claim == Certain(metric="kl_mean", below=0.05)
+    assert config.claim == ClaimConfig(metric="kl_mean", below=0.05)
 
 
 @pytest.mark.parametrize(

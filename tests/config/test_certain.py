@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from olive_ext.config import Certain, EvaluationConfig, EvaluationSettings
+from olive_ext.config import ClaimConfig, EvaluationConfig, EvaluationSettings
 
 
 def config(**values: Any) -> EvaluationConfig:
@@ -27,14 +27,14 @@ def config(**values: Any) -> EvaluationConfig:
     ],
 )
 def test_claim_has_a_side_and_a_distance(given: dict[str, Any], side: str, bound: float, distance: float) -> None:
-    claim = Certain.parse(given)
+    claim = ClaimConfig.parse(given)
     assert claim.side == side
     assert (claim.bound, claim.distance) == pytest.approx((bound, distance))
 
 
 def test_claim_without_words_is_the_loss_that_matters() -> None:
-    assert config().claim == Certain(within=0.01)
-    assert config(matters=2.5).claim == Certain(within=0.025)
+    assert config().claim == ClaimConfig(within=0.01)
+    assert config(matters=2.5).claim == ClaimConfig(within=0.025)
 
 
 def settings(*bounds: Any, **values: Any) -> EvaluationSettings:
@@ -44,11 +44,11 @@ def settings(*bounds: Any, **values: Any) -> EvaluationSettings:
 
 def test_claim_is_taken_from_the_bound_that_it_decides() -> None:
     size = {"metric": "size_on_disk", "max": 1e9}
-    assert settings(size, {"metric": "kl_mean", "max": 0.05}).claim == Certain(metric="kl_mean", below=0.05)
-    assert settings({"metric": "accuracy_difference", "min": -0.02, "task": "all"}).claim == Certain(above=-0.02)
-    assert settings(size).claim == Certain(within=0.01)
+    assert settings(size, {"metric": "kl_mean", "max": 0.05}).claim == ClaimConfig(metric="kl_mean", below=0.05)
+    assert settings({"metric": "accuracy_difference", "min": -0.02, "task": "all"}).claim == ClaimConfig(above=-0.02)
+    assert settings(size).claim == ClaimConfig(within=0.01)
     given = settings({"metric": "kl_mean", "max": 0.05}, certain={"within": 0.03})
-    assert given.claim == Certain(within=0.03)
+    assert given.claim == ClaimConfig(within=0.03)
 
 
 def test_bound_as_text_and_a_loss_in_points_are_bounds() -> None:
@@ -61,4 +61,4 @@ def test_bound_as_text_and_a_loss_in_points_are_bounds() -> None:
     ]
     assert (made.matters, EvaluationSettings.parse({**given, "fail_on_loss": 2, "matters": 3}).matters) == (2, 3)
     assert EvaluationSettings.parse(made.model_dump(exclude_unset=True)) == made
-    assert config(fail_on_loss=2).claim == Certain(above=-0.02)
+    assert config(fail_on_loss=2).claim == ClaimConfig(above=-0.02)

@@ -539,7 +539,7 @@ def test_another_provider_is_another_variant_and_another_variant_another_provide
     model = resolve(ModelSettings.of({"model": root, "execution_provider": "cpu"}))
     assert model.files.directory.name == "cpu"
     assert model.patched({"execution_provider": "cuda"}).files.directory.name == "gpu"
-    there = model.settings.elsewhere({"variant": "gpu"})
+    there = model.settings.in_other_place({"variant": "gpu"})
     assert (there.variant, there.execution_provider) == ("gpu", None)
     assert resolve(there).files.directory.name == "gpu"
 

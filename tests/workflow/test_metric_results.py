@@ -9,7 +9,7 @@ import pytest
 from olive.evaluator.metric import Metric as DeclaredMetric
 from olive.evaluator.metric_result import MetricResult, joint_metric_key
 
-from olive_ext.config import Bound, Certain, EvaluationConfig, EvaluationSettings
+from olive_ext.config import Bound, ClaimConfig, EvaluationConfig, EvaluationSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report
 from olive_ext.report.comparison import ALL
@@ -150,7 +150,7 @@ def test_claim_of_a_recipe_is_handed_on_and_is_a_part_of_the_key_of_olives_cache
         return {"tasks": ["a"], "reference": "float", "documents": "enough", "require": [BOUND], **values}
 
     given = written(EvaluationSettings.parse(enough()))
-    assert EvaluationConfig.parse({**given, "model": {"path": "m"}}).claim == Certain(above=-0.02)
+    assert EvaluationConfig.parse({**given, "model": {"path": "m"}}).claim == ClaimConfig(above=-0.02)
     assert "require" in deciding(enough())
     assert "require" not in deciding(enough(documents="all"))
     assert deciding(enough()) != deciding(enough(require=[{**BOUND, "min": -0.01}]))

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from olive_ext.cli.options import Option, add_options, written_values
-from olive_ext.config.base import Auto, NonNegativeInt, Place, PositiveInt, Strict, Word
+from olive_ext.config.base import Auto, NonNegativeInt, PathText, PositiveInt, Strict, Word
 from olive_ext.config.execution import EngineConfig, ProviderOptions
 from olive_ext.config.work import Limit
 
@@ -30,7 +30,7 @@ class BenchConfig(Strict):
     tasks: Annotated[list[Word], Field(min_length=1)]
     """lm-eval tasks: registered names, or paths of task YAML files."""
 
-    include_path: Place | list[Place] | None = None
+    include_path: PathText | list[PathText] | None = None
     """Folders with your own task YAML files."""
 
     limit: Limit | None = None
@@ -102,7 +102,7 @@ class BenchConfig(Strict):
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """Settings of our backend."""
 
-    output_dir: Place
+    output_dir: PathText
     """Folder for bench.json, bench.md, bench.png and the processes' logs."""
 
     @model_validator(mode="after")

@@ -10,10 +10,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
-from olive_ext.config.base import Place, PositiveInt, Strict, Word, not_bool, word
+from olive_ext.config.base import PathText, PositiveInt, Strict, Word, not_bool, word
 from olive_ext.config.certain import WrittenBound
 from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings
-from olive_ext.config.work import ModelWork, PassSettings, Reference, WorkSettings
+from olive_ext.config.work import ModelWork, PassSettings, Reference, TaskSettings
 from olive_ext.errors import ContradictionError
 
 
@@ -36,7 +36,7 @@ class LocationSettings(PassSettings):
     resume: bool = True
     """Whether measurements that are in the journal, in `output_dir`, are taken from it."""
 
-    output_dir: Place | None = None
+    output_dir: PathText | None = None
     """Folder for loss_map.json, loss_map.md and loss_map.html, and for the journal. None writes none."""
 
     @model_validator(mode="after")
@@ -47,7 +47,7 @@ class LocationSettings(PassSettings):
             raise ContradictionError("'workers' and 'isolation' = 'process': a loss map is measured in its own process")
         return self
 
-    def shared(self, other: type[WorkSettings]) -> dict[str, Any]:
+    def shared(self, other: type[TaskSettings]) -> dict[str, Any]:
         """The written settings that those of `other` have, too, but for its own folder, journal and bounds."""
         names = self.model_fields_set & other.model_fields.keys() - {"output_dir", "resume", "require"}
         return {name: getattr(self, name) for name in names}
@@ -108,7 +108,7 @@ class MendingSettings(LocationSettings):
     """The largest size of graph and weights, in bytes or as "1.2GB": the model with the least loss in it is written,
     with `within` the smallest one that keeps both."""
 
-    like: Place | None = None
+    like: PathText | None = None
     """A model whose size is taken for `at_most`."""
 
     require: list[WrittenBound] = Field(default_factory=list)
@@ -142,7 +142,7 @@ class MendingConfig(ModelWork, MendingSettings):
 
     call: ClassVar[str] = "mend"
 
-    output_dir: Place
+    output_dir: PathText
     """Folder for the mended package, new or empty, with bill.json, bill.md, bill.html and olive_settings.json."""
 
     @property

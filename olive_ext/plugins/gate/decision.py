@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from olive_ext.config import Certain, EvaluationConfig
+from olive_ext.config import ClaimConfig, EvaluationConfig
 from olive_ext.errors import (
     ConfigError,
     ContradictionError,
@@ -151,8 +151,8 @@ def gate(run: str, file: str, within: float | None = None, *, update: bool = Fal
         values.pop("reference", None)  # the baseline's answers stand for it
         config = EvaluationConfig.of({**values, **matters}, {}).as_job()
         if baseline is not None:
-            certain = Certain(within=config.matters / 100) if claim is None else Certain.parse(claim, where="certain")
-            return _of_drawn(config, certain, baseline)
+            claim = {"within": config.matters / 100} if claim is None else claim
+            return _of_drawn(config, ClaimConfig.parse(claim, where="certain"), baseline)
     config = EvaluationConfig.of({**values, **matters}, {}).as_job()
     if (reference := config.reference) is not None and reference.mode == "auto":
         # It is asked once for its content, and not beside every commit's model.
@@ -281,7 +281,7 @@ def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: t
         )
 
 
-def _of_drawn(config: EvaluationConfig, certain: Certain, baseline: Baseline) -> Gated:
+def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline) -> Gated:
     """Evaluates as many documents as make the claim certain; the baseline's answers are the reference's."""
     from olive_ext.backends.task_loading import Seeds
     from olive_ext.run.evaluation import asked_task_objects

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.config import Certain, EvaluationConfig
+from olive_ext.config import ClaimConfig, EvaluationConfig
 from olive_ext.errors import RunError, TaskError, UnfitTaskError
 from olive_ext.report.comparison import ACCURACY, ALL, ClaimResult
 from olive_ext.run.reference.answers import Answers, check_same_questions, primary_answers, read_answers
@@ -75,7 +75,7 @@ class Question:
 
 
 def question_of(
-    certain: Certain,
+    certain: ClaimConfig,
     answers: Sequence[Answers],
     observer: Observer | None,
     generated: Sequence[Generated],
@@ -94,7 +94,7 @@ def question_of(
     return _positions(certain, answers, observer, generated, lost)
 
 
-def _accuracy(certain: Certain, answers: Sequence[Answers]) -> Question:
+def _accuracy(certain: ClaimConfig, answers: Sequence[Answers]) -> Question:
     """The difference of the shares of right answers: of each task by the metric that speaks for it."""
     firsts = primary_answers(answers)
     if without := [item.task for item in answers if item.task not in firsts]:
@@ -141,7 +141,7 @@ def _ranks(answers: Answers, right: FloatArray) -> FloatArray:
 
 
 def _positions(
-    certain: Certain,
+    certain: ClaimConfig,
     answers: Sequence[Answers],
     observer: Observer,
     generated: Sequence[Generated],

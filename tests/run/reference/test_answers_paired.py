@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from olive_ext.backends.samples import GeneratedText
-from olive_ext.config import Certain
+from olive_ext.config import ClaimConfig
 from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import TaskError
 from olive_ext.report.comparison import ALL, Comparison
@@ -134,7 +134,7 @@ def test_a_metric_that_the_reference_never_meets_speaks_for_no_task() -> None:
     assert [(flip.filter, flip.doc_id) for flip in flips] == [("loose", 0), ("loose", 1)]
     found = comparison_metrics(Comparison({}, (), outcomes))
     assert {item.value for item in found if item.metric == "accuracy_difference"} == {-0.5}
-    question = question_of(Certain(metric="accuracy_difference", within=0.01), reference, None, [])
+    question = question_of(ClaimConfig(metric="accuracy_difference", within=0.01), reference, None, [])
     assert question.outcome == ("t", "em", "loose")
 
 

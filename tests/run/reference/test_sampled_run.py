@@ -13,7 +13,7 @@ import pytest
 
 from olive_ext.backends.lm_eval_run import run_tasks
 from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
-from olive_ext.config import Bound, Certain, EvaluationConfig
+from olive_ext.config import Bound, ClaimConfig, EvaluationConfig
 from olive_ext.errors import LostRequestsError, TaskError
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.metrics import comparison_metrics, read_metrics
@@ -323,7 +323,7 @@ def test_records_error_is_a_part_of_the_value_and_what_is_not_finite_is_not_know
     kl: float, error: float, expected: float
 ) -> None:
     answers = Answers("t", "none", {}, {0: DocumentAnswer("", {}, "")})
-    asked = question_of(Certain(metric="kl_mean", below=0.1), [answers], _Positions(), [])
+    asked = question_of(ClaimConfig(metric="kl_mean", below=0.1), [answers], _Positions(), [])
     rows = np.zeros(1, [("document", "i4"), ("kl", "f4"), ("kl_lower", "f4"), ("kl_variance", "f4"), ("same_top", "?")])
     rows["kl"], rows["kl_lower"], rows["kl_variance"] = kl, np.minimum(kl, 0.05), error**2
     found = asked.values(BatchAnswers(asked.documents, [], _Positions(rows)))

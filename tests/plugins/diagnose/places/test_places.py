@@ -107,10 +107,10 @@ def test_what_the_reference_does_not_name_is_the_models() -> None:
     own = ModelSettings(
         model="m", max_length=32, provider_options={"a": "1"}, engine={"num_threads": 1, "num_slots": 3}
     )
-    other = own.elsewhere({"model": "same_model", "engine": {"num_threads": 2}})
+    other = own.in_other_place({"model": "same_model", "engine": {"num_threads": 2}})
     assert (other.model, other.max_length, other.engine.num_slots, other.engine.num_threads) == ("m", 32, 3, 2)
     assert other.provider_options == {"a": "1"}
-    assert own.elsewhere({"execution_provider": "cpu"}).provider_options is None
+    assert own.in_other_place({"execution_provider": "cpu"}).provider_options is None
 
 
 @pytest.mark.long
