@@ -70,6 +70,6 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("olive_ext.check")
     if name in __all__:
         registry = importlib.import_module("olive_ext.registry")
-        if value := registry.offered("functions").get(name):
+        if value := registry.entries("functions").get(name):
             return registry.load(value)
     raise AttributeError(f"module 'olive_ext' has no attribute '{name}'")

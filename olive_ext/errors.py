@@ -282,7 +282,7 @@ class SessionError(OliveExtError):
     code = "closed"
 
 
-def all_in_one(problems: Sequence[OliveExtError]) -> ConfigError:
+def combined(problems: Sequence[OliveExtError]) -> ConfigError:
     """One error with the sentences of all, and the code, field and value of the first."""
     first = problems[0]
     sentences = "; ".join(dict.fromkeys(map(str, problems)))
@@ -343,7 +343,7 @@ def warn_ignored(what: str) -> None:
     logger.warning("ignored: %s", what)
 
 
-def meant(name: str, known: Iterable[str], *, most: int = 1) -> str:
+def suggest(name: str, known: Iterable[str], *, most: int = 1) -> str:
     """Asks for the nearest `known` names, at most so many: "did you mean 'a' or 'b'?". Empty where none is near."""
     near = difflib.get_close_matches(name, list(known), most)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
@@ -376,7 +376,7 @@ def keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 @contextmanager
-def understood(file: object, what: str = "graph", kind: type[OliveExtError] = ModelError) -> Iterator[None]:
+def reading(file: object, what: str = "graph", kind: type[OliveExtError] = ModelError) -> Iterator[None]:
     """Turns what a damaged file makes of code that reads it (names that are no text, shapes that do not fit) into an
     error of this `kind` that names the file, `what` it was to hold, and what was found."""
     try:

@@ -45,7 +45,7 @@ class Pass:
     settings: str
     """The configuration model, "module:name"."""
 
-    does: str
+    description: str
     """What it does, for the schema."""
 
     changes_model: bool = False
@@ -61,7 +61,7 @@ class Evaluator:
     settings: str
     """Its keys, an `olive_ext.config.EvaluatorSettings`, "module:name"."""
 
-    does: str
+    description: str
     """What it is, for the schema."""
 
     mistakes: str
@@ -114,10 +114,10 @@ def load(name: str, what: str = "") -> Any:
         raise ConfigError(f"{what}: '{name}' cannot be loaded: {first_line(error)}") from error
 
 
-def offered(kind: str, taken: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, Any]:
-    """What is `taken`, and what plug-ins have of a kind (a field of `Plugin`), by name. Raises `ConfigError` for a name
+def entries(kind: str, built_in: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, Any]:
+    """What is built in and what plug-ins add of a kind (a field of `Plugin`), by name. Raises `ConfigError` for a name
     that is there twice."""
-    known = dict(taken)
+    known = dict(built_in)
     for plugin, one in plugins().items():
         if twice := known.keys() & getattr(one, kind).keys():
             raise ConfigError(f"plug-in '{plugin}': its {kind} have '{min(twice)}', which is there already")

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from olive_ext.config.yaml_files import LARGEST_FILE, LOADER, WRONG_TAGS, UnboundedError, doubled_key, yaml_bytes
-from olive_ext.errors import TaskError, first_line, meant, special_kind
+from olive_ext.errors import TaskError, first_line, special_kind, suggest
 
 _SUFFIXES = (".yaml", ".yml")
 
@@ -314,7 +314,7 @@ def refuse_unknown(specs: Sequence[Spec], folders: Sequence[str]) -> None:
 
 def unknown(names: Sequence[str], known: Collection[str], folders: Sequence[str]) -> TaskError:
     """The error of names that are not among those `known`, with the nearest of these; and without `folders` the key."""
-    hints = {name: meant(name, known, most=3) or "no task has a similar name" for name in names}
+    hints = {name: suggest(name, known, most=3) or "no task has a similar name" for name in names}
     own = "" if folders else "; task files of your own are in the folders that 'include_path' names"
     message = "; ".join(f"unknown task '{name}': {hint}" for name, hint in hints.items())
     return TaskError(message + own, code="unknown_name").about("tasks", names)

@@ -44,7 +44,7 @@ from olive_ext.errors import (
     OliveExtError,
     TaskError,
     UnsupportedError,
-    all_in_one,
+    combined,
     keys_once,
     meant,
     special_kind,
@@ -52,7 +52,7 @@ from olive_ext.errors import (
 from olive_ext.model.files.model_package import choose, is_package, why_missing
 from olive_ext.model.files.package_config import is_hub_name
 from olive_ext.model.providers.resolution import first_name
-from olive_ext.registry import load, offered
+from olive_ext.registry import entries, load
 
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}
 _OLIVE_PASS_KEYS = {"type", "config", "host", "evaluator"}
@@ -205,7 +205,7 @@ def mistakes(
 def refuse(errors: Iterable[OliveExtError]) -> None:
     """Raises the error where there is one, and a `ConfigError` that has all sentences where there are several."""
     if several := list(errors):
-        raise several[0] if len(several) == 1 else all_in_one(several)
+        raise several[0] if len(several) == 1 else combined(several)
 
 
 def _mistakes_of(
@@ -218,7 +218,7 @@ def _mistakes_of(
         yield from _raised(_refuse_reference, settings.reference, block.where, *input_model(recipe))
     metrics = block.keys.get("metrics")
     if isinstance(settings, EvaluatorSettings):
-        yield from load(offered("evaluators")[block.type].mistakes)(recipe, block.where, metrics, settings)
+        yield from load(entries("evaluators")[block.type].mistakes)(recipe, block.where, metrics, settings)
     elif passes is not None and not isinstance(settings, EvaluationSettings):
         if not gets_onnx(recipe, block, passes):
             yield UnsupportedError(NEEDS_ONNX, block.where)

@@ -31,7 +31,7 @@ from olive_ext.config import (
 from olive_ext.errors import ConfigError, MissingError, ProviderError, TaskError
 from olive_ext.model import resolve
 from olive_ext.model.files.model_package import why_missing
-from olive_ext.registry import hooks, load, offered
+from olive_ext.registry import entries, hooks, load
 
 if TYPE_CHECKING:
     from olive_ext.run.task_fit import Configs
@@ -61,7 +61,7 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
         except ConfigError:
             continue  # one of the mistakes
         if isinstance(settings, EvaluatorSettings):
-            described = load(offered("evaluators")[block.type].describe)(block.keys.get("metrics"), settings)
+            described = load(entries("evaluators")[block.type].describe)(block.keys.get("metrics"), settings)
             section.add(block.where, f"{block.type}, {described}")
             valid.append(settings.as_evaluation())
             continue

@@ -21,9 +21,9 @@ from olive_ext.errors import (
     OliveExtError,
     RequirementError,
     UnwrittenError,
-    all_in_one,
+    combined,
     printable,
-    understood,
+    reading,
 )
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def compare_command(arguments: Namespace) -> int:
 
     if arguments.output is not None:
         check_writable(arguments.output, "--output")
-    with understood(", ".join(arguments.reports), "report", ConfigError):
+    with reading(", ".join(arguments.reports), "report", ConfigError):
         page = compare(arguments.reports, arguments.baseline)
         print_page(page)
         if arguments.output is not None:
@@ -141,7 +141,7 @@ def check_command(arguments: Namespace) -> int:
     findings = check(arguments.target, verify=arguments.verify, against=arguments.against, **written)
     sys.stdout.write(printable(findings.text()))
     if findings.errors:
-        raise all_in_one(findings.errors)
+        raise combined(findings.errors)
     return 0
 
 

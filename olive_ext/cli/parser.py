@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 from olive_ext import __version__
 from olive_ext.cli.options import add_options
 from olive_ext.config import SCHEMA_KINDS
-from olive_ext.errors import ConfigError, meant
-from olive_ext.registry import Command, load, offered
+from olive_ext.errors import ConfigError, suggest
+from olive_ext.registry import Command, entries, load
 
 ABOUT = "Evaluates ONNX language models, alone or inside Microsoft Olive."
 RUN_HELP = (
@@ -95,7 +95,7 @@ CORE: dict[str, Command] = {
 
 def commands() -> Mapping[str, Command]:
     """All commands by name: the core's, then those of plug-ins."""
-    return offered("commands", CORE)
+    return entries("commands", CORE)
 
 
 class _Parser(ArgumentParser):
@@ -109,7 +109,7 @@ class _Parser(ArgumentParser):
 
     def _check_value(self, action: Any, value: Any) -> None:
         """As argparse's, with the nearest name."""
-        if action.choices is not None and value not in action.choices and (hint := meant(value, action.choices)):
+        if action.choices is not None and value not in action.choices and (hint := suggest(value, action.choices)):
             raise ArgumentError(action, f"invalid choice: {value!r}: {hint}")
         super()._check_value(action, value)
 
@@ -117,7 +117,7 @@ class _Parser(ArgumentParser):
         """As argparse's, which has the command's own parser leave it to the whole one to refuse what is unknown."""
         arguments, unknown = super().parse_known_args(args, namespace)
         if unknown and not self.passes_on:
-            hint = meant(unknown[0].partition("=")[0], self._option_string_actions)
+            hint = suggest(unknown[0].partition("=")[0], self._option_string_actions)
             self.error(": ".join(filter(None, [f"unrecognized arguments: {' '.join(unknown)}", hint])))
         return arguments, unknown
 

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
-from olive_ext.errors import ConfigError, OliveExtError, all_in_one
+from olive_ext.errors import ConfigError, OliveExtError, combined
 from olive_ext.registry import plugins
 
 _TASK_FILES = (".yaml", ".yml")
@@ -113,7 +113,7 @@ class Strict(BaseModel):
             return cls.model_validate(dict(values))
         except ValidationError as error:
             problems = [_problem(cls, dict(item), where, values) for item in error.errors()]
-            raise all_in_one(problems) from error
+            raise combined(problems) from error
 
 
 def _problem(model: type[BaseModel], item: dict[str, Any], where: str, values: Mapping[str, Any]) -> ConfigError:

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from olive_ext.errors import ConfigError, UnsupportedError, meant
+from olive_ext.errors import ConfigError, UnsupportedError, suggest
 
 
 class _Source(NamedTuple):
@@ -108,7 +108,7 @@ def unlike(options: Iterable[Any], known: Collection[str], where: str, who: str)
 def _nearest(name: str, known: Iterable[str]) -> str:
     """Asks for a name with another beginning, which releases change, else for the nearest one."""
     longer = sorted(one for one in known if one.endswith(f"_{name}"))
-    return f"did you mean {' or '.join(map(repr, longer))}?" if longer else meant(name, known)
+    return f"did you mean {' or '.join(map(repr, longer))}?" if longer else suggest(name, known)
 
 
 def _who(source: _Source) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from olive_ext.config.evaluation import EvaluationSettings, EvaluatorSettings
 from olive_ext.config.work import PassSettings
-from olive_ext.registry import hooks, load, offered
+from olive_ext.registry import entries, hooks, load
 
 SchemaKind = Literal["evaluator", "pass", "recipe"]
 EVALUATOR_TYPE = "OrtLMEvaluator"
@@ -58,14 +58,14 @@ _TITLES = {
 
 def pass_settings() -> Mapping[str, type[PassSettings]]:
     """The types of the passes of this package and its plug-ins, and their settings."""
-    return {PASS_TYPE: EvaluationSettings, **{name: load(one.settings) for name, one in offered("passes").items()}}
+    return {PASS_TYPE: EvaluationSettings, **{name: load(one.settings) for name, one in entries("passes").items()}}
 
 
 def evaluator_settings() -> Mapping[str, type[EvaluationSettings | EvaluatorSettings]]:
     """The types of the evaluators of this package and its plug-ins, and their settings."""
     return {
         EVALUATOR_TYPE: EvaluationSettings,
-        **{name: load(one.settings) for name, one in offered("evaluators").items()},
+        **{name: load(one.settings) for name, one in entries("evaluators").items()},
     }
 
 
@@ -88,14 +88,14 @@ def schema(kind: SchemaKind) -> Json:
     known = {name: _tidy(one.model_json_schema()) for name, one in pass_settings().items()}
     settings = known[PASS_TYPE]
     blocks = {"evaluator": _block(settings["properties"], _EVALUATOR_KEYS, "type_args")}
-    for name, evaluator in offered("evaluators").items():
-        own = {**_METRICS_KEYS, "type": {"const": name, "description": f"This package's evaluator {evaluator.does}."}}
-        properties = _tidy(load(evaluator.settings).model_json_schema())["properties"]
+    for name, one in entries("evaluators").items():
+        own = {**_METRICS_KEYS, "type": {"const": name, "description": f"This package's evaluator {one.description}."}}
+        properties = _tidy(load(one.settings).model_json_schema())["properties"]
         blocks[name] = _block(properties, own, "type_args", "metrics")
-    does = {PASS_TYPE: _PASS_DOES, **{name: one.does for name, one in offered("passes").items()}}
-    for name, one in known.items():
+    does = {PASS_TYPE: _PASS_DOES, **{name: one.description for name, one in entries("passes").items()}}
+    for name, keys in known.items():
         own = {"type": {"const": name, "description": f"This package's pass: {does[name]}."}, **_PASS_KEYS}
-        blocks[_block_of(name)] = _block(one["properties"], own, "config")
+        blocks[_block_of(name)] = _block(keys["properties"], own, "config")
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": _TITLES[kind]}
     if kind != "recipe":
         return {**head, **blocks[kind], "$defs": settings.get("$defs", {})}
@@ -128,7 +128,7 @@ def _block(properties: Json, olive_keys: Json, nested_key: str, needed: str = "t
 def _recipe() -> Json:
     """Checks our blocks wherever Olive takes an evaluator or a pass; all else is Olive's and left open."""
     evaluator = {
-        "allOf": [_when_ours(EVALUATOR_TYPE, "evaluator"), *(_when_ours(name, name) for name in offered("evaluators"))]
+        "allOf": [_when_ours(EVALUATOR_TYPE, "evaluator"), *(_when_ours(name, name) for name in entries("evaluators"))]
     }
     ours = [_when_ours(name, _block_of(name)) for name in pass_settings()]
     pass_block = {"allOf": ours, "properties": {"evaluator": evaluator}}

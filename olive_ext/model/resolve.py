@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.config import ModelSettings, ReferenceConfig
-from olive_ext.errors import ConfigError, MismatchError, ModelError, understood
+from olive_ext.errors import ConfigError, MismatchError, ModelError, reading
 from olive_ext.model import decisions, runtimes
 from olive_ext.model.decisions import BucketPlan, Decision
 from olive_ext.model.files.content import load_graph, model_digest, size_on_disk
@@ -208,7 +208,7 @@ class ResolvedModel:
             refuse(files.genai_config, files.directory)
         provided = {name for path in settings.engine.adapters for name in read_adapter(path).get_parameters()}
         try:
-            with understood(files.decoder):
+            with reading(files.decoder):
                 spec = read_spec(graph, files.genai_config, settings.max_length, files.hf_config, provided)
                 written = files.genai_config.get("model", {}).get("decoder", {}).get("session_options")
                 given = [written, settings.provider_options, settings.execution_provider]

@@ -20,7 +20,7 @@ from olive_ext.errors import ConfigError, ContradictionError, ModelError, named_
 from olive_ext.model.decisions import Decision
 from olive_ext.model.files.locate import Kind
 from olive_ext.model.types import ModelFiles
-from olive_ext.registry import offered
+from olive_ext.registry import entries
 
 Resolved: TypeAlias = Any
 """An `olive_ext.model.ResolvedModel`, which stands above this module, because it has a runtime. Runtimes name the class
@@ -128,7 +128,7 @@ def choose(model: Resolved) -> tuple[Runtime, str]:
 @lru_cache
 def load(name: str) -> Runtime:
     """The runtime of that name. Raises `ConfigError` where no plug-in has it, several do, or its module fails."""
-    where, known = f"'engine.runtime' = {name!r}", BUILT_IN if name in BUILT_IN else offered("runtimes", BUILT_IN)
+    where, known = f"'engine.runtime' = {name!r}", BUILT_IN if name in BUILT_IN else entries("runtimes", BUILT_IN)
     if name not in known:
         raise ConfigError(f"{where}: no plug-in has a runtime of that name", code="unknown_name")
     kind = registry.load(known[name], where)

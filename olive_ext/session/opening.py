@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.config import ModelSettings
-from olive_ext.errors import ContradictionError, meant
+from olive_ext.errors import ContradictionError, suggest
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.files.hub import asked_where_it_answers
 from olive_ext.records import Records
@@ -62,7 +62,7 @@ def _settings(model: str | Path | ModelSettings, named: Mapping[str, Any]) -> Mo
     known = ModelSettings.model_fields.keys() - {"model"}
     if unknown := sorted(named.keys() - known):
         problem = f"open() got an unexpected keyword argument '{unknown[0]}'"
-        raise TypeError(": ".join(filter(None, [problem, meant(unknown[0], known)])))
+        raise TypeError(": ".join(filter(None, [problem, suggest(unknown[0], known)])))
     if not isinstance(model, ModelSettings):
         return ModelSettings.of({"model": model, **named})
     if named:

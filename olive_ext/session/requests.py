@@ -19,7 +19,7 @@ import numpy.typing as npt
 from typing_extensions import TypeIs
 
 from olive_ext.engine.requests import Beams, FinishReason, Ids
-from olive_ext.errors import ConfigError, ContradictionError, MissingError, meant, shown
+from olive_ext.errors import ConfigError, ContradictionError, MissingError, shown, suggest
 from olive_ext.stats.compared_fields import Compared
 
 _Value = TypeVar("_Value")
@@ -373,7 +373,7 @@ def is_one(requests: object) -> TypeIs[ToGenerate]:
 def refuse_unknown_settings(settings: Mapping[str, Any]) -> None:
     """Raises `ConfigError` for a setting that is no field of a `GenerationRequest`."""
     if unknown := [name for name in settings if name not in _SETTINGS]:
-        hint = meant(unknown[0], _SETTINGS) or f"known: {', '.join(_SETTINGS)}"
+        hint = suggest(unknown[0], _SETTINGS) or f"known: {', '.join(_SETTINGS)}"
         raise ConfigError(f"generate: unknown setting '{unknown[0]}': {hint}", unknown[0], code="unknown_key")
 
 

@@ -27,7 +27,7 @@ from pydantic.fields import FieldInfo
 from olive_ext.config import PASS_TYPE, EvaluationSettings, PassSettings, Strict
 from olive_ext.errors import RequirementError
 from olive_ext.model.files.content import read_outline
-from olive_ext.registry import hooks, offered
+from olive_ext.registry import entries, hooks
 from olive_ext.report import Report, chain_steps, chain_table, from_json, print_cells, write, write_chain
 from olive_ext.report.page import PASSES
 from olive_ext.run.bounds import broken_bounds
@@ -210,7 +210,7 @@ def run_pass(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) ->
     run.current, lineage = run.made_by.get(run.model_id, ()), run.lineage
     config = engine.computed_passes_configs[name]
     run.types[name] = pass_class(engine, config.type)
-    changing = {name.lower() for name, one in offered("passes").items() if one.changes_model}
+    changing = {name.lower() for name, one in entries("passes").items() if one.changes_model}
     is_unchanged = is_our_pass(config.type) and config.type.rpartition(".")[2].lower() not in changing
     with recorded_failures():
         model_config, model_id = proceed()

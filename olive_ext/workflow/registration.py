@@ -26,8 +26,8 @@ from olive.workflows.run import config as run_config
 from olive_ext.config import EVALUATOR_TYPE, settings_of_pass, settled_recipe
 from olive_ext.config.base import word
 from olive_ext.config.pass_options import unknown_keys
-from olive_ext.errors import all_in_one
-from olive_ext.registry import load, offered
+from olive_ext.errors import combined
+from olive_ext.registry import entries, load
 from olive_ext.workflow.environment_process import evaluate_in_environment, run_in_environment
 from olive_ext.workflow.evaluation_cache import cache_evaluation, evaluate_model, load_evaluation
 from olive_ext.workflow.evaluator import OrtLMEvaluator
@@ -69,7 +69,7 @@ def register() -> None:
     end_in_lines()
     if Registry.get(EVALUATOR_TYPE) is not OrtLMEvaluator:
         Registry.register(EVALUATOR_TYPE)(OrtLMEvaluator)
-    for evaluator in offered("evaluators").values():
+    for evaluator in entries("evaluators").values():
         importlib.import_module(evaluator.module)
     # A table of passes that a recipe brings along (--package-config) replaces Olive's own: one that we had added an
     # entry to would be gone. Every way to a pass leads through this method.
@@ -97,7 +97,7 @@ def get_pass_module_config(package: Any, given: dict[str, Any], proceed: Callabl
     except ValueError:
         if not is_our_pass(given["pass_type"]):
             raise
-    kinds = [OrtLMEvaluation, *(load(one.kind) for one in offered("passes").values())]
+    kinds = [OrtLMEvaluation, *(load(one.kind) for one in entries("passes").values())]
     kind = next(one for one in kinds if one.settings_type is settings_of_pass(given["pass_type"]))
     return PassModuleConfig(
         module_path=f"{kind.__module__}.{kind.__name__}",
@@ -177,7 +177,7 @@ def parse_recipe(recipe: Any, given: dict[str, Any], proceed: Callable[..., Any]
     known = given["file_or_obj"]
     keys = settled_recipe(known if isinstance(known, dict) else load_config_file(known))
     if unknown := list(unknown_keys(keys)):
-        raise all_in_one(unknown)
+        raise combined(unknown)
     return proceed(file_or_obj=keys)
 
 

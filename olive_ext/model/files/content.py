@@ -18,7 +18,7 @@ from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from olive_ext.errors import DamagedError, MismatchError, ModelError, NotFoundError, first_line, understood
+from olive_ext.errors import DamagedError, MismatchError, ModelError, NotFoundError, first_line, reading
 from olive_ext.model.files.package_config import GENAI_CONFIG, named_files, within
 from olive_ext.model.spec.tensor_names import Outline
 from olive_ext.model.types import ModelFiles
@@ -235,7 +235,7 @@ def read_outline(path: Path) -> Outline:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             location, end = _external_range(path, tensor)
             locations[location] = max(end, locations.get(location, 0))
-    with understood(path):
+    with reading(path):
         outputs = {value.name: tensor_spec(value) for value in model.graph.output}
         return Outline(graph_inputs(model.graph), outputs, locations)
 

@@ -12,7 +12,7 @@ plugin = Plugin(
         "OrtEvaluator": Evaluator(
             module=f"{_ROOM}.metrics_evaluator",
             settings=f"{_ROOM}.settings:MetricSettings",
-            does="of Olive's own metrics",
+            description="of Olive's own metrics",
             mistakes=f"{_ROOM}.settings:metric_mistakes",
             describe=f"{_ROOM}.settings:described",
         )

@@ -24,7 +24,7 @@ from olive.model import ONNXModelHandler
 
 from olive_ext.backends.package_versions import runtimes
 from olive_ext.backends.word_errors import word_errors
-from olive_ext.errors import ConfigError, MissingError, OliveExtError, TaskError, all_in_one, first_line, listed
+from olive_ext.errors import ConfigError, MissingError, OliveExtError, TaskError, combined, first_line, listed
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import is_same_path
 from olive_ext.plugins.speech.generated_answers import (
@@ -96,7 +96,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
                 return self._embeddings(model, declared, execution_providers, device)
             written = [metric.to_json() for metric in declared]
             if wrong := list(metric_mistakes({}, METRICS_TYPE, written, self.settings)):
-                raise all_in_one(wrong)
+                raise combined(wrong)
             models = self._generative(model, declared, execution_providers, device)
             own = [metric for metric in declared if models is not None and is_of_generations(metric)]
             others = [metric for metric in declared if metric not in own]

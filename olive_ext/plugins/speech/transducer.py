@@ -22,7 +22,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from olive_ext.engine.requests import FinishReason
-from olive_ext.errors import ConfigError, MediaError, ModelError, NonFiniteError, named_failures, understood
+from olive_ext.errors import ConfigError, MediaError, ModelError, NonFiniteError, named_failures, reading
 from olive_ext.media.processors import slaney_filters
 from olive_ext.media.sound import read_samples
 from olive_ext.model import ResolvedModel
@@ -337,7 +337,7 @@ class TransducerSession(AbstractContextManager["TransducerSession"]):
         opening = partial(open_session, providers=model.providers, settings=settings)
         penalty = blank_penalty(files.genai_config, files.directory)
         filters = slaney_filters(config.fft_size // 2 + 1, config.num_mels, config.sample_rate)
-        with understood(files.directory):
+        with reading(files.directory):
             self._transducer = Transducer(config, files.directory, opening, model.device, penalty, filters)
 
     def __exit__(self, *_: object) -> None:

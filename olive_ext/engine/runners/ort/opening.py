@@ -30,7 +30,7 @@ from olive_ext.engine.runners.ort.ort_runner import HeadPlan, OrtParts, OrtRunne
 from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced, untaken
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.engine.runners.trials import affordable, check_steps, fitting_attention, group_rows
-from olive_ext.errors import ModelError, ProviderError, understood
+from olive_ext.errors import ModelError, ProviderError, reading
 from olive_ext.graph.edits import NUM_ROWS, clips_as_max, cross_graph, drop_shape_hints, pad_rows, with_attention_bias
 from olive_ext.graph.onnx_file import ModelProto, external_locations, relocate
 from olive_ext.graph.scoring_head import HeadOutputs, TokenForm, scoring_graph
@@ -72,7 +72,7 @@ def open_ort_runner(
         model = _plain(model)
     sessions = Sessions(model, profile_prefix, Compiled(model.settings.engine), weights or {})
     try:
-        with understood(model.files.decoder):
+        with reading(model.files.decoder):
             return _open(sessions)
     except MisplacedError as error:
         host = model.providers[-1:]

@@ -23,7 +23,7 @@ from olive_ext.engine.requests import integers
 from olive_ext.engine.runners.ort.inputs import Adapters, BoundWeights, Layout
 from olive_ext.engine.runners.runner import Runner, Traits
 from olive_ext.engine.step import NO_CANDIDATES, Candidates, IntArray, LogitsRow, Row, Step, StepOutput
-from olive_ext.errors import MemoryShortageError, first_line, understood
+from olive_ext.errors import MemoryShortageError, first_line, reading
 from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.graph.scoring_head import BANNED, NEXT_IDS, SCORES_ONLY, HeadOutputs, ScoringGraph, add_scoring_head
 from olive_ext.graph.standalone_graphs import CANDIDATE_OUTPUTS, candidates_graph
@@ -43,7 +43,7 @@ ROWS_OUTPUT = "score_logits"
 def with_head(proto: ModelProto, spec: DecoderSpec, outputs: HeadOutputs = SCORES_ONLY) -> ScoringGraph:
     """The decoder with the scoring head. Raises ModelError where it cannot be scored."""
     keeps = "few rows take other kernels, which the rounding of activations would show" if spec.rounds_rows else ""
-    with understood(proto.graph.name or "the decoder"):
+    with reading(proto.graph.name or "the decoder"):
         return add_scoring_head(proto, spec.logits.name, outputs, keeps_layers=keeps)
 
 
