@@ -20,31 +20,31 @@ VARIABLE = "OLIVE_EXT_RUN"
 """Names the variable that holds the run in progress, as JSON: input model, and the passes that made the model."""
 
 
-def evaluate_in_environment(system: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+def evaluate_in_environment(system: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
     """The hook of `PythonEnvironmentSystem.evaluate_model`."""
     from olive_ext.workflow.current_run import running
 
     run, environ = running.get(), system.environ
     if run is None:
-        return proceed()
+        return original()
     known = {"input_model": run.input_model.to_json(), "passes": run.current}
     system.environ = {**environ, VARIABLE: json.dumps(known)}
     try:
-        return proceed()
+        return original()
     finally:
         system.environ = environ
 
 
-def run_in_environment(system: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+def run_in_environment(system: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
     """The hook of `PythonEnvironmentSystem.run_pass`. Raises `RunError` with the last line that the process wrote."""
     from olive_ext.workflow.preflight import is_our_pass
 
-    name = type(given["the_pass"]).__name__
+    name = type(arguments["the_pass"]).__name__
     if not is_our_pass(name):
-        return proceed()
+        return original()
     own, system.pass_runner_path = system.pass_runner_path, Path(__file__)
     try:
-        return evaluate_in_environment(system, given, proceed)
+        return evaluate_in_environment(system, arguments, original)
     except subprocess.CalledProcessError as error:
         reason = bytes(error.stderr or b"").decode(errors="replace").strip().splitlines()[-1:]
         raise RunError(f"{name} failed in the environment's process: {''.join(reason) or error}") from error

@@ -109,7 +109,7 @@ def _snapshot(name: str) -> str:
     return file if isinstance(file, str) else ""
 
 
-def deciding(
+def deciding_settings(
     values: Mapping[str, Any], without: Collection[str] = (), *, bounds_decide: bool = False
 ) -> dict[str, Any]:
     """Settings as written, less those that change no number: bounds (which decide the documents where these are
@@ -162,23 +162,23 @@ class _Evaluation:
 _evaluation: ContextVar[_Evaluation | None] = ContextVar("evaluation", default=None)
 
 
-def evaluate_model(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+def evaluate_model(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
     """The hook of `Engine._evaluate_model`: our evaluations get their own cache key, and are held against bounds."""
-    model, evaluator = given["model_config"], given["evaluator_config"]
+    model, evaluator = arguments["model_config"], arguments["evaluator_config"]
     if not is_ours(evaluator):
-        return proceed()
+        return original()
     if (run := running.get()) is not None:
-        run.model_id = given["model_id"]
+        run.model_id = arguments["model_id"]
     known = 0 if run is None else len(run.reports)
     with recorded_failures():
         with surfaced("the evaluation stopped"):
-            signal = _evaluated(model, evaluator, proceed)
+            signal = _evaluated(model, evaluator, original)
         is_input = run is not None and engine.input_passes_configs and model is run.input_model
         _judge(evaluator, signal if not is_input else None, known)
     return signal
 
 
-def _evaluated(model: Any, evaluator: Any, proceed: Callable[..., Any]) -> Any:
+def _evaluated(model: Any, evaluator: Any, original: Callable[..., Any]) -> Any:
     run, is_anew = running.get(), evaluator.type != EVALUATOR_TYPE
     if model.type.lower() == "compositemodel":
         other = f"measure this one with the pass {PASS_TYPE}"
@@ -187,7 +187,7 @@ def _evaluated(model: Any, evaluator: Any, proceed: Callable[..., Any]) -> Any:
     evaluation = _Evaluation("", None, is_kept=False) if is_anew else _keyed(model, evaluator)
     known, token = 0 if run is None else len(run.reports), _evaluation.set(evaluation)
     try:
-        signal = proceed(model_config=_with_file_name(model)) if is_anew else proceed()
+        signal = original(model_config=_with_file_name(model)) if is_anew else original()
     finally:
         _evaluation.reset(token)
     report = evaluation.report
@@ -218,7 +218,7 @@ def _keyed(model: Any, evaluator: Any) -> _Evaluation:
     """The evaluation by all that decides its numbers."""
     settings, written = EvaluationSettings.parse(evaluator.type_args), evaluator.to_json()
     # Without output_dir: `load_evaluation` looks for the report there.
-    keyed = {**written, "type_args": deciding(written.get("type_args") or {}, {"output_dir"})}
+    keyed = {**written, "type_args": deciding_settings(written.get("type_args") or {}, {"output_dir"})}
     more = [names_kept_for(settings.bounds), content(model, settings.tokenizer)]
     suffix = digest([keyed, environment(settings), *more])
     path, report = model.config.get("model_path"), None
@@ -247,14 +247,14 @@ def _judge(evaluator: Any, signal: Any, known: int) -> None:
     run.broken = error
 
 
-def load_evaluation(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+def load_evaluation(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
     """The hook of `Engine._load_evaluation`: under our key, and only where the report that goes with it exists."""
-    evaluation, model_id = _evaluation.get(), given["model_id"]
+    evaluation, model_id = _evaluation.get(), arguments["model_id"]
     if evaluation is None:
-        return proceed()
+        return original()
     if not evaluation.is_kept or (evaluation.report is not None and not evaluation.report.exists()):
         return None  # the numbers may be known, but the report is missing
-    signal = proceed(model_id=f"{model_id}{evaluation.suffix}")
+    signal = original(model_id=f"{model_id}{evaluation.suffix}")
     if signal is not None:
         logger.info("evaluation of model %s taken from Olive's cache: nothing that decides it has changed", model_id)
         if (report := evaluation.report) is not None:
@@ -263,9 +263,9 @@ def load_evaluation(engine: Any, given: dict[str, Any], proceed: Callable[..., A
     return signal
 
 
-def cache_evaluation(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+def cache_evaluation(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
     """The hook of `Engine._cache_evaluation`: under our key."""
     evaluation = _evaluation.get()
     if evaluation is not None and not evaluation.is_kept:
         return None
-    return proceed(model_id=f"{given['model_id']}{evaluation.suffix}") if evaluation else proceed()
+    return original(model_id=f"{arguments['model_id']}{evaluation.suffix}") if evaluation else original()

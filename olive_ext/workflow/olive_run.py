@@ -40,10 +40,10 @@ def watched_runs() -> Iterator[list[Run]]:
         _watchers.remove(runs)
 
 
-def run(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+def run(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
     """The hook of `Engine.run`: refuses first what cannot work, and raises errors that Olive only logs."""
-    output_dir = Path(given.get("output_dir") or ".").resolve()
-    model = given["input_model_config"]
+    output_dir = Path(arguments.get("output_dir") or ".").resolve()
+    model = arguments["input_model_config"]
     if isinstance(path := model.config.get("model_path"), Mapping):
         model = model.model_copy(update={"config": {**model.config, "model_path": plain_path(path)}})
     begun = Run(model, output_dir, is_search=bool(engine.search_strategy))
@@ -51,18 +51,18 @@ def run(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
     try:
         refuse(engine, begun.input_model)
         with _logged(engine, begun):
-            output = proceed(input_model_config=model)
+            output = original(input_model_config=model)
             if any(our_passes(engine)):
                 publish(engine, begun, output)
     except RequirementError:  # of a pass, whose model and report are saved
-        _tell(begun)
+        _print_results(begun)
         raise
     except SystemExit as end:  # else it ends the command with its own status, 0 for one
         raise RunError(f"code that the recipe runs ended the process: {one_line(end)}{raised_at(end)}") from end
     finally:
         running.reset(token)
-    _tell(begun)
-    begun.gave_up = _gave_up(engine, output, given.get("evaluate_input_model", True))
+    _print_results(begun)
+    begun.gave_up = _gave_up(engine, output, arguments.get("evaluate_input_model", True))
     for runs in _watchers:
         runs.append(begun)
     if begun.gave_up and begun.failures:
@@ -74,12 +74,12 @@ def run(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
     return output
 
 
-def _tell(run: Run) -> None:
+def _print_results(run: Run) -> None:
     """Prints the verdicts and the pages' paths after a run. The report of a pass lies next to the output model."""
     beside = sorted(run.artifacts.glob("report*.html"), key=lambda file: file.stat().st_mtime_ns)
     pages = [page_of_report(report) or (beside[-1] if beside else None) for report in run.reports]
-    told = {page or report.created: (report, page) for report, page in zip(run.reports, pages, strict=True)}
-    print_verdicts(list(told.values()))
+    results = {page or report.created: (report, page) for report, page in zip(run.reports, pages, strict=True)}
+    print_verdicts(list(results.values()))
     if run.unmeasured:
         print_lines([f"the output model was not evaluated: {run.unmeasured} ran after the last evaluation"])
 

@@ -33,7 +33,7 @@ from olive_ext.report.page import PASSES
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.costs import COSTS, SIZE_ON_DISK, TOKENS_PER_SECOND, with_costs
 from olive_ext.workflow.current_run import Run, recorded_failures, requirement_error, running
-from olive_ext.workflow.evaluation_cache import content, deciding, digest, environment
+from olive_ext.workflow.evaluation_cache import content, deciding_settings, digest, environment
 from olive_ext.workflow.evaluator import measure, surfaced
 from olive_ext.workflow.handlers import additional_files
 from olive_ext.workflow.preflight import FINGERPRINT, is_evaluation, is_our_pass, our_evaluators, parse, pass_class
@@ -42,7 +42,7 @@ _REPORT = re.compile(r"(?:report|eval_results)(?:-(\d+))?\.(json|md|html|yaml)")
 _DESCRIPTION = "Set by the pass: versions and task files, so that Olive's cache notices when they change."
 
 
-class OwnPass(Pass):  # type: ignore[misc]
+class ConfiguredPass(Pass):  # type: ignore[misc]
     """A pass whose settings are a configuration model of this package."""
 
     settings_type: ClassVar[type[PassSettings]]
@@ -89,7 +89,8 @@ class OwnPass(Pass):  # type: ignore[misc]
 
         class Keyed(made):  # type: ignore[misc, valid-type]
             def to_json(self, *args: Any, **kwargs: Any) -> Any:
-                kept, run = deciding(super().to_json(*args, **kwargs), bounds_decide=cls.bounds_decide), running.get()
+                keys, run = super().to_json(*args, **kwargs), running.get()
+                kept = deciding_settings(keys, bounds_decide=cls.bounds_decide)
                 made = "" if run is None else content(run.lineage[-1], kept.get("tokenizer"))
                 return {**kept, FINGERPRINT: digest([kept.get(FINGERPRINT), made])}
 
@@ -102,14 +103,14 @@ class OwnPass(Pass):  # type: ignore[misc]
         return parse(self.settings_type, copy.deepcopy(given))
 
 
-class LookingPass(OwnPass):
+class ReadOnlyPass(ConfiguredPass):
     """Looks at a model, also at a composite one, which Olive gives to no evaluator. What it writes travels with the
     model as additional files."""
 
     _accepts_composite_model = True
 
     @abstractmethod
-    def look(self, model: Any, settings: Any, folder: Path) -> Sequence[Path]:
+    def write_findings(self, model: Any, settings: Any, folder: Path) -> Sequence[Path]:
         """Writes what is to be kept with the model into `folder`, under names that the numbers of earlier ones may be
         put into."""
 
@@ -120,7 +121,7 @@ class LookingPass(OwnPass):
     def _run_for_config(self, model: Any, config: Any, output_model_path: str) -> Any:
         """A copy of `model` whose `additional_files` also name what was written, which lies in `output_model_path`."""
         folder = folder_of(output_model_path)
-        written = self.look(model, self.settings(config), folder)
+        written = self.write_findings(model, self.settings(config), folder)
         output = _kept_whole(copy.deepcopy(model))
         attributes = output.model_attributes or {}
         carried = additional_files(attributes)
@@ -167,7 +168,7 @@ def _plain(value: Any) -> Any:
     return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, Strict) else value
 
 
-class OrtLMEvaluation(LookingPass):
+class OrtLMEvaluation(ReadOnlyPass):
     """Scores a model with lm-eval tasks between or after other passes. report.json, report.md and report.html travel
     with the model as additional files."""
 
@@ -175,7 +176,7 @@ class OrtLMEvaluation(LookingPass):
     measure: ClassVar[Callable[..., Report]] = staticmethod(measure)
     """The function from a handler to a report, which a subclass may replace."""
 
-    def look(self, model: Any, settings: Any, folder: Path) -> Sequence[Path]:
+    def write_findings(self, model: Any, settings: Any, folder: Path) -> Sequence[Path]:
         """Raises `RequirementError` for broken bounds where no engine runs; else the hook of the engine raises it."""
         run = running.get()
         report = type(self).measure(
@@ -201,19 +202,19 @@ def _costs(settings: EvaluationSettings) -> list[str]:
     return [SIZE_ON_DISK, TOKENS_PER_SECOND] if has_run and not is_resident else [SIZE_ON_DISK]
 
 
-def run_pass(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+def run_pass(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
     """The hook of `Engine._run_pass`: after a pass of ours come the table and the bounds."""
     run = running.get()
     if run is None:
-        return proceed()
-    name, run.model_id = given["pass_name"], given["input_model_id"]
+        return original()
+    name, run.model_id = arguments["pass_name"], arguments["input_model_id"]
     run.current, lineage = run.made_by.get(run.model_id, ()), run.lineage
     config = engine.computed_passes_configs[name]
     run.types[name] = pass_class(engine, config.type)
     changing = {name.lower() for name, one in entries("passes").items() if one.changes_model}
     is_unchanged = is_our_pass(config.type) and config.type.rpartition(".")[2].lower() not in changing
     with recorded_failures():
-        model_config, model_id = proceed()
+        model_config, model_id = original()
         run.made_by[model_id] = run.current if is_unchanged else (*run.current, name)
         run.lineages[model_id] = lineage if isinstance(model_config, str) else (*lineage, model_config)
         if is_evaluation(config.type) and not isinstance(

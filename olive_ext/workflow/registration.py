@@ -36,28 +36,28 @@ from olive_ext.workflow.passes import OrtLMEvaluation, run_pass
 from olive_ext.workflow.preflight import is_our_pass, our_evaluators
 
 Hook = Callable[[Any, dict[str, Any], Callable[..., Any]], Any]
-"""Takes the object (or the module), the arguments of the call by name, and `proceed(**changes)`, which calls the
-original with these arguments and the changes."""
+"""Takes the object (or the module), the arguments of the call by name, and `original(**changes)`, which calls the
+wrapped function with these arguments and the changes."""
 
 _MARK = "_wrapped_by_olive_ext"
 
 
 def wrap_once(owner: Any, name: str, hook: Hook) -> None:
     """Replaces the method `name` of the class `owner`, or the function of a module, by `hook`, once."""
-    original = getattr(owner, name)
-    if getattr(original, _MARK, False):
+    wrapped = getattr(owner, name)
+    if getattr(wrapped, _MARK, False):
         return
-    signature = inspect.signature(original)
+    signature = inspect.signature(wrapped)
 
-    @functools.wraps(original)
+    @functools.wraps(wrapped)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
 
-        def proceed(**changes: Any) -> Any:
+        def original(**changes: Any) -> Any:
             bound.arguments.update(changes)
-            return original(*bound.args, **bound.kwargs)
+            return wrapped(*bound.args, **bound.kwargs)
 
-        return hook(args[0] if isinstance(owner, type) else owner, bound.arguments, proceed)
+        return hook(args[0] if isinstance(owner, type) else owner, bound.arguments, original)
 
     setattr(replacement, _MARK, True)
     setattr(owner, name, replacement)
@@ -89,16 +89,16 @@ def hook_engine(engine: type) -> None:
         wrap_once(engine, name, hook)
 
 
-def get_pass_module_config(package: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+def get_pass_module_config(package: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
     """Olive's description of a pass, and ours of our own. These run on the target, so that Olive checks the target's
     execution providers."""
     try:
-        return proceed()
+        return original()
     except ValueError:
-        if not is_our_pass(given["pass_type"]):
+        if not is_our_pass(arguments["pass_type"]):
             raise
     kinds = [OrtLMEvaluation, *(load(one.kind) for one in entries("passes").values())]
-    kind = next(one for one in kinds if one.settings_type is settings_of_pass(given["pass_type"]))
+    kind = next(one for one in kinds if one.settings_type is settings_of_pass(arguments["pass_type"]))
     return PassModuleConfig(
         module_path=f"{kind.__module__}.{kind.__name__}",
         supported_providers=["*"],
@@ -110,10 +110,10 @@ def get_pass_module_config(package: Any, given: dict[str, Any], proceed: Callabl
     )
 
 
-def import_pass_module(package: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+def import_pass_module(package: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
     """Olive's class of a pass, and `OnnxConversion` and `ModelBuilder` mended: their modules import torch, so not
     before they are needed."""
-    kind = proceed()
+    kind = original()
     if kind.__module__ == "olive.passes.onnx.conversion":
         wrap_once(sys.modules[kind.__module__], "_convert_dynamic_shapes_for_dynamic_cache", shapes_in_order)
     if kind.__name__ == "ModelBuilder":
@@ -121,13 +121,13 @@ def import_pass_module(package: Any, given: dict[str, Any], proceed: Callable[..
     return kind
 
 
-def build_without_code(builder: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+def build_without_code(builder: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
     """The hook of `ModelBuilder`: Python of the model's folder runs where the recipe trusts it (`load_kwargs` of the
     model, or `hf_remote` of the pass). onnxruntime-genai's builder runs it by itself."""
-    model, config = given["model"], given["config"]
+    model, config = arguments["model"], arguments["config"]
     load_kwargs: Mapping[str, Any] = model.get_load_kwargs() if hasattr(model, "get_load_kwargs") else {}
     options = {"hf_remote": bool(load_kwargs.get("trust_remote_code")), **(config.extra_options or {})}
-    return proceed(config=config.model_copy(update={"extra_options": options}))
+    return original(config=config.model_copy(update={"extra_options": options}))
 
 
 def silence() -> None:
@@ -146,56 +146,56 @@ def silence() -> None:
     threading.Thread(target=messages.shutdown, daemon=True).start()
 
 
-def shapes_in_order(module: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> dict[str, Any]:
+def shapes_in_order(module: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> dict[str, Any]:
     """The hook of Olive's conversion of a KV cache's shapes, with which `OnnxConversion` exports decoders.
 
     torch wants the shapes of an object's tensors in the order of its fields. Olive 0.13 gives those of a KV cache by
     the fields' names, and every export of a decoder fails ("Node type mismatch").
     """
-    shapes: dict[str, Any] = proceed()
+    shapes: dict[str, Any] = original()
     past = shapes.get("past_key_values")
     return {**shapes, "past_key_values": list(past.values())} if isinstance(past, Mapping) else shapes
 
 
-def validate_config(module: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+def validate_config(module: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
     """The hook of `validate_config` where Olive reads recipes: a pass's "evaluator" may be a name, as Olive says.
 
     Olive 0.13 validates passes before it replaces names of evaluators, because pydantic calls validators in the reverse
     order; a name then ends as "'str' object has no attribute 'get'".
     """
-    config, is_pass = given["config"], given["instance_class"] is module.RunPassConfig
+    config, is_pass = arguments["config"], arguments["instance_class"] is module.RunPassConfig
     if not is_pass or not isinstance(config, dict) or not isinstance(name := config.get("evaluator"), str):
-        return proceed()
-    valid = proceed(config={**config, "evaluator": None})
+        return original()
+    valid = original(config={**config, "evaluator": None})
     valid.evaluator = name
     return valid
 
 
-def parse_recipe(recipe: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+def parse_recipe(recipe: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
     """The hook of `RunConfig.parse_file_or_obj`: what plug-ins let be written otherwise is settled, and an unknown key
     at the top is named in one line."""
-    known = given["file_or_obj"]
+    known = arguments["file_or_obj"]
     keys = settled_recipe(known if isinstance(known, dict) else load_config_file(known))
     if unknown := list(unknown_keys(keys)):
         raise combined(unknown)
-    return proceed(file_or_obj=keys)
+    return original(file_or_obj=keys)
 
 
-def initialize(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> None:
+def initialize(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> None:
     """The hook of `Engine.initialize`, which turns a metric's name into a path where it is a task's: undone here."""
-    proceed()
+    original()
     for _, evaluator in our_evaluators(engine):
         for metric in evaluator.metrics:
             metric.name = word(metric.name)
 
 
-def resolve_goals(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+def resolve_goals(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
     """The hook of `Engine.resolve_goals`: adds the thresholds of our evaluators' metrics.
 
     Olive 0.13 returns no goals at all where every goal is a threshold: it looks for the input model's numbers, which
     only the other types of goal need, and gives up without them.
     """
-    goals, metrics = proceed(), given["metrics"]
+    goals, metrics = original(), arguments["metrics"]
     if not any(metrics is evaluator.metrics for _, evaluator in our_evaluators(engine)):
         return goals
     thresholds = {
@@ -207,14 +207,14 @@ def resolve_goals(engine: Any, given: dict[str, Any], proceed: Callable[..., Any
     return {**thresholds, **{name: goal for name, goal in goals.items() if goal is not None}}
 
 
-def update_node(node: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> None:
+def update_node(node: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> None:
     """The hook of `FootprintNode.update`, which Olive calls where candidates share their first passes.
 
     Olive 0.13 writes to the field by its alias "model_config", which pydantic refuses: every candidate after the first
     fails.
     """
-    values = given.get("kwargs", {})
-    proceed(kwargs={"model_config_data" if name == "model_config" else name: item for name, item in values.items()})
+    values = arguments.get("kwargs", {})
+    original(kwargs={"model_config_data" if name == "model_config" else name: item for name, item in values.items()})
 
 
 _HOOKS: dict[str, Hook] = {

@@ -15,7 +15,7 @@ from olive_ext.report import Metric, Report
 from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import COMPARISON_NAMES
 from olive_ext.run.bounds import with_measurements
-from olive_ext.workflow.evaluation_cache import deciding
+from olive_ext.workflow.evaluation_cache import deciding_settings
 from olive_ext.workflow.handlers import written
 from olive_ext.workflow.metric_results import broken_in, declared_pairs, text_of, to_metric_result
 from tests.workflow.recipes import ACC, NORM, REPORT
@@ -151,9 +151,9 @@ def test_claim_of_a_recipe_is_handed_on_and_is_a_part_of_the_key_of_olives_cache
 
     given = written(EvaluationSettings.parse(enough()))
     assert EvaluationConfig.parse({**given, "model": {"path": "m"}}).claim == ClaimConfig(above=-0.02)
-    assert "require" in deciding(enough())
-    assert "require" not in deciding(enough(documents="all"))
-    assert deciding(enough()) != deciding(enough(require=[{**BOUND, "min": -0.01}]))
+    assert "require" in deciding_settings(enough())
+    assert "require" not in deciding_settings(enough(documents="all"))
+    assert deciding_settings(enough()) != deciding_settings(enough(require=[{**BOUND, "min": -0.01}]))
 
 
 def test_bounds_hold_for_no_number_of_drawn_documents_alone_and_for_no_open_claim() -> None:

@@ -28,15 +28,15 @@ from olive_ext.plugins.diagnose.settings import LocationConfig, LocationSettings
 from olive_ext.workflow.current_run import settled
 from olive_ext.workflow.evaluator import surfaced
 from olive_ext.workflow.handlers import additional_files, handler_of, label, onnx_config
-from olive_ext.workflow.passes import LookingPass, OwnPass, folder_of
+from olive_ext.workflow.passes import ConfiguredPass, ReadOnlyPass, folder_of
 
 
-class OrtLossMap(LookingPass):
+class OrtLossMap(ReadOnlyPass):
     """Locates a model's loss. loss_map.json, loss_map.md and loss_map.html travel with the model."""
 
     settings_type = LocationSettings
 
-    def look(self, model: Any, settings: LocationSettings, folder: Path) -> Sequence[Path]:
+    def write_findings(self, model: Any, settings: LocationSettings, folder: Path) -> Sequence[Path]:
         """Raises `OliveExtError` for every failure."""
         with surfaced("the loss cannot be located"):
             values = opening_values(model, settings, self.accelerator_spec.execution_provider)
@@ -57,7 +57,7 @@ def opening_values(model: Any, settings: LocationSettings, execution_providers: 
     return {**settings.own(), **{name: getattr(opened, name) for name in opened.model_fields_set}}
 
 
-class OrtMending(OwnPass):
+class OrtMending(ConfiguredPass):
     """Mends a quantized ONNX model against the float one: the package with its bill."""
 
     settings_type = MendingSettings
