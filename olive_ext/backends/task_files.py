@@ -65,7 +65,7 @@ def read_task(path: Path) -> Mapping[str, Any]:
 
 def refuse_doubled_keys(tasks: Sequence[object], folders: Sequence[str]) -> None:
     """Raises `TaskError` where a file of `tasks` in `folders` has a key twice, of which lm-eval takes the last."""
-    for path in asked_files(tasks, folders)[1]:
+    for path in referenced_files(tasks, folders)[1]:
         if path.is_file() and (twice := doubled_key(yaml_bytes(path))):
             raise TaskError(f"task file '{path}', {twice}", code="damaged")
 
@@ -145,7 +145,7 @@ def functions_in(tasks: Sequence[object], folders: Sequence[str]) -> dict[Path |
     files include; imports nothing. Files that cannot be parsed have none.
     """
     functions: dict[Path | str, set[str]] = {}
-    for path, config in asked_files(tasks, folders)[1].items():
+    for path, config in referenced_files(tasks, folders)[1].items():
         for name in _functions(config):
             module, _, function = name.rpartition(".")
             file = _python_file(path, name)
@@ -153,7 +153,7 @@ def functions_in(tasks: Sequence[object], folders: Sequence[str]) -> dict[Path |
     return {origin: sorted(names) for origin, names in sorted(functions.items(), key=lambda item: str(item[0]))}
 
 
-def asked_files(tasks: Sequence[object], folders: Sequence[str]) -> tuple[set[str], dict[Path, Mapping[str, Any]]]:
+def referenced_files(tasks: Sequence[object], folders: Sequence[str]) -> tuple[set[str], dict[Path, Mapping[str, Any]]]:
     """The names that `tasks` and the members of their groups have, and the files in `folders` that define them, with
     what these include. Files of lm-eval's own are not looked at. Raises `EndlessTaskError`."""
     paths = (path for folder in folders for path in sorted(Path(folder).rglob("*.y*ml")) if path.is_file())
@@ -293,7 +293,7 @@ def refuse_unknown(specs: Sequence[Spec], folders: Sequence[str]) -> None:
     """Raises `TaskError` for names, of groups' members too, that no task file in `folders` defines and that occur in
     none of lm-eval's. Others may be unknown, too: a name may stand in a file of lm-eval's and name no task."""
     named = [spec for spec in specs if isinstance(spec, str) or "group" in spec]  # another inline task may be a new one
-    names, files = asked_files(named, folders)
+    names, files = referenced_files(named, folders)
     stems = {path.stem for folder in folders for path in Path(folder).rglob("*.y*ml")}
     known = {*stems, *defined_names(files), *shipped_files()}
     asked = sorted(name for name in names if name.isascii() and not is_file(name))

@@ -58,7 +58,7 @@ class Seeds:
         """Seeds that all equal `seed`; None takes lm-eval's defaults."""
         return cls() if seed is None else cls(seed, seed, seed, seed)
 
-    def plant(self) -> None:
+    def seed_all(self) -> None:
         """Sets the global generators, which some tasks draw from while they load."""
         random.seed(self.random_seed)
         np.random.seed(self.numpy_random_seed)
@@ -117,7 +117,7 @@ def load_tasks(
     """
     with named_failures(f"tasks {_names(specs)} cannot be loaded", machine=()):
         manager, accepted = find_tasks(specs, include_path, metadata, runs_code=runs_code)
-        (seeds or Seeds()).plant()
+        (seeds or Seeds()).seed_all()
         has_data = not all(_is_local(config_of(spec, manager.task_index)) for spec in specs)
         # A task renders its first document as it is made.
         templates, code = sandboxed_templates(), loading_metrics(runs_code)

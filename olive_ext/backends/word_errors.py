@@ -11,17 +11,17 @@ from collections.abc import Iterable
 from olive_ext.errors import TaskError
 
 Pair = tuple[str, str]
-"""What was said, and what the model wrote."""
+"""What was said (the reference transcript), and what the model wrote (the hypothesis)."""
 
 
-def normalized(said: str, written: str) -> Pair:
+def normalized(reference: str, hypothesis: str) -> Pair:
     """Both texts as they are compared. Raises `TaskError` where nothing was said: there is no rate of that."""
     from transformers.models.whisper.english_normalizer import BasicTextNormalizer
 
     normalize = BasicTextNormalizer()
-    pair = normalize(said).strip(), normalize(written).strip()
+    pair = normalize(reference).strip(), normalize(hypothesis).strip()
     if not pair[0]:
-        raise TaskError(f"the transcript {said!r} has no words to compare with")
+        raise TaskError(f"the transcript {reference!r} has no words to compare with")
     return pair
 
 
@@ -37,7 +37,7 @@ def word_errors(pairs: Iterable[Pair]) -> list[tuple[int, int]]:
         from jiwer import process_words
     except ImportError as error:
         raise TaskError("word error rates need jiwer: pip install olive-ext[speech]", code="needs_package") from error
-    found = (process_words(said, written) for said, written in pairs)
+    found = (process_words(reference, hypothesis) for reference, hypothesis in pairs)
     return [
         (one.substitutions + one.deletions + one.insertions, one.hits + one.substitutions + one.deletions)
         for one in found

@@ -43,7 +43,7 @@ def new_letters(texts: Sequence[str]) -> list[int]:
 
 
 @dataclass
-class Work:
+class Workload:
     """The requests of one kind."""
 
     documents: set[tuple[str, Any]] = field(default_factory=set)
@@ -58,11 +58,11 @@ class Work:
         generated = f", at most {self.answers:,} to generate" if self.answers else ""
         return f"{', '.join(parts)}, about {_rounded(sum(self.tokens))} tokens to compute{generated}"
 
-    def __add__(self, other: Work) -> Work:
-        return Work(self.documents | other.documents, self.tokens + other.tokens, self.answers + other.answers)
+    def __add__(self, other: Workload) -> Workload:
+        return Workload(self.documents | other.documents, self.tokens + other.tokens, self.answers + other.answers)
 
 
-def work_of(requests: Sequence[Any], encode: Callable[[str], Sequence[int]]) -> Work:
+def workload_of(requests: Sequence[Any], encode: Callable[[str], Sequence[int]]) -> Workload:
     """The work of lm-eval's requests of one kind; `encode` gives a text's tokens, of which a sample is counted."""
     texts = ["".join(part for part in request.args[:2] if isinstance(part, str)) for request in requests]
     sample = texts[:: max(1, len(texts) // _SAMPLE)][:_SAMPLE]
@@ -70,7 +70,7 @@ def work_of(requests: Sequence[Any], encode: Callable[[str], Sequence[int]]) -> 
     settings = [request.args[1] for request in requests if len(request.args) > 1 and isinstance(request.args[1], dict)]
     answers = sum(int(one.get("max_gen_toks") or _MOST_TOKENS) for one in settings)
     documents = {(str(request.task_name), request.doc_id) for request in requests}
-    return Work(documents, [share * letters for letters in new_letters(texts)], answers)
+    return Workload(documents, [share * letters for letters in new_letters(texts)], answers)
 
 
 def _rounded(number: float) -> str:
@@ -82,11 +82,11 @@ class CountingLM(LM):  # type: ignore[misc]
 
     def __init__(self, encode: Callable[[str], Sequence[int]]) -> None:
         super().__init__()
-        self._encode, self.work = encode, Work()
+        self._encode, self.work = encode, Workload()
 
     def loglikelihood(self, requests: Sequence[Any], **_: object) -> list[Any]:
         """Counts requests of any kind; a task cannot read the answers, and lm-eval asks all before it reads any."""
-        self.work += work_of(requests, self._encode)
+        self.work += workload_of(requests, self._encode)
         return ["" for _ in requests]
 
     loglikelihood_rolling = loglikelihood
@@ -130,7 +130,7 @@ def _weights(node: Any, sizes: dict[str, int]) -> int:
     return sum(sizes.get(name, 0) for name in node.input) if node.op_type in ("MatMul", "Gemm", "FusedMatMul") else 0
 
 
-def forecast(model: ResolvedModel, work: Work, *, begins: bool = True) -> str:
+def forecast(model: ResolvedModel, work: Workload, *, begins: bool = True) -> str:
     """About how long a model takes for the work, with what it takes to begin and to end, and its memory, in words."""
     found = seconds_of(model, work)
     about = f"about {duration(found[0])}" if found and found[0] >= 1 else "less than 1 s"
@@ -160,7 +160,7 @@ def _slots(model: ResolvedModel) -> int | None:
     return None
 
 
-def seconds_of(model: ResolvedModel, work: Work) -> tuple[float, str] | None:
+def seconds_of(model: ResolvedModel, work: Workload) -> tuple[float, str] | None:
     """Seconds to compute the tokens of prompts and of answers, and by which rate; None where none is known."""
     try:
         rate = RATES.get(model.device.kind)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from PIL import Image
 
-Given: TypeAlias = Any
+RawMedia: TypeAlias = Any
 """A PIL picture, a path, or the bytes of a file."""
 
 FILES = (str, Path, bytes, bytearray)
@@ -46,33 +46,33 @@ LARGEST_RATIO = 200
 proportion, which takes any memory."""
 
 
-def read_picture(given: Given) -> Image.Image:
+def read_picture(raw: RawMedia) -> Image.Image:
     """The picture upright and in RGB. Raises `MediaError` for what is none, or one that no model was made for."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        if not isinstance(given, (Image.Image, *FILES)):
-            kind = type(given).__name__
+        if not isinstance(raw, (Image.Image, *FILES)):
+            kind = type(raw).__name__
             raise MediaError(f"a {kind} is no picture: give a PIL image, a path or the bytes of a file")
-        picture = given if isinstance(given, Image.Image) else Image.open(opened(given), formats=_formats())
+        picture = raw if isinstance(raw, Image.Image) else Image.open(opened(raw), formats=_formats())
         frames = getattr(picture, "n_frames", 1)
         if frames > 1 and picture.format != "MPO":  # a photograph, and what a camera adds to it
-            raise MediaError(f"{named(given)} is animated ({frames} frames): give one frame as a picture")
+            raise MediaError(f"{name_of(raw)} is animated ({frames} frames): give one frame as a picture")
         short, long = sorted(picture.size)
         extent = "{} x {}".format(*picture.size)
         if not short:
-            raise MediaError(f"{named(given)} has no pixels ({extent})")
+            raise MediaError(f"{name_of(raw)} has no pixels ({extent})")
         if long > LARGEST_SIDE:
-            raise MediaError(f"{named(given)} has {extent} pixels; a side has {LARGEST_SIDE} at most", code="too_large")
+            raise MediaError(f"{name_of(raw)} has {extent} pixels; a side has {LARGEST_SIDE} at most", code="too_large")
         if long > LARGEST_RATIO * short:
-            raise MediaError(f"{named(given)} has {extent} pixels; one side is {LARGEST_RATIO} times the other at most")
-        return _of_8_bits(ImageOps.exif_transpose(picture), given).convert("RGB")
+            raise MediaError(f"{name_of(raw)} has {extent} pixels; one side is {LARGEST_RATIO} times the other at most")
+        return _of_8_bits(ImageOps.exif_transpose(picture), raw).convert("RGB")
     except MediaError:
         raise
     except UnidentifiedImageError as error:
-        raise MediaError(f"{named(given)} cannot be read as a picture: no format that is known here") from error
+        raise MediaError(f"{name_of(raw)} cannot be read as a picture: no format that is known here") from error
     except Exception as error:  # PIL raises OSError, SyntaxError, ValueError, its own bomb error
-        raise MediaError(f"{named(given)} cannot be read as a picture: {why(error)}") from error
+        raise MediaError(f"{name_of(raw)} cannot be read as a picture: {reason(error)}") from error
 
 
 def _formats() -> list[str]:
@@ -83,7 +83,7 @@ def _formats() -> list[str]:
     return [name for name in Image.ID if name in _FORMATS]
 
 
-def _of_8_bits(picture: Image.Image, given: Given) -> Image.Image:
+def _of_8_bits(picture: Image.Image, raw: RawMedia) -> Image.Image:
     """The picture with shades from 0 to 255, where PIL would make 255 of all above. Raises `MediaError` for numbers of
     which no range is known."""
     from PIL import Image
@@ -92,23 +92,23 @@ def _of_8_bits(picture: Image.Image, given: Given) -> Image.Image:
         return picture
     shades = np.asarray(picture)
     if picture.mode == "F" or shades.min() < 0 or shades.max() >= 1 << 16:
-        raise MediaError(f"{named(given)} has shades of the mode '{picture.mode}': give 8 or 16 bits")
+        raise MediaError(f"{name_of(raw)} has shades of the mode '{picture.mode}': give 8 or 16 bits")
     return Image.fromarray((shades >> 8).astype(np.uint8))
 
 
-def sendable(given: Given, kind: str = "picture") -> Given:
+def as_bytes(raw: RawMedia, kind: str = "picture") -> RawMedia:
     """The same for a process that may not see this one's files. Raises `MediaError` where it is gone."""
-    if not isinstance(given, (str, Path)):
-        return given
+    if not isinstance(raw, (str, Path)):
+        return raw
     try:
-        return Path(given).read_bytes()
+        return Path(raw).read_bytes()
     except OSError as error:
-        raise MediaError(f"{named(given, kind)} cannot be read as a {kind}: {why(error)}") from error
+        raise MediaError(f"{name_of(raw, kind)} cannot be read as a {kind}: {reason(error)}") from error
 
 
-def thumbnail(given: Given) -> str:
+def thumbnail(raw: RawMedia) -> str:
     """A small JPEG of the picture as a data URL. Raises `MediaError` as `read_picture` does."""
-    picture, file = read_picture(given), io.BytesIO()
+    picture, file = read_picture(raw), io.BytesIO()
     picture.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
     picture.save(file, "JPEG", quality=75)
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
@@ -163,23 +163,23 @@ def decoded(body: str) -> bytes:
         raise MediaError(f"'{body[:30]}...' is not valid base64: {error}") from error
 
 
-def opened(given: str | Path | bytes | bytearray) -> io.BytesIO | Path:
+def opened(raw: str | Path | bytes | bytearray) -> io.BytesIO | Path:
     """A file, by its path, its bytes or a data URL. Raises `MediaError` for another URL."""
-    if isinstance(given, (bytes, bytearray)):
-        return io.BytesIO(given)
-    if isinstance(given, str) and ("://" in given or given.startswith("data:")):
-        return io.BytesIO(data_of_url(given))
-    return Path(given)
+    if isinstance(raw, (bytes, bytearray)):
+        return io.BytesIO(raw)
+    if isinstance(raw, str) and ("://" in raw or raw.startswith("data:")):
+        return io.BytesIO(data_of_url(raw))
+    return Path(raw)
 
 
-def why(error: Exception) -> str:
-    """What was wrong, without the path, which `named` has."""
+def reason(error: Exception) -> str:
+    """What was wrong, without the path, which `name_of` has."""
     return error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
 
 
-def named(given: Given, kind: str = "picture") -> str:
+def name_of(raw: RawMedia, kind: str = "picture") -> str:
     """The picture or sound in an error: by its path, where it has one."""
-    if not isinstance(given, (str, Path)):
+    if not isinstance(raw, (str, Path)):
         return f"a {kind}"
-    text = str(given)
+    text = str(raw)
     return f"the {kind} '{text if len(text) <= LONGEST_NAME else f'{text[:60]}...{text[-60:]}'}'"

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, UnfitTaskError, first_line
 from olive_ext.media.items import ItemLimit, ItemStore, MediaItem, token_bucket, token_buckets
-from olive_ext.media.pictures import Given, blank, content_key, named, read_picture, sendable
+from olive_ext.media.pictures import RawMedia, as_bytes, blank, content_key, name_of, read_picture
 from olive_ext.media.processors import folders_of, load_image_processor
 from olive_ext.media.sound import NUM_TOKENS, SoundItems, refuse_non_finite
 from olive_ext.model.types import WORDS, MediaInput, MediaSpec, Modality, ModelFiles
@@ -51,18 +51,18 @@ class ItemArrays:
     processor: MediaProcessor | None
     modality: Modality
     key: str
-    given: Given
+    raw: RawMedia
 
     def __call__(self) -> Arrays:
         """The arrays by name. Raises `TaskError` where the file holds other content by now."""
         assert self.processor is not None
-        return self.processor.load(self.modality, self.key, self.given)
+        return self.processor.load(self.modality, self.key, self.raw)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = self.given
+        raw = self.raw
         with suppress(MediaError):  # of a file that is gone: reported there, where it costs its own requests alone
-            given = sendable(given, WORDS[self.modality].kind)
-        return ItemArrays, (None, self.modality, self.key, given)
+            raw = as_bytes(raw, WORDS[self.modality].kind)
+        return ItemArrays, (None, self.modality, self.key, raw)
 
 
 class MediaProcessor:
@@ -76,26 +76,26 @@ class MediaProcessor:
         self._known: dict[str, Extent] = {}
         self._sounds = SoundItems(files, num_threads)
 
-    def item(self, modality: Modality, given: Given) -> MediaItem:
+    def item(self, modality: Modality, raw: RawMedia) -> MediaItem:
         """The item of what a user gave. Raises `TaskError` for one that cannot be read or prepared, or of
         which the model takes none."""
         taken = next((one for one in self.spec.inputs if one.modality is modality), None)
         if taken is None:
             names = " and ".join(f"{WORDS[taken].kind}s" for taken in self.spec.modalities)
             raise UnfitTaskError(f"the request has a {WORDS[modality].kind}; this model takes {names}")
-        read = self._read(modality, given)
+        read = self._read(modality, raw)
         content = content_key(read)
         if content not in self._known:
             arrays = self._prepare(modality, read)
             extent = self._extent(arrays, taken)
             if extent.num_tokens < 1:
                 kind = WORDS[modality].kind
-                raise MediaError(f"{named(given, kind)} is too small: the model's processor makes no token of it")
+                raise MediaError(f"{name_of(raw, kind)} is too small: the model's processor makes no token of it")
             self._known[content] = replace(extent, key=arrays_key(arrays))
             self.kept.put(self._known[content].key, arrays)
         extent = self._known[content]
-        load = ItemArrays(self, modality, extent.key, given)
-        shown = f"{named(given, WORDS[modality].kind)} of {self._size(modality, read)}"
+        load = ItemArrays(self, modality, extent.key, raw)
+        shown = f"{name_of(raw, WORDS[modality].kind)} of {self._size(modality, read)}"
         return MediaItem(modality, extent.key, extent.num_tokens, taken.placeholder, load, extent.grid, shown)
 
     def adopt(self, item: MediaItem) -> MediaItem:
@@ -107,22 +107,22 @@ class MediaProcessor:
         it takes another number of tokens, so that no text holds it for both models."""
         if not isinstance(item.load, ItemArrays):
             return item
-        own = self.item(item.modality, item.load.given)
+        own = self.item(item.modality, item.load.raw)
         if own.num_tokens != item.num_tokens:
             raise TaskError(
-                f"{named(item.load.given, WORDS[item.modality].kind)} takes {item.num_tokens} tokens by the model's "
+                f"{name_of(item.load.raw, WORDS[item.modality].kind)} takes {item.num_tokens} tokens by the model's "
                 f"processor and {own.num_tokens} by the reference's: they cannot be compared on one text"
             )
         return own
 
-    def load(self, modality: Modality, key: str, given: Given) -> Arrays:
-        """The arrays of that key's item by name, each [1, ...]. Raises `TaskError` where `given` holds another one by
+    def load(self, modality: Modality, key: str, raw: RawMedia) -> Arrays:
+        """The arrays of that key's item by name, each [1, ...]. Raises `TaskError` where `raw` holds another one by
         now."""
         if (kept := self.kept.get(key)) is not None:
             return kept
-        arrays = self._prepare(modality, self._read(modality, given))
+        arrays = self._prepare(modality, self._read(modality, raw))
         if arrays_key(arrays) != key:
-            shown = named(given, WORDS[modality].kind)
+            shown = name_of(raw, WORDS[modality].kind)
             raise TaskError(f"{shown} has changed since its request was made, or is prepared in another way now")
         self.kept.put(key, arrays)
         return arrays
@@ -178,8 +178,8 @@ class MediaProcessor:
         named = files.genai_config.get("model", {}).get("vision", {}).get("config_filename")
         return load_image_processor(folders_of(files), named)
 
-    def _read(self, modality: Modality, given: Given) -> Any:
-        return read_picture(given) if modality is Modality.IMAGE else self._sounds.read(given)
+    def _read(self, modality: Modality, raw: RawMedia) -> Any:
+        return read_picture(raw) if modality is Modality.IMAGE else self._sounds.read(raw)
 
     def _size(self, modality: Modality, content: Any) -> str:
         if modality is Modality.IMAGE:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.errors import MediaError, first_line
-from olive_ext.media.pictures import FILES, named, opened, why
+from olive_ext.media.pictures import FILES, name_of, opened, reason
 from olive_ext.media.processors import (
     folders_of,
     load_feature_extractor,
@@ -32,7 +32,7 @@ from olive_ext.model.types import ModelFiles, TensorSpec
 logger = logging.getLogger(__name__)
 
 Samples: TypeAlias = npt.NDArray[np.float32]
-Given: TypeAlias = Any
+RawMedia: TypeAlias = Any
 """A path or the bytes of a WAV file, {"array": samples, "sampling_rate": rate} (datasets' form), or (samples, rate)."""
 
 _SCALES: Mapping[str, tuple[float, float]] = {"uint8": (128, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
@@ -67,10 +67,10 @@ class SoundProcessor:
         """The length of a window."""
         return float(self._extractor.n_samples) / self.rate
 
-    def windows(self, given: Given) -> list[npt.NDArray[np.float32]]:
+    def windows(self, raw: RawMedia) -> list[npt.NDArray[np.float32]]:
         """The features [mels, frames] of each window of a sound that a user gave; a sound has one window unless it is
         longer than the encoder takes, and windows do not overlap. Raises `MediaError` for what cannot be read."""
-        samples_N = read_samples(given, self.rate)
+        samples_N = read_samples(raw, self.rate)
         length = int(self._extractor.n_samples)
         parts = [samples_N[start : start + length] for start in range(0, len(samples_N), length)]
         return [self._features(part) for part in parts]
@@ -112,7 +112,7 @@ def refuse_non_finite(arrays: Mapping[str, npt.NDArray[Any]], kind: str) -> None
         raise MediaError(f"a {kind} has features of NaN or infinity ('{wrong[0]}'): its numbers are far out of range")
 
 
-def tell_other_features(reference: SoundProcessor | None, own: SoundProcessor | None) -> None:
+def warn_other_features(reference: SoundProcessor | None, own: SoundProcessor | None) -> None:
     """Warns where a reference's extractor makes other features of a sound than the model's, which both are given."""
     if reference is None or own is None:
         return
@@ -122,26 +122,26 @@ def tell_other_features(reference: SoundProcessor | None, own: SoundProcessor | 
         logger.warning("the reference prepares sound otherwise than the model: both are given the model's features")
 
 
-def read_samples(given: Given, wanted: int) -> Samples:
+def read_samples(raw: RawMedia, wanted: int) -> Samples:
     """Samples [N] of one channel at the rate that is `wanted`. Raises `MediaError` for another rate, too."""
-    samples_N, rate = read_sound(given)
+    samples_N, rate = read_sound(raw)
     if rate != wanted:
-        shown = named(given, "sound")
+        shown = name_of(raw, "sound")
         raise MediaError(f"{shown} has {rate:g} samples a second; this model takes {wanted}: resample it")
     return samples_N
 
 
-def read_sound(given: Given) -> tuple[Samples, float]:
+def read_sound(raw: RawMedia) -> tuple[Samples, float]:
     """Samples [N] of one channel, whole numbers scaled to -1 to 1, and their number in a second. Of an array with two
     axes the shorter one is that of channels, which are averaged. Raises `MediaError`: what is wrong."""
-    shown = named(given, "sound")
-    pair = (given.get("array"), given.get("sampling_rate")) if isinstance(given, Mapping) else given
+    shown = name_of(raw, "sound")
+    pair = (raw.get("array"), raw.get("sampling_rate")) if isinstance(raw, Mapping) else raw
     if isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], (int, float, np.number)):
         array, rate = _array(pair[0], shown), float(pair[1])
-    elif isinstance(given, FILES):
-        array, rate = _read_wave(given)
+    elif isinstance(raw, FILES):
+        array, rate = _read_wave(raw)
     else:
-        kind = type(given).__name__
+        kind = type(raw).__name__
         raise MediaError(
             f"a {kind} is no sound: give a WAV file's path or bytes, (samples, rate), or "
             '{"array": samples, "sampling_rate": rate}'
@@ -158,15 +158,15 @@ def read_sound(given: Given) -> tuple[Samples, float]:
     return samples.mean(int(np.argmin(samples.shape)), dtype=np.float32) if samples.ndim == 2 else samples, rate
 
 
-def _array(given: Any, shown: str) -> npt.NDArray[Any]:
+def _array(raw: Any, shown: str) -> npt.NDArray[Any]:
     """The array that a user gave. Raises `MediaError` for what is none."""
     try:
-        return np.asarray(given)
+        return np.asarray(raw)
     except (ValueError, TypeError) as error:
         raise MediaError(f"{shown} is no array of samples: {first_line(error)}") from error
 
 
-def _read_wave(given: str | Path | bytes | bytearray) -> tuple[npt.NDArray[Any], int]:
+def _read_wave(raw: str | Path | bytes | bytearray) -> tuple[npt.NDArray[Any], int]:
     """Samples [N] or [N, channels] of a WAV file."""
     from scipy.io import wavfile
 
@@ -174,11 +174,11 @@ def _read_wave(given: str | Path | bytes | bytearray) -> tuple[npt.NDArray[Any],
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=wavfile.WavFileWarning)  # chunks that hold no sound
             warnings.filterwarnings("error", "Reached EOF prematurely", wavfile.WavFileWarning)
-            rate, array = wavfile.read(_sized(opened(given)))
+            rate, array = wavfile.read(_sized(opened(raw)))
     except MediaError:
         raise
     except Exception as error:  # scipy raises ValueError, struct.error, ZeroDivisionError, its warning
-        raise MediaError(f"{named(given, 'sound')} cannot be read as a WAV file: {why(error)}") from error
+        raise MediaError(f"{name_of(raw, 'sound')} cannot be read as a WAV file: {reason(error)}") from error
     return array, rate
 
 
@@ -225,12 +225,12 @@ class SoundItems:
         """The processor's file."""
         return self._loaded[1]
 
-    def read(self, given: Given) -> Samples:
+    def read(self, raw: RawMedia) -> Samples:
         """The samples [N] of a sound that a user gave. Raises `MediaError` for one that cannot be read, or that has
         another rate than the model takes."""
-        return read_samples(given, int(self.extractor.sampling_rate))
+        return read_samples(raw, int(self.extractor.sampling_rate))
 
-    def silences(self) -> list[Given]:
+    def silences(self) -> list[RawMedia]:
         """Sounds of 1, 2, ... seconds, up to the longest that the extractor pads to."""
         rate, longest = int(self.extractor.sampling_rate), int(getattr(self.extractor, "chunk_length", 30))
         return [(np.zeros(rate * seconds, np.float32), rate) for seconds in range(1, longest + 1)]

@@ -24,7 +24,7 @@ from olive_ext.engine.runners.runner import OpenedRunner, Runner
 from olive_ext.errors import ModelError, RecordsError
 from olive_ext.media.items import ItemLimit, Source
 from olive_ext.media.processor import MediaProcessor
-from olive_ext.media.sound import tell_other_features
+from olive_ext.media.sound import warn_other_features
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import also_read, reading_noted
 from olive_ext.records import Form, Records
@@ -233,7 +233,7 @@ def _resident_tap(own: LocalModel, reference: LocalModel) -> Tap:
     num_tokens = own.texts.tokenizer.num_ids
     comparable_tokens(vocab_size_of(own.runner), vocab_size_of(reference.runner), num_tokens)
     if reference.texts.encoding is not None and own.texts.encoding is not None:
-        tell_other_features(reference.texts.encoding.sound, own.texts.encoding.sound)
+        warn_other_features(reference.texts.encoding.sound, own.texts.encoding.sound)
     own_item = {} if reference.media is None else {"own_item": reference.media.processor.own}
     return ResidentTap(own.runner, reference.opened, DivergenceKernels.at(own.runner, num_tokens), **own_item)
 

@@ -19,13 +19,13 @@ from olive_ext.backends.workload import (
     RATES,
     START_SECONDS,
     CountingLM,
-    Work,
+    Workload,
     cache_bytes,
     forecast,
     new_letters,
     parameters,
     seconds_of,
-    work_of,
+    workload_of,
 )
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.errors import ProviderError
@@ -79,10 +79,10 @@ def request(doc: int, *args: Any, task: str = "t") -> Any:
 
 
 def test_work_counts_documents_requests_new_tokens_and_the_longest_answers() -> None:
-    found = work_of([request(0, "stem one", "x"), request(0, "stem one", "y"), request(1, "stem two", "z")], list)
+    found = workload_of([request(0, "stem one", "x"), request(0, "stem one", "y"), request(1, "stem two", "z")], list)
     assert (len(found.documents), found.tokens) == (2, [9.0, 1.0, 4.0])
     assert str(found) == "2 documents, 3 requests, about 14 tokens to compute"
-    written = work_of([request(0, "q", {"max_gen_toks": 7}), request(0, "q", {}, task="u")], list)
+    written = workload_of([request(0, "q", {"max_gen_toks": 7}), request(0, "q", {}, task="u")], list)
     assert (len(written.documents), written.tokens, written.answers) == (2, [1.0, 0.0], 263)
     assert str(found + written).endswith("about 15 tokens to compute, at most 263 to generate")
 
@@ -99,7 +99,7 @@ def test_model_that_counts_answers_nothing() -> None:
 def test_forecast_is_by_the_products_of_the_graph() -> None:
     model = resolve(ModelSettings(model=str(genai_export("llama"))))
     hidden, rate = parameters(model), RATES["cpu"]
-    work = Work(tokens=[500.0, 500.0], answers=10)
+    work = Workload(tokens=[500.0, 500.0], answers=10)
     seconds, machine = seconds_of(model, work) or (0.0, "")
     cores = int(machine.partition(" ")[0])
     products = 2 * hidden * (1000 / rate.scored + 10 / rate.generated) / cores
@@ -110,7 +110,7 @@ def test_forecast_is_by_the_products_of_the_graph() -> None:
     two = model.patched({"engine": EngineConfig(num_slots=2)})
     kv_bytes = 2 * two.spec.context_length * two.spec.bytes_per_position
     assert f"at most {size(kv_bytes)} of caches" in forecast(two, work)
-    long = Work(tokens=[10.0] * 960, answers=960 * 128)  # took 60 s, of a model of 0.5 MB
+    long = Workload(tokens=[10.0] * 960, answers=960 * 128)  # took 60 s, of a model of 0.5 MB
     assert 60 < (seconds_of(two, long) or (0.0,))[0] < 120
     assert "begin" not in forecast(two, long, begins=False)
     assert kv_bytes < (cache_bytes(model) or 0) <= 32 * kv_bytes

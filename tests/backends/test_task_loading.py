@@ -134,7 +134,7 @@ def test_edited_data_are_read_whatever_their_size_and_time(tmp_path: Path, monke
 
 
 def test_random_numbers_go_on_as_if_lm_eval_had_loaded_the_tasks(folder: Path) -> None:
-    Seeds().plant()
+    Seeds().seed_all()
     TaskManager(include_path=str(folder), include_defaults=False).load(["tiny_choice"])
     expected = random.random()
     loaded = load_tasks(["tiny_choice"], str(folder), Seeds())

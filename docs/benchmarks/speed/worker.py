@@ -170,7 +170,7 @@ def _latencies(job: BenchJob) -> dict[str, Any]:
 
     lm: OrtLM = open_lm(job)
     generations = [one for one in _requests(job) if one.kind == "generate_until"]
-    wanted = lm.wanted_generations(instances(generations))
+    wanted = lm.pending_generations(instances(generations))
     requests = [convert(lm.session, item.request)[0][0] for item in wanted]
     series = []
     for is_warm in (0, 1):

@@ -34,8 +34,8 @@ Observer = Callable[[Any, Any, Any], None]
 KnownAnswers = Callable[[list[Any], Callable[[list[Any]], list[Any]]], list[Any]]
 """Answers lm-eval's requests, all of one method; those it does not know it passes on to its second argument."""
 
-Answer = tuple[float, bool]
-CERTAIN: Answer = (0.0, True)
+Score = tuple[float, bool]
+CERTAIN: Score = (0.0, True)
 """The answer for an empty continuation."""
 
 SLICE = 4096
@@ -116,9 +116,9 @@ def encoded_slices(
             trim_host_memory()  # tokenizers leave holes in several threads' memory, which else grow from slice to slice
 
 
-def scored(
+def scores_of(
     lm: CompletePairs, slices: Iterable[tuple[Sequence[int], Sequence[ScoringRequest | None]]], instances: Sequence[Any]
-) -> Iterator[tuple[int, Answer]]:
+) -> Iterator[tuple[int, Score]]:
     """Place and answer of the requests of all slices, which come with their places, in the order of completion; of an
     empty continuation there is no request. `instances` are lm-eval's requests by place."""
     waiting: dict[int, tuple[int, ScoringRequest]] = {}

@@ -24,22 +24,22 @@ from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
 from olive_ext.backends.lm_eval.instances import (
     CERTAIN,
-    Answer,
     CompletePairs,
     KnownAnswers,
     LostRequests,
     Observer,
     PendingGeneration,
+    Score,
     encoded_slices,
     known_answers_first,
     noting,
-    scored,
+    scores_of,
 )
 from olive_ext.backends.lm_eval_patches import as_list
 from olive_ext.backends.package_versions import versions
 from olive_ext.backends.progress import is_shown, progress_bar, shown
 from olive_ext.backends.samples import GeneratedText
-from olive_ext.backends.workload import Work, forecast, work_of
+from olive_ext.backends.workload import Workload, forecast, workload_of
 from olive_ext.errors import MediaError, SessionError, TaskError, UnfitTaskError, counted
 from olive_ext.media.pictures import read_picture
 from olive_ext.model import ResolvedModel
@@ -176,7 +176,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         return text
 
     @known_answers_first
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Answer]:
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Score]:
         """(log-probability in nats, is greedy) of each continuation; an empty one is certain: (0.0, True)."""
         if self._arguments.enable_thinking:
             names = sorted({str(request.task_name) for request in requests})
@@ -186,14 +186,14 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         with self._progress("Scoring", requests, disable_tqdm) as advance:
             slices = encoded_slices(requests, lambda request: "".join(request.args[:2]), self.scoring_requests)
             answers = [CERTAIN] * len(requests)
-            for place, answers[place] in scored(self, slices, requests):
+            for place, answers[place] in scores_of(self, slices, requests):
                 self.cache_hook.add_partial("loglikelihood", requests[place].args, answers[place])
                 advance([place])
             return answers
 
     def scoring_requests(self, requests: Sequence[Instance]) -> list[ScoringRequest | None]:
         """The session's requests, by TemplateLM's rule; TemplateLM encodes them one by one, this method at once."""
-        given = [self._media.given(request.args) for request in requests]
+        fields = [self._media.fields(request.args) for request in requests]
         pairs = [(self._media.prompt(request.args), request.args[1]) for request in requests]
         contexts = {pair[0].rstrip(): None for pair in pairs if pair[1]}
         if self._encoding is None:
@@ -203,7 +203,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         try:
             return [
                 self._scoring_request(*self._pair(*pair), media) if pair[1] else None
-                for pair, media in zip(pairs, given, strict=True)
+                for pair, media in zip(pairs, fields, strict=True)
             ]
         finally:
             self._encoded = {}
@@ -213,18 +213,18 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
             return self._prompt(context), self._text.encode_answer(continuation)
         return self._encode_pair(context, continuation)
 
-    def _loglikelihood_tokens(self, requests: Sequence[tuple[Any, ...]], **_: object) -> list[Answer]:
+    def _loglikelihood_tokens(self, requests: Sequence[tuple[Any, ...]], **_: object) -> list[Score]:
         """lm-eval's own `loglikelihood`, which has another one here, hands tokens to it."""
         raise NotImplementedError
 
     def _scoring_request(
-        self, context: Sequence[int], target: Sequence[int], given: Mapping[str, Any]
+        self, context: Sequence[int], target: Sequence[int], media: Mapping[str, Any]
     ) -> ScoringRequest | None:
         """The request for one pair; as in HFLM an encoder-decoder encodes the context, and decodes the target alone."""
         if not target:
             return None
         if self._encoding is None or self._media.is_speech:
-            return ScoringRequest(context, target, **given)
+            return ScoringRequest(context, target, **media)
         return ScoringRequest("", target, source=context)
 
     @known_answers_first
@@ -247,7 +247,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The continuation of each context. Greedy requests with equal arguments are generated once."""
         answers = [""] * len(requests)
-        wanted = self.wanted_generations(requests)
+        wanted = self.pending_generations(requests)
 
         def whose(at: int) -> str:
             return str(requests[wanted[at].owners[0]].task_name)
@@ -266,7 +266,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
                     advance(item.owners, len(output.tokens))
         return answers
 
-    def wanted_generations(self, requests: list[Instance]) -> list[PendingGeneration]:
+    def pending_generations(self, requests: list[Instance]) -> list[PendingGeneration]:
         """What is to be generated for them, and which of them each is for: greedy ones with equal arguments are one."""
         eot = self.eot_token_id  # as a text it stops where the model's own files have it stop
         eos = self.tok_decode([eot], skip_special_tokens=False) if eot in self.session.stop_ids else None
@@ -275,7 +275,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         for index, request in enumerate(requests):
             context, gen_kwargs = request.args[:2]
             settings = GenerationSettings.read(gen_kwargs, self.max_gen_toks, eos, self._arguments.seed)
-            media = self._media.given(request.args)
+            media = self._media.fields(request.args)
             pictures = [id(item) for items in media.values() for item in items]
             key = json.dumps([context, gen_kwargs, pictures], default=str)
             repeat = repeats[key] if settings.is_sampled else 0
@@ -317,7 +317,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         executor, total = self.session.executor, len(requests)
         fed, at_work = lambda: int(self.session.counters.tokens_fed), lambda: executor.at_work
         is_seen = not is_disabled and is_shown(shown.get())
-        work = work_of(requests, self.tok_encode) if is_seen else Work(tokens=[0.0] * total)
+        work = workload_of(requests, self.tok_encode) if is_seen else Workload(tokens=[0.0] * total)
         tokens, about, doing = sum(work.tokens), "", " by ".join(filter(None, (doing, self.role)))
         if is_seen and shown.get():  # a line, which is not written beside the bars of who drives the model themselves
             time = "" if self.resolved is None else f": {forecast(self.resolved, work, begins=self._begins)}"
@@ -354,8 +354,8 @@ class TaskMedia:
         self.is_taken = bool(self._markers) or self.is_speech
         """Whether the model takes anything besides text."""
 
-    def given(self, args: Sequence[Any]) -> dict[str, Any]:
-        """What a request gives besides its texts, by the name of the session's field for it. Raises `TaskError` for
+    def fields(self, args: Sequence[Any]) -> dict[str, Any]:
+        """The pictures and sounds of a request, by the session's field for them. Raises `TaskError` for
         what the model does not take, and where it takes sound and the task has none."""
         media = args[2] if len(args) > 2 else {}
         taken = {name for name, modality in _ARGUMENTS.items() if modality in self._markers}
@@ -431,13 +431,13 @@ class TaskMedia:
         return self._arguments.max_images if modality is Modality.IMAGE else sys.maxsize
 
 
-def _resized(given: Any, sizes: tuple[int | None, ...]) -> Any:
+def _resized(image: Any, sizes: tuple[int | None, ...]) -> Any:
     """The picture as large as `sizes` (width, height, larger side) allow. One that cannot be read stays as it is: the
     session says which request it costs."""
     try:
-        return resize_image(read_picture(given), *sizes)
+        return resize_image(read_picture(image), *sizes)
     except MediaError:
-        return given
+        return image
 
 
 def _text(text: str) -> dict[str, Any]:
