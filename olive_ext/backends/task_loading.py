@@ -37,7 +37,7 @@ from olive_ext.backends.task_files import (
     unknown,
 )
 from olive_ext.errors import TaskError, named_failures
-from olive_ext.model.files.hub import asked_where_it_answers
+from olive_ext.model.files.hub import offline_if_unreachable
 from olive_ext.report.metrics import LENGTHS
 
 Declared = dict[str, Collection[str] | None]
@@ -121,7 +121,7 @@ def load_tasks(
         has_data = not all(_is_local(config_of(spec, manager.task_index)) for spec in specs)
         # A task renders its first document as it is made.
         templates, code = sandboxed_templates(), loading_metrics(runs_code)
-        with exits_raised(), templates, code, made_tasks(), quiet_data(), asked_where_it_answers(has_data=has_data):
+        with exits_raised(), templates, code, made_tasks(), quiet_data(), offline_if_unreachable(has_data=has_data):
             loaded = LoadedTasks(manager, manager.load(accepted))
         refuse_unconfined(loaded.tasks, runs_code)
         count_samples(loaded.tasks.values(), repeats, thinks=thinks)

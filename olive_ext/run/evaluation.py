@@ -25,7 +25,7 @@ from olive_ext.errors import (
     counted,
 )
 from olive_ext.model import ResolvedModel
-from olive_ext.model.files.hub import asked_where_it_answers
+from olive_ext.model.files.hub import offline_if_unreachable
 from olive_ext.model.types import MEDIA_PARTS, WORDS
 from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
@@ -102,7 +102,7 @@ def evaluate_models(
     log_folder = _log_folder(config)
     if lm is None:
         _refuse_missing(config, models)
-    on_hub = asked_where_it_answers(models.names() if lm is None else ())
+    on_hub = offline_if_unreachable(models.names() if lm is None else ())
     file = nullcontext() if models.records_file is None else models.records_file.in_use()
     with models.clock.reporting(progress), on_hub, ExitStack() as logging_runs, file:
         name = Path(config.model.path).name

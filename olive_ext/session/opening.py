@@ -10,7 +10,7 @@ from typing import Any
 from olive_ext.config import ModelSettings
 from olive_ext.errors import ContradictionError, suggest
 from olive_ext.model import ResolvedModel, resolve
-from olive_ext.model.files.hub import asked_where_it_answers
+from olive_ext.model.files.hub import offline_if_unreachable
 from olive_ext.records import Records
 from olive_ext.session.answer_journal import RecordsElsewhere
 from olive_ext.session.local import RecordTo, Texts, open_local, read_texts
@@ -41,7 +41,7 @@ def open(
     makes this model a reference: its distributions are kept on disk, and candidates are opened with `Session.records`.
     """
     resolved = resolve(_settings(model, {name: value for name, value in settings.items() if value is not None}))
-    with asked_where_it_answers((resolved.settings.model, str(resolved.files.tokenizer))):
+    with offline_if_unreachable((resolved.settings.model, str(resolved.files.tokenizer))):
         return open_model(resolved, resolved_reference(resolved, reference), record_to)
 
 

@@ -21,7 +21,7 @@ from olive_ext.backends.task_files import named_files
 from olive_ext.backends.task_loading import Seeds, _find, load_tasks
 from olive_ext.errors import TaskError
 from olive_ext.model.files import hub
-from olive_ext.model.files.hub import asked_where_it_answers
+from olive_ext.model.files.hub import offline_if_unreachable
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.refusals import refused
 
@@ -229,6 +229,6 @@ def test_what_a_tasks_code_imports_from_beside_it_counts(tmp_path: Path) -> None
 
 
 def test_library_that_was_set_offline_says_why_the_hub_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "why_silent", lambda: "no route to host")
-    with refused(TaskError, "needs_network", holds="no route to host"), asked_where_it_answers(has_data=True):
+    monkeypatch.setattr(hub, "why_unreachable", lambda: "no route to host")
+    with refused(TaskError, "needs_network", holds="no route to host"), offline_if_unreachable(has_data=True):
         raise TaskError("task 't': ConnectionError: Couldn't reach 'a/b' on the Hub (OfflineModeIsEnabled)")

@@ -34,7 +34,7 @@ _READERS = ("huggingface_hub.constants", "datasets.config")
 
 
 @contextmanager
-def asked_where_it_answers(names: Iterable[str] = (), *, has_data: bool = False) -> Iterator[None]:
+def offline_if_unreachable(names: Iterable[str] = (), *, has_data: bool = False) -> Iterator[None]:
     """While the hub does not answer, its libraries are set offline: they then take what they have kept.
 
     `names` are what users wrote for models and tokenizers; the hub is tried only where one of them, not being a path,
@@ -42,7 +42,7 @@ def asked_where_it_answers(names: Iterable[str] = (), *, has_data: bool = False)
     answer.
     """
     wanted = [name for name in names if is_hub_name(name)]
-    reason = why_silent() if wanted or has_data else None
+    reason = why_unreachable() if wanted or has_data else None
     if reason is None:
         yield
         return
@@ -91,7 +91,7 @@ def set_offline() -> Iterator[None]:
         yield
 
 
-def why_silent() -> str | None:
+def why_unreachable() -> str | None:
     """Why the hub, or the proxy on the way to it, cannot be asked; None where it takes connections."""
     if _is_offline():
         return f"{_SWITCH} is set"

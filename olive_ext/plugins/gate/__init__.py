@@ -1,6 +1,6 @@
 """The gate of a pull request: an evaluation is held against a baseline that the repository keeps.
 
-`decision` reads the file, pairs and judges, `forms` lays the result out for machines. Statistics and words of the
+`decision` reads the file, pairs and judges, `formats` lays the result out for machines. Statistics and words of the
 verdict are those of every comparison.
 """
 
@@ -50,14 +50,14 @@ plugin = Plugin(
 def gate_command(arguments: Namespace) -> int:
     """Prints the decision on an evaluation; 0: passed, 1: a loss, 3: it cannot be decided. Writes the baseline instead
     where that is asked."""
-    from olive_ext.plugins.gate.decision import STATUS, Gated, gate
-    from olive_ext.plugins.gate.forms import annotation_lines, lines, write_forms
+    from olive_ext.plugins.gate.decision import STATUS, GateResult, gate
+    from olive_ext.plugins.gate.formats import annotation_lines, lines, write_formats
 
     gated = gate(arguments.run, arguments.baseline, arguments.within, update=arguments.update_baseline)
-    if not isinstance(gated, Gated):
+    if not isinstance(gated, GateResult):
         sys.stdout.write(f"baseline: {printable(arguments.baseline)}\n")
         return 0
     for line in (*lines(gated), *annotation_lines(gated, os.environ)):
         sys.stdout.write(f"{printable(line)}\n")
-    write_forms(gated, arguments.junit, os.environ)
+    write_formats(gated, arguments.junit, os.environ)
     return STATUS[gated.decision]

@@ -116,7 +116,7 @@ _NO_FAULTS = Comparison({})
 
 
 @dataclass(frozen=True)
-class Gated:
+class GateResult:
     """The gate's decision on an evaluation."""
 
     decision: Decision
@@ -126,7 +126,7 @@ class Gated:
     """Sentences on what the numbers do not cover."""
 
 
-def gate(run: str, file: str, within: float | None = None, *, update: bool = False) -> Gated | Baseline:
+def gate(run: str, file: str, within: float | None = None, *, update: bool = False) -> GateResult | Baseline:
     """The decision on the evaluation `run`, a report's folder or a file of settings, or with `update` the baseline that
     `file` now holds. Raises `ConfigError` for what cannot be paired.
 
@@ -162,7 +162,7 @@ def gate(run: str, file: str, within: float | None = None, *, update: bool = Fal
     return _of_report(Named(model_name(report), report, path.parent), file, baseline, within)
 
 
-def _of_report(run: Named, file: str, baseline: Baseline | None, within: float | None) -> Gated | Baseline:
+def _of_report(run: Named, file: str, baseline: Baseline | None, within: float | None) -> GateResult | Baseline:
     report = run.report
     if baseline is not None:
         return gate_report(run, file, baseline, within)
@@ -178,7 +178,7 @@ def _of_report(run: Named, file: str, baseline: Baseline | None, within: float |
     return made
 
 
-def gate_report(run: Named, file: str, baseline: Baseline, within: float | None = None) -> Gated:
+def gate_report(run: Named, file: str, baseline: Baseline, within: float | None = None) -> GateResult:
     """The decision on a report, by the answers that it keeps."""
     report = run.report
     if report.comparison is not None and report.comparison.certainty is not None:
@@ -212,7 +212,7 @@ def gate_answers(
     faults: Comparison = _NO_FAULTS,
     names: tuple[str, str] = ("the baseline", "the run"),
     dates: str = "",
-) -> Gated:
+) -> GateResult:
     """The decision on answers under the digests of baselines. Documents are paired where prompts, choices and target
     are the same. `faults` has what matters, and requests without an answer. Raises `ConfigError` where tasks or metrics
     differ, or a task has no common document, which `dates` explains."""
@@ -281,7 +281,7 @@ def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: t
         )
 
 
-def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline) -> Gated:
+def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline) -> GateResult:
     """Evaluates as many documents as make the claim certain; the baseline's answers are the reference's."""
     from olive_ext.backends.task_loading import Seeds
     from olive_ext.run.evaluation import asked_task_objects
@@ -324,7 +324,7 @@ def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline
     return _decided(certain_comparison(comparison, drawn.certainty), ())
 
 
-def _decided(comparison: Comparison, notes: tuple[str, ...]) -> Gated:
+def _decided(comparison: Comparison, notes: tuple[str, ...]) -> GateResult:
     """A claim about drawn documents decides by itself, it is about the baseline's documents, all of which are known;
     unless these say that answers end elsewhere or that the model is damaged, or make a loss certain that the claim is
     not about."""
@@ -335,8 +335,8 @@ def _decided(comparison: Comparison, notes: tuple[str, ...]) -> Gated:
     if certainty is not None and found.code not in ("cannot_tell", "cut_off", "stops", "damaged") and not is_other:
         decision = CLAIMED[certainty.verdict]
         found = replace(found, headline=certainty.sentence(), evidence=())
-        return Gated(decision, found, (of_claim(certainty, comparison),), notes)
-    return Gated(decision, found, tuple(bounds_of(comparison, found)), notes)
+        return GateResult(decision, found, (of_claim(certainty, comparison),), notes)
+    return GateResult(decision, found, tuple(bounds_of(comparison, found)), notes)
 
 
 FORMAT = 3

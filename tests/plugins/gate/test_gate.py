@@ -17,7 +17,7 @@ from olive_ext.cli import main
 from olive_ext.errors import ConfigError
 from olive_ext.plugins.gate.decision import (
     Bound,
-    Gated,
+    GateResult,
     _decided,
     baseline_of,
     gate,
@@ -25,7 +25,7 @@ from olive_ext.plugins.gate.decision import (
     read_baseline,
     refuse_other_definitions,
 )
-from olive_ext.plugins.gate.forms import annotation_lines, junit, lines, markdown
+from olive_ext.plugins.gate.formats import annotation_lines, junit, lines, markdown
 from olive_ext.report import Report
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.verdict import Reason, Verdict
@@ -50,10 +50,10 @@ def folder(parent: Path, name: str, wrong: int, *, count: int = NUMBER, prefix: 
     return place(parent, name, lines)
 
 
-def held(run: Path, file: Path, within: float | None = None) -> Gated:
+def held(run: Path, file: Path, within: float | None = None) -> GateResult:
     """The decision on a folder."""
     gated = gate(str(run), str(file), within)
-    assert isinstance(gated, Gated)
+    assert isinstance(gated, GateResult)
     return gated
 
 
@@ -174,7 +174,7 @@ def test_bytes_stand_for_words_and_a_baseline_without_texts_is_refused(tmp_path:
     file, run = str(tmp_path / "baseline.json"), str(texts(tmp_path, "a", 3.0, metric="bits_per_byte"))
     gate(run, file, update=True)
     gated = gate(run, file)
-    assert isinstance(gated, Gated)
+    assert isinstance(gated, GateResult)
     assert [(item.name, item.decision) for item in gated.bounds] == [("colours bits_per_byte", "passed")]
     (before,) = read_baseline(Path(file)).answers()
     with refused(ConfigError, "not_comparable", "--baseline", "the baseline", holds="colours/bits_per_byte"):
@@ -268,7 +268,7 @@ def test_a_missing_baseline_and_missing_answers_are_named(tmp_path: Path) -> Non
     assert not (tmp_path / "no.json").exists()
 
 
-def decided(baseline: Path, wrong: int) -> Gated:
+def decided(baseline: Path, wrong: int) -> GateResult:
     """The decision on an evaluation with so many wrong answers."""
     return held(folder(baseline.parent, f"run{wrong}", wrong), baseline)
 
@@ -470,7 +470,7 @@ def test_a_failed_evaluation_becomes_no_baseline(tmp_path: Path) -> None:
 def test_names_start_no_line_of_their_own() -> None:
     """GitHub obeys lines that start with two colons: a task's name must not make one."""
     bad = "task\n::error title=x::y"
-    gated = Gated(
+    gated = GateResult(
         "loss", Verdict("loss", f"loss found in {bad}", (Reason("loss", bad),)), (Bound(bad, "loss", bad),), (bad,)
     )
     assert [text for text in lines(gated) if "\n" in text] == []

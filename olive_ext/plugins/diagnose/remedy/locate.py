@@ -23,7 +23,7 @@ from olive_ext.errors import ConfigError, ContradictionError, ModelError, NotCom
 from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.constants import plain_name
-from olive_ext.model.files.hub import asked_where_it_answers
+from olive_ext.model.files.hub import offline_if_unreachable
 from olive_ext.model.types import MEDIA_PARTS
 from olive_ext.plugins.diagnose.remedy.documents import answered
 from olive_ext.plugins.diagnose.remedy.loss_map import Entry, LossMap, write_loss_map
@@ -82,7 +82,7 @@ def opened_location(config: LocationConfig, progress: bool | None) -> Iterator[L
     """The models of a configuration, found and paired. Raises `OliveExtError`."""
     refuse_unknown(config.tasks, task_folders(config.include_path))
     models = Models(config.evaluation(), progress)
-    with models.clock.reporting(models.progress), asked_where_it_answers(models.names()):
+    with models.clock.reporting(models.progress), offline_if_unreachable(models.names()):
         yield Location(config, models)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from olive_ext.errors import ConfigError, counted, printable
-from olive_ext.plugins.gate.decision import Bound, Gated
+from olive_ext.plugins.gate.decision import Bound, GateResult
 from olive_ext.report import literal, write_texts
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -23,13 +23,13 @@ DRAWN_LEVEL = "Level: the claim is wrong with a probability of at most 5 % (or 1
 _SIGNS = {"passed": "✅", "loss": "❌", "cannot tell": "❓"}
 
 
-def lines(gated: Gated) -> list[str]:
+def lines(gated: GateResult) -> list[str]:
     """The decision, its figures, and a line a bound: a name of several lines would start a machine's command."""
     bounds = [f"  {bound.decision:11} {bound.name}: {bound.text}" for bound in gated.bounds]
     return [text.replace("\n", " ") for text in (_headline(gated), *bounds, *(f"  note: {it}" for it in gated.notes))]
 
 
-def markdown(gated: Gated) -> str:
+def markdown(gated: GateResult) -> str:
     """A section with a table, a row a bound."""
     rows = [
         f"| {_SIGNS[bound.decision]} {bound.decision} | {literal(bound.name)} | {literal(bound.text)} |"
@@ -40,7 +40,7 @@ def markdown(gated: Gated) -> str:
     return "\n".join([*parts, "| | bound | figures |", "|---|---|---|", *rows, "", *notes, "", _level(gated), ""])
 
 
-def junit(gated: Gated) -> str:
+def junit(gated: GateResult) -> str:
     """JUnit XML, which has no control characters: a case a bound; a loss is a failure, "cannot tell" an error, what is
     not held skipped."""
     counts = [sum(bound.decision == decision for bound in gated.bounds) for decision in ("loss", "cannot tell")]
@@ -62,7 +62,7 @@ def junit(gated: Gated) -> str:
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def annotation_lines(gated: Gated, environment: Mapping[str, str]) -> Iterator[str]:
+def annotation_lines(gated: GateResult, environment: Mapping[str, str]) -> Iterator[str]:
     """A line for each bound that is lost or undecided, as the machine reads it from stdout; elsewhere none."""
     bad = [bound for bound in gated.bounds if bound.decision != "passed"]
     if environment.get("GITHUB_ACTIONS") == "true":
@@ -75,7 +75,7 @@ def annotation_lines(gated: Gated, environment: Mapping[str, str]) -> Iterator[s
             yield f"##vso[task.logissue type={_level_of(bound)}]{text}"
 
 
-def write_forms(gated: Gated, junit_file: str | None, environment: Mapping[str, str]) -> None:
+def write_formats(gated: GateResult, junit_file: str | None, environment: Mapping[str, str]) -> None:
     """Writes the JUnit file, and adds to the job's summary where the machine names one. Raises `RunError` and
     `ConfigError`."""
     if junit_file is not None:
@@ -90,12 +90,12 @@ def write_forms(gated: Gated, junit_file: str | None, environment: Mapping[str, 
             ) from error
 
 
-def _headline(gated: Gated) -> str:
+def _headline(gated: GateResult) -> str:
     finding = gated.verdict.finding.removeprefix(f"{gated.decision}: ")
     return f"{gated.decision}: {finding} ({counted(gated.verdict.num_documents, 'document')})"
 
 
-def _level(gated: Gated) -> str:
+def _level(gated: GateResult) -> str:
     return DRAWN_LEVEL if any("stopped" in bound.text for bound in gated.bounds) else LEVEL
 
 
