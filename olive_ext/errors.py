@@ -36,10 +36,10 @@ _OF_CODE = (NotImplementedError, RecursionError)
 """Exceptions of code, though they are kinds of `RuntimeError`."""
 
 _PLAIN = (str, int, float, list, tuple, dict)
-"""What an error keeps of a value as it is: it crosses processes and is written as JSON."""
+"""Types of values that an error keeps as they are: it crosses processes and is written as JSON."""
 
 ANY_FAILURE = (Exception, SystemExit)
-"""What the code of a task, a model or a package may raise: `exit()` in it must not end an evaluation without a word."""
+"""Exceptions of the code of a task, a model or a package: its `exit()` must not end an evaluation without a word."""
 
 
 CODES = {
@@ -355,8 +355,7 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 
 def special_kind(path: Path) -> str:
-    """What `path` is where it is neither a file nor a folder, for an error's message; empty where it is, or is not
-    there. Reading such a thing may never end."""
+    """ "a pipe", "a socket" or "a device", whose reading may never end; empty for a file, a folder, a missing path."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):

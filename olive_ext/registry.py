@@ -126,7 +126,7 @@ def entries(kind: str, built_in: Mapping[str, Any] = MappingProxyType({})) -> Ma
 
 
 def hooks(name: str) -> Mapping[str, Any]:
-    """What plug-ins have for a hook, by the plug-ins' names."""
+    """The objects of plug-ins for a hook, by the plug-ins' names."""
     named = {plugin: one.hooks[name] for plugin, one in plugins().items() if name in one.hooks}
     return {plugin: load(value) for plugin, value in named.items()}
 

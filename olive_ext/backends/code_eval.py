@@ -33,8 +33,8 @@ def _code_eval() -> Any:
 
 @contextmanager
 def loading_metrics(is_confirmed: bool) -> Iterator[None]:
-    """What loads a metric of evaluate meanwhile gets none of the working directory's, which evaluate looks for first;
-    and with the switch for "code_eval" it gets the sandboxed one, without a download."""
+    """Metrics that evaluate loads meanwhile are not the working directory's, which it looks for first; with the switch,
+    "code_eval" is the sandboxed one, without a download."""
     if not is_confirmed and not _has_scripts(Path.cwd()):
         yield  # importing evaluate takes seconds
         return

@@ -141,7 +141,7 @@ _SHOTS = "_olive_ext_shots"
 """The attribute of a task that holds the examples of the prompt that it made last."""
 
 _FIELDS = {"visual": "doc_to_image", "audio": "doc_to_audio"}
-"""What a request gives besides texts, and the task's function for it."""
+"""The media of a request, and the task's function for them."""
 
 
 class _Document(dict[str, Any]):
@@ -241,7 +241,7 @@ def _with_shots(task: Any, given: Mapping[str, Any], shots: list[Any]) -> dict[s
 
 
 def as_list(given: Any) -> list[Any]:
-    """What a task's function gives: nothing, one item or several."""
+    """The items that a task's function gives: none, one or several."""
     if given is None:
         return []
     return list(given) if isinstance(given, (list, tuple)) else [given]

@@ -96,8 +96,8 @@ def run_tasks(
 
 
 def helpers_digest(config: Mapping[str, Any]) -> str:
-    """Digest of the files that the Python of a task's own, which is in its configuration, imports from beside it; empty
-    where it imports none, and of installed packages."""
+    """Digest of the files that a task's own Python, which is in its configuration, imports from its folder; empty
+    without any, and for installed packages."""
     waiting, files = list[Any]([config]), set[Path]()
     while waiting:
         value = waiting.pop()

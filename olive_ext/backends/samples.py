@@ -55,8 +55,8 @@ class GeneratedText(str):
 
 
 class _Filtered:
-    """What a task scores of a document after a filter, with each of its answers after that; none where the filter
-    chooses among them."""
+    """The text or list of a document that a task scores after a filter, with all answers after it; none where the
+    filter chooses among them."""
 
     answers: tuple[str, ...] = ()
     is_extracted = False
@@ -160,7 +160,7 @@ def _values(
 
 
 def _alone(filters: Sequence[Any], instances: Sequence[Instance]) -> Iterator[list[Any]]:
-    """What the filters make of every document's first answer alone, of its second, and so on."""
+    """All documents' first answers after the filters, then all second ones, and so on."""
     documents = [instance.doc for instance in instances]
     for number in range(min((len(instance.resps) for instance in instances), default=0)):
         found: Any = [[instance.resps[number]] for instance in instances]

@@ -138,7 +138,7 @@ def _listed_choices(own: Any) -> Any:
 
 
 def _data_fault(task: Any, config: Mapping[str, Any], error: BaseException) -> str | None:
-    """What is wrong with a task's data, where that is why it cannot be made."""
+    """The fault in a task's data because of which it cannot be made."""
     splits = getattr(task, "dataset", None)
     named = [config.get(f"{part}_split") for part in ("training", "validation", "test", "fewshot")]
     missing = error.args[0] if isinstance(error, KeyError) and error.args[0] in named else None

@@ -64,7 +64,7 @@ def read_task(path: Path) -> Mapping[str, Any]:
 
 
 def refuse_doubled_keys(tasks: Sequence[object], folders: Sequence[str]) -> None:
-    """Raises `TaskError` where a file of `tasks` in `folders` has a key twice, of which lm-eval takes the last."""
+    """Raises `TaskError` for a file of `tasks` in `folders` with a doubled key, of which lm-eval takes the last."""
     for path in referenced_files(tasks, folders)[1]:
         if path.is_file() and (twice := doubled_key(yaml_bytes(path))):
             raise TaskError(f"task file '{path}', {twice}", code="damaged")
@@ -376,7 +376,7 @@ def _tasks(member: Any, index: Mapping[str, Any], above: tuple[str, ...]) -> Ite
 
 
 def _config(member: Any, index: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What defines a group: where it is written, or in the index; None for a task and for a tag."""
+    """The definition of a group, as written or in the index; None for a task and for a tag."""
     name = member.get("group", member.get("task")) if isinstance(member, Mapping) else member
     written = member if isinstance(member, Mapping) and "group" in member and "task" in member else None
     entry = index.get(name) if isinstance(name, str) and written is None else None

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from olive_ext.errors import TaskError
 
 Pair = tuple[str, str]
-"""What was said (the reference transcript), and what the model wrote (the hypothesis)."""
+"""The reference transcript, and the hypothesis, which the model wrote."""
 
 
 def normalized(reference: str, hypothesis: str) -> Pair:
-    """Both texts as they are compared. Raises `TaskError` where nothing was said: there is no rate of that."""
+    """Both texts as they are compared. Raises `TaskError` for an empty reference: there is no rate of that."""
     from transformers.models.whisper.english_normalizer import BasicTextNormalizer
 
     normalize = BasicTextNormalizer()
@@ -26,13 +26,13 @@ def normalized(reference: str, hypothesis: str) -> Pair:
 
 
 def word_error_rate(pairs: Iterable[Pair]) -> float:
-    """Substituted, deleted and inserted words of all pairs, by the number of words that were said."""
+    """Substituted, deleted and inserted words of all pairs, by the number of words of the references."""
     counts = word_errors(pairs)
     return sum(errors for errors, _ in counts) / sum(words for _, words in counts)
 
 
 def word_errors(pairs: Iterable[Pair]) -> list[tuple[int, int]]:
-    """For each pair the words that were substituted, deleted and inserted, and those that were said."""
+    """For each pair the substituted, deleted and inserted words, and the words of the reference."""
     try:
         from jiwer import process_words
     except ImportError as error:

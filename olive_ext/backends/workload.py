@@ -21,7 +21,7 @@ from olive_ext.model.files.package_config import read_json
 from olive_ext.report.numbers import duration, size
 
 START_SECONDS = 6
-"""What an evaluation takes beside its tokens: imports, opening, tasks and statistics, on two cores."""
+"""The time of an evaluation besides its tokens: imports, opening, tasks and statistics, on two cores."""
 
 _MOST_TOKENS = 256
 """Of an answer whose task names no length: lm-eval's default."""

@@ -37,7 +37,7 @@ CLONE_PREFIX = "recipes/quickstart/"
 """Olive takes a recipe's paths from the working directory: a clone's root there, the copy's folder here."""
 
 NOT_COPIED = ("make", "__pycache__", "README.md", "info.yml", "requirements.txt")
-"""What the folder of a clone has beside what runs; setup.py leaves the same out of the wheel."""
+"""Parts of the clone's folder that do not run; setup.py leaves the same out of the wheel."""
 
 _OLIVE_CACHE = ".olive-cache"
 """Where Olive keeps what a run made, where the recipe does not say."""

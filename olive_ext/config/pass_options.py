@@ -96,7 +96,7 @@ def undrivable_builder(pass_type: str, where: str) -> Iterator[UnsupportedError]
 
 
 def unlike(options: Iterable[Any], known: Collection[str], where: str, who: str) -> Iterator[ConfigError]:
-    """An error for each of `options` that is not `known`, the last with all that `who` takes; none where nothing is
+    """An error for each of `options` that is not `known`, the last with all that `who` takes; none if nothing is
     known."""
     unknown = [option for option in options if known and option not in known]
     for option in unknown:

@@ -148,7 +148,7 @@ class ReferenceConfig(ModelConfig):
 
     @model_validator(mode="after")
     def _check_records(self) -> Self:
-        """What was recorded ran where it ran."""
+        """Records are used as they were made."""
         where = ("execution_provider", "provider_options", "engine", "dtype", "device", "top", "drawn", "repro")
         if self.is_records and (given := [name for name in where if getattr(self, name) is not None]):
             problem = f"records ('{self.path}') were made with settings of their own: leave it out"
@@ -233,7 +233,7 @@ class TaskSettings(Strict):
 
 
 class PassSettings(TaskSettings, ExecutionSettings):
-    """What all passes have that ask a model."""
+    """The settings of all passes that ask a model."""
 
     if TYPE_CHECKING:  # declared, with their places among the others, by each
         tasks: list[str | dict[str, Any]]

@@ -55,7 +55,7 @@ def yaml_bytes(path: Path) -> bytes:
 
 
 def doubled_key(content: bytes) -> str | None:
-    """Where a mapping in what `yaml_bytes` gave has a key twice, of which readers take the last; None without any."""
+    """The place where a mapping of `yaml_bytes` has a key twice, of which readers take the last; None without any."""
     waiting, seen = [yaml.compose(content, Loader=LOADER)], set[int]()
     while waiting:
         node = waiting.pop()

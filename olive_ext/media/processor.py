@@ -116,8 +116,7 @@ class MediaProcessor:
         return own
 
     def load(self, modality: Modality, key: str, raw: RawMedia) -> Arrays:
-        """The arrays of that key's item by name, each [1, ...]. Raises `TaskError` where `raw` holds another one by
-        now."""
+        """The arrays of that key's item by name, each [1, ...]. Raises `TaskError` if `raw` now holds another one."""
         if (kept := self.kept.get(key)) is not None:
             return kept
         arrays = self._prepare(modality, self._read(modality, raw))

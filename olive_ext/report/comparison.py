@@ -79,7 +79,7 @@ class _OverDocuments:
         return max(size, 3 / a * (math.copysign(abs(cube) ** (1 / 3), cube) - 1)) if a else size
 
     def _cubic(self, skewness: float) -> float:
-        """What t's square and cube are weighed by."""
+        """The weight of t's square and cube."""
         return _UNSEEN_TAIL * skewness / math.sqrt(self.num_documents)
 
     @property
@@ -158,8 +158,7 @@ class Divergence(_OverDocuments):
     largest value are of the drawn ones alone."""
 
     degrees: float | None = None
-    """Degrees of freedom of the standard errors (`stats.distances.degrees_of_freedom`); None in reports that lack
-    them."""
+    """Degrees of freedom of the errors (`stats.distances.degrees_of_freedom`); None in reports that lack them."""
 
     kl_skewness: float | None = None
     """Skewness of the documents' deviations from the mean KL (`stats.distances.clustered_mean`)."""
@@ -416,7 +415,7 @@ class Coverage:
     """Share of the vocabulary's tokens that were read or scored; None where they are not known."""
 
     unseen: tuple[str, ...] = ()
-    """"picture", "sound": what the model takes beside texts, and no task gave."""
+    """ "picture", "sound": what the model takes besides texts, and no task had."""
 
     uncompared: int = 0
     """Constants of the model's files that none of the reference corresponds to."""

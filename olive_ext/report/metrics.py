@@ -16,8 +16,8 @@ COMPARISON_NAMES = (
     *("flips_right_to_wrong", "flips_wrong_to_right"),
     *("accuracy_difference", "accuracy_difference_low", "accuracy_difference_high", "mcnemar_p"),
 )
-"""Names of the metrics that `comparison_metrics` makes: bounds, tables and Olive's goals know a comparison's numbers by
-these."""
+"""Names of the metrics of `comparison_metrics`, by which bounds, tables and Olive's goals know a comparison's
+numbers."""
 
 GENERATED_TOKENS, CUT_OFF = "generated_tokens", "cut_off"
 LENGTHS = (GENERATED_TOKENS, "thinking_tokens", "thinking_forced", CUT_OFF)

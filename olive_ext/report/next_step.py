@@ -1,4 +1,4 @@
-"""What to do after a verdict that decides nothing, or finds a loss: one sentence, from what its tasks have."""
+"""The next step after a verdict that decides nothing or finds a loss, in one sentence."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _REPAIRS: Mapping[str, str] = {
     "model_args.add_bos_token": "copy the reference's tokenizer into the package, or leave `add_bos_token` out",
     KV_CACHE: "export the model again: what its graph makes of a cache is wrong, and `olive-ext mend` replaces weights",
 }
-"""What to do about what is damaged and no constant of the graph: the file to repair."""
+"""The repair of damage that is in no constant of the graph, by file."""
 
 
 def next_step(reasons: Sequence[Reason], comparison: Comparison) -> str:
-    """What to do, in a sentence without its full stop; empty where nothing is to be done."""
+    """The next step without its full stop; empty where there is none."""
     first = reasons[0].code
     if first == "bound_broken":
         return _of_broken([item for item in reasons if item.code != first], comparison)
@@ -129,7 +129,7 @@ def _documents(item: Reason, comparison: Comparison, together: str) -> str:
 
 
 def _measures(comparison: Comparison) -> str:
-    """The distance of the distributions, where it is near; and the perplexities beside it."""
+    """The distance, if it is near, and the perplexities."""
     from olive_ext.report.verdict import band_of, distance_words
 
     overall = comparison.overall_divergence()

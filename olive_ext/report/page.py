@@ -76,7 +76,7 @@ class Contrast:
 
     @property
     def for_verdict(self) -> Comparison:
-        """What the verdict is on: the comparison without divergences from another model."""
+        """The comparison that the verdict is on: without divergences from another model."""
         return replace(self.comparison, divergences=()) if self.is_of_another else self.comparison
 
     @property
@@ -116,8 +116,7 @@ def column_of(name: str, report: Report) -> Column:
 
 
 def model_name(report: Report) -> str:
-    """What people call the model, or the passes that made it, where a report has them; else the part of its path that
-    distinguishes it."""
+    """The model's name for people, else the passes that made it, else the distinguishing part of its path."""
     return str(report.model.get(NAME) or "") or joined_passes(report, " → ") or _short_name(report.model, "model")
 
 

@@ -93,7 +93,7 @@ class PlaceFinding:
         }[self.kind]
 
     def evidence(self) -> Iterator[str]:
-        """How far apart the places are, beside the noise that was measured, a sentence each."""
+        """How far apart the places are, and the measured noise, a sentence each."""
         yield (
             f"{self.model} and {self.reference} are {_nats(self.rms)} apart (root mean square), at most "
             f"{_nats(self.largest)}, at {counted(self.num_positions, 'position')}"

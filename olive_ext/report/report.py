@@ -84,7 +84,7 @@ class Report:
     """The comparison with a reference; None where there was none."""
 
     answers: tuple[PackedAnswers, ...] = ()
-    """What each document's answer is worth by each metric that is a mean over documents: which are right and wrong."""
+    """The value of each document's answer by each metric that is a mean over documents: which are right and wrong."""
 
     broken: tuple[str, ...] = ()
     """A sentence for each bound of the evaluation that is broken."""

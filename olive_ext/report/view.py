@@ -1,5 +1,5 @@
-"""Scores, differences, distances and costs of one or several models in the order in which every form shows them, and
-what is said of each in words: made once. Templates and tables lay them out."""
+"""Scores, differences, distances and costs of one or several models as cells and sentences, in the order in which every
+form shows them. Templates and tables lay them out."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Bar:
 
 
 def bars_of(points: Sequence[tuple[float, float, float]], *, with_zero: bool = False) -> list[Bar | None]:
-    """A bar for each (value, low, high), all on one axis; none where no interval has a width, nor for what is not
-    finite."""
+    """A bar for each (value, low, high), all on one axis; none for no finite value, or where no interval has a
+    width."""
     finite = [point for point in points if all(map(math.isfinite, point))]
     if not any(low < high for _, low, high in finite):
         return [None] * len(points)
@@ -55,7 +55,7 @@ Score = tuple[Metric | None, Bar | None]
 
 
 def scores(columns: Sequence[Column]) -> list[list[Score]]:
-    """A row for each metric of each task, a score for each model; metrics of the comparison and of cost have their own
+    """A row for each metric of each task, a score for each model; a comparison's metrics and costs have their own
     tables."""
     by_column = [{(item.task, item.metric, item.filter): item for item in column.metrics} for column in columns]
     rows = [[own.get(key) for own in by_column] for key in _score_keys(columns)]

@@ -155,8 +155,8 @@ def _parts(decoder: str, handlers: Mapping[str, ONNXModelHandler], outlines: Map
 def _in_package(
     model: Any, folder: Path, handlers: Mapping[str, ONNXModelHandler], parts: Mapping[str, str]
 ) -> ONNXModelHandler | None:
-    """The decoder as genai_config.json in `folder` names it, also where the components are only what is beside it; None
-    where they are other files than those of that package: it is what they were made from."""
+    """The decoder that genai_config.json in `folder` names, also where the components are only the files next to it;
+    None where they are not that package's files, but made from them."""
     which = ModelSettings(model=str(folder), kind="onnx")
     files = resolve(which, tokenizer_candidates=tokenizer_candidates(model.model_attributes)).files
     same = [part for part in handlers.values() if Path(part.model_path).resolve() == files.decoder.resolve()]

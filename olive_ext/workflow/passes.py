@@ -97,7 +97,7 @@ class ConfiguredPass(Pass):  # type: ignore[misc]
         return Keyed, default
 
     def settings(self, config: Any) -> Any:
-        """What a recipe wrote, of `settings_type`."""
+        """The settings of a recipe, of `settings_type`."""
         values, known = config.model_dump(), self.parameters()
         given = {name: value for name, value in values.items() if value != known[name].default_value}
         return parse(self.settings_type, copy.deepcopy(given))
@@ -111,8 +111,7 @@ class ReadOnlyPass(ConfiguredPass):
 
     @abstractmethod
     def write_findings(self, model: Any, settings: Any, folder: Path) -> Sequence[Path]:
-        """Writes what is to be kept with the model into `folder`, under names that the numbers of earlier ones may be
-        put into."""
+        """Writes files to be kept with the model into `folder`; numbers of earlier ones may be put into their names."""
 
     def run(self, model: Any, output_model_path: str) -> Any:
         """Like Olive's, but copies no files that travel with the model into its own folder, which is not ours."""
@@ -132,7 +131,7 @@ class ReadOnlyPass(ConfiguredPass):
 
 
 def folder_of(output_model_path: str) -> Path:
-    """Olive's place for a pass's output as a folder: it may name a file that is to be."""
+    """The folder of a pass's output: Olive may name a file in it."""
     path = Path(output_model_path)
     return path.parent if path.suffix == ".onnx" else path
 

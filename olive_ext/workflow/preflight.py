@@ -53,8 +53,7 @@ def is_evaluation(pass_type: str) -> bool:
 
 
 def parse(kind: type[Settings], values: dict[str, Any], where: str = "") -> Settings:
-    """The settings in the configuration of a pass; raises `ConfigError` for unknown keys, which Olive would drop
-    silently."""
+    """The settings in the configuration of a pass. Raises `ConfigError` for unknown keys, which Olive would drop."""
     name = next(name for name, known in pass_settings().items() if known is kind)
     return kind.parse({name: value for name, value in values.items() if name != FINGERPRINT}, where or name)
 

@@ -206,7 +206,7 @@ def answered_documents(tasks: Mapping[str, Any], lost: Sequence[LostRequest]) ->
 
 
 def _leaving_out(name: str, task: Any, lost: Sequence[LostRequest]) -> tuple[Callable[..., Any], ...]:
-    """What takes the place of the task's methods `_WRAPPED`."""
+    """The replacements of the task's methods `_WRAPPED`."""
     documents, process, target_of = (getattr(task, key) for key in _WRAPPED)
     at: int | None = None
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
 PLACEHOLDERS = {Modality.IMAGE: "<image>", Modality.AUDIO: "<audio>"}
-"""What a task's text holds for a picture and for a sound."""
+"""The markers of a picture and a sound in a task's text."""
 
 _ARGUMENTS = {"visual": Modality.IMAGE, "audio": Modality.AUDIO}
 """Names under which a request of lm-eval gives them."""
@@ -267,7 +267,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         return answers
 
     def pending_generations(self, requests: list[Instance]) -> list[PendingGeneration]:
-        """What is to be generated for them, and which of them each is for: greedy ones with equal arguments are one."""
+        """The generations, each with the requests that it is for: greedy ones with equal arguments are one."""
         eot = self.eot_token_id  # as a text it stops where the model's own files have it stop
         eos = self.tok_decode([eot], skip_special_tokens=False) if eot in self.session.stop_ids else None
         wanted: dict[tuple[str, int], PendingGeneration] = {}

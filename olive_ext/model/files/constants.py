@@ -84,7 +84,7 @@ WEIGHTS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "MoE": {"fc1": (2,), "fc2": (4,), "fc3": (6,)},
     "QMoE": {"fc1": (2, 3, 11), "fc2": (5, 6, 12), "fc3": (8, 9, 13)},
 }
-"""By operator the parts that are weights, and the inputs of each: its numbers; of packed ones scales and zero points,
+"""By operator the parts that are weights, and the inputs of each: its numbers; if packed, scales and zero points
 too."""
 
 _STEP = 1.01
@@ -330,8 +330,8 @@ def _blocks(array: Array) -> Iterator[tuple[int, Array]]:
 
 
 def _broken(array: Array) -> str:
-    """Which rows of an array are NaN, or infinite where it is no mask, of nothing else but zeros and ones; empty where
-    none is."""
+    """The rows of an array that are NaN, or infinite unless it is a mask (only zeros and ones besides); empty without
+    any."""
     rows: list[int] = []
     for first, block in _blocks(array):
         is_finite = np.isfinite(block)

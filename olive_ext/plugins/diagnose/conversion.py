@@ -363,8 +363,7 @@ class Hypothesis(NamedTuple):
 
 
 def hypotheses(config: Mapping[str, Any]) -> list[Hypothesis]:
-    """What can be tried of the decoder's configuration: each alone, then two left out together that change other
-    values."""
+    """The changes to try in the decoder's configuration: each alone, then pairs left out that change other values."""
     missing, altered = list(_missing(config)), list(_altered(config))
     pairs = [(one, other) for one, other in combinations(missing, 2) if not one.changes.keys() & other.changes.keys()]
     together = [Hypothesis(f"{one.text} and {other.text}", {**one.changes, **other.changes}) for one, other in pairs]

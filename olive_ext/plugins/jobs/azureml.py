@@ -205,8 +205,7 @@ class PortableRecipe:
         return f"inputs/{name}" if whole == path else f"inputs/{name}/{path.name}"
 
     def script_path(self, path: Path) -> str:
-        """The path at which the job finds a script: its own name; where another folder's has that, one with a
-        number."""
+        """The path at which the job finds a script: its own name, with a number if another folder's has that."""
         return _named(self.scripts, path, path.stem, path.suffix)
 
 

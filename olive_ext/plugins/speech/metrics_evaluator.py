@@ -145,8 +145,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         return models
 
     def _measured(self, models: Models, path: str, metrics: Sequence[Any]) -> dict[str, Any]:
-        """Olive's entries of metrics of generations, by their keys; a report of them where the settings name a
-        folder."""
+        """Olive's entries of metrics of generations, by their keys; a report of them if the settings name a folder."""
         declared: dict[str, Any] = {}
         measured: list[Metric] = []
         answers = []

@@ -324,8 +324,8 @@ def moved(unit: str, count: int = NUM_MOVED) -> list[Variant]:
 def log_probabilities(
     model: ResolvedModel, variant: Variant, sample: Sequence[Kept], max_length: int
 ) -> list[FloatArray]:
-    """The log-probabilities in nats of each request's targets. Raises `OliveExtError` where the model cannot be run in
-    this way."""
+    """The log-probabilities in nats of each request's targets. Raises `OliveExtError` if the model cannot run this
+    way."""
     engine = model.settings.engine.model_dump(exclude_unset=True)
     here = {"isolation": "none", "workers": None, "max_length": max_length, "deterministic": True}
     opened = model.patched({**here, "engine": EngineConfig.parse({**engine, **variant.engine})})

@@ -147,7 +147,7 @@ class Location:
 
     @contextmanager
     def measuring(self) -> Iterator[Material]:
-        """Asks the float model everything, and keeps its distributions. Raises `ModelError` where nothing can be
+        """Asks the float model everything, and keeps its distributions. Raises `ModelError` if nothing can be
         compared."""
         from olive_ext.backends.task_loading import Seeds
         from olive_ext.run.evaluation import asked_task_objects

@@ -273,7 +273,7 @@ class Mending:
         return [*nodes, node, *added]
 
     def _constant(self, value: str, data_type: int) -> tuple[str, list[onnx.NodeProto]]:
-        """The name of a constant of the float graph in this one, and the nodes that make it where they are not here
+        """The name of a constant of the float graph in this one, and the nodes that make it unless they are here
         already."""
         if (value, data_type) in self._floats:
             return self._floats[value, data_type], []
