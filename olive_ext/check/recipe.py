@@ -46,7 +46,7 @@ from olive_ext.errors import (
     UnsupportedError,
     combined,
     keys_once,
-    meant,
+    suggest,
     special_kind,
 )
 from olive_ext.model.files.model_package import choose, is_package, why_missing
@@ -326,7 +326,7 @@ def plain_path(written: Any) -> Any:
         raise ConfigError("give a path, or a mapping with 'type' and 'config'", where, written)
     kind, keys = str(written.get("type", "")).lower(), {**written, **mapping(written.get("config"))}
     if kind not in _RESOURCES:
-        hint = meant(kind, _RESOURCES) or f"give {', '.join(_RESOURCES)}"
+        hint = suggest(kind, _RESOURCES) or f"give {', '.join(_RESOURCES)}"
         raise ConfigError(hint, f"{where}.type", written.get("type"), code="unknown_name")
     if missing := [key for key in _RESOURCES[kind] if not keys.get(key)]:
         raise MissingError("missing", f"{where}.config.{missing[0]}")

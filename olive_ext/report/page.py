@@ -82,7 +82,7 @@ class Contrast:
     @property
     def verdict(self) -> Verdict:
         """The verdict on it."""
-        return verdict(self.judged, self.broken)
+        return verdict(self.for_verdict, self.broken)
 
 
 @dataclass(frozen=True)

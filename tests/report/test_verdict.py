@@ -539,7 +539,7 @@ def test_loss_excluded_over_all_tasks_passes_where_only_single_ones_are_undecide
         (of(outcome()), "400 documents are all that choice has: add tasks (`mmlu` has 14,042)"),
         (of(outcome(**SAFE)), "`olive-ext locate` names the weights that lose it, `olive-ext mend` keeps them finer"),
         (of(outcome(), missing=1), "run it again: what has an answer is not asked twice"),
-        (of(outcome(), asked=Asked(("template",), ())), "give both models the same template, then evaluate again"),
+        (of(outcome(), asked=PromptDiff(("template",), ())), "give both models the same template, then evaluate again"),
     ],
 )
 def test_broken_bound_is_the_headline_the_status_and_what_the_next_step_is_about(found: Comparison, step: str) -> None:
