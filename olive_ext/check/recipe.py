@@ -46,8 +46,8 @@ from olive_ext.errors import (
     UnsupportedError,
     combined,
     keys_once,
-    suggest,
     special_kind,
+    suggest,
 )
 from olive_ext.model.files.model_package import choose, is_package, why_missing
 from olive_ext.model.files.package_config import is_hub_name
