@@ -71,7 +71,7 @@ SHOWN: list[tuple[str, str, Make, str]] = [
         "unknown_name",
         "",
         lambda _: resolve_providers("cudaa", available=["CPUExecutionProvider"]),
-        "execution_provider names the unknown execution provider 'cudaa': did you mean 'cuda'?",
+        "execution_provider names the unknown execution provider 'cudaa': did you mean 'cuda' (extra 'gpu')?",
     ),
     (
         "untrusted",

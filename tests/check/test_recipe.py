@@ -254,7 +254,7 @@ def test_arguments_of_a_hugging_face_model_are_lm_evals_and_of_an_onnx_model_our
 
 def test_model_is_resolved_as_an_evaluation_opens_it_with_its_arguments(tmp_path: Path) -> None:
     found = problems(tmp_path, of_onnx(tmp_path, model_args={"execution_provider": "cudda"}))
-    assert "names the unknown execution provider 'cudda': did you mean 'cuda'?" in found[0]
+    assert "names the unknown execution provider 'cudda': did you mean 'cuda' (extra 'gpu')?" in found[0]
 
 
 PUBLIC: dict[str, Any] = {
@@ -290,7 +290,11 @@ def test_what_other_backends_need_is_ignored_with_one_warning_each(
     ("keys", "accelerator", "problem"),
     [
         ({"provider_options": {"enable_skip_layer_norm_strict_mod": "1"}}, None, "takes no options, and was given"),
-        ({"execution_provider": "cudda"}, None, "unknown execution provider 'cudda': did you mean 'cuda'?"),
+        (
+            {"execution_provider": "cudda"},
+            None,
+            "unknown execution provider 'cudda': did you mean 'cuda' (extra 'gpu')?",
+        ),
         ({}, "CUDAExecutionProvidr", "unknown execution provider 'CUDAExecutionProvidr'"),
     ],
 )
