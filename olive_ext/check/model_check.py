@@ -241,8 +241,10 @@ def _check(model: ResolvedModel, config: EvaluationConfig, findings: Findings) -
         for decision in (_as_graph_allows(model, decision) for decision in model.decisions):
             state = "" if decision.state == "decided" else f"{decision.state}: "
             section.add(decision.name, decision.value, f"{state}{decision.reason}")
+        told = [fact.reason for fact in section.facts]
         for note in model.spec.notes if is_ours else ():
-            section.add("note", note)
+            if note not in told:
+                section.add("note", note)
         for name, what in Models(config).unjudged.items():
             section.add("not judged", f"{name} {what}", "the model's own runtime reads it")
     with findings.noting_problems():
@@ -287,7 +289,7 @@ def _export(model: ResolvedModel, config: EvaluationConfig) -> tuple[str, str]:
     if config.reference is not None and config.reference.export == "never":
         return "no", "'reference.export' = \"never\""
     reason = obstacle(model)
-    return ("no", reason) if reason else ("yes", "made before the first evaluation, and kept; transformers run it else")
+    return ("no", reason) if reason else ("yes", "made before the first evaluation, and kept; else transformers run it")
 
 
 def _as_graph_allows(model: ResolvedModel, decision: Decision) -> Decision:

@@ -84,12 +84,14 @@ class OnnxRuntime(Runtime):
         settings, engine, spec = model.settings, model.settings.engine, model.spec
         names = [provider.name for provider in model.providers]
         yield Decision("providers", names, model.providers[0].origin, _tried(len(names) > 1))
-        yield Decision("context_length", spec.context_length, "max_length" if settings.max_length else "")
+        written = "".join(note for note in spec.notes if note.startswith("the context length"))
+        yield Decision("context_length", spec.context_length, "max_length" if settings.max_length else written)
         kv_cache = "in_place" if spec.is_kv_in_place else "returned"
         reasons = (note for note in spec.notes if note.startswith(_KV_NOTES))
         yield Decision("kv_cache", kv_cache, next(reasons, ""))
         windows = sum(tensor.window is not None for tensor in spec.kv)
-        yield Decision("full_length_kv", windows, f"of {len(spec.kv)} KV tensors drop old positions in the file")
+        if windows:
+            yield Decision("full_length_kv", windows, f"of {len(spec.kv)} KV tensors drop old positions in the file")
         yield Decision("graph", engine.graph, "engine.graph")
         _, scoring = choose(model)
         slots = decisions.choose_num_slots(settings, spec, model.device, is_paged=scoring.value == "packed")

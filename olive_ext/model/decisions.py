@@ -89,17 +89,18 @@ def choose_num_slots(
     except UnmeasuredError as error:
         number = min(DEFAULT_SLOTS, cap or DEFAULT_SLOTS)
         return number, f"auto: {number}, {error}{limited if number < DEFAULT_SLOTS else ''}"
-    free, kind = _free(settings, memory), "half of all" if settings.deterministic is True else "free"
+    free, kind = _free(settings, memory), "(half of the memory)" if settings.deterministic is True else "free"
     slot_bytes = (spec.bytes_per_position + spec.gathered_bytes) * planned_positions(spec) + spec.bytes_of_source
-    unit, most = "a slot", MOST_SLOTS
+    unit, most = "each", MOST_SLOTS
     if (spec.is_paged if is_paged is None else is_paged) and not spec.gathered_bytes:
         slot_bytes, unit, most = spec.bytes_per_position * BLOCK_SIZE, f"a block of {BLOCK_SIZE} positions", MOST_ROWS
     elif _takes_slots_by_need(settings, spec, device):
-        slot_bytes, unit = spec.bytes_per_position * BLOCK_SIZE, f"{BLOCK_SIZE} positions of a slot"
+        slot_bytes, unit = spec.bytes_per_position * BLOCK_SIZE, f"{BLOCK_SIZE} positions of each"
     share = _share(settings, device)
     fitting = max(1, int(free * share / max(1, slot_bytes)))
     divided = "" if share == MEMORY_SHARE[device.kind] else f", of which each worker may take {share:.2g}"
-    why = f"auto: {slot_bytes / 2**20:.1f} MiB {unit}, {free / 2**20:.0f} MiB {kind}{divided}, at most {most}"
+    size, room = f"{slot_bytes / 2**20:.1f} MiB for {unit}", f"{free / 2**20:.0f} MiB {kind}{divided}"
+    why = f"auto: as many sequences as fit, {size} of {room}, and at most {most}"
     return min(most, fitting, cap or most), why + limited
 
 
@@ -150,7 +151,7 @@ def choose_chunk_size(config: EngineConfig, device: str = "cpu", has_any_shape: 
         return config.chunk_size, "engine.chunk_size"
     if device != "cpu" and has_any_shape:  # else every length up to there is run beforehand
         return DEVICE_CHUNK, f"auto: on the {device} device few tokens cost as much as the launches of their step"
-    return DEFAULT_CHUNK, "auto: a prompt's; texts that are scored take what is measured to cost least"
+    return DEFAULT_CHUNK, "auto: a prompt's tokens in a step; scored texts take as many as are measured to cost least"
 
 
 def choose_encoder_rows(settings: ModelSettings, device: Device) -> int:

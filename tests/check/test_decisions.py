@@ -116,6 +116,9 @@ def test_check_prints_the_decisions(name: str) -> None:
     findings = check_model(config)
     assert findings.problems == []
     (section,) = (section for section in findings.sections if section.title == "Decisions")
+    notes = resolve(config.opening()).spec.notes
+    said = [words for fact in section.facts for words in (fact.reason, fact.value) if words in notes]
+    assert sorted(said) == sorted(notes), "each once"
     printed = {fact.name: (fact.value, fact.reason) for fact in section.facts if fact.name != "note"}
     by_name = {decision.name: decision for decision in resolve(config.opening()).decisions}
     assert printed.keys() == by_name.keys()
