@@ -342,6 +342,8 @@ class Models:
 
         with self.clock.phase("load"), quiet_bars(self.progress):
             lm = OrtLM(model, **{"seed": self.config.seed or 0, **arguments})
+        if self.config.reference is not None:
+            lm.role = "the candidate" if model is self.own else "the reference"
         others = [one for one in self.on_disk if str(one.files.tokenizer) != lm.session.tokenizer.where]
         if self.config.apply_chat_template and others and self.asked_otherwise is None:
             lm.note_prompt = partial(self._refuse_other_prompt, [(one, self._tokenizer(one)) for one in others])

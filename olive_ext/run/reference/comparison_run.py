@@ -124,7 +124,7 @@ class Comparer:
     def open(self) -> LM:
         """The model to evaluate; the caller's to close."""
         if self._mode == "answers":
-            return self._as_candidate(self._models.candidate())
+            return self._models.candidate()
         if self._mode == "recording":
             self.observer = Observer()
             return self._models.reference(self.observer)
@@ -133,13 +133,8 @@ class Comparer:
         if self._models.is_same_model:
             sample = hook("place_sample", "a reference that is the same model")()
         self.observer = Observer(ReferenceScores() if asks_later else None, sample)
-        lm = self._as_candidate(self._models.candidate(self.observer))
+        lm: Any = self._models.candidate(self.observer)
         self.observer.classify_tokens(lm.session.tokenizer)
-        return lm
-
-    @staticmethod
-    def _as_candidate(lm: Any) -> Any:
-        lm.role = "the candidate"
         return lm
 
     @property
