@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import shlex
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -14,13 +13,11 @@ from typing import Any
 
 import pytest
 
-from olive_ext.cli.options import written_values
-from olive_ext.cli.parser import build_parser
 from olive_ext.config import EvaluationConfig
-from olive_ext.report import Metric, Report, to_html
+from olive_ext.report import Metric, Report, from_json, to_html, to_json
 from olive_ext.report import write as write_report
 from olive_ext.report.comparison import Bin, Comparison, Flip
-from olive_ext.report.html.render import CHUNK, MAX_CHARACTERS, command, flip_data, render
+from olive_ext.report.html.render import CHUNK, MAX_CHARACTERS, flip_data, render
 from olive_ext.report.page import Column, Contrast, Page
 from tests.report.synthetic import HOSTILE, comparison, report
 
@@ -89,7 +86,7 @@ def test_page_of_a_comparison_has_every_part_and_refers_to_nothing_outside() -> 
     assert [
         part for part in (verdict, step, "all tasks", "98.0\u00a0MB", "1.42\u00a0GB", "McNemar") if part not in text
     ] == []
-    assert "olive-ext evaluate models/quickstart-135m-int4 --tasks" in text
+    assert "To repeat it:" in text
     links = {value for _, name, value in read.attributes if name in ("href", "src", "srcset", "action", "data")}
     assert all(value.startswith("#") for value in links)
     assert {value[1:] for _, name, value in read.attributes if name == "href"} <= set(read.ids)
@@ -131,14 +128,6 @@ def test_perplexity_is_of_whole_texts_alone_and_records_give_estimates() -> None
     assert "Perplexity is shown" not in page
     assert f"+{100 * (COMPARED.divergences[0].perplexity_ratio - 1):.1f} %" in page
     assert "estimated \N{PLUS-MINUS SIGN} 0.000400, at least 0.0101" in page
-
-
-def test_workflow_s_report_points_to_its_recipe_and_not_into_a_cache() -> None:
-    made = report("out/cache/runs/711b2471/models")
-    assert "olive-ext evaluate out/cache" in to_html(made)
-    page = to_html(replace(made, model={**made.model, "name": "ModelBuilder int4"}))
-    assert "olive-ext evaluate" not in page
-    assert "olive run --config RECIPE" in page
 
 
 def test_sizes_stand_beside_each_other_whether_they_were_asked_for_or_not() -> None:
@@ -219,13 +208,8 @@ def test_page_that_cannot_be_made_is_left_out(tmp_path: Path, caplog: pytest.Log
         {"tasks": ["a"], "reference": {"path": "models/float", "kind": "hf"}, "model": {**MODEL, "kind": "onnx"}},
     ],
 )
-def test_command_parses_to_the_same_configuration(values: dict[str, Any]) -> None:
+def test_configuration_of_a_report_repeats_the_evaluation(values: dict[str, Any]) -> None:
     config = EvaluationConfig.parse({"model": MODEL, **values})
-    program, *arguments = shlex.split(command(Report((), config=config.model_dump(mode="json", exclude_unset=True))))
-    parsed = build_parser().parse_args(arguments)
-    assert program == "olive-ext"
-    assert EvaluationConfig.parse(written_values(parsed, parsed.model)) == config
-
-
-def test_no_model_has_no_command() -> None:
-    assert command(Report((), config={"tasks": ["a"]})) == ""
+    made = Report((), config=config.model_dump(mode="json", exclude_unset=True))
+    assert EvaluationConfig.parse(from_json(to_json(made)).config) == config
+    assert "<code>config</code> of report.json" in to_html(made)

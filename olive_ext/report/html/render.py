@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,9 @@ from typing import Any
 from olive_ext.errors import counted
 from olive_ext.report import numbers, view
 from olive_ext.report.changes import difference_texts, perplexity_change
-from olive_ext.report.comparison import NAME, Divergence
+from olive_ext.report.comparison import Divergence
 from olive_ext.report.numbers import NO_VALUE, Bin
-from olive_ext.report.page import PASSES, Column, Contrast, Page, page_of
+from olive_ext.report.page import Column, Contrast, Page, page_of
 from olive_ext.report.report import Report
 from olive_ext.report.stages import Stage
 from olive_ext.report.verdict import Code, Status, Verdict
@@ -122,7 +121,7 @@ def _context(page: Page) -> dict[str, Any]:
         "costs": cost_rows(measured),
         "tasks": list(_task_rows(list(reports.values()))),
         "setup": _fact_tables(list(reports.values())),
-        "commands": [(name, command(report)) for name, report in reports.items()],
+        "names": list(reports),
         "several": len(page.contrasts) > 1,
         "view": view,
         "numbers": numbers,
@@ -352,37 +351,6 @@ def _task_rows(reports: Sequence[Report]) -> Iterator[tuple[str, ...]]:
         kind = str((results.get("configs", {}).get(task) or {}).get("output_type", NO_VALUE)).replace("_", " ")
         version, shots = (numbers.fact(results.get(key, {}).get(task)) for key in ("versions", "n-shot"))
         yield task, kind, version, shots, documents
-
-
-def command(report: Report) -> str:
-    """The `olive-ext evaluate ...` that repeats an evaluation, from its configuration as written, quoted for a POSIX
-    shell; empty without a model, and for one that a workflow made, which lies in a cache."""
-    config = report.config
-    model = config.get("model")
-    is_of_workflow = NAME in report.model or PASSES in report.model
-    if is_of_workflow or not isinstance(model, Mapping) or not model.get("path"):
-        return ""
-    return shlex.join(["olive-ext", "evaluate", str(model["path"]), *_options(config, model)])
-
-
-def _options(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[str]:
-    given = {**config, **{f"model.{key}": value for key, value in model.items() if key != "path"}}
-    for key, value in given.items():
-        if key == "tasks" and all(isinstance(task, str) and task == task.strip() and "," not in task for task in value):
-            yield from ("--tasks", ",".join(value))
-        elif key != "model" and value is not None:
-            yield from ("--set", f"{key}={value if _is_plain_text(value) else json.dumps(value, ensure_ascii=False)}")
-
-
-def _is_plain_text(value: Any) -> bool:
-    """Whether `--set` reads the text as that text, and not as the JSON that it happens to be."""
-    if not isinstance(value, str):
-        return False
-    try:
-        json.loads(value)
-    except json.JSONDecodeError:
-        return True
-    return False
 
 
 @dataclass(frozen=True)
