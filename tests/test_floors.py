@@ -24,7 +24,7 @@ FLOORS = {
             "session < backends < run < check.recipe < workflow < check < cli < plugins"
         ),
         "olive_ext.plugins": "cluster code diagnose gate jobs mlflow speech suites",
-        "olive_ext.model": "types < spec < files < providers < decisions < runtimes < resolve",
+        "olive_ext.model": "types providers.table < spec < files < providers < decisions < runtimes < resolve",
         "olive_ext.model.files": ("package_config < content hub < constants < damage < model_package < locate"),
         "olive_ext.model.providers": ("devices table < resolution bindings < compiled < ort_session < ort_failures"),
         "olive_ext.session": (
