@@ -534,6 +534,27 @@ def test_components_are_graphs_by_what_they_do(tmp_path: Path) -> None:
     assert files.companions["vision"].graph == tmp_path / "vision_encoder" / "cpu" / "graph.onnx"
 
 
+def test_graph_may_be_an_asset_that_variants_share(tmp_path: Path) -> None:
+    """ONNX Runtime's schema has it, beside names in the variant's folder."""
+    shared = {"executor_info": {"ort": {"model_file": f"sha256:{DIGEST}/g.onnx"}}}
+    root = put_package(tmp_path, {"a": {"ep": CPU, **shared}, "b": {"ep": CUDA, **shared}, "gone": {"ep": QNN}})
+    graph = put_graph(root / "shared_assets" / f"sha256-{DIGEST}" / "g.onnx")
+    files = [locate(root, variant=name) for name in "ab"]
+    assert [(one.decoder, one.directory.name) for one in files] == [(graph, "a"), (graph, "b")]
+    graph.unlink()
+    with refused(NotFoundError, "not_found", holds="g.onnx"):
+        locate(root, variant="a")
+    assert locate(root, variant="gone").variant == "gone"
+
+
+def test_component_that_is_no_part_of_a_model_is_left_alone(tmp_path: Path) -> None:
+    root = put_package(tmp_path, BOTH)
+    manifest = json.loads((root / "manifest.json").read_text())
+    manifest["components"]["tokenizer"] = {"variants": {"any": {"variant_directory": "shared_assets"}}}
+    put_json(root / "manifest.json", manifest)
+    assert locate(root).companions == {}
+
+
 def test_another_provider_is_another_variant_and_another_variant_another_provider(tmp_path: Path) -> None:
     root = put_package(tmp_path, BOTH)
     model = resolve(ModelSettings.of({"model": root, "execution_provider": "cpu"}))

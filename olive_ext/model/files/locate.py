@@ -80,7 +80,7 @@ def locate(
     if is_package(root):
         chosen, graphs, rule = choose(root, variant, provider)
         root, origins, name, ep = chosen.folder, {"variant": rule}, chosen.name, chosen.provider
-        onnx_file_name = onnx_file_name or chosen.file or None
+        onnx_file_name = onnx_file_name or (str(chosen.graph) if chosen.graph else None)
         given = {part: (file, f"the package's component '{part}'") for part, file in graphs.items()}
     elif variant is not None:
         raise MismatchError(f"'{root}' is no model package", "variant", variant)

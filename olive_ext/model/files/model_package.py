@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from olive_ext.config.model import Components
 from olive_ext.errors import DamagedError, ModelError, NotFoundError, listed
 from olive_ext.model.files.package_config import (
     GENAI_CONFIG,
@@ -46,6 +47,9 @@ _ROLES = {
 }
 """Components' names that are not the part's own."""
 
+_PARTS = get_args(get_args(Components)[0])
+"""Parts of a model that are graphs; other components, a tokenizer for instance, are left alone."""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -57,7 +61,14 @@ class Variant:
     """Full name of the execution provider that it is for; empty for any."""
 
     file: str = ""
-    """The graph, where the package names it for ONNX Runtime."""
+    """The graph as the package names it for ONNX Runtime; empty where it does not."""
+
+    @property
+    def graph(self) -> Path | None:
+        """That graph, which may lie in a folder that variants share."""
+        if not self.file:
+            return None
+        return (asset if self.file.startswith(ASSET) else inside)(self.folder, self.file, "model_file")
 
     @property
     def words(self) -> str:
@@ -111,17 +122,12 @@ def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant,
     if decoders is None:
         raise ModelError(f"'{root}' has no component that is the decoder: it has {listed(components)}")
     chosen, rule = _chosen(root, "decoder", decoders, name, *filter(None, [provider]))
-    if not chosen.folder.is_dir():
-        raise NotFoundError(
-            f"'{root}' names the folder '{chosen.folder}' of the variant '{chosen.name}'; it is not there"
-        )
-    if chosen.file and not (chosen.folder / chosen.file).is_file():
-        raise NotFoundError(
-            f"'{root}' names the graph '{chosen.file}' of the variant '{chosen.name}'; it is not in '{chosen.folder}'"
-        )
+    for named in filter(None, (chosen.folder, chosen.graph)):
+        if not named.exists():
+            raise NotFoundError(f"'{root}' names '{named}' of the variant '{chosen.name}'; it is not there")
     graphs = {}
     for part, variants in parts.items():
-        if variants is not decoders:
+        if variants is not decoders and part in _PARTS:
             same = chosen.name if any(one.name == chosen.name for one in variants) else None
             graphs[part] = _graph(_chosen(root, part, variants, same, chosen.provider, CPU)[0], part)
     return chosen, graphs, f"{rule}, of {', '.join(one.words for one in decoders)}"
@@ -169,8 +175,9 @@ def _graph(variant: Variant, part: str) -> Path:
     config = variant.folder / GENAI_CONFIG
     written: Mapping[str, Any] = read_json(config, GenaiConfig).get("model", {}) if config.is_file() else {}
     section = written.get(part) or written.get("speech" if part == "audio" else part) or {}
-    name = variant.file or section.get("filename")
-    graphs = [inside(variant.folder, name, "model_file")] if name else sorted(variant.folder.glob("*.onnx"))
+    name = section.get("filename")
+    own = variant.graph or (inside(variant.folder, name, f"model.{part}.filename") if name else None)
+    graphs = [own] if own else sorted(variant.folder.glob("*.onnx"))
     if len(graphs) != 1 or not graphs[0].is_file():
         raise NotFoundError(f"'{variant.folder}' names no graph of the component '{part}' and does not hold one alone")
     return graphs[0]
@@ -205,7 +212,6 @@ def _variant(component: Path, name: str, written: Mapping[str, Any]) -> Variant:
     file = own.get("model_file") or "" if isinstance(own, Mapping) else own
     if not isinstance(file, str):
         raise DamagedError(f"'{component}' has {file!r} for the model_file of the variant '{name}'; it is no name")
-    file = file and str(inside(folder, file, "model_file").relative_to(folder))
     ep = written.get("ep") or ""
     if (row := ROWS.get(ep.lower())) is not None and row.name != ep:
         full = f"ONNX Runtime compares it with '{row.name}', letter by letter"
