@@ -57,10 +57,9 @@ from olive_ext.registry import entries, load
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}
 _OLIVE_PASS_KEYS = {"type", "config", "host", "evaluator"}
 _TASK_FILES = (".yaml", ".yml")
-_TYPES_WITH_PATH = ("hfmodel", "onnxmodel")
+_KINDS = {"hfmodel": "hf", "onnxmodel": "onnx"}
 """Types of Olive's models that are nothing without a path; others may have a loader or components."""
 
-_KINDS = {"hfmodel": "hf", "onnxmodel": "onnx"}
 _CHANGES = {
     "adapter_path": "has an adapter",
     "load_kwargs": "is loaded with its own arguments",
@@ -69,13 +68,9 @@ _CHANGES = {
 }
 """Keys of an input model that make it another model than the one at its path."""
 
-_RESOURCES = {
-    "file": ("path",),
-    "folder": ("path",),
-    "string_name": ("name",),
-    "azureml_registry_model": ("registry_name", "name", "version"),
-}
-"""Olive's mappings in the place of a path, by their type, and the keys that each needs."""
+_REGISTRY = "azureml_registry_model"
+_RESOURCES = {"file": "path", "folder": "path", "string_name": "name", _REGISTRY: "registry_name name version"}
+"""Types of Olive's mappings in the place of a path, and the keys that each needs."""
 
 Settings: TypeAlias = PassSettings | EvaluatorSettings
 SettingsType: TypeAlias = type[Settings]
@@ -287,9 +282,8 @@ def _mistakes_of_model(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:
     path = keys.get("model_path")
     if not kind:
         yield MissingError("missing: give 'HfModel' or 'ONNXModel', for instance", "input_model.type")
-    elif path is None and kind in _TYPES_WITH_PATH:
-        near = difflib.get_close_matches("model_path", [key for key in keys if key != "model_path"], n=1)
-        hint = f"did you mean it by '{near[0]}'?" if near else "give a folder, a file or a name on the hub"
+    elif path is None and kind in _KINDS:
+        hint = suggest("model_path", keys) or "give a folder, a file or a name on the hub"
         yield MissingError(f"missing: {hint}", "input_model.model_path")
     elif problem := why_missing(kind, path, keys.get("onnx_file_name")):
         yield NotFoundError(problem).about("input_model.model_path", path)
@@ -311,29 +305,28 @@ def input_model(recipe: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Type of the recipe's input model, in lower case, and its keys, those of its `config` too."""
     block = mapping(recipe.get("input_model"))
     keys = {**mapping(block.get("config")), **block}
-    with suppress(OliveExtError):  # one of the mistakes
-        keys["model_path"] = plain_path(keys.get("model_path"))
+    if (path := keys.pop("model_path", None)) is not None:
+        with suppress(OliveExtError):  # one of the mistakes
+            path = plain_path(path)
+        keys["model_path"] = path
     return str(block.get("type", "")).lower(), keys
 
 
 def plain_path(written: Any) -> Any:
-    """The path or name of a 'model_path', which may stand in a mapping of Olive's; that of a registry's model stays
-    one. Raises `OliveExtError` for what Olive refuses."""
-    where = "input_model.model_path"
+    """The path or name of a 'model_path', also of Olive's mapping in its place; that of a registry stays one. Raises
+    `OliveExtError` for what Olive refuses."""
     if written is None or isinstance(written, str):
         return written
-    if not isinstance(written, Mapping):
-        raise ConfigError("give a path, or a mapping with 'type' and 'config'", where, written)
-    kind, keys = str(written.get("type", "")).lower(), {**written, **mapping(written.get("config"))}
+    where, keys = "input_model.model_path", mapping(written)
+    kind, keys = str(keys.get("type")).lower(), {**keys, **mapping(keys.get("config"))}
     if kind not in _RESOURCES:
-        hint = suggest(kind, _RESOURCES) or f"give {', '.join(_RESOURCES)}"
-        raise ConfigError(hint, f"{where}.type", written.get("type"), code="unknown_name")
-    if missing := [key for key in _RESOURCES[kind] if not keys.get(key)]:
+        raise ConfigError(f"give a path, or a mapping with a 'type' of {', '.join(_RESOURCES)}", where, written)
+    if missing := [key for key in _RESOURCES[kind].split() if not keys.get(key)]:
         raise MissingError("missing", f"{where}.config.{missing[0]}")
-    named = str(keys[_RESOURCES[kind][0]])
-    if kind in ("file", "folder") and not (Path(named).is_file() if kind == "file" else Path(named).is_dir()):
+    named = str(keys[_RESOURCES[kind].split()[0]])
+    if (kind == "file" and not Path(named).is_file()) or (kind == "folder" and not Path(named).is_dir()):
         raise NotFoundError(f"no such {kind}", f"{where}.config.path", named)
-    return written if len(_RESOURCES[kind]) > 1 else named
+    return written if kind == _REGISTRY else named
 
 
 def blocks(recipe: Mapping[str, Any]) -> Iterator[Block]:

@@ -3,12 +3,11 @@ after an evaluation. Knows no model."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from olive_ext.config import Bound, EvaluationSettings, LossBound
-from olive_ext.errors import ConfigError, MissingError, NotComparableError, counted
+from olive_ext.errors import ConfigError, MissingError, NotComparableError, counted, suggest
 from olive_ext.report import Metric
 from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import (
@@ -166,8 +165,8 @@ def _of(task: str | None) -> str:
 
 def _near(name: str, known: Iterable[str]) -> str:
     names = sorted(set(known))
-    near = difflib.get_close_matches(name, names, n=1)
-    return f": did you mean '{near[0]}'?" if near else f"; there are {', '.join(names)}"
+    near = suggest(name, names)
+    return f": {near}" if near else f"; there are {', '.join(names)}"
 
 
 def broken_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric]) -> list[str]:

@@ -182,7 +182,7 @@ OF_RECIPES: list[tuple[str, Any, str, str, str]] = [
     ("input_model.model_path", None, MISSING, "", ""),
     ("input_model", {"type": "ONNXModel", "model_pth": "m"}, MISSING, ".model_path", "model_pth"),
     ("input_model.model_path", ["m"], WRONG, "", ""),
-    ("input_model.model_path", {"type": "local_file"}, NO_NAME, ".type", "local_file folder"),
+    ("input_model.model_path", {"type": "local_file"}, WRONG, "", "local_file folder"),
     ("input_model.model_path", {"type": "string_name", "config": {"path": "a/b"}}, MISSING, ".config.name", ""),
     ("input_model.model_path", {"type": "folder", "config": {"path": "gone"}}, NOT_FOUND, ".config.path", "gone"),
 ]

@@ -292,15 +292,13 @@ def test_run_refuses_a_model_path_that_does_not_exist(kind: str, path: str) -> N
         new_engine()(ours()).run(ModelConfig(type=kind, config={"model_path": path}))
 
 
-REGISTRY = {"registry_name": "r", "name": "m"}
-
-
 @pytest.mark.parametrize(
     "path",
     [
         *({"type": kind, "config": {"path": name}} for kind in ("File", "folder", "local_file") for name in "fdg"),
         *({"type": "string_name", "config": {key: "a/b"}} for key in ("name", "path")),
-        *({"type": "azureml_registry_model", **REGISTRY, **more} for more in ({"version": 1}, {})),
+        {"type": "azureml_registry_model", "registry_name": "r", "name": "m", "version": 1},
+        {"type": "azureml_registry_model", "registry_name": "r", "name": "m"},
         *({"type": "folder", "path": "d"}, {"path": "d"}, {"type": "folder"}, {"type": 3, "path": "d"}, ["d"], 3),
     ],
 )

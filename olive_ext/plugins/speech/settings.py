@@ -3,7 +3,6 @@ wrong with them as they are written. Imports no Olive, whose names of types and 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -14,7 +13,7 @@ from olive_ext.check.recipe import mapping, mappings
 from olive_ext.config import EvaluatorSettings
 from olive_ext.config.base import NonNegativeInt, word
 from olive_ext.config.embeddings import EmbeddingSettings
-from olive_ext.errors import ConfigError, ContradictionError, MissingError, OliveExtError, listed
+from olive_ext.errors import ConfigError, ContradictionError, MissingError, OliveExtError, listed, suggest
 
 METRICS_TYPE = "OrtEvaluator"
 
@@ -194,8 +193,7 @@ def _kind(place: str, metric: Mapping[str, Any], names: list[str]) -> Iterator[O
         yield MissingError(f"missing: give {', '.join(accepted)}", f"{place}.sub_types")
     if metric.get("backend", "torch_metrics") == "torch_metrics" and accepted:
         for name in (name for name in names if name not in accepted):
-            near = difflib.get_close_matches(name, accepted, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"a metric of type '{kind}' has {', '.join(accepted)}"
+            hint = suggest(name, accepted) or f"a metric of type '{kind}' has {', '.join(accepted)}"
             yield ConfigError(hint, f"{place}.sub_types", name, code="unknown_name")
     kinds = [some for some in (_SPEECH, _VISION, _TENSORS) if set(some) & set(names)]
     if kind == "accuracy" and len(kinds) > 1:
@@ -216,9 +214,9 @@ def _data(place: str, data: Any, names: list[str], known: Mapping[str, Mapping[s
     given = {**component, **mapping(component.get("params"))}
     accepted, where = PARAMETERS.get(str(component.get("type")), ()), f"data_configs.{written.get('name')}"
     for key in (key for key in given if accepted and key not in (*accepted, "type", "params")):
-        if near := difflib.get_close_matches(key, accepted, n=1):
+        if near := suggest(key, accepted):
             place_of_key = f"{where}.pre_process_data_config.params.{key}"
-            problem = f"unknown key '{place_of_key}': did you mean '{near[0]}'? Olive would drop it"
+            problem = f"unknown key '{place_of_key}': {near} Olive would drop it"
             yield ConfigError(problem, place_of_key, given[key], code="unknown_key")
     task = given.get("task")
     for name in names if asks is _VISION and task is not None else ():
