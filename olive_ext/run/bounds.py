@@ -201,12 +201,12 @@ def _broken(bound: Bound, metric: Metric, metrics: Sequence[Metric]) -> Iterator
         yield f"{name} is undecided: documents without an answer could change it"
     elif metric.is_of_drawn:
         yield f"{name} is of the drawn documents only ({metric.documents}), and the bound is on all of them"
-    scale, unit = (100, " pt") if isinstance(bound, LossBound) else (1, "")
+    scale, unit, whose = (100, " pt", " (fail_on_loss)") if isinstance(bound, LossBound) else (1, "", "")
     if bound.max is not None and not metric.value <= bound.max:
         yield f"{name} = {_apart(metric.value, bound.max)}, required at most {number(bound.max)}"
     if bound.min is not None and not metric.value >= bound.min:
         found, least = scale * metric.value, scale * bound.min
-        yield f"{name} = {_apart(found, least)}{unit}, required at least {number(least)}{unit}"
+        yield f"{name} = {_apart(found, least)}{unit}, required at least {number(least)}{unit}{whose}"
 
 
 def _apart(value: float, bound: float) -> str:
