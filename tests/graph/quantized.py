@@ -64,11 +64,18 @@ def packed(numbers: Array, bits: int) -> Array:
     return (parts << (np.arange(per_byte, dtype=np.uint8) * bits)).sum(-1).astype(np.uint8)
 
 
-def qdq(block: int | None, *, axis: int = 1, transposed: bool = False, int4: bool = False) -> Stored:
+def qdq(
+    block: int | None,
+    *,
+    axis: int = 1,
+    transposed: bool = False,
+    int4: bool = False,
+    num_outputs: int = NUM_OUTPUTS,
+) -> Stored:
     """DequantizeLinear before a MatMul (or a Gemm that transposes): per channel, or by blocks of inputs."""
     rng = np.random.default_rng(3)
-    numbers = rng.integers(-8, 8, (NUM_INPUTS, NUM_OUTPUTS)).astype(np.int8)
-    scales = rng.uniform(0.01, 0.1, (NUM_INPUTS // block, NUM_OUTPUTS) if block else (NUM_OUTPUTS,)).astype(np.float32)
+    numbers = rng.integers(-8, 8, (NUM_INPUTS, num_outputs)).astype(np.int8)
+    scales = rng.uniform(0.01, 0.1, (NUM_INPUTS // block, num_outputs) if block else (num_outputs,)).astype(np.float32)
     matrix = numbers * (np.repeat(scales, block, 0) if block else scales)
     stored, attributes = numbers, {"axis": 0 if block else axis, **({"block_size": block} if block else {})}
     if transposed:

@@ -252,6 +252,21 @@ def assert_damage_is_found(model: onnx.ModelProto, reference: onnx.ModelProto, n
     assert damaged(put(row, lambda of_row: of_row * -3)).rows == [0]
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_scales_along_a_square_weight_s_other_axis_are_found(transposed: bool) -> None:
+    """It was left out as a form that is not known, and a model whose one weight was so was green."""
+    stored = graphs.qdq(None, transposed=transposed, num_outputs=graphs.NUM_INPUTS)
+    (node,) = (node for node in stored.model.graph.node if node.op_type == "DequantizeLinear")
+    found = []
+    for axis in (int(not transposed), int(transposed)):
+        del node.attribute[:]
+        node.attribute.append(helper.make_attribute("axis", axis))
+        own, made = (Constants(model, Path()) for model in (graphs.plain(stored.matrix), stored.model))
+        found += distances(own, made).values()
+    assert found[0] == Distance(0.0, [], graphs.NUM_INPUTS)
+    assert found[1].share > 0.2
+
+
 def test_rounding_of_every_kind_has_no_row_of_damage() -> None:
     rng = np.random.default_rng(0)
     for weight in (rng.normal(size=(256, 128)), rng.standard_t(3, (256, 128)), np.exp(rng.normal(size=(256, 1))) + 0):

@@ -510,19 +510,18 @@ def packed_grid(
 def _dequantized(
     node: onnx.NodeProto, stored: Array, scales: Array, zeros: Array | None, *, is_turned: bool
 ) -> Grid | None:
-    """As DequantizeLinear makes it of a matrix: with one scale for all, for each output or for blocks of inputs; None
-    of others."""
+    """As DequantizeLinear makes it of a matrix: with one scale for all, for each output, for each input (as by a wrong
+    axis of a square one) or for blocks of inputs; None of others."""
     axis, outputs = attribute(node, "axis", 1) % 2, int(is_turned)
-    if stored.ndim != 2 or (scales.size > 1 and (axis == outputs) == (scales.ndim == 2)):
+    if stored.ndim != 2 or (scales.ndim == 2 and axis == outputs):
         return None
     parts = [scales, *([] if zeros is None else [zeros])]
     if scales.ndim < 2:
-        parts = [np.broadcast_to(part.reshape(-1, 1), (stored.shape[outputs], 1)) for part in parts]
-    elif is_turned:
-        parts = [part.T for part in parts]
-    stored = stored.T if is_turned else stored
-    num_inputs = stored.shape[1]
-    block = int(attribute(node, "block_size", 0)) or num_inputs
+        parts = [part.reshape((1, -1) if axis else (-1, 1)) for part in parts]
+    stored, *parts = (part.T if is_turned else part for part in (stored, *parts))
+    num_rows, num_inputs = stored.shape
+    parts = [np.broadcast_to(part, (num_rows, part.shape[1])) for part in parts]
+    block = int(attribute(node, "block_size", 0)) or num_inputs // parts[0].shape[1]
     return Grid(stored, parts[0], parts[1] if zeros is not None else 0, num_inputs, block)
 
 
