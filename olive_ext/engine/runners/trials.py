@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain, pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -158,7 +158,7 @@ LEAST = 32
 """Tokens that every model may take."""
 
 SHORT = 9
-"""Tokens of the text that another one is fed beside, and by how many texts pass a number of positions."""
+"""By how many tokens texts pass a number of positions."""
 
 
 def affordable(num_bytes: int | None) -> int:
@@ -235,9 +235,8 @@ class _PartsTrial:
         self.texts: tuple[Text, Text] = (tuple(first), (*first[: self._half], *second[self._half :]))
         self._cuts = cuts(length, group)
         self._places = sorted({*self._cuts, *(cut - 1 for cut in self._cuts), length - 1})
-        self._short: Text = tuple(second[:SHORT])
         self._side = runner.traits.side(length).first
-        runner.reserve(max(length, SHORT))
+        runner.reserve(length)
 
     def whole(self, text: Text) -> FloatArray:
         return self._fed(text, 0, len(text))[1]
@@ -267,16 +266,21 @@ class _PartsTrial:
             yield "texts after a copy of another's beginning", 1, copied
         if num_slots > 1 and traits.form.in_slots.mixes_pasts:
             self._fed(first, half if traits.can_rewind else 0, length - 1)
-            yield "texts beside another", 0, ([len(self._places) - 1], self._last_in_company())
+            early = len(self._places) // 4
+            yield "texts beside others", 0, ([len(self._places) - 1, early], self._in_company(self._places[early]))
 
-    def _last_in_company(self) -> FloatArray:
-        """The result of the first text's last token, resident up to there, in a step with the short text's."""
-        text, short, last = self.texts[0], self._short, len(self.texts[0]) - 1
-        self._fed(short, 0, SHORT - 1, slot=1)
-        slots = self._runner.traits.form.in_slots.slots_of([0, 1], self._runner.capacity.num_slots)
-        idle = [Row(slot, 0, (0,)) for slot in slots[2:]]
-        rows = (Row(0, last, text[last:]), Row(1, SHORT - 1, short[-1:]), *idle)
-        return self._run(Step(rows, (LogitsRow(0, 0),), targets_of(1)))
+    def _in_company(self, early: int) -> FloatArray:
+        """The results of the first text's last token, resident up to there, and of an early one, in the first and the
+        last row of up to four."""
+        text, traits, num_slots = self.texts[0], self._runner.traits, self._runner.capacity.num_slots
+        count = min(4, num_slots)
+        for slot in range(1, count):
+            for begin, end in pairwise(sorted({0, early // 2 * traits.can_rewind, early})):
+                self._fed(text, begin, end, slot=slot)
+        slots = traits.form.in_slots.slots_of([*range(count)], num_slots)
+        pasts = chain((len(text) - 1, early, early, early)[:count], repeat(0))  # idle rows after them
+        rows = tuple(Row(slot, past, text[past : past + 1]) for slot, past in zip(slots, pasts, strict=False))
+        return self._run(Step(rows, (LogitsRow(0, 0), LogitsRow(count - 1, 0)), targets_of(2)))
 
     def _fed(self, text: Text, start: int, stop: int, *, slot: int = 0, copies: tuple[Copy, ...] = ()) -> _Found:
         """Of a step with more targets than shapes are run with beforehand, in several that read other places."""

@@ -50,6 +50,7 @@ class Leaky(FakeRunner):
             "by a token alone": len(row.tokens) == 1,
             "by the longest row": max(one.past + len(one.tokens) for one in step.rows) > self.most,
             "by rows": len(step.rows) > 1,
+            "in the third row": row in step.rows[2:],
             "by the past": row.past > self.most,
             "by copies": bool(step.copies),
             "alone at first": len(row.tokens) == 1 and 0 < row.past < self.most,
@@ -76,7 +77,8 @@ def test_texts_of_their_own_pass(batching: StepForm, can_rewind: bool) -> None:
     [
         ("by parts", 0, "texts fed in parts, up to token 1, score"),
         ("by a token alone", 0, "texts fed in parts, up to token 1, score"),
-        ("by rows", 0, "texts beside another score"),
+        ("by rows", 0, "texts beside others score"),
+        ("in the third row", 0, "texts beside others score"),
         ("by copies", 0, "texts after a copy of another's beginning score"),
         *(
             (way, most, "texts fed in parts, up to token")
