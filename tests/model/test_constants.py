@@ -231,6 +231,16 @@ def forms() -> dict[str, tuple[onnx.ModelProto, onnx.ModelProto, str]]:
 
 
 @pytest.mark.parametrize("form", forms())
+def test_scales_of_a_weight_that_is_compared_are_no_constants_without_a_counterpart(form: str, tmp_path: Path) -> None:
+    files = []
+    for name, model in zip(("own", "reference"), forms()[form], strict=False):
+        (tmp_path / name).mkdir()
+        onnx.save(model, tmp_path / name / "model.onnx")
+        files.append(ModelFiles(tmp_path / name / "model.onnx", tmp_path / name, {}, {}, ""))
+    assert damage(*files) == ({}, 0)
+
+
+@pytest.mark.parametrize("form", forms())
 def test_damaged_weight_and_a_damaged_row_are_found_in_every_stored_form(form: str) -> None:
     row = (slice(None), 0) if form in ("blocks", "int4") else 0
     assert_damage_is_found(*forms()[form], row)

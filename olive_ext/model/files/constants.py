@@ -109,6 +109,9 @@ class Constants:
         self.tensors = {name: one for name, one in made.items() if one is not None} | self.initializers
         """With those of Constant nodes."""
 
+        self.scales: set[str] = set()
+        """Scales and zero points of packed weights that were read."""
+
         self.maker = {name: node for node in model.graph.node for name in node.output if name}
         self._folder, self._renames = external_data_plan(path, external_locations(model))
 
@@ -145,6 +148,7 @@ class Constants:
         stored, scales, zeros = (node.input[i] if i < len(node.input) else "" for i in inputs)
         if not {stored, scales, zeros or stored} <= self.initializers.keys():
             return None
+        self.scales |= {scales, zeros}
         return self.numbers(stored), self.numbers(scales), self.numbers(zeros) if zeros else None
 
     def place(self, tensor: onnx.TensorProto) -> tuple[Path, int, int]:

@@ -137,7 +137,7 @@ def damage(
             numbers = numbers_against(config, own.model, without, longest)
         known, constants = (_reached(one, num_tokens, vocab_sizes) for one in (known, constants))
         known = _renamed(known, constants)
-        uncompared += len(constants.keys() - known.keys())
+        uncompared += sum(own.float_names[name] not in own.scales for name in constants.keys() - known.keys())
         differing = apart(known, constants)
         told = {name: what.sentence(constants[name]) for name, what in differing.items()} | far
         found = told if part in unreached else hidden(differing, far, constants)
