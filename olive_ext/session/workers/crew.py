@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
+from dataclasses import dataclass, field
 from typing import Any
 
 from olive_ext.engine.requests import Counters, Lost, Request, Result
@@ -34,119 +34,139 @@ _OVERHEAD_TOKENS = 128
 """As many tokens take the memory that a request takes besides its own."""
 
 
+@dataclass(eq=False)
+class Chunk:
+    """Requests that run together; one by one where that has cost two workers."""
+
+    number: int
+    requests: Sequence[Request]
+    num_lost: int = 0
+    """Workers that were lost while they ran it."""
+
+    results: list[Result | Lost] = field(default_factory=list)
+    """Of its first requests."""
+
+    @property
+    def next(self) -> Sequence[Request]:
+        """What a worker is asked next."""
+        begin = len(self.results)
+        return self.requests[begin : begin + 1] if self.num_lost > 1 else self.requests
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every request has its result."""
+        return len(self.results) == len(self.requests)
+
+    def lose(self, how: str) -> None:
+        """Notes that a worker was lost. A request that it ran alone, and that has cost one before, is given up; all the
+        rest with it where `MOST_GUILTY` have."""
+        is_guilty = self.num_lost > 0 and len(self.next) == 1
+        self.num_lost += 1
+        if not is_guilty:
+            logger.warning("a worker %s; its chunk is run again", how)
+            return
+        reason = f"each worker that ran it {how}"
+        num_guilty = 1 + sum(isinstance(result, Lost) for result in self.results)
+        count = len(self.requests) - len(self.results) if num_guilty >= MOST_GUILTY else 1
+        self.results += [Lost(reason)] * count
+        logger.error("%s given up: %s", counted(count, "request is", "requests are"), reason)
+
+    @property
+    def held_tokens(self) -> int:
+        """About what it takes in memory."""
+        return sum(len(request.tokens) + _OVERHEAD_TOKENS for request in self.requests)
+
+
 class ChunkFeed:
-    """The chunks of one call. They are taken by the workers' threads; all else is for the thread that called.
+    """The chunks of one call, and what has become of them. Workers' threads `take`, `put` and `leave`; all else is for
+    the thread that called.
 
     They are handed out in their order, so that early ones are complete first, and forgotten; once no more follow, the
-    largest first, so that the workers end together. A chunk that cost a worker comes last; one that cost two is split
-    into single requests, parts with numbers below zero.
+    largest first, so that the workers end together. A chunk that cost a worker comes last.
     """
 
     def __init__(self, chunks: Iterable[Sequence[Request]], num_workers: int) -> None:
         self._source = enumerate(chunks)
-        self._num_ahead = AHEAD * num_workers
-        self._chunks: dict[int, Sequence[Request]] = {}
-        self._num_tokens = 0
+        self._num_workers = num_workers
+        self._num_tokens = self._num_open = 0
         self._has_more = True
-        self._has_ended = False
-        self._waiting: list[int] = []
-        self._costly: set[int] = set()
-        self._parts: dict[int, tuple[int, int]] = {}  # to the chunk and the place in it
-        self._results: dict[int, dict[int, Result | Lost]] = {}  # of chunks that were split, by place
+        self._waiting: list[Chunk] = []
         self._changed = threading.Condition()
+        self.outcomes: queue.SimpleQueue[Chunk | BaseException] = queue.SimpleQueue()
+        """Complete chunks, and what ends the call."""
+
+        self.is_over = threading.Event()
+        """Set once no worker is to be opened for it any more."""
 
     @property
     def has_work(self) -> bool:
         """Whether a chunk is not complete yet."""
-        return self._has_more or bool(self._chunks)
+        return self._has_more or self._num_open > 0
 
-    @property
-    def num_waiting(self) -> int:
-        """Chunks that nobody has taken yet."""
-        return len(self._waiting)
-
-    def read(self) -> tuple[int, Sequence[Request]] | None:
+    def read(self) -> Chunk | None:
         """Reads the next chunk, which is to be computed unless it is empty; None where there is no room for it, or none
         left."""
-        is_full = self.num_waiting >= self._num_ahead or (self._chunks and self._num_tokens >= HELD_TOKENS)
-        if not self._has_more or is_full:
+        has_room = len(self._waiting) < AHEAD * self._num_workers
+        if not self._has_more or not has_room or (self._num_open and self._num_tokens >= HELD_TOKENS):
             return None
         number, requests = next(self._source, (0, None))
         if requests is None:
             self._has_more = False
             return None
+        chunk = Chunk(number, requests)
         if requests:
-            self._chunks[number] = requests
-            self._num_tokens += _held_tokens(requests)
-            self._put(number)
-        return number, requests
+            self._num_open += 1
+            self._num_tokens += chunk.held_tokens
+            self._put_back(chunk)
+        return chunk
 
-    def take(self) -> tuple[int, Sequence[Request]] | None:
-        """Waits for a chunk, and gives its number and its requests; None when there are no more."""
+    def take(self) -> Chunk | None:
+        """Waits for a chunk; None when there are no more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._has_ended)
-            if self._has_ended:
+            self._changed.wait_for(lambda: self._waiting or self.is_over.is_set())
+            if self.is_over.is_set():
                 return None
-            number = min(self._waiting, key=self._order)
-            self._waiting.remove(number)
-            return number, self._chunks[number]
+            chunk = min(self._waiting, key=self._order)
+            self._waiting.remove(chunk)
+            return chunk
 
-    def put_back(self, number: int) -> bool:
-        """Lets a chunk that cost a worker be taken once more, after all others, the second time request by request;
-        False where a single request has cost a worker before."""
-        if number in self._costly and len(self._chunks[number]) == 1:
-            return False
-        if number in self._costly:
-            for place, request in enumerate(self._chunks.pop(number)):
-                part = -1 - len(self._costly)
-                self._parts[part], self._chunks[part] = (number, place), [request]
-                self._costly.add(part)
-                self._put(part)
-            return True
-        self._costly.add(number)
-        self._put(number)
-        return True
+    def put(self, chunk: Chunk) -> None:
+        """Puts back a chunk that was taken, as far as it has come."""
+        if chunk.is_complete:
+            self.outcomes.put(chunk)
+        else:
+            self._put_back(chunk)
 
-    def give_up(self, number: int) -> list[int]:
-        """The numbers of what is given up with a single request: it alone, or all that nobody has taken of its chunk
-        where `MOST_GUILTY` requests of that have cost a worker."""
-        whole = self._parts.get(number, (number, 0))[0]
-        num_guilty = 1 + sum(isinstance(result, Lost) for result in self._results.get(whole, {}).values())
+    def leave(self, error: WorkerError) -> None:
+        """A worker takes no more; where none is left, its error ends the call."""
+        if self.is_over.is_set():
+            return
+        logger.warning("%s", error)
         with self._changed:
-            rest = [item for item in self._waiting if self._parts.get(item, (item, 0))[0] == whole]
-            rest = rest if num_guilty >= MOST_GUILTY else []
-            self._waiting = [item for item in self._waiting if item not in rest]
-        return [number, *rest]
+            self._num_workers -= 1
+            if not self._num_workers:
+                self.outcomes.put(error)
 
-    def complete(self, number: int, results: Sequence[Result | Lost]) -> tuple[int, Sequence[Result | Lost]] | None:
-        """Forgets a chunk; its number and results, of one that was split once all its parts are complete."""
-        self._num_tokens -= _held_tokens(self._chunks.pop(number))
-        if number not in self._parts:
-            return number, results
-        whole, place = self._parts.pop(number)
-        self._results.setdefault(whole, {})[place] = results[0]
-        if any(chunk == whole for chunk, _ in self._parts.values()):
-            return None
-        return whole, [result for _, result in sorted(self._results.pop(whole).items(), key=itemgetter(0))]
+    def complete(self, chunk: Chunk) -> ChunkResults:
+        """Forgets a chunk; its number and results."""
+        self._num_open -= 1
+        self._num_tokens -= chunk.held_tokens
+        return chunk.number, chunk.results
 
     def end(self) -> None:
         """Lets `take` return None from now on."""
+        self.is_over.set()
         with self._changed:
-            self._has_ended = True
             self._changed.notify_all()
 
-    def _put(self, number: int) -> None:
+    def _put_back(self, chunk: Chunk) -> None:
         with self._changed:
-            self._waiting.append(number)
+            self._waiting.append(chunk)
             self._changed.notify()
 
-    def _order(self, number: int) -> tuple[bool, int, int]:
-        first = 0 if self._has_more else -predicted_tokens(self._chunks[number])
-        return number in self._costly, first, number
-
-
-def _held_tokens(requests: Sequence[Request]) -> int:
-    return sum(len(request.tokens) + _OVERHEAD_TOKENS for request in requests)
+    def _order(self, chunk: Chunk) -> tuple[bool, int, int]:
+        first = 0 if self._has_more else -predicted_tokens(chunk.requests)
+        return chunk.num_lost > 0, first, chunk.number
 
 
 PAUSES_S = (0.0, 1.0, 4.0)
@@ -155,35 +175,18 @@ once, and no other can be started until it is."""
 
 _JOIN_S = 0.5
 
-Outcome = tuple[Worker, int | None, Reply | BaseException]
-"""What a worker's thread reports: the reply to a chunk, or what was raised instead; without a chunk what ended it."""
-
-
-class _Call:
-    """One call of `Crew.run`: its feed, and the outcomes of the workers' threads."""
-
-    def __init__(self, which: str, feed: ChunkFeed) -> None:
-        self.which = which
-        self.feed = feed
-        self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-        self.is_over = threading.Event()
-        """Set once no worker is to be opened for it any more."""
-
-        self.threads: list[threading.Thread] = []
-        self.num_gone = 0
-        """Threads whose worker cannot be opened again."""
-
 
 class Crew:
-    """Open workers. One call at a time. Their threads drive them and report; the thread of the call counts."""
+    """Open workers. One call at a time. Their threads drive them, and count."""
 
     def __init__(self, workers: Sequence[Worker], pauses_s: Sequence[float] = PAUSES_S) -> None:
         """Opens all of them together. Raises the first error of opening; those that were opened are ended then."""
         self.workers = list(workers)
         self._pauses_s = pauses_s
+        self._lock = threading.RLock()
         self.num_lost = 0
-        self._latest: dict[str, Counters] = {}
-        self._executions: dict[str, Mapping[str, Any]] = {}
+        self._latest: dict[tuple[str, str], Counters] = {}  # of each worker and model
+        self._executions: dict[tuple[str, str], Mapping[str, Any]] = {}
         self._retired = Counters()
         self._closed: set[str] = set()
         try:
@@ -200,7 +203,8 @@ class Crew:
     @property
     def counters(self) -> Counters:
         """The counters of all workers together, those included that were lost."""
-        return _sum([self._retired, *self._latest.values()])
+        with self._lock:
+            return _sum([self._retired, *self._latest.values()])
 
     @property
     def at_work(self) -> str:
@@ -212,24 +216,23 @@ class Crew:
 
     def executions(self, which: str) -> list[Mapping[str, Any]]:
         """The workers' executions after their latest chunks; before any, the first worker's as it opened."""
-        latest = [self._executions.get(f"{worker.name} {which}") for worker in self.workers]
+        latest = [self._executions.get((worker.name, which)) for worker in self.workers]
         return [execution for execution in latest if execution] or [self.served.models[which].execution]
 
     def run(self, which: str, chunks: Iterable[Sequence[Request]]) -> Iterator[ChunkResults]:
         """Runs all chunks: the number and the results of each as it is complete. `chunks` is read in the thread that
         reads the results; where that stops early, all workers end. Raises what a model raises, and `RunError` where no
         worker is left."""
-        call = _Call(which, ChunkFeed(chunks, len(self.workers)))
+        feed, threads = ChunkFeed(chunks, len(self.workers)), list[threading.Thread]()
         try:
-            yield from self._collect(call)
+            yield from self._collect(which, feed, threads)
         except BaseException:
-            call.is_over.set()
+            feed.end()
             self.stop()  # whatever a worker is doing
             raise
         finally:
-            call.is_over.set()
-            call.feed.end()
-            for thread, worker in zip(call.threads, self.workers, strict=False):
+            feed.end()
+            for thread, worker in zip(threads, self.workers, strict=False):
                 self._join(thread, worker)
 
     def call(self, which: str, name: str) -> list[Any]:
@@ -272,83 +275,64 @@ class Crew:
                 raise WorkerError(f"{name} cannot be started: {one_line(served)}") from served
         return [opened[worker.name] for worker in self.workers]
 
-    def _collect(self, call: _Call) -> Iterator[ChunkResults]:
+    def _collect(self, which: str, feed: ChunkFeed, threads: list[threading.Thread]) -> Iterator[ChunkResults]:
         """Reads chunks, and between them takes outcomes in, until every chunk is complete. All workers' threads start
         with the first chunk, however little there is to do: those that begin may be lost, or not come up."""
         while True:
-            read = call.feed.read()
-            if read is not None and not read[1]:
-                yield read[0], []
+            read = feed.read()
+            if read is not None and not read.requests:
+                yield read.number, []
                 continue
-            if not call.feed.has_work:
+            if not feed.has_work:
                 return
-            if read is not None and not call.threads:
-                for worker in self.workers:
-                    call.threads.append(_started(worker, self._work, worker, call))
+            if read is not None and not threads:
+                threads.extend(_started(worker, self._work, worker, which, feed) for worker in self.workers)
             try:
-                outcome = call.outcomes.get(block=read is None)
+                outcome = feed.outcomes.get(block=read is None)
             except queue.Empty:
                 continue
-            yield from self._take_in(call, outcome)
+            if isinstance(outcome, BaseException):
+                raise outcome
+            yield feed.complete(outcome)
 
-    def _take_in(self, call: _Call, outcome: Outcome) -> Iterator[ChunkResults]:
-        """Notes the outcome of a chunk, and gives the chunks that are complete now; of no chunk, that a worker cannot
-        be opened again."""
-        worker, number, reply = outcome
-        if number is None:
-            assert isinstance(reply, BaseException)
-            logger.warning("%s", reply)
-            call.num_gone += 1
-            if call.num_gone == len(call.threads):
-                raise reply
-            return
-        numbers, results = [number], list[Result | Lost]()
-        if isinstance(reply, WorkerLostError):
-            self._retire_counters(worker)
-            self.num_lost += 1
-            if call.feed.put_back(number):
-                logger.warning("a worker %s; its chunk is run again", reply)
-                return
-            reason = f"each worker that ran it {reply}"
-            numbers, results = call.feed.give_up(number), [Lost(reason)]
-            logger.error("%s given up: %s", counted(len(numbers), "request is", "requests are"), reason)
-        elif isinstance(reply, BaseException):
-            raise reply
-        else:
-            self._latest[f"{worker.name} {call.which}"] = Counters(**reply.counters)
-            self._executions[f"{worker.name} {call.which}"] = reply.execution
-            results = list(reply.results)
-        for item in numbers:
-            if (complete := call.feed.complete(item, results)) is not None:
-                yield complete
-
-    def _work(self, worker: Worker, call: _Call) -> None:
+    def _work(self, worker: Worker, which: str, feed: ChunkFeed) -> None:
         """A worker's thread: chunk after chunk; a lost worker is opened anew. Whatever ends it is reported."""
-        number: int | None = None
         try:
-            if worker.name in self._closed:
-                self._reopen(worker, call)
-            while (taken := call.feed.take()) is not None:
-                number, requests = taken
-                try:
-                    reply = worker.run(call.which, [to_send(request) for request in requests])
-                except WorkerLostError as error:
-                    self._closed.add(worker.name)
-                    call.outcomes.put((worker, number, error))
-                    number = None
-                    self._reopen(worker, call)
-                else:
-                    call.outcomes.put((worker, number, reply))
-        except Exception as error:  # noqa: BLE001 - raised in the thread that waits for the call
-            call.outcomes.put((worker, number, error))
-        except BaseException as error:  # noqa: BLE001 - as that, where it would end this thread alone
-            call.outcomes.put((worker, number, RunError(f"{worker.name}: {one_line(error)}")))
+            while self._is_open(worker, feed) and (chunk := feed.take()) is not None:
+                self._run_chunk(worker, which, feed, chunk)
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits for the call
+            ended = error if isinstance(error, Exception) else RunError(f"{worker.name}: {one_line(error)}")
+            feed.outcomes.put(ended)
 
-    def _reopen(self, worker: Worker, call: _Call) -> None:
-        """Opens a lost worker. Raises `WorkerError` where that fails again and again."""
+    def _run_chunk(self, worker: Worker, which: str, feed: ChunkFeed, chunk: Chunk) -> None:
+        """Runs a chunk until it is complete, or the worker is lost. A call that is over counts nothing."""
+        while not chunk.is_complete:
+            reply: Reply | WorkerLostError
+            try:
+                reply = worker.run(which, [to_send(request) for request in chunk.next])
+            except WorkerLostError as error:
+                reply = error
+                self._closed.add(worker.name)
+            with self._lock:
+                if feed.is_over.is_set():
+                    return
+                if isinstance(reply, WorkerLostError):
+                    self.num_lost += 1
+                    self._retire_counters(worker)
+                    chunk.lose(str(reply))
+                    break
+                self._latest[worker.name, which] = Counters(**reply.counters)
+                self._executions[worker.name, which] = reply.execution
+            chunk.results += reply.results
+        feed.put(chunk)
+
+    def _is_open(self, worker: Worker, feed: ChunkFeed) -> bool:
+        """Whether the worker is open. A lost one is opened anew; where that fails again and again, it leaves."""
+        if worker.name not in self._closed:
+            return True
         problem: object = "it was stopped"
         for pause in self._pauses_s:
-            if call.is_over.wait(pause):
+            if feed.is_over.wait(pause):
                 break
             try:
                 worker.open()
@@ -359,8 +343,9 @@ class Crew:
             else:
                 self._closed.discard(worker.name)
                 logger.warning("%s is open again", worker.name)
-                return
-        raise WorkerError(f"{worker.name} cannot be started again: {problem}")
+                return True
+        feed.leave(WorkerError(f"{worker.name} cannot be started again: {problem}"))
+        return False
 
     def _join(self, thread: threading.Thread, worker: Worker) -> None:
         """Waits for a worker's thread; one that is still being opened is ended, and opened by the next call."""
@@ -375,8 +360,9 @@ class Crew:
 
     def _retire_counters(self, worker: Worker) -> None:
         """Keeps what a worker has counted: it begins anew where it is opened again."""
-        for name in [name for name in self._latest if name.startswith(f"{worker.name} ")]:
-            self._retired = _sum([self._retired, self._latest.pop(name)])
+        with self._lock:
+            for key in [key for key in self._latest if key[0] == worker.name]:
+                self._retired = _sum([self._retired, self._latest.pop(key)])
 
 
 def _started(worker: Worker, target: Any, *arguments: Any) -> threading.Thread:

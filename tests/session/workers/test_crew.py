@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from olive_ext.backends.progress import progress_bar, shown
 from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.errors import RunError, TaskError, WorkerError
 from olive_ext.session.workers import crew
-from olive_ext.session.workers.crew import AHEAD, MOST_GUILTY, PAUSES_S, ChunkFeed, Crew
+from olive_ext.session.workers.crew import AHEAD, MOST_GUILTY, PAUSES_S, Chunk, ChunkFeed, Crew
 from olive_ext.session.workers.pool import WorkerPool
 from olive_ext.session.workers.worker import OWN, Reply, Served, Watchdog, WorkerLostError
 from tests.engine.fake_runner import oracle
@@ -134,8 +133,7 @@ def test_requests_that_crash_are_named_and_all_others_answered(
 
 
 def test_a_chunk_of_which_every_request_crashes_costs_few_workers() -> None:
-    slow = FakeWorker("worker", opening=lambda _: time.sleep(0.05))  # as long as the caller takes to see its loss
-    crew = Crew([slow])
+    crew = Crew([FakeWorker("worker")])
     found = run(crew, [requests_of(50, range(50)), requests_of(3)])
     assert [isinstance(result, Lost) for result in (*found[0], *found[1])] == [True] * 50 + [False] * 3
     assert crew.num_lost == 2 + MOST_GUILTY
@@ -358,26 +356,23 @@ def chunk(size: int, length: int = 4) -> list[Request]:
     return [Request(tuple(range(number, number + length)), 1) for number in range(size)]
 
 
-def taken(feed: ChunkFeed) -> int:
+def taken(feed: ChunkFeed) -> Chunk:
     found = feed.take()
     assert found is not None
-    return found[0]
+    return found
 
 
 def test_chunks_come_in_order_while_more_follow_and_then_the_largest_first() -> None:
     feed = ChunkFeed(map(chunk, [7, 5, 3, 9, 4, 6]), 1)
-    while feed.read():
-        pass
-    assert feed.num_waiting == AHEAD
-    assert [taken(feed) for _ in range(2)] == [0, 1]
+    assert [feed.read() is not None for _ in range(AHEAD + 1)] == [True] * AHEAD + [False]
+    first, second = taken(feed), taken(feed)
+    assert (first.number, second.number) == (0, 1)
     assert [feed.read() is not None for _ in range(3)] == [True, True, False]
-    assert taken(feed) == 2
+    assert taken(feed).number == 2
     assert not feed.read()  # there are no more
-    assert feed.put_back(0)
-    assert [taken(feed) for _ in range(4)] == [3, 5, 4, 0]
-    assert feed.put_back(0)
-    parts = [taken(feed) for _ in range(2)]
-    assert [feed.put_back(part) for part in parts] == [False, False]
+    first.lose("is gone")
+    feed.put(first)
+    assert [taken(feed).number for _ in range(4)] == [3, 5, 4, 0]
     feed.end()
     assert feed.take() is None
 
@@ -396,24 +391,31 @@ def test_no_more_tokens_are_held_than_there_is_room_for(monkeypatch: pytest.Monk
     while feed.read():
         pass
     assert read == [0, 1, 2, 3]  # the fourth goes beyond the bound
-    assert feed.complete(taken(feed), []) == (0, [])
-    assert feed.complete(taken(feed), []) == (1, [])
+    assert [feed.complete(taken(feed)) for _ in range(2)] == [(0, []), (1, [])]
     while feed.read():
         pass
     assert read == [0, 1, 2, 3, 4, 5]
 
 
 @given(sizes=st.lists(st.integers(1, 7), max_size=20), num_workers=st.integers(1, 3), data=st.data())
-def test_every_chunk_is_complete_once_whatever_is_put_back(
+def test_every_chunk_is_complete_once_however_often_a_worker_is_lost(
     sizes: list[int], num_workers: int, data: st.DataObject
 ) -> None:
     feed, found = ChunkFeed(map(chunk, sizes), num_workers), {}
     while feed.has_work:
-        if not feed.read() and feed.num_waiting:
-            number = taken(feed)
-            if not (data.draw(st.booleans()) and feed.put_back(number)):
-                size = 1 if number < 0 else sizes[number]
-                if (complete := feed.complete(number, [Lost("")] * size)) is not None:
-                    assert complete[0] not in found
-                    found[complete[0]] = len(complete[1])
+        if feed.read():
+            continue
+        while not feed.outcomes.empty():
+            outcome = feed.outcomes.get()
+            assert isinstance(outcome, Chunk)
+            number, results = feed.complete(outcome)
+            assert number not in found
+            found[number] = len(results)
+        if feed.has_work:
+            part = taken(feed)
+            if data.draw(st.booleans()):
+                part.lose("is gone")
+            else:
+                part.results += [Lost("")] * len(part.next)
+            feed.put(part)
     assert found == dict(enumerate(sizes))
