@@ -222,8 +222,8 @@ _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 class TextStream:
     """Gives the pieces of one growing list of tokens; all of them are the beginning of `StopChecker.text`.
 
-    tokens    ... [context][fresh][held]     decoded: context and fresh together, for what fresh alone would lose
-                                  held: may begin a stop, or is a part of a character
+    tokens    ... [context][held]     decoded together, for what the held ones alone would lose; they are held while
+                                      their text may begin a stop, has one, or ends with a part of a character
 
     What is held is decoded again when an eighth more is held, so that n tokens cost O(n) where most are held for long.
     """
@@ -240,41 +240,24 @@ class TextStream:
         if len(tokens) < self._next:
             return ""
         window = tokens[self._begin :]
-        count = self._num_free(window)
-        text = self._fresh(window[:count], skips=True)
-        if not text or text.endswith(INCOMPLETE) or any(map(self._ends_in_bytes, (window, window[:count]))):
+        text = self._held(window, skips=True)
+        searched = (text, self._held(window, skips=False)) if self._stops else (text,)
+        is_open = any(held.endswith(INCOMPLETE) or self._may_stop(held) for held in searched)
+        if not text or is_open or self._ends_in_bytes(window):
             text = ""
         else:
-            self._begin, self._read = self._read, self._begin + count
+            self._begin, self._read = self._read, len(tokens)
         self._next = len(tokens) + 1 + (len(tokens) - self._read) // 8
         return text
 
-    def _fresh(self, window: Sequence[int], *, skips: bool) -> str:
+    def _held(self, window: Sequence[int], *, skips: bool) -> str:
         decode = partial(self._tokenizer.decode, skip_special_tokens=skips)
         return decode(window)[len(decode(window[: self._read - self._begin])) :]
 
-    def _num_free(self, window: Sequence[int]) -> int:
-        """The tokens of `window` in front of which no stop begins, nor may begin, with special tokens or without."""
-        count = len(window)
-        for skips in (True, False) if self._stops else ():
-            text = self._fresh(window, skips=skips)
-            free = min(self._first(text, stop) for stop in self._stops)
-            if free < len(text):
-                counts = range(self._read - self._begin, count + 1)
-                lengths = partial(self._length, window, skips)
-                count = counts[max(0, bisect_right(counts, free, key=lengths) - 1)]
-        return count
-
-    def _length(self, window: Sequence[int], skips: bool, count: int) -> int:
-        return len(self._fresh(window[:count], skips=skips))
-
-    @staticmethod
-    def _first(text: str, stop: str) -> int:
-        """Where the stop begins in the text, or may begin at its end, which may become another character."""
-        certain, at = text.rstrip(INCOMPLETE), text.find(stop)
-        ends = range(max(0, len(certain) - len(stop) + 1), len(certain))
-        first = next((at for at in ends if stop.startswith(certain[at:])), len(certain))
-        return min(first, at) if at >= 0 else first
+    def _may_stop(self, text: str) -> bool:
+        """Whether a stop is in the text, or may begin at its end."""
+        ends = [(stop, range(max(0, len(text) - len(stop) + 1), len(text))) for stop in self._stops]
+        return any(stop in text or any(stop.startswith(text[at:]) for at in begins) for stop, begins in ends)
 
     def _ends_in_bytes(self, tokens: Sequence[int]) -> bool:
         tokenizer = self._tokenizer
