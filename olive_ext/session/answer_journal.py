@@ -42,7 +42,8 @@ ChunkResults = tuple[int, Sequence[Result | Lost]]
 
 
 class Executor(Protocol):
-    """One open model, wherever it is. Not thread-safe: one call at a time."""
+    """One open model, wherever it is. Not thread-safe: one call at a time. By what is inherited all runs in chunks, and
+    nothing stays in memory."""
 
     @property
     def context_length(self) -> int:
@@ -59,10 +60,12 @@ class Executor(Protocol):
     @property
     def at_work(self) -> str:
         """How many workers are open and were lost, for whoever waits; empty where there is nothing to say."""
+        return ""
 
     def run_slices(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
         """The result of every request as it is complete, in any order. `slices` is read as there is room; what a slice
         holds is planned together."""
+        return in_chunks(self, slices)
 
     def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[ChunkResults]:
         """Runs each chunk by itself, in any order. `chunks` is read as there is room; an empty one is complete at
@@ -70,18 +73,22 @@ class Executor(Protocol):
 
     def run_continuous(self, items: Iterable[KeyedRequest | None]) -> Iterator[KeyedResult]:
         """Runs what `items` yields while it does; None among them: nothing more is there for now."""
+        return self.run_slices([item] for item in items if item is not None)
 
     def reset(self) -> None:
         """Forgets what is resident."""
+        return
 
     def release_memory(self) -> None:
         """Frees what has grown with use."""
+        return
 
     def describe(self) -> dict[str, Any]:
         """Facts of the execution."""
 
     def close(self) -> None:
         """Releases the model."""
+        return
 
 
 @dataclass(frozen=True)

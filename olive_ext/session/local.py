@@ -19,7 +19,7 @@ from olive_ext.config import Strict
 from olive_ext.engine.opening import engine_on, open_runner
 from olive_ext.engine.reference.kernels import DivergenceKernels, comparable_tokens, vocab_size_of
 from olive_ext.engine.reference.tap import ReadingTap, ResidentTap, Tap, WritingTap, key_of, known_result
-from olive_ext.engine.requests import NUMBERS, Counters, KeyedRequest, KeyedResult, Request, Result
+from olive_ext.engine.requests import NUMBERS, Counters, Request, Result
 from olive_ext.engine.runners.runner import OpenedRunner, Runner
 from olive_ext.errors import ModelError, RecordsError
 from olive_ext.media.items import ItemLimit, Source
@@ -267,32 +267,18 @@ def _facts_of(local: LocalModel) -> dict[str, Any]:
     return {"model": digest, "tokenizer": tokenizer, "deterministic": model.settings.deterministic is True, **deciding}
 
 
-class RecordedAnswers:
+class RecordedAnswers(Executor):
     """An executor that knows what is in `records`, and computes nothing: `RecordsError` for all else."""
 
-    num_slots, at_work = 1, ""
+    context_length, num_slots, counters = 0, 1, Counters()
 
     def __init__(self, records: Records, context_length: int) -> None:
         self._records = records
         self.context_length = context_length
-        self.counters = Counters()
-
-    def run_slices(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
-        """Answers each request as it is read."""
-        return self.run_continuous(item for items in slices for item in items)
 
     def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[ChunkResults]:
         """Answers each chunk as it is read."""
         yield from ((number, list(map(self._answer, chunk))) for number, chunk in enumerate(chunks))
-
-    def run_continuous(self, items: Iterable[KeyedRequest | None]) -> Iterator[KeyedResult]:
-        """Answers each item as it is read."""
-        yield from ((item[0], self._answer(item[1])) for item in items if item is not None)
-
-    def reset(self) -> None:
-        """Nothing is resident."""
-
-    release_memory = close = reset
 
     def describe(self) -> dict[str, Any]:
         """The records' facts."""

@@ -20,7 +20,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.python_processes import BEAT_S, ChildEndedError, ChildProcess, serve, usable_processors
 from olive_ext.records import Records
 from olive_ext.registry import hook
-from olive_ext.session.answer_journal import ChunkResults, in_chunks
+from olive_ext.session.answer_journal import ChunkResults, Executor
 from olive_ext.session.tokenizer import Tokenizer
 from olive_ext.session.workers.crew import Crew
 from olive_ext.session.workers.worker import (
@@ -43,7 +43,7 @@ _COUNTS = ("s_encoded", "_cache_hits", "s_evicted", "encoder_runs", "_late")
 """How facts that count what a worker has done end: those of all workers are added."""
 
 
-class WorkerPool:
+class WorkerPool(Executor):
     """One of the models that `crew` has open."""
 
     def __init__(self, crew: Crew, which: str = OWN) -> None:
@@ -71,10 +71,6 @@ class WorkerPool:
         """See `Crew.at_work`."""
         return self._crew.at_work
 
-    def run_slices(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
-        """Runs all requests, in chunks."""
-        return in_chunks(self, slices)
-
     def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[ChunkResults]:
         """Runs each chunk on whichever worker is free."""
         return self._crew.run(self._which, chunks)
@@ -89,9 +85,6 @@ class WorkerPool:
             if window and (item is None or len(window) >= most):
                 yield from list(self.run_slices([window]))  # all of them: who stops reading ends no worker
                 window = []
-
-    def reset(self) -> None:
-        """Nothing: a chunk begins from an empty cache."""
 
     def release_memory(self) -> None:
         """Frees what has grown with use, on every worker."""
