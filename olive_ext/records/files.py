@@ -77,18 +77,10 @@ class GrowingFiles:
         self._dtypes = dict(dtypes)
         self.chunks = [dict(chunk) for chunk in chunks]
         self._checked: dict[str, set[int]] = {name: set() for name in dtypes}
-        self._held: dict[str, Array] = {}
 
     def count(self, name: str) -> int:
         """Number of items that have been written, also of damaged chunks: the number of the next one."""
         return sum(chunk["counts"][name] for chunk in self.chunks)
-
-    def hold(self, most_bytes: int) -> None:
-        """Has what is written now read from memory, where it takes no more than so many bytes and nothing is damaged.
-        Raises `RecordsError` for a file that is not what was written."""
-        names = [name for name, dtype in self._dtypes.items() if self.count(name) * dtype.itemsize <= most_bytes]
-        if not any(chunk.get(DAMAGED) for chunk in self.chunks):
-            self._held = {name: self.read(name) for name in names}
 
     def drop_damaged(self) -> list[Path]:
         """Compares every chunk's checksums, and marks those that are not what was written; the files with new ones."""
@@ -118,9 +110,6 @@ class GrowingFiles:
         items = np.empty(len(numbers), self._dtypes[name])
         if not len(numbers):
             return items
-        held = self._held.get(name)
-        if held is not None and numbers.max() < len(held):
-            return held[numbers]
         size = self._dtypes[name].itemsize
         with self._opened(name) as file:
             for chunk in np.unique(np.searchsorted(ends, numbers, "right") - 1).tolist():

@@ -187,10 +187,6 @@ class Records:
         """Records by number: `Form.dtype`[R]."""
         return self._files.read("records", numbers)
 
-    def hold(self, most_bytes: int) -> None:
-        """Keeps what is written in memory as well, in this many bytes at most: for whoever reads it many times."""
-        self._files.hold(most_bytes)
-
     def append(self, records_R: Array) -> npt.NDArray[np.int64]:
         """Keeps records; returns their numbers [R]."""
         first = self.num_records

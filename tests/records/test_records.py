@@ -64,25 +64,6 @@ def test_later_runs_find_what_was_put_and_add_to_it(tmp_path: Path) -> None:
     assert Records.read(folder).describe()["positions"] == 240
 
 
-@pytest.mark.parametrize("most_bytes", [1_000_000, 0])
-def test_what_is_held_is_what_is_written(tmp_path: Path, most_bytes: int) -> None:
-    with Records.write(tmp_path, FORM, FACTS) as records:
-        fill(records, range(10))
-        records.flush()
-        records.hold(most_bytes)
-        whole = (records.folder / "records.bin").read_bytes()
-        (records.folder / "records.bin").write_bytes(b"")
-        if most_bytes:
-            assert_holds(records, range(10))
-        else:
-            with refused(RecordsError, "records", holds="records.bin"):
-                assert_holds(records, range(10))
-        (records.folder / "records.bin").write_bytes(whole)
-        fill(records, range(10, 20))
-        records.flush()
-        assert_holds(records, range(20))
-
-
 def test_files_of_version_1_are_read(tmp_path: Path) -> None:
     """Written here byte by byte, as every release so far has: names, order and types of what is on disk are fixed."""
     records = [

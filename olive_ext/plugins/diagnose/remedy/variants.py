@@ -21,7 +21,6 @@ from olive_ext.engine.reference.tap import ReadingTap, WritingTap
 from olive_ext.engine.runners.ort.inputs import BoundWeights
 from olive_ext.engine.runners.ort.opening import open_ort_runner
 from olive_ext.model import ResolvedModel
-from olive_ext.model.providers.devices import memory_of
 from olive_ext.plugins.diagnose.remedy.documents import Document, asked, document_key
 from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target
 from olive_ext.plugins.diagnose.remedy.roundings import AnyTarget, Rounding, Switches
@@ -39,9 +38,6 @@ took 13.8 s of processor time on one thread and 29 s on two, whose first one alo
 
 NO_NUMBER = 100.0
 """Nats of a position whose distribution is NaN or infinite, as those of a damaged weight: float32 has none larger."""
-
-RECORDS_MEMORY = 0.125
-"""Share of the free memory that the float model's distributions may take: every variant reads them."""
 
 
 def as_numbers(kl: npt.NDArray[np.float32]) -> Floats:
@@ -97,7 +93,6 @@ class Variants:
     def record(self, documents: Sequence[Document]) -> npt.NDArray[np.int64]:
         """Keeps the float model's distributions at all targets; the number of positions of each document [N]."""
         outputs = asked(self.recorder, documents)
-        self._records.hold(int(RECORDS_MEMORY * memory_of("cpu").free))
         return np.array([sum(len(output.token_logprobs) for output in document) for document in outputs])
 
     def kl(self, targets: Collection[AnyTarget], documents: Sequence[Document]) -> Floats:
