@@ -23,8 +23,8 @@ from olive_ext.errors import ConfigError, RunError, first_line, one_line
 from olive_ext.python_processes import BEAT_S, import_path
 from olive_ext.session.workers.worker import (
     Reply,
-    Respondent,
     Served,
+    ServedModel,
     Watchdog,
     Worker,
     WorkerJob,
@@ -92,7 +92,7 @@ class _Cluster:
         }
         if "memory" in resources:
             options["memory"] = resources.pop("memory")
-        return self.ray.remote(Respondent).options(**options).remote()
+        return self.ray.remote(ServedModel).options(**options).remote()
 
     def check(self) -> None:
         """Raises `RunError` where the head is gone, before Ray ends this process; to be called often."""

@@ -4,7 +4,7 @@ engine runs, in chunks. Knows no text."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -26,7 +26,6 @@ from olive_ext.session.workers.crew import Crew
 from olive_ext.session.workers.worker import (
     OWN,
     Reply,
-    Respondent,
     Served,
     ServedModel,
     Watchdog,
@@ -219,9 +218,9 @@ class ProcessWorker(Worker):
             raise WorkerLostError(str(error), advice) from None
 
 
-def serve_model(open_served: Callable[[WorkerJob], Any] = ServedModel) -> None:
-    """The child: opens what the first message names, then answers until there are no more messages."""
+def serve_model(kind: type[ServedModel] = ServedModel) -> None:
+    """The child: answers until there are no more messages."""
     errors.logger.disabled = True  # the parent has logged what is ignored
-    respondent = Respondent(open_served)
-    serve(lambda message: respondent.answer(*message), respondent.num_steps)
-    respondent.close()
+    served = kind()
+    serve(lambda message: served.answer(*message), served.num_steps)
+    served.close()

@@ -1,13 +1,13 @@
 """The contract between a crew and its workers, what a worker opens, answers and raises; and a worker's side: it opens
 the model of a `WorkerJob`, runs chunks on it, and reports how far it is.
 
-Knows no chunk's position in a call, and no transport: a process of its own and a Ray actor both hold one `Respondent`.
+Knows no chunk's position in a call, and no transport: a process of its own and a Ray actor both hold a `ServedModel`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -153,9 +153,23 @@ def opened_envelope(envelope: Envelope) -> Any:
 
 
 class ServedModel:
-    """The model of `job`, open in this process."""
+    """A worker's side: opens the models of a job, and answers messages. Errors are answers, so that no transport has to
+    wrap an exception."""
 
-    def __init__(self, job: WorkerJob) -> None:
+    def __init__(self) -> None:
+        self._sessions: dict[str, Session] = {}
+
+    def answer(self, name: str, *arguments: Any) -> Envelope:
+        """What the method `name` returns or raises."""
+        try:
+            return None, getattr(self, name)(*arguments)
+        except OliveExtError as error:  # raised in the parent, by its name, and others as a `RunError`
+            return (type(error).__name__, str(error)), None
+        except ANY_FAILURE as error:
+            return ("RunError", one_line(error)), None
+
+    def open(self, job: WorkerJob) -> Served:
+        """Opens the models of `job` in this process; their facts."""
         model = resolve(ModelSettings.parse(job.settings), handed_over=job.handed_over)
         reference: Any = None
         if job.reference is not None:
@@ -164,18 +178,12 @@ class ServedModel:
             reference = Records.read(Path(job.reference_records))
         own = open_local(model, reference, job.record_to, job.tokenizers)
         self._sessions = {OWN: own, **({} if own.reference is None else {REFERENCE: own.reference})}
-
-    @property
-    def facts(self) -> Served:
-        """Facts of the models, for the parent."""
         models = {name: _facts(_engine(session)) for name, session in self._sessions.items()}
-        records = self._sessions[OWN].records
-        return Served(models, None if records is None else str(records.folder))
+        return Served(models, None if own.records is None else str(own.records.folder))
 
-    @property
-    def num_steps(self) -> int:
-        """Steps that the models have completed together. To be read from any thread."""
-        return sum(_engine(session).counters.steps for session in self._sessions.values())
+    def num_steps(self) -> int | None:
+        """Steps that the models have completed together; None before they are open. To be called from any thread."""
+        return sum(_engine(session).counters.steps for session in self._sessions.values()) if self._sessions else None
 
     def run(self, which: str, requests: Sequence[Request]) -> Reply:
         """Runs one chunk on the worker's own model, or on its resident reference."""
@@ -190,38 +198,8 @@ class ServedModel:
 
     def close(self) -> None:
         """Releases the models."""
-        self._sessions[OWN].close()
-
-
-class Respondent:
-    """A `ServedModel` that messages drive. Errors are answers, so no transport has to carry or wrap an exception."""
-
-    def __init__(self, open_served: Callable[[WorkerJob], Any] = ServedModel) -> None:
-        """`open_served` makes what answers from the job of the first message."""
-        self._open_served = open_served
-        self._served: Any = None
-
-    def answer(self, name: str, *arguments: Any) -> Envelope:
-        """Answers "open" with the `Served` of a job, "num_steps", and the methods of `ServedModel`."""
-        try:
-            if name == "open":
-                self._served = self._open_served(*arguments)
-                return None, self._served.facts
-            return None, self.num_steps() if name == "num_steps" else getattr(self._served, name)(*arguments)
-        except OliveExtError as error:  # raised in the parent, by its name, and others as a `RunError`
-            return (type(error).__name__, str(error)), None
-        except ANY_FAILURE as error:
-            return ("RunError", one_line(error)), None
-
-    def num_steps(self) -> int | None:
-        """Steps that the model has completed; None before it is open."""
-        number: int | None = None if self._served is None else self._served.num_steps
-        return number
-
-    def close(self) -> None:
-        """Releases the model."""
-        if self._served is not None:
-            self._served.close()
+        for session in self._sessions.values():
+            session.close()
 
 
 def to_send(request: Request) -> Request:

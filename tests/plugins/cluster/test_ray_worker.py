@@ -123,7 +123,7 @@ def test_budgets_of_reasoning_reach_workers_and_give_the_same_bytes() -> None:
 def actors() -> list[psutil.Process]:
     """The processes of our actors."""
     found = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"]]
-    return [process for process in found if "ray::Respondent" in process.info["cmdline"][0]]
+    return [process for process in found if "ray::ServedModel" in process.info["cmdline"][0]]
 
 
 def test_killed_workers_cost_their_chunks_only(expected: Any) -> None:

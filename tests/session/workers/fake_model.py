@@ -14,7 +14,7 @@ from olive_ext.engine.requests import Request
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.errors import TaskError
 from olive_ext.session.workers.pool import serve_model
-from olive_ext.session.workers.worker import OWN, ModelFacts, Reply, Served
+from olive_ext.session.workers.worker import OWN, ModelFacts, Reply, Served, ServedModel
 from tests.engine.fake_runner import RANGE, FakeRunner
 
 CRASH, HANG, FAIL, SLOW = 101, 102, 103, 104
@@ -22,16 +22,16 @@ CHILD = "from tests.session.workers.fake_model import serve_fake; serve_fake()"
 SERVED = Served({OWN: ModelFacts(512, 2, Traits(512), {})}, None)
 
 
-class FakeServed:
-    """Answers as `worker.ServedModel` does. `job` is passed over."""
+class FakeServed(ServedModel):
+    """`job` is passed over."""
 
-    facts = SERVED
-
-    def __init__(self, job: Any) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self._engine = Engine(FakeRunner(2, RANGE, has_tree_batches=True), 4)
-        self._job = job
 
-    @property
+    def open(self, job: Any) -> Served:
+        return SERVED
+
     def num_steps(self) -> int:
         return self._engine.counters.steps
 

@@ -47,8 +47,8 @@ class FakeWorker:
     def open(self) -> Served:
         self.num_openings += 1
         self._opening(self.num_openings)
-        self._served = FakeServed(None)
-        return self._served.facts
+        self._served = FakeServed()
+        return self._served.open(None)
 
     def run(self, which: str, requests: Sequence[Request]) -> Reply:
         self.num_calls += 1
