@@ -20,8 +20,6 @@ from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import Self
-
 from olive_ext.errors import RecordsError, first_line, one_line
 from olive_ext.records.files import locked, make_own_folder, open_own
 
@@ -121,12 +119,6 @@ class Journal:
         `answers_used`: the ones of these that this run did not compute again."""
         counts = {"known": self.num_known, "used": len(self._used), "written": self.num_written}
         return {"file": str(self.path), **{f"answers_{name}": count for name, count in counts.items()}}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _read(self) -> int:
         """Notes the offsets of the answers, and cuts off an unfinished line at the end; the size that is left."""

@@ -18,7 +18,6 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Self
 
 from olive_ext.errors import ConfigError, RecordsError, RunError
 from olive_ext.records.files import INDEX, GrowingFiles, locked, make_own_folder, read_index, write_index
@@ -235,12 +234,6 @@ class Records:
         """JSON-ready facts with stable names."""
         counts = {"requests": self.num_requests, "positions": self.num_records}
         return {"folder": str(self.folder), **self.form.describe(), **counts, "facts": self.facts}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _write_index(self) -> None:
         write_index(self.folder, {"facts": self.facts, "form": asdict(self.form), "chunks": self._files.chunks})

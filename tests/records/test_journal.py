@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import zlib
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ FACTS = {"model": "abc"}
 
 
 def write(path: Path) -> bytes:
-    with Journal(path, FACTS) as journal:
+    with closing(Journal(path, FACTS)) as journal:
         for answers in ANSWERS:
             journal.add(answers)
     return path.read_bytes()
@@ -29,7 +30,7 @@ def write(path: Path) -> bytes:
 def found(path: Path) -> dict[bytes, Any]:
     """What a journal on `path` knows; every answer is the one that was added."""
     everything = {key: answer for answers in ANSWERS for key, answer in answers.items()}
-    with Journal(path, FACTS) as journal:
+    with closing(Journal(path, FACTS)) as journal:
         known = {key: journal[key] for key in everything if key in journal}
         assert journal.num_known == len(known)
     assert known == {key: everything[key] for key in known}
@@ -75,7 +76,7 @@ def test_damage_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
 
 def test_without_resuming_it_begins_anew(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl")
-    with Journal(tmp_path / "a.jsonl", FACTS, resume=False) as journal:
+    with closing(Journal(tmp_path / "a.jsonl", FACTS, resume=False)) as journal:
         assert journal.num_known == 0
     assert found(tmp_path / "a.jsonl") == {}
 
@@ -94,7 +95,7 @@ def test_a_full_disk_ends_the_writing_and_not_the_evaluation(tmp_path: Path, cap
 
 
 def test_two_writers_are_one_too_many(tmp_path: Path) -> None:
-    with Journal(tmp_path / "a.jsonl", FACTS), pytest.raises(RecordsError, match="another run is writing"):
+    with closing(Journal(tmp_path / "a.jsonl", FACTS)), pytest.raises(RecordsError, match="another run is writing"):
         Journal(tmp_path / "a.jsonl", FACTS)
 
 
@@ -142,10 +143,10 @@ def test_a_line_that_was_not_written_here_is_refused_by_its_number(tmp_path: Pat
 def test_answers_of_earlier_runs_are_counted_as_they_are_used(tmp_path: Path) -> None:
     """Those of other requests in the file, and those of this run, are none."""
     path = tmp_path / "journal.jsonl"
-    with Journal(path, {}) as journal:
+    with closing(Journal(path, {})) as journal:
         journal.add({b"a": 1, b"b": 2, b"c": 3})
         assert (journal[b"a"], journal.describe()["answers_used"]) == (1, 0)
-    with Journal(path, {}) as journal:
+    with closing(Journal(path, {})) as journal:
         journal.add({b"d": 4})
         assert [journal[key] for key in (b"a", b"a", b"d")] == [1, 1, 4]
         assert {name: journal.describe()[f"answers_{name}"] for name in ("known", "used", "written")} == {

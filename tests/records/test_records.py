@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -55,7 +56,7 @@ def assert_holds(records: Records, requests: range, per_request: int = 4) -> Non
 
 def test_later_runs_find_what_was_put_and_add_to_it(tmp_path: Path) -> None:
     for start in (0, 20, 40):
-        with Records.write(tmp_path, FORM, FACTS) as records:
+        with closing(Records.write(tmp_path, FORM, FACTS)) as records:
             assert records.num_requests == start
             fill(records, range(start, start + 20))
             folder = records.folder
@@ -103,7 +104,7 @@ def test_requests_are_told_apart_by_tokens_targets_and_source() -> None:
 
 
 def test_a_request_that_is_put_twice_is_kept_once(tmp_path: Path) -> None:
-    with Records.write(tmp_path, FORM, FACTS) as records:
+    with closing(Records.write(tmp_path, FORM, FACTS)) as records:
         fill(records, range(1))
         fill(records, range(1))
         assert records.num_requests == 1
@@ -115,13 +116,13 @@ def test_a_request_that_is_put_twice_is_kept_once(tmp_path: Path) -> None:
 def test_another_reference_or_form_has_another_folder(tmp_path: Path) -> None:
     folders = set()
     for form, facts in [(FORM, FACTS), (FORM, {"model": "other"}), (Form(100, 3, 2, seed=1), FACTS)]:
-        with Records.write(tmp_path, form, facts) as records:
+        with closing(Records.write(tmp_path, form, facts)) as records:
             folders.add(records.folder)
     assert len(folders) == 3
 
 
 def test_what_an_interruption_cut_off_is_dropped_and_written_again(tmp_path: Path) -> None:
-    with Records.write(tmp_path, FORM, FACTS) as records:
+    with closing(Records.write(tmp_path, FORM, FACTS)) as records:
         fill(records, range(5))
         folder = records.folder
     for name in ("records", "targets", "requests"):
@@ -129,7 +130,7 @@ def test_what_an_interruption_cut_off_is_dropped_and_written_again(tmp_path: Pat
             file.write(b"half a chunk")
     (folder / "index.json.new").write_text("{", encoding="utf-8")
     assert_holds(Records.read(folder), range(5))
-    with Records.write(tmp_path, FORM, FACTS) as records:
+    with closing(Records.write(tmp_path, FORM, FACTS)) as records:
         fill(records, range(5, 9))
     assert_holds(Records.read(folder), range(9))
 
@@ -143,7 +144,7 @@ def test_what_a_killed_process_had_flushed_is_there(tmp_path: Path) -> None:
     )
     root = Path(__file__).resolve().parents[2]
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root).returncode == 9
-    with Records.write(tmp_path, FORM, FACTS) as records:
+    with closing(Records.write(tmp_path, FORM, FACTS)) as records:
         assert records.num_requests == 6
         assert_holds(records, range(6))
 
@@ -153,7 +154,7 @@ def test_what_a_killed_process_had_flushed_is_there(tmp_path: Path) -> None:
 def test_parts_that_are_damaged_are_recorded_again_and_the_others_are_used(name: str, place: float, how: str) -> None:
     with TemporaryDirectory() as root:
         for numbers in (range(4), range(4, 7), range(7, 9)):
-            with Records.write(root, FORM, FACTS) as records:
+            with closing(Records.write(root, FORM, FACTS)) as records:
                 fill(records, numbers)
                 path = records.folder / f"{name}.bin"
         content = bytearray(path.read_bytes())
@@ -164,12 +165,12 @@ def test_parts_that_are_damaged_are_recorded_again_and_the_others_are_used(name:
             path.unlink()
         with refused(RecordsError, "records", holds=("part ", f"{name}.bin")):
             assert_holds(Records.read(path.parent), range(9))
-        with Records.write(root, FORM, FACTS) as records:
+        with closing(Records.write(root, FORM, FACTS)) as records:
             kept = records.num_requests
             assert kept in ({0} if how == "g" else {5, 6, 7} if how == "x" else {0, 4, 7})
             fill(records, range(9))
         assert_holds(Records.read(path.parent), range(9))
-        with Records.write(root, FORM, FACTS) as records:
+        with closing(Records.write(root, FORM, FACTS)) as records:
             assert records.num_requests == 9
 
 
@@ -183,7 +184,7 @@ def test_an_index_that_cannot_be_read_is_refused_by_name(tmp_path: Path, content
 @given(place=st.floats(0, 0.999), bit=st.integers(0, 6))
 def test_an_index_with_a_changed_bit_is_refused_or_says_the_same(place: float, bit: int) -> None:
     with TemporaryDirectory() as root:
-        with Records.write(root, FORM, FACTS) as records:
+        with closing(Records.write(root, FORM, FACTS)) as records:
             fill(records, range(3))
             path = records.folder / "index.json"
         content = bytearray(path.read_bytes())
@@ -197,7 +198,7 @@ def test_an_index_with_a_changed_bit_is_refused_or_says_the_same(place: float, b
 
 @pytest.mark.parametrize("name", ["records.bin", "targets.bin", "index.json", "index.json.new"])
 def test_no_file_is_opened_through_a_link_and_new_ones_are_their_owners(tmp_path: Path, name: str) -> None:
-    with Records.write(tmp_path / "root", FORM, FACTS) as records:
+    with closing(Records.write(tmp_path / "root", FORM, FACTS)) as records:
         fill(records, range(3))
     folder, other = records.folder, tmp_path / "other"
     assert folder.stat().st_mode & 0o077 == 0
@@ -210,7 +211,7 @@ def test_no_file_is_opened_through_a_link_and_new_ones_are_their_owners(tmp_path
     (folder / name).symlink_to(other)
 
     def add() -> None:
-        with Records.write(tmp_path / "root", FORM, FACTS) as records:
+        with closing(Records.write(tmp_path / "root", FORM, FACTS)) as records:
             fill(records, range(3, 6))
 
     with pytest.raises((RecordsError, RunError), match=f"{name}' is a symbolic link"):
@@ -235,7 +236,7 @@ def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:
-    with Records.write(tmp_path, FORM, FACTS) as records:
+    with closing(Records.write(tmp_path, FORM, FACTS)) as records:
         code = (
             "import sys\n"
             "from tests.records.test_records import *\n"
@@ -248,7 +249,7 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
 
 
 def test_memory_stays_bounded_while_records_grow(tmp_path: Path) -> None:
-    with Records.write(tmp_path, FORM, FACTS) as records:
+    with closing(Records.write(tmp_path, FORM, FACTS)) as records:
         most = 0
         for number in range(300):
             numbers = records.append(np.zeros(10_000, FORM.dtype))

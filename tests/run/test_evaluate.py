@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from contextlib import closing
 from dataclasses import replace
 from datetime import date
 from hashlib import sha256
@@ -264,7 +265,7 @@ def test_a_second_run_on_a_journal_in_use_is_refused_in_one_line(folder: Path, t
     message = r"another run is writing the answers in '.*\.jsonl': wait"
     file = Path(expected.model["journal"]["file"])
     facts = json.loads(file.read_text(encoding="utf-8").splitlines()[0][9:])["facts"]
-    with Journal(file, facts), pytest.raises(RecordsError, match=message):
+    with closing(Journal(file, facts)), pytest.raises(RecordsError, match=message):
         evaluate(given, lm=ort_lm())
     assert numbers(evaluate(given, lm=ort_lm())) == numbers(expected)
 

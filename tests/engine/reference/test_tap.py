@@ -6,6 +6,7 @@ import math
 import tempfile
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -213,7 +214,7 @@ def test_closing_closes_both() -> None:
 
 def record(folder: Path, form: Form, requests: Sequence[Request], runner: FakeRunner | None = None) -> Records:
     reference = runner or FakeRunner(3, RANGE, has_tree_batches=True)
-    with Records.write(folder, form, {"model": "fake"}) as records:
+    with closing(Records.write(folder, form, {"model": "fake"})) as records:
         results = writing_engine(reference, records).run(requests)
         assert [(r.logprobs, r.is_greedy) for r in results] == [
             (pytest.approx(e.logprobs, abs=1e-5), e.is_greedy) for e in map(oracle, requests)
