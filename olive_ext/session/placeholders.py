@@ -31,7 +31,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import Suppressed, read_suppressed
 from olive_ext.model.types import WORDS, MediaInput, Modality, ModelFiles, SourceKind, TensorSpec
 from olive_ext.session.generation_bounds import read_start
-from olive_ext.session.requests import GenerationRequest, Prompt, ScoringRequest, SourceInput, is_chat
+from olive_ext.session.requests import GenerationRequest, Prompt, ScoringRequest, is_chat
 from olive_ext.session.tokenizer import Tokenizer, refuse_named
 
 
@@ -311,17 +311,26 @@ def decoder_tokens(tokenizer: Tokenizer, prompt: Prompt, encoding: Encoding) -> 
     return list(prompt) or encoding.begin()
 
 
-def make_source(
-    tokenizer: Tokenizer, given: SourceInput | None, encoding: Encoding | None, max_length: int
-) -> Source | None:
-    """The engine's source. Text gets the special tokens of the encoder's tokenizer; a text or ids longer than
-    `max_length` lose their beginning, as in HFLM. Raises `ConfigError` where a source is of the wrong kind or a text is
-    missing, and `MediaError` where a sound is.
+def make_sources(
+    tokenizer: Tokenizer, request: GenerationRequest | ScoringRequest, encoding: Encoding | None, max_length: int
+) -> tuple[Source | None, ...]:
+    """The engine's source, or one for each window of a sound that an encoder-decoder is given. Text gets the special
+    tokens of the encoder's tokenizer; a text or ids longer than `max_length` lose their beginning, as in HFLM. Raises
+    `ConfigError` where a source is of the wrong kind or a text is missing, `MediaError` where a sound is, cannot be
+    read or is one too many, `TaskError` where the model takes none.
     """
+    given = request.source
     if encoding is None:
         if given is not None:
             raise UnsupportedError("this model has no encoder: give it as the prompt", "source")
-        return None
+        return (None,)
+    if request.audio:
+        if encoding.sound is None:
+            raise TaskError(NO_SOUND)
+        if len(request.audio) > 1 or given is not None:
+            many = "a 'source' beside 'audio'" if given is not None else counted(len(request.audio), "sound")
+            raise MediaError(f"the request gives {many}; this model takes one sound")
+        return tuple(map(Source, encoding.sound.windows(request.audio[0])))
     if given is None and encoding.takes_features:
         raise MediaError("the request gives no sound; this model takes one in 'audio', or its features in 'source'")
     if given is None:
@@ -329,29 +338,14 @@ def make_source(
     if isinstance(given, np.ndarray) and given.dtype.kind == "f":
         if not encoding.takes_features:
             raise ConfigError("an array was given; the encoder of this model takes a text or token ids", "source")
-        return Source(given.astype(np.float32, copy=False))
+        return (Source(given.astype(np.float32, copy=False)),)
     if encoding.takes_features:
         kind = type(given).__name__
         raise ConfigError(
             f"a {kind} was given; the encoder of this model takes an array of floats (features)", "source"
         )
     ids = tokenizer.encode(given) if isinstance(given, str) else list(given)
-    return Source(np.array((ids or [tokenizer.prefix_token_id])[-max_length:], np.int64))
-
-
-def make_sources(
-    tokenizer: Tokenizer, request: GenerationRequest | ScoringRequest, encoding: Encoding | None, max_length: int
-) -> tuple[Source | None, ...]:
-    """The engine's source, or one for each window of a sound that an encoder-decoder is given. Raises as `make_source`
-    does, `MediaError` for a sound that cannot be read or is one too many, `TaskError` where the model takes none."""
-    if not request.audio or encoding is None:
-        return (make_source(tokenizer, request.source, encoding, max_length),)
-    if encoding.sound is None:
-        raise TaskError(NO_SOUND)
-    if len(request.audio) > 1 or request.source is not None:
-        given = "a 'source' beside 'audio'" if request.source is not None else counted(len(request.audio), "sound")
-        raise MediaError(f"the request gives {given}; this model takes one sound")
-    return tuple(map(Source, encoding.sound.windows(request.audio[0])))
+    return (Source(np.array((ids or [tokenizer.prefix_token_id])[-max_length:], np.int64)),)
 
 
 def answer_tokens(tokenizer: Tokenizer, request: ScoringRequest, encoding: Encoding) -> tuple[list[int], list[int]]:
