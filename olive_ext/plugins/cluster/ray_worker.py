@@ -190,8 +190,8 @@ class RayWorker(Worker):
         return reply
 
     @override
-    def call(self, which: str, name: str) -> Any:
-        return self._result(self._sent("call", which, name))
+    def release_memory(self, which: str) -> None:
+        self._result(self._sent("release_memory", which))
 
     @override
     def stop(self) -> None:

@@ -235,17 +235,15 @@ class Crew:
             for thread, worker in zip(threads, self.workers, strict=False):
                 self._join(thread, worker)
 
-    def call(self, which: str, name: str) -> list[Any]:
-        """Calls the executor's method `name` on every open worker; a lost one is opened again by the next `run`."""
-        answers: list[Any] = []
+    def release_memory(self, which: str) -> None:
+        """Frees what has grown with use on every open worker; a lost one is opened again by the next `run`."""
         for worker in [worker for worker in self.workers if worker.name not in self._closed]:
             try:
-                answers.append(worker.call(which, name))
+                worker.release_memory(which)
             except WorkerLostError as error:  # noqa: PERF203 - the other workers are asked all the same
                 self._closed.add(worker.name)
                 self._retire_counters(worker)
                 logger.warning("%s %s", worker.name, error)
-        return answers
 
     def stop(self) -> None:
         """Ends all workers; they are opened again where `run` follows."""

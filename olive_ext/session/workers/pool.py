@@ -87,7 +87,7 @@ class WorkerPool(Executor):
 
     def release_memory(self) -> None:
         """Frees what has grown with use, on every worker."""
-        self._crew.call(self._which, "release_memory")
+        self._crew.release_memory(self._which)
 
     def describe(self) -> dict[str, Any]:
         """The facts of a worker's execution, and how many workers there are."""
@@ -189,8 +189,8 @@ class ProcessWorker(Worker):
         return reply
 
     @override
-    def call(self, which: str, name: str) -> Any:
-        return self._answer("call", which, name)
+    def release_memory(self, which: str) -> None:
+        self._answer("release_memory", which)
 
     @override
     def stop(self) -> None:

@@ -108,8 +108,8 @@ class Worker(Protocol):
     def run(self, which: str, requests: Sequence[Request]) -> Reply:
         """Runs a chunk. Raises `WorkerLostError`, and what the model raises."""
 
-    def call(self, which: str, name: str) -> Any:
-        """See `ServedModel.call`."""
+    def release_memory(self, which: str) -> None:
+        """Frees what has grown with use. Raises as `run`."""
 
     def stop(self) -> None:
         """Ends it, at once where it is busy. May be called again."""
@@ -192,9 +192,9 @@ class ServedModel:
         ((_, results),) = session.executor.run_chunks([chunk])
         return Reply(results, asdict(session.counters), session.executor.describe())
 
-    def call(self, which: str, name: str) -> Any:
-        """Calls `describe`, `reset` or `release_memory` of one of the executors."""
-        return getattr(self._sessions[which].executor, name)()
+    def release_memory(self, which: str) -> None:
+        """Frees what has grown with use."""
+        self._sessions[which].executor.release_memory()
 
     def close(self) -> None:
         """Releases the models."""

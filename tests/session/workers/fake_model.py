@@ -46,10 +46,10 @@ class FakeServed(ServedModel):
         if SLOW in tokens:
             time.sleep(1.5)
         ((_, results),) = self._engine.run_chunks([requests])
-        return Reply(results, asdict(self._engine.counters))
+        return Reply(results, asdict(self._engine.counters), {"pid": os.getpid()})
 
-    def call(self, which: str, name: str) -> Any:
-        return os.getpid()
+    def release_memory(self, which: str) -> None:
+        """There is nothing to free."""
 
     def close(self) -> None:
         """Ends quietly."""

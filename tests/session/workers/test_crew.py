@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -37,7 +36,7 @@ class FakeWorker:
         running: Callable[[], object] = lambda: None,
     ) -> None:
         self.name = name
-        self.num_calls = 0
+        self.num_calls = self.num_released = 0
         self.num_openings = 0
         self.asked: list[Request] = []
         self._losses = set(losses)
@@ -61,8 +60,8 @@ class FakeWorker:
         self.asked += requests
         return self._served.run(which, requests)
 
-    def call(self, which: str, name: str) -> Any:
-        return f"{self.name} {name}"
+    def release_memory(self, which: str) -> None:
+        self.num_released += 1
 
     def stop(self) -> None:
         self._served = None
@@ -249,11 +248,12 @@ def test_counters_outlive_a_call_that_is_interrupted() -> None:
 
 def test_a_worker_that_is_lost_between_calls_is_not_asked_to_free_its_memory() -> None:
     class Gone(FakeWorker):
-        def call(self, which: str, name: str) -> Any:
+        def release_memory(self, which: str) -> None:
             raise WorkerLostError("ended by SIGKILL")
 
-    crew = Crew([Gone("gone"), FakeWorker("good")])
-    assert crew.call(OWN, "release_memory") == ["good release_memory"]
+    crew = Crew([Gone("gone"), good := FakeWorker("good")])
+    crew.release_memory(OWN)
+    assert good.num_released == 1
     assert len(run(crew, [requests_of(3)])[0]) == 3
 
 
@@ -284,11 +284,12 @@ def patient(other: HomelessWorker) -> FakeWorker:
 
 def test_a_worker_without_room_is_not_waited_for_where_others_do_the_work() -> None:
     gone = HomelessWorker("gone")
-    crew = Crew([gone, patient(gone)])
-    for _ in range(2):
+    crew = Crew([gone, good := patient(gone)])
+    for number in range(2):
         found = run(crew, [requests_of(3), requests_of(4), requests_of(5)])
-        assert [len(found[number]) for number in range(3)] == [3, 4, 5]
-        assert crew.call(OWN, "release_memory") == ["good release_memory"]
+        assert [len(found[place]) for place in range(3)] == [3, 4, 5]
+        crew.release_memory(OWN)
+        assert (gone.num_released, good.num_released) == (0, number + 1)
     assert crew.num_lost == 1, "being absent is no loss"
     assert "gone" not in {thread.name for thread in threading.enumerate()}
 

@@ -51,13 +51,15 @@ def token(number: int) -> Request:
 
 
 def test_chunks_are_run_and_errors_come_back_by_their_names(worker: ProcessWorker) -> None:
-    (result,) = worker.run(OWN, [GOOD]).results
+    pid, reply = worker.pid, worker.run(OWN, [GOOD])
+    (result,) = reply.results
     assert isinstance(result, Result)
+    assert reply.execution == {"pid": pid}
     assert result.logprobs == pytest.approx(oracle(GOOD).logprobs)
     with pytest.raises(TaskError, match=r"^no such luck$"):
         worker.run(OWN, [token(FAIL)])
-    pid = worker.pid
-    assert worker.call(OWN, "anything") == pid
+    worker.release_memory(OWN)
+    assert worker.pid == pid
     worker.stop()
     assert not psutil.pid_exists(pid or 0)
 
