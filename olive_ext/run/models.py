@@ -540,11 +540,11 @@ class RecordsFile:
 
     def answering(self, candidate: Any, observer: Observer) -> Any:
         """An `OrtLM` that answers as the recorded model did, with the tokenizer of the open `candidate`."""
-        from olive_ext.session.local import replayed
+        from olive_ext.session.local import replay_session
 
         stop_ids = self.manifest.get("stop_ids", candidate.session.stop_ids)  # older files name none
         records = Records.read(self.folder), self.max_length, self.manifest["answers"]
-        session = replayed(candidate.session, *records, stop_ids)
+        session = replay_session(candidate.session, *records, stop_ids)
         if session.journal is not None:
             self._stack.callback(session.journal.close)
         return candidate.over(session, observer)

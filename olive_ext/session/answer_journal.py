@@ -133,7 +133,7 @@ def in_chunks(
     numbers, under_way = itertools.count(), dict[int, tuple[list[KeyedResult], dict[bytes, list[Hashable]]]]()
     """For each chunk the results that the journal has, and by a request's digest the keys that its result answers."""
 
-    asked: dict[bytes, list[Hashable]] = {}  # of all slices, where there is a journal
+    in_flight: dict[bytes, list[Hashable]] = {}  # of all slices, where there is a journal
 
     def read() -> Iterator[list[Request]]:
         for items in slices:
@@ -143,7 +143,7 @@ def in_chunks(
             keys: dict[bytes, list[Hashable]] = {}
             distinct: dict[bytes, Request] = {}
             for key, request in items:
-                digest = answer_key(request)
+                digest = request_digest(request)
                 keys.setdefault(digest, []).append(key)
                 distinct.setdefault(digest, request)
             digests = list(distinct)
@@ -151,14 +151,14 @@ def in_chunks(
                 known: list[KeyedResult] = []
                 missing: dict[bytes, list[Hashable]] = {}
                 for digest in (digests[at] for at in places):
-                    if digest in asked:  # on its way for an earlier slice, which answers these keys then
-                        asked[digest] += keys[digest]
+                    if digest in in_flight:  # on its way for an earlier slice, which answers these keys then
+                        in_flight[digest] += keys[digest]
                     elif journal is not None and digest in journal:
-                        result = _known(journal, digest, distinct[digest])
+                        result = _journaled(journal, digest, distinct[digest])
                         known += [(key, result) for key in keys[digest]]
                     else:
                         missing[digest] = keys[digest]
-                        asked.update({} if journal is None else {digest: keys[digest]})
+                        in_flight.update({} if journal is None else {digest: keys[digest]})
                 if missing or known:
                     under_way[next(numbers)] = known, missing
                     yield [distinct[digest] for digest in missing]
@@ -166,19 +166,19 @@ def in_chunks(
     for number, results in executor.run_chunks(read()):
         known, missing = under_way.pop(number)
         computed = dict(zip(missing, results, strict=True))
-        if journal is not None:  # what a broken model said is asked again, and counted again
+        if journal is not None:  # what is not finite is computed, and counted, again
             sound = {at: one for at, one in computed.items() if isinstance(one, Result) and one.is_finite}
-            journal.add({digest: written(result) for digest, result in sound.items()})
+            journal.add({digest: result_to_json(result) for digest, result in sound.items()})
         yield from known
         for digest, result in computed.items():
-            asked.pop(digest, None)
+            in_flight.pop(digest, None)
             yield from ((key, result) for key in missing[digest])
 
 
-def _known(journal: Journal, digest: bytes, request: Request) -> Result:
+def _journaled(journal: Journal, digest: bytes, request: Request) -> Result:
     """The journal's result of the request. Raises `RecordsError` where what it holds is none."""
     try:
-        return read_result(journal[digest], request)
+        return result_from_json(journal[digest], request)
     except RecordsError:
         raise
     except (ValueError, TypeError) as error:
@@ -211,14 +211,14 @@ def deciding_facts(session: OpenModel) -> dict[str, Any]:
     return facts
 
 
-def answer_key(request: Request) -> bytes:
+def request_digest(request: Request) -> bytes:
     """Digest (16 bytes) of all of a request that decides its result."""
     given = source_key(request.source) + media_key(request.media)
-    head = f"{request.num_targets} {given} {_decided(request.generation)}\n".encode()
+    head = f"{request.num_targets} {given} {_generation_key(request.generation)}\n".encode()
     return hashlib.blake2b(head + request.tokens.array.astype("<i8").tobytes(), digest_size=16).digest()
 
 
-def _decided(generation: Generation | None) -> str:
+def _generation_key(generation: Generation | None) -> str:
     if generation is None:
         return ""
     more = [generation.suppressed or "", generation.beams or "", generation.thinking or ""]
@@ -227,7 +227,7 @@ def _decided(generation: Generation | None) -> str:
     return " ".join([decided, *filter(None, map(str, more))])
 
 
-def written(result: Result) -> dict[str, Any]:
+def result_to_json(result: Result) -> dict[str, Any]:
     """The result as JSON. Numbers are written so that they are read back bit by bit."""
     made: dict[str, Any] = {}
     if result.finish_reason is not FinishReason.SCORED:
@@ -244,26 +244,26 @@ def written(result: Result) -> dict[str, Any]:
 _Id = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-class _Ending(Strict):
+class _EndFields(Strict):
     tokens: tuple[_Id, ...] = ()
     finish_reason: FinishReason = FinishReason.SCORED
     stop_id: _Id | None = None
 
 
-class _Scored(_Ending):
+class _HypothesisFields(_EndFields):
     score: float
 
 
-class _Written(_Ending):
+class _ResultFields(_EndFields):
     logprobs: tuple[float, ...] = ()
     is_greedy: tuple[bool, ...] = ()
-    hypotheses: tuple[_Scored, ...] = ()
+    hypotheses: tuple[_HypothesisFields, ...] = ()
     compared: str | None = None
 
 
-def read_result(written: Mapping[str, Any], request: Request) -> Result:
-    """The result of `request` that `written` was made from. Raises `ValueError` where it was made from none of it."""
-    parsed = _Written.parse(written)
+def result_from_json(content: Mapping[str, Any], request: Request) -> Result:
+    """The result of `request` that `content` was made from. Raises `ValueError` where it was made from none."""
+    parsed = _ResultFields.parse(content)
     notes = None if parsed.compared is None else np.frombuffer(base64.b64decode(parsed.compared), COMPARED).copy()
     endings = [parsed, *parsed.hypotheses]
     most = request.generation.max_new_tokens if request.generation is not None else 0

@@ -33,14 +33,14 @@ from olive_ext.model.files.package_config import Suppressed
 from olive_ext.session.generation_bounds import StopChecker, too_long
 from olive_ext.session.placeholders import (
     NO_SOUND,
-    Asked,
     Encoding,
     MediaText,
-    answer_tokens,
+    RequestT,
     cut_media,
+    decoder_pair,
     decoder_tokens,
     make_sources,
-    spoken,
+    speech_request,
     with_media,
 )
 from olive_ext.session.requests import (
@@ -117,10 +117,10 @@ def output_of(
 def _prompt_tokens(
     tokenizer: Tokenizer,
     prompt: Prompt,
-    request: Asked,
+    request: RequestT,
     is_open: bool = True,
     variables: Mapping[str, Any] | None = None,
-) -> tuple[Sequence[int], Asked]:
+) -> tuple[Sequence[int], RequestT]:
     """Ids as they are, a text's with the tokenizer's special tokens, messages' by the chat template, which writes its
     own special tokens; and the request with the pictures and sounds that its messages hold in `images` and `audio`."""
     if isinstance(prompt, str):
@@ -135,7 +135,7 @@ def _prompt_tokens(
 def _convert_generation(model: OpenModel, request: GenerationRequest) -> tuple[tuple[Request, ...], bool]:
     """Raises `ConfigError` where `max_new_tokens` leaves no room for a prompt, or a source is missing or not taken."""
     tokenizer, encoding, media, max_length = model.tokenizer, model.encoding, model.media, model.max_length
-    request = request if encoding is None else spoken(request, encoding)
+    request = request if encoding is None else speech_request(request, encoding)
     sources = make_sources(tokenizer, request, encoding, max_length)
     items: Media = ()
     if encoding is None:
@@ -171,11 +171,11 @@ def _convert_generation(model: OpenModel, request: GenerationRequest) -> tuple[t
 
 
 def _generation_output(
-    tokenizer: Tokenizer, request: GenerationRequest, asked: Request, results: Sequence[Result]
+    tokenizer: Tokenizer, request: GenerationRequest, converted: Request, results: Sequence[Result]
 ) -> GenerationOutput:
-    """`asked`: the engine's request for the first window of a sound, as for all others."""
-    assert asked.generation is not None
-    checker, last = StopChecker(tokenizer, asked.generation.stops), results[-1]
+    """`converted`: the engine's request for the first window of a sound, as for all others."""
+    assert converted.generation is not None
+    checker, last = StopChecker(tokenizer, converted.generation.stops), results[-1]
     tokens = tuple(token for result in results for token in result.tokens)
     texts = [checker.text(result.tokens) for result in results]
     text = texts[0] if len(texts) == 1 else " ".join(filter(None, map(str.strip, texts)))
@@ -183,8 +183,8 @@ def _generation_output(
     sequences = tuple(GeneratedSequence(checker.text(one.tokens), **vars(one)) for one in best)
     reasoning = None
     if request.think_end_token is not None:
-        think = ThinkingEnd.of(request.think_end_token, tokenizer, asked.generation.stop_ids)
-        has_ended, budget = think.has_ended(asked.tokens), asked.generation.thinking
+        think = ThinkingEnd.of(request.think_end_token, tokenizer, converted.generation.stop_ids)
+        has_ended, budget = think.has_ended(converted.tokens), converted.generation.thinking
         text, reasoning = think.read(tokens, request.stop, budget, has_ended=has_ended)
     return GenerationOutput(text, tokens, last.finish_reason, last.stop_id, sequences, reasoning)
 
@@ -216,7 +216,7 @@ def scoring_tokens(
     return tokens, target_ids, items
 
 
-def with_placeholders(media: MediaText | None, tokens: Sequence[int], request: Asked) -> tuple[Sequence[int], Media]:
+def with_placeholders(media: MediaText | None, tokens: Sequence[int], request: RequestT) -> tuple[Sequence[int], Media]:
     """The tokens with placeholders, and where these are. Raises `TaskError` for pictures and sounds where a model takes
     none."""
     if media is not None:
@@ -231,7 +231,7 @@ def with_placeholders(media: MediaText | None, tokens: Sequence[int], request: A
 def _convert_scoring(model: OpenModel, request: ScoringRequest) -> tuple[tuple[Request, ...], bool]:
     """Raises `ConfigError` where a source is missing or not taken."""
     tokenizer, encoding, max_length = model.tokenizer, model.encoding, model.max_length
-    request = request if encoding is None else spoken(request, encoding)
+    request = request if encoding is None else speech_request(request, encoding)
     source, *others = make_sources(tokenizer, request, encoding, max_length)
     if others:
         raise MediaError(f"{_windows(len(others) + 1, encoding)}: a target is scored after one window only")
@@ -239,7 +239,7 @@ def _convert_scoring(model: OpenModel, request: ScoringRequest) -> tuple[tuple[R
     if encoding is None:
         context, target, items = scoring_tokens(tokenizer, request, model.media)
     else:
-        context, target = answer_tokens(tokenizer, request, encoding)
+        context, target = decoder_pair(tokenizer, request, encoding)
     is_truncated = len(context) + len(target) > max_length + 1
     return target_windows(context, target, max_length, source, items), is_truncated
 
@@ -406,9 +406,9 @@ PART = 8
 class Call:
     """The requests of one call that have no output yet: what each is for the engine, and its results so far."""
 
-    def __init__(self, model: OpenModel, name: str, ask: Callable[[Any], SessionRequest]) -> None:
-        """`ask` converts one argument of the method `name` to a session's request."""
-        self._model, self.name, self._ask = model, name, ask
+    def __init__(self, model: OpenModel, name: str, to_request: Callable[[Any], SessionRequest]) -> None:
+        """`to_request` converts one argument of the method `name` to a session's request."""
+        self._model, self.name, self._to_request = model, name, to_request
         self._waiting: dict[int, tuple[SessionRequest, tuple[Request, ...]]] = {}
         self._results: dict[int, dict[int, Result]] = {}
         """The results so far of requests of several parts."""
@@ -418,7 +418,7 @@ class Call:
 
     def put(self, index: int, item: Any) -> tuple[list[tuple[Window, Request]], bool]:
         """The engine's requests for one of the call, and whether its text was cut to fit."""
-        request = self._ask(item)
+        request = self._to_request(item)
         requests, is_cut = convert(self._model, request)
         self._waiting[index] = request, requests
         return [(Window(index, part), one) for part, one in enumerate(requests)], is_cut

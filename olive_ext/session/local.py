@@ -267,7 +267,7 @@ def _facts_of(local: LocalModel) -> dict[str, Any]:
     return {"model": digest, "tokenizer": tokenizer, "deterministic": model.settings.deterministic is True, **deciding}
 
 
-class RecordedAnswers(Executor):
+class RecordedResults(Executor):
     """An executor that knows what is in `records`, and computes nothing: `RecordsError` for all else."""
 
     context_length, num_slots, counters = 0, 1, Counters()
@@ -295,13 +295,13 @@ class RecordedAnswers(Executor):
         return result
 
 
-def replayed(
+def replay_session(
     own: Session, records: Records, context_length: int, answers: Mapping[str, Any], stop_ids: Iterable[int]
 ) -> Session:
     """A session that answers as the recorded model did, beside the session `own` of a model with the same tokenizer.
     `answers`: by the name of a journal in the records' folder, its facts; `stop_ids`: where that model ended them."""
     session = Session(
-        RecordedAnswers(records, context_length),
+        RecordedResults(records, context_length),
         own.tokenizer,
         stop_ids=stop_ids,
         encoding=own.encoding,

@@ -238,7 +238,7 @@ def _field(part: Mapping[str, Any], kind: str, name: str) -> Any:
 
 NO_SOUND = "the request gives a sound; this model takes none"
 
-Asked = TypeVar("Asked", GenerationRequest, ScoringRequest)
+RequestT = TypeVar("RequestT", GenerationRequest, ScoringRequest)
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ def read_encoding(
     return Encoding(takes_features, start, sound, suppressed)
 
 
-def spoken(request: Asked, encoding: Encoding) -> Asked:
+def speech_request(request: RequestT, encoding: Encoding) -> RequestT:
     """The request to a model of speech with the sounds of its chat messages in `audio`, and their text as what the
     decoder begins with: such a model has no roles and no template. Raises `ConfigError` for a part of another kind."""
     name = "prompt" if isinstance(request, GenerationRequest) else "context"
@@ -305,7 +305,7 @@ def spoken(request: Asked, encoding: Encoding) -> Asked:
 def decoder_tokens(tokenizer: Tokenizer, prompt: Prompt, encoding: Encoding) -> list[int]:
     """The prompt of an encoder-decoder's decoder: ids as they are, text after the decoder's first tokens."""
     if isinstance(prompt, str):
-        return encoding.begin() + (tokenizer.encode_answer(prompt) if prompt else [])
+        return encoding.begin() + (tokenizer.encode_target(prompt) if prompt else [])
     if is_chat(prompt):
         raise UnsupportedError("an encoder-decoder takes no chat messages: give 'source', and text or ids as 'prompt'")
     return list(prompt) or encoding.begin()
@@ -348,10 +348,10 @@ def make_sources(
     return (Source(np.array((ids or [tokenizer.prefix_token_id])[-max_length:], np.int64)),)
 
 
-def answer_tokens(tokenizer: Tokenizer, request: ScoringRequest, encoding: Encoding) -> tuple[list[int], list[int]]:
+def decoder_pair(tokenizer: Tokenizer, request: ScoringRequest, encoding: Encoding) -> tuple[list[int], list[int]]:
     """(context, target) for an encoder-decoder's decoder, each encoded alone."""
     target = request.target
-    target_ids = tokenizer.encode_answer(target) if isinstance(target, str) else list(target)
+    target_ids = tokenizer.encode_target(target) if isinstance(target, str) else list(target)
     if not target_ids:
         raise TaskError("the target has no tokens: there is nothing to score")
     return decoder_tokens(tokenizer, request.context, encoding), target_ids

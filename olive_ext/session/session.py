@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 Whose: TypeAlias = Callable[[int], str] | None
 
-_ASK: Mapping[str, Callable[[Any], Any]] = {
+_REQUEST_OF: Mapping[str, Callable[[Any], Any]] = {
     "generate": to_generation,
     "loglikelihood": to_scoring,
     "loglikelihood_rolling": to_rolling,
@@ -188,9 +188,9 @@ class Session(AbstractContextManager["Session"]):
         as each becomes complete, in any order.
         """
         refuse_unknown_settings(settings)
-        ask = partial(to_generation, settings=settings)
+        to_request = partial(to_generation, settings=settings)
         is_alone = is_one(requests)
-        outputs = self._run("generate", [requests] if is_alone else requests, ask, on_result)
+        outputs = self._run("generate", [requests] if is_alone else requests, to_request, on_result)
         return outputs[0] if is_alone else outputs
 
     def stream(self, prompt: ToGenerate, **settings: Any) -> Iterator[str]:
@@ -238,9 +238,9 @@ class Session(AbstractContextManager["Session"]):
         the end where requests have no answer.
         """
         self._turns.check_open()
-        if call not in _ASK:
-            raise ConfigError(f"give one of {listed(_ASK)}", "call", call)
-        return self._in_turn(call, self._completed(Call(self, call, _ASK[call]), slices, whose))
+        if call not in _REQUEST_OF:
+            raise ConfigError(f"give one of {listed(_REQUEST_OF)}", "call", call)
+        return self._in_turn(call, self._completed(Call(self, call, _REQUEST_OF[call]), slices, whose))
 
     def loglikelihood(
         self,
@@ -319,11 +319,12 @@ class Session(AbstractContextManager["Session"]):
         self,
         call: str,
         requests: Sequence[Any],
-        ask: Callable[[Any], Any],
+        to_request: Callable[[Any], Any],
         on_result: Callable[[int, Any], None] | None,
     ) -> list[Any]:
         outputs: dict[int, Any] = {}
-        for index, output in self._in_turn(call, self._completed(Call(self, call, ask), [requests]), is_whole=True):
+        completed = self._completed(Call(self, call, to_request), [requests])
+        for index, output in self._in_turn(call, completed, is_whole=True):
             outputs[index] = output
             if on_result is not None:
                 on_result(index, output)
@@ -350,7 +351,7 @@ class Session(AbstractContextManager["Session"]):
     ) -> Generator[tuple[Hashable, Any], None, None]:
         call, keys = Call(self, "generate_continuous", to_generation), dict[int, Hashable]()
 
-        def asked() -> Iterator[KeyedRequest | None]:
+        def requests() -> Iterator[KeyedRequest | None]:
             for number, item in enumerate(items):
                 if item is None:
                     yield None
@@ -364,7 +365,7 @@ class Session(AbstractContextManager["Session"]):
                     logger.warning("request %r was cut on the left to fit", item[0])
                 yield window
 
-        for key, result in self.executor.run_continuous(asked()):
+        for key, result in self.executor.run_continuous(requests()):
             if (output := call.take(key, result)) is not None:
                 yield keys.pop(key.number), output
         if call.lost:
@@ -382,7 +383,7 @@ class Session(AbstractContextManager["Session"]):
         thread.start()
         stream, tokens, length = TextStream(self.tokenizer, call.generation.stops), list[int](), 0
         try:
-            while isinstance(item := call.made.get(), int):
+            while isinstance(item := call.produced.get(), int):
                 tokens.append(item)
                 if piece := stream.piece(tokens):
                     length += len(piece)
@@ -392,7 +393,7 @@ class Session(AbstractContextManager["Session"]):
             if rest := item.text[length:]:
                 yield rest
         finally:
-            call.is_left.set()
+            call.is_abandoned.set()
             thread.join()
 
     def _in_turn(
@@ -430,13 +431,13 @@ class Session(AbstractContextManager["Session"]):
             yield
 
 
-class _LeftError(Exception):
+class _AbandonedError(Exception):
     """Nobody reads on."""
 
 
 class _Streamed(Call):
     """The one request of a `stream`, of which the tokens, then the output, or the error that there was instead, are put
-    into `made`. Raises `ConfigError` where the answer is not known before the last token."""
+    into `produced`. Raises `ConfigError` where the answer is not known before the last token."""
 
     def __init__(self, session: Session, request: GenerationRequest) -> None:
         super().__init__(session, "generate", to_generation)
@@ -451,8 +452,8 @@ class _Streamed(Call):
         self.generation = self._request.generation
         if self.generation.beams is not None:
             raise UnsupportedError("stream: a beam search has no answer before its end: give 1 beam, or use `generate`")
-        self.made: SimpleQueue[int | BaseException | GenerationOutput] = SimpleQueue()
-        self.is_left = threading.Event()
+        self.produced: SimpleQueue[int | BaseException | GenerationOutput] = SimpleQueue()
+        self.is_abandoned = threading.Event()
 
     def put(self, index: int, item: object) -> tuple[list[tuple[Window, Request]], bool]:
         self._check()
@@ -462,16 +463,16 @@ class _Streamed(Call):
     def work(self, outputs: Iterable[tuple[int, GenerationOutput]]) -> None:
         try:
             for _, output in outputs:
-                self.made.put(output)
+                self.produced.put(output)
         except BaseException as error:  # noqa: BLE001 - raised where the pieces are read
-            self.made.put(error)
+            self.produced.put(error)
 
     def _watch(self, tokens: Sequence[int]) -> bool:
         self._check()
-        self.made.put(tokens[-1])
+        self.produced.put(tokens[-1])
         is_finished = self.generation.is_finished
         return is_finished is not None and is_finished(tokens)
 
     def _check(self) -> None:
-        if self.is_left.is_set():
-            raise _LeftError
+        if self.is_abandoned.is_set():
+            raise _AbandonedError

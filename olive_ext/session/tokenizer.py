@@ -323,7 +323,7 @@ class Tokenizer:
         bos_id = self.bos_token_id
         return [bos_id, *ids] if forces_bos and bos_id is not None and ids[:1] != [bos_id] else ids
 
-    def encode_answer(self, text: str) -> list[int]:
+    def encode_target(self, text: str) -> list[int]:
         """Token ids of a text for an encoder-decoder's decoder, without special tokens: some tokenizers (Marian's) have
         a vocabulary of their own for it."""
         return list(self.hf(text_target=text, add_special_tokens=False, verbose=False)["input_ids"])

@@ -30,7 +30,7 @@ from olive_ext.engine.requests import (
 )
 from olive_ext.errors import RecordsError
 from olive_ext.media.items import Source
-from olive_ext.session.answer_journal import answer_key, in_chunks, read_result, written
+from olive_ext.session.answer_journal import in_chunks, request_digest, result_from_json, result_to_json
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from olive_ext.session.session import Session
 from olive_ext.stats.compared_fields import COMPARED
@@ -54,7 +54,8 @@ def test_results_are_read_as_they_were_written(logprobs: list[float], tokens: li
         Result(tokens=tuple(tokens), finish_reason=FinishReason.STOP_ID, stop_id=3, hypotheses=_hypotheses(tokens)),
     ):
         made = Generation(max(1, len(tokens) + 1)) if result.finish_reason is not FinishReason.SCORED else None
-        again = read_result(written(result), Request((1,) * (len(result.logprobs) + 1), len(result.logprobs), made))
+        request = Request((1,) * (len(result.logprobs) + 1), len(result.logprobs), made)
+        again = result_from_json(result_to_json(result), request)
         assert again == result
         assert (again.notes is None) == (result.notes is None)
         if again.notes is not None:
@@ -90,7 +91,7 @@ GENERATED = Request((1, 2), 0, Generation(2))
 )
 def test_what_is_no_answer_to_the_request_is_not_read(request_: Request, written_: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
-        read_result(written_, request_)
+        result_from_json(written_, request_)
 
 
 def test_a_forged_answer_ends_in_an_error_that_names_the_journal(tmp_path: Path) -> None:
@@ -155,7 +156,7 @@ def test_keys_differ_where_anything_that_decides_differs() -> None:
             for rest in ((True,), ("never",), (False, 2))
         ),
     ]
-    assert len({answer_key(request) for request in requests}) == len(requests)
+    assert len({request_digest(request) for request in requests}) == len(requests)
 
 
 def test_equal_requests_are_computed_once_and_answered_each(tmp_path: Path) -> None:
@@ -324,4 +325,4 @@ def test_what_is_compared_with_a_reference_is_kept(asked: Any, tmp_path: Path) -
 
 def test_key_knows_which_tokens_are_suppressed() -> None:
     made = [Generation(4, suppressed=one) for one in (Suppressed(), Suppressed((5,)), Suppressed((), (5,)))]
-    assert len({answer_key(Request((1, 2), 0, generation)) for generation in made}) == 3
+    assert len({request_digest(Request((1, 2), 0, generation)) for generation in made}) == 3

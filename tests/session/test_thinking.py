@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from olive_ext.engine.requests import FinishReason, Request, Result
 from olive_ext.errors import ConfigError
-from olive_ext.session.answer_journal import answer_key
+from olive_ext.session.answer_journal import request_digest
 from olive_ext.session.conversion import ThinkingEnd, convert, output_of
 from olive_ext.session.requests import GenerationOutput, GenerationRequest, Reasoning
 from olive_ext.session.session import Session
@@ -73,9 +73,9 @@ def _answer(tokens: Sequence[int], request: GenerationRequest, session: Session)
 
 
 def test_answers_under_other_budgets_are_other_answers_in_the_journal() -> None:
-    found = {answer_key(_converted(_asked(thinking_budget=budget), _session())) for budget in (None, 3, 4)}
+    found = {request_digest(_converted(_asked(thinking_budget=budget), _session())) for budget in (None, 3, 4)}
     assert len(found) == 3
-    assert answer_key(_converted(_asked(thinking_budget=3), _session())) in found
+    assert request_digest(_converted(_asked(thinking_budget=3), _session())) in found
 
 
 @pytest.mark.parametrize("budget", [-1, 2.5, True, "8"])

@@ -210,7 +210,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
 
     def _pair(self, context: str, continuation: str) -> tuple[Sequence[int], Sequence[int]]:
         if self._media.is_speech:
-            return self._prompt(context), self._text.encode_answer(continuation)
+            return self._prompt(context), self._text.encode_target(continuation)
         return self._encode_pair(context, continuation)
 
     def _loglikelihood_tokens(self, requests: Sequence[tuple[Any, ...]], **_: object) -> list[Score]:
