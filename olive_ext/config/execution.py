@@ -49,9 +49,9 @@ class EngineConfig(Strict):
     chunk_size: PositiveInt | Auto = "auto"
     """Most tokens fed in one step; a longer prompt is fed in several. "auto" takes 1,024 on a device, the most over a
     paged cache on CUDA; on the CPU, and where steps have few shapes, 256 for a prompt, and for texts that are scored
-    what has been measured to cost least on the opened model. The tokens of a picture or a sound are fed in one step:
-    with "auto" the step is then as long as needed. With a number, a request with a larger picture or sound is an error;
-    with `strict_shapes` a model is refused if all its pictures are larger."""
+    what costs least by a rule. The tokens of a picture or a sound are fed in one step: with "auto" the step is then as
+    long as needed. With a number, a request with a larger picture or sound is an error; with `strict_shapes` a model is
+    refused if all its pictures are larger."""
 
     scoring: Annotated[Literal["auto", "tree", "packed", "answers", "rows"], BeforeValidator(word)] = "auto"
     """How texts that are scored share a step. "tree" makes tree batches on the CPU: many texts after their common
@@ -59,9 +59,9 @@ class EngineConfig(Strict):
     attention over a paged cache takes the place of the graph's. "rows" computes one text after the other; "answers",
     too, but those that add only a few tokens to what is resident (the answers to one question) share steps of one token
     each. "auto" is "packed" where that is possible and agrees with the graph's attention when the model is opened; on
-    the CPU it takes of "tree" and "rows" what has been measured to be faster on the opened model. Elsewhere it is
-    "answers" where that agrees and is faster by a rule, else "rows". It is "rows" where activations are rounded to few
-    bits (the numbers would differ by that rounding); the execution's `scoring` names the choice."""
+    the CPU it takes of "tree" and "rows" what is faster by a rule. Elsewhere it is "answers" where that agrees and is
+    faster by a rule, else "rows". It is "rows" where activations are rounded to few bits (the numbers would differ by
+    that rounding); the execution's `scoring` names the choice."""
 
     shapes: Annotated[Literal["auto", "any", "bucketed"], BeforeValidator(word)] = "auto"
     """Which shapes the steps have. "any" gives the model just the tokens that are to be computed. "bucketed" pads each
@@ -231,9 +231,8 @@ class ExecutionSettings(Strict):
     "report" counts these requests and goes on; the verdict is then "cannot tell", and every bound is broken."""
 
     deterministic: bool | Auto = "auto"
-    """With true two runs give the same bytes: how texts that are scored share a step is chosen by a rule from model and
-    requests instead of a measurement, and no call uses what an earlier one has left in the KV cache. "auto" is true in
-    every evaluation, and false in a Python session."""
+    """With true two calls give the same bytes: no call uses what an earlier one has left in the KV cache, and slots
+    follow from the device's whole memory. "auto" is true in every evaluation, and false in a Python session."""
 
     trust_remote_code: bool = False
     """Allows code of the model's folder to run: libraries of operators (`custom_ops_library` in genai_config.json), and

@@ -321,8 +321,8 @@ class StepLoop:
         (planned, plan), self._plan = self._plan, ((), None)
         if plan is None or len(planned) != len(items) or any(map(operator.is_not, planned, requests)):
             plan = make_plan(items, self.traits.chunked_prefill, self.traits.side)
-        if not self._scheduler.has_work and self._steps.choose(plan.sequences, self, most):
-            self.reset()  # what was timed has overwritten what was resident
+        if not self._scheduler.has_work:
+            self._steps.choose(plan.sequences, self.capacity)
         positions, cells = self._needed(scored, generated)
         self.reserve(positions, cells)
         self._positions, self._cells = max(self._positions, positions), max(self._cells, cells)

@@ -60,12 +60,12 @@ def item_limit(model: ResolvedModel, chunk_size: int, longest_step: int = UNLIMI
 
 
 def engine_on(opened: OpenedRunner, model: ResolvedModel, tap: Tap | None = None) -> Engine:
-    """The engine of an opened model, which closing it releases. Without a tap only a graph's steps are measured."""
-    is_measurable = model.runtime.runs_graph or tap is not None
+    """The engine of an opened model, which closing it releases. Without a tap the rule is for a graph's steps only."""
+    has_rule = model.runtime.runs_graph or tap is not None
     settings, more = model.settings, also_read(model.files)
     return Engine(
         *opened,
-        ScoringRule.of(settings) if is_measurable else ScoringRule(),
+        ScoringRule.of(settings) if has_rule else ScoringRule(),
         tap,
         is_deterministic=settings.deterministic is True,
         reports_non_finite=settings.non_finite == "report",

@@ -15,7 +15,7 @@ import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.buckets import BucketedRunner, with_buckets
-from olive_ext.engine.forms.tree import MIN_TOKENS, check_tree_batches
+from olive_ext.engine.forms.tree import check_tree_batches
 from olive_ext.engine.opening import open_engine
 from olive_ext.engine.step import Row, Step, StepOutput
 from olive_ext.errors import ConfigError, OliveExtError, RunError
@@ -99,18 +99,6 @@ def test_strict_shapes_are_refused_beside_a_reference_and_for_returned_caches() 
         olive_ext.open(returned, engine={"strict_shapes": True})
     with olive_ext.open(returned, engine={"shapes": "bucketed"}) as session:
         assert any("any shape" in note for note in session.describe_execution()["notes"])
-
-
-def test_the_form_is_measured_once_there_is_enough_work_and_says_so() -> None:
-    drawn = Drawn(0)
-    texts = [drawn.words(101) for _ in range(MIN_TOKENS // 100 + 1)]
-    with _open() as session:
-        session.loglikelihood([(text[:-1], text[-1:]) for text in texts[:3]])
-        assert "not measured" in session.describe_execution()["scoring_reason"]
-        session.loglikelihood([(text[:-1], text[-1:]) for text in texts])
-        facts = session.describe_execution()
-        assert facts["scoring_reason"].startswith("measured")
-        assert set(facts["step_cost"]) == {"fixed_s", "per_token_s", "per_pair_s"}
 
 
 def test_few_shapes_that_change_numbers_are_noticed() -> None:

@@ -186,7 +186,7 @@ def _model(**engine: Any) -> ResolvedModel:
 @pytest.mark.parametrize(
     ("engine", "problems", "value", "reason"),
     [
-        ({}, {}, "tree", "auto: until there has been enough work"),
+        ({}, {}, "tree", "auto: where that is cheaper by rule"),
         ({"scoring": "rows"}, {}, "rows", "engine.scoring"),
         ({"scoring": "answers"}, {}, "answers", "engine.scoring"),
         ({"shapes": "bucketed"}, {}, "answers", "tree batches have any shape, and steps have few"),

@@ -1,4 +1,4 @@
-"""Two evaluations of one model give the same bytes, whatever a measurement would have chosen."""
+"""Two evaluations of one model give the same bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 
 import olive_ext
 from olive_ext.config import EvaluationConfig
-from olive_ext.engine.forms.base import ScoringRule
 from olive_ext.report.report import to_json
 from olive_ext.run import evaluate
 from tests.backends.local_tasks import NAMES, write_tasks
@@ -17,7 +16,7 @@ from tests.exports import genai_export
 
 
 def _requests() -> list[tuple[list[int], list[int]]]:
-    """Enough work to be measured: 60 documents behind one stem, three answers each."""
+    """60 documents behind one stem, three answers each."""
     rng = np.random.default_rng(0)
     stem = rng.integers(5, 300, 40).tolist()
     documents = [stem + rng.integers(5, 300, 40).tolist() for _ in range(60)]
@@ -33,8 +32,18 @@ def test_every_call_of_a_deterministic_session_gives_the_same_bytes() -> None:
         third = session.loglikelihood(requests)
     assert [output.token_logprobs for output in first] == [output.token_logprobs for output in again]
     assert [output.token_logprobs for output in first] == [output.token_logprobs for output in third]
-    assert (facts["deterministic"], facts["scoring"], "step_cost" in facts) == (True, "tree", False)
+    assert (facts["deterministic"], facts["scoring"]) == (True, "tree")
     assert facts["scoring_reason"].startswith("by rule: ")
+
+
+def test_a_session_that_is_not_deterministic_chooses_by_the_same_rule() -> None:
+    facts = []
+    for deterministic in (True, False):
+        with olive_ext.open(genai_export("llama"), deterministic=deterministic) as session:
+            session.loglikelihood(_requests())
+            execution = session.describe_execution()
+            facts.append((execution["scoring_step"], execution["scoring_reason"]))
+    assert facts[0] == facts[1]
 
 
 def test_first_call_of_another_session_differs_because_the_stem_is_not_resident_yet() -> None:
@@ -54,10 +63,3 @@ def test_evaluations_are_equal_byte_by_byte(tmp_path: Path) -> None:
     first, second = run(), run()
     assert to_json(first.metrics) == to_json(second.metrics)
     assert first.model["deterministic"] is True
-
-
-def test_evaluations_choose_by_rule_unless_they_are_told_to_measure() -> None:
-    values = {"model": {"path": "m"}, "tasks": ["a"]}
-    by_default = EvaluationConfig.parse(values).opening()
-    wanted = EvaluationConfig.parse({**values, "deterministic": False}).opening()
-    assert [ScoringRule.of(settings).is_measured for settings in (by_default, wanted)] == [False, True]

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, cast
 
 from typing_extensions import override
 
@@ -17,7 +17,7 @@ from olive_ext.config import ExecutionSettings
 from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.scheduling.prefix_tree import TreeBatches
 from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
-from olive_ext.engine.step import IDLE_TOKEN, Row, Step, StepOutput
+from olive_ext.engine.step import IDLE_TOKEN, Row
 from olive_ext.media.items import chunk_end
 
 MIN_COPY, MIN_FORK = 16, 4
@@ -183,33 +183,18 @@ class OneRow(StepForm):
 ONE_ROW = OneRow()
 
 
-class StepTarget(Protocol):
-    """The runner that is timed, or the one with a tap."""
-
-    @property
-    def capacity(self) -> Capacity:
-        """The memory that it has."""
-
-    def reserve(self, positions: int, cells: int = 0) -> None:
-        """Makes room, as `Runner.reserve`."""
-
-    def run(self, step: Step) -> StepOutput:
-        """Runs a step."""
-
-
 @dataclass(frozen=True)
 class ScoringRule:
-    """How scored texts share steps is decided by the chunk size, or by the cost of a step, measured or by a rule."""
+    """How scored texts share steps is decided by the chunk size, or by a rule from what steps cost."""
 
     is_open: bool = False
     reason: str = "engine.chunk_size"
-    is_measured: bool = True
 
     @classmethod
     def of(cls, settings: ExecutionSettings) -> ScoringRule:
-        """Open where the settings name neither the form nor the chunk size; by rule where runs are to repeat."""
+        """Open where the settings name neither the form nor the chunk size."""
         is_open = settings.engine.scoring != "tree" and settings.engine.chunk_size == "auto"
-        return cls(is_open, "engine.scoring", is_measured=settings.deterministic is not True)
+        return cls(is_open, "engine.scoring")
 
 
 class ScoredSteps:
@@ -229,9 +214,8 @@ class ScoredSteps:
         """The sizes that a scheduler plans by."""
         return self.num_tokens, self.answer_tokens
 
-    def choose(self, sequences: Iterable[Sequence], target: StepTarget, context_length: int) -> bool:
-        """Takes what is cheapest for these sequences. True where timing it has overwritten what is resident."""
-        return False
+    def choose(self, sequences: Iterable[Sequence], capacity: Capacity) -> None:
+        """Takes what is cheapest for these sequences."""
 
     def batches(self, capacity: Capacity) -> TreeBatches | None:
         """The plan of scored texts where they have no slots."""
@@ -243,6 +227,6 @@ class ScoredSteps:
         return min(most + -most % row_group, context_length), 0
 
     def describe(self) -> Mapping[str, Any]:
-        """The form, the reason, and what was measured."""
+        """The form and the reason."""
         facts = {"scoring": self.name, "scoring_step": self.num_tokens, "scoring_reason": self.reason}
         return {**facts, "answer_tokens": self.answer_tokens} if self.answer_tokens else facts

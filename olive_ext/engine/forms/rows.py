@@ -31,7 +31,8 @@ import numpy.typing as npt
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.forms.base import OneRow, ReadySequences, ScoredSteps, ScoringRule, StepForm, StepTarget
+from olive_ext.engine.capacity import Capacity
+from olive_ext.engine.forms.base import OneRow, ReadySequences, ScoredSteps, ScoringRule, StepForm
 from olive_ext.engine.forms.buckets import with_buckets
 from olive_ext.engine.forms.kv_store import (
     STEM,
@@ -137,14 +138,13 @@ class AnswerSteps(ScoredSteps):
         super().__init__("rows", "by rule: none so far")
 
     @override
-    def choose(self, sequences: Iterable[Sequence], target: StepTarget, context_length: int) -> bool:
+    def choose(self, sequences: Iterable[Sequence], capacity: Capacity) -> None:
         scored = [one for one in sequences if one.generation is None]
         tokens = [one.end - one.num_shared for one in scored]
-        num_slots = target.capacity.for_sequences(max((one.end for one in scored), default=1)).num_slots
+        num_slots = capacity.for_sequences(max((one.end for one in scored), default=1)).num_slots
         if tokens and num_slots > 1:
             self.answer_tokens, self.reason = choose_limit(tokens, num_slots)
             self.name = "answers" if self.answer_tokens else "rows"
-        return False
 
 
 def choose_limit(tokens: list[int], num_slots: int) -> tuple[int, str]:

@@ -14,11 +14,10 @@ Axes: B rows, S tokens of a step, T cells or positions.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from onnx import helper
 from typing_extensions import override
 
 from olive_ext.engine.capacity import Capacity
-from olive_ext.engine.forms.base import ReadySequences, ScoredSteps, ScoringRule, StepForm, StepTarget
+from olive_ext.engine.forms.base import ReadySequences, ScoredSteps, ScoringRule, StepForm
 from olive_ext.engine.forms.kv_store import (
     ONE_BY_ONE,
     STEM,
@@ -96,20 +95,7 @@ SIZES = (64, 128, 256, 512)
 """Tokens of a step among which the best is chosen."""
 
 DEFAULT_SIZE = 256
-"""Tokens of a tree batch until there has been enough work to measure."""
-
-SHAPES = ((8, 72), (64, 72), (64, 1088))
-"""Tokens and cells of the steps that are timed; fewer cells where the context has fewer. The last one has many, so that
-its pairs take long enough to be seen."""
-
-MIN_CONTEXT = 320
-"""The least context length, in positions, at which steps of different numbers of cells differ measurably."""
-
-REPEATS = 4
-"""Runs of each step that is timed; the first is not counted."""
-
-MIN_TOKENS = 20 * REPEATS * sum(tokens for tokens, _ in SHAPES)
-"""Tokens to be fed from which on measuring pays: it costs a twentieth of them."""
+"""Tokens of a tree batch until there has been a text to choose by."""
 
 MARGIN = 0.95
 """Tree batches are taken if they cost less than this share of one text a step, which moves no cells."""
@@ -117,22 +103,22 @@ MARGIN = 0.95
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds: of any step, of each token, of each pair of token and cell."""
+    """What any step costs, each of its tokens, and each pair of token and cell."""
 
     fixed: float
     per_token: float
     per_pair: float
 
     def of(self, tokens: float, cells: float) -> float:
-        """Seconds of a step of `tokens` after and among `cells`."""
+        """Of a step of `tokens` after and among `cells`."""
         return self.fixed + self.per_token * tokens + self.per_pair * tokens * cells
 
     def of_rows(self, parts: Iterable[tuple[int, int]], size: int) -> float:
-        """Seconds of the parts, each (tokens to feed, tokens resident before), one by one in steps of `size`."""
+        """Of the parts, each (tokens to feed, tokens resident before), one by one in steps of `size`."""
         return sum(self._of_text(tokens, past, size) for tokens, past in parts)
 
     def of_tree_batches(self, parts: Iterable[tuple[int, int]], size: int) -> float:
-        """Seconds of the same parts in steps of `size` tokens, each part's share of them. What does not fit goes on in
+        """Of the same parts in steps of `size` tokens, each part's share of them. What does not fit goes on in
         the next step, after its own beginning."""
         return sum(self.of(size, past + size + max(0, tokens - size) / 2) * tokens / size for tokens, past in parts)
 
@@ -143,33 +129,24 @@ class StepCost:
 
 
 TYPICAL = StepCost(fixed=16.0, per_token=1.0, per_pair=1 / 1600)
-"""The rule: what steps cost on a CPU, in units of one token's cost. Measured for SmolLM2-135M's shape in fp32 on two
-cores: fixed 10 to 19, each pair 1/2100 to 1/1200."""
+"""What steps cost on a CPU, in units of one token's cost. Measured for SmolLM2-135M's shape in fp32 on two cores: fixed
+10 to 19, each pair 1/2100 to 1/1200. Numbers that were measured on the opened model chose the same steps as these."""
 
 
 class TreeSteps(ScoredSteps):
     """Tree batches of `num_tokens`, or one text a step (0), whichever is cheaper where the form is open."""
 
     def __init__(self, chunk_size: int, rule: ScoringRule) -> None:
-        waiting = "not measured yet: too little work so far" if rule.is_measured else "by rule: nothing scored so far"
-        super().__init__("tree", waiting if rule.is_open else rule.reason)
+        super().__init__("tree", "by rule: nothing scored so far" if rule.is_open else rule.reason)
         self._is_open = rule.is_open
-        self._cost = None if rule.is_measured else TYPICAL
         self.num_tokens = DEFAULT_SIZE if rule.is_open else chunk_size
 
     @override
-    def choose(self, sequences: Iterable[Sequence], target: StepTarget, context_length: int) -> bool:
+    def choose(self, sequences: Iterable[Sequence], capacity: Capacity) -> None:
         parts = [(one.end - one.num_shared, one.num_shared) for one in sequences if one.generation is None]
-        if not self._is_open or not parts:
-            return False
-        is_worth_it = sum(tokens for tokens, _ in parts) >= MIN_TOKENS
-        is_timed = self._cost is None and is_worth_it and context_length >= MIN_CONTEXT
-        if is_timed:
-            self._cost = measure_trees(target, context_length)
-        if self._cost is not None:
-            self.num_tokens, self.reason = choose_size(self._cost, parts, DEFAULT_CHUNK)
+        if self._is_open and parts:
+            self.num_tokens, self.reason = choose_size(TYPICAL, parts, DEFAULT_CHUNK)
             self.name = "tree" if self.num_tokens else "rows"
-        return is_timed
 
     @override
     def batches(self, capacity: Capacity) -> TreeBatches | None:
@@ -182,43 +159,15 @@ class TreeSteps(ScoredSteps):
         cells = FIRST_CELL + scored + self.num_tokens if scored else 0
         return generated, min(cells, CELLS_PER_POSITION * context_length)
 
-    @override
-    def describe(self) -> Mapping[str, Any]:
-        if self._cost is None or self._cost is TYPICAL:
-            return super().describe()
-        cost = {f"{name}_s": seconds for name, seconds in asdict(self._cost).items()}
-        return {**super().describe(), "step_cost": cost}
-
 
 def choose_size(cost: StepCost, parts: list[tuple[int, int]], row_size: int) -> tuple[int, str]:
     """Tokens of a tree batch, or 0 for one text a step, and why: the cheapest for a plan whose parts are (tokens to
     feed, tokens resident before); a part alone is fed in steps of `row_size`."""
-    origin, unit = ("by rule", "tokens' cost") if cost is TYPICAL else ("measured", "s")
     rows = cost.of_rows(parts, row_size)
     batches = {size: cost.of_tree_batches(parts, size) for size in SIZES}
     size = min(batches, key=lambda size: batches[size])
-    reason = f"{origin}: {batches[size]:.3g} {unit} expected in steps of {size} tokens, {rows:.3g} {unit} one by one"
-    return size if batches[size] < MARGIN * rows else 0, reason
-
-
-def measure_trees(target: StepTarget, context_length: int, clock: Callable[[], float] = time.perf_counter) -> StepCost:
-    """Times tree batches of three shapes."""
-    shapes = [(tokens, min(cells, context_length)) for tokens, cells in SHAPES]
-    target.reserve(0, FIRST_CELL + max(cells for _, cells in shapes))
-    seconds = []
-    for tokens, cells in shapes:
-        past = cells - tokens - FIRST_CELL
-        cells_P = np.arange(FIRST_CELL, FIRST_CELL + past, dtype=np.int32)
-        row, read = Row(SHARED_PREFIX, past, (0,) * tokens, cells_P=cells_P), LogitsRow(0, tokens - 1)
-        step = Step((row,), logits_rows=(read,), first_cell=FIRST_CELL + past)
-        times = []
-        for _ in range(REPEATS):
-            begin = clock()
-            target.run(step)
-            times.append(clock() - begin)
-        seconds.append(min(times[1:]))
-    factors = [[1, tokens, tokens * cells] for tokens, cells in shapes]
-    return StepCost(*np.maximum(np.linalg.solve(np.array(factors, float), seconds), 0).tolist())
+    trees = f"{batches[size]:.3g} tokens' cost expected in steps of {size} tokens"
+    return size if batches[size] < MARGIN * rows else 0, f"by rule: {trees}, {rows:.3g} tokens' cost one by one"
 
 
 BIASES: Mapping[int, tuple[type[np.floating[Any]], float]] = {1: (np.float32, -1e30), 10: (np.float16, -6e4)}
@@ -255,7 +204,7 @@ class TreeOnGraph(GraphForm):
     @override
     def decision(cls, model: ResolvedModel, reason: str) -> Decision:
         asked = model.settings.engine.scoring
-        return Decision("scoring", "tree", f"{asked}: until there has been enough work to measure", "tried")
+        return Decision("scoring", "tree", f"{asked}: where that is cheaper by rule", "tried")
 
     @override
     def rewrite(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ModelProto, DecoderSpec]:

@@ -15,16 +15,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from olive_ext.engine.forms.tree import (
-    SHAPES,
     NoTreeAttentionError,
     StepCost,
     TreeAttentionGraph,
     choose_size,
-    measure_trees,
     with_tree_attention,
 )
-from olive_ext.engine.step import Step, StepOutput
-from tests.engine.fake_runner import RANGE, FakeRunner
 
 COST = StepCost(fixed=0.02, per_token=0.001, per_pair=5e-7)
 
@@ -37,27 +33,6 @@ def test_a_text_costs_its_steps_and_short_ones_share_them() -> None:
     assert COST.of_tree_batches([(2048, 0)], 256) == pytest.approx(COST.of_rows([(2048, 0)], 256))
     assert choose_size(COST, [(10, 100)] * 400, 256)[0] in (128, 256, 512)
     assert choose_size(COST, [(2047, 0)] * 20, 256)[0] == 0
-
-
-class _Clocked(FakeRunner):
-    """Steps take what `COST` says, on a clock of its own."""
-
-    now = 0.0
-
-    def run(self, step: Step) -> StepOutput:
-        tokens = sum(len(row.tokens) for row in step.rows)
-        assert step.first_cell is not None
-        assert step.first_cell + tokens <= self.capacity.cells
-        self.now += COST.of(tokens, step.first_cell + tokens)
-        return StepOutput(*[None] * 3)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("context", [400, 4096])
-def test_measuring_finds_the_costs_whatever_the_context(context: int) -> None:
-    runner = _Clocked(1, RANGE, context, has_tree_batches=True)
-    found = measure_trees(runner, context, lambda: runner.now)
-    assert (found.fixed, found.per_token, found.per_pair) == pytest.approx((0.02, 0.001, 5e-7), rel=1e-3)
-    assert runner.capacity.cells == 1 + min(context, SHAPES[-1][1])
 
 
 HEADS, KV_HEADS, SIZE, CONTEXT = 4, 2, 16, 32
