@@ -22,7 +22,7 @@ from olive_ext.engine.scheduling.planned_step import ReadAhead, StepThread
 from olive_ext.engine.scheduling.prefix_tree import MediaIds, Plan, make_plan, plan_in_parts
 from olive_ext.engine.scheduling.scheduler import Scheduler
 from olive_ext.engine.scheduling.sequences import PendingAnswer
-from olive_ext.engine.step import Step, StepOutput, halve, joined
+from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import LostItemError, LostRequestsError, MemoryShortageError, OliveExtError, RunError
 from olive_ext.model.providers.devices import trim_host_memory
 
@@ -131,8 +131,7 @@ class Engine:
                 if batch and loop.has_room([request for _, request in batch]):
                     loop.admit(batch)
                     batch = []
-                for answer in loop.advance() if loop.has_work else ():
-                    yield answer.key, answer.result()
+                yield from loop.advance() if loop.has_work else ()
 
     def reset(self) -> None:
         """Forgets what is resident and what is in flight; the model stays open."""
@@ -197,27 +196,12 @@ class Engine:
             self._tap.flush()
 
     def _drive(self, loop: StepLoop, items: Sequence[KeyedRequest]) -> Iterator[KeyedResult]:
-        """Runs requests until none is left. Where an encoder fails on an item, requests that have it are lost, and all
-        others without an answer are begun anew: a step that failed leaves nothing to go on from."""
-        waiting = dict(items)
-        while waiting:
+        """Runs requests until none is left."""
+        if items:
             self._enter(loop)
-            begun, num_before = len(waiting), self.counters.requests
-            try:
-                loop.admit(list(waiting.items()))
-                while loop.has_work:
-                    for answer in loop.advance(self._ahead.read):
-                        del waiting[answer.key]
-                        yield answer.key, answer.result()
-            except LostItemError as error:
-                lost = [key for key, request in waiting.items() if error.key in {run.item.key for run in request.media}]
-                if not lost:
-                    raise
-                loop.reset()
-                for key in lost:
-                    del waiting[key]
-                self.counters.requests = num_before + begun - len(waiting)  # the rest is admitted once more
-                yield from ((key, Lost(str(error))) for key in lost)
+            loop.admit(items)
+            while loop.has_work:
+                yield from loop.advance(self._ahead.read)
 
     def _enter(self, loop: StepLoop) -> None:
         """Gives the runner's slots to `loop`, which forgets what was resident where another one has run since."""
@@ -249,7 +233,11 @@ def _read(source: Iterator[KeyedRequest | None], count: int) -> list[KeyedReques
 
 
 class StepLoop:
-    """One scheduler, and what it knows of the runner: which sequences are resident, how long a step may be."""
+    """One scheduler, and what it knows of the runner: which sequences are resident, how long a step may be.
+
+    A step that failed leaves nothing to go on from. Where memory did not suffice for it, all requests without a result
+    are begun anew, in shorter steps. Where an encoder failed on an item, requests that have it are lost first.
+    """
 
     def __init__(
         self,
@@ -272,6 +260,10 @@ class StepLoop:
         self._positions = self._cells = 0
         self._media_ids = MediaIds()
         self._plan: tuple[Sequence[Request], Plan | None] = (), None
+        self._unfinished: dict[Any, Request] = {}
+        """The requests without a result."""
+
+        self._lost: list[KeyedResult] = []
         self._scheduler = self._new_scheduler()
         self._thread = StepThread(runner.run)
 
@@ -287,8 +279,8 @@ class StepLoop:
 
     @property
     def has_work(self) -> bool:
-        """Whether a sequence is waiting or running."""
-        return self._scheduler.has_work
+        """Whether a result is due."""
+        return bool(self._lost) or self._scheduler.has_work
 
     @property
     def num_waiting(self) -> int:
@@ -303,8 +295,16 @@ class StepLoop:
         is_reserved = positions <= capacity.positions and cells <= in_use.cells and has_slots
         return is_reserved or not self._scheduler.has_work
 
-    def admit(self, items: Sequence[tuple[Hashable, Request]]) -> None:
+    def admit(self, items: Sequence[KeyedRequest]) -> None:
         """Plans `(key, request)` pairs together. Raises `OliveExtError` for one that the model cannot take."""
+        self._unfinished |= dict(items)
+        self._counters.requests += len(items)
+        try:
+            self._admit(items)
+        except LostItemError as error:
+            self._begin_without(error)
+
+    def _admit(self, items: Sequence[KeyedRequest]) -> None:
         requests = [request for _, request in items]
         scored, generated = _longest(requests)
         most = self.traits.context_length
@@ -332,7 +332,6 @@ class StepLoop:
         renewed = [not has_work and runner.renew(in_use.num_slots, self._positions) for runner in self._runners]
         if any(renewed) or self._scheduler.key != (in_use, *self._steps.sizes):
             self._scheduler = self._new_scheduler()
-        self._counters.requests += len(items)
         self._counters.tokens_naive += plan.tokens_naive
         self._counters.tokens_distinct += plan.tokens_distinct
         self._scheduler.add(plan.sequences)
@@ -347,9 +346,24 @@ class StepLoop:
                 yield []
         yield items
 
-    def advance(self, work: Callable[[], bool] = lambda: False) -> list[PendingAnswer]:
-        """Takes in one step, after which the next begins where it is known; the answers that are now complete. The host
+    def advance(self, work: Callable[[], bool] = lambda: False) -> list[KeyedResult]:
+        """Takes in one step, after which the next begins where it is known; the results that are now complete. The host
         does `work`, part by part, while it would wait."""
+        try:
+            completed = self._advance(work) if self._scheduler.has_work else []
+        except MemoryShortageError as error:
+            self._cut_steps(self._scheduler.present, error)
+            self._begin_anew()
+            completed = []
+        except LostItemError as error:
+            self._begin_without(error)
+            completed = []
+        lost, self._lost = self._lost, []
+        for answer in completed:
+            del self._unfinished[answer.key]
+        return [*lost, *((answer.key, answer.result()) for answer in completed)]
+
+    def _advance(self, work: Callable[[], bool]) -> list[PendingAnswer]:
         scheduler = self._scheduler
         if not scheduler.is_planned:
             scheduler.schedule()
@@ -358,12 +372,7 @@ class StepLoop:
                 self._thread.begin(scheduler.present, is_overlapped=False)
             self._thread.begin(overlapped, is_overlapped=True)
             self._thread.wait(work)
-        try:
-            output = self._thread.take() if self._thread.num_begun else self.run(scheduler.present)
-        except MemoryShortageError as error:
-            self.settle()  # after a step that failed none has run: the overlapped one is run again
-            output = self._in_halves(scheduler.present, error)
-        return scheduler.update(output)
+        return scheduler.update(self._thread.take() if self._thread.num_begun else self.run(scheduler.present))
 
     def reserve(self, positions: int, cells: int = 0) -> None:
         """Makes room on the runner, and where the tap has a model of its own."""
@@ -372,11 +381,7 @@ class StepLoop:
 
     def run(self, step: Step) -> StepOutput:
         """The step's output with the tap's notes, in place of the logits rows, which only the tap reads."""
-        try:
-            output = self._runner.run(step)
-        except MemoryShortageError:
-            self._tap.miss(step)
-            raise
+        output = self._runner.run(step)
         notes_T = self._tap.note(step, output)
         return output if notes_T is None else replace(output, logits_RV=None, notes_T=notes_T)
 
@@ -389,7 +394,7 @@ class StepLoop:
         self._positions = self._cells = 0
         self._scheduler = self._new_scheduler()
         self._media_ids = MediaIds()
-        self._tap.forget()
+        self._unfinished, self._lost = {}, []
         self.settle()
 
     def close(self) -> None:
@@ -435,25 +440,36 @@ class StepLoop:
         traits = self.traits
         return self._steps.memory(scored, generated, traits.context_length, traits.row_group)
 
-    def _in_halves(self, step: Step, error: MemoryShortageError) -> StepOutput:
-        """The output of a step too large for the memory, run in two parts; later steps are no longer than these."""
-        halves = halve(step, splits_rows=self.traits.form.in_slots.splits_rows)
-        if halves is None:
-            if len(step.rows) == 1 < step.num_tokens:
-                shown = f"{error}; the {step.num_tokens} tokens of a picture or a sound are fed in one step"
-                raise MemoryShortageError(shown) from error
+    def _cut_steps(self, step: Step, error: MemoryShortageError) -> None:
+        """Halves the most tokens of a step. Raises the error where `step` is as short as it can be."""
+        most, is_beyond = step.num_tokens // 2, step.num_tokens > self._limit
+        if len(step.rows) == 1 and is_beyond:
+            shown = f"{error}; the {step.num_tokens} tokens of a picture or a sound are fed in one step"
+            raise MemoryShortageError(shown) from error
+        if not most or is_beyond:
             raise error
         self._counters.steps_halved += 1
-        self._limit = min(self._limit, max(half.num_tokens for half in halves))
-        self._scheduler.cut_steps(self._limit)
+        self._limit = most
         logger.warning("%s; steps are cut to %d tokens", error, self._limit)
-        return joined(*map(self._run_or_halve, halves))
 
-    def _run_or_halve(self, step: Step) -> StepOutput:
-        try:
-            return self.run(step)
-        except MemoryShortageError as error:
-            return self._in_halves(step, error)
+    def _begin_without(self, error: LostItemError) -> None:
+        """Begins anew but for the requests that have the item on which an encoder failed."""
+        media = {key: {run.item.key for run in request.media} for key, request in self._unfinished.items()}
+        lost = [(key, Lost(str(error))) for key, items in media.items() if error.key in items]
+        if not lost:
+            raise error
+        for key, _ in lost:
+            del self._unfinished[key]
+        self._begin_anew(lost)
+
+    def _begin_anew(self, lost: Sequence[KeyedResult] = ()) -> None:
+        """Has all requests without a result computed from their beginning."""
+        items, lost = [*self._unfinished.items()], [*self._lost, *lost]
+        self._counters.requests -= len(items)  # they are admitted once more
+        self.reset()
+        self._lost = lost
+        if items:
+            self.admit(items)
 
     @property
     def _in_use(self) -> Capacity:

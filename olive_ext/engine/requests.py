@@ -307,6 +307,8 @@ class Counters:
     copies: int = 0
     moves: int = 0
     steps_halved: int = 0
+    """Times that the most tokens of a step were halved, because memory did not suffice for one."""
+
     preemptions: int = 0
     """Sequences that gave up their blocks of the KV cache to others, and were computed again."""
 

@@ -18,7 +18,6 @@ from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.buckets import BucketedRunner, step_sizes
 from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.requests import Generation, Lost, Request
-from olive_ext.engine.step import Row, Step, halve
 from olive_ext.errors import LostRequestsError, MediaError, MemoryShortageError
 from olive_ext.media.items import ItemLimit, ItemStore, MediaItem, MediaRun
 from tests.engine.fake_runner import ALIKE, FORMS, PACKED, RANGE, SINGLE, FakeRunner, oracle
@@ -68,6 +67,7 @@ MIXES = st.builds(AlikeRows, st.booleans(), st.booleans(), st.booleans(), st.boo
     chunk_size=st.integers(1, 20),
     batching=st.sampled_from(FORMS),
     overlaps_steps=st.booleans(),
+    is_stream=st.booleans(),
     bad=st.sampled_from(ITEMS),
 )
 def test_item_that_its_encoder_fails_on_loses_its_requests_alone(
@@ -76,13 +76,15 @@ def test_item_that_its_encoder_fails_on_loses_its_requests_alone(
     chunk_size: int,
     batching: StepForm,
     overlaps_steps: bool,
+    is_stream: bool,
     bad: MediaItem,
 ) -> None:
     runner = FakeRunner(num_slots, batching, overlaps_steps=overlaps_steps)
     runner.bad = bad.key
     engine, num_requests = Engine(runner, chunk_size), 0
     for requests in calls:
-        found = dict(engine.run_slices([list(enumerate(requests))]))
+        items = list(enumerate(requests))
+        found = dict(engine.run_continuous(items) if is_stream else engine.run_slices([items]))
         has_it = {place for place, one in enumerate(requests) if bad in [run.item for run in one.media]}
         num_requests += len(requests)
         assert found.keys() == set(range(len(requests)))
@@ -180,24 +182,6 @@ def test_item_for_which_memory_does_not_suffice_alone_is_told() -> None:
     request = Request((1, *(PLACEHOLDER,) * LARGEST, 2), 1, media=(MediaRun(1, ITEMS[-1]),))
     with refused(MemoryShortageError, "out_of_memory", holds="9"):
         Engine(runner, 64).run([request])
-
-
-@pytest.mark.parametrize(
-    ("starts", "rows", "found"),
-    [
-        ([1], [(0, 12)], [[1], [11]]),  # half of 12 is within the item at 1 to 9
-        ([0], [(0, 12)], [[9], [3]]),
-        ([0, 9], [(0, 18)], [[9], [9]]),
-        ([0], [(0, 9)], None),
-    ],
-)
-def test_halves_of_a_row_end_at_the_border_of_an_item(
-    starts: list[int], rows: list[tuple[int, int]], found: list[list[int]] | None
-) -> None:
-    media = tuple(MediaRun(start, ITEMS[-1]) for start in starts)
-    step = Step(tuple(Row(0, past, (0,) * count, media=media) for past, count in rows))
-    halves = halve(step)
-    assert found == (None if halves is None else [[len(row.tokens) for row in half.rows] for half in halves])
 
 
 def test_prefixes_are_shared_through_items_and_an_item_that_is_read_is_fed_again() -> None:

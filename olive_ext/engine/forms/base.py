@@ -82,9 +82,6 @@ class StepForm(ABC):
     has_blocks: ClassVar[bool] = False
     """Slots share memory, so that copies between them cost next to nothing."""
 
-    splits_rows: ClassVar[bool] = True
-    """A step of several rows can be cut into two steps of fewer rows."""
-
     spans_slots: ClassVar[bool] = False
     """A step has rows for all slots from the first to the last of its sequences."""
 

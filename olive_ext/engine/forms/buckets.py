@@ -25,9 +25,9 @@ from typing_extensions import override
 from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.kv_store import TARGETS, disagreement, read_end, score, score_one_by_one, targets_of
 from olive_ext.engine.runners.runner import Runner
-from olive_ext.engine.step import FloatArray, LogitsRow, Row, Step, StepOutput, halve, joined
+from olive_ext.engine.step import FloatArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
-from olive_ext.media.items import Media, MediaItem, Source
+from olive_ext.media.items import Media, MediaItem, Source, border, chunk_end
 from olive_ext.model.decisions import BUCKET_FORMS, BucketPlan
 from olive_ext.model.providers.bindings import InputFeed
 from olive_ext.model.providers.devices import Device
@@ -141,9 +141,11 @@ class BucketedRunner(Runner):
         """Runs `step`, padded to its bucket; in several steps where the slot has no room for the padding of one."""
         padded = self.padded(step)
         if padded is None:
-            halves = halve(step)
-            assert halves is not None
-            return joined(self.run(replace(halves[0], copies=step.copies)), self.run(halves[1]))
+            first, rest = map(self.run, _halves(step))
+            logprobs_T = np.concatenate([first.target_logprobs, rest.target_logprobs])
+            return replace(
+                rest, target_logprobs=logprobs_T, greedy_ids=np.concatenate([first.greedy_ids, rest.greedy_ids])
+            )
         if self._is_shaped(step):
             self._note(shape_of(padded))
         output = self.inner.run(padded)
@@ -161,7 +163,7 @@ class BucketedRunner(Runner):
             return replace(step, logits_rows=step.logits_rows or (LogitsRow(0, 0),))
         tokens = _next(self._sizes, len(step.rows[0].tokens))
         if any(row.past + tokens > self.capacity.positions for row in step.rows):
-            if halve(step) is not None:
+            if _halves(step):
                 return None
             tokens = len(step.rows[0].tokens)
         reads = _next(READS, max(len(step.logits_rows), len(step.targets)))
@@ -239,6 +241,38 @@ def shape_of(step: Step) -> Shape:
     assert step.width is not None
     whole = max(1, len(step.whole_rows))
     return Shape(len(step.rows), len(step.rows[0].tokens), len(step.logits_rows), whole, step.width)
+
+
+def _halves(step: Step) -> tuple[Step, ...]:
+    """A step of one row in two parts, neither of which cuts an item; none where there are no such."""
+    row = step.rows[0]
+    begin, stop = row.past, row.past + len(row.tokens)
+    middle = border(row.media, (begin + stop) // 2)
+    middle = middle if middle > begin else chunk_end(row.media, begin, begin + 1)
+    if len(step.rows) > 1 or not begin < middle < stop:
+        return ()
+    size, reads = middle - begin, step.logits_rows
+    cut = sum(read.offset < size for read in reads)
+    rows = row._replace(tokens=row.tokens[:size]), row._replace(past=middle, tokens=row.tokens[size:])
+    return (
+        replace(
+            step,
+            rows=rows[:1],
+            logits_rows=reads[:cut],
+            targets=tuple(target for target in step.targets if target[0] < cut),
+            samples=(),
+            beams=(),
+        ),
+        replace(
+            step,
+            rows=rows[1:],
+            logits_rows=tuple(read._replace(offset=read.offset - size) for read in reads[cut:]),
+            targets=tuple((number - cut, token) for number, token in step.targets if number >= cut),
+            samples=tuple(number - cut for number in step.samples),
+            beams=tuple(number - cut for number in step.beams),
+            copies=(),
+        ),
+    )
 
 
 def _padded_row(row: Row, num_tokens: int) -> Row:

@@ -66,7 +66,8 @@ class AlikeRows(StepForm):
     def next_rows(self, ready: ReadySequences) -> ChosenRows:
         rows = {one.slot: ready.row(one, ready.most_tokens) for one in ready.sequences}
         chosen = self._alike([(one, len(rows[one.slot].tokens)) for one in ready.sequences])
-        return ChosenRows([(one, rows[one.slot]) for one in chosen[: ready.limit]])
+        most = max(1, ready.limit // len(rows[chosen[0].slot].tokens))
+        return ChosenRows([(one, rows[one.slot]) for one in chosen[:most]])
 
     @override
     def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:

@@ -103,6 +103,11 @@ class NeighbouringSlots(SlotRows):
     spans_slots: ClassVar[bool] = True
 
     @override
+    def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:
+        first = max(0, sequences[0].slot - limit + 1)  # the slots of a step are no more, idle ones included
+        return [one for one in sequences if first <= one.slot < first + limit]
+
+    @override
     def slots_of(self, slots: list[int], num_slots: int) -> list[int]:
         return list(range(slots[0], slots[-1] + 1))
 
@@ -116,7 +121,6 @@ class AllSlots(SlotRows):
     """A step has one row, or a row for every slot; slots that are not decoding have idle rows."""
 
     name: ClassVar[str] = "pool"
-    splits_rows: ClassVar[bool] = False
 
     @override
     def slots_of(self, slots: list[int], num_slots: int) -> list[int]:

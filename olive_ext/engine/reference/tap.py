@@ -56,8 +56,7 @@ class Tap:
         return sum(one.host_bytes for one in (*self.runners, self.kernels) if one is not None)
 
     def note(self, step: Step, output: StepOutput) -> Notes | None:
-        """Notes [T] on the step's targets. Raises `MemoryShortageError` where memory does not suffice for the step: the
-        two parts that the step is then split into, which come without its copies and moves, may still be noted."""
+        """Notes [T] on the step's targets. Raises `MemoryShortageError` where memory does not suffice for the step."""
         return None
 
     def traits(self, runner: Runner) -> Traits:
@@ -67,12 +66,6 @@ class Tap:
     def own_media(self, media: Media) -> Media:
         """The pictures and sounds of a request as the tap's `runners` take them."""
         return media
-
-    def miss(self, step: Step) -> None:
-        """The runner has made the copies and moves of `step`, then ran out of memory; the step's two parts follow."""
-
-    def forget(self) -> None:
-        """Drops what is known of the slots: the tokens resident in them count no more."""
 
     def prepare(self, items: Items) -> tuple[Mapping[Hashable, Result], Items]:
         """The results that are known without running their requests, and what is to be run."""
@@ -116,7 +109,6 @@ class ResidentTap(Tap):
         self.runners, self.kernels = (self._reference,), kernels
         self._own_item = lru_cache(maxsize=KEPT_ITEMS)(own_item)
         self._has_warned = False
-        self._missed: tuple[Step, ...] = ()
         self._seconds = 0.0
 
     @override
@@ -134,22 +126,11 @@ class ResidentTap(Tap):
             lengths=tuple(sorted({*own.lengths, *other.lengths})),
         )
 
-    def miss(self, step: Step) -> None:
-        """Keeps the step for the reference, which has not made its copies and moves."""
-        self._missed = (*self._missed, step)
-
-    @override
-    def forget(self) -> None:
-        self._missed = ()
-
     @override
     def note(self, step: Step, output: StepOutput) -> Notes:
-        missed, self._missed = (*self._missed, step), ()
-        copies = tuple(copy for one in missed for copy in one.copies)
-        moves = tuple(move for one in missed for move in one.moves)
         begin = time.perf_counter()
         rows = tuple(row._replace(media=self.own_media(row.media)) if row.media else row for row in step.rows)
-        reference = self._reference.run(replace(step, rows=rows, copies=copies, moves=moves))
+        reference = self._reference.run(replace(step, rows=rows))
         self._seconds += time.perf_counter() - begin
         notes_T = np.zeros(len(step.targets), COMPARED)
         if not step.targets:

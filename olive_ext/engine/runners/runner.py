@@ -106,8 +106,8 @@ class Runner(ABC):
 
     @abstractmethod
     def run(self, step: Step) -> StepOutput:
-        """Raises `MemoryShortageError`, after the step's copies and moves, where memory does not suffice for it, and
-        `RunError` where the device fails otherwise."""
+        """Raises `MemoryShortageError` where memory does not suffice for the step, and `RunError` where the device
+        fails otherwise; what is resident counts no more then."""
 
     @abstractmethod
     def reserve(self, positions: int, cells: int = 0) -> None:

@@ -108,6 +108,9 @@ class Scheduler:
         """Takes in the present step's output; the answers that are complete now. May raise `NonFiniteError`."""
         present = self._present_plan()
         self._counters.steps += 1
+        self._counters.tokens_fed += self._num_fed
+        self._counters.rows_dropped += self._num_dropped
+        self._counters.idle_rows += present.sequences.count(None)
         wrong = NonFinite.of(output)
         if not self.reports_non_finite:
             wrong.refuse(present, output, self._counters.steps)
@@ -171,25 +174,23 @@ class Scheduler:
         """Returns `plan`, to be run before any other step: the tokens it feeds count as computed and resident."""
         step, columns, is_in_slots = plan.step, plan.step.columns, plan.step.first_cell is None
         fed = [place for place, sequence in enumerate(plan.sequences) if sequence is not None]
-        self._counters.idle_rows += len(step.rows) - len(fed)
         if is_in_slots:
             checkpoints = [row.slot for row in step.other_rows if row.is_checkpoint]
             tokens_N = columns.tokens_after(step.follows, self._found)
             self._in_slots.slots.extend(columns, tokens_N, fed, checkpoints)
-        num_fed = 0
+        self._num_fed = self._num_dropped = 0
         for sequence, length in zip(plan.sequences, columns.lengths_B.tolist(), strict=True):
             if sequence is None:
                 continue
             if sequence.has_ended:  # when the step had begun
-                self._counters.rows_dropped += 1
+                self._num_dropped += 1
                 self._in_slots.release(sequence)
                 continue
-            num_fed += length
+            self._num_fed += length
             computed, end = sequence.computed + length, sequence.end
             sequence.computed = end if computed > end else computed
             if sequence.generation is None and computed >= end and is_in_slots:
                 self._in_slots.release(sequence)
-        self._counters.tokens_fed += num_fed
         return plan
 
     def _scored_plan(self, batches: TreeBatches) -> PlannedStep:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,6 @@ from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.reference.tap import ReadingTap, ResidentTap, WritingTap
 from olive_ext.engine.requests import Generation, Request, Result, join_compared
 from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Traits
-from olive_ext.engine.step import SHARED_PREFIX, Copy, LogitsRow, Move, Row, Step
 from olive_ext.errors import ConfigError, OliveExtError, RecordsError
 from olive_ext.media.items import Source
 from olive_ext.model.providers.devices import Device
@@ -342,41 +341,6 @@ def test_steps_without_memory_on_either_model_are_halved_on_both(
     longest = max(step.num_tokens for step in (*candidate.steps, *reference.steps))
     assert longest <= max(most)
     assert min(max(step.num_tokens for step in runner.steps) for runner in (candidate, reference)) <= min(most)
-
-
-def _copied(runner: FakeRunner, tokens: tuple[int, ...]) -> Step:
-    """What goes on in another slot after a copy of these tokens."""
-    runner.reserve(9)
-    runner.run(Step((Row(0, 0, tokens),)))
-    return Step((Row(1, 5, (3, 1)),), copies=(Copy(0, 1, 5),))
-
-
-def _moved(runner: FakeRunner, tokens: tuple[int, ...]) -> Step:
-    """What goes on after these tokens in cells that must be moved first."""
-    runner.reserve(0, 20)
-    cells = np.empty(0, np.int32)
-    runner.run(Step((Row(SHARED_PREFIX, 0, (7, 7, *tokens), cells_P=cells),), first_cell=1))
-    for place, cell in enumerate(range(3, 8)):  # as if what lies there had been fed behind nothing
-        runner._cells[cell] = (tokens[place], place)
-    row = Row(SHARED_PREFIX, 5, (3, 1), cells_P=np.arange(1, 6, dtype=np.int32))
-    return Step((row,), moves=(Move(np.arange(3, 8, dtype=np.int32), 1),), first_cell=6)
-
-
-@pytest.mark.parametrize("prepare", [_copied, _moved])
-@pytest.mark.parametrize("most", [(1, 30), (30, 1), (1, 1), (30, 30)])
-def test_copies_and_moves_reach_both_models_whichever_has_no_memory_for_the_step(
-    most: tuple[int, int], prepare: Callable[[FakeRunner, tuple[int, ...]], Step]
-) -> None:
-    tokens = (1, 2, 3, 0, 2)
-    candidate, reference = (kind(2, RANGE, has_tree_batches=True) for kind in (Nudged, FakeRunner))
-    step, _ = (prepare(runner, tokens) for runner in (candidate, reference))
-    candidate.most_tokens, reference.most_tokens = most
-    step = replace(step, logits_rows=(LogitsRow(0, 0), LogitsRow(0, 1)), targets=((0, 1), (1, 2)))
-    output = compared_engine(candidate, reference)._scoring._run_or_halve(step)
-    found = expected(Request((*tokens, 3, 1, 2), 2))
-    assert output.notes_T is not None
-    for name in ("kl", "reference_logprobs", "top_logprobs", "same_top"):
-        np.testing.assert_allclose(output.notes_T[name], found[name], atol=3e-6, err_msg=name)
 
 
 USES = st.sampled_from(["score", "generate", "mixed", "reference scores", "reference generates", "continuous"])
