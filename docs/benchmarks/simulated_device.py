@@ -57,10 +57,10 @@ class SimulatedDevice(Runner):
         return time.thread_time() + self._waited
 
     def run(self, step: Step) -> StepOutput:
-        self.begin(step, is_overlapped=False)
+        self.begin(step)
         return self.take()
 
-    def begin(self, step: Step, *, is_overlapped: bool) -> None:
+    def begin(self, step: Step) -> None:
         columns, found = step.columns, np.full(len(step.logits_rows), 5)
         seconds = STEP_S + TOKEN_S * step.num_tokens
         if step.num_tokens == len(step.rows):

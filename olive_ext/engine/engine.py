@@ -369,8 +369,8 @@ class StepLoop:
             scheduler.schedule()
         if (overlapped := scheduler.schedule_overlapped()) is not None:
             if not self._thread.num_begun:
-                self._thread.begin(scheduler.present, is_overlapped=False)
-            self._thread.begin(overlapped, is_overlapped=True)
+                self._thread.begin(scheduler.present)
+            self._thread.begin(overlapped)
             self._thread.wait(work)
         return scheduler.update(self._thread.take() if self._thread.num_begun else self.run(scheduler.present))
 

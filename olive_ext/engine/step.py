@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import override
 
 from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.requests import Notes, integers
@@ -123,8 +122,6 @@ class Columns(NamedTuple):
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Columns:
         """The columns of these rows."""
-        if isinstance(rows, PlainRows):
-            return rows.columns
         slots, past, tokens, *_ = zip(*rows, strict=True)
         lengths_B = integers([*map(len, tokens)])
         starts_B = np.cumsum(lengths_B) - lengths_B
@@ -139,42 +136,12 @@ class Columns(NamedTuple):
         return tokens_N
 
 
-class PlainRows(Sequence[Row]):
-    """Rows of one token each and nothing else, of which an object is made where one is asked for; `others` follow."""
-
-    def __init__(self, slots_B: IntArray, past_B: IntArray, tokens_B: IntArray, others: tuple[Row, ...]) -> None:
-        self._plain = Columns(slots_B, past_B, np.ones_like(slots_B), np.arange(len(slots_B)), tokens_B)
-        self.columns, self.others = self._plain, others
-        if others:
-            own = Columns.of(others)
-            after = own._replace(starts_B=own.starts_B + len(slots_B))
-            self.columns = Columns(*map(np.concatenate, zip(self._plain, after, strict=True)))
-
-    @override
-    def __len__(self) -> int:
-        return len(self.columns.slots_B)
-
-    @overload
-    def __getitem__(self, place: int) -> Row: ...
-    @overload
-    def __getitem__(self, place: slice) -> tuple[Row, ...]: ...
-    @override
-    def __getitem__(self, place: int | slice) -> Row | tuple[Row, ...]:
-        if isinstance(place, slice):
-            return tuple([self[number] for number in range(*place.indices(len(self)))])
-        number, num_plain = range(len(self))[place], len(self._plain.slots_B)
-        if number >= num_plain:
-            return self.others[number - num_plain]
-        slots_B, past_B, _, _, tokens_B = self._plain
-        return Row(slots_B.item(number), past_B.item(number), (tokens_B.item(number),))
-
-
 @dataclass(frozen=True)
 class Step:
     """One forward pass: `rows` (of one length unless packed or a tree batch), the `logits_rows` to read, `targets`
     (index of a logits row, token id), `samples` and `beams` (indices of logits rows)."""
 
-    rows: Sequence[Row]
+    rows: tuple[Row, ...]
     logits_rows: tuple[LogitsRow, ...] = ()
     targets: tuple[tuple[int, int], ...] = ()
     samples: tuple[int, ...] = ()
@@ -206,11 +173,6 @@ class Step:
     def columns(self) -> Columns:
         """The rows as arrays."""
         return Columns.of(self.rows)
-
-    @property
-    def other_rows(self) -> Sequence[Row]:
-        """The rows without those of one token and nothing else, which columns alone describe."""
-        return self.rows.others if isinstance(self.rows, PlainRows) else self.rows
 
     @property
     def num_tokens(self) -> int:

@@ -28,7 +28,7 @@ from olive_ext.engine.forms.rows import RowsOnGraph, ViewKv, choose_limit
 from olive_ext.engine.forms.tree import TreeForm
 from olive_ext.engine.opening import item_limit
 from olive_ext.engine.requests import Generation, Request
-from olive_ext.engine.scheduling.sequences import ChosenRows
+from olive_ext.engine.scheduling.sequences import ChosenRow
 from olive_ext.engine.step import Copy, Row
 from olive_ext.errors import ConfigError
 from olive_ext.graph.nodes import model_of
@@ -50,8 +50,8 @@ class OneToken(StepForm):
 
     name: ClassVar[str] = "one_token"
 
-    def next_rows(self, ready: ReadySequences) -> ChosenRows:
-        return ChosenRows([(ready.sequences[0], ready.row(ready.sequences[0], 1))])
+    def next_rows(self, ready: ReadySequences) -> list[ChosenRow]:
+        return [(ready.sequences[0], ready.row(ready.sequences[0], 1))]
 
     def decoding(self, sequences: list[Any], limit: int) -> list[Any]:
         return sequences[:1]

@@ -16,7 +16,7 @@ from typing_extensions import override
 from olive_ext.config import ExecutionSettings
 from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.scheduling.prefix_tree import TreeBatches
-from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
+from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence
 from olive_ext.engine.step import IDLE_TOKEN, Row
 from olive_ext.media.items import chunk_end
 
@@ -106,7 +106,7 @@ class StepForm(ABC):
         return ONE_ROW
 
     @abstractmethod
-    def next_rows(self, ready: ReadySequences) -> ChosenRows:
+    def next_rows(self, ready: ReadySequences) -> list[ChosenRow]:
         """The rows of the next step."""
 
     def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:
@@ -164,9 +164,9 @@ class OneRow(StepForm):
     mixes_pasts: ClassVar[bool] = False  # type: ignore[misc]
 
     @override
-    def next_rows(self, ready: ReadySequences) -> ChosenRows:
+    def next_rows(self, ready: ReadySequences) -> list[ChosenRow]:
         inputs, decoding = ready.split()
-        return ChosenRows([(one, ready.row(one, ready.most_tokens)) for one in (inputs or decoding)[:1]])
+        return [(one, ready.row(one, ready.most_tokens)) for one in (inputs or decoding)[:1]]
 
     @override
     def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -56,8 +55,8 @@ from olive_ext.engine.forms.paged_attention import (
 )
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
-from olive_ext.engine.scheduling.sequences import ChosenRows, PlannedRow, Sequence
-from olive_ext.engine.step import Columns, Copy, FloatArray, LogitsRow, PlainRows, Row, Step, StepOutput
+from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence
+from olive_ext.engine.step import Columns, Copy, FloatArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import ConfigError, ProviderError, RunError
 from olive_ext.graph.edits import WHOLE_LENGTH
 from olive_ext.graph.onnx_file import ModelProto
@@ -112,27 +111,21 @@ class PackedSteps(StepForm):
         return replace(self, most_cells=min(self.most_cells, most))
 
     @override
-    def next_rows(self, ready: ReadySequences) -> ChosenRows:
+    def next_rows(self, ready: ReadySequences) -> list[ChosenRow]:
         inputs, short = ready.split()
-        decoding = self.decoding(short, ready.limit)
-        plain = [one for one in decoding if one.is_plain and one.computed >= one.num_input]
-        rows: list[PlannedRow] = []
-        if len(plain) < len(decoding):
-            known = set(plain)
-            rows = [(one, ready.row(one, 1)) for one in decoding if one not in known]
-        num_short, room = len(rows), ready.most_tokens - len(decoding)
+        rows: list[ChosenRow] = [(one, ready.row(one, 1)) for one in self.decoding(short, ready.limit)]
+        num_short, room = len(rows), ready.most_tokens - len(rows)
         for one in inputs:
-            if room <= 0 and (rows or plain):
+            if room <= 0 and rows:
                 break
             row = ready.row(one, max(1, room))
             if one.media and len(row.tokens) > room:  # it begins with an item, which is not cut
                 if len(rows) == num_short:
-                    return ChosenRows([(one, row)])
+                    return [(one, row)]
                 continue
             rows.append((one, row))
             room -= len(row.tokens)
-        lengths = chain((one.computed + 1 for one in plain), (row.past + len(row.tokens) for _, row in rows))
-        return ChosenRows(rows[: max(0, self._within(lengths) - len(plain))], plain)
+        return rows[: self._within(row.past + len(row.tokens) for _, row in rows)]
 
     @override
     def room(self, most_tokens: int, pending: int) -> tuple[int, int]:
@@ -453,24 +446,19 @@ class PackedCapture(Capture):
 
     def _padded(self, step: Step) -> Step | None:
         """The step in its bucket; None for one in which not every row decodes, or that reads more than that."""
-        slots_B, past_B, _, _, tokens_N = step.columns
-        num_rows = len(slots_B)
+        num_rows, longest = len(step.rows), max(row.past for row in step.rows)
         num_reads = max(len(step.logits_rows), len(step.targets), len(step.samples))
-        if num_rows > MOST_ROWS or max(num_reads, len(tokens_N)) > num_rows or step.beams or step.whole_length:
+        if num_rows > MOST_ROWS or max(num_reads, step.num_tokens) > num_rows or step.beams or step.whole_length:
             return None
         size = ceiling(num_rows)
-        slots_B, past_B, tokens_B = (
-            np.concatenate([values, np.full(size - num_rows, idle, np.int64)])
-            for values, idle in ((slots_B, IDLE_SLOT), (past_B, 0), (tokens_N, PADDING))
-        )
         return replace(
             step,
-            rows=PlainRows(slots_B, past_B, tokens_B, ()),
+            rows=filled(step.rows, size, Row(IDLE_SLOT, 0, (PADDING,))),
             logits_rows=filled(step.logits_rows, size, LogitsRow(0, 0)),
             targets=filled(step.targets, size, (0, PADDING)),
             samples=filled(step.samples, size, 0) if step.samples else (),
             follows=filled(step.follows, size, -1) if step.follows else (),
-            width=max(BLOCK_SIZE, ceiling(1 + int(past_B.max()))),
+            width=max(BLOCK_SIZE, ceiling(1 + longest)),
         )
 
 

@@ -27,7 +27,7 @@ from olive_ext.engine.forms.base import ONE_ROW, ReadySequences, StepForm
 from olive_ext.engine.forms.kv_store import TARGETS, KvPlace, KvStore, OpenedDecoder, Text, disagreement, targets_of
 from olive_ext.engine.forms.rows import RowsOnGraph
 from olive_ext.engine.runners.runner import Runner
-from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
+from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence
 from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Row, Step
 from olive_ext.errors import ModelError, RunError
 from olive_ext.graph.standalone_graphs import RowTensor
@@ -63,11 +63,11 @@ class AlikeRows(StepForm):
         return (num_tokens, past, shape) if (self.continued if past else self.prompts) else None
 
     @override
-    def next_rows(self, ready: ReadySequences) -> ChosenRows:
+    def next_rows(self, ready: ReadySequences) -> list[ChosenRow]:
         rows = {one.slot: ready.row(one, ready.most_tokens) for one in ready.sequences}
         chosen = self._alike([(one, len(rows[one.slot].tokens)) for one in ready.sequences])
         most = max(1, ready.limit // len(rows[chosen[0].slot].tokens))
-        return ChosenRows([(one, rows[one.slot]) for one in chosen[:most]])
+        return [(one, rows[one.slot]) for one in chosen[:most]]
 
     @override
     def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:

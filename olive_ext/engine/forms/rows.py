@@ -46,7 +46,7 @@ from olive_ext.engine.forms.kv_store import (
     two_ends_problem,
 )
 from olive_ext.engine.runners.runner import Runner
-from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
+from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence
 from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Move, Row, Step
 from olive_ext.errors import ConfigError
 from olive_ext.graph.standalone_graphs import RowTensor, copy_graph, move_graph
@@ -75,11 +75,11 @@ class SlotRows(StepForm):
     """Texts that are scored may be fed one token a step, many of them in one, as rows that decode are."""
 
     @override
-    def next_rows(self, ready: ReadySequences) -> ChosenRows:
+    def next_rows(self, ready: ReadySequences) -> list[ChosenRow]:
         inputs, decoding = ready.split()
         if inputs:
-            return ChosenRows([(inputs[0], ready.row(inputs[0], ready.most_tokens))])
-        return ChosenRows([(one, ready.row(one, 1)) for one in self.decoding(decoding, ready.limit)])
+            return [(inputs[0], ready.row(inputs[0], ready.most_tokens))]
+        return [(one, ready.row(one, 1)) for one in self.decoding(decoding, ready.limit)]
 
     @override
     def scored_steps(self, chunk_size: int, rule: ScoringRule) -> ScoredSteps:

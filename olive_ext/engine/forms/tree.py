@@ -45,7 +45,7 @@ from olive_ext.engine.forms.rows import NeighbouringSlots, ViewKv
 from olive_ext.engine.requests import integers
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.prefix_tree import TreeBatches
-from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
+from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence
 from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, FloatArray, LogitsRow, Move, Row, Step, visible_cells
 from olive_ext.graph.edits import WHOLE_LENGTH
 from olive_ext.graph.nodes import all_names, attribute, makers_of, reads, take_attribute
@@ -79,7 +79,7 @@ class TreeForm(StepForm):
         return TreeForm(slots)
 
     @override
-    def next_rows(self, ready: ReadySequences) -> ChosenRows:
+    def next_rows(self, ready: ReadySequences) -> list[ChosenRow]:
         return self.slots.next_rows(ready)
 
     @override

@@ -16,23 +16,19 @@ Axes: T targets, K sampled rows, B sequences that go on, C candidates of each, a
 from __future__ import annotations
 
 import copy
-import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
-from concurrent.futures import CancelledError
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.requests import FinishReason, Generation, Hypothesis
-from olive_ext.engine.scheduling.sequences import PROBE, PROBED, ChosenRows, PendingAnswer, Reading, Sequence
+from olive_ext.engine.scheduling.sequences import PROBE, ChosenRow, PendingAnswer, Reading, Sequence
 from olive_ext.engine.scheduling.slots import Slots
 from olive_ext.engine.step import Ban, Candidates, IntArray, LogitsRow, Step, StepOutput
 from olive_ext.errors import NonFiniteError, RunError
@@ -201,22 +197,16 @@ class PlannedStep:
     """Whether there are targets that are no probes."""
 
 
-@lru_cache(maxsize=1024)
-def _read_of_plain(num_rows: int) -> tuple[tuple[LogitsRow, ...], tuple[tuple[int, int], ...]]:
-    """Logits rows and targets of plain rows, which are the same in all steps that have so many."""
-    return tuple([LogitsRow(row, 0) for row in range(num_rows)]), tuple([(row, PROBED) for row in range(num_rows)])
-
-
-def planned(chosen: ChosenRows, beams: Mapping[int, BeamGroup], **more: Any) -> PlannedStep:
+def planned(chosen: Items[ChosenRow], beams: Mapping[int, BeamGroup], **more: Any) -> PlannedStep:
     """The step of these rows, with all logits rows, targets and samples of their sequences; `beams` by slot; `more`:
     other fields of the step."""
-    plain_rows, plain_targets = _read_of_plain(len(chosen.plain))
-    logits_rows, targets = [*plain_rows], [*plain_targets]
-    readings = [sequence.decoding for sequence in chosen.plain]
+    logits_rows: list[LogitsRow] = []
+    targets: list[tuple[int, int]] = []
+    readings: list[Reading] = []
     samples: list[int] = []
     groups: dict[int, BeamGroup] = {}
     has_scores = False
-    for place, (sequence, row) in enumerate(chosen.others, len(chosen.plain)):
+    for place, (sequence, row) in enumerate(chosen):
         if sequence is None:
             continue
         for position, reading in sequence.readings(row.past, len(row.tokens)):
@@ -234,8 +224,9 @@ def planned(chosen: ChosenRows, beams: Mapping[int, BeamGroup], **more: Any) -> 
             readings.append(reading)
     most = max((group.num_candidates for group in groups.values()), default=0)
     read_of = tuple(logits_rows), tuple(targets), tuple(samples)
-    step = Step(chosen.rows, *read_of, beams=tuple(groups), num_candidates=most, **more)
-    return PlannedStep(step, chosen.sequences, tuple(readings), has_scores)
+    sequences, rows = zip(*chosen, strict=True)
+    step = Step(rows, *read_of, beams=tuple(groups), num_candidates=most, **more)
+    return PlannedStep(step, sequences, tuple(readings), has_scores)
 
 
 BoolArray = npt.NDArray[np.bool_]
@@ -359,84 +350,51 @@ def with_tokens(step: Step, found_R: IntArray) -> Step:
 
 class StepThread:
     """Runs steps in the order in which they are begun; their outputs are taken in that order. The thread starts with
-    the first step, and ends with `close`, when nobody holds this object, or with Python.
-
-    Two queues cost a step a tenth of what an executor's futures do.
-    """
+    the first step, and ends with `close`, when nobody holds this object, or with Python."""
 
     def __init__(self, run: Callable[[Step], StepOutput]) -> None:
         self._run = run
-        self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._outcomes: SimpleQueue[object] = SimpleQueue()
-        self._end: weakref.finalize[..., StepThread] | None = None
-        self._era = 0
-        self._has_failed = False
-        self.num_begun = 0
-        """Steps whose output has not been taken."""
+        self._executor: ThreadPoolExecutor | None = None
+        self._begun: deque[Future[StepOutput]] = deque()
 
-    def begin(self, step: Step, *, is_overlapped: bool) -> None:
-        """Puts `step` after those that were begun before. An overlapped one is not run where the one before failed."""
-        if self._end is None:
-            queues = self._jobs, self._outcomes
-            thread = threading.Thread(target=_serve, args=queues, name=THREAD_NAME, daemon=True)
-            thread.start()
-            self._end = weakref.finalize(self, _finish, self._jobs, thread)
-        self._jobs.put(partial(self._work, step, self._era, is_overlapped))
-        self.num_begun += 1
+    @property
+    def num_begun(self) -> int:
+        """Steps whose output has not been taken."""
+        return len(self._begun)
+
+    def begin(self, step: Step) -> None:
+        """Puts `step` after those that were begun before. It is not run where the one before it fails."""
+        self._executor = self._executor or ThreadPoolExecutor(1, THREAD_NAME)
+        before = self._begun[-1] if self._begun else None
+        self._begun.append(self._executor.submit(_run_after, before, self._run, step))
 
     def wait(self, work: Callable[[], bool]) -> None:
         """Does `work` again and again, up to the first output, or until it returns False."""
-        while self._outcomes.empty() and work():
+        while not self._begun[0].done() and work():
             time.sleep(PAUSE_S)
 
     def take(self) -> StepOutput:
         """Waits for the first output that has not been taken. Raises the error that there was instead."""
-        outcome = self._outcomes.get()
-        self.num_begun -= 1
-        if isinstance(outcome, BaseException):
-            raise outcome
-        assert isinstance(outcome, StepOutput)
-        return outcome
+        output = self._begun[0].result()
+        self._begun.popleft()
+        return output
 
     def settle(self) -> None:
         """Drops what waits and what was found, and returns when nothing runs. May be interrupted, and called again."""
-        self._era += 1
-        if self._end is not None and self._end.alive:  # at Python's end the thread is gone already
-            mark = object()
-            self._jobs.put(lambda: mark)
-            while self._outcomes.get() is not mark:
-                pass
-        self.num_begun = 0
+        for future in self._begun:
+            future.cancel()
+        wait(self._begun)
+        self._begun.clear()
 
     def close(self) -> None:
         """Settles and ends the thread. Calling it again does nothing."""
         self.settle()
-        if self._end is not None:
-            self._end()
-            self._end = None
-
-    def _work(self, step: Step, era: int, is_overlapped: bool) -> StepOutput:
-        if era != self._era:
-            raise CancelledError
-        if is_overlapped and self._has_failed:
-            raise RunError("the step before this one failed")
-        self._has_failed = True
-        output = self._run(step)
-        self._has_failed = False
-        return output
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None
 
 
-def _serve(jobs: SimpleQueue[Callable[[], object] | None], outcomes: SimpleQueue[object]) -> None:
-    """Puts what each job returns or raises into `outcomes`, until None comes. Holds nothing while it waits."""
-    while (job := jobs.get()) is not None:
-        try:
-            outcomes.put(job())
-        except BaseException as error:  # noqa: BLE001 (raised where it is taken)
-            outcomes.put(error)
-        del job
-
-
-def _finish(jobs: SimpleQueue[Callable[[], object] | None], thread: threading.Thread) -> None:
-    jobs.put(None)
-    if thread is not threading.current_thread():
-        thread.join()
+def _run_after(before: Future[StepOutput] | None, run: Callable[[Step], StepOutput], step: Step) -> StepOutput:
+    if before is not None and before.exception() is not None:
+        raise RunError("the step before this one failed")
+    return run(step)

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from olive_ext.engine.requests import Ids, Request, TokenArray, common_prefix, source_key
-from olive_ext.engine.scheduling.sequences import ChosenRows, PendingAnswer, Scored, Sequence
+from olive_ext.engine.scheduling.sequences import ChosenRow, PendingAnswer, Scored, Sequence
 from olive_ext.engine.step import FIRST_CELL, ONE_SIDE, SHARED_PREFIX, CellArray, Move, Row, Side
 from olive_ext.errors import RunError
 from olive_ext.media.items import border, chunk_end
@@ -266,7 +266,7 @@ def _shared_prefixes(requests: Items[Request]) -> list[int]:
 class TreeBatch(NamedTuple):
     """A planned step of scored texts that have no slots: its rows, and where the step writes."""
 
-    chosen: ChosenRows
+    chosen: list[ChosenRow]
     shared: tuple[int, ...]
     """For each sequence that begins with this step how many of its tokens were resident."""
 
@@ -299,7 +299,7 @@ class TreeBatches:
         move = self._prefix.settle(_to_join(self._waiting[0]))
         first_cell = self._prefix.top
         room = min(limit, self._num_tokens, self._prefix.room)
-        rows: list[tuple[Sequence, Row]] = []
+        rows: list[ChosenRow] = []
         shared = []
         while room > 0 and self._waiting:
             sequence = self._waiting[0]
@@ -321,7 +321,7 @@ class TreeBatches:
             if stop < sequence.end:
                 break
             self._waiting.popleft()
-        return TreeBatch(ChosenRows(rows), tuple(shared), (move,) if move else (), first_cell)
+        return TreeBatch(rows, tuple(shared), (move,) if move else (), first_cell)
 
 
 class SharedPrefix:

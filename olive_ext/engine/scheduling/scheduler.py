@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from olive_ext.engine.requests import Counters, source_key
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.planned_step import BeamGroup, NonFinite, PlannedStep, planned, put_scores, with_tokens
 from olive_ext.engine.scheduling.prefix_tree import TreeBatches
-from olive_ext.engine.scheduling.sequences import ChosenRows, PendingAnswer, Sequence
+from olive_ext.engine.scheduling.sequences import ChosenRow, PendingAnswer, Sequence
 from olive_ext.engine.scheduling.slots import Slots
 from olive_ext.engine.step import IDLE_TOKEN, ONE_SIDE, Candidates, IntArray, Row, Side, Step, StepOutput
 
@@ -175,7 +174,7 @@ class Scheduler:
         step, columns, is_in_slots = plan.step, plan.step.columns, plan.step.first_cell is None
         fed = [place for place, sequence in enumerate(plan.sequences) if sequence is not None]
         if is_in_slots:
-            checkpoints = [row.slot for row in step.other_rows if row.is_checkpoint]
+            checkpoints = [row.slot for row in step.rows if row.is_checkpoint]
             tokens_N = columns.tokens_after(step.follows, self._found)
             self._in_slots.slots.extend(columns, tokens_N, fed, checkpoints)
         self._num_fed = self._num_dropped = 0
@@ -243,7 +242,7 @@ class SlotSteps:
                 return None
             self._close_gaps()
             chosen = self._rows(ready)
-            if self.slots.make_room(chosen.rows, self.waiting.wanted):
+            if self.slots.make_room([row for _, row in chosen], self.waiting.wanted):
                 return self._step(chosen, found)
             if before is not None:
                 return None
@@ -330,23 +329,21 @@ class SlotSteps:
             sequence.slot, self._running[target] = target, sequence
             self._counters.copies += 1
 
-    def _rows(self, ready: list[Sequence]) -> ChosenRows:
-        """The next rows: but for plain ones in the order of their slots, with idle ones where the runner needs them."""
+    def _rows(self, ready: list[Sequence]) -> list[ChosenRow]:
+        """The next rows in the order of their slots, with idle ones where the runner needs them."""
         traits, limits = self._traits, (self._most_tokens, self.limit, self.slots.capacity)
         chosen = self._form.next_rows(
             ReadySequences(ready, *limits, traits.can_rewind, traits.chunked_prefill, traits.row_group)
         )
-        rows = {row.slot: (sequence, row) for sequence, row in chosen.others}
-        if not rows:
-            return chosen
+        rows = {row.slot: (sequence, row) for sequence, row in chosen}
         span = self._form.slots_of(sorted(rows), self.slots.num_slots)
         idle = (Row(slot, self.slots.idle_position(slot), (IDLE_TOKEN,)) for slot in span if slot not in rows)
         rows |= {row.slot: (None, row) for row in idle}
-        return replace(chosen, others=[rows[slot] for slot in span])
+        return [rows[slot] for slot in span]
 
-    def _step(self, chosen: ChosenRows, found: Mapping[Sequence, int]) -> PlannedStep:
+    def _step(self, chosen: list[ChosenRow], found: Mapping[Sequence, int]) -> PlannedStep:
         copies, self.slots.copies = tuple(self.slots.copies), []
-        follows = tuple([-1 if one is None else found.get(one, -1) for one in chosen.sequences]) if found else ()
+        follows = tuple([-1 if one is None else found.get(one, -1) for one, _ in chosen]) if found else ()
         more: dict[str, Any] = {"copies": copies, "whole_length": self._side.first, "follows": follows}
         return planned(chosen, self.beams, **more)
 

@@ -3,15 +3,11 @@ output.
 
 Several requests may read from one sequence (they share a prefix), and one request may read from several sequences,
 so `Sequence` (computed) and `PendingAnswer` (returned) are two classes.
-
-Most rows of a step that decodes many sequences are plain: each feeds one token, and the device picks the next one.
-Plain rows are columns, not objects: planning 256 of them takes a third less time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -28,9 +24,8 @@ from olive_ext.engine.requests import (
     Result,
     Sampling,
     TokenArray,
-    integers,
 )
-from olive_ext.engine.step import IDLE_TOKEN, ONE_SIDE, Ban, PlainRows, Row, Side
+from olive_ext.engine.step import ONE_SIDE, Ban, Row, Side
 from olive_ext.media.items import Media, Source
 
 PROBE = -1
@@ -209,11 +204,6 @@ class Sequence:
         self.has_bans = self.generation is not None and bool(self.generation.suppressed)
         """Whether tokens are ruled out as its next one."""
 
-        is_text = not self.media and self.source is None
-        has_choice = self.generation is None or self.needs_rows or self.has_bans or self.num_slots > 1
-        self.is_plain = is_text and not has_choice
-        """Whether it is fed nothing but tokens, and the one that the device finds is the next."""
-
     @cached_property
     def reads(self) -> dict[int, list[Read]]:
         """By position the scores to be read of the distribution after it; made when it is about to run."""
@@ -350,29 +340,5 @@ def drawn(logits_V: npt.NDArray[np.float32], sampling: Sampling, rng: np.random.
     return int(rng.choice(order_V, p=probs_V))
 
 
-PlannedRow = tuple[Sequence | None, Row]
+ChosenRow = tuple[Sequence | None, Row]
 """A row and its sequence; None for an idle one."""
-
-
-@dataclass(frozen=True)
-class ChosenRows:
-    """The rows of `plain` sequences, after them `others`."""
-
-    others: Items[PlannedRow]
-    plain: Items[Sequence] = ()
-
-    @cached_property
-    def rows(self) -> Items[Row]:
-        """The rows as a step has them. The token of a plain one that the step before finds is not known yet."""
-        others = tuple([row for _, row in self.others])
-        if not self.plain:
-            return others
-        slots_B = integers([one.slot for one in self.plain])
-        past_B = integers([one.computed for one in self.plain])
-        tokens = [IDLE_TOKEN if one.is_expected else one.tokens.item(one.computed) for one in self.plain]
-        return PlainRows(slots_B, past_B, integers(tokens), others)
-
-    @cached_property
-    def sequences(self) -> tuple[Sequence | None, ...]:
-        """The sequence of each row; None for an idle one."""
-        return (*self.plain, *[sequence for sequence, _ in self.others])

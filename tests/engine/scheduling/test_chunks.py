@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.requests import Generation, Request, integers
+from olive_ext.engine.requests import Generation, Request
 from olive_ext.engine.scheduling import prefix_tree
 from olive_ext.engine.scheduling.prefix_tree import input_key, make_plan
-from olive_ext.engine.step import Columns, PlainRows, Row, Step
+from olive_ext.engine.step import Row, Step
 from tests.engine.fake_runner import RANGE, FakeRunner, oracle
 from tests.engine.strategies import assert_equal, requests_of
 
@@ -70,24 +70,6 @@ def test_an_engine_answers_chunks_as_it_answers_requests(requests: list[int], re
     results = [found[number][0] for number in range(len(asked))]
     for result, request in zip(results[::-1] if reverse else results, asked, strict=True):
         assert_equal(result, oracle(request))
-
-
-NUMBERS = st.integers(0, 99)
-PLAIN = st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=5)
-TOKENS = st.lists(NUMBERS, min_size=1, max_size=4).map(tuple)
-OTHERS = st.lists(st.tuples(NUMBERS, NUMBERS, TOKENS).map(lambda found: Row(*found)), max_size=3)
-
-
-@given(PLAIN, OTHERS, st.slices(8))
-def test_columns_stand_for_their_rows(plain: list[tuple[int, int, int]], others: list[Row], part: slice) -> None:
-    """Each row, each slice and each column is that of the rows as objects."""
-    rows = PlainRows(*(integers(column) for column in zip(*plain, strict=True)), tuple(others))
-    expected = (*(Row(slot, past, (token,)) for slot, past, token in plain), *others)
-    assert tuple(rows) == expected
-    assert rows[part] == expected[part]
-    assert rows[-1] == expected[-1]
-    for one, other in zip(Columns.of(rows), Columns.of(expected), strict=True):
-        assert one.tolist() == other.tolist()
 
 
 def test_tokens_that_follow_take_the_places_of_those_not_known() -> None:

@@ -51,7 +51,7 @@ class Layout(StepArrays):
             tokens_N = step.columns.tokens_after(step.follows, found_R)
         items: tuple[MediaItem, ...] = ()
         rotary_3N: Array | None = None
-        if [row for row in step.other_rows if row.media]:
+        if [row for row in rows if row.media]:
             tokens_N = tokens_N.copy()
             items, rotary_3N = _place_media(rows, tokens_N, positions_N)
         if first_cell is not None:
