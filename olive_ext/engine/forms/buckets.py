@@ -142,10 +142,11 @@ class BucketedRunner(Runner):
         padded = self.padded(step)
         if padded is None:
             first, rest = map(self.run, _halves(step))
-            logprobs_T = np.concatenate([first.target_logprobs, rest.target_logprobs])
-            return replace(
-                rest, target_logprobs=logprobs_T, greedy_ids=np.concatenate([first.greedy_ids, rest.greedy_ids])
-            )
+            greedy_R = np.concatenate([first.greedy_ids, rest.greedy_ids])
+            is_first_T = np.array([number < len(first.greedy_ids) for number, _ in step.targets], np.bool_)
+            logprobs_T = np.empty(len(step.targets), np.float32)
+            logprobs_T[is_first_T], logprobs_T[~is_first_T] = first.target_logprobs, rest.target_logprobs
+            return replace(rest, target_logprobs=logprobs_T, greedy_ids=greedy_R)
         if self._is_shaped(step):
             self._note(shape_of(padded))
         output = self.inner.run(padded)

@@ -22,15 +22,16 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.requests import FinishReason, Generation, Hypothesis
-from olive_ext.engine.scheduling.sequences import PROBE, ChosenRow, PendingAnswer, Reading, Sequence
+from olive_ext.engine.scheduling.sequences import PROBE, PROBED, ChosenRow, PendingAnswer, Sequence, Targets
 from olive_ext.engine.scheduling.slots import Slots
-from olive_ext.engine.step import Ban, Candidates, IntArray, LogitsRow, Step, StepOutput
+from olive_ext.engine.step import Candidates, IntArray, LogitsRow, Step, StepOutput
 from olive_ext.errors import NonFiniteError, RunError
 
 
@@ -188,13 +189,20 @@ def _waiting(root: Sequence, slot: int) -> Sequence:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A step, the sequence of each of its rows (None for idle ones), and what becomes of each of its logits rows."""
+    """A step, and the sequence of each of its rows (None for idle ones)."""
 
     step: Step
     sequences: tuple[Sequence | None, ...]
-    readings: tuple[Reading, ...]
-    has_scores: bool
-    """Whether there are targets that are no probes."""
+    targets: list[Targets]
+    """The step's targets are these, one after the other."""
+
+    decoding: list[tuple[Sequence, int]]
+    """The sequences whose next token the step finds, each with its logits row."""
+
+    def answer_of(self, place: int) -> PendingAnswer:
+        """The answer of a target of the step."""
+        stops = accumulate(found.stop - found.begin for found in self.targets)
+        return next(found.answer for found, stop in zip(self.targets, stops, strict=True) if place < stop)
 
 
 def planned(chosen: Items[ChosenRow], beams: Mapping[int, BeamGroup], **more: Any) -> PlannedStep:
@@ -202,31 +210,48 @@ def planned(chosen: Items[ChosenRow], beams: Mapping[int, BeamGroup], **more: An
     other fields of the step."""
     logits_rows: list[LogitsRow] = []
     targets: list[tuple[int, int]] = []
-    readings: list[Reading] = []
+    read: list[Targets] = []
+    decoding: list[tuple[Sequence, int]] = []
     samples: list[int] = []
     groups: dict[int, BeamGroup] = {}
-    has_scores = False
     for place, (sequence, row) in enumerate(chosen):
         if sequence is None:
             continue
-        for position, reading in sequence.readings(row.past, len(row.tokens)):
-            number, record = len(logits_rows), -1
-            has_scores = has_scores or bool(reading.reads and reading.reads[0].target != PROBE)
-            for read in reading.reads:
-                targets.append((number, read.token))
-                record = read.record if read.record > record else record
-            if reading.is_next and row.slot in beams:
-                groups[number] = beams[row.slot]
-            elif reading.is_next and sequence.needs_rows:
-                samples.append(number)
-            ban = sequence.ban_at(position) if reading.is_next and sequence.has_bans else Ban.NONE
-            logits_rows.append(LogitsRow(place, position - row.past, record, ban))
-            readings.append(reading)
+        past, stop = row.past, row.past + len(row.tokens)
+        is_next = sequence.generation is not None and stop >= sequence.end
+        found = sequence.targets_within(past, stop)
+        positions = {position for one in found for position in one.positions}
+        if is_next and not sequence.has_bans:
+            positions.add(stop - 1)
+        first = len(logits_rows)
+        numbers = {position: number for number, position in enumerate(sorted(positions), first)}
+        logits_rows += [LogitsRow(place, position - past) for position in numbers]
+        for one in found:
+            request, at = one.answer.request, [numbers[position] for position in one.positions]
+            targets += zip(at, request.tokens[one.positions.start + 1 : one.positions.stop + 1], strict=True)
+            for number, record in zip(at, request.records[one.begin : one.stop], strict=False):
+                logits_rows[number] = logits_rows[number]._replace(record=max(record, logits_rows[number].record))
+        read += found
+        if not is_next:
+            continue
+        if sequence.has_bans:
+            numbers[stop - 1] = len(logits_rows)
+            logits_rows.append(LogitsRow(place, stop - 1 - past, ban=sequence.ban_at(stop - 1)))
+        number = numbers[stop - 1]
+        decoding.append((sequence, number))
+        if row.slot in beams:
+            groups[number] = beams[row.slot]
+        if sequence.needs_rows:
+            samples.append(number)
+        else:
+            assert sequence.answer is not None
+            targets.append((number, PROBED))
+            read.append(Targets(sequence.answer, PROBE, PROBE + 1))
     most = max((group.num_candidates for group in groups.values()), default=0)
-    read_of = tuple(logits_rows), tuple(targets), tuple(samples)
     sequences, rows = zip(*chosen, strict=True)
+    read_of = tuple(logits_rows), tuple(targets), tuple(samples)
     step = Step(rows, *read_of, beams=tuple(groups), num_candidates=most, **more)
-    return PlannedStep(step, sequences, tuple(readings), has_scores)
+    return PlannedStep(step, sequences, read, decoding)
 
 
 BoolArray = npt.NDArray[np.bool_]
@@ -258,10 +283,11 @@ class NonFinite:
             logprob = f"log-probability of token {token}: {output.target_logprobs[place]}"
             kl_T = _kl(output)
             kl = "" if kl_T is None else f", KL divergence from the reference: {kl_T[place]}"
-            raise _error(planned, index, f"{logprob}{kl}, step {num_steps}")
+            raise _error(planned, index, planned.answer_of(place), f"{logprob}{kl}, step {num_steps}")
         if self.samples_K.any():
             index = planned.step.samples[int(self.samples_K.argmax())]
-            raise _error(planned, index, f"a logit is NaN or infinite, step {num_steps}")
+            answer = next(one.answer for one, number in planned.decoding if number == index)
+            raise _error(planned, index, answer, f"a logit is NaN or infinite, step {num_steps}")
 
 
 def _kl(output: StepOutput) -> Any:
@@ -270,18 +296,14 @@ def _kl(output: StepOutput) -> Any:
     return None if notes_T is None or "kl" not in (notes_T.dtype.names or ()) else notes_T["kl"]
 
 
-def _error(planned: PlannedStep, index: int, found: str) -> NonFiniteError:
+def _error(planned: PlannedStep, index: int, answer: PendingAnswer | None, found: str) -> NonFiniteError:
     """The error about logits row `index` of a step."""
+    assert answer is not None
     logits_row = planned.step.logits_rows[index]
-    row, sequence = planned.step.rows[logits_row.row], planned.sequences[logits_row.row]
-    position = row.past + logits_row.offset
-    assert sequence is not None
-    reads = sequence.reads.get(position, ())
-    answer = reads[0].answer if reads else sequence.answer
-    key = answer.key if answer is not None else "?"
+    position = planned.step.rows[logits_row.row].past + logits_row.offset
     return NonFiniteError(
-        f"request {key!r}: the model's output after {position + 1} tokens is not finite ({found}): its weights, its "
-        "data type or the execution provider give NaN or infinity",
+        f"request {answer.key!r}: the model's output after {position + 1} tokens is not finite ({found}): its weights, "
+        "its data type or the execution provider give NaN or infinity",
         " (`olive-ext check MODEL --verify` finds the layer; 'non_finite' = \"report\" counts such requests instead)",
     )
 
@@ -290,19 +312,19 @@ def put_scores(planned: PlannedStep, output: StepOutput, wrong: NonFinite) -> tu
     """Puts the scores of a step's targets into their answers: those that are complete now, and how many have an output
     that is not finite for the first time. Probes of generations that have ended meanwhile mean nothing."""
     completed: list[PendingAnswer] = []
-    num_wrong, notes_T = 0, output.notes_T
-    if not planned.has_scores and not wrong.targets_T.any():
-        return completed, 0
-    found = zip(planned.readings, output.greedy_ids.tolist(), strict=True)
-    reads = [(read, best) for reading, best in found for read in reading.reads]
-    scores = zip(reads, output.target_logprobs.tolist(), wrong.targets_T.tolist(), strict=True)
-    for place, (((token, answer, target, _), best), logprob, is_wrong) in enumerate(scores):
-        if is_wrong and (target != PROBE or answer.finish_reason is None):
+    num_wrong, notes_T, has_wrong = 0, output.notes_T, bool(wrong.targets_T.any())
+    greedy, logprobs = output.greedy_ids.tolist(), output.target_logprobs.tolist()
+    is_greedy = [greedy[row] == token for row, token in planned.step.targets]
+    stop = 0
+    for answer, begin, end in planned.targets:
+        start, stop = stop, stop + end - begin
+        is_probe = begin == PROBE
+        if has_wrong and wrong.targets_T[start:stop].any() and not (is_probe and answer.finish_reason):
             num_wrong += answer.note_non_finite()
-        if target == PROBE:
+        if is_probe:
             continue
-        note = None if notes_T is None else notes_T[place : place + 1]
-        if answer.put_score(target, logprob, best == token, note):
+        notes = None if notes_T is None else notes_T[start:stop]
+        if answer.put_scores(begin, logprobs[start:stop], is_greedy[start:stop], notes):
             completed.append(answer)
     return completed, num_wrong
 

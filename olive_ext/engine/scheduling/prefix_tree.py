@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from olive_ext.engine.requests import Ids, Request, TokenArray, common_prefix, source_key
-from olive_ext.engine.scheduling.sequences import ChosenRow, PendingAnswer, Scored, Sequence
+from olive_ext.engine.scheduling.sequences import ChosenRow, PendingAnswer, Sequence, Targets
 from olive_ext.engine.step import FIRST_CELL, ONE_SIDE, SHARED_PREFIX, CellArray, Move, Row, Side
 from olive_ext.errors import RunError
 from olive_ext.media.items import border, chunk_end
@@ -137,18 +137,16 @@ def plan_in_parts(
             _, owner = owners.pop()
             if (owners[-1][0] if owners else 0) < shared:
                 owners.append((shared, owner))
-        answer = None
-        if request.generation is not None:
-            answer = PendingAnswer(key, request.num_targets, request.generation)
-        if length > shared or answer is not None:
-            sequence = _sequence(tokens, request, answer, side)
+        answer = PendingAnswer(key, request)
+        if length > shared or request.generation is not None:
+            sequence = _sequence(tokens, answer, side)
             sequence.num_shared = border(request.media, min(shared, length - 1))
             sequences.append(sequence)
             sequence.parent = _parent(sequence.num_shared, owners)
             if length > shared:
                 owners.append((length, sequence))
         if request.num_targets:
-            _place_reads(key, request, answer, length + (answer is None) - request.num_targets, owners)
+            _place_targets(answer, owners)
     yield Plan(tuple(sequences), naive, distinct)
 
 
@@ -157,7 +155,8 @@ def input_key(request: Request) -> bytes:
     return request.fed.astype(">i4").tobytes()
 
 
-def _sequence(tokens: TokenArray, request: Request, answer: PendingAnswer | None, side: Side) -> Sequence:
+def _sequence(tokens: TokenArray, answer: PendingAnswer, side: Side) -> Sequence:
+    request = answer.request
     generation, source, media = request.generation, request.source, request.media
     if generation is None:
         return Sequence(tokens, len(tokens), source=source, media=media, side=side)
@@ -179,20 +178,15 @@ def _parent(length: int, owners: list[tuple[int, Sequence]]) -> Sequence | None:
     return parent
 
 
-def _place_reads(
-    key: Hashable, request: Request, answer: PendingAnswer | None, first: int, owners: list[tuple[int, Sequence]]
-) -> None:
-    """Has each target, of which the first is token `first`, read where the token before it is computed. The answer is
-    made now where that is in several sequences."""
-    begin, count = 0, request.num_targets
+def _place_targets(answer: PendingAnswer, owners: list[tuple[int, Sequence]]) -> None:
+    """Has each target read where the token before it is computed."""
+    targets = Targets(answer, 0, answer.request.num_targets)
+    past = 0
     for end, owner in owners:
-        stop = end + 1 - first if end - first < count else count
-        if stop <= begin:
-            continue
-        if answer is None and stop - begin < count:
-            answer = PendingAnswer(key, count, None)
-        owner.scored.append(Scored(key, request, answer, begin, stop))
-        begin = stop
+        found = targets.within(past, end)
+        if found.begin < found.stop:
+            owner.targets.append(found)
+        past = end
 
 
 MOST_TOKENS, LEAST_TOKENS = 16384, 4096

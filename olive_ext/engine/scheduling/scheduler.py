@@ -118,8 +118,9 @@ class Scheduler:
         samples = zip(output.sample_logits_KV, wrong.samples_K.tolist(), strict=True)
         candidates = iter(output.candidates.rows())
         num_generated = 0
-        for (sequence, _, is_next), best in zip(present.readings, output.greedy_ids.tolist(), strict=True):
-            if not is_next or sequence.has_ended:
+        greedy = output.greedy_ids.tolist()
+        for sequence, number in present.decoding:
+            if sequence.has_ended:
                 continue
             if sequence.num_slots > 1:
                 self._in_slots.advance_beams(sequence, next(candidates))
@@ -128,7 +129,7 @@ class Scheduler:
                 if sequence.needs_rows:
                     drawn_from, is_wrong = next(samples)
                     self._counters.non_finite += is_wrong and sequence.note_non_finite()
-                num_generated += sequence.append(best, drawn_from)
+                num_generated += sequence.append(greedy[number], drawn_from)
             if sequence.has_ended or sequence.end > sequence.room:  # texts of its side have no more
                 self._in_slots.retire(sequence, self._overlapped)
                 if not sequence.has_ended:
@@ -260,8 +261,8 @@ class SlotSteps:
         The slot of one whose last token it finds is free."""
         found: dict[Sequence, int] = {}
         is_complete = True
-        for number, (sequence, _, is_next) in enumerate(before.readings):
-            if not is_next or sequence.has_ended:
+        for sequence, number in before.decoding:
+            if sequence.has_ended:
                 continue
             if sequence.end == len(sequence.tokens) and sequence.num_slots == 1:
                 self.release(sequence)

@@ -7,9 +7,8 @@ so `Sequence` (computed) and `PendingAnswer` (returned) are two classes.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,8 +38,9 @@ PROBED = 0
 class PendingAnswer:
     """Collects a request's scores and generated tokens until nothing is missing."""
 
-    def __init__(self, key: Hashable, num_targets: int, generation: Generation | None) -> None:
-        self.key = key
+    def __init__(self, key: Hashable, request: Request) -> None:
+        num_targets, generation = request.num_targets, request.generation
+        self.key, self.request = key, request
         self._logprobs = [0.0] * num_targets
         self._is_greedy = [False] * num_targets
         self._notes: Notes | None = None
@@ -78,17 +78,17 @@ class PendingAnswer:
         """Whether nothing is missing."""
         return self._num_missing == 0 and self.finish_reason is not None
 
-    def put_score(self, target: int, logprob: float, is_greedy: bool, note: Notes | None = None) -> bool:
-        """Stores the score of the request's target number `target`, and a runner's `note` [1] of it; each is put once.
-        Returns whether that was the last thing missing."""
-        self._logprobs[target] = logprob
-        self._is_greedy[target] = is_greedy
-        self._num_missing -= 1
-        if note is not None:
+    def put_scores(self, first: int, logprobs: list[float], is_greedy: list[bool], notes_T: Notes | None) -> bool:
+        """Stores the scores of the request's targets from number `first` on, and a tap's notes on them; each is put
+        once. Returns whether that was the last thing missing."""
+        targets = slice(first, first + len(logprobs))
+        self._logprobs[targets], self._is_greedy[targets] = logprobs, is_greedy
+        self._num_missing -= len(logprobs)
+        if notes_T is not None:
             if self._notes is None:
-                self._notes = np.zeros(len(self._logprobs), note.dtype)
-            self._notes[target] = note[0]
-        return not self._num_missing and self.finish_reason is not None
+                self._notes = np.zeros(len(self._logprobs), notes_T.dtype)
+            self._notes[targets] = notes_T
+        return self.is_complete
 
     def put_hypotheses(self, best: tuple[Hypothesis, ...]) -> None:
         """Ends the generation with what a beam search has found, best first."""
@@ -105,56 +105,36 @@ class PendingAnswer:
         return Result(*scores, tuple(self.generated), *ended, self._notes, self.is_finite, self._hypotheses)
 
 
-class Read(NamedTuple):
-    """The score of `token` as the next one is number `target` of `answer`; `record` as in `LogitsRow`."""
+class Targets(NamedTuple):
+    """Targets `begin` to `stop` of an answer's request; one `PROBE` of a generation."""
 
-    token: int
     answer: PendingAnswer
-    target: int
-    record: int = -1
-
-
-class Scored(NamedTuple):
-    """Targets `begin` to `stop` of a request, which are read of one sequence. The answer is made when that is about to
-    run, where no other sequence has a part in it."""
-
-    key: Hashable
-    request: Request
-    answer: PendingAnswer | None
     begin: int
     stop: int
 
-    def reads(self) -> Iterator[tuple[int, Read]]:
-        """The reads by position."""
-        request, records = self.request, self.request.records
-        first = len(request.tokens.array) - request.num_targets
-        answer = self.answer or PendingAnswer(self.key, request.num_targets, None)
-        for target, token in enumerate(request.tokens[first + self.begin : first + self.stop], self.begin):
-            yield first + target - 1, Read(token, answer, target, records[target] if records else -1)
+    @property
+    def positions(self) -> range:
+        """The positions whose distributions they are read from: those of the tokens before them."""
+        before = len(self.answer.request.tokens) - self.answer.request.num_targets - 1
+        return range(before + self.begin, before + self.stop)
 
-
-class Reading(NamedTuple):
-    """Where the numbers of a logits row go."""
-
-    sequence: Sequence
-    reads: list[Read]
-    """The reads of its targets, in their order."""
-
-    is_next: bool = False
-    """Whether its token is the sequence's next one."""
+    def within(self, past: int, stop: int) -> Targets:
+        """Those that are read from positions `past` to `stop`."""
+        before = self.positions.start - self.begin
+        return Targets(self.answer, max(self.begin, past - before), min(self.stop, stop - before))
 
 
 @dataclass(eq=False)
 class Sequence:
     """Tokens to be computed in one slot: `tokens[:computed]` are resident there, `tokens[computed:end]` are pending.
 
-    `scored` are the targets that are read of it; `checkpoints` are the numbers of tokens after which later sequences go
+    `targets` are those that are read of it; `checkpoints` are the numbers of tokens after which later sequences go
     another way.
     """
 
     tokens: TokenArray
     end: int
-    scored: list[Scored] = field(default_factory=list)
+    targets: list[Targets] = field(default_factory=list)
     checkpoints: set[int] = field(default_factory=set)
     generation: Generation | None = None
     answer: PendingAnswer | None = None
@@ -204,15 +184,6 @@ class Sequence:
         self.has_bans = self.generation is not None and bool(self.generation.suppressed)
         """Whether tokens are ruled out as its next one."""
 
-    @cached_property
-    def reads(self) -> dict[int, list[Read]]:
-        """By position the scores to be read of the distribution after it; made when it is about to run."""
-        reads: dict[int, list[Read]] = {}
-        for one in self.scored:
-            for position, read in one.reads():
-                reads.setdefault(position, []).append(read)
-        return reads
-
     @property
     def pending(self) -> int:
         """Tokens that are left to compute."""
@@ -222,13 +193,6 @@ class Sequence:
     def is_input_computed(self) -> bool:
         """Whether what comes now is generated."""
         return self.computed >= self.num_input
-
-    @cached_property
-    def decoding(self) -> Reading:
-        """Reads a row that only finds the next token; with a probe, unless its logits are read whole."""
-        assert self.answer is not None
-        probe = Read(PROBED, self.answer, PROBE)
-        return Reading(self, [] if self.needs_rows else [probe], is_next=True)
 
     def note_non_finite(self) -> bool:
         """As `PendingAnswer.note_non_finite`, of the generation's answer."""
@@ -285,11 +249,12 @@ class Sequence:
     def begun_anew(self, side: Side) -> Sequence:
         """The rest of its generation, with all its tokens to be computed, as those of a text on `side`."""
         begun: dict[str, Any] = {"num_shared": 0, "parent": None, "num_children": 0, "slot": -1, "computed": 0}
-        return replace(self, scored=[], checkpoints=set(), side=side, **begun)
+        return replace(self, targets=[], checkpoints=set(), side=side, **begun)
 
     def give_up(self) -> None:
         """Has all its tokens computed once more, in another slot, and what has not been read yet read then."""
-        self.reads = {position: reads for position, reads in self.reads.items() if position >= self.computed}
+        targets = [found.within(self.computed, self.end) for found in self.targets]
+        self.targets = [found for found in targets if found.begin < found.stop]
         self.parent, self.num_shared = None, 0
         self.slot, self.computed, self.num_input = -1, 0, self.end
 
@@ -298,18 +263,10 @@ class Sequence:
         self.tokens[: other.end] = other.tokens[: other.end]
         self.end, self.computed = other.end, other.computed
 
-    def readings(self, past: int, num_tokens: int) -> list[tuple[int, Reading]]:
-        """The positions of a row that are read, in order, each with what becomes of its numbers."""
-        if past >= self.num_input:
-            return [(past, self.decoding)]
-        last = past + num_tokens - 1
-        reads = self.reads
-        found = [(at, Reading(self, reads[at])) for at in sorted(reads) if past <= at <= last]
-        if self.generation is not None and last == self.end - 1:
-            scores = found.pop()[1].reads if last in reads and not self.has_bans else []
-            decoding = self.decoding
-            found.append((last, decoding._replace(reads=[*scores, *decoding.reads]) if scores else decoding))
-        return found
+    def targets_within(self, past: int, stop: int) -> list[Targets]:
+        """The targets that are read from positions `past` to `stop`."""
+        found = [targets.within(past, stop) for targets in self.targets] if past < self.num_input else []
+        return [targets for targets in found if targets.begin < targets.stop]
 
     def ban_at(self, position: int) -> Ban:
         """Which tokens are ruled out as the one that is generated after that position."""
@@ -319,7 +276,7 @@ class Sequence:
 
     def first_read(self) -> int:
         """The first position whose distribution is read; nothing from there on may be taken as resident."""
-        return min(self.reads, default=self.num_input - 1)
+        return min([targets.positions.start for targets in self.targets], default=self.num_input - 1)
 
 
 def drawn(logits_V: npt.NDArray[np.float32], sampling: Sampling, rng: np.random.Generator) -> int:
