@@ -23,18 +23,8 @@ _FLOAT = onnx.TensorProto.FLOAT
 _INT64 = onnx.TensorProto.INT64
 _PREFIX = "olive_ext/scoring"
 
-NEXT_IDS = "next_ids"
-
 BANNED = -1e30
 """In place of a logit, below any; not -inf, which shaders need not know."""
-
-
-@dataclass(frozen=True)
-class TokenForm:
-    """How a decoder takes token ids: their ONNX element type, and 2 axes [B, S] or 1 [N]."""
-
-    elem_type: int
-    rank: int
 
 
 @dataclass(frozen=True)
@@ -46,9 +36,6 @@ class HeadOutputs:
 
     has_rows: bool = False
     """R is promised to be never 0, so that no node needs to check."""
-
-    tokens: TokenForm | None = None
-    """Adds the output `next_ids` in that form."""
 
     bans: tuple[tuple[int, ...], ...] = ()
     """Lists of tokens that rows must not give; empty where no row has such. Adds the input `score_bans`: for each row
@@ -66,8 +53,7 @@ class ScoringGraph:
     (indices into R), `target_ids`[T]; with bans `score_bans`[max(R, 1)]. Outputs: `target_logprobs` float32[T],
     `greedy_ids` int64[R], `sample_logits` float32[K, V], which are log-probabilities: tokens that are banned have
     `BANNED` there and are not among the greedy ones, and all other numbers are as without bans. R, T and K may be 0. On
-    request also `next_ids`, the greedy tokens as the decoder takes one token of each row ([R, 1] or [R]), and
-    `score_logits` float32[R, V], both for use on the device; where R is 0 they have one row of no meaning.
+    request also `score_logits` float32[R, V], for use on the device; where R is 0 it has one row of no meaning.
     """
 
     model: onnx.ModelProto
@@ -160,8 +146,7 @@ def _score(writer: NodeWriter, value: str, elem_type: int, vocab_size: int | Non
         greedy_R = writer.add("ArgMax", [allowed_RV], greedy_ids, axis=-1, keepdims=0)
         greedy_R1 = _column(writer, greedy_R)
     else:
-        is_ready = outputs.tokens == TokenForm(_INT64, 2)
-        greedy_R1 = writer.add("ArgMax", [allowed_RV], NEXT_IDS if is_ready else "", axis=-1, keepdims=1)
+        greedy_R1 = writer.add("ArgMax", [allowed_RV], axis=-1, keepdims=1)
         greedy = writer.add("Reshape", [greedy_R1, writer.integers([-1])])
         writer.add("Slice", [greedy, writer.integers([0]), writer.add("Shape", ["score_rows"])], greedy_ids)
     largest_R1 = writer.add("ArgMax", [logits_RV], axis=-1, keepdims=1) if outputs.bans else greedy_R1
@@ -170,8 +155,6 @@ def _score(writer: NodeWriter, value: str, elem_type: int, vocab_size: int | Non
     logit_T = writer.add("GatherND", [logits_RV, target_T2])
     normalizer_T = writer.add("Gather", [normalizer_R, "target_rows"], axis=0)
     writer.add("Sub", [logit_T, normalizer_T], target_logprobs)
-    if outputs.tokens is not None:
-        _next_ids(writer, greedy_R1, outputs.tokens)
     width = "V" if vocab_size is None else vocab_size
     sample_logits = writer.output("sample_logits", _FLOAT, ["K", width])
     sampled_KV = writer.add("Gather", [allowed_RV, "sample_rows"], axis=0)
@@ -189,18 +172,6 @@ def _allowed(writer: NodeWriter, logits_RV: str, vocab_size: int | None, bans: t
     rows = [[BANNED if token in banned else 0.0 for token in range(vocab_size)] for banned in map(frozenset, bans)]
     bias_RV = writer.add("Gather", [writer.table(rows), "score_bans"], axis=0)
     return writer.add("Add", [logits_RV, bias_RV])
-
-
-def _next_ids(writer: NodeWriter, greedy_R1: str, tokens: TokenForm) -> None:
-    """Adds the output `next_ids`. Where ArgMax has written it no node is added: a device may have no Cast of int64."""
-    shape: list[int | str] = ["max(R, 1)", 1]
-    writer.output(NEXT_IDS, tokens.elem_type, shape[: tokens.rank])
-    if greedy_R1 != NEXT_IDS:
-        is_cast = tokens.elem_type != _INT64
-        shaped = [greedy_R1, writer.integers([-1, 1][: tokens.rank])]
-        found = writer.add("Reshape", shaped, "" if is_cast else NEXT_IDS)
-        if is_cast:
-            writer.add("Cast", [found], NEXT_IDS, to=tokens.elem_type)
 
 
 def _column(writer: NodeWriter, value: str) -> str:

@@ -460,9 +460,7 @@ class Embedding:
         for modality, encoder in self._encoders.items():
             encoder.expect(run.item for run in media if run.item.modality is modality)
 
-    def bind(
-        self, rows: StepArrays, items: Sequence[MediaItem], decoder: ort.IOBinding, tokens: ort.OrtValue | None
-    ) -> None:
+    def bind(self, rows: StepArrays, items: Sequence[MediaItem], decoder: ort.IOBinding) -> None:
         """Computes the embeddings of the step's tokens, features of `items` among them, as inputs of the decoder."""
         # Packed rows are one to the graph.
         num_rows = len(rows.past_B) if len(self._spec.inputs[0].tensor.shape) == 2 else 1
@@ -471,21 +469,18 @@ class Embedding:
         shape = [num_rows, len(rows.tokens_N) // num_rows]
         if is_one_row:
             rows = replace(rows, past_B=rows.past_B[:1])
-        for name, value in self._embedded(rows, items, tokens).items():
+        for name, value in self._embedded(rows, items).items():
             is_folded = is_one_row and value.shape()[:2] != shape
             decoder.bind_ortvalue_input(name, self._fold(value, shape) if is_folded else value)
 
-    def _embedded(
-        self, rows: StepArrays, items: Sequence[MediaItem] = (), tokens: ort.OrtValue | None = None
-    ) -> Mapping[str, ort.OrtValue]:
+    def _embedded(self, rows: StepArrays, items: Sequence[MediaItem] = ()) -> Mapping[str, ort.OrtValue]:
         """The graph's outputs, by name; with buckets those of a bucket of tokens."""
         num_rows = None
         if self._graphs.is_bucketed:
-            assert tokens is None, "steps of few shapes take their tokens from the host"
             num_rows = token_bucket(len(rows.tokens_N) - 1)
             rows = replace(rows, tokens_N=np.pad(rows.tokens_N, (0, num_rows - len(rows.tokens_N))))
         binding, device = self._session.io_binding(), self._graphs.device
-        self._feed.bind_inputs(binding, self._spec.inputs, rows, tokens)
+        self._feed.bind_inputs(binding, self._spec.inputs, rows)
         for modality, encoder in self._encoders.items():
             encoder.bind(binding, [item for item in items if item.modality is modality], num_rows)
         if self._bind_weights is not None:

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from olive_ext.errors import ModelError
-from olive_ext.graph.scoring_head import HeadOutputs, TokenForm, add_scoring_head, check_scoring, scoring_graph
+from olive_ext.graph.scoring_head import HeadOutputs, add_scoring_head, check_scoring, scoring_graph
 from olive_ext.model.spec.attention import rounding_notes
 from tests.graph import heads, layers
 from tests.graph.heads import H, V, decoder
@@ -351,20 +351,6 @@ def test_rows_of_logits_are_exposed_on_request(name):
         wanted = chosen["score_rows"] if len(chosen["score_rows"]) else [0]
         np.testing.assert_allclose(rows, logits.reshape(-1, V)[wanted], atol=atol)
         assert_scores(scores, logits, chosen, atol)
-
-
-@pytest.mark.parametrize("form", [TokenForm(7, 2), TokenForm(6, 2), TokenForm(7, 1), TokenForm(6, 1)], ids=str)
-def test_greedy_tokens_come_back_in_the_form_of_the_token_input(form):
-    model = decoder(heads.gemm)
-    edited = add_scoring_head(model, "logits", HeadOutputs(tokens=form)).model
-    onnx.checker.check_model(edited)
-    opened = session(edited)
-    for chosen in PICKS:
-        greedy, tokens = opened.run(["greedy_ids", "next_ids"], {**feeds(model), **chosen})
-        assert tokens.dtype == {6: np.int32, 7: np.int64}[form.elem_type]
-        assert tokens.shape == (max(len(greedy), 1), 1)[: form.rank]
-        assert tokens.reshape(-1)[: len(greedy)].tolist() == greedy.tolist()
-    assert "next_ids" not in [output.name for output in add_scoring_head(model, "logits").model.graph.output]
 
 
 @pytest.mark.parametrize("has_rows", [False, True])

@@ -34,7 +34,7 @@ class Traits:
     a step has one row."""
 
     overlaps_steps: bool = False
-    """The runner keeps the greedy tokens of a step on its device, and takes a step that is fed with them."""
+    """The runner takes a step that is fed with the greedy tokens of the one before."""
 
     source_kind: SourceKind | None = None
     """The kind of input that the encoder takes; None without an encoder."""

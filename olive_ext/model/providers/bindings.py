@@ -18,7 +18,7 @@ from typing_extensions import override
 from olive_ext.graph.standalone_graphs import RowTensor, stack_graph, zeros_graph
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.spec.role_inputs import COMPUTE, StepArrays, input_array
-from olive_ext.model.types import ITEM_BYTES, InputSpec, Role
+from olive_ext.model.types import ITEM_BYTES, InputSpec
 
 UINT8 = 2
 """ONNX's element type."""
@@ -94,16 +94,11 @@ class InputFeed:
         self._contents[key] = content
         binding.bind_ortvalue_input(name, value)
 
-    def bind_inputs(
-        self, binding: ort.IOBinding, specs: Sequence[InputSpec], layout: StepArrays, tokens: ort.OrtValue | None = None
-    ) -> None:
-        """Binds the inputs in `specs`, computed from a step's rows; `tokens` replace the token ids where given."""
+    def bind_inputs(self, binding: ort.IOBinding, specs: Sequence[InputSpec], layout: StepArrays) -> None:
+        """Binds the inputs in `specs`, computed from a step's rows."""
         for spec in specs:
-            role, tensor = spec.role, spec.tensor
-            if tokens is not None and role is Role.INPUT_IDS:
-                binding.bind_ortvalue_input(tensor.name, tokens)
-            elif role in COMPUTE:
-                self.bind(binding, tensor.name, input_array(spec, layout))
+            if spec.role in COMPUTE:
+                self.bind(binding, spec.tensor.name, input_array(spec, layout))
 
 
 class KeptBinding(ort.IOBinding):  # type: ignore[misc]

@@ -47,7 +47,7 @@ def test_rows_of_one_step_have_the_embeddings_of_each_row_alone() -> None:
     def embedded(*given: Row) -> npt.NDArray[np.float32]:
         bound = Bound()
         layout = Layout.of(Step(given))
-        embedding.bind(layout, layout.items, bound, None)  # type: ignore[arg-type]
+        embedding.bind(layout, layout.items, bound)  # type: ignore[arg-type]
         return bound.values["inputs_embeds"]
 
     together = embedded(*rows)

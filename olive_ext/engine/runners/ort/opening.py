@@ -33,7 +33,7 @@ from olive_ext.engine.runners.trials import affordable, check_steps, fitting_att
 from olive_ext.errors import ModelError, ProviderError, reading
 from olive_ext.graph.edits import NUM_ROWS, clips_as_max, cross_graph, drop_shape_hints, pad_rows, with_attention_bias
 from olive_ext.graph.onnx_file import ModelProto, external_locations, relocate
-from olive_ext.graph.scoring_head import HeadOutputs, TokenForm, scoring_graph
+from olive_ext.graph.scoring_head import HeadOutputs, scoring_graph
 from olive_ext.media.encoder import Embedding, MediaEncoder
 from olive_ext.media.graphs import ItemGraphs, ShapeCount
 from olive_ext.media.source_encoder import SourceEncoder
@@ -183,6 +183,7 @@ def _decoder(
         adapters=adapters,
         weights=sessions.weights.get(model.files.decoder),
         capture=captured_by(session, device) if model.capture(spec).is_captured else None,
+        overlaps_steps=model.overlaps_steps[0] and (spec.is_paged or model.buckets.steps == "none"),
     )
     return OpenedDecoder(model, spec, OrtRunner(place, store, head, facts, parts), chunk_size, notes)
 
@@ -234,12 +235,11 @@ class Sessions:
         """The decoder's session and the scoring head, which has a graph of its own where the decoder's is untouched."""
         if not spec.is_kv_in_place:
             drop_shape_hints(proto.graph)
-        exposes_rows, is_plain = self.model.is_compared, spec.is_paged or self.model.buckets.steps == "none"
-        overlaps_steps = self.model.overlaps_steps[0] and is_plain
+        exposes_rows = self.model.is_compared
         bans = read_suppressed(self.model.files).bans if spec.cross else ()
-        outputs = HeadOutputs(exposes_rows, tokens=self._token_form(spec) if overlaps_steps else None, bans=bans)
+        outputs = HeadOutputs(exposes_rows, bans=bans)
         logits, caches = spec.logits, [name for tensor in spec.caches for name in (tensor.past, tensor.present)]
-        plan = partial(HeadPlan, self.helper, exposes_rows, overlaps_steps, bool(bans))
+        plan = partial(HeadPlan, self.helper, exposes_rows, bool(bans))
         if self.model.settings.engine.graph == "untouched":
             session = self._opened(proto, self.model.files.decoder, caches=caches)
             graph = scoring_graph(logits.elem_type, spec.vocab_size, len(logits.shape), outputs)
@@ -268,11 +268,6 @@ class Sessions:
         if weights is not None:
             weights.attach(self.device(session))
         return session
-
-    def _token_form(self, spec: DecoderSpec) -> TokenForm:
-        inputs = self._embedding_graph(spec)[2].inputs if spec.embeddings else spec.inputs
-        tensor = next(found.tensor for found in inputs if found.role is Role.INPUT_IDS)
-        return TokenForm(tensor.elem_type, len(tensor.shape))
 
     def embedding(self, spec: DecoderSpec, device: Device) -> Embedding:
         """The graph that embeds tokens, with the encoders of pictures and sound; `device` is the decoder's."""

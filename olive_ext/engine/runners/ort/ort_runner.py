@@ -25,7 +25,7 @@ from olive_ext.engine.runners.runner import Runner, Traits
 from olive_ext.engine.step import NO_CANDIDATES, Candidates, IntArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, first_line, reading
 from olive_ext.graph.onnx_file import ModelProto
-from olive_ext.graph.scoring_head import BANNED, NEXT_IDS, SCORES_ONLY, HeadOutputs, ScoringGraph, add_scoring_head
+from olive_ext.graph.scoring_head import BANNED, SCORES_ONLY, HeadOutputs, ScoringGraph, add_scoring_head
 from olive_ext.graph.standalone_graphs import CANDIDATE_OUTPUTS, candidates_graph
 from olive_ext.media.encoder import Embedding
 from olive_ext.media.items import Media, MediaItem, Source
@@ -56,9 +56,6 @@ class HeadPlan(NamedTuple):
     exposes_rows: bool
     """The logits rows are left."""
 
-    overlaps_steps: bool
-    """The greedy tokens are left, for a step that begins before they are read."""
-
     has_bans: bool
     """The graph takes the number of each row's list of tokens that it must not give."""
 
@@ -73,17 +70,9 @@ class ScoringHead:
     """Computes a step's scores on the device, in the decoder's graph. Rows to sample from stay there unread."""
 
     def __init__(self, plan: HeadPlan) -> None:
-        self.next_ids: ort.OrtValue | None = None
-        """The greedy tokens of the step read last, one for each logits row, as the decoder takes them."""
-
         self._plan = plan
         self._beams_session: ort.InferenceSession | None = None
         """Reads candidates of beams: opened when a first beam search needs it."""
-
-    @property
-    def overlaps_steps(self) -> bool:
-        """Whether `next_ids` are kept."""
-        return self._plan.overlaps_steps
 
     def bind(self, binding: ort.IOBinding, feed: InputFeed, step: Step) -> None:
         """Binds the inputs and outputs that the head adds to the decoder session; `feed` is that session's. Row indices
@@ -105,9 +94,6 @@ class ScoringHead:
         for name in OUTPUTS:
             is_read = name != "sample_logits" or bool(step.samples and not step.beams)
             binding.bind_output(name, *(() if is_read else (device.kind, device.index)))
-        self.next_ids = None
-        if self._plan.overlaps_steps:
-            binding.bind_output(NEXT_IDS, device.kind, device.index)
         if self._plan.exposes_rows:
             binding.bind_output(ROWS_OUTPUT, device.kind, device.index)
 
@@ -122,9 +108,7 @@ class ScoringHead:
             rows = range(num_sampled, num_sampled + len(step.beams))
             candidates = self._candidates(samples_KV, rows, step.num_candidates)
         output = StepOutput(read_T, greedy_R.numpy()[: len(step.logits_rows)], sampled_KV, candidates=candidates)
-        rest = list(outputs[len(OUTPUTS) :])
-        if self._plan.overlaps_steps and rest:  # a captured step leaves none
-            self.next_ids = rest.pop(0)
+        rest = outputs[len(OUTPUTS) :]
         return replace(output, logits_RV=rest[0]) if rest else output
 
     def _candidates(self, logits_KV: ort.OrtValue, rows: range, count: int) -> Candidates:
@@ -205,6 +189,7 @@ class OrtParts:
     adapters: Adapters | None = None
     weights: BoundWeights | None = None
     capture: Capture | None = None
+    overlaps_steps: bool = False
 
     def forget(self) -> None:
         """Frees captured steps and what encoders have made."""
@@ -232,7 +217,7 @@ class OrtRunner(Runner):
     ) -> None:
         spec, encoder = place.spec, parts.encoder
         length, lengths = spec.context_length, spec.lengths
-        traits = Traits(length, kv.form, not spec.states, overlaps_steps=head.overlaps_steps, lengths=lengths)
+        traits = Traits(length, kv.form, not spec.states, overlaps_steps=parts.overlaps_steps, lengths=lengths)
         if encoder is not None or not spec.is_splittable:
             traits = replace(traits.one_by_one(), chunked_prefill=spec.is_splittable)
         if encoder is not None:
@@ -411,12 +396,10 @@ class OrtRunner(Runner):
 
     def _bind(self, binding: ort.IOBinding | Captured, feed: InputFeed, layout: Layout, step: Step) -> None:
         """Binds every input but the caches, and the outputs of the scoring head."""
-        follows_all = step.follows and step.follows == tuple(range(len(self._found)))
-        tokens = self._head.next_ids if follows_all and not isinstance(binding, Captured) else None
-        feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
+        feed.bind_inputs(binding, self._spec.inputs, layout)
         self._kv.bind_masks(partial(feed.bind, binding), step)
         if self._parts.embedding is not None:
-            self._parts.embedding.bind(layout, layout.items, binding, tokens)
+            self._parts.embedding.bind(layout, layout.items, binding)
         if self._parts.encoder is not None:
             self._parts.encoder.bind([row.source for row in step.rows], binding)
         for values in (self._parts.adapters, self._parts.weights):
