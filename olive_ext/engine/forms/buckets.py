@@ -65,9 +65,6 @@ class Shape(NamedTuple):
     width: int
     """Positions of a slot, which masks and caches have."""
 
-    def __str__(self) -> str:
-        return f"{self.rows} x {self.tokens} tokens, {self.reads} reads, {self.whole} whole, {self.width} wide"
-
 
 def step_sizes(most: int) -> tuple[int, ...]:
     """Tokens of a row, the last one `most`: 1, 8, 16, 32 and from there on a third to a half more each time."""

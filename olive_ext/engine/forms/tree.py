@@ -101,36 +101,32 @@ MARGIN = 0.95
 """Tree batches are taken if they cost less than this share of one text a step, which moves no cells."""
 
 
-@dataclass(frozen=True)
-class StepCost:
-    """What any step costs, each of its tokens, and each pair of token and cell."""
-
-    fixed: float
-    per_token: float
-    per_pair: float
-
-    def of(self, tokens: float, cells: float) -> float:
-        """Of a step of `tokens` after and among `cells`."""
-        return self.fixed + self.per_token * tokens + self.per_pair * tokens * cells
-
-    def of_rows(self, parts: Iterable[tuple[int, int]], size: int) -> float:
-        """Of the parts, each (tokens to feed, tokens resident before), one by one in steps of `size`."""
-        return sum(self._of_text(tokens, past, size) for tokens, past in parts)
-
-    def of_tree_batches(self, parts: Iterable[tuple[int, int]], size: int) -> float:
-        """Of the same parts in steps of `size` tokens, each part's share of them. What does not fit goes on in
-        the next step, after its own beginning."""
-        return sum(self.of(size, past + size + max(0, tokens - size) / 2) * tokens / size for tokens, past in parts)
-
-    def _of_text(self, tokens: int, past: int, size: int) -> float:
-        full, rest = divmod(tokens, size)
-        whole = sum(self.of(size, past + size * number) for number in range(1, full + 1))
-        return whole + (self.of(rest, past + tokens) if rest else 0.0)
+FIXED, PER_PAIR = 16.0, 1 / 1600
+"""The cost of any step, and of each pair of token and cell, in units of one token's cost on a CPU. Measured for
+SmolLM2-135M's shape in fp32 on two cores: 10 to 19, and 1/2100 to 1/1200. Numbers that were measured on the opened
+model chose steps that were no faster."""
 
 
-TYPICAL = StepCost(fixed=16.0, per_token=1.0, per_pair=1 / 1600)
-"""What steps cost on a CPU, in units of one token's cost. Measured for SmolLM2-135M's shape in fp32 on two cores: fixed
-10 to 19, each pair 1/2100 to 1/1200. Numbers that were measured on the opened model chose the same steps as these."""
+def step_cost(tokens: float, cells: float) -> float:
+    """The cost of a step of `tokens` after and among `cells`."""
+    return FIXED + tokens + PER_PAIR * tokens * cells
+
+
+def cost_of_rows(parts: Iterable[tuple[int, int]], size: int) -> float:
+    """The cost of the parts, each (tokens to feed, tokens resident before), one by one in steps of `size`."""
+    return sum(_cost_of_text(tokens, past, size) for tokens, past in parts)
+
+
+def cost_of_trees(parts: Iterable[tuple[int, int]], size: int) -> float:
+    """The cost of the same parts in steps of `size` tokens, each part's share of them. What does not fit goes on in the
+    next step, after its own beginning."""
+    return sum(step_cost(size, past + size + max(0, tokens - size) / 2) * tokens / size for tokens, past in parts)
+
+
+def _cost_of_text(tokens: int, past: int, size: int) -> float:
+    full, rest = divmod(tokens, size)
+    whole = sum(step_cost(size, past + size * number) for number in range(1, full + 1))
+    return whole + (step_cost(rest, past + tokens) if rest else 0.0)
 
 
 class TreeSteps(ScoredSteps):
@@ -145,7 +141,7 @@ class TreeSteps(ScoredSteps):
     def choose(self, sequences: Iterable[Sequence], capacity: Capacity) -> None:
         parts = [(one.end - one.num_shared, one.num_shared) for one in sequences if one.generation is None]
         if self._is_open and parts:
-            self.num_tokens, self.reason = choose_size(TYPICAL, parts, DEFAULT_CHUNK)
+            self.num_tokens, self.reason = choose_size(parts, DEFAULT_CHUNK)
             self.name = "tree" if self.num_tokens else "rows"
 
     @override
@@ -160,11 +156,11 @@ class TreeSteps(ScoredSteps):
         return generated, min(cells, CELLS_PER_POSITION * context_length)
 
 
-def choose_size(cost: StepCost, parts: list[tuple[int, int]], row_size: int) -> tuple[int, str]:
+def choose_size(parts: list[tuple[int, int]], row_size: int) -> tuple[int, str]:
     """Tokens of a tree batch, or 0 for one text a step, and why: the cheapest for a plan whose parts are (tokens to
     feed, tokens resident before); a part alone is fed in steps of `row_size`."""
-    rows = cost.of_rows(parts, row_size)
-    batches = {size: cost.of_tree_batches(parts, size) for size in SIZES}
+    rows = cost_of_rows(parts, row_size)
+    batches = {size: cost_of_trees(parts, size) for size in SIZES}
     size = min(batches, key=lambda size: batches[size])
     trees = f"{batches[size]:.3g} tokens' cost expected in steps of {size} tokens"
     return size if batches[size] < MARGIN * rows else 0, f"by rule: {trees}, {rows:.3g} tokens' cost one by one"

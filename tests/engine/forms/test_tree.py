@@ -16,23 +16,23 @@ from onnx import TensorProto, helper, numpy_helper
 
 from olive_ext.engine.forms.tree import (
     NoTreeAttentionError,
-    StepCost,
     TreeAttentionGraph,
     choose_size,
+    cost_of_rows,
+    cost_of_trees,
+    step_cost,
     with_tree_attention,
 )
-
-COST = StepCost(fixed=0.02, per_token=0.001, per_pair=5e-7)
 
 
 def test_a_text_costs_its_steps_and_short_ones_share_them() -> None:
     """A long one pays for its own past only, in tree batches as much as alone, and so it runs alone."""
     steps = [(256, 256), (256, 512), (100, 612)]
-    assert COST.of_rows([(612, 0)], 256) == pytest.approx(sum(COST.of(*step) for step in steps))
-    assert COST.of_rows([(612, 50)], 256) == pytest.approx(sum(COST.of(size, cells + 50) for size, cells in steps))
-    assert COST.of_tree_batches([(2048, 0)], 256) == pytest.approx(COST.of_rows([(2048, 0)], 256))
-    assert choose_size(COST, [(10, 100)] * 400, 256)[0] in (128, 256, 512)
-    assert choose_size(COST, [(2047, 0)] * 20, 256)[0] == 0
+    assert cost_of_rows([(612, 0)], 256) == pytest.approx(sum(step_cost(*step) for step in steps))
+    assert cost_of_rows([(612, 50)], 256) == pytest.approx(sum(step_cost(size, cells + 50) for size, cells in steps))
+    assert cost_of_trees([(2048, 0)], 256) == pytest.approx(cost_of_rows([(2048, 0)], 256))
+    assert choose_size([(10, 100)] * 400, 256)[0] in (128, 256, 512)
+    assert choose_size([(2047, 0)] * 20, 256)[0] == 0
 
 
 HEADS, KV_HEADS, SIZE, CONTEXT = 4, 2, 16, 32
