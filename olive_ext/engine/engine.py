@@ -21,7 +21,7 @@ from olive_ext.engine.runners.runner import Runner, Traits
 from olive_ext.engine.scheduling.planned_step import ReadAhead, StepThread
 from olive_ext.engine.scheduling.prefix_tree import MediaIds, Plan, make_plan, plan_in_parts
 from olive_ext.engine.scheduling.scheduler import Scheduler
-from olive_ext.engine.scheduling.sequences import PendingAnswer
+from olive_ext.engine.scheduling.sequences import PendingResult
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import LostItemError, LostRequestsError, MemoryShortageError, OliveExtError, RunError
 from olive_ext.model.providers.devices import trim_host_memory
@@ -78,15 +78,15 @@ class Engine:
     def run(self, requests: Sequence[Request]) -> list[Result]:
         """Results in the order of `requests`. Raises `LostRequestsError` where an encoder fails on a picture or a sound
         of some."""
-        answers, lost = dict[int, Result](), dict[int, str]()
-        for place, answer in self.run_slices([list(enumerate(requests))]):
-            if isinstance(answer, Lost):
-                lost[place] = answer.reason
+        results, lost = dict[int, Result](), dict[int, str]()
+        for place, result in self.run_slices([list(enumerate(requests))]):
+            if isinstance(result, Lost):
+                lost[place] = result.reason
             else:
-                answers[place] = answer
+                results[place] = result
         if lost:
             raise LostRequestsError(lost)
-        return [answers[place] for place in range(len(requests))]
+        return [results[place] for place in range(len(requests))]
 
     def run_slices(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
         """`(key, result)` of every request as it becomes complete. The requests of a slice, each under a key of its
@@ -110,8 +110,8 @@ class Engine:
             for number, requests in enumerate(ahead):
                 if requests:
                     self.reset()
-                answers = dict(self._run(list(enumerate(requests))))
-                yield number, [answers[place] for place in range(len(requests))]
+                results = dict(self._run(list(enumerate(requests))))
+                yield number, [results[place] for place in range(len(requests))]
 
     def run_continuous(self, items: Iterable[KeyedRequest | None]) -> Iterator[KeyedResult]:
         """`(key, result)` pairs in the order in which they complete, without the tap. `items` is read as far ahead as
@@ -359,11 +359,11 @@ class StepLoop:
             self._begin_without(error)
             completed = []
         lost, self._lost = self._lost, []
-        for answer in completed:
-            del self._unfinished[answer.key]
-        return [*lost, *((answer.key, answer.result()) for answer in completed)]
+        for result in completed:
+            del self._unfinished[result.key]
+        return [*lost, *((result.key, result.finished()) for result in completed)]
 
-    def _advance(self, work: Callable[[], bool]) -> list[PendingAnswer]:
+    def _advance(self, work: Callable[[], bool]) -> list[PendingResult]:
         scheduler = self._scheduler
         if not scheduler.is_planned:
             scheduler.schedule()

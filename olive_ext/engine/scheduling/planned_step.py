@@ -1,4 +1,4 @@
-"""Plans a step, gives its numbers to answers, finds numbers that no working model has, and continues beam searches.
+"""Plans a step, gives its numbers to results, finds numbers that no working model has, and continues beam searches.
 A log-probability of -inf (a suppressed token) and a logit of -inf are lawful. Last overlapped steps: `StepThread` runs
 steps while the host reads the output of the step before and plans the step after, in which rows that decode follow rows
 of a step that has not been read. Knows no runner.
@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.requests import FinishReason, Generation, Hypothesis
-from olive_ext.engine.scheduling.sequences import PROBE, PROBED, ChosenRow, PendingAnswer, Sequence, Targets
+from olive_ext.engine.scheduling.sequences import PROBE, PROBED, ChosenRow, PendingResult, Sequence, Targets
 from olive_ext.engine.scheduling.slots import Slots
 from olive_ext.engine.step import Candidates, IntArray, LogitsRow, Step, StepOutput
 from olive_ext.errors import NonFiniteError, RunError
@@ -128,11 +128,11 @@ class BeamGroup:
     def __init__(self, root: Sequence, slots: Slots, wanted: Container[int]) -> None:
         """Takes slots for the others, the `wanted` ones last."""
         assert root.generation is not None
-        assert root.answer is not None
+        assert root.result is not None
         self.num_candidates = num_candidates(root.generation)
         self._others = [_waiting(root, slots.take_empty(wanted)) for _ in range(root.generation.num_slots - 1)]
         self._slots = slots
-        self._answer = root.answer
+        self._result = root.result
         self._search = BeamSearch(root.generation)
         self._running = [root]
         self._found: dict[int, Candidates] = {}
@@ -152,13 +152,13 @@ class BeamGroup:
             return 0
         found = [self._found[sequence.slot] for sequence in self._running]
         self._found.clear()
-        followers = self._search.advance(Candidates.stacked(found)) if self._answer.is_finite else []
+        followers = self._search.advance(Candidates.stacked(found)) if self._result.is_finite else []
         if followers:
             return self._place(followers)
-        if self._answer.is_finite:
-            self._answer.put_hypotheses(self._search.best)
+        if self._result.is_finite:
+            self._result.put_hypotheses(self._search.best)
         else:
-            self._answer.finish_reason = FinishReason.NON_FINITE
+            self._result.finish_reason = FinishReason.NON_FINITE
         for sequence in self.members:
             sequence.has_ended = True
         return 0
@@ -183,7 +183,7 @@ class BeamGroup:
 
 
 def _waiting(root: Sequence, slot: int) -> Sequence:
-    shared: dict[str, Any] = {"answer": root.answer, "source": root.source, "media": root.media}
+    shared: dict[str, Any] = {"result": root.result, "source": root.source, "media": root.media}
     return Sequence(root.tokens.copy(), root.end, generation=root.generation, slot=slot, computed=root.end, **shared)
 
 
@@ -199,10 +199,10 @@ class PlannedStep:
     decoding: list[tuple[Sequence, int]]
     """The sequences whose next token the step finds, each with its logits row."""
 
-    def answer_of(self, place: int) -> PendingAnswer:
-        """The answer of a target of the step."""
+    def result_of(self, place: int) -> PendingResult:
+        """The result of a target of the step."""
         stops = accumulate(found.stop - found.begin for found in self.targets)
-        return next(found.answer for found, stop in zip(self.targets, stops, strict=True) if place < stop)
+        return next(found.result for found, stop in zip(self.targets, stops, strict=True) if place < stop)
 
 
 def planned(chosen: Items[ChosenRow], beams: Mapping[int, BeamGroup], **more: Any) -> PlannedStep:
@@ -227,7 +227,7 @@ def planned(chosen: Items[ChosenRow], beams: Mapping[int, BeamGroup], **more: An
         numbers = {position: number for number, position in enumerate(sorted(positions), first)}
         logits_rows += [LogitsRow(place, position - past) for position in numbers]
         for one in found:
-            request, at = one.answer.request, [numbers[position] for position in one.positions]
+            request, at = one.result.request, [numbers[position] for position in one.positions]
             targets += zip(at, request.tokens[one.positions.start + 1 : one.positions.stop + 1], strict=True)
             for number, record in zip(at, request.records[one.begin : one.stop], strict=False):
                 logits_rows[number] = logits_rows[number]._replace(record=max(record, logits_rows[number].record))
@@ -244,9 +244,9 @@ def planned(chosen: Items[ChosenRow], beams: Mapping[int, BeamGroup], **more: An
         if sequence.needs_rows:
             samples.append(number)
         else:
-            assert sequence.answer is not None
+            assert sequence.result is not None
             targets.append((number, PROBED))
-            read.append(Targets(sequence.answer, PROBE, PROBE + 1))
+            read.append(Targets(sequence.result, PROBE, PROBE + 1))
     most = max((group.num_candidates for group in groups.values()), default=0)
     sequences, rows = zip(*chosen, strict=True)
     read_of = tuple(logits_rows), tuple(targets), tuple(samples)
@@ -283,11 +283,11 @@ class NonFinite:
             logprob = f"log-probability of token {token}: {output.target_logprobs[place]}"
             kl_T = _kl(output)
             kl = "" if kl_T is None else f", KL divergence from the reference: {kl_T[place]}"
-            raise _error(planned, index, planned.answer_of(place), f"{logprob}{kl}, step {num_steps}")
+            raise _error(planned, index, planned.result_of(place), f"{logprob}{kl}, step {num_steps}")
         if self.samples_K.any():
             index = planned.step.samples[int(self.samples_K.argmax())]
-            answer = next(one.answer for one, number in planned.decoding if number == index)
-            raise _error(planned, index, answer, f"a logit is NaN or infinite, step {num_steps}")
+            result = next(one.result for one, number in planned.decoding if number == index)
+            raise _error(planned, index, result, f"a logit is NaN or infinite, step {num_steps}")
 
 
 def _kl(output: StepOutput) -> Any:
@@ -296,36 +296,36 @@ def _kl(output: StepOutput) -> Any:
     return None if notes_T is None or "kl" not in (notes_T.dtype.names or ()) else notes_T["kl"]
 
 
-def _error(planned: PlannedStep, index: int, answer: PendingAnswer | None, found: str) -> NonFiniteError:
+def _error(planned: PlannedStep, index: int, result: PendingResult | None, found: str) -> NonFiniteError:
     """The error about logits row `index` of a step."""
-    assert answer is not None
+    assert result is not None
     logits_row = planned.step.logits_rows[index]
     position = planned.step.rows[logits_row.row].past + logits_row.offset
     return NonFiniteError(
-        f"request {answer.key!r}: the model's output after {position + 1} tokens is not finite ({found}): its weights, "
+        f"request {result.key!r}: the model's output after {position + 1} tokens is not finite ({found}): its weights, "
         "its data type or the execution provider give NaN or infinity",
         " (`olive-ext check MODEL --verify` finds the layer; 'non_finite' = \"report\" counts such requests instead)",
     )
 
 
-def put_scores(planned: PlannedStep, output: StepOutput, wrong: NonFinite) -> tuple[list[PendingAnswer], int]:
-    """Puts the scores of a step's targets into their answers: those that are complete now, and how many have an output
+def put_scores(planned: PlannedStep, output: StepOutput, wrong: NonFinite) -> tuple[list[PendingResult], int]:
+    """Puts the scores of a step's targets into their results: those that are complete now, and how many have an output
     that is not finite for the first time. Probes of generations that have ended meanwhile mean nothing."""
-    completed: list[PendingAnswer] = []
+    completed: list[PendingResult] = []
     num_wrong, notes_T, has_wrong = 0, output.notes_T, bool(wrong.targets_T.any())
     greedy, logprobs = output.greedy_ids.tolist(), output.target_logprobs.tolist()
     is_greedy = [greedy[row] == token for row, token in planned.step.targets]
     stop = 0
-    for answer, begin, end in planned.targets:
+    for result, begin, end in planned.targets:
         start, stop = stop, stop + end - begin
         is_probe = begin == PROBE
-        if has_wrong and wrong.targets_T[start:stop].any() and not (is_probe and answer.finish_reason):
-            num_wrong += answer.note_non_finite()
+        if has_wrong and wrong.targets_T[start:stop].any() and not (is_probe and result.finish_reason):
+            num_wrong += result.note_non_finite()
         if is_probe:
             continue
         notes = None if notes_T is None else notes_T[start:stop]
-        if answer.put_scores(begin, logprobs[start:stop], is_greedy[start:stop], notes):
-            completed.append(answer)
+        if result.put_scores(begin, logprobs[start:stop], is_greedy[start:stop], notes):
+            completed.append(result)
     return completed, num_wrong
 
 

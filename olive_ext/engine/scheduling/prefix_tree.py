@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from olive_ext.engine.requests import Ids, Request, TokenArray, common_prefix, source_key
-from olive_ext.engine.scheduling.sequences import ChosenRow, PendingAnswer, Sequence, Targets
+from olive_ext.engine.scheduling.sequences import ChosenRow, PendingResult, Sequence, Targets
 from olive_ext.engine.step import FIRST_CELL, ONE_SIDE, SHARED_PREFIX, CellArray, Move, Row, Side
 from olive_ext.errors import RunError
 from olive_ext.media.items import border, chunk_end
@@ -137,16 +137,16 @@ def plan_in_parts(
             _, owner = owners.pop()
             if (owners[-1][0] if owners else 0) < shared:
                 owners.append((shared, owner))
-        answer = PendingAnswer(key, request)
+        result = PendingResult(key, request)
         if length > shared or request.generation is not None:
-            sequence = _sequence(tokens, answer, side)
+            sequence = _sequence(tokens, result, side)
             sequence.num_shared = border(request.media, min(shared, length - 1))
             sequences.append(sequence)
             sequence.parent = _parent(sequence.num_shared, owners)
             if length > shared:
                 owners.append((length, sequence))
         if request.num_targets:
-            _place_targets(answer, owners)
+            _place_targets(result, owners)
     yield Plan(tuple(sequences), naive, distinct)
 
 
@@ -155,14 +155,14 @@ def input_key(request: Request) -> bytes:
     return request.fed.astype(">i4").tobytes()
 
 
-def _sequence(tokens: TokenArray, answer: PendingAnswer, side: Side) -> Sequence:
-    request = answer.request
+def _sequence(tokens: TokenArray, result: PendingResult, side: Side) -> Sequence:
+    request = result.request
     generation, source, media = request.generation, request.source, request.media
     if generation is None:
         return Sequence(tokens, len(tokens), source=source, media=media, side=side)
     room = np.zeros(len(tokens) + generation.max_new_tokens - 1, np.int32)
     room[: len(tokens)] = tokens
-    sequence = Sequence(room, len(tokens), generation=generation, answer=answer, source=source, media=media, side=side)
+    sequence = Sequence(room, len(tokens), generation=generation, result=result, source=source, media=media, side=side)
     if not generation.sampling.is_greedy:
         sequence.rng = np.random.default_rng(generation.sampling.seed)
     return sequence
@@ -178,9 +178,9 @@ def _parent(length: int, owners: list[tuple[int, Sequence]]) -> Sequence | None:
     return parent
 
 
-def _place_targets(answer: PendingAnswer, owners: list[tuple[int, Sequence]]) -> None:
+def _place_targets(result: PendingResult, owners: list[tuple[int, Sequence]]) -> None:
     """Has each target read where the token before it is computed."""
-    targets = Targets(answer, 0, answer.request.num_targets)
+    targets = Targets(result, 0, result.request.num_targets)
     past = 0
     for end, owner in owners:
         found = targets.within(past, end)

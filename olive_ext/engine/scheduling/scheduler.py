@@ -23,13 +23,13 @@ from olive_ext.engine.requests import Counters, source_key
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.planned_step import BeamGroup, NonFinite, PlannedStep, planned, put_scores, with_tokens
 from olive_ext.engine.scheduling.prefix_tree import TreeBatches
-from olive_ext.engine.scheduling.sequences import ChosenRow, PendingAnswer, Sequence
+from olive_ext.engine.scheduling.sequences import ChosenRow, PendingResult, Sequence
 from olive_ext.engine.scheduling.slots import Slots
 from olive_ext.engine.step import IDLE_TOKEN, ONE_SIDE, Candidates, IntArray, Row, Side, Step, StepOutput
 
 
 class Scheduler:
-    """Plans steps, delivers scores and tokens to answers."""
+    """Plans steps, delivers scores and tokens to results."""
 
     def __init__(
         self, traits: Traits, capacity: Capacity, counters: Counters, chunk_size: int, steps: ScoredSteps
@@ -103,8 +103,8 @@ class Scheduler:
         self._overlapped = self._in_slots.plan(self._present_plan())
         return None if self._overlapped is None else self._overlapped.step
 
-    def update(self, output: StepOutput) -> list[PendingAnswer]:
-        """Takes in the present step's output; the answers that are complete now. May raise `NonFiniteError`."""
+    def update(self, output: StepOutput) -> list[PendingResult]:
+        """Takes in the present step's output; the results that are complete now. May raise `NonFiniteError`."""
         present = self._present_plan()
         self._counters.steps += 1
         self._counters.tokens_fed += self._num_fed
@@ -134,8 +134,8 @@ class Scheduler:
                 self._in_slots.retire(sequence, self._overlapped)
                 if not sequence.has_ended:
                     self._waiting_sides.append(sequence.begun_anew(self._traits.side(sequence.end)))
-                elif sequence.answer is not None and sequence.answer.is_complete and sequence.answer not in completed:
-                    completed.append(sequence.answer)
+                elif sequence.result is not None and sequence.result.is_complete and sequence.result not in completed:
+                    completed.append(sequence.result)
         self._counters.tokens_generated += num_generated
         overlapped, self._overlapped = self._overlapped, None
         self._counters.steps_overlapped += overlapped is not None
@@ -277,8 +277,8 @@ class SlotSteps:
         beams = self.beams[sequence.slot]
         beams.put(sequence, found)
         self._counters.copies += beams.advance()
-        if sequence.answer is not None and sequence.has_ended:
-            self._counters.tokens_generated += len(sequence.answer.generated)
+        if sequence.result is not None and sequence.has_ended:
+            self._counters.tokens_generated += len(sequence.result.generated)
 
     def retire(self, sequence: Sequence, overlapped: PlannedStep | None) -> None:
         """The slot of a generation that is complete is free, unless a step that has begun still writes there."""

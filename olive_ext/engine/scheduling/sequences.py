@@ -1,8 +1,8 @@
-"""A request in flight, the answer it fills, and the rows of a step that is being planned. Knows no form and no step's
+"""A request in flight, the result it fills, and the rows of a step that is being planned. Knows no form and no step's
 output.
 
 Several requests may read from one sequence (they share a prefix), and one request may read from several sequences,
-so `Sequence` (computed) and `PendingAnswer` (returned) are two classes.
+so `Sequence` (computed) and `PendingResult` (returned) are two classes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PROBED = 0
 """The token of a probe, which every vocabulary has; the input's may be numbers of a picture."""
 
 
-class PendingAnswer:
+class PendingResult:
     """Collects a request's scores and generated tokens until nothing is missing."""
 
     def __init__(self, key: Hashable, request: Request) -> None:
@@ -69,7 +69,7 @@ class PendingAnswer:
         return forced or []
 
     def note_non_finite(self) -> bool:
-        """Marks an output of the model as not finite; whether it is the answer's first."""
+        """Marks an output of the model as not finite; whether it is the result's first."""
         was_finite, self.is_finite = self.is_finite, False
         return was_finite
 
@@ -96,8 +96,8 @@ class PendingAnswer:
         self.generated = list(best[0].tokens)
         self.finish_reason, self.stop_id = best[0].finish_reason, best[0].stop_id
 
-    def result(self) -> Result:
-        """The complete answer."""
+    def finished(self) -> Result:
+        """The result, of which nothing is missing."""
         assert self.finish_reason is not None
         assert not self._num_missing
         scores = tuple(self._logprobs), tuple(self._is_greedy)
@@ -106,22 +106,22 @@ class PendingAnswer:
 
 
 class Targets(NamedTuple):
-    """Targets `begin` to `stop` of an answer's request; one `PROBE` of a generation."""
+    """Targets `begin` to `stop` of a result's request; one `PROBE` of a generation."""
 
-    answer: PendingAnswer
+    result: PendingResult
     begin: int
     stop: int
 
     @property
     def positions(self) -> range:
         """The positions whose distributions they are read from: those of the tokens before them."""
-        before = len(self.answer.request.tokens) - self.answer.request.num_targets - 1
+        before = len(self.result.request.tokens) - self.result.request.num_targets - 1
         return range(before + self.begin, before + self.stop)
 
     def within(self, past: int, stop: int) -> Targets:
         """Those that are read from positions `past` to `stop`."""
         before = self.positions.start - self.begin
-        return Targets(self.answer, max(self.begin, past - before), min(self.stop, stop - before))
+        return Targets(self.result, max(self.begin, past - before), min(self.stop, stop - before))
 
 
 @dataclass(eq=False)
@@ -137,7 +137,7 @@ class Sequence:
     targets: list[Targets] = field(default_factory=list)
     checkpoints: set[int] = field(default_factory=set)
     generation: Generation | None = None
-    answer: PendingAnswer | None = None
+    result: PendingResult | None = None
     rng: np.random.Generator | None = None
     source: Source | None = None
     media: Media = ()
@@ -195,46 +195,46 @@ class Sequence:
         return self.computed >= self.num_input
 
     def note_non_finite(self) -> bool:
-        """As `PendingAnswer.note_non_finite`, of the generation's answer."""
-        assert self.answer is not None
-        return self.answer.note_non_finite()
+        """As `PendingResult.note_non_finite`, of the generation's result."""
+        assert self.result is not None
+        return self.result.note_non_finite()
 
     def append(self, token: int, logits_V: npt.NDArray[np.float32] | None = None) -> bool:
         """Takes in the next token, `token` or one drawn from `logits_V`; False where it only ends the generation."""
-        generation, answer = self.generation, self.answer
+        generation, result = self.generation, self.result
         assert generation is not None
-        assert answer is not None
-        if not answer.is_finite:
+        assert result is not None
+        if not result.is_finite:
             self._end(FinishReason.NON_FINITE)
             return False
-        if answer.forced:
-            token = answer.forced.pop(0)
+        if result.forced:
+            token = result.forced.pop(0)
         elif logits_V is not None:
             assert self.rng is not None
             token = drawn(logits_V, generation.sampling, self.rng)
         if token in generation.stop_ids:
-            answer.stop_id = token
+            result.stop_id = token
             self._end(FinishReason.STOP_ID)
             return False
-        answer.put_token(token)
-        if generation.is_finished is not None and generation.is_finished(answer.generated):
+        result.put_token(token)
+        if generation.is_finished is not None and generation.is_finished(result.generated):
             self._end(FinishReason.STOPPED)
-        elif len(answer.generated) >= generation.max_new_tokens:
+        elif len(result.generated) >= generation.max_new_tokens:
             self._end(FinishReason.LENGTH)
         else:
             self.feed(token)
         return True
 
     def _end(self, reason: FinishReason) -> None:
-        assert self.answer is not None
-        self.answer.finish_reason, self.has_ended = reason, True
+        assert self.result is not None
+        self.result.finish_reason, self.has_ended = reason, True
         self.end -= self.is_expected
         self.is_expected = False
 
     def expect(self) -> bool:
         """Adds to what is pending the token that the step under way finds; False where another one is forced."""
-        assert self.answer is not None
-        if self.answer.forced:
+        assert self.result is not None
+        if self.result.forced:
             return False
         self.end += 1
         self.is_expected = True
