@@ -127,12 +127,12 @@ class Columns(NamedTuple):
         starts_B = np.cumsum(lengths_B) - lengths_B
         return cls(integers(slots), integers(past), lengths_B, starts_B, integers([*chain.from_iterable(tokens)]))
 
-    def tokens_after(self, follows: Sequence[int], found_R: IntArray) -> IntArray:
+    def tokens_after(self, follows: Sequence[int], greedy_R: IntArray) -> IntArray:
         """All tokens, [N]; a row whose `follows` is 0 or more takes its token from those that a step has found."""
         if not follows:
             return self.tokens_N
         follows_B, tokens_N = integers(follows), np.array(self.tokens_N)
-        tokens_N[self.starts_B[follows_B >= 0]] = found_R[follows_B[follows_B >= 0]]
+        tokens_N[self.starts_B[follows_B >= 0]] = greedy_R[follows_B[follows_B >= 0]]
         return tokens_N
 
 

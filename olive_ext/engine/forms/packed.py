@@ -307,8 +307,9 @@ class PackedOnGraph(GraphForm):
     def decision(cls, model: ResolvedModel, reason: str) -> Decision:
         if model.spec.is_paged:
             return Decision("scoring", "packed", "the graph has a paged cache")
-        asked = model.settings.engine.scoring
-        return Decision("scoring", "packed", f"{asked}: if attention over a paged cache agrees", "tried")
+        return Decision(
+            "scoring", "packed", f"{model.settings.engine.scoring}: if attention over a paged cache agrees", "tried"
+        )
 
     @override
     def rewrite(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ModelProto, DecoderSpec]:

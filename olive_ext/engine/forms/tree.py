@@ -183,8 +183,8 @@ class TreeOnGraph(GraphForm):
     @classmethod
     @override
     def against(cls, model: ResolvedModel) -> str | None:
-        asked, spec = model.settings.engine.scoring, model.spec
-        if asked not in ("auto", "tree"):
+        scoring, spec = model.settings.engine.scoring, model.spec
+        if scoring not in ("auto", "tree"):
             return ""
         if model.buckets.steps != "none":
             return "tree batches have any shape, and steps have few"
@@ -192,15 +192,14 @@ class TreeOnGraph(GraphForm):
             return reason
         if model.device.kind != "cpu":
             reason = "the cells of tree batches are moved in the host's memory, and this model's cache is not there"
-        elif asked == "auto" and spec.rounds_rows:
+        elif scoring == "auto" and spec.rounds_rows:
             reason = "tree batches add in another order, which the rounding of activations would show (engine.scoring)"
         return f"{ONE_BY_ONE}: {reason}" if reason else None
 
     @classmethod
     @override
     def decision(cls, model: ResolvedModel, reason: str) -> Decision:
-        asked = model.settings.engine.scoring
-        return Decision("scoring", "tree", f"{asked}: where that is cheaper by rule", "tried")
+        return Decision("scoring", "tree", f"{model.settings.engine.scoring}: where that is cheaper by rule", "tried")
 
     @override
     def rewrite(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ModelProto, DecoderSpec]:

@@ -113,17 +113,17 @@ class ResidentTap(Tap):
 
     @override
     def traits(self, runner: Runner) -> Traits:
-        own, other = runner.traits, self._reference.traits
+        candidate, reference = runner.traits, self._reference.traits
         counts = runner.capacity.num_slots, self._reference.capacity.num_slots
         return Traits(
-            context_length=min(own.context_length, other.context_length),
-            form=joined(own.form, other.form, counts),
-            can_rewind=own.can_rewind and other.can_rewind,
-            chunked_prefill=own.chunked_prefill and other.chunked_prefill,
-            source_kind=own.source_kind,
-            row_group=max(own.row_group, other.row_group),
-            item_limit=own.item_limit.both(other.item_limit),
-            lengths=tuple(sorted({*own.lengths, *other.lengths})),
+            context_length=min(candidate.context_length, reference.context_length),
+            form=joined(candidate.form, reference.form, counts),
+            can_rewind=candidate.can_rewind and reference.can_rewind,
+            chunked_prefill=candidate.chunked_prefill and reference.chunked_prefill,
+            source_kind=candidate.source_kind,
+            row_group=max(candidate.row_group, reference.row_group),
+            item_limit=candidate.item_limit.both(reference.item_limit),
+            lengths=tuple(sorted({*candidate.lengths, *reference.lengths})),
         )
 
     @override

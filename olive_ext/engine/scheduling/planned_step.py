@@ -72,15 +72,15 @@ class BeamSearch:
         """The sequences to be returned, best first."""
         return tuple(self._finished[: self._beams.num_return_sequences])
 
-    def advance(self, found: Candidates) -> list[Follower]:
+    def advance(self, candidates: Candidates) -> list[Follower]:
         """The sequences that go on, best first, given the candidates of those before; none where the search is over."""
         running_B1 = np.array([[sequence.score] for sequence in self._running], np.float32)
-        scores = (running_B1 + found.logprobs_NC).ravel()
+        scores = (running_B1 + candidates.logprobs_NC).ravel()
         best = np.argsort(-scores, kind="stable")[: num_candidates(self._generation)].tolist()
         going: list[_Running] = []
         followers: list[Follower] = []
         for rank, place in enumerate(best):
-            parent, token = place // found.ids_NC.shape[1], int(found.ids_NC.flat[place])
+            parent, token = place // candidates.ids_NC.shape[1], int(candidates.ids_NC.flat[place])
             if not scores[place] > -np.inf:
                 break  # tokens that the model rules out
             child, reason = self._child(self._running[parent], token, scores[place])
@@ -135,24 +135,24 @@ class BeamGroup:
         self._result = root.result
         self._search = BeamSearch(root.generation)
         self._running = [root]
-        self._found: dict[int, Candidates] = {}
+        self._candidates: dict[int, Candidates] = {}
 
     @property
     def members(self) -> list[Sequence]:
         """All sequences, whether they go on or not."""
         return [*self._running, *self._others]
 
-    def put(self, sequence: Sequence, found: Candidates) -> None:
+    def put(self, sequence: Sequence, candidates: Candidates) -> None:
         """Takes in the candidates [1, C] of one sequence."""
-        self._found[sequence.slot] = found.first(count=self.num_candidates)
+        self._candidates[sequence.slot] = candidates.first(count=self.num_candidates)
 
     def advance(self) -> int:
         """Once the candidates of all are known: lets sequences go on, or ends the search. Returns how many forked."""
-        if len(self._found) < len(self._running):
+        if len(self._candidates) < len(self._running):
             return 0
-        found = [self._found[sequence.slot] for sequence in self._running]
-        self._found.clear()
-        followers = self._search.advance(Candidates.stacked(found)) if self._result.is_finite else []
+        candidates = [self._candidates[sequence.slot] for sequence in self._running]
+        self._candidates.clear()
+        followers = self._search.advance(Candidates.stacked(candidates)) if self._result.is_finite else []
         if followers:
             return self._place(followers)
         if self._result.is_finite:
@@ -362,9 +362,9 @@ class ReadAhead:
             raise self._end
 
 
-def with_tokens(step: Step, found_R: IntArray) -> Step:
+def with_tokens(step: Step, greedy_R: IntArray) -> Step:
     """`step` with the tokens that the previous one has found, now that the host has read them."""
-    tokens = found_R.tolist()
+    tokens = greedy_R.tolist()
     pairs = zip(step.rows, step.follows, strict=True)
     rows = tuple([row if read < 0 else row._replace(tokens=(tokens[read],)) for row, read in pairs])
     return replace(step, rows=rows, follows=())

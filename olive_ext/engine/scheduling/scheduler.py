@@ -48,7 +48,7 @@ class Scheduler:
         self.reports_non_finite = False
         self._present: PlannedStep | None = None
         self._overlapped: PlannedStep | None = None
-        self._found: IntArray = np.zeros(0, np.int64)
+        self._greedy_ids: IntArray = np.zeros(0, np.int64)
         """The greedy tokens of the step that was read last."""
 
     @property
@@ -70,7 +70,7 @@ class Scheduler:
     def present(self) -> Step:
         """The step whose output `update` takes next."""
         step = self._present_plan().step
-        return with_tokens(step, self._found) if step.follows else step
+        return with_tokens(step, self._greedy_ids) if step.follows else step
 
     def cut_steps(self, num_tokens: int) -> None:
         """From now on no step has more tokens, unless an item has."""
@@ -139,7 +139,7 @@ class Scheduler:
         self._counters.tokens_generated += num_generated
         overlapped, self._overlapped = self._overlapped, None
         self._counters.steps_overlapped += overlapped is not None
-        self._found = output.greedy_ids
+        self._greedy_ids = output.greedy_ids
         self._present = None if overlapped is None else self._committed(overlapped)
         return completed
 
@@ -176,7 +176,7 @@ class Scheduler:
         fed = [place for place, sequence in enumerate(plan.sequences) if sequence is not None]
         if is_in_slots:
             checkpoints = [row.slot for row in step.rows if row.is_checkpoint]
-            tokens_N = columns.tokens_after(step.follows, self._found)
+            tokens_N = columns.tokens_after(step.follows, self._greedy_ids)
             self._in_slots.slots.extend(columns, tokens_N, fed, checkpoints)
         self._num_fed = self._num_dropped = 0
         for sequence, length in zip(plan.sequences, columns.lengths_B.tolist(), strict=True):
@@ -272,10 +272,10 @@ class SlotSteps:
                 found[sequence] = number
         return found, is_complete
 
-    def advance_beams(self, sequence: Sequence, found: Candidates) -> None:
+    def advance_beams(self, sequence: Sequence, candidates: Candidates) -> None:
         """Takes in what may follow one of the sequences; forks are made before the next step of slots."""
         beams = self.beams[sequence.slot]
-        beams.put(sequence, found)
+        beams.put(sequence, candidates)
         self._counters.copies += beams.advance()
         if sequence.result is not None and sequence.has_ended:
             self._counters.tokens_generated += len(sequence.result.generated)

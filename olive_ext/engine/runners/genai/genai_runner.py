@@ -515,10 +515,10 @@ def overlay_of(files: ModelFiles, config: EngineConfig, profile_prefix: Path | N
 def set_providers(config: Any, providers: tuple[Provider, ...]) -> list[str]:
     """Replaces genai_config.json's providers by those that the user chose; returns their names. Without a choice the
     package's own providers stay, with the options that only onnxruntime-genai reads."""
-    asked = [provider for provider in providers if provider.origin not in ("genai_config.json", "default")]
-    if any(provider.origin != "always last" for provider in asked):
+    chosen = [provider for provider in providers if provider.origin not in ("genai_config.json", "default")]
+    if any(provider.origin != "always last" for provider in chosen):
         config.clear_providers()
-        for provider in asked:
+        for provider in chosen:
             name = provider.name.removesuffix("ExecutionProvider").lower()
             if name == "cpu":
                 continue  # what remains without any

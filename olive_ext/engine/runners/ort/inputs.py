@@ -39,16 +39,16 @@ class Layout(StepArrays):
     """Pictures and sounds whose features take the places of placeholders, in the order of these."""
 
     @classmethod
-    def of(cls, step: Step, pads_in_front: bool = False, found_R: IntArray | None = None) -> Layout:
-        """The layout of a step's rows or tree batch; without a width masks end with the longest row. `found_R`: the
+    def of(cls, step: Step, pads_in_front: bool = False, greedy_R: IntArray | None = None) -> Layout:
+        """The layout of a step's rows or tree batch; without a width masks end with the longest row. `greedy_R`: the
         greedy tokens of the step before, which rows may follow."""
         rows, first_cell = step.rows, step.first_cell
         _, past, lengths, starts, tokens_N = step.columns
         positions_N = past
         if len(tokens_N) > len(rows):
             positions_N = np.repeat(past - starts, lengths) + np.arange(len(tokens_N))
-        if found_R is not None:
-            tokens_N = step.columns.tokens_after(step.follows, found_R)
+        if greedy_R is not None:
+            tokens_N = step.columns.tokens_after(step.follows, greedy_R)
         items: tuple[MediaItem, ...] = ()
         rotary_3N: Array | None = None
         if [row for row in rows if row.media]:

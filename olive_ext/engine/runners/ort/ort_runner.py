@@ -232,7 +232,7 @@ class OrtRunner(Runner):
         self._facts = facts
         self._parts = parts
         self._feed = InputFeed(place.session, place.device)
-        self._found: IntArray = np.zeros(0, np.int64)
+        self._greedy_ids: IntArray = np.zeros(0, np.int64)
         """The greedy tokens of the step that ran last."""
 
         self._run_options = run_options(NOT_CAPTURED) if parts.capture is not None else None
@@ -371,27 +371,27 @@ class OrtRunner(Runner):
             logger.warning("no memory for %s, half as many now", what)
             self._reserve_slots(capacity)
 
-    def _run(self, given: Step) -> StepOutput:
-        step, is_captured, capture = given, False, self._parts.capture
+    def _run(self, step: Step) -> StepOutput:
+        padded, is_captured, capture = step, False, self._parts.capture
         if capture is not None:
-            step, is_captured = capture.prepared(given, self._kv.num_slots)
-        layout = Layout.of(step, self._kv.pads_in_front, self._found)
-        binding = self._kv.bind(given.rows)
+            padded, is_captured = capture.prepared(step, self._kv.num_slots)
+        layout = Layout.of(padded, self._kv.pads_in_front, self._greedy_ids)
+        binding = self._kv.bind(step.rows)
         if capture is not None and is_captured:
-            captured = capture.captured(step, partial(self._kv.bind_anew, given.rows), output_rows(step))
-            self._bind(captured, captured.feed, layout, step)
-            found = capture.run(captured)
+            captured = capture.captured(padded, partial(self._kv.bind_anew, step.rows), output_rows(padded))
+            self._bind(captured, captured.feed, layout, padded)
+            outputs = capture.run(captured)
         else:
-            self._bind(binding, self._feed, layout, step)
+            self._bind(binding, self._feed, layout, padded)
             self._session.run_with_iobinding(binding, self._run_options)
             num_caches = len(self._spec.caches)
-            outputs = binding.get_outputs_as_ortvaluevector()
+            values = binding.get_outputs_as_ortvaluevector()
             if not self._kv.is_in_place:
-                self._kv.collect(step.rows, [ort.OrtValue(outputs[i]) for i in range(num_caches)])
-            found = [ort.OrtValue(outputs[i]) for i in range(num_caches, len(outputs))]
-        output = self._head.read(found, given)
+                self._kv.collect(padded.rows, [ort.OrtValue(values[i]) for i in range(num_caches)])
+            outputs = [ort.OrtValue(values[i]) for i in range(num_caches, len(values))]
+        output = self._head.read(outputs, step)
         self.host_bytes += output.scores_nbytes
-        self._found = output.greedy_ids
+        self._greedy_ids = output.greedy_ids
         return output
 
     def _bind(self, binding: ort.IOBinding | Captured, feed: InputFeed, layout: Layout, step: Step) -> None:
