@@ -547,6 +547,16 @@ def test_graph_may_be_an_asset_that_variants_share(tmp_path: Path) -> None:
     assert locate(root, variant="gone").variant == "gone"
 
 
+def test_weights_of_another_folder_than_the_graphs_are_refused(tmp_path: Path) -> None:
+    """A file of that name beside the graph would be read in their place."""
+    options = {"session.model_external_initializers_file_folder_path": f"sha256:{DIGEST}"}
+    written = {"ep": CPU, "executor_info": {"ort": {"model_file": "graph.onnx", "session_options": options}}}
+    root = put_package(tmp_path, {"apart": written, "beside": {"ep": CUDA}})
+    with refused(ModelError, "unsupported", holds=f"sha256:{DIGEST}"):
+        locate(root, variant="apart")
+    assert locate(root, variant="beside").variant == "beside"
+
+
 def test_component_that_is_no_part_of_a_model_is_left_alone(tmp_path: Path) -> None:
     root = put_package(tmp_path, BOTH)
     manifest = json.loads((root / "manifest.json").read_text())

@@ -33,6 +33,9 @@ MANIFEST, COMPONENT = "manifest.json", "component.json"
 ASSETS, ASSET = "shared_assets", "sha256:"
 """Folders that variants share are named by a digest of their content."""
 
+WEIGHTS = "session.model_external_initializers_file_folder_path"
+"""Session option of ONNX Runtime for a graph's external data; a file of the same name may lie beside the graph."""
+
 _MAJOR = "1"
 """Of the schema's version."""
 
@@ -63,9 +66,16 @@ class Variant:
     file: str = ""
     """The graph as the package names it for ONNX Runtime; empty where it does not."""
 
+    weights: str = ""
+    """The folder of the weights, where ONNX Runtime is to read them from another one than the graph's."""
+
     @property
     def graph(self) -> Path | None:
-        """That graph, which may lie in a folder that variants share."""
+        """That graph, which may lie in a folder that variants share. Raises `ModelError` where its weights do not lie
+        beside it."""
+        if self.weights:
+            problem = f"variant '{self.name}' has its weights in another folder ({WEIGHTS} = '{self.weights}')"
+            raise ModelError(f"'{self.folder}': {problem}; put them beside the graph", code="unsupported")
         if not self.file:
             return None
         return (asset if self.file.startswith(ASSET) else inside)(self.folder, self.file, "model_file")
@@ -216,4 +226,6 @@ def _variant(component: Path, name: str, written: Mapping[str, Any]) -> Variant:
     if (row := ROWS.get(ep.lower())) is not None and row.name != ep:
         full = f"ONNX Runtime compares it with '{row.name}', letter by letter"
         raise DamagedError(f"'{component}' has '{ep}' for the ep of the variant '{name}': {full}")
-    return Variant(name, folder, ep, file)
+    options = own.get("session_options") if isinstance(own, Mapping) else None
+    weights = str(options.get(WEIGHTS, "")) if isinstance(options, Mapping) else ""
+    return Variant(name, folder, ep, file, weights)
