@@ -21,9 +21,6 @@ from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.step import Columns, Copy, IntArray, Row
 from olive_ext.media.items import Media, border
 
-LAST = 7
-"""Tokens that are compared before a whole slot is."""
-
 
 @dataclass(frozen=True)
 class Taken:
@@ -246,17 +243,14 @@ class Slots:
 
     def _giver(self, tokens: TokenArray, source: str, likely: int) -> tuple[int, int]:
         """A slot that shares most of `tokens`, where each may be cut back anywhere, and how many: `likely`, or the
-        first that shares more. Few are compared as a whole: those that hold a token more than the longest found so far,
-        after the same last ones."""
+        first that shares more. Few are compared as a whole: those that hold the token after the longest so far."""
         lengths_S = self._lengths_S
         self._has_sources |= source != ""
         if self._has_sources:
             lengths_S = np.where(np.array([own == source for own in self._sources]), lengths_S, 0)
         found, longest = likely, min(self._num_equal(tokens, likely), int(lengths_S[likely]))
         while longest < len(tokens):
-            last = slice(max(0, longest - LAST), longest)
             may = np.flatnonzero((lengths_S > longest) & (self._tokens_SP[:, longest] == tokens[longest]))
-            may = may[(self._tokens_SP[may, last] == tokens[last]).all(1)] if len(may) else may
             shared = ((slot, self._num_equal(tokens, slot)) for slot in may.tolist())
             better = next(((slot, length) for slot, length in shared if length > longest), None)
             if better is None:

@@ -26,7 +26,7 @@ from olive_ext.engine.forms.kv_store import (
 from olive_ext.engine.forms.packed import PackedCapture, packed_embedding
 from olive_ext.engine.forms.registry import choose
 from olive_ext.engine.runners.ort.inputs import Adapters, BoundWeights
-from olive_ext.engine.runners.ort.ort_runner import HeadPlan, OrtParts, OrtRunner, ScoringHead, SeparateHead, with_head
+from olive_ext.engine.runners.ort.ort_runner import OrtParts, OrtRunner, ScoringHead, SeparateHead, with_head
 from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced, untaken
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.engine.runners.trials import affordable, check_steps, fitting_attention, group_rows
@@ -239,17 +239,16 @@ class Sessions:
         bans = read_suppressed(self.model.files).bans if spec.cross else ()
         outputs = HeadOutputs(exposes_rows, bans=bans)
         logits, caches = spec.logits, [name for tensor in spec.caches for name in (tensor.past, tensor.present)]
-        plan = partial(HeadPlan, self.helper, exposes_rows, bool(bans))
+        facts = self.helper, exposes_rows, bool(bans)
         if self.model.settings.engine.graph == "untouched":
             session = self._opened(proto, self.model.files.decoder, caches=caches)
             graph = scoring_graph(logits.elem_type, spec.vocab_size, len(logits.shape), outputs)
             head = self.helper(graph.SerializeToString())
-            return session, SeparateHead(head, logits.name, plan(self.device(session)))
+            return session, SeparateHead(*facts, self.device(session), session=head, logits=logits.name)
         is_captured = self.model.capture(spec).is_captured
         scoring = with_head(proto, spec, replace(outputs, has_rows=is_captured))
         session = self._opened(scoring.model, self.model.files.decoder, caches=caches, is_captured=is_captured)
-        graph_facts = scoring.kind, scoring.reason, scoring.late_products
-        return session, ScoringHead(plan(self.device(session), *graph_facts))
+        return session, ScoringHead(*facts, self.device(session), scoring.kind, scoring.reason, scoring.late_products)
 
     def _opened(self, proto: ModelProto, file: Path, **how: Any) -> ort.InferenceSession:
         """As `_bound`. Raises `MisplacedError` where the first provider, whose numbers are asked for, runs no product

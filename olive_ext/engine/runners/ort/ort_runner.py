@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -47,14 +47,15 @@ def with_head(proto: ModelProto, spec: DecoderSpec, outputs: HeadOutputs = SCORE
         return add_scoring_head(proto, spec.logits.name, outputs, keeps_layers=keeps)
 
 
-class HeadPlan(NamedTuple):
-    """The device of a scoring head, and the outputs that it leaves there."""
+@dataclass
+class ScoringHead:
+    """Computes a step's scores on the device, in the decoder's graph. Rows to sample from stay there unread."""
 
     open_graph: Callable[[bytes], ort.InferenceSession]
     """Opens the small graph that reads candidates of beams."""
 
     exposes_rows: bool
-    """The logits rows are left."""
+    """The logits rows are left on the device."""
 
     has_bans: bool
     """The graph takes the number of each row's list of tokens that it must not give."""
@@ -65,19 +66,13 @@ class HeadPlan(NamedTuple):
     products: Sequence[tuple[int, int]] = ()
     """(inner size, columns) of those besides the head's that run on scored rows only."""
 
-
-class ScoringHead:
-    """Computes a step's scores on the device, in the decoder's graph. Rows to sample from stay there unread."""
-
-    def __init__(self, plan: HeadPlan) -> None:
-        self._plan = plan
-        self._beams_session: ort.InferenceSession | None = None
-        """Reads candidates of beams: opened when a first beam search needs it."""
+    _beams_session: ort.InferenceSession | None = None
+    """Reads candidates of beams: opened when a first beam search needs it."""
 
     def bind(self, binding: ort.IOBinding, feed: InputFeed, step: Step) -> None:
         """Binds the inputs and outputs that the head adds to the decoder session; `feed` is that session's. Row indices
         go in, scores out to the host: `score_rows`[R] of B*S, `target_rows`[T] and `sample_rows`[K] of R."""
-        device, whole_rows = self._plan.device, step.whole_rows
+        device, whole_rows = self.device, step.whole_rows
         rows_R, offsets_R, _, bans_R = _columns(step.logits_rows, 4)
         target_rows_T, target_ids_T = _columns(step.targets, 2)
         num_idle = output_rows(step)["sample_logits"] - len(whole_rows)
@@ -87,14 +82,14 @@ class ScoringHead:
             "target_ids": target_ids_T,
             "sample_rows": integers([*whole_rows, *[0] * num_idle]),
         }
-        if self._plan.has_bans:
+        if self.has_bans:
             indices["score_bans"] = bans_R if len(bans_R) else integers([0])
         for name, values in indices.items():
             feed.bind(binding, name, values)
         for name in OUTPUTS:
             is_read = name != "sample_logits" or bool(step.samples and not step.beams)
             binding.bind_output(name, *(() if is_read else (device.kind, device.index)))
-        if self._plan.exposes_rows:
+        if self.exposes_rows:
             binding.bind_output(ROWS_OUTPUT, device.kind, device.index)
 
     def read(self, outputs: Sequence[ort.OrtValue], step: Step) -> StepOutput:
@@ -115,7 +110,7 @@ class ScoringHead:
         """The candidates of `rows`: `count` of each, or the whole vocabulary. Banned tokens have -inf."""
         vocab_size = logits_KV.shape()[1]
         if self._beams_session is None:
-            self._beams_session = self._plan.open_graph(candidates_graph(vocab_size))
+            self._beams_session = self.open_graph(candidates_graph(vocab_size))
         binding = self._beams_session.io_binding()
         binding.bind_ortvalue_input("logits", logits_KV)
         for name, number in (("first", rows.start), ("stop", rows.stop), ("count", min(count, vocab_size))):
@@ -130,32 +125,33 @@ class ScoringHead:
     def describe(self) -> Mapping[str, Any]:
         """The head's place, the reason, and the products that run on scored rows."""
         return {
-            "scoring_head": self._plan.kind,
-            "scoring_head_reason": self._plan.reason,
-            "scored_row_products": [list(sizes) for sizes in self._plan.products],
+            "scoring_head": self.kind,
+            "scoring_head_reason": self.reason,
+            "scored_row_products": [list(sizes) for sizes in self.products],
         }
 
 
+@dataclass(kw_only=True)
 class SeparateHead(ScoringHead):
-    """The decoder's graph is untouched: its logits stay on the device and feed a second session."""
+    """The decoder's graph is untouched: its `logits` stay on the device and feed a second `session`."""
 
-    def __init__(self, session: ort.InferenceSession, logits: str, plan: HeadPlan) -> None:
-        super().__init__(plan)
-        self._session = session
-        self._logits = logits
-        self._feed = InputFeed(session, plan.device)
+    session: ort.InferenceSession
+    logits: str
+
+    def __post_init__(self) -> None:
+        self._feed = InputFeed(self.session, self.device)
 
     @override
     def bind(self, binding: ort.IOBinding, feed: InputFeed, step: Step) -> None:
-        binding.bind_output(self._logits, self._plan.device.kind, self._plan.device.index)
+        binding.bind_output(self.logits, self.device.kind, self.device.index)
 
     @override
     def read(self, outputs: Sequence[ort.OrtValue], step: Step) -> StepOutput:
         (logits,) = outputs
-        binding = self._session.io_binding()
+        binding = self.session.io_binding()
         binding.bind_ortvalue_input("logits", logits)
         super().bind(binding, self._feed, step)
-        self._session.run_with_iobinding(binding)
+        self.session.run_with_iobinding(binding)
         return super().read(binding.get_outputs(), step)
 
 
