@@ -181,11 +181,10 @@ def _parent(length: int, owners: list[tuple[int, Sequence]]) -> Sequence | None:
 def _place_targets(result: PendingResult, owners: list[tuple[int, Sequence]]) -> None:
     """Has each target read where the token before it is computed."""
     targets = Targets(result, 0, result.request.num_targets)
-    past = 0
+    first, past = targets.positions.start, 0
     for end, owner in owners:
-        found = targets.within(past, end)
-        if found.begin < found.stop:
-            owner.targets.append(found)
+        if end > first and past < first + targets.stop:
+            owner.targets.append(targets.within(past, end))
         past = end
 
 

@@ -115,7 +115,8 @@ class Targets(NamedTuple):
     @property
     def positions(self) -> range:
         """The positions whose distributions they are read from: those of the tokens before them."""
-        before = len(self.result.request.tokens) - self.result.request.num_targets - 1
+        request = self.result.request
+        before = len(request.tokens.array) - request.num_targets - 1
         return range(before + self.begin, before + self.stop)
 
     def within(self, past: int, stop: int) -> Targets:
