@@ -180,12 +180,12 @@ def _parent(length: int, owners: list[tuple[int, Sequence]]) -> Sequence | None:
 
 def _place_targets(result: PendingResult, owners: list[tuple[int, Sequence]]) -> None:
     """Has each target read where the token before it is computed."""
-    targets = Targets(result, 0, result.request.num_targets)
-    first, past = targets.positions.start, 0
+    begin, count, before = 0, result.request.num_targets, result.before
     for end, owner in owners:
-        if end > first and past < first + targets.stop:
-            owner.targets.append(targets.within(past, end))
-        past = end
+        stop = min(end - before, count)
+        if begin < stop:
+            owner.targets.append(Targets(result, begin, stop))
+            begin = stop
 
 
 MOST_TOKENS, LEAST_TOKENS = 16384, 4096

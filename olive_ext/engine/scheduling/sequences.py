@@ -35,17 +35,24 @@ PROBED = 0
 """The token of a probe, which every vocabulary has; the input's may be numbers of a picture."""
 
 
+_NONE: list[int] = []
+"""Of requests without a generation; nothing is added to it. With lists of their own, 60,000 scored requests were
+planned in 0.44 s, not 0.34: Python's garbage collector looks at each."""
+
+
 class PendingResult:
     """Collects a request's scores and generated tokens until nothing is missing."""
 
     def __init__(self, key: Hashable, request: Request) -> None:
-        num_targets, generation = request.num_targets, request.generation
+        generation = request.generation
         self.key, self.request = key, request
-        self._logprobs = [0.0] * num_targets
-        self._is_greedy = [False] * num_targets
+        self.before = len(request.tokens.array) - request.num_targets - 1
+        """The position from which the first target is read: that of the token before it."""
+
+        self._scores: tuple[list[float], list[bool]] | None = None  # made with the first one
         self._notes: Notes | None = None
-        self._num_missing = num_targets
-        self.generated: list[int] = []
+        self._num_missing = request.num_targets
+        self.generated: list[int] = [] if generation else _NONE
         self.finish_reason: FinishReason | None = None if generation else FinishReason.SCORED
         self.stop_id: int | None = None
         self.is_finite = True
@@ -63,7 +70,7 @@ class PendingResult:
     def _force(self) -> list[int]:
         budget = self._thinking
         if budget is None:
-            return []
+            return _NONE
         forced = budget.forced_after(self.generated)
         self._thinking = budget if forced is None else None
         return forced or []
@@ -81,12 +88,14 @@ class PendingResult:
     def put_scores(self, first: int, logprobs: list[float], is_greedy: list[bool], notes_T: Notes | None) -> bool:
         """Stores the scores of the request's targets from number `first` on, and a tap's notes on them; each is put
         once. Returns whether that was the last thing missing."""
-        targets = slice(first, first + len(logprobs))
-        self._logprobs[targets], self._is_greedy[targets] = logprobs, is_greedy
+        targets, count = slice(first, first + len(logprobs)), self.request.num_targets
+        if self._scores is None:
+            self._scores = [0.0] * count, [False] * count
+        self._scores[0][targets], self._scores[1][targets] = logprobs, is_greedy
         self._num_missing -= len(logprobs)
         if notes_T is not None:
             if self._notes is None:
-                self._notes = np.zeros(len(self._logprobs), notes_T.dtype)
+                self._notes = np.zeros(count, notes_T.dtype)
             self._notes[targets] = notes_T
         return self.is_complete
 
@@ -100,8 +109,9 @@ class PendingResult:
         """The result, of which nothing is missing."""
         assert self.finish_reason is not None
         assert not self._num_missing
-        scores = tuple(self._logprobs), tuple(self._is_greedy)
+        logprobs, is_greedy = self._scores or ((), ())
         ended = self.finish_reason, self.stop_id
+        scores = tuple(logprobs), tuple(is_greedy)
         return Result(*scores, tuple(self.generated), *ended, self._notes, self.is_finite, self._hypotheses)
 
 
@@ -115,13 +125,12 @@ class Targets(NamedTuple):
     @property
     def positions(self) -> range:
         """The positions whose distributions they are read from: those of the tokens before them."""
-        request = self.result.request
-        before = len(request.tokens.array) - request.num_targets - 1
+        before = self.result.before
         return range(before + self.begin, before + self.stop)
 
     def within(self, past: int, stop: int) -> Targets:
         """Those that are read from positions `past` to `stop`."""
-        before = self.positions.start - self.begin
+        before = self.result.before
         return Targets(self.result, max(self.begin, past - before), min(self.stop, stop - before))
 
 

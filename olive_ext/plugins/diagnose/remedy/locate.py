@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,7 @@ class Location:
             variants = stack.enter_context(self._variants(folder))
             asked = answered(variants.recorder, evaluation, tasks, seeds, progress=self._models.progress)
             documents = list(asked.values())
-            journal = stack.enter_context(self._journal(variants, folder))
+            journal = stack.enter_context(closing(self._journal(variants, folder)))
             names = [task for task, _ in asked]
             yield Material(variants, documents, names, variants.record(documents), journal)
 
