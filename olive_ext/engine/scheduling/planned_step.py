@@ -227,8 +227,9 @@ def planned(chosen: Items[ChosenRow], beams: Mapping[int, BeamGroup], **more: An
         numbers = {position: number for number, position in enumerate(sorted(positions), first)}
         logits_rows += [LogitsRow(place, position - past) for position in numbers]
         for one in found:
-            request, at = one.result.request, [numbers[position] for position in one.positions]
-            targets += zip(at, request.tokens[one.positions.start + 1 : one.positions.stop + 1], strict=True)
+            request, read_at = one.result.request, one.positions
+            at = [numbers[position] for position in read_at]
+            targets += zip(at, request.tokens[read_at.start + 1 : read_at.stop + 1], strict=True)
             for number, record in zip(at, request.records[one.begin : one.stop], strict=False):
                 logits_rows[number] = logits_rows[number]._replace(record=max(record, logits_rows[number].record))
         read += found

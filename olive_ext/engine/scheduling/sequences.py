@@ -286,7 +286,7 @@ class Sequence:
 
     def first_read(self) -> int:
         """The first position whose distribution is read; nothing from there on may be taken as resident."""
-        return min([targets.positions.start for targets in self.targets], default=self.num_input - 1)
+        return min([one.result.before + one.begin for one in self.targets], default=self.num_input - 1)
 
 
 def drawn(logits_V: npt.NDArray[np.float32], sampling: Sampling, rng: np.random.Generator) -> int:
