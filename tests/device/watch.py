@@ -21,24 +21,11 @@ from olive_ext.session import Session
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
-@dataclass(frozen=True)
-class Fed:
-    """One binding of a session's input: whether the host wrote it, or a session left it where it is."""
-
-    name: str
-    shape: tuple[int, ...]
-    is_from_host: bool
-
-
 @dataclass
 class Watch:
-    """What sessions have handed out in the host's memory, what they were fed, and the sessions that were run."""
+    """What sessions have handed out in the host's memory, and the sessions that were run."""
 
     tensors: list[Tensor] = field(default_factory=list)
-    fed: list[Fed] = field(default_factory=list)
-    written: dict[int, ort.OrtValue] = field(default_factory=dict)
-    """Values that the host wrote, by identity; held, so that an identity means one value."""
-
     sessions: dict[int, ort.InferenceSession] = field(default_factory=dict)
     runs: list[tuple[ort.InferenceSession, Shapes]] = field(default_factory=list)
 
@@ -65,18 +52,16 @@ class Watch:
 
 @contextmanager
 def watching() -> Iterator[Watch]:
-    """Notes outputs that lie in the host's memory after a run, device values that are read from there, inputs that the
-    host writes, and all shapes."""
+    """Notes outputs that lie in the host's memory after a run, device values that are read from there, and all
+    shapes."""
     watch = Watch()
     bound: dict[ort.IOBinding, dict[str, tuple[int, ...]]] = {}
     run, read = ort.InferenceSession.run_with_iobinding, ort.OrtValue.numpy
-    make, write = ort.OrtValue.ortvalue_from_numpy, ort.OrtValue.update_inplace
     bind_array, bind_value = ort.IOBinding.bind_cpu_input, ort.IOBinding.bind_ortvalue_input
     bind_place = ort.IOBinding.bind_input
 
-    def note(binding: ort.IOBinding, name: str, shape: Any) -> tuple[int, ...]:
+    def note(binding: ort.IOBinding, name: str, shape: Any) -> None:
         bound.setdefault(binding, {})[name] = tuple(shape)
-        return tuple(shape)
 
     def run_and_note(session: ort.InferenceSession, binding: ort.IOBinding, *rest: Any) -> None:
         watch.runs.append((session, tuple(sorted(bound.get(binding, {}).items()))))
@@ -91,22 +76,13 @@ def watching() -> Iterator[Watch]:
             watch.note(value)
         return read(value)
 
-    def make_and_note(array: Any, *rest: Any, **more: Any) -> ort.OrtValue:
-        value = make(array, *rest, **more)
-        watch.written[id(value)] = value
-        return value
-
-    def write_and_note(value: ort.OrtValue, array: Any) -> None:
-        write(value, array)
-        watch.written[id(value)] = value
-
     def bind_array_and_note(binding: ort.IOBinding, name: str, array: Any) -> None:
         bind_array(binding, name, array)
-        watch.fed.append(Fed(name, note(binding, name, array.shape), is_from_host=True))
+        note(binding, name, array.shape)
 
     def bind_value_and_note(binding: ort.IOBinding, name: str, value: ort.OrtValue) -> None:
         bind_value(binding, name, value)
-        watch.fed.append(Fed(name, note(binding, name, value.shape()), is_from_host=id(value) in watch.written))
+        note(binding, name, value.shape())
 
     def bind_place_and_note(binding: ort.IOBinding, name: str, *rest: Any) -> None:
         note(binding, name, rest[3])
@@ -120,8 +96,6 @@ def watching() -> Iterator[Watch]:
         patch.setattr(ort.InferenceSession, "run", refuse)
         patch.setattr(ort.IOBinding, "copy_outputs_to_cpu", refuse)
         patch.setattr(ort.OrtValue, "numpy", read_and_note)
-        patch.setattr(ort.OrtValue, "ortvalue_from_numpy", staticmethod(make_and_note))
-        patch.setattr(ort.OrtValue, "update_inplace", write_and_note)
         patch.setattr(ort.IOBinding, "bind_cpu_input", bind_array_and_note)
         patch.setattr(ort.IOBinding, "bind_ortvalue_input", bind_value_and_note)
         patch.setattr(ort.IOBinding, "bind_input", bind_place_and_note)
