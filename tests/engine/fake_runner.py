@@ -74,6 +74,9 @@ class FakeRunner(Runner):
     bad = ""
     """The key of an item on which its encoder fails."""
 
+    num_lost = 0
+    """How often it has failed."""
+
     def __init__(
         self,
         num_slots: int,
@@ -183,6 +186,7 @@ class FakeRunner(Runner):
         is_short = step.num_tokens > self.most_tokens
         if is_short or self.bad in {item.key for item in fed}:
             self._prepare(step)
+            self.num_lost += not is_short
             raise MemoryShortageError("planted") if is_short else LostItemError("planted", self.bad)
 
     def _seen(self, row: Row) -> list[int]:

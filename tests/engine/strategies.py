@@ -128,10 +128,12 @@ def assert_equal(found: Result, expected: Result) -> None:
 
 
 def assert_runs_as_oracle(engine: Engine, calls: Iterable[Sequence[Request]], lengths: tuple[int, ...] = ()) -> None:
-    """Each call's results are the oracle's."""
+    """Each call's results are the oracle's, and no request is begun twice."""
     for requests in calls:
+        begun = engine.counters.requests
         for found, request in zip(engine.run(requests), requests, strict=True):
             assert_equal(found, oracle(request, lengths))
+        assert engine.counters.requests == begun + len(requests)
 
 
 def assert_tables_agree(engine: Engine, runner: FakeRunner) -> None:

@@ -20,7 +20,7 @@ from olive_ext.engine.requests import Beams, Generation, Request, Result
 from olive_ext.engine.runners.runner import Capacity, Traits
 from olive_ext.errors import MemoryShortageError, OliveExtError
 from olive_ext.media.items import Source
-from tests.engine.fake_runner import ALIKE, PACKED, RANGE, SINGLE, VOCAB, FakeRunner, oracle
+from tests.engine.fake_runner import ALIKE, FORMS, PACKED, RANGE, SINGLE, VOCAB, FakeRunner, oracle
 from tests.engine.strategies import (
     RUNNERS,
     SOURCES,
@@ -73,6 +73,7 @@ def test_any_runner_gives_what_the_oracle_gives(
                 runner.capacity.num_slots, most_positions=runner.capacity.most_positions
             )
     counters, steps = engine.counters, runner.steps
+    assert counters.requests == sum(map(len, calls))
     assert sum(step.num_tokens for step in steps) == counters.tokens_fed + counters.idle_rows + counters.rows_dropped
     assert counters.steps == len(steps) or (counters.steps_halved and kind == "little memory")
     assert not counters.steps_halved or engine.describe()["step_limit"] <= max(3, chunk_size, 8)
@@ -199,6 +200,21 @@ LENGTHS = (3, 20, 4, 30, 5, 6, 40, 2, 25, 9)
             [[Request((first, 1, 2), 0, Generation(most)) for first, most in enumerate(LENGTHS)]],
             {"idle_rows": 0, "copies": 2},
             id="those that go on move together where others have ended",
+        ),
+        pytest.param(
+            FakeRunner(16, RANGE),
+            [[Request((first, 1, 2), 0, Generation(20 if first % 2 else 4)) for first in range(16)]],
+            {"idle_rows": 0, "copies": 4},
+            id="several at once",
+        ),
+        *(
+            pytest.param(
+                FakeRunner(4, form, most_tokens=9),
+                [[Request((first, *[2, 3] * 20), 0, Generation(4)) for first in range(6)]] * 2,
+                {"steps_halved": 5 if form is PACKED else 3},
+                id=f"steps that memory did not suffice for are not tried again, {form.name}",
+            )
+            for form in FORMS
         ),
         pytest.param(
             FakeRunner(4, PACKED, lengths=(25,)),

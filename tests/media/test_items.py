@@ -57,6 +57,16 @@ def test_values_used_last_are_kept_within_the_budget(calls: list[tuple[int, int,
     assert kept.get("0") is None
 
 
+def _scored(*parts: MediaItem | int) -> Request:
+    """A text of tokens and items whose last token is scored."""
+    tokens: list[int] = []
+    media: list[MediaRun] = []
+    for part in parts:
+        media += [MediaRun(len(tokens), part)] if isinstance(part, MediaItem) else []
+        tokens += [PLACEHOLDER] * part.num_tokens if isinstance(part, MediaItem) else [part]
+    return Request(tuple(tokens), 1, media=tuple(media))
+
+
 CALLS = st.lists(requests_with_items(), min_size=1, max_size=3)
 MIXES = st.builds(AlikeRows, st.booleans(), st.booleans(), st.booleans(), st.booleans())
 
@@ -94,6 +104,7 @@ def test_item_that_its_encoder_fails_on_loses_its_requests_alone(
             else:
                 assert_equal(result, oracle(requests[place]))
     assert engine.counters.requests == num_requests
+    assert runner.num_lost <= len(calls), "its other requests are lost with the first"
     if has_it:
         with pytest.raises(LostRequestsError) as caught:
             engine.run(requests)
@@ -122,6 +133,17 @@ def test_item_that_its_encoder_fails_on_loses_its_requests_alone(
     answer_steps=True,
     row_group=2,
 )
+@example(
+    calls=[[_scored(ITEMS[0], 3, *end) for end in ((1, 3, 1), (1, 0, 0), (ITEMS[1], 1, 3), (ITEMS[0], 3, 1))]],
+    num_slots=4,
+    chunk_size=1,
+    batching=RANGE,
+    row_mix=AlikeRows(),
+    can_rewind=True,
+    overlaps_steps=False,
+    answer_steps=True,
+    row_group=1,
+)  # a short answer has an item of its own after one that it shares
 def test_run_equals_oracle_and_keeps_to_its_chunks(
     calls: list[list[Request]],
     num_slots: int,

@@ -20,7 +20,7 @@ from transformers import WhisperFeatureExtractor
 from olive_ext.errors import ModelError, TaskError
 from olive_ext.media.pictures import content_key, data_of_url, media_digest, read_picture, thumbnail
 from olive_ext.media.processors import torch_threads
-from olive_ext.media.sound import SoundProcessor, read_sound
+from olive_ext.media.sound import SoundProcessor, read_sound, refuse_non_finite
 from olive_ext.model.types import ModelFiles, TensorSpec
 from tests.families.pictures import picture
 from tests.refusals import refused
@@ -307,3 +307,5 @@ def test_sound_far_out_of_range_is_refused_before_an_encoder_makes_nan_of_it(tmp
     loud = np.full(RATE, 3e37, np.float32)
     with refused(TaskError, "media", holds=("NaN", "input_features")):
         _processor(tmp_path).windows((loud, RATE))
+    with refused(TaskError, "media", holds=("infinity", "pixels")):
+        refuse_non_finite({"sizes": np.ones(2), "pixels": np.array([1.0, np.inf])}, "picture")

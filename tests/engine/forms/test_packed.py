@@ -155,9 +155,10 @@ def test_nothing_is_reserved_for_the_longest() -> None:
     engine.close()
 
 
-def test_sequences_that_outgrow_the_blocks_are_given_up_last_come_first() -> None:
-    """All end, few tokens are fed twice, and steps go on overlapping."""
-    requests = [Request((i, 2, 3), 0, Generation(60)) for i in range(12)]
+@pytest.mark.parametrize("num_targets", [0, 2])
+def test_sequences_that_outgrow_the_blocks_are_given_up_last_come_first(num_targets: int) -> None:
+    """All end, few tokens are fed twice, no score is read twice, and steps go on overlapping."""
+    requests = [Request((i, 2, 3), num_targets, Generation(60)) for i in range(12)]
     runner = FakeRunner(12, PACKED, overlaps_steps=True, most_blocks=64)
     engine = Engine(runner, 64)
     assert_runs_as_oracle(engine, [requests])
@@ -166,6 +167,13 @@ def test_sequences_that_outgrow_the_blocks_are_given_up_last_come_first() -> Non
     assert fed < engine.counters.tokens_fed < 1.5 * fed
     assert engine.counters.steps_overlapped >= 0.9 * engine.counters.steps
     engine.close()
+
+
+def test_text_that_is_given_up_within_its_targets_goes_on_with_the_next() -> None:
+    answers = [Request((i,), 0, Generation(13)) for i in range(4)]
+    engine = Engine(FakeRunner(5, PACKED, most_blocks=11), 2)
+    assert_runs_as_oracle(engine, [[*answers, Request((10, *[2, 3] * 4), 8)]])
+    assert engine.counters.preemptions > 0
 
 
 def test_prefix_that_is_shared_takes_its_blocks_once_also_where_they_are_few() -> None:
