@@ -146,12 +146,12 @@ def _add_work(model: ResolvedModel, config: EvaluationConfig, section: Section, 
     from olive_ext.backends.lm_eval_run import run_tasks
     from olive_ext.backends.task_loading import Seeds, load_tasks
     from olive_ext.backends.workload import CountingLM, forecast
-    from olive_ext.run.costs import asked_tasks
+    from olive_ext.run.costs import requested_tasks
     from olive_ext.session.local import open_tokenizer
 
     seeds, lm = Seeds.of(config.seed), CountingLM(open_tokenizer(model).encode)
     more: dict[str, Any] = {"runs_code": config.confirm_run_unsafe_code, "repeats": config.repeats}
-    tasks = load_tasks(asked_tasks(config), config.include_path, seeds, config.metadata, **more)
+    tasks = load_tasks(requested_tasks(config), config.include_path, seeds, config.metadata, **more)
     plain = config.model_copy(
         update={"bootstrap_iters": 0, "apply_chat_template": False, "confirm_run_unsafe_code": False}
     )
@@ -188,7 +188,7 @@ def _given(config: EvaluationConfig) -> ResolvedModel:
         return resolve(config.opening())
     from olive_ext.run.models import Models
 
-    return Models(config).given
+    return Models(config).given_candidate
 
 
 def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: str, findings: Findings) -> None:
@@ -205,9 +205,9 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
     chats = {"reference": ReferenceConfig(path=checkpoint), "apply_chat_template": config.apply_chat_template or True}
     models = Models(config.model_copy(update=chats))
     with findings.noting_problems(), suppress(ModelError):  # a checkpoint without a tokenizer
-        if (asked := models.asked_otherwise) is not None:
+        if (asked := models.prompt_diff) is not None:
             findings.errors.append(NotComparableError(asked.sentence()))
-        if models.other_template and not models.asking(model).template:
+        if models.other_template and not models.prompt_format(model).template:
             findings.errors.append(NotComparableError("the model has no chat template, and the checkpoint has one"))
         elif models.other_template:
             section.add("chat template", "another text than the checkpoint's", "held against nothing without tasks")

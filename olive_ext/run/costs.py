@@ -20,10 +20,10 @@ REQUESTS_PER_SECOND = "requests_per_second"
 COSTS = (SIZE_ON_DISK, PEAK_MEMORY, TOKENS_PER_SECOND)
 
 
-def asked_tasks(config: EvaluationConfig) -> list[str | dict[str, Any]]:
+def requested_tasks(config: EvaluationConfig) -> list[str | dict[str, Any]]:
     """The tasks of lm-eval among `config.tasks`. Raises `ConfigError` where memory or speed has no run to measure."""
     tasks = [task for task in config.tasks if task not in COSTS]
-    costs = [name for name in asked_costs(config) if name != SIZE_ON_DISK]
+    costs = [name for name in requested_costs(config) if name != SIZE_ON_DISK]
     if costs and not tasks:
         raise MissingError(f"'{costs[0]}' is measured on a run: add a task to be run", "tasks", config.tasks)
     return tasks
@@ -37,7 +37,7 @@ def with_costs(settings: Settings, names: Iterable[str] = ()) -> Settings:
     return settings.model_copy(update={"tasks": [*settings.tasks, *added]}) if added else settings
 
 
-def asked_costs(config: EvaluationConfig) -> tuple[str, ...]:
+def requested_costs(config: EvaluationConfig) -> tuple[str, ...]:
     """The costs among `config.tasks`."""
     return tuple(name for name in COSTS if name in config.tasks)
 

@@ -35,7 +35,7 @@ from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.report.verdict import BANDS
 from olive_ext.run.bounds import broken_bounds, refuse_names
-from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics, with_costs
+from olive_ext.run.costs import cost_metrics, requested_costs, requested_tasks, with_costs
 from olive_ext.run.machine import Clock, PeakMemory, describe_hardware
 from olive_ext.run.models import Models, OtherPromptsError, damaged_cache
 from olive_ext.run.reference.answers import read_answers
@@ -132,10 +132,10 @@ def _with_constants(report: Report, models: Models, observer: Observer | None) -
         return report
     vocab_size = length = contexts = None
     with suppress(ModelError):  # neither need be known, where the evaluation itself names a length
-        vocab_size = models.own.spec.vocab_size if models.own.kind == "onnx" else None
-        contexts, length = models.contexts, models.own.context_length
+        vocab_size = models.candidate.spec.vocab_size if models.candidate.kind == "onnx" else None
+        contexts, length = models.contexts, models.candidate.context_length
     reach = None if observer is None else observer.reach(contexts[1] if contexts else length, vocab_size)
-    taken = () if models.own.media is None else models.own.media.modalities
+    taken = () if models.candidate.media is None else models.candidate.media.modalities
     unseen = [] if observer is None else [one for one in taken if one not in observer.modalities]
     overall = report.comparison.overall_divergence()
     is_near = overall is not None and overall.kl.mean < BANDS[0].most_kl
@@ -175,8 +175,8 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: W
     """`weights` are of documents that an earlier run has drawn: only these are evaluated."""
     try:
         return _evaluate_as(models, lm, log_folder, weights)
-    except OtherPromptsError as found:  # before anything is computed, but for a reference that was already asked
-        models.asked_otherwise = found.asked
+    except OtherPromptsError as other:  # before anything is computed, but for a reference that was already asked
+        models.prompt_diff = other.diff
         return _evaluate_as(models, lm, log_folder, weights)
 
 
@@ -188,16 +188,16 @@ def _evaluate_as(models: Models, lm: LM | None, log_folder: Path | None, weights
     if lm is not None and not hasattr(lm, "session") and config.use_cache is not None:
         problem = "lm-eval's own model keeps no answers: leave it out, or wrap the model in lm_eval.api.model.CachingLM"
         raise ConfigError(problem, "use_cache", config.use_cache)
-    tasks = asked_task_objects(models, lm, seeds)
+    tasks = load_requested_tasks(models, lm, seeds)
     if tasks is not None and weights is not None:
         tasks = ChosenDocuments(tasks).of(weights)
     comparer = None if tasks is None else comparer_of(models, lm, tasks, seeds, weights)
     if comparer is not None:
-        comparer.prepare()
+        comparer.run_reference_alone()
     with PeakMemory() as memory:
         opened = None
         if lm is None and tasks is not None:
-            opened = models.candidate() if comparer is None else comparer.open()
+            opened = models.open_candidate() if comparer is None else comparer.open_candidate()
         model = lm or opened
         try:
             if model is not None:
@@ -234,12 +234,12 @@ def _evaluate_as(models: Models, lm: LM | None, log_folder: Path | None, weights
     return evaluated._replace(write_logs=write)
 
 
-def asked_task_objects(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTasks | None:
+def load_requested_tasks(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTasks | None:
     """The tasks, refused where the model cannot do what they ask; None where only costs are measured."""
     from olive_ext.backends.task_checks import refuse_shots
     from olive_ext.backends.task_loading import load_tasks
 
-    config, names = models.config, asked_tasks(models.config)
+    config, names = models.config, requested_tasks(models.config)
     if not names:
         return None
     with models.clock.phase("tasks"):
@@ -251,9 +251,9 @@ def asked_task_objects(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTas
     if lm is not None:
         refuse_generations({}, config.gen_kwargs)
     else:
-        refuse_misfits(models.given, configs)
-        refuse_generations(configs, config.gen_kwargs, models.given, config.model_args)
-        refuse_texts(models.given, config)
+        refuse_misfits(models.given_candidate, configs)
+        refuse_generations(configs, config.gen_kwargs, models.given_candidate, config.model_args)
+        refuse_texts(models.given_candidate, config)
     return tasks
 
 
@@ -273,13 +273,13 @@ def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     imported for seconds; models first: who mistypes one has no folder of tasks there."""
     if models.records_file is not None:
         _ = models.records_file.manifest
-    for model in models.on_disk:
+    for model in models.given_models:
         if model.kind == "onnx":
             _ = model.providers
             _tell_other_tokenizer(model)
-    if (workers := models.given.settings.workers) is not None:
+    if (workers := models.given_candidate.settings.workers) is not None:
         hook("workers", "'workers'")(None, workers, ())
-    refuse_unknown(asked_tasks(config), task_folders(config.include_path))
+    refuse_unknown(requested_tasks(config), task_folders(config.include_path))
     refuse_names(config)
     written = {"output_dir": config.output_dir, "sample_log_dir": config.sample_log_dir}
     written["use_cache"] = None if config.use_cache is None else str(Path(config.use_cache).parent)
@@ -319,7 +319,7 @@ def _report(
     execution.pop("reference", None)
     counters = execution.pop("counters", None) or getattr(lm, "counters", {})
     costs = cost_metrics(
-        asked_costs(config),
+        requested_costs(config),
         size=lambda: models.size(lm),
         peak_memory=peak_memory,
         counters=counters,
@@ -368,10 +368,10 @@ def report_of(
 def _identity(models: Models, lm: LM | None) -> dict[str, Any]:
     """Path and kind as resolved, and the digest of the content; a model of lm-eval's own has none."""
     path = models.config.model.path
-    kind = models.given.kind if lm is None or models.export_note(path) else getattr(lm, "kind", "hf")
+    kind = models.given_candidate.kind if lm is None or models.export_note(path) else getattr(lm, "kind", "hf")
     size = models.known_size(lm)
     identity = {"path": path, "kind": kind, **models.export_note(path), **({} if size is None else {SIZE: size})}
-    resolved = models.given if lm is None else getattr(lm, "resolved", None)
+    resolved = models.given_candidate if lm is None else getattr(lm, "resolved", None)
     if resolved is not None and resolved.files.variant:
         identity[VARIANT] = resolved.files.variant
     digest = getattr(lm, "content_hash", None)

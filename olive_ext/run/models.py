@@ -31,10 +31,10 @@ from olive_ext.records.journal import facts_key
 from olive_ext.records.travelling import unpack
 from olive_ext.report.comparison import KV_CACHE, PACKAGE_TOKENIZER, PromptDiff, StopTokens
 from olive_ext.report.page import SIZE
-from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
+from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, requested_costs
 from olive_ext.run.machine import Clock
 from olive_ext.run.reference.observer import Observer
-from olive_ext.session.tokenizer_fit import TEMPLATE, Asking, excerpts
+from olive_ext.session.tokenizer_fit import TEMPLATE, PromptFormat, excerpts
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.arguments import OrtLMArguments
@@ -53,13 +53,13 @@ too."""
 class OtherPromptsError(OliveExtError):
     """Both models' own files make other prompts of a task's conversation: the models must be asked each by itself."""
 
-    def __init__(self, asked: PromptDiff) -> None:
-        super().__init__(asked.sentence())
-        self.asked = asked
+    def __init__(self, diff: PromptDiff) -> None:
+        super().__init__(diff.sentence())
+        self.diff = diff
 
 
 class Models:
-    """Opens both models of `config`; the caller closes them, except `resident`, which closes with the candidate.
+    """Opens both models of `config`; the caller closes them, except `open_resident`, which closes with the candidate.
 
     Opening raises `ModelError`, `ProviderError` or `ConfigError`.
     """
@@ -77,7 +77,7 @@ class Models:
         self._length: int | None = None
 
     @cached_property
-    def given(self) -> ResolvedModel:
+    def given_candidate(self) -> ResolvedModel:
         """The evaluated model as it was given, with the settings of opening it in `model_args`."""
         model = resolve(self.config.opening())
         return model.patched(self._arguments.opening()) if self.config.model_args else model
@@ -89,12 +89,12 @@ class Models:
         return OrtLMArguments.parse(self.config.model_args, where="model_args")
 
     @property
-    def own(self) -> ResolvedModel:
+    def candidate(self) -> ResolvedModel:
         """The evaluated model as it is run: a Hugging Face model as its export, where there is one."""
-        return self._as_run(self.given)
+        return self._as_run(self.given_candidate)
 
     @property
-    def other(self) -> ResolvedModel:
+    def reference(self) -> ResolvedModel:
         """The reference as it is run; see `ModelSettings.of_reference`."""
         return self._as_run(self.given_reference)
 
@@ -103,18 +103,18 @@ class Models:
         """The reference as it was given, which is no file of records."""
         patch, reference = self.config.reference_patch(), self.config.reference
         if reference is not None and reference.is_same:
-            other = resolve(self.given.settings.in_other_place(patch), key="reference")
-            if other.place == self.given.place:
+            other = resolve(self.given_candidate.settings.in_other_place(patch), key="reference")
+            if other.place == self.given_candidate.place:
                 what = "name what is another there (execution_provider, provider_options, variant, engine, dtype)"
                 raise ContradictionError(f"both places are the same one: {what}", "reference", reference.path)
             return other
-        return resolve(self.given.settings.of_reference(patch), key="reference")
+        return resolve(self.given_candidate.settings.of_reference(patch), key="reference")
 
     @property
-    def on_disk(self) -> tuple[ResolvedModel, ...]:
+    def given_models(self) -> tuple[ResolvedModel, ...]:
         """The models that are to be opened, as they were given."""
         has_other = self.config.reference is not None and self.records_file is None and self.recorder is None
-        return (self.given, self.given_reference) if has_other else (self.given,)
+        return (self.given_candidate, self.given_reference) if has_other else (self.given_candidate,)
 
     @cached_property
     def records_file(self) -> RecordsFile | None:
@@ -130,7 +130,7 @@ class Models:
             return False
         if reference.is_same_model is not None:
             return reference.is_same_model
-        return reference.is_same if self.records_file is None else self.records_file.digest == self.own.digest
+        return reference.is_same if self.records_file is None else self.records_file.digest == self.candidate.digest
 
     @cached_property
     def float_path(self) -> str | None:
@@ -154,7 +154,7 @@ class Models:
             return None
         records = self.records_file
         other = self.given_reference.context_length if records is None else records.max_length
-        return contexts_of(self.own.context_length, other)
+        return contexts_of(self.candidate.context_length, other)
 
     def damage(self, *, is_near: bool, unreached: Collection[str]) -> Damage:
         """Constants of the evaluated model that are not the reference's where they should be, or no numbers: how. Those
@@ -162,14 +162,14 @@ class Models:
         from olive_ext.model.files.damage import Damage, damage
         from olive_ext.session.tokenizer import Rows
 
-        other = None if self.config.reference is None or self.records_file is not None else self.other.files
+        other = None if self.config.reference is None or self.records_file is not None else self.reference.files
         try:
-            other = None if other is None or other.decoder == self.own.files.decoder else other
-            models = [self.own, *([] if other is None else [self.other])]
+            other = None if other is None or other.decoder == self.candidate.files.decoder else other
+            models = [self.candidate, *([] if other is None else [self.reference])]
             num_tokens = max(self._tokenizer(one).num_ids for one in models)
-            sizes, longest = {size for one in models for size in Rows.of(one)}, self.own.context_length
+            sizes, longest = {size for one in models for size in Rows.of(one)}, self.candidate.context_length
             facts: dict[str, Any] = {"longest": longest, "num_tokens": num_tokens, "vocab_sizes": sizes}
-            found = damage(self.own.files, other, is_near=is_near, unreached=unreached, **facts)
+            found = damage(self.candidate.files, other, is_near=is_near, unreached=unreached, **facts)
             return found._replace(uncompared=0) if other is None and self.records_file is None else found
         except Exception as error:  # noqa: BLE001 - a remark must not cost the report, which is not written yet
             logger.warning("constants are not compared: %s", first_line(error))
@@ -179,7 +179,7 @@ class Models:
     def unjudged(self) -> dict[str, str]:
         """What the evaluated package holds for its own runtime and is not judged, by file: numbers that its graph
         contradicts, another decoder, and a tokenizer that asks otherwise than the one that was given."""
-        given = self.given
+        given = self.given_candidate
         if given.kind != "onnx" or not given.runtime.runs_graph:
             return {}
         says, tokenizer = list[str](), ""
@@ -202,23 +202,23 @@ class Models:
                 found[other.name] = f"has another chat template than {jinja.name}, and is not judged"
         free = {name: value for name, value in self.config.model_args.items() if name != "add_bos_token"}
         if free != self.config.model_args and self.config.reference is not None and self.records_file is None:
-            asked = Models(self.config.model_copy(update={"model_args": free})).asked_otherwise
+            asked = Models(self.config.model_copy(update={"model_args": free})).prompt_diff
             what = "" if asked is None else f"hides that the models' own files differ: {asked.what[0]}"
             found["model_args.add_bos_token"] = what
         return {name: what for name, what in found.items() if what}
 
     def _unlike_shipped(self, shipped: ResolvedModel) -> str:
         try:
-            asked = self._asked(shipped, self.given)
+            asked = self._prompt_diff_of(shipped, self.given_candidate)
         except NotComparableError:
             return "makes other tokens than the one that was given, and is not judged"
-        is_other = self.asking(shipped).template != self.asking(self.given).template
+        is_other = self.prompt_format(shipped).template != self.prompt_format(self.given_candidate).template
         what = TEMPLATE if asked is None and is_other else "" if asked is None else asked.what[0]
         return what and f"is another than the one that was given, and is not judged: {what}"
 
     def names(self) -> Iterator[str]:
         """The models and tokenizers as written: paths, or names on the hub."""
-        for model in self.on_disk:
+        for model in self.given_models:
             yield from (model.settings.model, str(model.files.tokenizer))
 
     def _as_run(self, model: ResolvedModel) -> ResolvedModel:
@@ -249,8 +249,8 @@ class Models:
             return None
 
     def _measured(self, lm: LM | None) -> ResolvedModel:
-        if lm is None or self.given.kind != "onnx":
-            return self.given
+        if lm is None or self.given_candidate.kind != "onnx":
+            return self.given_candidate
         kind = {"kind": "hf"} if hasattr(lm, "model") else {}
         return getattr(lm, "resolved", None) or resolve(self.config.opening().model_copy(update=kind))
 
@@ -267,41 +267,41 @@ class Models:
             opened, _ = load_model(settings.model, "auto", "cpu", trust_remote_code=settings.trust_remote_code)
         return sum(tensor.numel() * tensor.element_size() for tensor in opened.parameters())
 
-    def reference(self, observer: Observer | None) -> LM:
+    def open_reference(self, observer: Observer | None) -> LM:
         """The reference alone, with the evaluated model's engine settings but none of its adapters. With an observer
         its distributions are recorded, and its generations kept.
 
         It then gets windows that fit both models.
         """
         if self.recorder is not None and observer is not None:
-            lm = self._recording(self.own, observer)
+            lm = self._recording(self.candidate, observer)
             lm.known_answers = self.recorder(lm)
             return lm
-        alone = self.other
+        alone = self.reference
         if self.config.reference is not None and not self.config.reference.is_same:
-            alone = alone.patched({"engine": self.own.settings.engine.model_copy(update={"adapters": []})})
+            alone = alone.patched({"engine": self.candidate.settings.engine.model_copy(update={"adapters": []})})
         if observer is None:
-            given, is_alike = self.config.model_args, alone.kind == self.own.kind
+            given, is_alike = self.config.model_args, alone.kind == self.candidate.kind
             return self._open_ours(alone, {name: given[name] for name in given if is_alike or name in _ANSWERING})
         return self._recording(alone, observer)
 
-    def candidate(self, observer: Observer | None = None) -> LM:
+    def open_candidate(self, observer: Observer | None = None) -> LM:
         """The evaluated model. With an observer its targets are compared with the reference: with its records where it
         ran alone, else with the model itself, resident with the candidate."""
         if observer is None:
-            return self._open_ours(self.own, self.config.model_args)
+            return self._open_ours(self.candidate, self.config.model_args)
         from olive_ext.records import Records
 
         if self.records_file is not None:
             self._records, longest = self.records_file.folder, self.records_file.max_length
-            own = self.own.context_length
+            own = self.candidate.context_length
             self._length = longest if own is None or longest < own else None
-        reference = self.other if self._records is None else Records.read(self._records)
+        reference = self.reference if self._records is None else Records.read(self._records)
         length = {} if self._length is None else {"max_length": self._length}
         arguments = {**self.config.model_args, "observer": observer, "reference": reference, **length}
-        return self._open_ours(self.own, arguments)
+        return self._open_ours(self.candidate, arguments)
 
-    def resident(self, candidate: Any, observer: Observer) -> Any:
+    def open_resident(self, candidate: Any, observer: Observer) -> Any:
         """An `OrtLM` of the reference that is resident with `candidate`, or of its records, with the candidate's
         tokenizer."""
         if self.records_file is not None:
@@ -322,7 +322,7 @@ class Models:
     @property
     def _places(self) -> dict[str, Any]:
         """All settings of both places of one model: the other keys leave out settings that change rounding alone."""
-        return {"places": [model.settings.model_dump(mode="json", exclude_unset=True) for model in self.on_disk]}
+        return {"places": [model.settings.model_dump(mode="json", exclude_unset=True) for model in self.given_models]}
 
     def keep_answers(self, lm: LM) -> None:
         """Has the session of `lm`, which lm-eval's own models have not, keep its answers where the settings say; one
@@ -330,7 +330,7 @@ class Models:
         session = getattr(lm, "session", None)
         if session is None or session.records is not None:
             return
-        is_timed = {PEAK_MEMORY, TOKENS_PER_SECOND} & set(asked_costs(self.config))
+        is_timed = {PEAK_MEMORY, TOKENS_PER_SECOND} & set(requested_costs(self.config))
         resume = not is_timed if self.config.resume is None else self.config.resume
         places = self._places if self.is_same_model else {}
         session.keep_answers(self.config.journal, resume=resume, facts={"versions": runtimes(), **places})
@@ -343,9 +343,9 @@ class Models:
         with self.clock.phase("load"), quiet_bars(self.progress):
             lm = OrtLM(model, **{"seed": self.config.seed or 0, **arguments})
         if self.config.reference is not None:
-            lm.role = "the candidate" if model is self.own else "the reference"
-        others = [one for one in self.on_disk if str(one.files.tokenizer) != lm.session.tokenizer.where]
-        if self.config.apply_chat_template and others and self.asked_otherwise is None:
+            lm.role = "the candidate" if model is self.candidate else "the reference"
+        others = [one for one in self.given_models if str(one.files.tokenizer) != lm.session.tokenizer.where]
+        if self.config.apply_chat_template and others and self.prompt_diff is None:
             lm.note_prompt = partial(self._refuse_other_prompt, [(one, self._tokenizer(one)) for one in others])
         return lm
 
@@ -357,8 +357,9 @@ class Models:
             with suppress(ConfigError):  # it says so when it is asked itself
                 other = tokenizer.render_chat(messages, opens, **self._template_variables)
             if other != prompt:
-                shown = excerpts(*((prompt, other) if model is self.given else (other, prompt)))
-                files = self.asking(self.given_reference).changed_files(self.asking(self.given), [TEMPLATE])
+                shown = excerpts(*((prompt, other) if model is self.given_candidate else (other, prompt)))
+                theirs, own = map(self.prompt_format, (self.given_reference, self.given_candidate))
+                files = theirs.changed_files(own, [TEMPLATE])
                 raise OtherPromptsError(PromptDiff((TEMPLATE,), files, *shown))
 
     def _recording(self, model: ResolvedModel, observer: Observer) -> LM:
@@ -370,7 +371,7 @@ class Models:
             "drawn": reference.drawn,
             "seed": self.config.seed or 0,
         }
-        own, arguments = self.own.context_length, {**self.config.model_args, "record_to": record_to}
+        own, arguments = self.candidate.context_length, {**self.config.model_args, "record_to": record_to}
         lm: Any = self._open_ours(model, arguments)
         if own is not None and own < lm.max_length:
             lm.close()
@@ -383,43 +384,44 @@ class Models:
         return lm
 
     @cached_property
-    def asked_otherwise(self) -> PromptDiff | None:
+    def prompt_diff(self) -> PromptDiff | None:
         """How both models' own files ask them otherwise; None where they ask them alike, or records do not say. Raises
         `ConfigError` where the tokenizers give other ids to a text."""
-        return self._asked(self.given, self.records_file or self.given_reference)
+        return self._prompt_diff_of(self.given_candidate, self.records_file or self.given_reference)
 
     @cached_property
     def other_template(self) -> bool:
         """Whether the texts of both models' chat templates differ, where one is used and both are known."""
         if not self.config.apply_chat_template:
             return False
-        theirs = self.records_file.asking if self.records_file is not None else self.asking(self.given_reference)
+        records = self.records_file
+        theirs = self.prompt_format(self.given_reference) if records is None else records.prompt_format
         known = "" if theirs is None else theirs.template
-        return bool(known) and known != self.asking(self.given).template
+        return bool(known) and known != self.prompt_format(self.given_candidate).template
 
-    def _asked(self, model: ResolvedModel, reference: ResolvedModel | RecordsFile) -> PromptDiff | None:
+    def _prompt_diff_of(self, model: ResolvedModel, reference: ResolvedModel | RecordsFile) -> PromptDiff | None:
         from olive_ext.session.tokenizer_fit import refuse_other_tokenizer
 
         if isinstance(reference, RecordsFile):
-            name, theirs = reference.path, reference.asking
+            name, theirs = reference.path, reference.prompt_format
         elif model.files.tokenizer == reference.files.tokenizer:
             return None
         else:
-            name, theirs = reference.settings.model, self.asking(reference)
+            name, theirs = reference.settings.model, self.prompt_format(reference)
         if theirs is None:
             return None
-        own = self.asking(model)
+        own = self.prompt_format(model)
         refuse_other_tokenizer(theirs.ids, own.ids, name, model.settings.model)
         if theirs.steps != own.steps:
-            own = self.asking(model, reads_all=True)
-            theirs = theirs if isinstance(reference, RecordsFile) else self.asking(reference, reads_all=True)
+            own = self.prompt_format(model, reads_all=True)
+            theirs = theirs if isinstance(reference, RecordsFile) else self.prompt_format(reference, reads_all=True)
         what, files, texts = theirs.differing(own)
         return PromptDiff(what, files, *texts) if what else None
 
-    def asking(self, model: ResolvedModel, *, reads_all: bool = False) -> Asking:
-        """How the files of `model` and this evaluation's settings have a model asked; see `Asking.of`."""
+    def prompt_format(self, model: ResolvedModel, *, reads_all: bool = False) -> PromptFormat:
+        """How the files of `model` and this evaluation's settings have a model asked; see `PromptFormat.of`."""
         variables = self._template_variables if self.config.apply_chat_template else None
-        return Asking.of(self._tokenizer(model), variables, reads_all=reads_all)
+        return PromptFormat.of(self._tokenizer(model), variables, reads_all=reads_all)
 
     @property
     def _template_variables(self) -> dict[str, Any]:
@@ -445,7 +447,7 @@ class Models:
         if (session := getattr(lm, "session", None)) is None:
             return None
         own = session.describe_execution()
-        known = ends_of(self.other) if self.records_file is None else self.records_file.manifest
+        known = ends_of(self.reference) if self.records_file is None else self.records_file.manifest
         return stops_of(known, own)
 
 
@@ -520,10 +522,10 @@ class RecordsFile:
         return int(self.manifest["max_length"])
 
     @property
-    def asking(self) -> Asking | None:
+    def prompt_format(self) -> PromptFormat | None:
         """How the recorded model was asked; None of older files."""
         known: Any = self.manifest.get("asking")
-        return None if known is None else Asking(**known)
+        return None if known is None else PromptFormat(**known)
 
     @property
     def facts(self) -> dict[str, Any]:

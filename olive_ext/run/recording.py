@@ -22,7 +22,7 @@ from olive_ext.report import Report, check_writable
 from olive_ext.report.numbers import size
 from olive_ext.report.page import SIZE
 from olive_ext.report.report import plain
-from olive_ext.run.costs import asked_tasks
+from olive_ext.run.costs import requested_tasks
 from olive_ext.run.evaluation import evaluate_models
 from olive_ext.run.models import STOP_FACTS, Models
 
@@ -45,7 +45,7 @@ def record(config: EvaluationConfig, file: str | Path, *, progress: bool = False
         raise ContradictionError("a model that is recorded is a reference itself", "reference")
     if config.bounds:
         raise ContradictionError("a model that is recorded is held to no bounds", "require")
-    if not asked_tasks(config):
+    if not requested_tasks(config):
         raise ConfigError("'tasks' ask nothing of a model: there is nothing to record", "tasks")
     check_writable(file.parent, "--output")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -70,8 +70,8 @@ def _manifest(folder: Path, report: Report, models: Models) -> dict[str, Any]:
         **{name: report.model[name] for name in names if name in report.model},
         **shared,
         "tasks": plain(report.results.get("n-samples", {})),
-        **{name: value for facts in hooks("recorded_facts").values() for name, value in facts(models.own).items()},
-        "asking": asdict(models.asking(models.given, reads_all=True)),
+        **{name: value for made in hooks("recorded_facts").values() for name, value in made(models.candidate).items()},
+        "asking": asdict(models.prompt_format(models.given_candidate, reads_all=True)),
         "answers": {path.name: read_facts(path) for path in folder.glob("answers_*.jsonl")},
     }
 

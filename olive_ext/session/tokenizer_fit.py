@@ -165,13 +165,13 @@ _ASKS = {
     "texts of all tokens": ("tokenizer.json",),
     "tokens of these texts": ("tokenizer.json",),
 }
-"""What `Asking.asks` holds, and patterns of the files that decide it."""
+"""What `PromptFormat.asks` holds, and patterns of the files that decide it."""
 
 _FILES = {**_ASKS, TEMPLATE: ("chat_template*", "additional_chat_templates/*", "tokenizer_config.json")}
 
 
 @dataclass(frozen=True)
-class Asking:
+class PromptFormat:
     """How a model is asked and its answers are read; JSON-ready."""
 
     ids: Traits
@@ -212,7 +212,7 @@ class Asking:
         steps = {**{name: written.get(name) for name in _STEPS}, "model": rest}
         return cls(traits, asks, digests, _digest(steps) if written else "", text and _digest(text.split()))
 
-    def differing(self, other: Asking) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, str]]:
+    def differing(self, other: PromptFormat) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, str]]:
         """What `asks` differ in; the files that may decide it and are not the same; and what the first is of both, of
         several texts one that differs."""
         both = {name: (self.asks[name], other.asks[name]) for name in self.asks.keys() & other.asks.keys()}
@@ -223,7 +223,7 @@ class Asking:
             one, two = next(pair for pair in zip(one, two, strict=False) if pair[0] != pair[1])
         return what, self.changed_files(other, what), excerpts(str(one), str(two))
 
-    def changed_files(self, other: Asking, what: Sequence[str]) -> tuple[str, ...]:
+    def changed_files(self, other: PromptFormat, what: Sequence[str]) -> tuple[str, ...]:
         """The files that may decide `what` and are not the same."""
         patterns = {pattern for name in what for pattern in _FILES[name]}
         changed = sorted({name for name, _ in self.files.items() ^ other.files.items()})
@@ -247,7 +247,7 @@ def _is_alike(one: Any, other: Any) -> bool:
 _STEPS = ("added_tokens", "normalizer", "pre_tokenizer", "decoder")
 
 _OF_FAST = ("texts of all tokens", "tokens of these texts")
-"""What `Asking.asks` holds where every token was read, of tokenizers in the library of fast ones alone; else None."""
+"""`PromptFormat.asks` has these where every token was read, of tokenizers in the library of fast ones; else None."""
 
 
 def _vocabulary_read(tokenizer: Tokenizer) -> tuple[str | None, str | None]:

@@ -18,7 +18,7 @@ from olive_ext.report import Report
 from olive_ext.run import check_complete
 from olive_ext.run import evaluate as run_evaluate
 from olive_ext.run.bounds import check_declared, with_measurements
-from olive_ext.run.costs import asked_tasks
+from olive_ext.run.costs import requested_tasks
 from olive_ext.workflow.current_run import running, with_reference
 from olive_ext.workflow.handlers import (
     as_loaded,
@@ -56,7 +56,7 @@ def measure(
         config = _with_own_folders(config, path)
         names = {"model": name_of(path), "reference": "the input model" if is_input else None}
         with ExitStack() as stack:
-            if is_hf and asked_tasks(config) and is_changed(handler):
+            if is_hf and requested_tasks(config) and is_changed(handler):
                 which = config.model.model_copy(update={"path": stack.enter_context(as_loaded(handler))})
                 config = config.model_copy(update={"model": which})
             report = evaluate(config.as_job(), progress=True, names=names)

@@ -115,9 +115,9 @@ class NetSession(Session):
 class TwoModels:
     """`Models` of a comparer: the reference is the tiny model, the candidate one that was changed."""
 
-    other = given_reference = SimpleNamespace(kind="onnx", size=None, files=SimpleNamespace(variant=""))
+    reference = given_reference = SimpleNamespace(kind="onnx", size=None, files=SimpleNamespace(variant=""))
     progress = is_same_model = other_template = False
-    recorder = records_file = asked_otherwise = None
+    recorder = records_file = prompt_diff = None
 
     def __init__(self, candidate: Any, config: EvaluationConfig) -> None:
         self.config = config
@@ -130,11 +130,11 @@ class TwoModels:
     def export_note(self, path: str) -> dict[str, str]:
         return {}
 
-    def reference(self, observer: Observer | None) -> Any:
+    def open_reference(self, observer: Observer | None) -> Any:
         self.opened.append("reference")
         return OrtLM(session=NetSession(model()), observer=observer)
 
-    def candidate(self, observer: Observer | None = None) -> Any:
+    def open_candidate(self, observer: Observer | None = None) -> Any:
         self.opened.append("candidate")
         return OrtLM(session=NetSession(self.net, None if observer is None else model()), observer=observer)
 
@@ -144,6 +144,6 @@ class TwoModels:
     def keep_answers(self, lm: Any) -> None:
         """Keeps none."""
 
-    def resident(self, candidate: Any, observer: Observer) -> Any:
+    def open_resident(self, candidate: Any, observer: Observer) -> Any:
         self.opened.append("resident")
         return OrtLM(session=NetSession(model()), observer=observer)

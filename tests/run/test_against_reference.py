@@ -447,7 +447,7 @@ def test_a_package_of_a_shorter_context_is_named(folder: Path, tmp_path: Path, c
 
 def asked(model: Path, reference: Path, **settings: Any) -> PromptDiff | None:
     config = {"model": {"path": str(model)}, "reference": str(reference), "tasks": ["t"], **settings}
-    return Models(EvaluationConfig.parse(config)).asked_otherwise
+    return Models(EvaluationConfig.parse(config)).prompt_diff
 
 
 def test_an_evaluations_own_bos_is_both_models(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast
 
 from olive_ext.errors import ConfigError, ModelError, TaskError
 from olive_ext.session.tokenizer import Tokenizer, load_tokenizer, refuse_large_ids
-from olive_ext.session.tokenizer_fit import Asking, hold_to_files, refuse_other_tokenizer, tokenizer_traits
+from olive_ext.session.tokenizer_fit import PromptFormat, hold_to_files, refuse_other_tokenizer, tokenizer_traits
 from tests.refusals import refused
 from tests.session.tiny import BOS, EOS, NO_SYSTEM, TEMPLATE, byte_fallback, byte_level
 
@@ -366,14 +366,14 @@ DECODER = json.loads(byte_level().hf.backend_tokenizer.to_str())["decoder"]
     ids=["same", "one more", "decoder", "normalizer"],
 )
 def test_what_reads_a_token_otherwise_is_named_though_no_probe_holds_it(other, what: tuple[str, ...]) -> None:
-    asked = [Asking.of(one, None, reads_all=True) for one in (byte_level(), other())]
-    quick = [Asking.of(one, None) for one in (byte_level(), other())]
+    asked = [PromptFormat.of(one, None, reads_all=True) for one in (byte_level(), other())]
+    quick = [PromptFormat.of(one, None) for one in (byte_level(), other())]
     assert not {"texts of all tokens", "tokens of these texts"} & {*quick[0].differing(quick[1])[0]}
     assert quick[0].steps != quick[1].steps or not what, "else nobody reads them all"
     assert (
         tuple(name for name in asked[0].differing(asked[1])[0] if "around" not in name and "empty" not in name) == what
     )
-    older = Asking(asked[1].ids, {name: asked[1].asks[name] for name in [*asked[1].asks][:3]}, {})
+    older = PromptFormat(asked[1].ids, {name: asked[1].asks[name] for name in [*asked[1].asks][:3]}, {})
     assert not {"texts of all tokens", "tokens of these texts"} & {*asked[0].differing(older)[0]}
 
 

@@ -40,7 +40,7 @@ from olive_ext.report.numbers import nats
 from olive_ext.report.place import FirstPosition, PlaceFinding
 from olive_ext.report.stages import Stage, StageName
 from olive_ext.report.verdict import verdict
-from olive_ext.run.costs import asked_tasks
+from olive_ext.run.costs import requested_tasks
 from olive_ext.run.models import Models
 from olive_ext.run.reference.observer import Observer
 
@@ -144,11 +144,12 @@ def _breaks(alone: Comparison, claim: ClaimResult | None) -> bool:
 def _evaluations(models: Models) -> dict[StageName, EvaluationConfig]:
     """The evaluation of each stage; none where there are fewer than two stages."""
     config, reference = models.config, models.config.reference
-    if reference is None or models.given.kind != "onnx" or not reference.has_stages:
+    if reference is None or models.given_candidate.kind != "onnx" or not reference.has_stages:
         return {}
-    shared: dict[str, Any] = {"tasks": asked_tasks(config), "use_cache": config.journal, "output_dir": None}
+    shared: dict[str, Any] = {"tasks": requested_tasks(config), "use_cache": config.journal, "output_dir": None}
     config = config.model_copy(update={**shared, "sample_log_num": 0, "documents": "all", "certain": None})
-    kept = {"mode": reference.mode, "records_dir": reference.records_dir, "tokenizer": models.given.files.tokenizer}
+    tokenizer = models.given_candidate.files.tokenizer
+    kept = {"mode": reference.mode, "records_dir": reference.records_dir, "tokenizer": tokenizer}
     has_provider = _has_provider_stage(models)
     before = config
     if has_provider:  # without what belongs to another provider than the CPU
@@ -164,7 +165,7 @@ def _evaluations(models: Models) -> dict[StageName, EvaluationConfig]:
         stages["conversion"] = before.model_copy(update=to_float)
         origin = ReferenceConfig(path=float_path, **kept)
     origin_files = (float_model or models.given_reference).files
-    if not is_same_path(str(models.given.files.decoder), str(origin_files.decoder)):
+    if not is_same_path(str(models.given_candidate.files.decoder), str(origin_files.decoder)):
         origin = origin.model_copy(update=_ON_CPU) if has_provider else origin
         stages["quantization"] = before.model_copy(update={"reference": origin})
     if has_provider:
@@ -175,13 +176,13 @@ def _evaluations(models: Models) -> dict[StageName, EvaluationConfig]:
 
 def _has_provider_stage(models: Models) -> bool:
     reference = models.config.reference
-    if reference is None or models.given.providers[0].name == CPU:
+    if reference is None or models.given_candidate.providers[0].name == CPU:
         return False
     return reference.float_model is not None if reference.provider_stage is None else reference.provider_stage
 
 
 def _plain_engine(models: Models) -> EngineConfig:
-    engine = models.given.settings.engine
+    engine = models.given_candidate.settings.engine
     return EngineConfig(adapters=engine.adapters, num_threads=engine.num_threads)
 
 
@@ -205,10 +206,10 @@ def _float_model(models: Models) -> ResolvedModel | None:
     if path is None:
         return None
     which: dict[str, Any] = {**ModelConfig(path=path).model_dump(exclude={"path"}), "model": path}
-    which["tokenizer"] = models.given.files.tokenizer
+    which["tokenizer"] = models.given_candidate.files.tokenizer
     if _has_provider_stage(models):
         which |= {**_ON_CPU, "engine": _plain_engine(models)}
-    return resolve(models.given.settings.model_copy(update=which), key="reference.float_model")
+    return resolve(models.given_candidate.settings.model_copy(update=which), key="reference.float_model")
 
 
 LEAST_EXPLAINED = 0.5
@@ -236,10 +237,10 @@ def with_place(report: Report, models: Models, observer: Observer | None, refere
 
     rows = [observer.rows(task) for task in observer.tasks]
     file = models.records_file
-    other = models.other if file is None else None
+    other = models.reference if file is None else None
     names = _names(models, other)
     recorded_in = str(file.manifest.get("computed_in", "float32")) if file is not None else "float32"
-    places = Places(models.own, other, names, int(report.model["max_length"]), recorded_in)
+    places = Places(models.candidate, other, names, int(report.model["max_length"]), recorded_in)
     apart = [np.abs(one["logprobs"].astype(np.float64) - one["reference_logprobs"]) for one in rows]
     fed = int(report.engine.get("tokens_fed", 0))
     place, where = located(places, sample, np.concatenate([np.empty(0), *apart]), fed)
@@ -283,7 +284,7 @@ def _with_answers(
 def _names(models: Models, reference: ResolvedModel | None) -> tuple[str, str]:
     """The names of the places: providers and versions, and for the reference its own settings."""
     versions, asked = runtimes(), models.config.reference
-    own, file = _name(models.own, versions), models.records_file
+    own, file = _name(models.candidate, versions), models.records_file
     if reference is None:
         assert file is not None
         providers = [str(one.get("name", one)) for one in file.manifest["providers"]]

@@ -284,7 +284,7 @@ def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: t
 def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline) -> GateResult:
     """Evaluates as many documents as make the claim certain; the baseline's answers are the reference's."""
     from olive_ext.backends.task_loading import Seeds
-    from olive_ext.run.evaluation import asked_task_objects
+    from olive_ext.run.evaluation import load_requested_tasks
     from olive_ext.run.models import Models
     from olive_ext.run.reference.answers import read_answers
     from olive_ext.run.reference.sampled_run import BatchAnswers, SampledRun, Values, question_of
@@ -294,7 +294,7 @@ def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline
     config = config.model_copy(update={"documents": "enough", "certain": certain})
     models, seeds = Models(config, progress=True), Seeds.of(config.seed)
     before = [item for item in baseline.answers() if item.metrics]  # a claim is about answers alone
-    tasks = asked_task_objects(models, None, seeds)
+    tasks = load_requested_tasks(models, None, seeds)
     asked = set() if tasks is None else set(tasks.tasks)
     if tasks is None or asked != {item.task for item in before}:
         raise NotComparableError(
@@ -306,7 +306,7 @@ def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline
     def values(batch: BatchAnswers) -> Values:
         return question.values(replace(batch, answers=[keyed(item) for item in batch.answers]))
 
-    lm = models.candidate()
+    lm = models.open_candidate()
     try:
         run = SampledRun(config, tasks, seeds, replace(question, values=values), [], models.progress)
         results, drawn = run.run(lm, None)

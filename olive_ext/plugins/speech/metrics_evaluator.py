@@ -113,9 +113,9 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         evaluate_tasks = hook("embedding_tasks", "'tasks' of an OrtEvaluator")
 
         models = opened_models(model, self.settings, providers, device)
-        other = models.other if models.config.reference is not None else None
+        other = models.reference if models.config.reference is not None else None
         with PeakMemory() as memory:
-            scores = evaluate_tasks(models.own, other, self.settings)
+            scores = evaluate_tasks(models.candidate, other, self.settings)
         measured = [*scores.metrics, Metric(PEAK_MEMORY, "bytes", "none", float(memory.bytes), higher_is_better=False)]
         report = self._report(models, str(model.get_resource("model_path")), dict(scores.execution), measured, None)
         found = to_metric_result(report, (), self.settings.bounds)
@@ -135,7 +135,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
             return None
         try:
             models = opened_models(model, self.settings, providers, device)
-            _ = models.own.kind == "onnx" and not is_transducer(models.own) and models.own.spec
+            _ = models.candidate.kind == "onnx" and not is_transducer(models.candidate) and models.candidate.spec
         except OliveExtError as error:
             data = [metric.data_config for metric in answers]
             if any(one is None or one.user_script is None for one in data):  # whose code makes texts of outputs
@@ -149,7 +149,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         declared: dict[str, Any] = {}
         measured: list[Metric] = []
         answers = []
-        with PeakMemory() as memory, self._opened(models.own, models, metrics) as session:
+        with PeakMemory() as memory, self._opened(models.candidate, models, metrics) as session:
             for metric in sorted(metrics, key=lambda one: not is_of_answers(one)):
                 count = None
                 if is_of_answers(metric):
@@ -190,7 +190,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         if reference is None or not own or is_same_path(models.config.model.path, reference.path):
             return None
         asked = [metric for metric, _ in own]
-        with models.clock.phase("reference"), self._opened(models.other, models, []) as session:
+        with models.clock.phase("reference"), self._opened(models.reference, models, []) as session:
             other = [(metric, answered(documents(metric, session, self.settings), session)) for metric in asked]
         size = models.given_reference.size
         facts = {"path": reference.path, "kind": models.given_reference.kind, "mode": "answers"}
@@ -207,7 +207,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         """What was found, written where the settings name a folder; the run in progress notes it."""
         written = self.settings.model_dump(mode="json", exclude_unset=True)
         folder = None if self.settings.output_dir is None else str(Path(self.settings.output_dir) / label(path))
-        model = {"path": path, "kind": models.own.kind}
+        model = {"path": path, "kind": models.candidate.kind}
         report = report_of(metrics, model, execution, models.clock, comparison)
         report = replace(report, config={**written, "output_dir": folder})
         if folder is not None:

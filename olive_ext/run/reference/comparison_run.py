@@ -31,7 +31,7 @@ from olive_ext.report.comparison import VARIANT, Comparison
 from olive_ext.report.metrics import NON_FINITE
 from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import certain_comparison
-from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
+from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, requested_costs
 from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers, changed_answers, read_answers
 from olive_ext.run.reference.observer import Generated, Observer, ReferenceScores, Weights, score_generated
@@ -77,7 +77,7 @@ class ReferenceRun:
 
 
 class Comparer:
-    """One evaluation with a reference: `prepare`, `open`, run lm-eval on the opened model, `finish`, in this order."""
+    """One evaluation with a reference: `run_reference_alone`, `open_candidate`, lm-eval on that model, `finish`."""
 
     def __init__(
         self, models: Models, mode: Mode, tasks: LoadedTasks, seeds: Seeds, weights: Weights | None = None
@@ -90,7 +90,7 @@ class Comparer:
         """The reference's run, after `finish`."""
 
         self.observer: Observer | None = None
-        """The observer of the model that `open` gave."""
+        """The observer of the opened candidate."""
 
         self._lost: list[Any] = []
         """Requests that the reference could not answer where it ran alone."""
@@ -102,13 +102,13 @@ class Comparer:
         self._tokens_fed: int | None = None
         """Fed to the reference where it ran alone; 0 where its records and kept generations held everything."""
 
-    def prepare(self) -> None:
+    def run_reference_alone(self) -> None:
         """Runs the reference where it is run alone."""
         if self._mode in ("resident", "recording", "file"):
             return
         observer = Observer() if self._mode == "recorded" else None
         clock = self._models.clock
-        with clock.phase("reference"), closing(self._models.reference(observer)) as lm:
+        with clock.phase("reference"), closing(self._models.open_reference(observer)) as lm:
             if observer is None:
                 self._models.keep_answers(lm)
             self.reference = self._run_reference(lm, observer)
@@ -121,19 +121,19 @@ class Comparer:
         del lm
         gc.collect()  # the memory of the evaluated model is watched from here on
 
-    def open(self) -> LM:
+    def open_candidate(self) -> LM:
         """The model to evaluate; the caller's to close."""
         if self._mode == "answers":
-            return self._models.candidate()
+            return self._models.open_candidate()
         if self._mode == "recording":
             self.observer = Observer()
-            return self._models.reference(self.observer)
+            return self._models.open_reference(self.observer)
         asks_later = self._mode in ("resident", "file") and not self.is_sampled
         sample = None
         if self._models.is_same_model:
             sample = hook("place_sample", "a reference that is the same model")()
         self.observer = Observer(ReferenceScores() if asks_later else None, sample)
-        lm: Any = self._models.candidate(self.observer)
+        lm: Any = self._models.open_candidate(self.observer)
         self.observer.classify_tokens(lm.session.tokenizer)
         return lm
 
@@ -143,7 +143,7 @@ class Comparer:
         return self._models.config.documents == "enough" and self._mode != "recording"
 
     def run_sampled(self, lm: LM) -> dict[str, Any]:
-        """lm-eval's results of the model that `open` gave over the documents drawn, with samples; the reference answers
+        """lm-eval's results of the opened candidate over the documents drawn, with samples; the reference answers
         all documents before, unless it has."""
         config, models = self._models.config, self._models
         with models.clock.phase("reference"):
@@ -155,7 +155,7 @@ class Comparer:
         return results
 
     def finish(self, lm: Any, results: Mapping[str, Any], own: Sequence[Answers]) -> Comparison | None:
-        """The comparison, from the model that `open` gave, lm-eval's `results` for it, with samples, and its `own`
+        """The comparison, from the opened candidate, lm-eval's `results` for it, with samples, and its `own`
         answers in these; None where the model is the reference itself."""
         clock, observer = self._models.clock, self.observer
         if self._mode == "resident":  # it ran under the candidate's steps
@@ -178,7 +178,7 @@ class Comparer:
     ) -> Comparison:
         observer, drawn, weights = self.observer, self._drawn, self.weights
         tasks, matters = self._tasks.tasks, self._models.config.matters
-        asked = self._models.asked_otherwise if self._mode == "answers" else None
+        asked = self._models.prompt_diff if self._mode == "answers" else None
         if asked and TEMPLATE not in asked.what and reference.prompt != (prompt := _first_prompt(lm, samples)):
             asked = replace(asked, reference_prompt=reference.prompt, candidate_prompt=prompt)
         both = reference.answers, own, samples, tasks
@@ -212,7 +212,7 @@ class Comparer:
         """Runs lm-eval once more for the reference, whose scores the candidate's run has given; it only generates."""
         assert self.observer is not None
         observer = Observer()
-        reference = self._models.resident(lm, observer)
+        reference = self._models.open_resident(lm, observer)
         reference.known_answers = self.observer.scores
         if lm.lost and self.observer.scores is not None:  # what the candidate did not answer has no scores
             self.observer.scores.is_partial = True
@@ -272,14 +272,14 @@ def comparer_of(
                 "records cannot be the reference of a model that lm-eval runs itself", "reference", file.path
             )
         file.refuse_other_tasks(tasks.tasks)
-        if models.asked_otherwise is not None:
-            raise RecordsError(f"{models.asked_otherwise.sentence()}", "reference", file.path, code="not_comparable")
-    if is_same and (is_foreign or models.given.kind == "hf"):
+        if models.prompt_diff is not None:
+            raise RecordsError(f"{models.prompt_diff.sentence()}", "reference", file.path, code="not_comparable")
+    if is_same and (is_foreign or models.given_candidate.kind == "hf"):
         if is_foreign or reference.mode != "recorded":
             return None
         mode: Mode = "recording"
     else:
-        mode = "answers" if is_foreign or models.asked_otherwise else mode_of(models, reference)
+        mode = "answers" if is_foreign or models.prompt_diff else mode_of(models, reference)
     return Comparer(models, mode, tasks, seeds, weights)
 
 
@@ -288,12 +288,12 @@ def mode_of(models: Models, reference: ReferenceConfig) -> Mode:
     measured. Raises `ConfigError` for these measures of two resident models."""
     if models.records_file is not None:
         return "file"
-    costs = [name for name in asked_costs(models.config) if name in (PEAK_MEMORY, TOKENS_PER_SECOND)]
+    costs = [name for name in requested_costs(models.config) if name in (PEAK_MEMORY, TOKENS_PER_SECOND)]
     if reference.mode == "resident" and costs:
         raise ContradictionError("needs one open model: set 'reference.mode' to 'recorded'", costs[0])
     if reference.mode != "auto" or reference.is_same:
         return "resident" if reference.mode == "auto" else reference.mode
-    return "resident" if not costs and _fits(models.own, models.other) else "recorded"
+    return "resident" if not costs and _fits(models.candidate, models.reference) else "recorded"
 
 
 def _first_prompt(lm: Any, samples: Mapping[str, Any]) -> str:

@@ -209,7 +209,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, provider: str, **values: Any) -> di
         {"tasks": ["a"], "model": {"path": str(export("llama-genai-0.14-int4").path)}, **values}
     )
     models = Models(config)
-    monkeypatch.setitem(vars(models.given), "providers", (Provider(provider, "gpu"),))
+    monkeypatch.setitem(vars(models.given_candidate), "providers", (Provider(provider, "gpu"),))
     refuse_stages(models)
     evaluated: list[EvaluationConfig] = []
 

@@ -96,8 +96,8 @@ def test_missing_provider_and_speed_of_two_resident_models_are_refused(path: str
 
 def test_reference_takes_the_models_settings_and_its_own_provider(path: str) -> None:
     given = config(path, path, execution_provider="cuda", provider_options={"device_id": 1}, limit=3)
-    other = Models(given).other.settings
+    other = Models(given).reference.settings
     assert (other.model, other.execution_provider, other.provider_options) == (path, "cuda", {"device_id": 1})
     named = {"path": path, "execution_provider": "cpu"}
-    own = Models(config(path, named, provider_options={"device_id": 1})).other.settings
+    own = Models(config(path, named, provider_options={"device_id": 1})).reference.settings
     assert (own.execution_provider, own.provider_options) == ("cpu", None)

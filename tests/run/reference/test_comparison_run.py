@@ -40,8 +40,8 @@ def compare(
     config = EvaluationConfig.parse({**given, **settings})
     models = TwoModels(candidate, config)
     comparer = Comparer(models, mode, tasks, Seeds())  # type: ignore[arg-type]
-    comparer.prepare()
-    lm = comparer.open()
+    comparer.run_reference_alone()
+    lm = comparer.open_candidate()
     results = run_tasks(lm, tasks, config, seeds=Seeds())
     change(own := read_answers(results["samples"], tasks.tasks))
     comparison = comparer.finish(lm, results, own)

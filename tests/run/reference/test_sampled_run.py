@@ -74,11 +74,11 @@ class Run:
         config = EvaluationConfig.parse({**given, "bootstrap_iters": 0, **settings})
         models = TwoModels(candidate, config)
         if reference_loses is not None:
-            for name in "reference", "resident":
+            for name in "open_reference", "open_resident":
                 setattr(models, name, partial(_losing_model, getattr(models, name), reference_loses))
         comparer = Comparer(models, mode, tasks, Seeds())  # type: ignore[arg-type]
-        comparer.prepare()
-        lm: Any = comparer.open()
+        comparer.run_reference_alone()
+        lm: Any = comparer.open_candidate()
         self.asked: Counter[Any] = Counter()
         ask = lm.session.as_completed
 

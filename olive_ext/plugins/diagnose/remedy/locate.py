@@ -150,12 +150,12 @@ class Location:
         """Asks the float model everything, and keeps its distributions. Raises `ModelError` if nothing can be
         compared."""
         from olive_ext.backends.task_loading import Seeds
-        from olive_ext.run.evaluation import asked_task_objects
+        from olive_ext.run.evaluation import load_requested_tasks
 
         if not self.targets and not self._roundings:
             refuse_nothing(self.pairing, len(self.quantized.uses))
         evaluation, seeds = self._models.config, Seeds.of(self._config.seed)
-        tasks = asked_task_objects(self._models, None, seeds)
+        tasks = load_requested_tasks(self._models, None, seeds)
         assert tasks is not None  # a loss is measured on tasks
         with ExitStack() as stack:
             folder = self._config.output_dir and Path(self._config.output_dir, "journal")
@@ -239,16 +239,16 @@ class Location:
 
 def _comparable(models: Models) -> tuple[ResolvedModel, ResolvedModel]:
     """The quantized model and the float one, with one tokenizer and one context length. Raises `ConfigError`."""
-    own, other = models.given, models.given_reference
+    own, other = models.given_candidate, models.given_reference
     if own.kind != "onnx" or not own.runtime.runs_graph:
         raise ConfigError("a loss is located in a quantized ONNX model", "model", own.settings.model)
-    other = models.other
+    other = models.reference
     if not other.runtime.runs_graph:
         note = models.export_note(other.settings.model).get("export", "is run by another library than ONNX Runtime")
         raise ConfigError(f"{note}; give the float ONNX model", "reference", other.settings.model)
     if own.digest == other.digest:
         raise ContradictionError(f"'reference' = '{other.settings.model}' is the model itself: give the float model")
-    tokenizer = {} if models.asked_otherwise is None else {"tokenizer": own.files.tokenizer}
+    tokenizer = {} if models.prompt_diff is None else {"tokenizer": own.files.tokenizer}
     if own.spec.vocab_size != other.spec.vocab_size:
         raise NotComparableError(f"the reference has {other.spec.vocab_size} tokens, the model {own.spec.vocab_size}")
     length = {"max_length": min(own.spec.context_length, other.spec.context_length)}
