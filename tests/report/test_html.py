@@ -153,8 +153,13 @@ def test_hostile_names_and_texts_stay_text() -> None:
 
 
 def test_broken_bound_stands_in_the_verdict_and_flips_before_scores() -> None:
-    page = to_html(replace(report(found=comparison(20)), broken=("kl_mean is 0.02, above 0.01",)))
-    assert page.index("Bound broken: kl_mean is 0.02, above 0.01.") < page.index("</section>")
+    pages = [
+        to_html(replace(report(found=found), broken=("kl_mean is 0.02, above 0.01",)))
+        for found in (None, comparison(20))
+    ]
+    for page in pages:
+        assert page.index('"verdict loss"') < page.index("Bound broken: kl_mean is 0.02, above 0.01.")
+        assert page.index("Bound broken: kl_mean is 0.02, above 0.01.") < page.index("</section>")
     places = [page.index(f'<section id="{name}">') for name in ("differences", "flips", "scores", "divergence", "cost")]
     assert places == sorted(places)
 

@@ -68,9 +68,6 @@ class Lead:
     stages: tuple[StagePart, ...] = ()
     """One bar: what each stage between the reference and the model moved."""
 
-    broken: tuple[str, ...] = ()
-    """A sentence for each bound that the model broke."""
-
     next_step: str = ""
 
 
@@ -139,13 +136,7 @@ def _lead(contrast: Contrast, columns: Sequence[Column]) -> Lead:
     tiles += _sizes(contrast, columns)
     stages = tuple(_stage_parts(contrast.comparison.stages))
     lead = (contrast.candidate, contrast.reference, _basis(contrast), tone_of(judged), headline)
-    broken = next((_broken(one) for one in columns if one.name == contrast.candidate and not contrast.broken), ())
-    return Lead(*lead, tuple(evidence), tuple(tiles), stages, broken, judged.next_step)
-
-
-def _broken(column: Column) -> tuple[str, ...]:
-    """The bounds that a model broke; none where it has no report."""
-    return () if column.report is None else column.report.broken
+    return Lead(*lead, tuple(evidence), tuple(tiles), stages, judged.next_step)
 
 
 def tone_of(judged: Verdict) -> str:
@@ -195,8 +186,10 @@ def _scores_only(page: Page) -> Lead:
     why = "without per-document logs of both nothing says which answers changed" if models else "without a reference"
     size = size_of(page.columns[0]) if len(page.columns) == 1 else None
     tiles = () if size is None else (("Size on disk", numbers.size(size), ""),)
-    sentence, broken = f"{measured}{models}, {why}", _broken(page.columns[0])
-    return Lead(page.columns[0].name, "", "Scores only", "plain", sentence, (), tiles, broken=broken)
+    name, report = page.columns[0].name, page.columns[0].report
+    broken = [] if report is None else [f"Bound broken: {line}" for line in report.broken]
+    sentence, *others = [*broken, f"{measured}{models}, {why}"]
+    return Lead(name, "", "Scores only", "loss" if broken else "plain", sentence, tuple(others), tiles)
 
 
 def _charts(page: Page) -> list[tuple[str, list[Chart]]]:
