@@ -151,7 +151,7 @@ def choose_chunk_size(config: EngineConfig, device: str = "cpu", has_any_shape: 
         return config.chunk_size, "engine.chunk_size"
     if device != "cpu" and has_any_shape:  # else every length up to there is run beforehand
         return DEVICE_CHUNK, f"auto: on the {device} device few tokens cost as much as the launches of their step"
-    return DEFAULT_CHUNK, "auto: a prompt's tokens in a step; scored texts take as many as are measured to cost least"
+    return DEFAULT_CHUNK, "auto: a prompt's tokens in a step; texts that are scored share steps by a rule of their own"
 
 
 def choose_encoder_rows(settings: ModelSettings, device: Device) -> int:
