@@ -163,7 +163,7 @@ class Location:
             variants = stack.enter_context(self._variants(folder))
             asked = answered(variants.recorder, evaluation, tasks, seeds, progress=self._models.progress)
             documents = list(asked.values())
-            journal = stack.enter_context(closing(self._journal(variants, folder)))
+            journal = stack.enter_context(self._journal(variants, folder))
             names = [task for task, _ in asked]
             yield Material(variants, documents, names, variants.record(documents), journal)
 
@@ -181,7 +181,7 @@ class Location:
         if self._config.output_dir is None:
             return nullcontext()
         facts = {**variants.describe(), "quantized": self.model.digest, "versions": runtimes()}
-        return Journal(folder / f"losses_{facts_key(facts)}.jsonl", facts, resume=self._config.resume)
+        return closing(Journal(folder / f"losses_{facts_key(facts)}.jsonl", facts, resume=self._config.resume))
 
     def map(self, material: Material, *, with_gains: bool = True) -> LossMap:
         """The loss of each weight on these documents; `with_gains` also the gain of keeping each certain one float."""
