@@ -97,9 +97,13 @@ def _of_too_few(reasons: Sequence[Reason], comparison: Comparison) -> str:
         ways = [_STEPS["distance_open"]]
     else:
         ways = [_documents(open_ones[0], comparison, together), _measures(comparison)]
-    sizes = [math.inf if item.size is None else item.size for item in open_ones]
-    least = "" if max(sizes) > MOST_ACCEPTED else f"{math.ceil(10 * max(sizes)) / 10:g}"  # they exclude it everywhere
-    accepted = f"accept a loss of {least} (`matters: {least}`)" if least else ""
+    key, deciding = "matters", open_ones
+    if comparison.over_all:  # which decides where all is in points
+        pooled = [item for item in open_ones if item.task == ALL and all(one.unit == "pt" for one in open_ones)]
+        key, deciding = "fail_on_loss", pooled or open_ones
+    largest = max(math.inf if item.size is None else item.size for item in deciding)
+    least = "" if largest > MOST_ACCEPTED else f"{math.ceil(10 * largest) / 10:g}"
+    accepted = f"accept a loss of {least} (`{key}: {least}`)" if least else ""
     found = filter(None, [*ways[:1], accepted, *ways[1:]])
     return ", or ".join(found) or "evaluate other tasks, of more documents"
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from olive_ext.config import ClaimConfig, EvaluationConfig, EvaluationSettings
+from olive_ext.errors import ConfigError
+from tests.refusals import refused
 
 
 def config(**values: Any) -> EvaluationConfig:
@@ -59,6 +61,8 @@ def test_bound_as_text_and_a_loss_in_points_are_bounds() -> None:
         ("a/acc,none", 0.5, None),
         ("accuracy_difference", -0.02, None),
     ]
-    assert (made.matters, EvaluationSettings.parse({**given, "fail_on_loss": 2, "matters": 3}).matters) == (2, 3)
+    assert (made.matters, EvaluationSettings.parse({**given, "fail_on_loss": 2, "matters": 1}).matters) == (2, 1)
+    with refused(ConfigError, "contradiction", "matters", holds="fail_on_loss"):
+        EvaluationSettings.parse({**given, "fail_on_loss": 2, "matters": 3})
     assert EvaluationSettings.parse(made.model_dump(exclude_unset=True)) == made
     assert config(fail_on_loss=2).claim == ClaimConfig(above=-0.02)

@@ -432,6 +432,12 @@ def test_next_step_is_computed_from_what_the_tasks_have(name: str) -> None:
     assert found.lines[-1].startswith("next: ") == bool(found.next_step)
 
 
+def test_next_step_raises_the_bound_that_all_tasks_are_held_to() -> None:
+    """A larger `matters` beside it would let a loss of that bound pass."""
+    step = verdict(replace(CASES["not excluded"][0], over_all=True)).next_step
+    assert step.endswith("accept a loss of 1.2 (`fail_on_loss: 1.2`)")
+
+
 @pytest.mark.parametrize(
     ("change", "holds"),
     [
