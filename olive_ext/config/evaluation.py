@@ -71,7 +71,7 @@ class ComparisonSettings(Strict):
         if self.fail_on_loss is not None and self.reference is None:
             raise MissingError("'fail_on_loss' needs 'reference'", "fail_on_loss")
         if self.fail_on_loss and self.matters > self.fail_on_loss:
-            most = f"a loss of {self.fail_on_loss:g} points, which 'fail_on_loss' is about, would pass undecided: give at most that"
+            most = f"at most 'fail_on_loss', which is {self.fail_on_loss:g}: such a loss could pass undecided"
             raise ContradictionError(most, "matters", self.matters)
         return self
 
