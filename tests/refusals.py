@@ -48,7 +48,7 @@ def value_at(values: Any, field: str) -> Any:
     return values
 
 
-_BEFORE = r"olive-ext: WARNING|olive-ext: (Scoring|Scoring texts|Generating)( by the \w+)?: .* tokens to compute"
+_BEFORE = r"olive-ext: WARNING|olive-ext: (Scoring|Scoring texts|Generating)( by the [\w ]+)?: .* tokens to compute"
 
 
 def last_lines(err: str) -> list[str]:

@@ -343,7 +343,7 @@ class Models:
         with self.clock.phase("load"), quiet_bars(self.progress):
             lm = OrtLM(model, **{"seed": self.config.seed or 0, **arguments})
         if self.config.reference is not None:
-            lm.role = "the candidate" if model is self.candidate else "the reference"
+            lm.role = "the evaluated model" if model is self.candidate else "the reference"
         others = [one for one in self.given_models if str(one.files.tokenizer) != lm.session.tokenizer.where]
         if self.config.apply_chat_template and others and self.prompt_diff is None:
             lm.note_prompt = partial(self._refuse_other_prompt, [(one, self._tokenizer(one)) for one in others])

@@ -144,9 +144,9 @@ def test_first_lines_name_the_model_and_where_answers_are_kept(
         main([*asked, *output])
         told.append([line for line in capsys.readouterr().err.splitlines() if "tokens to compute" in line])
     assert [line.partition(":")[2].partition(":")[0].strip() for line in told[0]] == [
-        "Scoring by the candidate",
-        "Scoring texts by the candidate",
-        "Generating by the candidate",
+        "Scoring by the evaluated model",
+        "Scoring texts by the evaluated model",
+        "Generating by the evaluated model",
         "Generating by the reference",
     ]
     first, kept, resumed = (lines[0].rpartition("; ")[2] for lines in told)

@@ -88,7 +88,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         self._encoded: dict[str, Sequence[int]] = {}
         self._begins = True
         self.role = ""
-        """Of a comparison "the reference" or "the candidate", for lines of progress."""
+        """Of a comparison "the reference" or "the evaluated model", for lines of progress."""
 
         self._arguments = given = OrtLMArguments.of(pretrained, arguments, has_session=session is not None)
         self._owns_session = session is None
