@@ -38,6 +38,7 @@ from olive_ext.config.pass_options import (
 from olive_ext.config.work import NEEDS_ONNX
 from olive_ext.errors import (
     ConfigError,
+    MismatchError,
     MissingError,
     ModelError,
     NotFoundError,
@@ -243,6 +244,8 @@ def _refuse_reference(reference: ReferenceConfig, where: str, kind: str, keys: M
     if is_named and not is_there:
         raise NotFoundError("no such file or folder", f"{where}.reference", reference.path)
     is_chosen = reference.variant or reference.execution_provider  # else by the evaluated model's provider
+    if reference.variant is not None and not is_package(Path(reference.path)) and Path(reference.path).exists():
+        raise MismatchError(f"'{reference.path}' is no model package", f"{where}.reference.variant", reference.variant)
     if is_named and is_chosen and is_package(Path(reference.path)):
         try:
             choose(Path(reference.path), reference.variant, first_name(reference.execution_provider))

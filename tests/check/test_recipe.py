@@ -93,6 +93,8 @@ def test_variant_of_a_reference_that_its_package_has_not_is_named_before_a_pass_
         (problem,) = problems(tmp_path, of_evaluator(reference={"path": str(package), **named}))
         assert "evaluators.ours.reference" in problem
         assert told in problem
+    (problem,) = problems(tmp_path, of_evaluator(reference={"path": str(package / "gpu"), "variant": "gpu"}))
+    assert "is no model package" in problem
 
 
 def test_key_of_a_yaml_recipe_that_is_there_twice_is_named(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from olive_ext.errors import DamagedError, MismatchError, ModelError, NotFoundEr
 from olive_ext.model import resolve
 from olive_ext.model.files.content import read_outline
 from olive_ext.model.files.locate import locate, model_kind
-from olive_ext.model.files.model_package import why_missing
+from olive_ext.model.files.model_package import choose, why_missing
 from olive_ext.model.providers.resolution import available_providers
 from tests.exports.quickstart import TASKS, exported, quantized
 from tests.model.tiny import (
@@ -534,6 +534,20 @@ def test_components_are_graphs_by_what_they_do(tmp_path: Path) -> None:
     assert files.companions["vision"].graph == tmp_path / "vision_encoder" / "cpu" / "graph.onnx"
 
 
+def test_encoder_is_for_the_provider_that_was_asked_for_where_the_decoder_is_for_any(tmp_path: Path) -> None:
+    variants = {
+        "cpu": {"variant_directory": "vision/cpu", "ep": CPU},
+        "gpu": {"variant_directory": "vision/gpu", "ep": CUDA},
+    }
+    for one in variants.values():
+        put_graph(tmp_path / one["variant_directory"] / "graph.onnx", "image_features")
+    put_graph(tmp_path / "any" / "graph.onnx", "logits")
+    components = {"decoder": {"variants": {"any": {"variant_directory": "any"}}}, "vision": {"variants": variants}}
+    put_json(tmp_path / "manifest.json", {"schema_version": 1, "components": components})
+    chosen = {provider: choose(tmp_path, None, provider)[1]["vision"].parent.name for provider in (CPU, CUDA, None)}
+    assert chosen == {CPU: "cpu", CUDA: "gpu", None: "cpu"}
+
+
 def test_graph_may_be_an_asset_that_variants_share(tmp_path: Path) -> None:
     """ONNX Runtime's schema has it, beside names in the variant's folder."""
     shared = {"executor_info": {"ort": {"model_file": f"sha256:{DIGEST}/g.onnx"}}}
@@ -593,6 +607,8 @@ def test_variant_runs_on_the_provider_that_it_is_for(ep: str, found: str, tmp_pa
 def test_config_of_the_hub_beside_a_manifest_leaves_the_package_one(tmp_path: Path) -> None:
     root = put_json(put_package(tmp_path, BOTH) / "config.json", {"model_type": "llama"}).parent
     assert locate(root, variant="gpu").directory.name == "gpu"
+    put_graph(root / "stray.onnx")
+    assert locate(root, variant="gpu").directory.name == "gpu"
     put_json(root / "manifest.json", {"unrelated": True})
     with refused(MismatchError, "contradiction", "variant", "gpu"):
         locate(root, variant="gpu")
@@ -606,6 +622,8 @@ def test_variant_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_doubled_key_of_a_package_is_refused(tmp_path: Path) -> None:
     other = put_package(tmp_path / "other", {"one": {"executor_info": {"ort": "own.json"}}})
+    with refused(NotFoundError, "not_found", holds="own.json"):
+        locate(other)
     (other / "models" / "model" / "one" / "own.json").write_text('{"model_file": "model.onnx", "model_file": "b.onnx"}')
     with refused(DamagedError, "damaged", holds="model_file"):
         locate(other)
@@ -648,6 +666,7 @@ def test_variant_is_asked_for_by_its_option(tmp_path: Path, capsys: pytest.Captu
 def test_package_is_no_recipes_input_model(tmp_path: Path) -> None:
     root = put_package(tmp_path, BOTH)
     assert all("model package" in why_missing(kind, str(root), None) for kind in ("onnxmodel", "hfmodel"))
+    assert "is empty" in why_missing("hfmodel", "", None)  # Olive opens the working directory
     assert not why_missing("onnxmodel", str(root / "models" / "model" / "cpu" / "model.onnx"), None)
 
 

@@ -87,11 +87,11 @@ class Variant:
 
 
 def is_package(root: Path) -> bool:
-    """Whether a folder is a model package: a manifest.json beside a model's own files is another program's, and beside
-    a config.json, which the Hub counts, one without components."""
-    if not (root / MANIFEST).is_file() or (root / GENAI_CONFIG).exists() or any(root.glob("[!.]*.onnx")):
+    """Whether a folder is a model package: a manifest.json beside a genai_config.json is another program's, and beside
+    a graph or a config.json, which the Hub counts, one without components."""
+    if not (root / MANIFEST).is_file() or (root / GENAI_CONFIG).exists():
         return False
-    if not (root / "config.json").exists():
+    if not (root / "config.json").exists() and not any(root.glob("[!.]*.onnx")):
         return True
     with suppress(ModelError):
         return isinstance(json_object(root / MANIFEST).get("components"), dict)
@@ -105,6 +105,8 @@ def why_missing(kind: str, path: Any, onnx_file_name: str | None) -> str:
     """
     if not isinstance(path, str) or path.startswith("azureml:"):
         return ""
+    if not path:
+        return "'input_model.model_path' is empty: give a file, a folder, or a model's name on the hub"
     if not Path(path).exists() and (kind == "onnxmodel" or not is_hub_name(path)):
         return f"'input_model.model_path' = '{path}': no such file or folder"
     if is_package(Path(path)):
@@ -139,7 +141,8 @@ def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant,
     for part, variants in parts.items():
         if variants is not decoders and part in _PARTS:
             same = chosen.name if any(one.name == chosen.name for one in variants) else None
-            graphs[part] = _graph(_chosen(root, part, variants, same, chosen.provider, CPU)[0], part)
+            asked = chosen.provider or provider or CPU
+            graphs[part] = _graph(_chosen(root, part, variants, same, asked, CPU)[0], part)
     return chosen, graphs, f"{rule}, of {', '.join(one.words for one in decoders)}"
 
 
@@ -218,7 +221,11 @@ def _components(root: Path) -> dict[str, list[Variant]]:
 def _variant(component: Path, name: str, written: Mapping[str, Any]) -> Variant:
     folder = inside(component, written.get("variant_directory") or name, "variant_directory")
     own = (written.get("executor_info") or {}).get("ort") or {}
-    own = json_object(inside(folder, own, "executor_info.ort"), is_strict=True) if isinstance(own, str) else own
+    if isinstance(own, str):
+        config = inside(folder, own, "executor_info.ort")
+        if not config.is_file():
+            raise NotFoundError(f"'{component}' names '{own}' for the variant '{name}'; '{config}' does not exist")
+        own = json_object(config, is_strict=True)
     file = own.get("model_file") or "" if isinstance(own, Mapping) else own
     if not isinstance(file, str):
         raise DamagedError(f"'{component}' has {file!r} for the model_file of the variant '{name}'; it is no name")
