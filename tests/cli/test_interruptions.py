@@ -17,6 +17,7 @@ import importlib.abc, os, signal, sys
 class Moment(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name == MODULE:
+            sys.meta_path.remove(self)  # what is passed over is looked for again; a second SIGTERM ends at once
             {how}
 
 sys.meta_path.insert(0, Moment())
