@@ -555,6 +555,7 @@ def test_graph_may_be_an_asset_that_variants_share(tmp_path: Path) -> None:
     graph = put_graph(root / "shared_assets" / f"sha256-{DIGEST}" / "g.onnx")
     files = [locate(root, variant=name) for name in "ab"]
     assert [(one.decoder, one.directory.name) for one in files] == [(graph, "a"), (graph, "b")]
+    assert {one.origins["decoder"] for one in files} == {"the package's model_file"}  # no setting of the user's
     graph.unlink()
     with refused(NotFoundError, "not_found", holds="g.onnx"):
         locate(root, variant="a")

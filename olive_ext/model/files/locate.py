@@ -80,8 +80,9 @@ def locate(
     if is_package(root):
         chosen, graphs, rule = choose(root, variant, provider)
         root, origins, name, ep = chosen.folder, {"variant": rule}, chosen.name, chosen.provider
-        onnx_file_name = onnx_file_name or (str(chosen.graph) if chosen.graph else None)
         given = {part: (file, f"the package's component '{part}'") for part, file in graphs.items()}
+        if chosen.graph is not None and onnx_file_name is None:
+            given["decoder"] = chosen.graph, "the package's model_file"
     elif variant is not None:
         raise MismatchError(f"'{root}' is no model package", "variant", variant)
     given |= {part: _component(root, part, name) for part, name in (components or {}).items()}

@@ -134,8 +134,8 @@ def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant,
     if decoders is None:
         raise ModelError(f"'{root}' has no component that is the decoder: it has {listed(components)}")
     chosen, rule = _chosen(root, "decoder", decoders, name, *filter(None, [provider]))
-    for named in filter(None, (chosen.folder, chosen.graph)):
-        if not named.exists():
+    for named, is_there in ((chosen.folder, Path.is_dir), (chosen.graph, Path.is_file)):
+        if named is not None and not is_there(named):
             raise NotFoundError(f"'{root}' names '{named}' of the variant '{chosen.name}'; it is not there")
     graphs = {}
     for part, variants in parts.items():
