@@ -20,7 +20,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -406,7 +407,9 @@ class StepThread:
         """Drops what waits and what was found, and returns when nothing runs. May be interrupted, and called again."""
         for future in self._begun:
             future.cancel()
-        wait(self._begun)
+        if self._executor is not None:
+            with suppress(RuntimeError):  # at Python's end the thread is gone already
+                self._executor.submit(bool).result()  # after what runs, a step whose `begin` was interrupted too
         self._begun.clear()
 
     def close(self) -> None:

@@ -18,9 +18,9 @@ from olive_ext.engine import engine as engine_module
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.requests import Beams, FinishReason, Generation, Ids, Request, Sampling, ThinkingBudget
-from olive_ext.engine.scheduling.planned_step import THREAD_NAME
+from olive_ext.engine.scheduling.planned_step import THREAD_NAME, StepThread
 from olive_ext.engine.scheduling.prefix_tree import make_plan
-from olive_ext.engine.step import Step, StepOutput
+from olive_ext.engine.step import Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
 from tests.engine.fake_runner import FORMS, PACKED, RANGE, SINGLE, VOCAB, FakeRunner, oracle
 from tests.engine.strategies import assert_equal, assert_runs_as_oracle
@@ -35,6 +35,24 @@ class Scarce(FakeRunner):
         if len(self.steps) >= self.at and len(step.rows) > 1:
             raise MemoryShortageError("planted")
         return super()._execute(step)
+
+
+def test_settling_waits_for_a_step_whose_beginning_was_interrupted() -> None:
+    """Ctrl-C may come after the step is handed over, and before it is noted."""
+    done = list[Step]()
+    step = Step((Row(0, 0, (1,)),))
+
+    def run(one: Step) -> StepOutput:
+        time.sleep(0.1)
+        done.append(one)
+        return StepOutput(np.zeros(0, np.float32), np.zeros(0, np.int64), np.zeros((0, 0), np.float32))
+
+    thread = StepThread(run)
+    thread.begin(step)
+    thread._begun.clear()
+    thread.settle()
+    assert done == [step]
+    thread.close()
 
 
 @pytest.mark.parametrize("at", range(3, 10))
