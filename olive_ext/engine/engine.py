@@ -299,10 +299,16 @@ class StepLoop:
         """Plans `(key, request)` pairs together. Raises `OliveExtError` for one that the model cannot take."""
         self._unfinished |= dict(items)
         self._counters.requests += len(items)
-        try:
-            self._admit(items)
-        except LostItemError as error:
-            self._begin_without(error)
+        self._begin(items)
+
+    def _begin(self, items: Sequence[KeyedRequest]) -> None:
+        while items:
+            try:
+                self._admit(items)
+                return
+            except LostItemError as error:  # noqa: PERF203 - the rest is begun anew for each item that is lost
+                self._lose(error)
+                items = self._forgotten()
 
     def _admit(self, items: Sequence[KeyedRequest]) -> None:
         requests = [request for _, request in items]
@@ -353,10 +359,11 @@ class StepLoop:
             completed = self._advance(work) if self._scheduler.has_work else []
         except MemoryShortageError as error:
             self._cut_steps(self._scheduler.present, error)
-            self._begin_anew()
+            self._begin(self._forgotten())
             completed = []
         except LostItemError as error:
-            self._begin_without(error)
+            self._lose(error)
+            self._begin(self._forgotten())
             completed = []
         lost, self._lost = self._lost, []
         for result in completed:
@@ -452,24 +459,22 @@ class StepLoop:
         self._limit = most
         logger.warning("%s; steps are cut to %d tokens", error, self._limit)
 
-    def _begin_without(self, error: LostItemError) -> None:
-        """Begins anew but for the requests that have the item on which an encoder failed."""
+    def _lose(self, error: LostItemError) -> None:
+        """Gives up the requests that have the item on which an encoder failed."""
         media = {key: {run.item.key for run in request.media} for key, request in self._unfinished.items()}
-        lost = [(key, Lost(str(error))) for key, items in media.items() if error.key in items]
+        lost = [key for key, items in media.items() if error.key in items]
         if not lost:
             raise error
-        for key, _ in lost:
+        for key in lost:
             del self._unfinished[key]
-        self._begin_anew(lost)
+        self._lost += [(key, Lost(str(error))) for key in lost]
 
-    def _begin_anew(self, lost: Sequence[KeyedResult] = ()) -> None:
-        """Has all requests without a result computed from their beginning."""
-        items, lost = [*self._unfinished.items()], [*self._lost, *lost]
-        self._counters.requests -= len(items)  # they are admitted once more
+    def _forgotten(self) -> list[KeyedRequest]:
+        """All requests without a result, of which nothing is resident any more."""
+        unfinished, lost = self._unfinished, self._lost
         self.reset()
-        self._lost = lost
-        if items:
-            self.admit(items)
+        self._unfinished, self._lost = unfinished, lost
+        return [*unfinished.items()]
 
     @property
     def _in_use(self) -> Capacity:

@@ -34,7 +34,7 @@ class ReadySequences:
     """Tokens of inputs that a step may have."""
 
     limit: int
-    """Rows that a step may have."""
+    """The most tokens of a step, where memory did not suffice for a longer one; so the most rows, too."""
 
     capacity: int
     """Positions of a slot."""

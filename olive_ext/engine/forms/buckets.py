@@ -27,7 +27,7 @@ from olive_ext.engine.forms.kv_store import TARGETS, disagreement, read_end, sco
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import FloatArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
-from olive_ext.media.items import border, chunk_end
+from olive_ext.media.items import Media, MediaItem, Source, border, chunk_end
 from olive_ext.model.decisions import BUCKET_FORMS, BucketPlan
 from olive_ext.model.providers.bindings import InputFeed
 from olive_ext.model.providers.devices import Device
@@ -92,8 +92,6 @@ class BucketedRunner(Runner):
         self._late: set[Shape] = set()
         self._warmed_capacity = 0
         self._seconds = 0.0
-        for name in ("check_source", "check_media", "expect_media", "warm_up", "warm_up_source"):
-            setattr(self, name, getattr(inner, name))  # encoders have shapes of their own
 
     @property
     @override
@@ -104,6 +102,26 @@ class BucketedRunner(Runner):
     @override
     def host_bytes(self) -> int:
         return self.inner.host_bytes
+
+    @override
+    def check_source(self, source: Source | None) -> None:  # encoders have shapes of their own
+        self.inner.check_source(source)
+
+    @override
+    def check_media(self, media: Media) -> None:
+        self.inner.check_media(media)
+
+    @override
+    def expect_media(self, media: Media) -> None:
+        self.inner.expect_media(media)
+
+    @override
+    def warm_up(self, items: Sequence[MediaItem], most: int) -> None:
+        self.inner.warm_up(items, most)
+
+    @override
+    def warm_up_source(self, source: Source) -> None:
+        self.inner.warm_up_source(source)
 
     @override
     def close(self) -> None:
