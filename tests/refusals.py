@@ -48,7 +48,8 @@ def value_at(values: Any, field: str) -> Any:
     return values
 
 
-_BEFORE = r"olive-ext: WARNING|olive-ext: (Scoring|Scoring texts|Generating)( by the [\w ]+)?: .* tokens to compute"
+_BY = r"( by the (evaluated model|reference))?"
+_BEFORE = rf"olive-ext: WARNING|olive-ext: (Scoring|Scoring texts|Generating){_BY}: .* tokens to compute"
 
 
 def last_lines(err: str) -> list[str]:

@@ -111,6 +111,16 @@ def test_item_that_its_encoder_fails_on_loses_its_requests_alone(
         assert caught.value.lost == dict.fromkeys(has_it, "planted")
 
 
+SHORT_ANSWERS: dict[str, Any] = {
+    "chunk_size": 1,
+    "batching": RANGE,
+    "row_mix": AlikeRows(),
+    "can_rewind": True,
+    "overlaps_steps": False,
+    "answer_steps": True,
+}
+
+
 @given(
     calls=CALLS,
     num_slots=st.integers(1, 4),
@@ -125,24 +135,14 @@ def test_item_that_its_encoder_fails_on_loses_its_requests_alone(
 @example(
     calls=[[Request((0, 0), 1), Request((0, 1), 1), Request((1, 0), 1), Request((1, 1), 1)]],
     num_slots=2,
-    chunk_size=1,
-    batching=RANGE,
-    row_mix=AlikeRows(),
-    can_rewind=True,
-    overlaps_steps=False,
-    answer_steps=True,
     row_group=2,
+    **SHORT_ANSWERS,
 )
 @example(
     calls=[[_scored(ITEMS[0], 3, *end) for end in ((1, 3, 1), (1, 0, 0), (ITEMS[1], 1, 3), (ITEMS[0], 3, 1))]],
     num_slots=4,
-    chunk_size=1,
-    batching=RANGE,
-    row_mix=AlikeRows(),
-    can_rewind=True,
-    overlaps_steps=False,
-    answer_steps=True,
     row_group=1,
+    **SHORT_ANSWERS,
 )  # a short answer has an item of its own after one that it shares
 def test_run_equals_oracle_and_keeps_to_its_chunks(
     calls: list[list[Request]],
