@@ -291,7 +291,7 @@ def test_the_next_slice_is_read_part_by_part_while_a_device_computes(
     """And planned. Nothing changes but when that is: not the steps, nor what was answered before an error."""
     if overlaps_steps:
         monkeypatch.setattr(engine_module, "make_plan", lambda *_: pytest.fail("planned when it is due"))
-    runner = FakeRunner(4, PACKED, overlaps_steps=overlaps_steps)
+    runner = Slow(4, PACKED, overlaps_steps=overlaps_steps)  # else a step may be over before the host would wait for it
     engine, read, found = Engine(runner, 8), list[int](), dict[int, object]()
     num_read: list[int] = []
 
