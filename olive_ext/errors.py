@@ -84,8 +84,8 @@ class OliveExtError(ValueError):
     code: str = "unsupported"
     """One of `CODES`."""
 
-    request: int | None = None
-    """The index in its call of the request that the error is about."""
+    request: Any = None
+    """The key, in its call, of the request that the error is about: its index, where the caller gives no other."""
 
     def __init__(self, message: str, field: str = "", value: Any = ..., *, code: str = "") -> None:
         if code:
@@ -262,12 +262,12 @@ class LostRequestsError(RunError):
 
     code = "incomplete"
 
-    def __init__(self, lost: Mapping[int, str]) -> None:
-        """`lost`: reasons by the requests' indices in the call."""
+    def __init__(self, lost: Mapping[Any, str]) -> None:
+        """`lost`: reasons by the requests' keys, or indices, in the call."""
         self.lost = dict(lost)
-        index, reason = next(iter(self.lost.items()))
+        key, reason = next(iter(self.lost.items()))
         more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
-        super().__init__(f"request {index} has no answer{more}: {reason}")
+        super().__init__(f"request {key!r} has no answer{more}: {reason}")
 
 
 class IncompleteError(RunError):

@@ -84,7 +84,7 @@ def _announced(lm: Any, file: Path, tell: Callable[[str], None]) -> KnownAnswers
     def answer(requests: list[Any], ask: Callable[[list[Any]], list[Any]]) -> list[Any]:
         kind = requests[0].request_type if requests else ""
         if kind == "loglikelihood":
-            positions = sum(len(one.target) for one in lm.scoring_requests(requests) if one is not None)
+            positions = sum(len(one.request.target) for one in lm.scoring_requests(enumerate(requests)))
         elif kind == "loglikelihood_rolling":
             positions = sum(len(lm.tok_encode(one.args[0])) for one in requests)
         else:

@@ -11,16 +11,27 @@ import logging
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from olive_ext.engine.requests import Generation, Ids, Lost, Request, Result, Sampling, ThinkingBudget, join_compared
+from olive_ext.engine.requests import (
+    Generation,
+    Ids,
+    KeyedResult,
+    Lost,
+    Request,
+    Result,
+    Sampling,
+    ThinkingBudget,
+    join_compared,
+)
 from olive_ext.errors import (
     ConfigError,
     ContradictionError,
+    LostRequestsError,
     MediaError,
     OliveExtError,
     TaskError,
@@ -390,13 +401,13 @@ class ThinkingEnd:
 
 
 class Window(NamedTuple):
-    """The key of a request of the engine: part `part` of the call's request `number`."""
+    """The key of a request of the engine: part `part` of the call's request `key`."""
 
-    number: int
+    key: Any
     part: int
 
     def __repr__(self) -> str:
-        return str(self.number)  # as errors of the engine name it
+        return repr(self.key)  # as errors of the engine name it
 
 
 PART = 8
@@ -409,80 +420,69 @@ class Call:
     def __init__(self, model: OpenModel, name: str, to_request: Callable[[Any], SessionRequest]) -> None:
         """`to_request` converts one argument of the method `name` to a session's request."""
         self._model, self.name, self._to_request = model, name, to_request
-        self._waiting: dict[int, tuple[SessionRequest, tuple[Request, ...]]] = {}
-        self._results: dict[int, dict[int, Result]] = {}
-        """The results so far of requests of several parts."""
+        self._waiting: dict[Any, tuple[SessionRequest, tuple[Request, ...], dict[int, Result]]] = {}
+        self._lost: dict[Any, str] = {}
 
-        self.lost: dict[int, str] = {}
-        """The reasons why requests will have no output, by their indices."""
-
-    def put(self, index: int, item: Any) -> tuple[list[tuple[Window, Request]], bool]:
+    def put(self, key: Hashable, item: Any) -> tuple[list[tuple[Window, Request]], bool]:
         """The engine's requests for one of the call, and whether its text was cut to fit."""
         request = self._to_request(item)
         requests, is_cut = convert(self._model, request)
-        self._waiting[index] = request, requests
-        return [(Window(index, part), one) for part, one in enumerate(requests)], is_cut
-
-    def take(self, key: Window, result: Result | Lost) -> SessionOutput | None:
-        """The output of a request whose last result this is."""
-        if isinstance(result, Lost):
-            self.lost[key.number] = result.reason
-            return None
-        request, requests = self._waiting[key.number]
-        results = {0: result} if len(requests) == 1 else self._results.setdefault(key.number, {})
-        results[key.part] = result
-        if len(results) < len(requests):
-            return None
-        del self._waiting[key.number]
-        self._results.pop(key.number, None)
-        return output_of(self._model, request, requests, [results[part] for part in range(len(requests))])
+        self._waiting[key] = request, requests, {}
+        return [(Window(key, part), one) for part, one in enumerate(requests)], is_cut
 
     def put_all(
-        self, slices: Iterable[Sequence[Any]], whose: Callable[[int], str] | None
+        self, slices: Iterable[Sequence[tuple[Hashable, Any]]], whose: Callable[[Any], str] | None
     ) -> Iterator[list[tuple[Window, Request]]]:
         """The engine's requests of each slice, after empty slices: one for each `PART` of the work. A request whose
         picture or sound cannot be read is lost, and costs no other its answer. Warns of those that lost their
-        beginning; `whose` names a request's task. Raises `ConfigError` for a slice that is no list of requests."""
-        count = 0
+        beginning; `whose` names the task of a request by its key."""
         for items in slices:
-            if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
-                kind = "text" if isinstance(items, str) else type(items).__name__
-                raise ConfigError(f"{self.name} takes a list of requests, not one {kind}")
-            items, cut = list(items), []
+            cut: list[Any] = []
             windows: list[tuple[Window, Request]] = []
-            for index, item in enumerate(items, count):
+            for place, (key, item) in enumerate(items):
                 try:
-                    with naming(f"request {index}", index):
-                        more, is_cut = self.put(index, item)
+                    with naming(key):
+                        more, is_cut = self.put(key, item)
                 except MediaError as error:
-                    self.lost[index] = str(error.__cause__)
+                    self._lost[key] = str(error.__cause__)
                     continue
                 windows += more
-                cut += [index] if is_cut else []
-                if index % PART == 0:
+                cut += [key] if is_cut else []
+                if place % PART == 0:
                     yield []
             if cut:
                 tasks = Counter(map(whose, cut)) if whose is not None else {}
                 listed = f": {', '.join(f'{number} of {name}' for name, number in tasks.items())}" if tasks else ""
                 text = "%d of %d requests were cut on the left to fit into %d tokens%s"
                 logger.warning(text, len(cut), len(items), self._model.max_length, listed)
-            count += len(items)
             if windows:
                 yield windows
 
-    def rest(self) -> Iterator[tuple[int, SessionOutput]]:
-        """The outputs of those that took no request of the engine: of empty texts."""
-        for index, (request, requests) in self._waiting.items():
+    def outputs(self, results: Iterable[KeyedResult]) -> Generator[tuple[Any, SessionOutput], None, None]:
+        """Key and output of each request whose last result is among `results`, then of those that took no request of
+        the engine: of empty texts. Raises `LostRequestsError` at the end where requests have none."""
+        for (key, part), result in results:
+            if isinstance(result, Lost):
+                self._lost[key] = result.reason
+                continue
+            request, requests, found = self._waiting[key]
+            found[part] = result
+            if len(found) == len(requests):
+                del self._waiting[key]
+                yield key, output_of(self._model, request, requests, [found[at] for at in range(len(found))])
+        for key, (request, requests, _) in self._waiting.items():
             if not requests:
-                yield index, output_of(self._model, request, (), ())
+                yield key, output_of(self._model, request, (), ())
+        if self._lost:
+            raise LostRequestsError(self._lost)
 
 
 @contextmanager
-def naming(what: str, index: int | None = None) -> Iterator[None]:
-    """Says which request a user's error is about, which is at `index` of its call."""
+def naming(key: Hashable) -> Iterator[None]:
+    """Says which request of a call a user's error is about."""
     try:
         yield
     except OliveExtError as error:
-        named = error.inside(what)
-        named.request = index
+        named = error.inside(f"request {key!r}")
+        named.request = key
         raise named from error

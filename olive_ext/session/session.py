@@ -7,6 +7,7 @@ refused. Knows no evaluation framework.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -17,10 +18,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias, overload
 
-from olive_ext.engine.requests import KeyedRequest, KeyedResult, Request
+from olive_ext.engine.requests import KeyedRequest, KeyedResult
 from olive_ext.errors import (
     ConfigError,
-    LostRequestsError,
     SessionError,
     UnfitTaskError,
     UnsupportedError,
@@ -30,7 +30,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
 from olive_ext.records.journal import Journal
 from olive_ext.session.answer_journal import Executor, RecordsElsewhere, in_chunks, journal_of
-from olive_ext.session.conversion import Call, Window, naming
+from olive_ext.session.conversion import Call, naming
 from olive_ext.session.generation_bounds import TextStream
 from olive_ext.session.placeholders import Encoding, MediaText
 from olive_ext.session.requests import (
@@ -51,7 +51,8 @@ from olive_ext.session.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-Whose: TypeAlias = Callable[[int], str] | None
+Outputs: TypeAlias = Generator[tuple[Any, Any], None, None]
+Whose: TypeAlias = Callable[[Any], str] | None
 
 _REQUEST_OF: Mapping[str, Callable[[Any], Any]] = {
     "generate": to_generation,
@@ -153,7 +154,7 @@ class Session(AbstractContextManager["Session"]):
         self._turns: Turns = beside._turns if beside is not None else Turns()
         # Held while the engine works, not between the results of an iterator: `close` never waits for a consumer.
         self._working: AbstractContextManager[Any] = beside._working if beside is not None else threading.RLock()
-        self._outputs: Generator[tuple[Any, Any], None, None] | None = None
+        self._outputs: Outputs | None = None
 
     @property
     def max_length(self) -> int:
@@ -237,9 +238,16 @@ class Session(AbstractContextManager["Session"]):
         The session is taken from the first `next` until the iterator ends or is closed. Raises `LostRequestsError` at
         the end where requests have no answer.
         """
-        self._turns.check_open()
         if call not in _REQUEST_OF:
             raise ConfigError(f"give one of {listed(_REQUEST_OF)}", "call", call)
+        return self.run_slices(call, _numbered(call, slices), whose)
+
+    def run_slices(
+        self, call: str, slices: Iterable[Sequence[tuple[Any, Any]]], whose: Whose = None
+    ) -> Iterator[tuple[Any, Any]]:
+        """As `as_completed`, by keys: `(key, output)` for the `(key, request)` pairs of each slice, all under different
+        keys. Errors name a request by its key."""
+        self._turns.check_open()
         return self._in_turn(call, self._completed(Call(self, call, _REQUEST_OF[call]), slices, whose))
 
     def loglikelihood(
@@ -323,32 +331,23 @@ class Session(AbstractContextManager["Session"]):
         on_result: Callable[[int, Any], None] | None,
     ) -> list[Any]:
         outputs: dict[int, Any] = {}
-        completed = self._completed(Call(self, call, to_request), [requests])
+        completed = self._completed(Call(self, call, to_request), _numbered(call, [requests]))
         for index, output in self._in_turn(call, completed, is_whole=True):
             outputs[index] = output
             if on_result is not None:
                 on_result(index, output)
         return [outputs[index] for index in range(len(outputs))]
 
-    def _completed(
-        self, call: Call, slices: Iterable[Sequence[Any]], whose: Whose = None
-    ) -> Generator[tuple[int, Any], None, None]:
-        """Index and output of every request of the call."""
-        for key, result in self._results(call.name, call.put_all(slices, whose)):
-            if (output := call.take(key, result)) is not None:
-                yield key.number, output
-        yield from call.rest()
-        if call.lost:
-            raise LostRequestsError(call.lost)
+    def _completed(self, call: Call, slices: Iterable[Sequence[tuple[Any, Any]]], whose: Whose = None) -> Outputs:
+        """Key and output of every request of the call."""
+        return call.outputs(self._results(call.name, call.put_all(slices, whose)))
 
     def _results(self, call: str, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
         if self.journal is not None and (call == "generate" or self.records is None):
             return in_chunks(self.executor, slices, self.journal)
         return self.executor.run_slices(slices)
 
-    def _continuous(
-        self, items: Iterable[tuple[Hashable, ToGenerate] | None]
-    ) -> Generator[tuple[Hashable, Any], None, None]:
+    def _continuous(self, items: Iterable[tuple[Hashable, ToGenerate] | None]) -> Outputs:
         call, keys = Call(self, "generate_continuous", to_generation), dict[int, Hashable]()
 
         def requests() -> Iterator[KeyedRequest | None]:
@@ -357,7 +356,7 @@ class Session(AbstractContextManager["Session"]):
                     yield None
                     continue
                 keys[number], request = item
-                with naming(f"request {item[0]!r}"):
+                with naming(item[0]):
                     (window, *others), is_cut = call.put(number, request)
                     if others:
                         raise UnfitTaskError(f"its sound has {len(others) + 1} windows: use `generate`")
@@ -365,25 +364,23 @@ class Session(AbstractContextManager["Session"]):
                     logger.warning("request %r was cut on the left to fit", item[0])
                 yield window
 
-        for key, result in self.executor.run_continuous(requests()):
-            if (output := call.take(key, result)) is not None:
-                yield keys.pop(key.number), output
-        if call.lost:
-            raise LostRequestsError(call.lost)
+        for number, output in call.outputs(self.executor.run_continuous(requests())):
+            yield keys.pop(number), output
 
-    def _stream(self, call: _Streamed) -> Iterator[str]:
+    def _stream(self, streamed: _Streamed) -> Iterator[str]:
         """The pieces of the answer, which the engine makes in a thread, ahead of the reader. Where reading ends before,
         the engine stops at the next token, and the answer is kept nowhere.
 
         On workers, and where the answer is known, the tokens are not seen: the whole text is one piece.
         """
         self._turns.refuse_inside("stream")
-        outputs = self._in_turn(call.name, self._completed(call, [[None]]), is_whole=True)
-        thread = threading.Thread(target=call.work, args=(outputs,), name="olive_ext-stream", daemon=True)
+        results = self._results("generate", [[streamed.item]])
+        outputs = self._in_turn("generate", streamed.call.outputs(results), is_whole=True)
+        thread = threading.Thread(target=streamed.work, args=(outputs,), name="olive_ext-stream", daemon=True)
         thread.start()
-        stream, tokens, length = TextStream(self.tokenizer, call.generation.stops), list[int](), 0
+        stream, tokens, length = TextStream(self.tokenizer, streamed.generation.stops), list[int](), 0
         try:
-            while isinstance(item := call.produced.get(), int):
+            while isinstance(item := streamed.produced.get(), int):
                 tokens.append(item)
                 if piece := stream.piece(tokens):
                     length += len(piece)
@@ -393,12 +390,10 @@ class Session(AbstractContextManager["Session"]):
             if rest := item.text[length:]:
                 yield rest
         finally:
-            call.is_abandoned.set()
+            streamed.is_abandoned.set()
             thread.join()
 
-    def _in_turn(
-        self, call: str, outputs: Generator[tuple[Any, Any], None, None], *, is_whole: bool = False
-    ) -> Iterator[tuple[Any, Any]]:
+    def _in_turn(self, call: str, outputs: Outputs, *, is_whole: bool = False) -> Iterator[tuple[Any, Any]]:
         """`outputs` while it is the turn of `call`, and the session is open; with `is_whole`, `close` waits for all."""
         with self._turns.turn(call):
             if is_whole:
@@ -435,30 +430,26 @@ class _AbandonedError(Exception):
     """Nobody reads on."""
 
 
-class _Streamed(Call):
+class _Streamed:
     """The one request of a `stream`, of which the tokens, then the output, or the error that there was instead, are put
     into `produced`. Raises `ConfigError` where the answer is not known before the last token."""
 
     def __init__(self, session: Session, request: GenerationRequest) -> None:
-        super().__init__(session, "generate", to_generation)
         if request.think_end_token is not None:
             text = "the answer is what follows the last end of the reasoning: `generate` separates them"
             raise ConfigError(f"stream: 'think_end_token' = {request.think_end_token!r}: {text}", "think_end_token")
-        windows, _ = super().put(0, request)
-        self._key, self._request = windows[0]
+        self.call = Call(session, "generate", to_generation)
+        windows, _ = self.call.put(0, request)
         if len(windows) > 1:
             raise UnsupportedError(f"stream: the sound has {len(windows)} windows: use `generate`")
-        assert self._request.generation is not None
-        self.generation = self._request.generation
+        ((key, converted),) = windows
+        assert converted.generation is not None
+        self.generation = converted.generation
         if self.generation.beams is not None:
             raise UnsupportedError("stream: a beam search has no answer before its end: give 1 beam, or use `generate`")
+        self.item: KeyedRequest = key, replace(converted, generation=replace(self.generation, is_finished=self._watch))
         self.produced: SimpleQueue[int | BaseException | GenerationOutput] = SimpleQueue()
         self.is_abandoned = threading.Event()
-
-    def put(self, index: int, item: object) -> tuple[list[tuple[Window, Request]], bool]:
-        self._check()
-        generation = replace(self.generation, is_finished=self._watch)
-        return [(self._key, replace(self._request, generation=generation))], False
 
     def work(self, outputs: Iterable[tuple[int, GenerationOutput]]) -> None:
         try:
@@ -468,11 +459,19 @@ class _Streamed(Call):
             self.produced.put(error)
 
     def _watch(self, tokens: Sequence[int]) -> bool:
-        self._check()
+        if self.is_abandoned.is_set():
+            raise _AbandonedError
         self.produced.put(tokens[-1])
         is_finished = self.generation.is_finished
         return is_finished is not None and is_finished(tokens)
 
-    def _check(self) -> None:
-        if self.is_abandoned.is_set():
-            raise _AbandonedError
+
+def _numbered(call: str, slices: Iterable[Iterable[Any]]) -> Iterator[list[tuple[int, Any]]]:
+    """The requests of each slice under numbers, counted on from slice to slice. Raises `ConfigError` for a slice that
+    is no list of requests."""
+    numbers = itertools.count()
+    for items in slices:
+        if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
+            kind = "text" if isinstance(items, str) else type(items).__name__
+            raise ConfigError(f"{call} takes a list of requests, not one {kind}")
+        yield [(number, item) for item, number in zip(items, numbers, strict=False)]

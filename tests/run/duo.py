@@ -100,16 +100,17 @@ class NetSession(Session):
         self.net = net
         self.reference = None if reference is None else NetSession(reference)
 
-    def as_completed(self, call: Any, slices: Any, whose: Any = None) -> Any:
-        requests = [request for part in slices for request in part]
-        for place, output in sorted(super().as_completed(call, [requests], whose)):
-            one = requests[place]
+    def run_slices(self, call: Any, slices: Any, whose: Any = None) -> Any:
+        asked = [item for part in slices for item in part]
+        outputs = dict(super().run_slices(call, [asked], whose))
+        for key, one in asked:
+            output = outputs[key]
             if self.reference is None or call == "generate":
-                yield place, output
+                yield key, output
             else:
                 ids = (one.prefix, *one.text) if call == "loglikelihood_rolling" else (*one.context, *one.target)
                 found = compared(self.reference.net, self.net, ids, output.token_count)
-                yield place, replace(output, compared=found)
+                yield key, replace(output, compared=found)
 
 
 class TwoModels:

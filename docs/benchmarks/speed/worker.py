@@ -148,9 +148,8 @@ def inputs_of(lm: OrtLM, requests: Sequence[Any], generated: float) -> Iterator[
     num_new = round(generated / max(1, sum(one.kind == "generate_until" for one in requests)))
     pairs = [one for one in requests if one.kind == "loglikelihood"]
     for start in range(0, len(pairs), SLICE):
-        for one in lm.scoring_requests(pairs[start : start + SLICE]):
-            if one is not None:
-                yield from _windows(one.context, one.target, lm.max_length)
+        for pending in lm.scoring_requests(enumerate(pairs[start : start + SLICE])):
+            yield from _windows(pending.request.context, pending.request.target, lm.max_length)
     for number, one in enumerate(requests):
         if one.kind == "generate_until":
             yield [*lm.tok_encode(one.args[0]), *[-1 - number] * (num_new - 1)], max(1, num_new)

@@ -127,11 +127,11 @@ class GenerationSettings:
             raise TaskError(f"task '{task}': {problem}")
 
     def request(
-        self, prompt: Sequence[int], max_length: int, repeat: int, thinking: Mapping[str, Any], task: str
+        self, prompt: Sequence[int], max_length: int, repeat: int, fields: Mapping[str, Any], task: str
     ) -> GenerationRequest:
         """The request for token ids `prompt`, of a model with a context of `max_length` tokens; `repeat` counts earlier
-        requests with the same arguments, `thinking` are fields of the request. Raises `TaskError` where nothing can be
-        generated."""
+        requests with the same arguments, `fields` are those of the request that are given elsewhere. Raises `TaskError`
+        where nothing can be generated."""
         self.refuse_long(task, max_length)
         budget = self.max_gen_toks if self.max_length is None else self.max_length - len(prompt)
         if budget < 1:
@@ -139,14 +139,9 @@ class GenerationSettings:
             raise TaskError(f"task '{task}': {longest}, and the prompt has {len(prompt)} tokens", code="contradiction")
         if problem := too_long("max_length", budget, max_length):
             raise TaskError(f"task '{task}': {problem}")
-        return GenerationRequest(
-            prompt=list(prompt),
-            max_new_tokens=budget,
-            stop=self.until,
-            **{**self.sampling, "seed": _stream(self.sampling["seed"], prompt, repeat) if self.is_sampled else 0},
-            **self.beams,
-            **thinking,
-        )
+        seed = _stream(self.sampling["seed"], prompt, repeat) if self.is_sampled else 0
+        own = {"prompt": list(prompt), "max_new_tokens": budget, "stop": self.until, **self.sampling, "seed": seed}
+        return GenerationRequest(**{**own, **self.beams, **fields})
 
 
 def refuse_generation(

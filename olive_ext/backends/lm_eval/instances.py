@@ -20,8 +20,9 @@ from lm_eval.api.model import TemplateLM
 from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
 from olive_ext.errors import LostRequestsError, OliveExtError, TaskError, named_failures
 from olive_ext.model.providers.devices import trim_host_memory
+from olive_ext.session import Session
 from olive_ext.session.bounded_templates import replaced
-from olive_ext.session.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, RollingRequest, ScoringRequest
 from olive_ext.session.tokenizer import Tokenizer
 
 Item = TypeVar("Item")
@@ -35,20 +36,33 @@ KnownAnswers = Callable[[list[Any], Callable[[list[Any]], list[Any]]], list[Any]
 """Answers lm-eval's requests, all of one method; those it does not know it passes on to its second argument."""
 
 Score = tuple[float, bool]
-CERTAIN: Score = (0.0, True)
-"""The answer for an empty continuation."""
 
 SLICE = 4096
 """Requests of a slice: enough to share prefixes in, few enough to hold their tokens."""
 
 
-@dataclass(frozen=True)
-class PendingGeneration:
-    """One generation, and the indices of lm-eval's requests that its output answers."""
+@dataclass(eq=False)
+class PendingRequest:
+    """A session's request, and lm-eval's requests (or `Generated`) that its output answers, by their places. The key of
+    the request, as errors name it."""
 
-    settings: GenerationSettings
-    request: GenerationRequest
-    owners: list[int]
+    request: GenerationRequest | ScoringRequest | RollingRequest
+    owners: dict[int, Any]
+    settings: GenerationSettings | None = None
+    """Of a generation."""
+
+    def __repr__(self) -> str:
+        return f"of {self.document}"
+
+    @property
+    def first(self) -> Any:
+        """The first of the requests that it is for."""
+        return next(iter(self.owners.values()))
+
+    @property
+    def document(self) -> str:
+        """The first one's document, as errors name it."""
+        return f"task '{self.first.task_name}', document {self.first.doc_id}"
 
 
 class CompletePairs(TemplateLM):  # type: ignore[misc]
@@ -99,51 +113,21 @@ def known_answers_first(method: Method) -> Method:
 
 def encoded_slices(
     items: Sequence[Item], key: Callable[[Item], str], encode: Callable[[Sequence[Item]], Encoded], size: int = SLICE
-) -> Iterator[tuple[list[int], Encoded]]:
-    """(indices into `items`, result of `encode` for these items) for slices of `items` sorted by `key`.
+) -> Iterator[Encoded]:
+    """The results of `encode` for slices of `items` sorted by `key`.
 
     In sorted order neighbours share prefixes, so little sharing is lost between slices. `encode` runs in a thread of
     its own, one slice ahead; what it raises is raised here.
     """
-    order = sorted(range(len(items)), key=lambda index: key(items[index]))
-    slices = [order[start : start + size] for start in range(0, len(order), size)]
+    ordered = sorted(items, key=key)
+    slices = [ordered[start : start + size] for start in range(0, len(ordered), size)]
     with ThreadPoolExecutor(1, thread_name_prefix="encode") as pool:
         begun: deque[Future[Encoded]] = deque()
-        for number, indices in enumerate(slices):
+        for number in range(len(slices)):
             for following in slices[number + len(begun) : number + 2]:
-                begun.append(pool.submit(encode, [items[index] for index in following]))
-            yield indices, begun.popleft().result()
+                begun.append(pool.submit(encode, following))
+            yield begun.popleft().result()
             trim_host_memory()  # tokenizers leave holes in several threads' memory, which else grow from slice to slice
-
-
-def scores_of(
-    lm: CompletePairs, slices: Iterable[tuple[Sequence[int], Sequence[ScoringRequest | None]]], instances: Sequence[Any]
-) -> Iterator[tuple[int, Score]]:
-    """Place and answer of the requests of all slices, which come with their places, in the order of completion; of an
-    empty continuation there is no request. `instances` are lm-eval's requests by place."""
-    waiting: dict[int, tuple[int, ScoringRequest]] = {}
-    certain: list[int] = []
-
-    def asked() -> Iterator[list[ScoringRequest]]:
-        count = 0
-        for places, requests in slices:
-            begin = count
-            for place, request in zip(places, requests, strict=True):
-                if request is None:
-                    certain.append(place)
-                else:
-                    waiting[count] = place, request
-                    count += 1
-            yield [waiting[at][1] for at in range(begin, count)]
-
-    with noting(lm.lost, lambda at: [instances[waiting[at][0]]]):
-        for at, output in lm.session.as_completed(
-            "loglikelihood", asked(), lambda at: str(instances[waiting[at][0]].task_name)
-        ):
-            place, request = waiting.pop(at)
-            lm.observer(instances[place], request, output)
-            yield place, (output.logprob, output.is_greedy)
-    yield from ((place, CERTAIN) for place in certain)
 
 
 _WRAPPED = ("doc_iterator", "process_results", "doc_to_target")
@@ -166,27 +150,24 @@ class LostRequests(list[LostRequest]):
     """Whether who evaluates leaves their documents out. lm-eval itself would take for an answer what stands there."""
 
 
-@contextmanager
-def noting(lost: LostRequests, owners: Callable[[int], Iterable[Any]]) -> Iterator[None]:
-    """Adds to `lost` what a call of a session could not answer; `owners` gives lm-eval's requests that the session's
-    request at a place stands for. Where it has none, or nobody reads them, the error of the session passes. One about
-    a request that is wrong names the document."""
+def run_requests(
+    session: Session, call: str, slices: Iterable[Sequence[PendingRequest]], lost: LostRequests
+) -> Iterator[tuple[PendingRequest, Any]]:
+    """What a session is asked, with the output, as each is complete. What it could not answer is added to `lost`; where
+    nobody reads that, the error of the session passes. One about a request that is wrong names the document."""
+    keyed = ([(pending, pending.request) for pending in items] for items in slices)
     try:
-        yield
+        yield from session.run_slices(call, keyed, lambda pending: str(pending.first.task_name))
     except LostRequestsError as error:
         if not lost.is_read:
             raise
-        for index, reason in error.lost.items():
-            requests = [LostRequest(str(own.task_name), int(own.doc_id), reason) for own in owners(index)]
-            if not requests:
-                raise
-            lost += requests
+        for pending, reason in error.lost.items():
+            lost += [LostRequest(str(own.task_name), int(own.doc_id), reason) for own in pending.owners.values()]
     except OliveExtError as error:
-        whose = [] if error.request is None else list(owners(error.request))
-        if not whose:
+        if error.request is None:
             raise
         named = error.__cause__ if isinstance(error.__cause__, OliveExtError) else error
-        raise named.inside(f"task '{whose[0].task_name}', document {whose[0].doc_id}") from error
+        raise named.inside(error.request.document) from error
 
 
 @contextmanager

@@ -10,9 +10,8 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +22,15 @@ from typing_extensions import Self
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
 from olive_ext.backends.lm_eval.instances import (
-    CERTAIN,
     CompletePairs,
     KnownAnswers,
     LostRequests,
     Observer,
-    PendingGeneration,
+    PendingRequest,
     Score,
     encoded_slices,
     known_answers_first,
-    noting,
-    scores_of,
+    run_requests,
 )
 from olive_ext.backends.lm_eval_patches import as_list
 from olive_ext.backends.package_versions import versions
@@ -47,7 +44,7 @@ from olive_ext.model.types import Modality
 from olive_ext.session import Session
 from olive_ext.session.opening import open_model
 from olive_ext.session.placeholders import decoder_tokens
-from olive_ext.session.requests import RollingRequest, ScoringRequest, checked_ids
+from olive_ext.session.requests import GenerationOutput, RollingRequest, ScoringRequest, checked_ids
 from olive_ext.session.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -183,64 +180,58 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
             raise TaskError(
                 f"needs tasks that generate; these do not: {names}", "enable_thinking", code="contradiction"
             )
-        with self._progress("Scoring", requests, disable_tqdm) as advance:
-            slices = encoded_slices(requests, lambda request: "".join(request.args[:2]), self.scoring_requests)
-            answers = [CERTAIN] * len(requests)
-            for place, answers[place] in scores_of(self, slices, requests):
-                self.cache_hook.add_partial("loglikelihood", requests[place].args, answers[place])
-                advance([place])
-            return answers
+        answers: list[Score] = [(0.0, True)] * len(requests)
+        items = list(enumerate(requests))
+        slices = encoded_slices(items, lambda item: "".join(item[1].args[:2]), self.scoring_requests)
+        for one, output in self._outputs("Scoring", requests, "loglikelihood", slices, disable_tqdm):
+            ((place, request),) = one.owners.items()
+            answers[place] = output.logprob, output.is_greedy
+            self.cache_hook.add_partial("loglikelihood", request.args, answers[place])
+        return answers
 
-    def scoring_requests(self, requests: Sequence[Instance]) -> list[ScoringRequest | None]:
-        """The session's requests, by TemplateLM's rule; TemplateLM encodes them one by one, this method at once."""
-        fields = [self._media.fields(request.args) for request in requests]
-        pairs = [(self._media.prompt(request.args), request.args[1]) for request in requests]
-        contexts = {pair[0].rstrip(): None for pair in pairs if pair[1]}
+    def scoring_requests(self, requests: Iterable[tuple[int, Instance]]) -> list[PendingRequest]:
+        """What the session is asked for requests at these places, by TemplateLM's rule; TemplateLM encodes them one by
+        one, this method at once. Nothing is asked for a continuation without tokens."""
+        prompts = [(at, one, self._media.prompt(one.args)) for at, one in requests if one.args[1]]
         if self._encoding is None:
-            self._encoded = dict(self._text.encode_many([*contexts, *["".join(pair) for pair in pairs if pair[1]]]))
+            contexts = {prompt.rstrip(): None for *_, prompt in prompts}
+            joined = [prompt + one.args[1] for _, one, prompt in prompts]
+            self._encoded = dict(self._text.encode_many([*contexts, *joined]))
             for text in contexts:  # read once, whatever the number of its answers
                 self._encoded[text] = checked_ids("context", self._encoded[text])
         try:
-            return [
-                self._scoring_request(*self._pair(*pair), media) if pair[1] else None
-                for pair, media in zip(pairs, fields, strict=True)
-            ]
+            made = [(self._scoring_request(one.args, prompt), {at: one}) for at, one, prompt in prompts]
         finally:
             self._encoded = {}
-
-    def _pair(self, context: str, continuation: str) -> tuple[Sequence[int], Sequence[int]]:
-        if self._media.is_speech:
-            return self._prompt(context), self._text.encode_target(continuation)
-        return self._encode_pair(context, continuation)
+        return [PendingRequest(request, owners) for request, owners in made if request is not None]
 
     def _loglikelihood_tokens(self, requests: Sequence[tuple[Any, ...]], **_: object) -> list[Score]:
         """lm-eval's own `loglikelihood`, which has another one here, hands tokens to it."""
         raise NotImplementedError
 
-    def _scoring_request(
-        self, context: Sequence[int], target: Sequence[int], media: Mapping[str, Any]
-    ) -> ScoringRequest | None:
+    def _scoring_request(self, args: Sequence[Any], prompt: str) -> ScoringRequest | None:
         """The request for one pair; as in HFLM an encoder-decoder encodes the context, and decodes the target alone."""
-        if not target:
-            return None
-        if self._encoding is None or self._media.is_speech:
-            return ScoringRequest(context, target, **media)
-        return ScoringRequest("", target, source=context)
+        media = self._media.fields(args)
+        if self._media.is_speech:
+            target = self._text.encode_target(args[1])
+            return ScoringRequest(self._prompt(prompt), target, **media) if target else None
+        context, target = self._encode_pair(prompt, args[1])
+        if self._encoding is not None:
+            return ScoringRequest("", target, source=context)
+        return ScoringRequest(context, target, **media)
 
     @known_answers_first
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Log-probability in nats of each whole text, of which every token is scored once."""
         prefix, text, is_hflm = self.prefix_token_id, self._text, self._arguments.hflm_rolling_bos
         encode = text.encode if is_hflm else partial(text.encode_rolling, prefix=prefix)
-        asked = [RollingRequest(encode(request.args[0]), prefix) for request in requests]
+        texts = [RollingRequest(encode(request.args[0]), prefix) for request in requests]
+        asked = [PendingRequest(text, {place: requests[place]}) for place, text in enumerate(texts)]
         answers = [0.0] * len(requests)
-        progress = self._progress("Scoring texts", requests, disable_tqdm)
-        with progress as advance, noting(self.lost, lambda at: [requests[at]]):
-            for index, output in self.session.as_completed("loglikelihood_rolling", [asked]):
-                answers[index] = output.logprob
-                self.cache_hook.add_partial("loglikelihood_rolling", requests[index].args, output.logprob)
-                self.observer(requests[index], asked[index], output)
-                advance([index])
+        for one, output in self._outputs("Scoring texts", requests, "loglikelihood_rolling", [asked], disable_tqdm):
+            ((place, request),) = one.owners.items()
+            answers[place] = output.logprob
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, output.logprob)
         return answers
 
     @known_answers_first
@@ -248,29 +239,20 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         """The continuation of each context. Greedy requests with equal arguments are generated once."""
         answers = [""] * len(requests)
         wanted = self.pending_generations(requests)
-
-        def whose(at: int) -> str:
-            return str(requests[wanted[at].owners[0]].task_name)
-
-        with self._progress("Generating", requests, disable_tqdm) as advance:
-            asked = [item.request for item in wanted]
-            with noting(self.lost, lambda at: [requests[owner] for owner in wanted[at].owners]):
-                for at, output in self.session.as_completed("generate", [asked], whose):
-                    item = wanted[at]
-                    text = item.settings.answer(output, self.tok_decode)
-                    for index in item.owners:
-                        answers[index] = GeneratedText.of(text, output)
-                        self.observer(requests[index], item.request, output)
-                    if not item.settings.is_sampled:
-                        self.cache_hook.add_partial("generate_until", requests[item.owners[0]].args, text)
-                    advance(item.owners, len(output.tokens))
+        for one, output in self._outputs("Generating", requests, "generate", [wanted], disable_tqdm):
+            assert one.settings is not None
+            text = one.settings.answer(output, self.tok_decode)
+            for place in one.owners:
+                answers[place] = GeneratedText.of(text, output)
+            if not one.settings.is_sampled:
+                self.cache_hook.add_partial("generate_until", one.first.args, text)
         return answers
 
-    def pending_generations(self, requests: list[Instance]) -> list[PendingGeneration]:
+    def pending_generations(self, requests: list[Instance]) -> list[PendingRequest]:
         """The generations, each with the requests that it is for: greedy ones with equal arguments are one."""
         eot = self.eot_token_id  # as a text it stops where the model's own files have it stop
         eos = self.tok_decode([eot], skip_special_tokens=False) if eot in self.session.stop_ids else None
-        wanted: dict[tuple[str, int], PendingGeneration] = {}
+        wanted: dict[tuple[str, int], PendingRequest] = {}
         repeats: Counter[str] = Counter()
         for index, request in enumerate(requests):
             context, gen_kwargs = request.args[:2]
@@ -282,13 +264,12 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
             repeats[key] += 1
             if (key, repeat) not in wanted:
                 prompt = self._prompt(self._media.prompt(request.args))
-                thinking = self._arguments.thinking()
-                asked = settings.request(prompt, self.max_length, repeat, thinking, str(request.task_name))
-                asked = replace(asked, **media)
+                fields = {**self._arguments.thinking(), **media}
                 if self._encoding is not None and not self._media.is_speech:
-                    asked = replace(asked, prompt="", source=prompt)
-                wanted[key, repeat] = PendingGeneration(settings, asked, [])
-            wanted[key, repeat].owners.append(index)
+                    fields |= {"prompt": "", "source": prompt}
+                asked = settings.request(prompt, self.max_length, repeat, fields, str(request.task_name))
+                wanted[key, repeat] = PendingRequest(asked, {}, settings)
+            wanted[key, repeat].owners[index] = request
         return list(wanted.values())
 
     def _prompt(self, context: str) -> Sequence[int]:
@@ -311,23 +292,32 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         """Digest of the model's files; None where only a session was given, or a name on the hub."""
         return self.resolved.digest if self.resolved is not None and self._owns_session else None
 
-    @contextmanager
-    def _progress(self, doing: str, requests: Sequence[Instance], is_disabled: bool) -> Iterator[Callable[..., None]]:
-        """Yields a function of the places of requests that are done, and of the tokens of their answer."""
-        executor, total = self.session.executor, len(requests)
+    def _outputs(
+        self,
+        doing: str,
+        requests: Sequence[Instance],
+        call: str,
+        slices: Iterable[Sequence[PendingRequest]],
+        is_disabled: bool,
+    ) -> Iterator[tuple[PendingRequest, Any]]:
+        """What is asked for `requests` in the session's `call`, with the output, as each is complete. Each is observed,
+        and counts as done once the next is read."""
+        executor = self.session.executor
         fed, at_work = lambda: int(self.session.counters.tokens_fed), lambda: executor.at_work
         is_seen = not is_disabled and is_shown(shown.get())
-        work = workload_of(requests, self.tok_encode) if is_seen else Workload(tokens=[0.0] * total)
+        work = workload_of(requests, self.tok_encode) if is_seen else Workload(tokens=[0.0] * len(requests))
         tokens, about, doing = sum(work.tokens), "", " by ".join(filter(None, (doing, self.role)))
         if is_seen and shown.get():  # a line, which is not written beside the bars of who drives the model themselves
             time = "" if self.resolved is None else f": {forecast(self.resolved, work, begins=self._begins)}"
             about, self._begins = f"{work}{time}{self._kept if self._begins else ''}", False
-        with progress_bar(doing, total, fed, is_disabled, expected=tokens, about=about, at_work=at_work) as advance:
-
-            def done(places: Sequence[int], answered: int = 0) -> None:
-                advance(len(places), sum(work.tokens[place] for place in places), answered)
-
-            yield done
+        bar = progress_bar(doing, len(requests), fed, is_disabled, expected=tokens, about=about, at_work=at_work)
+        with bar as advance:
+            for pending, output in run_requests(self.session, call, slices, self.lost):
+                for instance in pending.owners.values():
+                    self.observer(instance, pending.request, output)
+                yield pending, output
+                answered = len(output.tokens) if isinstance(output, GenerationOutput) else 0
+                advance(len(pending.owners), sum(work.tokens[place] for place in pending.owners), answered)
 
     @property
     def _kept(self) -> str:

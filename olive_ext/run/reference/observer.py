@@ -285,11 +285,9 @@ def _parts(request: Scoring) -> tuple[Prompt, Text]:
 
 def score_generated(lm: Any, generated: Sequence[Generated], observer: Observer | None = None) -> None:
     """Has the model score the reference's generations as targets; `observer` stores the comparisons."""
-    from olive_ext.backends.lm_eval.instances import noting
+    from olive_ext.backends.lm_eval.instances import PendingRequest, run_requests
 
-    if generated:
-        targets = [item.target for item in generated]
-        with noting(lm.lost, lambda index: [generated[index]]):
-            for index, output in lm.session.as_completed("loglikelihood", [targets]):
-                if observer is not None:
-                    observer.add_targets(generated[index], targets[index], output)
+    if targets := [PendingRequest(item.target, {place: item}) for place, item in enumerate(generated)]:
+        for pending, output in run_requests(lm.session, "loglikelihood", [targets], lm.lost):
+            if observer is not None:
+                observer.add_targets(pending.first, pending.first.target, output)

@@ -80,15 +80,15 @@ class Run:
         comparer.run_reference_alone()
         lm: Any = comparer.open_candidate()
         self.asked: Counter[Any] = Counter()
-        ask = lm.session.as_completed
+        ask = lm.session.run_slices
 
         def counted(call: str, slices: Any, whose: Any = None) -> Any:
-            requests = [request for part in slices for request in part]
+            asked = [item for part in slices for item in part]
             if call == "loglikelihood":
-                self.asked.update((*request.context, -1, *request.target) for request in requests)
-            return ask(call, [requests], whose)
+                self.asked.update((*request.context, -1, *request.target) for _, request in asked)
+            return ask(call, [asked], whose)
 
-        lm.session.as_completed = counted
+        lm.session.run_slices = counted
         if loses is not None:
             _lose(lm, loses)
         if comparer.is_sampled:
@@ -109,16 +109,16 @@ def _losing_model(opens: Any, loses: Any, *arguments: Any) -> Any:
 
 def _lose(lm: Any, loses: Any) -> None:
     """As workers that crash on every request that `loses` names."""
-    ask = lm.session.as_completed
+    ask = lm.session.run_slices
 
     def lossy(call: str, slices: Any, whose: Any = None) -> Any:
-        requests = [request for part in slices for request in part]
-        lost = {place: "crashed" for place, one in enumerate(requests) if call == "loglikelihood" and loses(one)}
-        yield from ((place, output) for place, output in ask(call, [requests], whose) if place not in lost)
+        asked = [item for part in slices for item in part]
+        lost = {key: "crashed" for key, one in asked if call == "loglikelihood" and loses(one)}
+        yield from ((key, output) for key, output in ask(call, [asked], whose) if key not in lost)
         if lost:
             raise LostRequestsError(lost)
 
-    lm.session.as_completed = lossy
+    lm.session.run_slices = lossy
 
 
 def some(request: Any) -> bool:
