@@ -14,12 +14,13 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
+from olive_ext.engine.requests import Ids
 from olive_ext.errors import (
     ANY_FAILURE,
     ConfigError,
@@ -278,15 +279,15 @@ class Tokenizer:
         # Not verbose: a text longer than the tokenizer's model_max_length is valid here, it is cut or windowed later.
         return self._with_bos(list(self.hf.encode(text, add_special_tokens=adds, verbose=False)), forces_bos)
 
-    def encode_many(self, texts: Collection[str]) -> dict[str, list[int]]:
+    def encode_many(self, texts: Iterable[str]) -> dict[str, Ids]:
         """`encode` of each text, by text; a fast tokenizer does it on all cores."""
         kinds: dict[tuple[bool, bool], list[str]] = {}
         for text in dict.fromkeys(texts):
             kinds.setdefault(self._specials(text, None), []).append(text)
-        ids_of: dict[str, list[int]] = {}
+        ids_of: dict[str, Ids] = {}
         for (adds, forces_bos), alike in kinds.items():
-            encoded = self._encode_alike(alike, adds)
-            ids_of.update((text, self._with_bos(ids, forces_bos)) for text, ids in zip(alike, encoded, strict=True))
+            encoded = (Ids(self._with_bos(ids, forces_bos)) for ids in self._encode_alike(alike, adds))
+            ids_of.update(zip(alike, encoded, strict=True))
         return ids_of
 
     def _encode_alike(self, texts: list[str], adds: bool) -> Iterator[list[int]]:
@@ -299,12 +300,7 @@ class Tokenizer:
         for begin in range(len(first), len(texts), _TOGETHER):
             encode = self.hf.backend_tokenizer.encode_batch_fast
             for encoding in encode(texts[begin : begin + _TOGETHER], add_special_tokens=adds):
-                yield list(map(self._numbers.__getitem__, encoding.ids))
-
-    @functools.cached_property
-    def _numbers(self) -> list[int]:
-        """Every token id. Ids that a library makes are objects of 32 bytes each; those of many texts are these."""
-        return list(range(self.num_ids))
+                yield encoding.ids
 
     @functools.cached_property
     def num_ids(self) -> int:

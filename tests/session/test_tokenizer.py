@@ -238,7 +238,7 @@ def test_many_texts_are_encoded_as_each_by_itself(options: dict[str, bool]) -> N
     tokenizer = Tokenizer(byte_level().hf, "here", **options)
     bos = str(tokenizer.hf.bos_token)
     texts = ["on the", " the\n\nthe", bos + "the", "on the", "", "the" * 50]
-    assert tokenizer.encode_many(texts) == {text: tokenizer.encode(text) for text in texts}
+    assert tokenizer.encode_many(texts) == {text: (*tokenizer.encode(text),) for text in texts}
 
 
 def test_many_texts_are_neither_cut_nor_padded_where_the_tokenizers_file_would() -> None:
@@ -246,7 +246,7 @@ def test_many_texts_are_neither_cut_nor_padded_where_the_tokenizers_file_would()
     tokenizer.hf.backend_tokenizer.enable_truncation(3)
     tokenizer.hf.backend_tokenizer.enable_padding(length=9)
     texts = ["on the mat on the mat", "the", "the cat on the mat"]
-    assert tokenizer.encode_many(texts) == {text: byte_level().encode(text) for text in texts}
+    assert tokenizer.encode_many(texts) == {text: (*byte_level().encode(text),) for text in texts}
 
 
 @pytest.mark.parametrize("skips", [True, False])

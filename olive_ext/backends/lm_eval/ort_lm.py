@@ -44,7 +44,7 @@ from olive_ext.model.types import Modality
 from olive_ext.session import Session
 from olive_ext.session.opening import open_model
 from olive_ext.session.placeholders import decoder_tokens
-from olive_ext.session.requests import GenerationOutput, RollingRequest, ScoringRequest, checked_ids
+from olive_ext.session.requests import GenerationOutput, RollingRequest, ScoringRequest
 from olive_ext.session.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         """Called with each conversation that tasks ask in, whether an answer is opened after it, and its prompt."""
 
         self.lost = LostRequests()  # what lm-eval is given as their answers means nothing
-        self._encoded: dict[str, Sequence[int]] = {}
+        self._encoded: Mapping[str, Sequence[int]] = {}
         self._begins = True
         self.role = ""
         """Of a comparison "the reference" or "the evaluated model", for lines of progress."""
@@ -194,11 +194,8 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         one, this method at once. Nothing is asked for a continuation without tokens."""
         prompts = [(at, one, self._media.prompt(one.args)) for at, one in requests if one.args[1]]
         if self._encoding is None:
-            contexts = {prompt.rstrip(): None for *_, prompt in prompts}
-            joined = [prompt + one.args[1] for _, one, prompt in prompts]
-            self._encoded = dict(self._text.encode_many([*contexts, *joined]))
-            for text in contexts:  # read once, whatever the number of its answers
-                self._encoded[text] = checked_ids("context", self._encoded[text])
+            contexts = [prompt.rstrip() for *_, prompt in prompts]  # read once, whatever the number of its answers
+            self._encoded = self._text.encode_many([*contexts, *(prompt + one.args[1] for _, one, prompt in prompts)])
         try:
             made = [(self._scoring_request(one.args, prompt), {at: one}) for at, one, prompt in prompts]
         finally:

@@ -10,7 +10,7 @@ import copy
 import json
 import sys
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -349,7 +349,7 @@ class RequestEncoder:
             return self.tokenizer.decode(request.input_ids, skip_special_tokens=False)
         raise MissingError("a generation request needs a 'prompt', 'messages' or 'input_ids'")
 
-    def _contexts(self, texts: Collection[str]) -> dict[str, list[int]]:
+    def _contexts(self, texts: Collection[str]) -> dict[str, Sequence[int]]:
         """Ids by text, with the tokenizer's special tokens where the text does not begin with the prefix token."""
         begun = {text for text in texts if self._prefix_text and text.startswith(self._prefix_text)}
         ids = {text: self.tokenizer.encode(text, add_special_tokens=False) for text in begun}
@@ -360,7 +360,7 @@ class RequestEncoder:
         return list(self.tokenizer.hf(texts, add_special_tokens=False, verbose=False)["input_ids"]) if texts else []
 
 
-def _given(ids: Sequence[int] | None, encoded: dict[str, list[int]], text: str) -> list[int]:
+def _given(ids: Sequence[int] | None, encoded: Mapping[str, Sequence[int]], text: str) -> Sequence[int]:
     return encoded[text] if ids is None else list(ids)
 
 
