@@ -25,11 +25,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from olive_ext.engine.requests import Ids, Request, TokenArray, common_prefix, source_key
+from olive_ext.engine.requests import Counters, Ids, Request, TokenArray, common_prefix, source_key
 from olive_ext.engine.scheduling.sequences import ChosenRow, PendingResult, Sequence, Targets
 from olive_ext.engine.step import FIRST_CELL, ONE_SIDE, SHARED_PREFIX, CellArray, Move, Row, Side
 from olive_ext.errors import RunError
@@ -256,25 +256,17 @@ def _shared_prefixes(requests: Items[Request]) -> list[int]:
     return found
 
 
-class TreeBatch(NamedTuple):
-    """A planned step of scored texts that have no slots: its rows, and where the step writes."""
-
-    chosen: list[ChosenRow]
-    shared: tuple[int, ...]
-    """For each sequence that begins with this step how many of its tokens were resident."""
-
-    moves: tuple[Move, ...]
-    first_cell: int
-
-
 class TreeBatches:
-    """Waiting sequences in sorted order, of which the first may be computed in part."""
+    """Waiting sequences in sorted order, of which the first may be computed in part; and the path of the shared-prefix
+    cache: the tokens of the sequence that was fed last, each in a cell."""
 
     def __init__(self, capacity: int, num_tokens: int) -> None:
         """`capacity`: cells of the shared-prefix cache. `num_tokens`: tokens of a step."""
-        self._prefix = SharedPrefix(capacity)
         self._num_tokens = num_tokens
         self._waiting: deque[Sequence] = deque()
+        self._tokens_P = np.zeros(capacity, np.int32)
+        self._cells_P: CellArray = np.zeros(capacity, np.int32)
+        self._length = 0
 
     @property
     def num_waiting(self) -> int:
@@ -285,80 +277,51 @@ class TreeBatches:
         """Takes sequences in sorted order."""
         self._waiting.append(sequence)
 
-    def plan(self, limit: int) -> TreeBatch:
+    def plan(self, limit: int, counters: Counters) -> tuple[list[ChosenRow], tuple[Move, ...], int]:
         """Rows of up to `limit` tokens together, fewer where no more are waiting or an item would be cut, more where
-        the first row begins with an item of more. The last row may end before its sequence does, which then stays the
-        first that waits."""
-        move = self._prefix.settle(_to_join(self._waiting[0]))
-        first_cell = self._prefix.top
-        room = min(limit, self._num_tokens, self._prefix.room)
+        the first row begins with an item of more; the moves before them, and the cell of their first token. The last
+        row may end before its sequence does, which then stays the first that waits."""
+        moves = self._settle(_to_join(self._waiting[0]))
+        first_cell = top = FIRST_CELL + self._length
+        room = min(limit, self._num_tokens, len(self._cells_P) - top)
         rows: list[ChosenRow] = []
-        shared = []
         while room > 0 and self._waiting:
             sequence = self._waiting[0]
-            is_new = not sequence.computed
-            sequence.computed = self._prefix.join(_to_join(sequence))
-            if is_new:
-                shared.append(sequence.computed)
-            stop = min(sequence.end, sequence.computed + room)
+            shared = self._join(_to_join(sequence))
+            if not sequence.computed:
+                counters.prefix_hits += shared > 0
+                counters.tokens_reused += shared
+            sequence.computed = shared
+            stop = min(sequence.end, shared + room)
             if sequence.media and stop < sequence.end:
-                stop = chunk_end(sequence.media, sequence.computed, stop)
-            if rows and stop - sequence.computed > room:
+                stop = chunk_end(sequence.media, shared, stop)
+            if rows and stop - shared > room:
                 break
-            tokens = sequence.tokens[sequence.computed : stop]
-            fed, cells_P = tuple(tokens.tolist()), self._prefix.cells()
-            row = Row(SHARED_PREFIX, sequence.computed, fed, media=sequence.media, cells_P=cells_P)
-            self._prefix.extend(tokens)
+            tokens, cells_P = sequence.tokens[shared:stop], self._cells_P[:shared].copy()
+            row = Row(SHARED_PREFIX, shared, (*tokens.tolist(),), media=sequence.media, cells_P=cells_P)
             rows.append((sequence, row))
-            room -= len(tokens)
+            self._tokens_P[shared:stop] = tokens
+            self._cells_P[shared:stop] = np.arange(top, top + len(tokens))
+            self._length, top, room = stop, top + len(tokens), room - len(tokens)
             if stop < sequence.end:
                 break
             self._waiting.popleft()
-        return TreeBatch(rows, tuple(shared), (move,) if move else (), first_cell)
+        counters.moves += len(moves)
+        return rows, moves, first_cell
 
-
-class SharedPrefix:
-    """The tokens of the sequence that was fed last, and their cells. Sequences are to come in sorted order."""
-
-    def __init__(self, capacity: int) -> None:
-        self._tokens_P = np.zeros(capacity, np.int32)
-        self._cells_P: CellArray = np.zeros(capacity, np.int32)
-        self._length = 0
-        self.top = FIRST_CELL
-        """The cell of the next token."""
-
-    @property
-    def room(self) -> int:
-        """Cells that are left."""
-        return len(self._cells_P) - self.top
-
-    def settle(self, tokens: TokenArray) -> Move | None:
+    def _settle(self, tokens: TokenArray) -> tuple[Move, ...]:
         """Forgets all but what `tokens` shares with the path, and puts that into the first cells."""
-        length = self.join(tokens)
+        length = self._join(tokens)
         settled = np.arange(FIRST_CELL, FIRST_CELL + length, dtype=np.int32)
         stays = common_prefix(self._cells_P[:length], settled)
-        move = Move(self._cells_P[stays:length].copy(), FIRST_CELL + stays) if stays < length else None
+        moves = (Move(self._cells_P[stays:length].copy(), FIRST_CELL + stays),) if stays < length else ()
         self._cells_P[:length] = settled
-        self.top = FIRST_CELL + length
-        return move
+        return moves
 
-    def join(self, tokens: TokenArray) -> int:
+    def _join(self, tokens: TokenArray) -> int:
         """Cuts the path back to what it shares with `tokens`: the number of tokens."""
         self._length = common_prefix(self._tokens_P[: self._length], tokens)
         return self._length
-
-    def cells(self) -> CellArray:
-        """The cell of each of the P tokens of the path; int32 [P]."""
-        cells: CellArray = self._cells_P[: self._length].copy()
-        return cells
-
-    def extend(self, tokens: TokenArray) -> None:
-        """Continues the path with `tokens`, in the next cells."""
-        stop = self._length + len(tokens)
-        self._tokens_P[self._length : stop] = tokens
-        self._cells_P[self._length : stop] = np.arange(self.top, self.top + len(tokens))
-        self._length = stop
-        self.top += len(tokens)
 
 
 def _to_join(sequence: Sequence) -> TokenArray:

@@ -194,12 +194,8 @@ class Scheduler:
         return plan
 
     def _scored_plan(self, batches: TreeBatches) -> PlannedStep:
-        batch = batches.plan(self._in_slots.limit)
-        self._counters.prefix_hits += sum(shared > 0 for shared in batch.shared)
-        self._counters.tokens_reused += sum(batch.shared)
-        self._counters.moves += len(batch.moves)
-        more: dict[str, Any] = {"moves": batch.moves, "first_cell": batch.first_cell, "whole_length": self._side.first}
-        return planned(batch.chosen, {}, **more)
+        chosen, moves, first_cell = batches.plan(self._in_slots.limit, self._counters)
+        return planned(chosen, {}, moves=moves, first_cell=first_cell, whole_length=self._side.first)
 
 
 class SlotSteps:
