@@ -29,28 +29,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.requests import FinishReason, Generation, Hypothesis
+from olive_ext.engine.requests import FinishReason, Hypothesis
 from olive_ext.engine.scheduling.sequences import PROBE, PROBED, ChosenRow, PendingResult, Sequence, Targets
 from olive_ext.engine.scheduling.slots import Slots
 from olive_ext.engine.step import Candidates, IntArray, LogitsRow, Step, StepOutput
 from olive_ext.errors import NonFiniteError, RunError
 
 
-def num_candidates(generation: Generation) -> int:
-    """Number of continuations to look at, so that enough remain if some end on a stop id. 0 without beams."""
-    beams = generation.beams
-    return 0 if beams is None else max(2, 1 + len(generation.stop_ids)) * beams.num_beams
+class _Beam(NamedTuple):
+    """One of the sequences of a search that go on."""
 
-
-class Follower(NamedTuple):
-    """A sequence that goes on with `token`, from sequence number `parent` of those before."""
-
-    parent: int
-    token: int
-
-
-@dataclass(frozen=True)
-class _Running:
+    sequence: Sequence
     tokens: tuple[int, ...]
     score: np.float32
     """The sum of its log-probabilities."""
@@ -58,90 +47,29 @@ class _Running:
     is_finished: Callable[[Items[int]], bool] | None
 
 
-class BeamSearch:
-    """Goes on from one sequence of no token, with `generation.beams`."""
-
-    def __init__(self, generation: Generation) -> None:
-        assert generation.beams is not None
-        self._generation = generation
-        self._beams = generation.beams
-        self._running = [_Running((), np.float32(0), generation.is_finished)]
-        self._finished: list[Hypothesis] = []
-
-    @property
-    def best(self) -> tuple[Hypothesis, ...]:
-        """The sequences to be returned, best first."""
-        return tuple(self._finished[: self._beams.num_return_sequences])
-
-    def advance(self, candidates: Candidates) -> list[Follower]:
-        """The sequences that go on, best first, given the candidates of those before; none where the search is over."""
-        running_B1 = np.array([[sequence.score] for sequence in self._running], np.float32)
-        scores = (running_B1 + candidates.logprobs_NC).ravel()
-        best = np.argsort(-scores, kind="stable")[: num_candidates(self._generation)].tolist()
-        going: list[_Running] = []
-        followers: list[Follower] = []
-        for rank, place in enumerate(best):
-            parent, token = place // candidates.ids_NC.shape[1], int(candidates.ids_NC.flat[place])
-            if not scores[place] > -np.inf:
-                break  # tokens that the model rules out
-            child, reason = self._child(self._running[parent], token, scores[place])
-            if reason is None and len(going) < self._beams.num_beams:
-                going.append(child)
-                followers.append(Follower(parent, token))
-            elif reason is not None and rank < self._beams.num_beams:
-                self._finish(child, reason)
-        self._running = going
-        return [] if self._is_over() else followers
-
-    def _child(self, parent: _Running, token: int, score: np.float32) -> tuple[_Running, FinishReason | None]:
-        child = _Running((*parent.tokens, token), score, copy.copy(parent.is_finished))
-        if token in self._generation.stop_ids:
-            return child, FinishReason.STOP_ID
-        if child.is_finished is not None and child.is_finished(child.tokens):
-            return child, FinishReason.STOPPED
-        return child, FinishReason.LENGTH if len(child.tokens) >= self._generation.max_new_tokens else None
-
-    def _finish(self, sequence: _Running, reason: FinishReason) -> None:
-        tokens, score = sequence.tokens, self._penalized(sequence.score, len(sequence.tokens))
-        is_stopped = reason is FinishReason.STOP_ID
-        found = (tokens[:-1], score, reason, tokens[-1]) if is_stopped else (tokens, score, reason)
-        self._finished.append(Hypothesis(*found))
-        self._finished.sort(key=lambda one: -one.score)
-        del self._finished[self._beams.num_beams :]
-
-    def _is_over(self) -> bool:
-        if not self._running:
-            return True
-        if len(self._finished) < self._beams.num_beams:
-            return False
-        beams, best = self._beams, self._running[0]
-        is_never = beams.early_stopping == "never" and beams.length_penalty > 0
-        length = self._generation.max_new_tokens if is_never else len(best.tokens)
-        return beams.early_stopping is True or not self._penalized(best.score, length) > self._finished[-1].score
-
-    def _penalized(self, score: np.float32, length: int) -> float:
-        return float(score) / float(length**self._beams.length_penalty)
-
-
 class BeamGroup:
-    """Begins with one sequence, the prompt's; the others follow once its candidates are known."""
+    """A search by `generation.beams`: begins with one sequence, the prompt's; the others follow once its candidates are
+    known."""
 
     def __init__(self, root: Sequence, slots: Slots, wanted: Container[int]) -> None:
         """Takes slots for the others, the `wanted` ones last."""
         assert root.generation is not None
+        assert root.generation.beams is not None
         assert root.result is not None
-        self.num_candidates = num_candidates(root.generation)
-        self._others = [_waiting(root, slots.take_empty(wanted)) for _ in range(root.generation.num_slots - 1)]
+        self._generation, self._beams, self._result = root.generation, root.generation.beams, root.result
+        self.num_candidates = max(2, 1 + len(self._generation.stop_ids)) * self._beams.num_beams
+        """Number of continuations to look at, so that enough remain if some end on a stop id."""
+
         self._slots = slots
-        self._result = root.result
-        self._search = BeamSearch(root.generation)
-        self._running = [root]
+        self._running = [_Beam(root, (), np.float32(0), self._generation.is_finished)]
+        self._others = [_waiting(root, slots.take_empty(wanted)) for _ in range(self._generation.num_slots - 1)]
+        self._finished: list[Hypothesis] = []
         self._candidates: dict[int, Candidates] = {}
 
     @property
     def members(self) -> list[Sequence]:
         """All sequences, whether they go on or not."""
-        return [*self._running, *self._others]
+        return [*(beam.sequence for beam in self._running), *self._others]
 
     def put(self, sequence: Sequence, candidates: Candidates) -> None:
         """Takes in the candidates [1, C] of one sequence."""
@@ -151,35 +79,78 @@ class BeamGroup:
         """Once the candidates of all are known: lets sequences go on, or ends the search. Returns how many forked."""
         if len(self._candidates) < len(self._running):
             return 0
-        candidates = [self._candidates[sequence.slot] for sequence in self._running]
+        candidates = Candidates.stacked([self._candidates[beam.sequence.slot] for beam in self._running])
         self._candidates.clear()
-        followers = self._search.advance(Candidates.stacked(candidates)) if self._result.is_finite else []
-        if followers:
-            return self._place(followers)
         if self._result.is_finite:
-            self._result.put_hypotheses(self._search.best)
+            going = self._followers(candidates)
+            if not self._is_over(going):
+                return self._place(going)
+            self._result.put_hypotheses(tuple(self._finished[: self._beams.num_return_sequences]))
         else:
             self._result.finish_reason = FinishReason.NON_FINITE
         for sequence in self.members:
             sequence.has_ended = True
         return 0
 
-    def _place(self, followers: list[Follower]) -> int:
-        """Gives each of the sequences that go on a slot, and its next token."""
-        parents = [self._running[follower.parent] for follower in followers]
-        free = [sequence for sequence in self.members if all(sequence is not parent for parent in parents)]
-        num_free, placed = len(free), list[Sequence]()
-        for parent in parents:
-            if all(sequence is not parent for sequence in placed):
-                placed.append(parent)
-                continue
-            fork = free.pop(0)
-            fork.continue_from(parent)
-            self._slots.fork(parent.slot, fork.slot)
-            placed.append(fork)
-        for sequence, follower in zip(placed, followers, strict=True):
-            sequence.feed(follower.token)
-        self._running, self._others = placed, free
+    def _followers(self, candidates: Candidates) -> list[_Beam]:
+        """The beams that go on, best first, each with the sequence of the one that it continues."""
+        running_B1 = np.array([[beam.score] for beam in self._running], np.float32)
+        scores = (running_B1 + candidates.logprobs_NC).ravel()
+        going: list[_Beam] = []
+        for rank, place in enumerate(np.argsort(-scores, kind="stable")[: self.num_candidates].tolist()):
+            parent, token = self._running[place // candidates.ids_NC.shape[1]], int(candidates.ids_NC.flat[place])
+            if not scores[place] > -np.inf:
+                break  # tokens that the model rules out
+            child = _Beam(parent.sequence, (*parent.tokens, token), scores[place], copy.copy(parent.is_finished))
+            reason = self._end_of(child)
+            if reason is None and len(going) < self._beams.num_beams:
+                going.append(child)
+            elif reason is not None and rank < self._beams.num_beams:
+                self._finish(child, reason)
+        return going
+
+    def _end_of(self, beam: _Beam) -> FinishReason | None:
+        if beam.tokens[-1] in self._generation.stop_ids:
+            return FinishReason.STOP_ID
+        if beam.is_finished is not None and beam.is_finished(beam.tokens):
+            return FinishReason.STOPPED
+        return FinishReason.LENGTH if len(beam.tokens) >= self._generation.max_new_tokens else None
+
+    def _finish(self, beam: _Beam, reason: FinishReason) -> None:
+        tokens, score = beam.tokens, self._penalized(beam.score, len(beam.tokens))
+        is_stopped = reason is FinishReason.STOP_ID
+        found = (tokens[:-1], score, reason, tokens[-1]) if is_stopped else (tokens, score, reason)
+        self._finished.append(Hypothesis(*found))
+        self._finished.sort(key=lambda one: -one.score)
+        del self._finished[self._beams.num_beams :]
+
+    def _is_over(self, going: list[_Beam]) -> bool:
+        if not going:
+            return True
+        if len(self._finished) < self._beams.num_beams:
+            return False
+        beams, best = self._beams, going[0]
+        is_never = beams.early_stopping == "never" and beams.length_penalty > 0
+        length = self._generation.max_new_tokens if is_never else len(best.tokens)
+        return beams.early_stopping is True or not self._penalized(best.score, length) > self._finished[-1].score
+
+    def _penalized(self, score: np.float32, length: int) -> float:
+        return float(score) / float(length**self._beams.length_penalty)
+
+    def _place(self, going: list[_Beam]) -> int:
+        """Gives each of the beams that go on a sequence in a slot, and that its next token."""
+        free = [one for one in self.members if all(one is not beam.sequence for beam in going)]
+        num_free, self._running = len(free), []
+        for beam in going:
+            sequence = beam.sequence
+            if any(sequence is placed.sequence for placed in self._running):
+                sequence = free.pop(0)
+                sequence.continue_from(beam.sequence)
+                self._slots.fork(beam.sequence.slot, sequence.slot)
+            self._running.append(beam._replace(sequence=sequence))
+        for beam in self._running:
+            beam.sequence.feed(beam.tokens[-1])
+        self._others = free
         return num_free - len(free)
 
 
