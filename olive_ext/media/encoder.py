@@ -51,7 +51,7 @@ from olive_ext.model.providers.bindings import InputFeed, StackedPart, Stacker, 
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_failures import FAILURES, is_memory_error, named_failure
 from olive_ext.model.spec.role_inputs import StepArrays, arrays_of
-from olive_ext.model.types import WORDS, EmbeddingSpec, MediaEncoderSpec
+from olive_ext.model.types import EmbeddingSpec, MediaEncoderSpec, Modality
 
 Item = TypeVar("Item")
 
@@ -269,7 +269,7 @@ class MediaEncoder:
 
     def describe(self) -> Mapping[str, Any]:
         """Counters, by modality."""
-        name = WORDS[self.spec.modality].counted
+        name = "sound" if self.spec.modality is Modality.AUDIO else "image"
         problems = {**self._batches.problems, "of_any_shape": self._shapes.problem}
         return {
             f"{name}_encoder_device": self._graphs.device.kind,
@@ -407,7 +407,7 @@ class MediaEncoder:
         if len(real_N) != num_rows:
             raise RunError(
                 f"'{self.spec.files.graph}' returns {len(real_N)} rows of features for "
-                f"{counted(len(items), WORDS[items[0].modality].kind)} with {num_rows} placeholders by the processor: "
+                f"{counted(len(items), items[0].modality.kind)} with {num_rows} placeholders by the processor: "
                 "they belong to different models or settings"
             )
         parts = np.split(real_N, np.cumsum([item.num_tokens for item in items]))
@@ -451,8 +451,8 @@ class Embedding:
         """Raises `OliveExtError` for items that there is no encoder of."""
         for run in media:
             if run.item.modality not in self._encoders:
-                taken = " and ".join(f"{WORDS[modality].kind}s" for modality in self._encoders) or "text only"
-                kind = WORDS[run.item.modality].kind
+                taken = " and ".join(f"{modality.kind}s" for modality in self._encoders) or "text only"
+                kind = run.item.modality.kind
                 raise OliveExtError(f"the request has a {kind}; this model's encoders take {taken}")
 
     def expect(self, media: Media) -> None:

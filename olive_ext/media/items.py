@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.errors import LostItemError, MediaError, OliveExtError, TaskError
-from olive_ext.model.types import WORDS, Modality, SourceKind, TensorSpec
+from olive_ext.model.types import Modality, SourceKind, TensorSpec
 
 Array = npt.NDArray[Any]
 Value = TypeVar("Value")
@@ -93,7 +93,7 @@ class ItemLimit:
         """What is wrong with an item of so many tokens; empty where nothing is."""
         if self.tokens is None or num_tokens <= self.tokens:
             return ""
-        return f"a {WORDS[modality].kind} takes {num_tokens} tokens and is fed in one step: {self.reason}"
+        return f"a {modality.kind} takes {num_tokens} tokens and is fed in one step: {self.reason}"
 
     def check(self, item: MediaItem) -> None:
         """Raises `MediaError` for an item of more tokens."""

@@ -23,7 +23,7 @@ from olive_ext.media.items import ItemLimit, ItemStore, MediaItem, token_bucket,
 from olive_ext.media.pictures import RawMedia, as_bytes, blank, content_key, name_of, read_picture
 from olive_ext.media.processors import folders_of, load_image_processor
 from olive_ext.media.sound import NUM_TOKENS, SoundItems, refuse_non_finite
-from olive_ext.model.types import WORDS, MediaInput, MediaSpec, Modality, ModelFiles
+from olive_ext.model.types import MediaInput, MediaSpec, Modality, ModelFiles
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -61,7 +61,7 @@ class ItemArrays:
     def __reduce__(self) -> tuple[Any, ...]:
         raw = self.raw
         with suppress(MediaError):  # of a file that is gone: reported there, where it costs its own requests alone
-            raw = as_bytes(raw, WORDS[self.modality].kind)
+            raw = as_bytes(raw, self.modality.kind)
         return ItemArrays, (None, self.modality, self.key, raw)
 
 
@@ -81,21 +81,21 @@ class MediaProcessor:
         which the model takes none."""
         taken = next((one for one in self.spec.inputs if one.modality is modality), None)
         if taken is None:
-            names = " and ".join(f"{WORDS[taken].kind}s" for taken in self.spec.modalities)
-            raise UnfitTaskError(f"the request has a {WORDS[modality].kind}; this model takes {names}")
+            names = " and ".join(f"{taken.kind}s" for taken in self.spec.modalities)
+            raise UnfitTaskError(f"the request has a {modality.kind}; this model takes {names}")
         read = self._read(modality, raw)
         content = content_key(read)
         if content not in self._known:
             arrays = self._prepare(modality, read)
             extent = self._extent(arrays, taken)
             if extent.num_tokens < 1:
-                kind = WORDS[modality].kind
+                kind = modality.kind
                 raise MediaError(f"{name_of(raw, kind)} is too small: the model's processor makes no token of it")
             self._known[content] = replace(extent, key=arrays_key(arrays))
             self.kept.put(self._known[content].key, arrays)
         extent = self._known[content]
         load = ItemArrays(self, modality, extent.key, raw)
-        shown = f"{name_of(raw, WORDS[modality].kind)} of {self._size(modality, read)}"
+        shown = f"{name_of(raw, modality.kind)} of {self._size(modality, read)}"
         return MediaItem(modality, extent.key, extent.num_tokens, taken.placeholder, load, extent.grid, shown)
 
     def adopt(self, item: MediaItem) -> MediaItem:
@@ -110,7 +110,7 @@ class MediaProcessor:
         own = self.item(item.modality, item.load.raw)
         if own.num_tokens != item.num_tokens:
             raise TaskError(
-                f"{name_of(item.load.raw, WORDS[item.modality].kind)} takes {item.num_tokens} tokens by the model's "
+                f"{name_of(item.load.raw, item.modality.kind)} takes {item.num_tokens} tokens by the model's "
                 f"processor and {own.num_tokens} by the reference's: they cannot be compared on one text"
             )
         return own
@@ -121,7 +121,7 @@ class MediaProcessor:
             return kept
         arrays = self._prepare(modality, self._read(modality, raw))
         if arrays_key(arrays) != key:
-            shown = name_of(raw, WORDS[modality].kind)
+            shown = name_of(raw, modality.kind)
             raise TaskError(f"{shown} has changed since its request was made, or is prepared in another way now")
         self.kept.put(key, arrays)
         return arrays
@@ -187,7 +187,7 @@ class MediaProcessor:
 
     def _prepare(self, modality: Modality, content: Any) -> Arrays:
         arrays = self._pixels(content) if modality is Modality.IMAGE else self._sounds.prepare(content)
-        refuse_non_finite(arrays, WORDS[modality].kind)
+        refuse_non_finite(arrays, modality.kind)
         return arrays
 
     def _pixels(self, picture: Any) -> Arrays:

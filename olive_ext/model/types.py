@@ -324,15 +324,11 @@ class Modality(str, Enum):
     IMAGE = "image"
     AUDIO = "audio"
 
+    @property
+    def kind(self) -> str:
+        """What messages call its items."""
+        return {"image": "picture", "audio": "sound"}[self.value]
 
-class Words(NamedTuple):
-    """How a modality's items are called: `kind` in messages, `counted` in the names of counters."""
-
-    kind: str
-    counted: str
-
-
-WORDS = {Modality.IMAGE: Words("picture", "image"), Modality.AUDIO: Words("sound", "sound")}
 
 MEDIA_PARTS = {"vision": Modality.IMAGE, "audio": Modality.AUDIO}
 """The encoders of pictures and sound among a model's companions."""

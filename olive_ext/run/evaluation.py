@@ -26,7 +26,7 @@ from olive_ext.errors import (
 )
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.hub import offline_if_unreachable
-from olive_ext.model.types import MEDIA_PARTS, WORDS
+from olive_ext.model.types import MEDIA_PARTS
 from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
 from olive_ext.report.comparison import NAME, VARIANT, Comparison
@@ -142,7 +142,7 @@ def _with_constants(report: Report, models: Models, observer: Observer | None) -
     found = models.damage(is_near=is_near, unreached=[part for part, one in MEDIA_PARTS.items() if one in unseen])
     damaged = models.unjudged | found.findings
     if reach is not None:
-        reach = replace(reach, unseen=tuple(WORDS[one].kind for one in unseen), uncompared=found.uncompared)
+        reach = replace(reach, unseen=tuple(one.kind for one in unseen), uncompared=found.uncompared)
     damaged |= damaged_cache(report.comparison.reference, report.model)
     comparison = replace(report.comparison, damaged=damaged, reach=reach, contexts=contexts)
     return replace(report, comparison=comparison)

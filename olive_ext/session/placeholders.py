@@ -29,7 +29,7 @@ from olive_ext.media.processor import MediaProcessor
 from olive_ext.media.sound import SoundProcessor
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import Suppressed, read_suppressed
-from olive_ext.model.types import WORDS, MediaInput, Modality, ModelFiles, SourceKind, TensorSpec
+from olive_ext.model.types import MediaInput, Modality, ModelFiles, SourceKind, TensorSpec
 from olive_ext.session.generation_bounds import read_start
 from olive_ext.session.requests import GenerationRequest, Prompt, ScoringRequest, is_chat
 from olive_ext.session.tokenizer import Tokenizer, refuse_named
@@ -73,7 +73,7 @@ class MediaText:
         for modality, items in given.items():
             if items and modality not in self.markers:
                 problem = self.problems.get(modality, self.processor.spec.problem)
-                given_items, why = counted(len(items), WORDS[modality].kind), f": {problem}" if problem else ""
+                given_items, why = counted(len(items), modality.kind), f": {problem}" if problem else ""
                 raise UnfitTaskError(f"the request gives {given_items}; this model takes none{why}")
         markers = {marker.token: modality for modality, marker in self.markers.items()}
         if not any(given.values()) and markers.keys().isdisjoint(tokens):
@@ -82,7 +82,7 @@ class MediaText:
         self.refuse_placeholders(token for token in tokens if token not in markers)
         for token, modality in markers.items():
             if (num_markers := tokens.count(token)) != len(given[modality]):
-                kind = WORDS[modality].kind
+                kind = modality.kind
                 raise MediaError(
                     f"the request gives {counted(len(given[modality]), kind)}, and its prompt has {num_markers} of the "
                     f"marker '{self.marker_text(modality)}': give one for each {kind}"
@@ -112,7 +112,7 @@ class MediaText:
         for token in self.placeholders.keys() & set(text):
             raise MediaError(
                 f"a text holds '{self.tokenizer.decode([token], skip_special_tokens=False)}' (token {token}), in whose "
-                f"place this model reads a {WORDS[self.placeholders[token]].kind}: it cannot be read as text"
+                f"place this model reads a {self.placeholders[token].kind}: it cannot be read as text"
             )
 
 
@@ -199,7 +199,7 @@ def with_media(
 
 def _filled(held: Mapping[Modality, Sequence[Any]], modality: Modality, given: Sequence[Any]) -> list[Any]:
     """What the messages hold, with those given in the open places; all that are given where the messages have none."""
-    items, kind = held[modality], WORDS[modality].kind
+    items, kind = held[modality], modality.kind
     num_open = sum(item is None for item in items)
     if num_open != len(given) and (items or modality is Modality.IMAGE):
         parts = counted(len(items), f"part for a {kind}", f"parts for {kind}s")

@@ -13,7 +13,7 @@ from olive_ext.engine.step import Side, Step, StepOutput
 from olive_ext.errors import OliveExtError
 from olive_ext.media.items import ItemLimit, Media, MediaItem, Source
 from olive_ext.model.providers.devices import Device
-from olive_ext.model.types import WORDS, SourceKind, TensorSpec
+from olive_ext.model.types import SourceKind, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Runner(ABC):
     def check_media(self, media: Media) -> None:
         """Raises `OliveExtError` where a request cannot have these pictures and sounds."""
         if media:
-            kind = WORDS[media[0].item.modality].kind
+            kind = media[0].item.modality.kind
             raise OliveExtError(f"the request has a {kind}, but this model takes text only")
 
     def expect_media(self, media: Media) -> None:  # noqa: B027 (most runners encode nothing beforehand)
