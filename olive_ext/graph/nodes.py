@@ -229,12 +229,14 @@ def nested_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
 
 
 def reads(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
-    """The values that nodes read, their subgraphs included, which may also name values of their own."""
-    nodes = list(nodes)
-    bodies = list(nested_graphs(nodes))
-    yield from (output.name for body in bodies for output in body.output)
-    inner = (node for body in bodies for node in body.node)
-    yield from (name for node in chain(nodes, inner) for name in node.input if name)
+    """The values that nodes read, and that their subgraphs take from outside."""
+    for node in nodes:
+        yield from filter(None, node.input)
+        for body in subgraphs(node):
+            made = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
+            made |= {name for inner in body.node for name in inner.output}
+            own = (*reads(body.node), *(value.name for value in body.output))
+            yield from (name for name in own if name not in made)
 
 
 def makers_of(nodes: Iterable[onnx.NodeProto], values: Iterable[str]) -> list[onnx.NodeProto]:
@@ -242,7 +244,7 @@ def makers_of(nodes: Iterable[onnx.NodeProto], values: Iterable[str]) -> list[on
     wanted, makers = set(values), []
     for node in reversed(list(nodes)):
         if wanted.intersection(node.output):
-            wanted.update(reads([node]))  # names made inside subgraphs do no harm
+            wanted.update(reads([node]))
             makers.append(node)
     return makers[::-1]
 

@@ -39,12 +39,12 @@ def test_open_clip_of_integers_is_a_max(elem_type: int, ends: list[str], expecte
 
 
 def test_each_nested_graph_is_read_once() -> None:
-    """A graph of 20 nested bodies had 2^20 reads, and opened for minutes."""
+    """A graph of 20 nested bodies had 2^20 reads, and opened for minutes. What bodies make themselves is not read."""
     node = helper.make_node("Identity", ["x20"], ["y"])
     for depth in range(19, -1, -1):
         body = helper.make_graph([node], "body", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
         node = helper.make_node("If", [f"x{depth}"], ["y"], then_branch=body)
-    assert sorted(reads([node])) == sorted([f"x{depth}" for depth in range(21)] + ["y"] * 20)
+    assert sorted(reads([node])) == sorted(f"x{depth}" for depth in range(21))
 
 
 @pytest.mark.parametrize(

@@ -24,51 +24,12 @@ reads it, of 4 and 8 bits alike, into a MatMulNBits of that accuracy_level, unle
 "session.qdq_matmulnbits_accuracy_level" says another."""
 
 
-class AttentionNodes:
-    """The nodes that read the KV inputs directly."""
-
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self._graph = graph
-        self._readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
-        for node in graph.node:
-            for index, name in enumerate(node.input):
-                self._readers.setdefault(name, []).append((node, index))
-
-    def node(self, past: str) -> onnx.NodeProto | None:
-        """The only reader of `past`."""
-        readers = self._readers.get(past, [])
-        return readers[0][0] if len(readers) == 1 else None
-
-    def present(self, past: str) -> str | None:
-        """The value in which GroupQueryAttention returns what it read from `past`: input 3 as output 1, 4 as 2."""
-        node, index = self._readers[past][0]
-        return node.output[index - 2] if index in (3, 4) and len(node.output) > index - 2 else None
-
-    def number(self, past: str, name: str) -> int:
-        """The attribute `name` of the only reader of `past`; 0 where it has none."""
-        node = self.node(past)
-        return 0 if node is None else int(attribute(node, name, 0))
-
-    def window(self, past: str) -> int | None:
-        """Positions that the layer keeps where it drops older ones (sliding_window_cache=1); None for all."""
-        node = self.node(past)
-        if node is None or node.op_type != "GroupQueryAttention" or not attribute(node, "sliding_window_cache", 0):
-            return None
-        return int(attribute(node, "local_window_size", 0))
-
-    def stored(self, past: str, head_size: int) -> int:
-        """Numbers that the cache holds for `head_size` of the attention: 4-bit caches hold two in a byte."""
-        return (head_size + 1) // 2 if self.number(past, "kv_cache_bit_width") == 4 else head_size
-
-    def head_size(self, past: str) -> int | None:
-        """Size of the cache's last axis, from that of the attention's output; None where the graph does not give it."""
-        node = self.node(past)
-        if node is None or not (num_heads := self.number(past, "num_heads")):
-            return None
-        for value in self._graph.value_info:
-            if value.name == node.output[0] and isinstance(width := tensor_spec(value).shape[-1], int):
-                return self.stored(past, width // num_heads)
-        return None
+def sole_readers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
+    """The nodes by the values that they alone read: attentions by the KV inputs."""
+    readers: dict[str, onnx.NodeProto | None] = {}
+    for node in graph.node:
+        readers |= {name: None if name in readers else node for name in node.input}
+    return {name: node for name, node in readers.items() if node is not None}
 
 
 def embedding_rows(graph: onnx.GraphProto, tokens: str) -> int | None:

@@ -16,8 +16,9 @@ import onnx
 from onnx import TensorProto
 
 from olive_ext.errors import MismatchError, ModelError, listed
+from olive_ext.graph.nodes import attribute
 from olive_ext.model.spec import attention, checkpoint, tensor_names
-from olive_ext.model.spec.attention import AttentionNodes, refuse_rotary, rotary_rows
+from olive_ext.model.spec.attention import refuse_rotary, rotary_rows, sole_readers
 from olive_ext.model.spec.encoder_spec import TOKEN_TYPES, read_cross_inputs
 from olive_ext.model.spec.media_spec import compared_ids, read_item_masks
 from olive_ext.model.spec.step_choices import choice_notes, read_step_choices
@@ -75,7 +76,7 @@ class _Reader:
         inputs = attention.graph_inputs(model.graph)
         self._inputs = {name: tensor for name, tensor in inputs.items() if name not in provided}
         self._outputs = {value.name: attention.tensor_spec(value) for value in model.graph.output}
-        self._attention = AttentionNodes(model.graph)
+        self._readers = sole_readers(model.graph)
         self._is_packed = any(name in self._inputs for name in tensor_names.ROLE_NAMES[Role.BLOCK_TABLE])
         self._notes: list[str] = []
 
@@ -136,9 +137,17 @@ class _Reader:
         window = self._hf_config.get("text_config", self._hf_config).get("sliding_window", 0)
         return read_item_masks(self._model, tokens, tuple(past), placeholders, max(window, 0) + 2)
 
+    def _number(self, past: str, name: str) -> int:
+        """The attribute `name` of the only reader of `past`; 0 where it has none."""
+        return int(attribute(self._readers[past], name, 0)) if past in self._readers else 0
+
+    def _per_item(self, past: str) -> int:
+        """Numbers of the attention in one of the cache: one of 4 bits holds two in a byte."""
+        return 2 if self._number(past, "kv_cache_bit_width") == 4 else 1
+
     def _head_size(self, tensor: KvTensor) -> int:
-        """The attention's head size; a cache of 4 bits holds two numbers in a byte."""
-        return tensor.head_size * (2 if self._attention.number(tensor.past, "kv_cache_bit_width") == 4 else 1)
+        """The attention's head size."""
+        return tensor.head_size * self._per_item(tensor.past)
 
     def read_embedding(self, wanted: tuple[str, ...]) -> EmbeddingSpec:
         missing = [name for name in wanted if name not in self._outputs]
@@ -198,9 +207,18 @@ class _Reader:
         if self._is_packed:  # blocks [blocks, positions, heads, size]
             heads, head_size = _fixed(tensor, tensor.shape[2:], "heads and size are")
             return KvTensor(past, present, tensor.elem_type, heads, head_size, position_axis=1)
-        heads = self._static(tensor, 1, "num_key_value_heads", self._attention.number(past, "kv_num_heads") or None)
-        head_size = self._static(tensor, 3, "head_size", self._attention.head_size(past))
-        return KvTensor(past, present, tensor.elem_type, heads, head_size, window=self._attention.window(past))
+        heads = self._static(tensor, 1, "num_key_value_heads", self._number(past, "kv_num_heads") or None)
+        head_size = self._static(tensor, 3, "head_size", self._stored_size(past))
+        window = self._number(past, "local_window_size") if self._number(past, "sliding_window_cache") else None
+        return KvTensor(past, present, tensor.elem_type, heads, head_size, window=window)
+
+    def _stored_size(self, past: str) -> int | None:
+        """Size of the cache's last axis, from that of the attention's output; None where the graph does not give it."""
+        num_heads = self._number(past, "num_heads")
+        output = self._readers[past].output[0] if num_heads else ""
+        widths = (attention.tensor_spec(one).shape[-1] for one in self._graph.value_info if one.name == output)
+        width = next(widths, None)
+        return -(-(width // num_heads) // self._per_item(past)) if isinstance(width, int) else None
 
     def _static(self, tensor: TensorSpec, axis: int, key: str, from_graph: int | None) -> int:
         """A dimension of a KV input: as declared, else from genai_config.json, else from the attention node."""
@@ -210,7 +228,7 @@ class _Reader:
         if self._decoder_config.get(key, 0) > 0:
             self._note(f"{key} {self._decoder_config[key]} is genai_config.json's: the graph has '{size}'")
             configured = int(self._decoder_config[key])
-            stored = self._attention.stored(tensor.name, configured) if key == "head_size" else configured
+            stored = -(-configured // self._per_item(tensor.name)) if key == "head_size" else configured
             if from_graph is not None and from_graph != stored:
                 raise MismatchError(f"genai_config.json says {key} {configured}, the graph's attention {from_graph}")
             return stored
@@ -290,10 +308,10 @@ class _Reader:
         for tensor in kv:
             if tensor.capacity is not None or self._is_packed:
                 continue
-            node = self._attention.node(tensor.past)
+            node = self._readers.get(tensor.past)
             if node is None or node.op_type != "GroupQueryAttention":
                 return f"'{tensor.past}' is not read by one GroupQueryAttention alone"
-            if self._attention.present(tensor.past) != tensor.present:
+            if (tensor.past, tensor.present) not in zip(node.input[3:5], node.output[1:3], strict=False):
                 return f"'{tensor.present}' does not come from the GroupQueryAttention that reads '{tensor.past}'"
         return None
 

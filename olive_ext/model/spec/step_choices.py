@@ -26,7 +26,7 @@ from onnx.reference.ops.op_range import Range
 from onnx.reference.ops.op_tile import Tile
 
 from olive_ext.errors import one_line
-from olive_ext.graph.nodes import attribute, subgraphs
+from olive_ext.graph.nodes import attribute, reads, subgraphs
 from olive_ext.model.spec.role_inputs import arrays_of, input_array
 from olive_ext.model.types import DecoderSpec, InputSpec, KvTensor, LengthChoice, Role, StateTensor, StepChoices
 
@@ -57,15 +57,6 @@ _REPEATING = frozenset({"Loop", "Scan"})
 
 MOST_VALUES = 2**25
 """Numbers of a tensor that an operator may make of sizes that it reads. Masks (`media_spec.MOST_TOKENS`) have fewer."""
-
-
-def _read(node: onnx.NodeProto) -> Iterator[str]:
-    yield from (name for name in node.input if name)
-    for body in subgraphs(node):
-        made = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
-        made |= {name for inner in body.node for name in inner.output}
-        yield from (name for inner in body.node for name in _read(inner) if name not in made)
-        yield from (value.name for value in body.output if value.name not in made)
 
 
 def repeats(node: onnx.NodeProto) -> bool:
@@ -100,35 +91,23 @@ class PositionalNodes:
             self._place(node)
 
     def _place(self, node: onnx.NodeProto) -> None:
-        read = list(_read(node))
+        read = list(reads([node]))
         if node.op_type == "Shape" and read[0] not in self._values | self._known:
             if read[0] in self._caches or self._is_hinted(read[0]):
                 self._shapes[node.output[0]] = read[0]
                 self._values.add(node.output[0])
                 self.nodes.append(node)
             return
-        if all(name in self._known for name in read):
-            if node.domain in self._domains and not repeats(node):
-                self._known.update(node.output)
-                self.nodes.append(node)
-            return
-        if self._is_positional(node, read):
-            self._values.update(node.output)
-            if self._tokens.intersection(read):
-                self._tokens.update(node.output)
+        is_run = node.domain in self._domains and not repeats(node)
+        is_run = is_run and all(name in self._values or name in self._known for name in read)
+        # A table that is looked up by token ids holds what tokens mean.
+        if is_run and not (node.op_type == "Gather" and read[0] in self._known and read[1] in self._tokens):
+            (self._known if self._values.isdisjoint(read) else self._values).update(node.output)
+            self._tokens.update(() if self._tokens.isdisjoint(read) else node.output)
             self.nodes.append(node)
             return
-        for name in read:
-            if name in self._values:
-                self.frontier.setdefault(name, node)
-
-    def _is_positional(self, node: onnx.NodeProto, read: list[str]) -> bool:
-        if node.domain not in self._domains or repeats(node):
-            return False
-        if not all(name in self._values or name in self._known for name in read):
-            return False
-        # A table that is looked up by token ids holds what tokens mean.
-        return not (node.op_type == "Gather" and node.input[0] in self._known and node.input[1] in self._tokens)
+        for name in filter(self._values.__contains__, read):
+            self.frontier.setdefault(name, node)
 
     def _is_hinted(self, name: str) -> bool:
         hint = self._hints.get(name)
@@ -170,7 +149,7 @@ class PositionalNodes:
             if needed.intersection(node.output) and not given.issuperset(node.output):
                 kept.append(node)
                 if node.output[0] not in self._shapes:
-                    needed.update(_read(node))
+                    needed.update(reads([node]))
         return kept, needed
 
     @_runnable()
@@ -249,7 +228,7 @@ def on_host(
 ) -> Callable[[dict[str, Array]], dict[str, Array]]:
     """What computes the values `outputs` from those of `inputs` by ONNX's reference: of `nodes` of the model, which are
     in order, with the weights that they read. It fails with whatever numpy and Python raise."""
-    read = {name for node in nodes for name in _read(node)}
+    read = set(reads(nodes))
     weights = [tensor for tensor in model.graph.initializer if tensor.name in read and tensor.name not in inputs]
     infos = {name: helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in (*inputs, *outputs)}
     given, returned = ([infos[name] for name in names] for names in (sorted(inputs), outputs))
