@@ -13,6 +13,7 @@ top tokens is a figure and sets no band: of a weak model, whose tokens nearly ti
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -44,7 +45,6 @@ Code = Literal[
 _CODES: tuple[Code, ...] = get_args(Code)
 _LOST: tuple[Code, ...] = ("bound_broken", "loss", "place_different", "cut_off", "far", "claim_broken")
 _KEPT: tuple[Code, ...] = ("place_kernels", "place_same", "no_loss_found", "no_difference", "gain", "pooled")
-_OPEN: tuple[Code, ...] = (*_CODES[: _CODES.index("small_loss")], "nothing_compared", "missing")
 _MOST_NAMED = 3
 _SAME_GRADE = 1e-5
 """A graded metric that moves by less, of distributions that are equal but for rounding, is rounding."""
@@ -181,6 +181,14 @@ def _up_to(item: Reason, verb: str = "") -> str:
     return f"{item.name}{verb} up to {f'{size:.0f}' if size > 99.5 else f'{size:.2g}'} {item.unit}"
 
 
+_GRADES = (
+    ("(not decided|cannot tell): ", ""),
+    ("small loss found", "a small loss"),
+    ("no .* found", r"otherwise \g<0>"),
+)
+"""The grades that begin a sentence, and what stands for each below a headline: one verdict has one grade."""
+
+
 def _of(reasons: Sequence[Reason], comparison: Comparison, figures: Sequence[Figure] = ()) -> Verdict:
     """The verdict of reasons, the worst first."""
     code = reasons[0].code
@@ -191,6 +199,8 @@ def _of(reasons: Sequence[Reason], comparison: Comparison, figures: Sequence[Fig
         is_listed = item.code in ("loss", "cut_off", "small_loss", "too_few", "gain")
         together.setdefault((item.code, "" if is_listed else repr(item)), []).append(item)
     headline, *evidence = dict.fromkeys(sentence(own, comparison.matters) for own in together.values())
+    for grade, instead in _GRADES:
+        evidence = [re.sub(f"^{grade}", instead, text) for text in evidence]
     known = tuple(figures), num_documents(comparison), next_step(reasons, comparison)
     return Verdict(status, headline, tuple(reasons), tuple(evidence), *known)
 
@@ -210,7 +220,8 @@ def verdict(comparison: Comparison, broken: Sequence[str] = ()) -> Verdict:
     "No difference found" needs distributions that are equal but for rounding, and no flip. Few documents suffice for
     it. A claim about drawn documents comes first. It adds to the findings against the candidate and removes none.
 
-    Where all tasks together are to decide (`over_all`), a single one in points may be undecided.
+    Where all tasks together are to decide (`over_all`) and exclude a loss that matters, a single one in points may be
+    undecided: the worst of the other findings decides. So a larger bound never gives a worse status.
     """
     if broken:
         bounds, found = [Reason("bound_broken", words=f"bound broken: {line}") for line in broken], verdict(comparison)
@@ -238,17 +249,21 @@ def verdict(comparison: Comparison, broken: Sequence[str] = ()) -> Verdict:
         findings = [_reason("gain", item, item.estimate, reach) for item in gained]
         if is_same or not findings:
             findings = [Reason("no_difference" if is_same else "no_loss_found", words=reach)]
+    undecided = [item for item in findings if item.code == "too_few" and item.unit == "pt"]
+    is_pooled = any(item.task == ALL and not item.may_lose(comparison.matters) for item in changes)
+    if comparison.over_all and is_pooled and undecided and not comparison.missing:
+        findings = [*(item for item in findings if item not in undecided), Reason("pooled")]
     worst = min((item.code for item in findings), key=_CODES.index)
     first = [item for item in findings if item.code == worst]
     is_lost = worst in _LOST and worst != "claim_broken"
-    others = [item for item in findings if item.code != worst and (not is_lost or item.code in _LOST)]
+    others = [item for item in [*findings, *undecided] if item.code != worst and (not is_lost or item.code in _LOST)]
     stages = stage_sentences(comparison.stages, _most_kl(certainty))
     others = [*(Reason("stages", words=words) for words in stages), *(damaged if worst != "damaged" else []), *others]
     if certainty is not None and certainty.verdict == "kept":
         others.insert(0, Reason("claim_kept", words=certainty.sentence()))
     elif certainty is not None and worst not in ("claim_broken", "claim_open"):
         others = [*_claimed(certainty), *others]
-    if worst == "too_few" and any(item.task == ALL and not item.may_lose(comparison.matters) for item in changes):
+    if worst == "too_few" and is_pooled:
         others.append(Reason("pooled"))
     if comparison.stops is not None and comparison.stops.more and worst != "stops":
         others.append(Reason("more_stops", words=comparison.stops.more_sentence))
@@ -260,12 +275,7 @@ def verdict(comparison: Comparison, broken: Sequence[str] = ()) -> Verdict:
     if comparison.missing:
         isnt = "and is" if comparison.missing == 1 else "and are"
         others.append(Reason("missing", words=f"{_unanswered(comparison)} {isnt} not in this"))
-    reasons = [*first, *dict.fromkeys(others)]
-    pooled = [item for item in reasons if item.code == "pooled"]
-    open_ones = [item for item in reasons if item.code in _OPEN]
-    if comparison.over_all and all(item.code == "too_few" and item.unit == "pt" for item in open_ones):
-        reasons = list(dict.fromkeys([*pooled, *reasons]))
-    return _of(reasons, comparison, figures)
+    return _of([*first, *dict.fromkeys(others)], comparison, figures)
 
 
 def worst_status(comparisons: Iterable[Comparison]) -> int:
