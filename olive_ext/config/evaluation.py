@@ -36,9 +36,9 @@ class ComparisonSettings(Strict):
     perplexity. "No loss found" is said only where a loss of this size is excluded."""
 
     fail_on_loss: Points | None = None
-    """Fails if accuracy over all tasks was measured to be lower than the reference's by more than this many
-    points: it is a bound of `require` in points, and the default of `matters`. If such a loss over all tasks together
-    is excluded, `evaluate` ends with 0 even if single tasks are not decided. Needs `reference`."""
+    """Fails if accuracy over all tasks was measured to be lower than the reference's by more than this many points; as
+    the default of `matters` it also judges perplexities, by as many per cent. If such a loss over all tasks together
+    is excluded, `evaluate` ends with 0 even if answers of single tasks are not decided. Needs `reference`."""
 
     require: list[WrittenBound] = Field(default_factory=list)
     """Bounds on metrics: if one is broken, the evaluation fails after report and model are written, and both are kept

@@ -145,8 +145,8 @@ def size(num_bytes: float) -> str:
 
 
 def count(value: float) -> str:
-    """A whole number with thin spaces between thousands."""
-    return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    """A whole number with commas between thousands."""
+    return f"{value:,.0f}"
 
 
 def duration(seconds: float) -> str:

@@ -41,7 +41,7 @@ def page_table(page: Page) -> Table:
 def _scores(page: Page) -> Iterator[Sequence[str]]:
     for row in view.scores(page.columns):
         first, baseline = view.known(row)[0], row[0][0]
-        changes = [view.change(metric, baseline) for metric, _ in row]
+        changes = [view.change(metric, baseline, page.contrasts) for metric, _ in row]
         values = [str(view.shown(metric)) for metric, _ in row]
         cells = [f"{value} ({change})" if change else value for value, change in zip(values, changes, strict=True)]
         metric = f"{with_filter(first.metric, first.filter)} {'↑' if first.higher_is_better else '↓'}"

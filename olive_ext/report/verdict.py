@@ -440,7 +440,8 @@ def _figures(comparison: Comparison, changes: Sequence[Change], divergence: Dive
         yield Figure(name, f"{overall.right_to_wrong} / {overall.wrong_to_right}")
     if divergence is not None:
         mean = numbers.nats_with_error(divergence.kl.mean, divergence.kl.stderr)
-        note = ", ".join(part for part in (mean.margin, distance_words(divergence)) if part)
+        words = distance_words(divergence)
+        note = ", ".join(filter(None, (mean.margin, f"distance {words}" if words.startswith("as") else words)))
         yield Figure("mean KL", f"{mean.value} nats", note)
         yield Figure("same top token", numbers.percent(divergence.top1_agreement, divergence.top1_agreement_stderr))
     yield from (item.figure for item in changes if item.outcome is None)

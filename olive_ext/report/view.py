@@ -82,11 +82,14 @@ def shown(metric: Metric | None) -> FormattedValue:
     return FormattedValue(NO_VALUE) if metric is None else numbers.with_error(metric.value, metric.stderr)
 
 
-def change(metric: Metric | None, baseline: Metric | None) -> str:
+def change(metric: Metric | None, baseline: Metric | None, contrasts: Iterable[Contrast] = ()) -> str:
     """The difference from the baseline's, which is the row's first, with the decimals of the value itself; in powers of
-    ten where the value is written in those. Empty where there is none."""
+    ten where the value is written in those. Empty where there is none, and where `contrasts` have one in points."""
     difference = math.nan if metric is None or baseline is None else metric.value - baseline.value
     if metric is None or metric is baseline or not math.isfinite(difference):
+        return ""
+    paired = [item for each in contrasts for item in each.comparison.outcomes if item.is_share]
+    if (metric.task, metric.metric, metric.filter) in map(_key, paired):
         return ""
     if abs(metric.value) >= 1e7:
         return numbers.signed_minus(f"{difference:+.1e}") if difference else "0"

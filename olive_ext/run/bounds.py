@@ -201,12 +201,15 @@ def _broken(bound: Bound, metric: Metric, metrics: Sequence[Metric]) -> Iterator
         yield f"{name} is undecided: documents without an answer could change it"
     elif metric.is_of_drawn:
         yield f"{name} is of the drawn documents only ({metric.documents}), and the bound is on all of them"
-    scale, unit, whose = (100, " pt", " (fail_on_loss)") if isinstance(bound, LossBound) else (1, "", "")
     if bound.max is not None and not metric.value <= bound.max:
         yield f"{name} = {_apart(metric.value, bound.max)}, required at most {number(bound.max)}"
     if bound.min is not None and not metric.value >= bound.min:
-        found, least = scale * metric.value, scale * bound.min
-        yield f"{name} = {_apart(found, least)}{unit}, required at least {number(least)}{unit}{whose}"
+        if isinstance(bound, LossBound):
+            most = f"{-100 * bound.min:g}"
+            fallen = next(text for digits in (2, 4, 12) if (text := f"{-100 * metric.value:.{digits}g}") != most)
+            yield f"accuracy over all tasks fell by {fallen} pt, more than {most} pt (`fail_on_loss`)"
+        else:
+            yield f"{name} = {_apart(metric.value, bound.min)}, required at least {number(bound.min)}"
 
 
 def _apart(value: float, bound: float) -> str:

@@ -477,7 +477,7 @@ def test_a_distance_has_one_grade_in_the_figures_and_the_next_step() -> None:
     near = divergence("choice", kl=0.0095)
     assert near.kl_interval[1] > 0.01, "the interval reaches into the next band"
     found = verdict(of(near, outcome()))
-    assert "as with weights of 6 to 8 bits" in "".join(map(str, found.figures))
+    assert "distance as with weights of 6 to 8 bits" in "".join(map(str, found.figures))
     assert found.next_step.endswith("judge by KL (0.00950 nats, as with weights of 6 to 8 bits)")
     assert verdict(of(same(), outcome())).next_step.endswith("judge by KL (1.0e-09 nats)")
 
@@ -497,8 +497,8 @@ def test_figures_stand_on_the_last_line_with_the_documents() -> None:
     figures = {name: next(line for line in reversed(own) if not line.startswith("next")) for name, own in lines.items()}
     assert figures["excluded"] == (
         f"choice acc difference {MINUS}0.20 pt ({MINUS}0.80 to +0.40), choice flips lost / won 4 / 2, "
-        "mean KL 0.0123 nats (± 0.0010, as with weights of 4 to 5 bits), same top token 97.10\N{NO-BREAK SPACE}% "
-        "(400 documents)"
+        "mean KL 0.0123 nats (± 0.0010, distance as with weights of 4 to 5 bits), same top token "
+        "97.10\N{NO-BREAK SPACE}% (400 documents)"
     )
     assert "as with weights of 6 to 8 bits), same top token 0.75" in figures["ties"]
     assert figures["the whole leads"].startswith(f"accuracy difference {MINUS}2.00 pt ({MINUS}3.00 to {MINUS}1.00)")

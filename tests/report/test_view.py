@@ -168,7 +168,7 @@ def test_each_report_of_a_chain_is_a_step_with_cost_distances_and_first_metrics(
 def test_numbers_of_drawn_documents_say_of_how_many_and_a_model_without_passes_its_path() -> None:
     drawn = replace(ACC, n=342, num_population=10_042)
     (step,) = chain_steps([chained(None, drawn, replace(KL, n=342, num_population=10_042, is_estimate=False), SIZE)])
-    part, unweighted = "342 of 10\u202f042", "342 of 10\u202f042, unweighted"
+    part, unweighted = "342 of 10,042", "342 of 10,042, unweighted"
     assert chain_table([step]).rows == [["some/model", "4.29 MB", f"0.0125 ({unweighted})", f"0.7500 ({part})"]]
     assert step.documents == {"choice acc": part, "kl_mean": unweighted}
 

@@ -73,9 +73,9 @@ def test_each_broken_bound_has_its_line_with_the_value_and_the_bound(bound: dict
 
 def test_loss_is_told_in_points_as_fail_on_loss_is_written() -> None:
     bounds = EvaluationSettings.parse({"tasks": ["a"], "reference": "r", "fail_on_loss": 1}).bounds
-    lost = [Metric("all", "accuracy_difference", "none", value) for value in (-0.0114, -0.01)]
-    told = "all/accuracy_difference = -1.1400 pt, required at least -1 pt (fail_on_loss)"
-    assert [broken_bounds(bounds, [one]) for one in lost] == [[told], []]
+    lost = [Metric("all", "accuracy_difference", "none", value) for value in (-0.0114, -0.010004, -0.01)]
+    told = [[f"accuracy over all tasks fell by {pt} pt, more than 1 pt (`fail_on_loss`)"] for pt in ("1.1", "1.0004")]
+    assert [broken_bounds(bounds, [one]) for one in lost] == [*told, []]
 
 
 @pytest.mark.parametrize(
