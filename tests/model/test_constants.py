@@ -26,7 +26,14 @@ from olive_ext.model.files.constants import (
     outliers,
     stated_type,
 )
-from olive_ext.model.files.damage import damage, differing_numbers, hidden, numbers_against, rotary_tables
+from olive_ext.model.files.damage import (
+    checkpoint_distances,
+    damage,
+    differing_numbers,
+    hidden,
+    numbers_against,
+    rotary_tables,
+)
 from olive_ext.model.types import GraphFiles, ModelFiles
 from olive_ext.report.comparison import Comparison, Outcome
 from olive_ext.report.verdict import verdict
@@ -275,6 +282,43 @@ def test_scales_along_a_square_weight_s_other_axis_are_found(transposed: bool) -
         found += distances(own, made).values()
     assert found[0] == Distance(0.0, [], graphs.NUM_INPUTS)
     assert found[1].share > 0.2
+
+
+PACKED: dict[str, tuple[list[str], dict[str, slice], set[str]]] = {
+    "by the graph": (
+        ["/model/layers.0/attn/qkv_proj/MatMul"],
+        {f"model.layers.0.self_attn.{part}_proj.weight": slice(8 * n, 8 * n + 8) for n, part in enumerate("qkv")},
+        {"/model/layers.0/attn/qkv_proj/MatMul, v_proj"},
+    ),
+    "by the checkpoint": (
+        ["model/layers.0/mlp/gate_proj/MatMul_node_3", "model/layers.0/mlp/up_proj/MatMul_node_4"],
+        {"model.layers.0.mlp.gate_up_proj.weight": slice(0, 48)},
+        {"model/layers.0/mlp/up_proj/MatMul"},
+    ),
+    "a tied head": (["/lm_head/MatMul"], {"model.embed_tokens.weight": slice(0, 24)}, {"/lm_head/MatMul"}),
+}
+
+
+@pytest.mark.parametrize("form", PACKED)
+def test_quantized_weights_are_held_against_a_checkpoint_s_tensors(form: str) -> None:
+    """`check --against` passed a quantized model whose heads of values were exchanged, 12 nats apart."""
+    names, tensors, told = PACKED[form]
+    rows = np.random.default_rng(1).normal(size=(48, 64)).astype(np.float32)
+    model = graphs.plain(rows[:24].T)
+    for number, name in enumerate(names):
+        weight = numpy_helper.from_array(rows[24 * number : 24 * number + 24].T.copy(), f"w{number}")
+        model.graph.initializer.append(weight)
+        model.graph.node.append(helper.make_node("MatMul", ["x", weight.name], [f"y{number}"], name))
+    quantizer = MatMulNBitsQuantizer(model, algo_config=DefaultWeightOnlyQuantConfig(block_size=32, bits=8))
+    quantizer.process()
+    own = Constants(quantizer.model.model, Path())
+    others = {"visual.blocks.0.attn.q_proj.weight": rows, "model.layers.1.self_attn.v_proj.weight": rows[::-1]}
+    checkpoint = {name: rows[part] for name, part in tensors.items()}
+    assert {one.share for one in checkpoint_distances({**others, **checkpoint}, own).values()} == {0.0}
+    last = [*checkpoint][-1]
+    checkpoint[last] = np.concatenate([checkpoint[last][:-8], rows[:8]])
+    far = checkpoint_distances({**others, **checkpoint}, own)
+    assert {name for name, one in far.items() if one.rows or one.share > 0.2} == told
 
 
 def test_rounding_of_every_kind_has_no_row_of_damage() -> None:

@@ -412,7 +412,7 @@ def distances(reference: Constants, model: Constants) -> dict[str, Distance]:
     """By node name: each quantized product, table and experts' weight whose float one `reference` has."""
     floats, grids = float_weights(reference), quantized_weights(model)
     alike = (name for name, grid in grids.items() if name in floats and floats[name].shape == grid.shape)
-    return {name: _distance(floats[name], grids[name]) for name in alike}
+    return {name: distance(floats[name], grids[name]) for name in alike}
 
 
 def float_weights(constants: Constants) -> dict[str, Array]:
@@ -529,11 +529,11 @@ def _dequantized(
     return Grid(stored, parts[0], parts[1] if zeros is not None else 0, num_inputs, block)
 
 
-def _distance(own: Array, grid: Grid) -> Distance:
-    """The distance of a float weight [N, K] from its quantized one."""
+def distance(own: Array, grid: Grid, begin: int = 0) -> Distance:
+    """The distance of a float weight [N, K] from its quantized one, whose rows begin at `begin`."""
     count, in_steps, in_size = 0, [], []
     for first, rows in _blocks(own):
-        numbers, steps = grid.rows(first, first + len(rows))  # [R, K], [R, blocks]
+        numbers, steps = grid.rows(begin + first, begin + first + len(rows))  # [R, K], [R, blocks]
         floats = rows.astype(np.float32)
         # A block of nearly nothing may have a scale that is no number in half precision.
         steps = np.maximum(steps, _NOTHING * float(np.abs(floats).mean()))

@@ -7,8 +7,9 @@ Knows files; not what runs them.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -24,9 +25,11 @@ from olive_ext.model.files.constants import (
     Apart,
     Array,
     Constants,
+    Distance,
     apart,
     broken,
     checkpoint_floats,
+    distance,
     distances,
     graph_nodes,
     is_alike,
@@ -84,6 +87,14 @@ _ROWS = 1 << 14
 _BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
 
 
+JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""Products that one export may have as one, and the parts that another has of it, in the order of their outputs."""
+
+_PLAIN_WORDS = ("", "weight", "MatMul", "Gemm", "Gather")
+_BESIDE = re.compile(r"(^|[./])(vis|audio|encoder)")
+"""Parts beside the decoder, whose layers may have names of its own."""
+
+
 class Damage(NamedTuple):
     """What is damaged, by name, and how many constants no constant of the reference corresponds to."""
 
@@ -120,21 +131,22 @@ def damage(
         others_of = hidden(apart(floats, constants), {}, constants)
         return Damage(others_of | broken(floats, constants), len(constants.keys() - floats.keys()))
     for part, graph in _graphs(model).items():
-        own, known, far, numbers = Constants(load_graph(graph), graph), floats, {}, {}
+        own, known, apart_by, numbers = Constants(load_graph(graph), graph), floats, {}, {}
         constants = own.floats()
         _without_idle_windows(own.model, longest)
         if part in others:
             other = Constants(load_graph(others[part]), others[part])
             _without_idle_windows(other.model, longest)
-            known, far = other.floats(), outliers(apart_by := distances(other, own))
+            known, apart_by = other.floats(), distances(other, own)
             numbers = differing_numbers(other, own, without)
-            uncompared += len(quantized_weights(own).keys() - apart_by.keys())
         elif config and not part:
             # A quantized product may hold the norm before it, and is not compared with a checkpoint's.
             is_quantized = quantizing_operator(own.model) != ""
             folded = {name for name, one in constants.items() if is_quantized and one.ndim == 1 and (one == 1).all()}
             known = {name: one for name, one in floats.items() if name not in folded} | rotary_tables(config, constants)
-            numbers = numbers_against(config, own.model, without, longest)
+            numbers, apart_by = numbers_against(config, own.model, without, longest), checkpoint_distances(floats, own)
+        uncompared += len(quantized_weights(own).keys() - {name.split(",")[0] for name in apart_by})
+        far = outliers(apart_by)
         known, constants = (_reached(one, num_tokens, vocab_sizes) for one in (known, constants))
         known = _renamed(known, constants)
         uncompared += sum(own.float_names[name] not in own.scales for name in constants.keys() - known.keys())
@@ -144,6 +156,34 @@ def damage(
         found |= broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
     return Damage(findings, uncompared)
+
+
+def checkpoint_distances(tensors: Mapping[str, Array], model: Constants) -> dict[str, Distance]:
+    """As `distances`, of a checkpoint's tensors. Weights pair by layer, last word and shape, and a packed product of
+    one side (`JOINED`) with its parts by rows. A head that the checkpoint does not have is its table."""
+    grids, found = quantized_weights(model), dict[str, Distance]()
+    names, owns = _by_word(grids), {key: tensors[name] for key, name in _by_word(tensors).items()}
+    for (layer, word), whole in [*owns.items()]:
+        if word == "embed_tokens":
+            owns.setdefault((None, "lm_head"), whole)
+        parts = [(layer, part) for part in JOINED.get(word, ()) if (layer, part) in names]
+        ends = np.cumsum([grids[names[part]].shape[0] for part in parts])
+        owns |= dict(zip(parts, np.split(whole, ends), strict=False)) if parts else {}
+    for (layer, word), name in names.items():
+        parts = [(layer, part) for part in ((word,) if (layer, word) in owns else JOINED.get(word, ()))]
+        ends = np.cumsum([0, *(len(owns[part]) for part in parts if part in owns)])
+        for part, first in zip(parts, ends, strict=False) if ends[-1] == grids[name].shape[0] else ():
+            if owns[part].shape[1:] == grids[name].shape[1:]:
+                found[name if part[1] == word else f"{name}, {part[1]}"] = distance(owns[part], grids[name], first)
+    return found
+
+
+def _by_word(names: Iterable[str]) -> dict[tuple[int | None, str], str]:
+    """The names of a decoder's weights by layer and last word, where no other has both."""
+    words = {name: [word for word in re.split(r"[./]", name) if word not in _PLAIN_WORDS] for name in names}
+    keys = {name: (layer_of(name), own[-1]) for name, own in words.items() if own and not _BESIDE.search(name)}
+    known = Counter(keys.values())
+    return {key: name for name, key in keys.items() if known[key] == 1}
 
 
 def _graphs(files: ModelFiles) -> dict[str, Path]:

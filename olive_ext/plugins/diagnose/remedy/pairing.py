@@ -20,10 +20,8 @@ from olive_ext.errors import ModelError, counted
 from olive_ext.graph.nodes import LAYER, layer_of, reads
 from olive_ext.model.files.constants import Array, apart, broken, distances, meant_others, outliers, plain_name
 from olive_ext.model.files.content import load_graph
+from olive_ext.model.files.damage import JOINED
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, Matrix, Precision, WeightUse
-
-JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""Products that one export may have as one, and the parts that another has of it, in the order of their outputs."""
 
 STRANGE = 0.9
 """Relative error from which on a weight is no rounding of another: random matrices have 1.4, and rounding to two bits

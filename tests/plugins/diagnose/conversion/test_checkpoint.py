@@ -238,12 +238,16 @@ def test_damaged_file_of_a_quantized_model_is_a_problem(tmp_path: Path) -> None:
             for entry in (entry for entry in node.attribute if entry.name == "epsilon"):
                 entry.f = 0.1
 
-    package = export("llama-genai-0.14-int4")
-    for path, expected in ((package.path, 0), (edited(package.path, tmp_path / "model", another_epsilon), 5)):
+    def another_scale(model: onnx.ModelProto) -> None:
+        change(weight(model, "layers.1", "o_proj", "scale"), np.negative)
+
+    package, epsilon = export("llama-genai-0.14-int4"), "has 'epsilon' 0.1, config.json 1e-06"
+    for edit, expected, what in ((None, 0, ""), (another_epsilon, 5, epsilon), (another_scale, 1, "% of its numbers")):
+        path = edited(package.path, tmp_path / f"{expected}", edit) if edit else package.path
         config = EvaluationConfig.parse({"tasks": ["a"], "model": {"path": str(path)}, "max_length": 16})
         problems = check_model(config, against=str(package.hf)).problems
         assert len(problems) == expected
-        assert all("has 'epsilon' 0.1, config.json 1e-06" in problem for problem in problems)
+        assert all(what in problem for problem in problems)
 
 
 def test_a_cache_that_whole_texts_do_not_show_is_a_problem(tmp_path: Path) -> None:
