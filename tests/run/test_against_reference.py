@@ -526,6 +526,7 @@ UNJUDGED: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     ({"vocab_size": 100}, {}, {}, "genai_config.json says vocab_size 100, the graph has 1024"),
     ({}, {"num_key_value_heads": 1}, {}, "genai_config.json says num_key_value_heads 1, the graph has 2"),
     ({}, {"head_size": 64}, {}, "genai_config.json says head_size 64, the graph has 16"),
+    ({"context_length": 4096}, {}, {}, "genai_config.json says context_length 4096, the graph's rotary tables have"),
     ({}, {"sliding_window": SLIDING}, {}, "genai_config.json says sliding_window with slide_key_value_cache"),
     ({}, {"sliding_window": {**SLIDING, "slide_key_value_cache": False}}, {}, ""),
     ({}, {"filename": "other.onnx"}, {"onnx_file_name": "model.onnx"}, "genai_config.json names 'other.onnx'"),

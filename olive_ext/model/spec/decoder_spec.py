@@ -279,6 +279,9 @@ class _Reader:
             said = {**self._model_config, **self._decoder_config}.get(key, 0)
             if said > 0 and values and said not in values:
                 yield f"{key} {said}, the graph has {listed(map(str, sorted(values)))}"
+        length, rows = self._model_config.get("context_length") or 0, rotary_rows(self._graph)
+        if rows and length > rows:
+            yield f"context_length {length}, the graph's rotary tables have {rows} positions"
         slides = {"slide_key_value_cache": True, "slide_inputs": True, **self._decoder_config.get("sliding_window", {})}
         takes_any = not all(isinstance(size, int) for size in next(iter(self._inputs.values())).shape[1:2])
         for key in ("slide_key_value_cache", "slide_inputs") if "window_size" in slides and takes_any else ():
