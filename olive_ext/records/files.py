@@ -30,7 +30,6 @@ WITHOUT_CHECKSUM, VERSION = 1, 2
 INDEX = "index.json"
 DAMAGED = "is_damaged"
 Array = npt.NDArray[np.void]
-_BLOCK_BYTES = 1 << 20
 
 
 def cache_folder(name: str) -> Path:
@@ -76,7 +75,7 @@ class GrowingFiles:
         self._folder = folder
         self._dtypes = dict(dtypes)
         self.chunks = [dict(chunk) for chunk in chunks]
-        self._checked: dict[str, set[int]] = {name: set() for name in dtypes}
+        self._checked: set[tuple[str, int]] = set()
 
     def count(self, name: str) -> int:
         """Number of items that have been written, also of damaged chunks: the number of the next one."""
@@ -84,16 +83,14 @@ class GrowingFiles:
 
     def drop_damaged(self) -> list[Path]:
         """Compares every chunk's checksums, and marks those that are not what was written; the files with new ones."""
-        damaged = []
+        damaged: dict[Path, None] = {}
         for name in self._dtypes:
-            ends = self._ends(name) * self._dtypes[name].itemsize
-            sound = [number for number, chunk in enumerate(self.chunks) if not chunk.get(DAMAGED)]
             with self._opened(name) as file:
-                wrong = [chunk for chunk in sound if not self._is_sound(file, name, chunk, *ends[chunk : chunk + 2])]
-            for chunk in wrong:
-                self.chunks[chunk][DAMAGED] = True
-            damaged += [self.path(name)] if wrong else []
-        return damaged
+                for number, chunk in enumerate(self.chunks):
+                    if not chunk.get(DAMAGED) and not self._is_sound(file, name, number):
+                        chunk[DAMAGED] = True
+                        damaged[self.path(name)] = None
+        return list(damaged)
 
     def path(self, name: str) -> Path:
         """The path of the file with this name."""
@@ -112,8 +109,11 @@ class GrowingFiles:
             return items
         size = self._dtypes[name].itemsize
         with self._opened(name) as file:
-            for chunk in np.unique(np.searchsorted(ends, numbers, "right") - 1).tolist():
-                self._check(file, name, chunk, int(ends[chunk]) * size, int(ends[chunk + 1]) * size)
+            for number in np.unique(np.searchsorted(ends, numbers, "right") - 1).tolist():
+                if (name, number) not in self._checked and not self._is_sound(file, name, number):
+                    path = self.path(name)
+                    raise RecordsError(f"'{path}' is damaged: part {number} is not what was written; {_remedy(path)}")
+                self._checked.add((name, number))
             begins = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 2) != 1)
             for begin, end in zip(begins, [*begins[1:], len(numbers)], strict=True):
                 file.seek(int(numbers[begin]) * size)
@@ -155,17 +155,12 @@ class GrowingFiles:
         except OSError as error:
             raise RecordsError(f"'{path}' cannot be read: {first_line(error)}") from error
 
-    def _check(self, file: BufferedIOBase, name: str, chunk: int, start: int, stop: int) -> None:
-        if chunk not in self._checked[name] and not self._is_sound(file, name, chunk, start, stop):
-            path = self.path(name)
-            raise RecordsError(f"'{path}' is damaged: part {chunk} is not what was written; {_remedy(path)}")
-        self._checked[name].add(chunk)
-
-    def _is_sound(self, file: BufferedIOBase, name: str, chunk: int, start: int, stop: int) -> bool:
-        checksum, offset = 0, file.seek(start)
-        while content := file.read(min(_BLOCK_BYTES, stop - offset)):
-            checksum, offset = zlib.crc32(content, checksum), offset + len(content)
-        return bool(offset == stop and checksum == self.chunks[chunk]["checksums"][name])
+    def _is_sound(self, file: BufferedIOBase, name: str, number: int) -> bool:
+        start, stop = (self._ends(name)[number : number + 2] * self._dtypes[name].itemsize).tolist()
+        file.seek(start)
+        content = file.read(stop - start)
+        checksum: int = self.chunks[number]["checksums"][name]
+        return len(content) == stop - start and zlib.crc32(content) == checksum
 
 
 def read_index(folder: Path) -> dict[str, Any] | None:
