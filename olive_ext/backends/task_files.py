@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from olive_ext.config.yaml_files import LARGEST_FILE, LOADER, WRONG_TAGS, UnboundedError, doubled_key, yaml_bytes
+from olive_ext.config.yaml_files import LOADER, WRONG_TAGS, UnboundedError, doubled_key, yaml_bytes
 from olive_ext.errors import TaskError, first_line, special_kind, suggest
 
 _SUFFIXES = (".yaml", ".yml")
@@ -63,13 +63,6 @@ def read_task(path: Path) -> Mapping[str, Any]:
     return config
 
 
-def refuse_doubled_keys(tasks: Sequence[object], folders: Sequence[str]) -> None:
-    """Raises `TaskError` for a file of `tasks` in `folders` with a doubled key, of which lm-eval takes the last."""
-    for path in referenced_files(tasks, folders)[1]:
-        if path.is_file() and (twice := doubled_key(yaml_bytes(path))):
-            raise TaskError(f"task file '{path}', {twice}", code="damaged")
-
-
 def refuse_broken_files(names: Sequence[str], folders: Sequence[str]) -> None:
     """Raises `TaskError` where the file of a task that is missing is there, and it or what it includes cannot be read:
     lm-eval passes over such files, and calls the task unknown."""
@@ -80,12 +73,12 @@ def refuse_broken_files(names: Sequence[str], folders: Sequence[str]) -> None:
 
 
 def _refuse_broken(path: Path, read: list[Path]) -> None:
-    read.append(Path(os.path.realpath(path)))
+    read.append(_real(path))
     for name in _included(read_task(path)):
         included = path.parent / str(name)
         if not isinstance(name, str) or not included.exists():
             raise TaskError(f"task file '{path}': no file 'include' = {name!r}", "include", name, code="not_found")
-        if Path(os.path.realpath(included)) in read:
+        if _real(included) in read:
             raise TaskError(f"task file '{path}': 'include' = {name!r} is being read", "include", code="damaged")
         if len(read) > MOST_INCLUDED:
             raise TaskError(f"'{read[0]}' includes more than {MOST_INCLUDED} files (MOST_INCLUDED)", code="too_large")
@@ -97,30 +90,108 @@ def _included(config: Mapping[str, Any]) -> list[Any]:
     return named if isinstance(named, list) else [named]
 
 
-def refuse_endless(tasks: Sequence[object], folders: Sequence[str]) -> None:
-    """Raises `EndlessTaskError` for a task file, or a file of Python or data that one names, that is a pipe or a
-    device, and for a task file that breaks a limit. lm-eval reads all task files of a folder, whichever task is asked
-    for."""
-    for path, files in _named(tasks, folders):
-        for file in files:
-            if kind := special_kind(file):
-                source = "an inline task" if path is None else f"task file '{path}'"
-                raise EndlessTaskError(f"{source} names '{file}', which is {kind}")
+class TaskFiles:
+    """The task files in `folders`, those among `tasks`, and what these include. Files of lm-eval's own are not looked
+    at. Raises `EndlessTaskError`."""
+
+    def __init__(self, tasks: Sequence[object], folders: Sequence[str]) -> None:
+        self._tasks = tasks
+        self.contents: dict[Path, Mapping[str, Any]] = {}
+        """By path; empty for a file that cannot be parsed."""
+
+        named = [Path(task).expanduser() for task in tasks if isinstance(task, str) and task.endswith(_SUFFIXES)]
+        waiting = [*named, *(path for folder in folders for path in sorted(Path(folder).rglob("*.y*ml")))]
+        while waiting:
+            path = _real(waiting.pop())
+            if path not in self.contents:
+                waiting += _included_files(path, self._read(path))
+
+    def _read(self, path: Path) -> Mapping[str, Any]:
+        if path not in self.contents:
+            try:
+                self.contents[path] = read_task(path)
+            except EndlessTaskError:
+                raise
+            except TaskError:
+                self.contents[path] = {}
+        return self.contents[path]
+
+    def referenced(self) -> tuple[set[str], dict[Path, Mapping[str, Any]]]:
+        """The names that the tasks and the members of their groups have, and the files that define them, with what
+        these include."""
+        names: set[str] = set()
+        files: dict[Path, Mapping[str, Any]] = {}
+        waiting: list[object] = list(self._tasks)
+        while waiting:
+            item = waiting.pop()
+            if isinstance(item, str) and item.endswith(_SUFFIXES):
+                item = Path(item).expanduser()
+            if isinstance(item, Mapping):
+                waiting += _members(item)
+            elif isinstance(item, Path) and (path := _real(item)) not in files:
+                files[path] = self._read(path)
+                waiting += [*_members(files[path]), *_included_files(path, files[path])]
+            elif isinstance(item, str) and item not in names:
+                names.add(item)
+                waiting += [path for path, config in self.contents.items() if item in _defined(config)]
+        return names, files
+
+    def defined_names(self) -> set[str]:
+        """The names of tasks, groups and tags that the files define, groups inside of groups too."""
+        names: set[str] = set()
+        waiting: list[object] = list(self.contents.values())
+        while waiting:
+            config = waiting.pop()
+            if isinstance(config, Mapping):
+                names.update(name for name in _defined(config) if isinstance(name, str))
+                waiting += config["task"] if isinstance(config.get("task"), list) else []
+        return names
+
+    def refuse_doubled_keys(self) -> None:
+        """Raises `TaskError` for a file of the tasks with a doubled key, of which lm-eval takes the last."""
+        for path in self.referenced()[1]:
+            if path.is_file() and (twice := doubled_key(yaml_bytes(path))):
+                raise TaskError(f"task file '{path}', {twice}", code="damaged")
+
+    def refuse_endless(self) -> None:
+        """Raises `EndlessTaskError` for a file of Python or data that one names and that is a pipe or a device. lm-eval
+        reads all task files of a folder, whichever task is asked for."""
+        for path, files in self._named():
+            for file in files:
+                if kind := special_kind(file):
+                    source = "an inline task" if path is None else f"task file '{path}'"
+                    raise EndlessTaskError(f"{source} names '{file}', which is {kind}")
+
+    def all_files(self) -> list[Path]:
+        """The task files, and the files of Python and data that they name, wherever these lie."""
+        return [file for path, files in self._named() for file in [*([path] if path else []), *files]]
+
+    def _named(self) -> Iterator[tuple[Path | None, list[Path]]]:
+        """Every task file, None for an inline task, with the files of Python and data that it names."""
+        inline = [(None, task) for task in self._tasks if isinstance(task, Mapping)]
+        for path, config in [*self.contents.items(), *inline]:
+            named = [] if path is None else [_python_file(path, name) for name in _functions(config)]
+            local = [*named, *(module for file in named for module in helpers_of(file))]
+            yield path, [*local, *data_files(config)]
+
+    def functions(self) -> dict[Path | str, list[str]]:
+        """The functions that the files of the tasks name (`!function`), by the Python file, or the installed module,
+        that they lie in; imports nothing. Files that cannot be parsed have none."""
+        functions: dict[Path | str, set[str]] = {}
+        for path, config in self.referenced()[1].items():
+            for name in _functions(config):
+                module, _, function = name.rpartition(".")
+                file = _python_file(path, name)
+                functions.setdefault(file.resolve() if file.exists() else module, set()).add(function)
+        return {origin: sorted(names) for origin, names in sorted(functions.items(), key=lambda item: str(item[0]))}
 
 
-def named_files(tasks: Sequence[object], folders: Sequence[str]) -> list[Path]:
-    """The task files in `folders` and among `tasks`, what they include, and the files of Python and data that they
-    name, wherever these lie. Raises `EndlessTaskError`."""
-    return [file for path, files in _named(tasks, folders) for file in [*([path] if path else []), *files]]
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # `resolve` raises where links are a ring
 
 
-def _named(tasks: Sequence[object], folders: Sequence[str]) -> Iterator[tuple[Path | None, list[Path]]]:
-    """Every task file, None for an inline task, with the files of Python and data that it names."""
-    inline = [(None, task) for task in tasks if isinstance(task, Mapping)]
-    for path, config in [*folder_files(tasks, folders).items(), *inline]:
-        named = [] if path is None else [_python_file(path, name) for name in _functions(config)]
-        local = [*named, *(module for file in named for module in helpers_of(file))]
-        yield path, [*local, *data_files(config)]
+def _included_files(path: Path, config: Mapping[str, Any]) -> list[Path]:
+    return [path.parent / str(name) for name in _included(config)]
 
 
 def data_files(config: Mapping[str, Any]) -> list[Path]:
@@ -135,89 +206,6 @@ def data_files(config: Mapping[str, Any]) -> list[Path]:
         elif isinstance(item, Mapping | list):
             waiting += item.values() if isinstance(item, Mapping) else item
     return files
-
-
-def functions_in(tasks: Sequence[object], folders: Sequence[str]) -> dict[Path | str, list[str]]:
-    """The functions that the files of `tasks` in `folders` name (`!function`), by the Python file, or the installed
-    module, that they lie in.
-
-    Looks at the files that define a task, a group or a tag among `tasks`, at the members of groups, and at what these
-    files include; imports nothing. Files that cannot be parsed have none.
-    """
-    functions: dict[Path | str, set[str]] = {}
-    for path, config in referenced_files(tasks, folders)[1].items():
-        for name in _functions(config):
-            module, _, function = name.rpartition(".")
-            file = _python_file(path, name)
-            functions.setdefault(file.resolve() if file.exists() else module, set()).add(function)
-    return {origin: sorted(names) for origin, names in sorted(functions.items(), key=lambda item: str(item[0]))}
-
-
-def referenced_files(tasks: Sequence[object], folders: Sequence[str]) -> tuple[set[str], dict[Path, Mapping[str, Any]]]:
-    """The names that `tasks` and the members of their groups have, and the files in `folders` that define them, with
-    what these include. Files of lm-eval's own are not looked at. Raises `EndlessTaskError`."""
-    paths = (path for folder in folders for path in sorted(Path(folder).rglob("*.y*ml")) if path.is_file())
-    contents = {path: path.read_bytes() for path in paths if path.stat().st_size <= LARGEST_FILE}
-    names: set[str] = set()
-    files: dict[Path, Mapping[str, Any]] = {}
-    waiting: list[object] = list(tasks)
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, Mapping):
-            waiting += _members(item)
-        elif isinstance(item, str) and item.endswith(_SUFFIXES):
-            waiting += _add_file(Path(item).expanduser(), files)
-        elif isinstance(item, str) and item not in names:
-            names.add(item)
-            for path in [path for path, content in contents.items() if item.encode(errors="replace") in content]:
-                if item in _defined(_parsed(path)):
-                    waiting += _add_file(path, files)
-    return names, files
-
-
-def folder_files(tasks: Sequence[object], folders: Sequence[str]) -> dict[Path, Mapping[str, Any]]:
-    """The content of the task files in `folders`, of those among `tasks` and of what these include; empty for a file
-    that cannot be parsed. Raises `EndlessTaskError`."""
-    named = [Path(task).expanduser() for task in tasks if isinstance(task, str) and task.endswith(_SUFFIXES)]
-    files: dict[Path, Mapping[str, Any]] = {}
-    for path in [*named, *(path for folder in folders for path in sorted(Path(folder).rglob("*.y*ml")))]:
-        _add_file(path, files)
-    return files
-
-
-def defined_names(files: Mapping[Path, Mapping[str, Any]]) -> set[str]:
-    """The names of tasks, groups and tags that the content of `files` defines, groups inside of groups too."""
-    names: set[str] = set()
-    waiting: list[object] = list(files.values())
-    while waiting:
-        config = waiting.pop()
-        if isinstance(config, Mapping):
-            names.update(name for name in _defined(config) if isinstance(name, str))
-            waiting += config["task"] if isinstance(config.get("task"), list) else []
-    return names
-
-
-def _add_file(path: Path, files: dict[Path, Mapping[str, Any]]) -> list[object]:
-    """Adds a file and what it includes to `files`; the members of the groups that they define."""
-    members: list[object] = []
-    waiting = [path]
-    while waiting:
-        path = Path(os.path.realpath(waiting.pop()))  # `resolve` raises where links are a ring
-        if path not in files:
-            files[path] = config = _parsed(path)
-            members += _members(config)
-            waiting += [path.parent / str(name) for name in _included(config)]
-    return members
-
-
-def _parsed(path: Path) -> Mapping[str, Any]:
-    """The content of a task file; empty where it cannot be parsed."""
-    try:
-        return read_task(path)
-    except EndlessTaskError:
-        raise
-    except TaskError:
-        return {}
 
 
 def _defined(config: Mapping[str, Any]) -> list[Any]:
@@ -293,17 +281,13 @@ def refuse_unknown(specs: Sequence[Spec], folders: Sequence[str]) -> None:
     """Raises `TaskError` for names, of groups' members too, that no task file in `folders` defines and that occur in
     none of lm-eval's. Others may be unknown, too: a name may stand in a file of lm-eval's and name no task."""
     named = [spec for spec in specs if isinstance(spec, str) or "group" in spec]  # another inline task may be a new one
-    names, files = referenced_files(named, folders)
+    files = TaskFiles(named, folders)
     stems = {path.stem for folder in folders for path in Path(folder).rglob("*.y*ml")}
-    known = {*stems, *defined_names(files), *shipped_files()}
-    asked = sorted(name for name in names if name.isascii() and not is_file(name))
-    if not (missing := {name for name in asked if name not in known}):
-        return
-    everything = folder_files((), folders)
-    known |= defined_names(everything)
-    missing -= known
-    broken = [path.read_bytes() for path, config in everything.items() if not config and path.is_file()]
-    for content in chain(broken, _shipped_texts()):
+    known = {*stems, *files.defined_names(), *shipped_files()}
+    asked = sorted(name for name in files.referenced()[0] if name.isascii() and not is_file(name))
+    missing = {name for name in asked if name not in known}
+    broken = [path.read_bytes() for path, config in files.contents.items() if not config and path.is_file()]
+    for content in chain(broken, _shipped_texts()) if missing else ():
         missing -= {name for name in missing if name.encode() in content and name.encode() in _WORD.findall(content)}
         if not missing:
             return

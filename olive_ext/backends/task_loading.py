@@ -26,10 +26,9 @@ from olive_ext.backends.samples import count_samples, names_of
 from olive_ext.backends.task_checks import made_tasks, refuse_counts, refuse_metrics
 from olive_ext.backends.task_files import (
     Spec,
+    TaskFiles,
     is_file,
     refuse_broken_files,
-    refuse_doubled_keys,
-    refuse_endless,
     refuse_unknown,
     shipped_files,
     task_folders,
@@ -138,7 +137,8 @@ def find_tasks(
     """lm-eval's manager of tasks, and `specs` as it loads them, without their data. Raises `TaskError` as `load_tasks`
     does for what is unknown or missing."""
     folders = task_folders(include_path)
-    refuse_endless(specs, folders)
+    files = TaskFiles(specs, folders)
+    files.refuse_endless()
     extra = dict(metadata or {})
     manager = TaskManager(include_path=folders, include_defaults=False, metadata=extra)
     resolved = [_find(spec, manager.task_index) for spec in specs]
@@ -146,7 +146,7 @@ def find_tasks(
         refuse_metrics(config, str(config["task"]))
         refuse_counts(config, str(config["task"]))
         refuse_unconfirmed(config, str(config["task"]), runs_code)
-    refuse_doubled_keys(specs, folders)
+    files.refuse_doubled_keys()
     if missing := [name for _, names in resolved for name in names]:
         refuse_broken_files(missing, folders)
         refuse_unknown(missing, folders)
@@ -217,7 +217,7 @@ def declared_metrics(
     """
     with named_failures("the tasks' metrics cannot be read", machine=()):
         folders = task_folders(include_path)
-        refuse_endless(specs, folders)
+        TaskFiles(specs, folders).refuse_endless()
         index = TaskManager(include_path=folders, include_defaults=False).task_index
         configs = [config_of(spec, index) for spec in specs]
         if not all(isinstance(config.get("task"), str) and "group" not in config for config in configs):

@@ -89,11 +89,12 @@ def _check_block(
             _check_provider(recipe, block.where, settings, findings.sections[0])
     if any(what_is_missing(block, settings)):
         return {}
-    from olive_ext.backends.task_files import functions_in, task_folders
+    from olive_ext.backends.task_files import TaskFiles, task_folders
 
     inputs: Configs = {}
     with findings.noting_problems():
-        for origin, functions in functions_in(settings.tasks, task_folders(settings.include_path)).items():
+        files = TaskFiles(settings.tasks, task_folders(settings.include_path))
+        for origin, functions in files.functions().items():
             findings.sections[0].add("code of task files", origin, f"!function {', '.join(functions)}")
         inputs = _inputs(settings, block.where)
         model_args = getattr(settings, "model_args", None) if is_onnx else None  # those of an `OrtLM`

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.backends.package_versions import versions
-from olive_ext.backends.task_files import named_files
+from olive_ext.backends.task_files import TaskFiles
 from olive_ext.config import (
     EVALUATOR_TYPE,
     PASS_TYPE,
@@ -138,7 +138,7 @@ def _task_files(settings: PassSettings) -> Iterator[Path]:
     own = [Path(task).parent for task in settings.tasks if isinstance(task, str) and task.lower().endswith(_TASK_FILES)]
     for path in [
         *(path for folder in folders for path in Path(folder).rglob("*")),
-        *named_files(settings.tasks, folders),
+        *TaskFiles(settings.tasks, folders).all_files(),
     ]:
         if "__pycache__" not in path.parts:
             yield path
