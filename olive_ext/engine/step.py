@@ -186,21 +186,6 @@ class Candidates(NamedTuple):
     logprobs_NC: FloatArray
     ids_NC: IntArray
 
-    def rows(self) -> list[Candidates]:
-        """The candidates of each row by themselves."""
-        return [Candidates(self.logprobs_NC[n : n + 1], self.ids_NC[n : n + 1]) for n in range(len(self.ids_NC))]
-
-    def first(self, num_rows: int | None = None, count: int | None = None) -> Candidates:
-        """The best `count` of the first rows."""
-        return Candidates(self.logprobs_NC[:num_rows, :count], self.ids_NC[:num_rows, :count])
-
-    @classmethod
-    def stacked(cls, parts: Sequence[Candidates]) -> Candidates:
-        """The rows of all parts, each with as many candidates."""
-        return cls(
-            np.concatenate([part.logprobs_NC for part in parts]), np.concatenate([part.ids_NC for part in parts])
-        )
-
 
 NO_CANDIDATES = Candidates(np.zeros((0, 0), np.float32), np.zeros((0, 0), np.int64))
 

@@ -25,7 +25,7 @@ from typing_extensions import override
 from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.kv_store import TARGETS, disagreement, read_end, score, score_one_by_one, targets_of
 from olive_ext.engine.runners.runner import Runner
-from olive_ext.engine.step import FloatArray, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import Candidates, FloatArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
 from olive_ext.media.items import Media, MediaItem, Source, border, chunk_end
 from olive_ext.model.decisions import BUCKET_FORMS, BucketPlan
@@ -147,12 +147,13 @@ class BucketedRunner(Runner):
         if self._is_shaped(step):
             self._note(shape_of(padded))
         output = self.inner.run(padded)
+        logprobs_NC, ids_NC = output.candidates
         return replace(
             output,
             target_logprobs=output.target_logprobs[: len(step.targets)],
             greedy_ids=output.greedy_ids[: len(step.logits_rows)],
             sample_logits_KV=output.sample_logits_KV[: len(step.samples)],
-            candidates=output.candidates.first(len(step.beams)),
+            candidates=Candidates(logprobs_NC[: len(step.beams)], ids_NC[: len(step.beams)]),
         )
 
     def padded(self, step: Step) -> Step | None:

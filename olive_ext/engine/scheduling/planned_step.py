@@ -32,7 +32,7 @@ import numpy.typing as npt
 from olive_ext.engine.requests import FinishReason, Hypothesis
 from olive_ext.engine.scheduling.sequences import PROBE, PROBED, ChosenRow, PendingResult, Sequence, Targets
 from olive_ext.engine.scheduling.slots import Slots
-from olive_ext.engine.step import Candidates, IntArray, LogitsRow, Step, StepOutput
+from olive_ext.engine.step import FloatArray, IntArray, LogitsRow, Step, StepOutput
 from olive_ext.errors import NonFiniteError, RunError
 
 
@@ -64,25 +64,26 @@ class BeamGroup:
         self._running = [_Beam(root, (), np.float32(0), self._generation.is_finished)]
         self._others = [_waiting(root, slots.take_empty(wanted)) for _ in range(self._generation.num_slots - 1)]
         self._finished: list[Hypothesis] = []
-        self._candidates: dict[int, Candidates] = {}
+        self._candidates: dict[int, tuple[FloatArray, IntArray]] = {}
 
     @property
     def members(self) -> list[Sequence]:
         """All sequences, whether they go on or not."""
         return [*(beam.sequence for beam in self._running), *self._others]
 
-    def put(self, sequence: Sequence, candidates: Candidates) -> None:
-        """Takes in the candidates [1, C] of one sequence."""
-        self._candidates[sequence.slot] = candidates.first(count=self.num_candidates)
+    def put(self, sequence: Sequence, logprobs_C: FloatArray, ids_C: IntArray) -> None:
+        """Takes in the candidates of one sequence."""
+        self._candidates[sequence.slot] = logprobs_C[: self.num_candidates], ids_C[: self.num_candidates]
 
     def advance(self) -> int:
         """Once the candidates of all are known: lets sequences go on, or ends the search. Returns how many forked."""
         if len(self._candidates) < len(self._running):
             return 0
-        candidates = Candidates.stacked([self._candidates[beam.sequence.slot] for beam in self._running])
+        rows = zip(*(self._candidates[beam.sequence.slot] for beam in self._running), strict=True)
+        logprobs_BC, ids_BC = map(np.stack, rows)
         self._candidates.clear()
         if self._result.is_finite:
-            going = self._followers(candidates)
+            going = self._followers(logprobs_BC, ids_BC)
             if not self._is_over(going):
                 return self._place(going)
             self._result.put_hypotheses(tuple(self._finished[: self._beams.num_return_sequences]))
@@ -92,13 +93,13 @@ class BeamGroup:
             sequence.has_ended = True
         return 0
 
-    def _followers(self, candidates: Candidates) -> list[_Beam]:
+    def _followers(self, logprobs_BC: FloatArray, ids_BC: IntArray) -> list[_Beam]:
         """The beams that go on, best first, each with the sequence of the one that it continues."""
         running_B1 = np.array([[beam.score] for beam in self._running], np.float32)
-        scores = (running_B1 + candidates.logprobs_NC).ravel()
+        scores = (running_B1 + logprobs_BC).ravel()
         going: list[_Beam] = []
         for rank, place in enumerate(np.argsort(-scores, kind="stable")[: self.num_candidates].tolist()):
-            parent, token = self._running[place // candidates.ids_NC.shape[1]], int(candidates.ids_NC.flat[place])
+            parent, token = self._running[place // ids_BC.shape[1]], int(ids_BC.flat[place])
             if not scores[place] > -np.inf:
                 break  # tokens that the model rules out
             child = _Beam(parent.sequence, (*parent.tokens, token), scores[place], copy.copy(parent.is_finished))

@@ -25,7 +25,7 @@ from olive_ext.engine.scheduling.planned_step import BeamGroup, NonFinite, Plann
 from olive_ext.engine.scheduling.prefix_tree import TreeBatches
 from olive_ext.engine.scheduling.sequences import ChosenRow, PendingResult, Sequence
 from olive_ext.engine.scheduling.slots import Slots
-from olive_ext.engine.step import IDLE_TOKEN, ONE_SIDE, Candidates, IntArray, Row, Side, Step, StepOutput
+from olive_ext.engine.step import IDLE_TOKEN, ONE_SIDE, FloatArray, IntArray, Row, Side, Step, StepOutput
 
 
 class Scheduler:
@@ -116,7 +116,7 @@ class Scheduler:
         completed, num_wrong = put_scores(present, output, wrong)
         self._counters.non_finite += num_wrong
         samples = zip(output.sample_logits_KV, wrong.samples_K.tolist(), strict=True)
-        candidates = iter(output.candidates.rows())
+        candidates = zip(*output.candidates, strict=True)
         num_generated = 0
         greedy = output.greedy_ids.tolist()
         for sequence, number in present.decoding:
@@ -268,10 +268,11 @@ class SlotSteps:
                 found[sequence] = number
         return found, is_complete
 
-    def advance_beams(self, sequence: Sequence, candidates: Candidates) -> None:
-        """Takes in what may follow one of the sequences; forks are made before the next step of slots."""
+    def advance_beams(self, sequence: Sequence, candidates: tuple[FloatArray, IntArray]) -> None:
+        """Takes in what may follow one of the sequences, best first, [C] each: log-probabilities and token ids. Forks
+        are made before the next step of slots."""
         beams = self.beams[sequence.slot]
-        beams.put(sequence, candidates)
+        beams.put(sequence, *candidates)
         self._counters.copies += beams.advance()
         if sequence.result is not None and sequence.has_ended:
             self._counters.tokens_generated += len(sequence.result.generated)
