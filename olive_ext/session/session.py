@@ -215,38 +215,36 @@ class Session(AbstractContextManager["Session"]):
 
     @overload
     def as_completed(
-        self, call: Literal["generate"], slices: Iterable[Sequence[ToGenerate]], whose: Whose = None
+        self, call: Literal["generate"], slices: Iterable[Sequence[ToGenerate]]
     ) -> Iterator[tuple[int, GenerationOutput]]: ...
 
     @overload
     def as_completed(
-        self, call: Literal["loglikelihood"], slices: Iterable[Sequence[ToScore]], whose: Whose = None
+        self, call: Literal["loglikelihood"], slices: Iterable[Sequence[ToScore]]
     ) -> Iterator[tuple[int, ScoringOutput]]: ...
 
     @overload
     def as_completed(
-        self, call: Literal["loglikelihood_rolling"], slices: Iterable[Sequence[ToRoll]], whose: Whose = None
+        self, call: Literal["loglikelihood_rolling"], slices: Iterable[Sequence[ToRoll]]
     ) -> Iterator[tuple[int, RollingOutput]]: ...
 
-    def as_completed(
-        self, call: str, slices: Iterable[Sequence[Any]], whose: Whose = None
-    ) -> Iterator[tuple[int, Any]]:
+    def as_completed(self, call: str, slices: Iterable[Sequence[Any]]) -> Iterator[tuple[int, Any]]:
         """`(index, output)` of every request in the order of completion, as the method named `call` gives them in a
         list. Requests are counted on from slice to slice; a slice is read when there is room to run it, so that not all
-        have to be in memory together. `whose(index)` names a request in warnings.
+        have to be in memory together.
 
         The session is taken from the first `next` until the iterator ends or is closed. Raises `LostRequestsError` at
         the end where requests have no answer.
         """
         if call not in _REQUEST_OF:
             raise ConfigError(f"give one of {listed(_REQUEST_OF)}", "call", call)
-        return self.run_slices(call, _numbered(call, slices), whose)
+        return self.run_slices(call, _numbered(call, slices))
 
     def run_slices(
         self, call: str, slices: Iterable[Sequence[tuple[Any, Any]]], whose: Whose = None
     ) -> Iterator[tuple[Any, Any]]:
         """As `as_completed`, by keys: `(key, output)` for the `(key, request)` pairs of each slice, all under different
-        keys. Errors name a request by its key."""
+        keys. Errors name a request by its key, and warnings its task, `whose(key)`."""
         self._turns.check_open()
         return self._in_turn(call, self._completed(Call(self, call, _REQUEST_OF[call]), slices, whose))
 

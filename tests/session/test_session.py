@@ -155,7 +155,7 @@ def test_generate_cuts_a_long_prompt_on_the_left(caplog: pytest.LogCaptureFixtur
     session = make_session(context_length=10)
     long = GenerationRequest(list(range(5, 25)), max_new_tokens=4)
     asked = [long, GenerationRequest([5], max_new_tokens=9)]
-    assert len(dict(session.as_completed("generate", [asked], ["gsm8k", "mbpp"].__getitem__))) == 2
+    assert len(dict(session.run_slices("generate", [[*enumerate(asked)]], ["gsm8k", "mbpp"].__getitem__))) == 2
     assert engine_of(session).requests[0].tokens == tuple(range(19, 25))
     assert "1 of 2 requests were cut on the left to fit into 10 tokens: 1 of gsm8k" in caplog.text
 

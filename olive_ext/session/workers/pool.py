@@ -45,20 +45,11 @@ _COUNTS = ("s_encoded", "_cache_hits", "s_evicted", "encoder_runs", "_late")
 class WorkerPool(Executor):
     """One of the models that `crew` has open."""
 
+    context_length = num_slots = 0
+
     def __init__(self, crew: Crew, which: str = OWN) -> None:
-        self._crew = crew
-        self._which = which
-        self._facts = crew.served.models[which]
-
-    @property
-    def context_length(self) -> int:
-        """Positions that a scored sequence may occupy at most."""
-        return self._facts.context_length
-
-    @property
-    def num_slots(self) -> int:
-        """Sequences that one worker decodes together at most."""
-        return self._facts.num_slots
+        self._crew, self._which, facts = crew, which, crew.served.models[which]
+        self.context_length, self.num_slots = facts.context_length, facts.num_slots
 
     @property
     def counters(self) -> Counters:
