@@ -6,11 +6,13 @@ Knows no text, and not where the workers are.
 
 from __future__ import annotations
 
+import collections
 import logging
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from olive_ext.engine.requests import Counters, Lost, Request, Result
@@ -71,7 +73,7 @@ class Chunk:
         self.results += [Lost(reason)] * count
         logger.error("%s given up: %s", counted(count, "request is", "requests are"), reason)
 
-    @property
+    @cached_property
     def held_tokens(self) -> int:
         """About what it takes in memory."""
         return sum(len(request.tokens) + _OVERHEAD_TOKENS for request in self.requests)
@@ -88,7 +90,7 @@ class ChunkFeed:
     def __init__(self, chunks: Iterable[Sequence[Request]], num_workers: int) -> None:
         self._source = enumerate(chunks)
         self._num_workers = num_workers
-        self._num_tokens = self._num_open = 0
+        self._open: list[Chunk] = []
         self._has_more = True
         self._waiting: list[Chunk] = []
         self._changed = threading.Condition()
@@ -101,13 +103,13 @@ class ChunkFeed:
     @property
     def has_work(self) -> bool:
         """Whether a chunk is not complete yet."""
-        return self._has_more or self._num_open > 0
+        return self._has_more or bool(self._open)
 
     def read(self) -> Chunk | None:
         """Reads the next chunk, which is to be computed unless it is empty; None where there is no room for it, or none
         left."""
         has_room = len(self._waiting) < AHEAD * self._num_workers
-        if not self._has_more or not has_room or (self._num_open and self._num_tokens >= HELD_TOKENS):
+        if not self._has_more or not has_room or sum(chunk.held_tokens for chunk in self._open) >= HELD_TOKENS:
             return None
         number, requests = next(self._source, (0, None))
         if requests is None:
@@ -115,8 +117,7 @@ class ChunkFeed:
             return None
         chunk = Chunk(number, requests)
         if requests:
-            self._num_open += 1
-            self._num_tokens += chunk.held_tokens
+            self._open.append(chunk)
             self._put_back(chunk)
         return chunk
 
@@ -149,8 +150,7 @@ class ChunkFeed:
 
     def complete(self, chunk: Chunk) -> ChunkResults:
         """Forgets a chunk; its number and results."""
-        self._num_open -= 1
-        self._num_tokens -= chunk.held_tokens
+        self._open.remove(chunk)
         return chunk.number, chunk.results
 
     def end(self) -> None:
@@ -185,9 +185,11 @@ class Crew:
         self._pauses_s = pauses_s
         self._lock = threading.RLock()
         self.num_lost = 0
-        self._latest: dict[tuple[str, str], Counters] = {}  # of each worker and model
+        self._counted: dict[tuple[str, str, int], Counters] = {}
+        """By worker, model and opening: a worker counts anew when it is opened again."""
+
+        self._num_opened = collections.Counter[str]()
         self._executions: dict[tuple[str, str], Mapping[str, Any]] = {}
-        self._retired = Counters()
         self._closed: set[str] = set()
         try:
             self.all_served = self._open_all()
@@ -204,7 +206,8 @@ class Crew:
     def counters(self) -> Counters:
         """The counters of all workers together, those included that were lost."""
         with self._lock:
-            return _sum([self._retired, *self._latest.values()])
+            counted = [vars(one) for one in self._counted.values()]
+        return Counters(**{name: sum(one[name] for one in counted) for name in vars(Counters())})
 
     @property
     def at_work(self) -> str:
@@ -242,14 +245,12 @@ class Crew:
                 worker.release_memory(which)
             except WorkerLostError as error:  # noqa: PERF203 - the other workers are asked all the same
                 self._closed.add(worker.name)
-                self._retire_counters(worker)
                 logger.warning("%s %s", worker.name, error)
 
     def stop(self) -> None:
         """Ends all workers; they are opened again where `run` follows."""
         for worker in self.workers:
             self._closed.add(worker.name)
-            self._retire_counters(worker)
             worker.stop()
 
     def _open_all(self) -> list[Served]:
@@ -316,10 +317,10 @@ class Crew:
                     return
                 if isinstance(reply, WorkerLostError):
                     self.num_lost += 1
-                    self._retire_counters(worker)
                     chunk.lose(str(reply))
                     break
-                self._latest[worker.name, which] = Counters(**reply.counters)
+                opening = worker.name, which, self._num_opened[worker.name]
+                self._counted[opening] = Counters(**reply.counters)
                 self._executions[worker.name, which] = reply.execution
             chunk.results += reply.results
         feed.put(chunk)
@@ -340,6 +341,7 @@ class Crew:
                 problem = one_line(error)
             else:
                 self._closed.discard(worker.name)
+                self._num_opened[worker.name] += 1
                 logger.warning("%s is open again", worker.name)
                 return True
         feed.leave(WorkerError(f"{worker.name} cannot be started again: {problem}"))
@@ -356,12 +358,6 @@ class Crew:
         if was_stopped:  # however far it had come
             self._closed.add(worker.name)
 
-    def _retire_counters(self, worker: Worker) -> None:
-        """Keeps what a worker has counted: it begins anew where it is opened again."""
-        with self._lock:
-            for key in [key for key in self._latest if key[0] == worker.name]:
-                self._retired = _sum([self._retired, self._latest.pop(key)])
-
 
 def _started(worker: Worker, target: Any, *arguments: Any) -> threading.Thread:
     thread = threading.Thread(target=target, args=arguments, name=worker.name, daemon=True)
@@ -371,7 +367,3 @@ def _started(worker: Worker, target: Any, *arguments: Any) -> threading.Thread:
         why = f"the machine starts no thread ({error}): close other programs, or set fewer 'workers'"
         raise WorkerError(f"{worker.name} cannot be driven, because {why}") from error
     return thread
-
-
-def _sum(counters: Sequence[Counters]) -> Counters:
-    return Counters(**{name: sum(getattr(item, name) for item in counters) for name in vars(Counters())})
