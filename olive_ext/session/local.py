@@ -29,7 +29,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import also_read, reading_noted
 from olive_ext.records import Form, Records
 from olive_ext.records.journal import Journal
-from olive_ext.session.answer_journal import ChunkResults, Executor, RecordsElsewhere
+from olive_ext.session.answer_journal import ChunkResults, Executor
 from olive_ext.session.generation_bounds import StopIds, read_stop_ids
 from olive_ext.session.placeholders import Encoding, MediaText, read_encoding, read_markers
 from olive_ext.session.session import Session
@@ -75,14 +75,7 @@ class Texts:
             return None
         return self.tokenizer.for_worker(tokenizer_traits(self.tokenizer))
 
-    def session(
-        self,
-        executor: Executor,
-        media: MediaText | None,
-        *,
-        records: Records | RecordsElsewhere | None = None,
-        beside: Session | None = None,
-    ) -> Session:
+    def session(self, executor: Executor, media: MediaText | None, beside: Session | None = None) -> Session:
         """A session whose requests `executor` runs."""
         facts = {"model": self.model.name, "tokenizer": self.tokenizer.where, **self.stops.facts}
         if self.tokenizer.note:
@@ -93,7 +86,6 @@ class Texts:
             stop_ids=self.stops.ids,
             facts=facts,
             encoding=self.encoding,
-            records=records,
             model=self.model,
             media=media,
             beside=beside,
@@ -162,12 +154,9 @@ class LocalModel:
         """The runner, which the engine of a session takes over."""
         return self.opened.runner
 
-    def session(
-        self, tap: Tap | None = None, *, records: Records | None = None, beside: Session | None = None
-    ) -> Session:
+    def session(self, tap: Tap | None = None, beside: Session | None = None) -> Session:
         """A session with an engine in this process; `tap` notes what is scored."""
-        engine = engine_on(self.opened, self.texts.model, tap)
-        return self.texts.session(engine, self.media, records=records, beside=beside)
+        return self.texts.session(engine_on(self.opened, self.texts.model, tap), self.media, beside)
 
 
 def open_local(
@@ -194,7 +183,8 @@ def open_local(
         elif records is not None:
             tap = WritingTap(records, DivergenceKernels.at(own.runner))
         on_failure.pop_all()
-    session = own.session(tap, records=records)
+    session = own.session(tap)
+    session.records = records
     session.reference = None if other is None else other.session(beside=session)
     return session
 

@@ -98,11 +98,12 @@ def _open_elsewhere(
     crew = open_crew(model, reference, record_to, [None if texts is None else texts.for_worker() for texts in both])
     served = crew.served
 
-    def session(texts: Texts, which: str, **given: Any) -> Session:
+    def session(texts: Texts, which: str, beside: Session | None = None) -> Session:
         media = texts.media(served.models[which].traits.item_limit)
-        return texts.session(WorkerPool(crew, which), media, **given)
+        return texts.session(WorkerPool(crew, which), media, beside)
 
-    own = session(own_texts, OWN, records=None if served.records is None else RecordsElsewhere(Path(served.records)))
+    own = session(own_texts, OWN)
+    own.records = None if served.records is None else RecordsElsewhere(Path(served.records))
     if other_texts is not None:
-        own.reference = session(other_texts, REFERENCE, beside=own)
+        own.reference = session(other_texts, REFERENCE, own)
     return own

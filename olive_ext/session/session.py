@@ -114,9 +114,9 @@ class Session(AbstractContextManager["Session"]):
     """One open model. Safe to use from several threads: calls take turns.
 
     `stop_ids` end every generation (by default the tokenizer's EOS). `facts` are added to `describe_execution()`.
-    With `encoding` the model is an encoder-decoder, and every request has a `source`. `records` are those that the
-    engine writes. With `media` requests may give pictures. `beside` is the session that owns the model of this one, as
-    for the session of a resident reference: the two take turns, and closing `beside` closes both.
+    With `encoding` the model is an encoder-decoder, and every request has a `source`. With `media` requests may give
+    pictures. `beside` is the session that owns the model of this one, as for the session of a resident reference: the
+    two take turns, and closing `beside` closes both.
     Every method but `close` raises `SessionError` once the session is closed.
     """
 
@@ -128,17 +128,18 @@ class Session(AbstractContextManager["Session"]):
         stop_ids: Iterable[int] | None = None,
         facts: Mapping[str, Any] | None = None,
         encoding: Encoding | None = None,
-        records: Records | RecordsElsewhere | None = None,
         model: ResolvedModel | None = None,
         media: MediaText | None = None,
         beside: Session | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.encoding = encoding
-        self.records = records
         self.media = media
         self.model = model
         """The opened model, resolved; None for a session around an engine that a caller made."""
+
+        self.records: Records | RecordsElsewhere | None = None
+        """Those that the engine writes."""
 
         self.reference: Session | None = None
         """The resident reference, as a session of its own: it scores and generates alone."""

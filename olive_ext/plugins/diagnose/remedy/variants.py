@@ -80,7 +80,8 @@ class Variants:
         local = LocalModel(texts, opened, texts.media(opened.runner.traits.item_limit))
         kernels = DivergenceKernels.at(opened.runner, texts.tokenizer.num_ids)
         self._records = new_records(local, record_to)
-        self.recorder = local.session(WritingTap(self._records, kernels), records=self._records)
+        self.recorder = local.session(WritingTap(self._records, kernels))
+        self.recorder.records = self._records
         self._session = local.session(ReadingTap(self._records, kernels))
         self._bound: frozenset[AnyTarget] = frozenset()
         self.missing = list(switches.missing)
