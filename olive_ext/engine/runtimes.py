@@ -30,7 +30,7 @@ class Genai(Runtime):
     nothing_to_verify = "there is nothing to verify: onnxruntime-genai runs the graphs as they are"
 
     @override
-    def claim(self, model: ResolvedModel) -> str:
+    def auto_reason(self, model: ResolvedModel) -> str:
         files = model.files
         if files.pipeline:
             graphs = ", ".join(files.pipeline)
@@ -74,7 +74,7 @@ class OnnxRuntime(Runtime):
     runs_graph = True
 
     @override
-    def claim(self, model: ResolvedModel) -> str:
+    def auto_reason(self, model: ResolvedModel) -> str:
         return "auto: the decoder is one graph that takes inputs of any length"
 
     @override
@@ -129,7 +129,7 @@ class Transformers(Runtime):
     nothing_to_verify = "there is nothing to verify: a Hugging Face model has no ONNX graph"
 
     @override
-    def claim(self, model: ResolvedModel) -> str:
+    def auto_reason(self, model: ResolvedModel) -> str:
         return f"kind: {model.kind_reason}"
 
     @override

@@ -55,7 +55,7 @@ class Runtime(ABC):
     follows: ClassVar[frozenset[str] | None] = None
     """The settings of the engine that the runtime follows; None for all of them."""
 
-    def claim(self, model: Resolved) -> str:
+    def auto_reason(self, model: Resolved) -> str:
         """Why "auto" takes this runtime for a model of its `kind`; empty where it does not. Only built-in runtimes are
         asked, so that "auto" chooses alike whatever else is installed."""
         return ""
@@ -121,8 +121,8 @@ def choose(model: Resolved) -> tuple[Runtime, str]:
     asked = model.settings.engine.runtime
     if asked != "auto" and (runtime := load(asked)).kind == model.kind:
         return runtime, "engine.runtime"
-    claims = ((runtime, runtime.claim(model)) for runtime in map(load, BUILT_IN) if runtime.kind == model.kind)
-    return next((runtime, reason) for runtime, reason in claims if reason)
+    reasons = ((runtime, runtime.auto_reason(model)) for runtime in map(load, BUILT_IN) if runtime.kind == model.kind)
+    return next((runtime, reason) for runtime, reason in reasons if reason)
 
 
 @lru_cache

@@ -306,7 +306,7 @@ class Models:
         tokenizer."""
         if self.records_file is not None:
             return self.records_file.answering(candidate, observer)
-        reference = candidate.over(candidate.session.reference, observer)
+        reference = candidate.with_session(candidate.session.reference, observer)
         if self.config.documents == "enough":  # all candidates draw by what it answers to all documents
             reference.session.keep_answers(self._records_dir / "answers", facts={"versions": runtimes()})
         else:
@@ -549,7 +549,7 @@ class RecordsFile:
         session = replay_session(candidate.session, *records, stop_ids)
         if session.journal is not None:
             self._stack.callback(session.journal.close)
-        return candidate.over(session, observer)
+        return candidate.with_session(session, observer)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

@@ -110,7 +110,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
             raise SessionError("the model is closed: open it again")
         return self._session
 
-    def over(self, session: Session, observer: Observer | None = None) -> Self:
+    def with_session(self, session: Session, observer: Observer | None = None) -> Self:
         """An `OrtLM` over the open `session`, with the tokenizer and the request arguments of this one."""
         session.tokenizer = self.session.tokenizer
         made = type(self)(session=session, observer=observer, **self._arguments.asking())

@@ -96,7 +96,7 @@ class StepForm(ABC):
         """The form of the steps of sequences that have slots, which is asked what follows here."""
         return self
 
-    def over(self, slots: StepForm) -> StepForm:
+    def with_slots(self, slots: StepForm) -> StepForm:
         """This form, with `slots` as the form of the steps of sequences that have slots."""
         return slots
 
@@ -153,7 +153,7 @@ def joined(first: StepForm, second: StepForm, counts: Items[int]) -> StepForm:
         slots = one.with_other(other).for_slots(counts)
     elif one.runs(other):
         slots = other.with_other(one).for_slots(counts)
-    return first.over(slots) if type(first) is type(second) else slots
+    return first.with_slots(slots) if type(first) is type(second) else slots
 
 
 @dataclass(frozen=True)

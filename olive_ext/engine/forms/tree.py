@@ -75,7 +75,7 @@ class TreeForm(StepForm):
         return self.slots
 
     @override
-    def over(self, slots: StepForm) -> StepForm:
+    def with_slots(self, slots: StepForm) -> StepForm:
         return TreeForm(slots)
 
     @override
