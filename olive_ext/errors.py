@@ -109,9 +109,18 @@ class OliveExtError(ValueError):
 
     def saying(self, message: str) -> Self:
         """The same error with another message."""
-        error = type(self).__new__(type(self), message)
-        error.__dict__.update(self.__dict__)
-        return error
+        made: Self = _made(type(self), (message,), vars(self))
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it travels from a worker: its class may be made from other arguments."""
+        return _made, (type(self), self.args, vars(self))
+
+
+def _made(kind: Any, arguments: tuple[Any, ...], state: Mapping[str, Any]) -> Any:
+    error = kind.__new__(kind, *arguments)
+    vars(error).update(state)
+    return error
 
 
 class ConfigError(OliveExtError):

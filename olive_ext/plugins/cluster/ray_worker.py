@@ -29,7 +29,7 @@ from olive_ext.session.workers.worker import (
     Worker,
     WorkerJob,
     WorkerLostError,
-    opened_envelope,
+    content_of,
 )
 
 _STORE_BYTES = 128 << 20
@@ -214,13 +214,13 @@ class RayWorker(Worker):
     def _result(self, reference: Any, timeout: float | None = None) -> Any:
         """The actor's answer; its error is raised. Raises `TimeoutError`, `WorkerLostError` where it is gone."""
         try:
-            envelope = self._cluster.ray.get(reference, timeout=timeout)
+            answer = self._cluster.ray.get(reference, timeout=timeout)
         except TimeoutError:
             raise
         except self._cluster.ray.exceptions.RayError as problem:
             self.stop()
             raise WorkerLostError(f"was lost ({one_line(problem, 160)})") from problem
-        return opened_envelope(envelope)
+        return content_of(answer)
 
     def _room(self) -> dict[str, float]:
         room = self._cluster.ray.available_resources()

@@ -32,7 +32,7 @@ from olive_ext.session.workers.worker import (
     Worker,
     WorkerJob,
     WorkerLostError,
-    opened_envelope,
+    content_of,
 )
 
 WINDOW_CHUNKS = 8
@@ -199,7 +199,7 @@ class ProcessWorker(Worker):
             while True:
                 kind, content = child.receive(2 * BEAT_S)
                 if kind == "answer":
-                    return opened_envelope(content)
+                    return content_of(content)
                 if is_watched and self._watchdog.is_hung(time.monotonic(), content):
                     self.stop()
                     raise WorkerLostError("ended because it hung")

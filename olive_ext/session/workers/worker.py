@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from olive_ext import errors
 from olive_ext.config import ModelSettings
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import Lost, Request, Result
@@ -27,9 +26,6 @@ from olive_ext.session.tokenizer import Tokenizer
 
 OWN, REFERENCE = "own", "reference"
 """Which of a worker's models runs a chunk."""
-
-Envelope = tuple[tuple[str, str] | None, Any]
-"""An answer as it travels: the error's class name and message, or None; and the content."""
 
 
 @dataclass(frozen=True)
@@ -139,17 +135,11 @@ class Watchdog:
         return self._still_s > self._limit_s
 
 
-def opened_envelope(envelope: Envelope) -> Any:
-    """The content of an answer. Raises the error that it holds in its place."""
-    error, content = envelope
-    if error is None:
-        return content
-    kind, message = error
-    try:
-        raised: OliveExtError = getattr(errors, kind)(message)
-    except (AttributeError, TypeError):  # made from more than a message
-        raised = RunError(message)
-    raise raised
+def content_of(answer: Any) -> Any:
+    """What a `ServedModel` answers. Raises the error that it may be."""
+    if isinstance(answer, OliveExtError):
+        raise answer
+    return answer
 
 
 class ServedModel:
@@ -159,14 +149,14 @@ class ServedModel:
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
 
-    def answer(self, name: str, *arguments: Any) -> Envelope:
-        """What the method `name` returns or raises."""
+    def answer(self, name: str, *arguments: Any) -> Any:
+        """What the method `name` returns, or the error that it raises."""
         try:
-            return None, getattr(self, name)(*arguments)
-        except OliveExtError as error:  # raised in the parent, by its name, and others as a `RunError`
-            return (type(error).__name__, str(error)), None
+            return getattr(self, name)(*arguments)
+        except OliveExtError as error:
+            return error
         except ANY_FAILURE as error:
-            return ("RunError", one_line(error)), None
+            return RunError(one_line(error))
 
     def open(self, job: WorkerJob) -> Served:
         """Opens the models of `job` in this process; their facts."""

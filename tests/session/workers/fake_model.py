@@ -42,7 +42,7 @@ class FakeServed(ServedModel):
         if HANG in tokens:
             time.sleep(600)
         if FAIL in tokens:
-            raise TaskError("no such luck")
+            raise TaskError("no such luck", "luck", 7, code="contradiction")
         if SLOW in tokens:
             time.sleep(1.5)
         ((_, results),) = self._engine.run_chunks([requests])

@@ -33,6 +33,7 @@ from olive_ext.session.workers.pool import ProcessWorker, _job_of
 from olive_ext.session.workers.worker import OWN, Watchdog, WorkerJob, WorkerLostError
 from tests.engine.fake_runner import oracle
 from tests.exports import genai_export
+from tests.refusals import refused
 from tests.session.workers.fake_model import CHILD, CRASH, FAIL, HANG, SLOW
 
 GOOD = Request((1, 2, 3, 4), 2)
@@ -50,13 +51,13 @@ def token(number: int) -> Request:
     return replace(GOOD, tokens=(1, number, 3, 4))
 
 
-def test_chunks_are_run_and_errors_come_back_by_their_names(worker: ProcessWorker) -> None:
+def test_chunks_are_run_and_errors_come_back_whole(worker: ProcessWorker) -> None:
     pid, reply = worker.pid, worker.run(OWN, [GOOD])
     (result,) = reply.results
     assert isinstance(result, Result)
     assert reply.execution == {"pid": pid}
     assert result.logprobs == pytest.approx(oracle(GOOD).logprobs)
-    with pytest.raises(TaskError, match=r"^no such luck$"):
+    with refused(TaskError, "contradiction", "luck", 7, holds="no such luck"):
         worker.run(OWN, [token(FAIL)])
     worker.release_memory(OWN)
     assert worker.pid == pid
