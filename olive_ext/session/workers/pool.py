@@ -122,12 +122,13 @@ def open_crew(
 def _job_of(model: ResolvedModel, reference: ResolvedModel | Records | None, record_to: Any, share: int) -> WorkerJob:
     """The job of each of `share` workers on this machine: the model's settings, with the machine's threads divided.
     What memory each may take follows from their number."""
-    settings = _settings(model, share)
+    other: Mapping[str, Any] | str | None = None
     if isinstance(reference, Records):
-        return WorkerJob(settings, model.handed_over, reference_records=str(reference.folder.resolve()))
+        other = str(reference.folder.resolve())
+    elif reference is not None:
+        other = _settings(reference, share)
     given = record_to if isinstance(record_to, Mapping) or record_to is None else {"folder": str(record_to)}
-    other = None if reference is None else _settings(reference, share)
-    return WorkerJob(settings, model.handed_over, other, None, given)
+    return WorkerJob(_settings(model, share), model.handed_over, other, given)
 
 
 def _settings(model: ResolvedModel, share: int) -> dict[str, Any]:

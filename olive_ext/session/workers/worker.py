@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from olive_ext.config import ModelSettings
@@ -36,11 +35,8 @@ class WorkerJob:
     handed_over: Any = None
     """The provider that Olive's accelerator names."""
 
-    reference: Mapping[str, Any] | None = None
-    """Settings of a resident reference."""
-
-    reference_records: str | None = None
-    """Folder of a recorded one."""
+    reference: Mapping[str, Any] | str | None = None
+    """Settings of a resident reference, or the folder of a recorded one."""
 
     record_to: Mapping[str, Any] | None = None
     tokenizers: Sequence[Tokenizer | None] = (None, None)
@@ -161,11 +157,11 @@ class ServedModel:
     def open(self, job: WorkerJob) -> Served:
         """Opens the models of `job` in this process; their facts."""
         model = resolve(ModelSettings.parse(job.settings), handed_over=job.handed_over)
-        reference: Any = None
-        if job.reference is not None:
-            reference = resolve(ModelSettings.parse(job.reference))
-        elif job.reference_records is not None:
-            reference = Records.read(Path(job.reference_records))
+        reference: Any = job.reference
+        if isinstance(reference, str):
+            reference = Records.read(reference)
+        elif reference is not None:
+            reference = resolve(ModelSettings.parse(reference))
         own = open_local(model, reference, job.record_to, job.tokenizers)
         self._sessions = {OWN: own, **({} if own.reference is None else {REFERENCE: own.reference})}
         models = {name: _facts(_engine(session)) for name, session in self._sessions.items()}
