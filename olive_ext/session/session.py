@@ -63,13 +63,16 @@ _REQUEST_OF: Mapping[str, Callable[[Any], Any]] = {
 
 
 class Turns:
-    """Hands out turns until closed."""
+    """Hands out turns until closed; the sessions of one open model share them."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._owner: int | None = None
         self._call = ""
         self.is_closed = False
+        self._outputs: Outputs | None = None
+        self._working = threading.RLock()
+        """Held while the engine works, not between the results of an iterator: `close` never waits for a consumer."""
 
     @contextmanager
     def turn(self, call: str) -> Iterator[None]:
@@ -92,22 +95,55 @@ class Turns:
         if self._owner == threading.get_ident() and not self.is_closed:
             raise SessionError(f"{call} inside {self._call}: let that finish, or close its iterator, first")
 
-    def advance(self) -> None:
-        """An iterator that holds the turn goes on, perhaps in another thread than the one that began it."""
-        self.check_open()
-        self._owner = threading.get_ident()
+    @contextmanager
+    def work(self, call: str) -> Iterator[None]:
+        """The turn of `call`, for which `close` waits."""
+        with self.turn(call), self._working:
+            self.check_open()
+            yield
+
+    def outputs_of(self, call: str, outputs: Outputs, *, is_whole: bool = False) -> Iterator[tuple[Any, Any]]:
+        """`outputs` in the turn of `call`, while the session is open; with `is_whole`, `close` waits for all."""
+        if is_whole:
+            with self.work(call):
+                yield from outputs
+            return
+        with self.turn(call):
+            self._outputs = outputs
+            try:
+                while (item := self._next_output()) is not None:
+                    yield item
+            finally:
+                self._drop_outputs()
+
+    def _next_output(self) -> tuple[Any, Any] | None:
+        """Of the iterator that holds the turn, perhaps in another thread than the one that began it."""
+        with self._working:
+            self.check_open()
+            self._owner = threading.get_ident()
+            return None if self._outputs is None else next(self._outputs, None)
+
+    def _drop_outputs(self) -> None:
+        with self._working:
+            outputs, self._outputs = self._outputs, None
+            if outputs is not None:
+                outputs.close()
 
     def check_open(self) -> None:
         """Raises `SessionError` where no more turns are handed out."""
         if self.is_closed:
             raise SessionError("the session is closed: open the model again")
 
-    def close(self) -> bool:
-        """No more turns; those who wait for one get the error. False where it was closed before."""
+    def close(self, release: Callable[[], None]) -> None:
+        """No more turns; those who wait for one get the error. Then, after the engine's current call, ends an open
+        iterator and has the model released, unless that was done before."""
         with self._condition:
             was_open, self.is_closed = not self.is_closed, True
             self._condition.notify_all()
-            return was_open
+        if was_open:
+            with self._working:
+                self._drop_outputs()
+                release()
 
 
 class Session(AbstractContextManager["Session"]):
@@ -153,9 +189,6 @@ class Session(AbstractContextManager["Session"]):
         self._facts = dict(facts or {})
         self._beside = beside
         self._turns: Turns = beside._turns if beside is not None else Turns()
-        # Held while the engine works, not between the results of an iterator: `close` never waits for a consumer.
-        self._working: AbstractContextManager[Any] = beside._working if beside is not None else threading.RLock()
-        self._outputs: Outputs | None = None
 
     @property
     def max_length(self) -> int:
@@ -212,7 +245,7 @@ class Session(AbstractContextManager["Session"]):
         The session is taken from the first `next` until the iterator ends or is closed.
         """
         self._turns.check_open()
-        return self._in_turn("generate_continuous", self._continuous(items))
+        return self._turns.outputs_of("generate_continuous", self._continuous(items))
 
     @overload
     def as_completed(
@@ -247,7 +280,7 @@ class Session(AbstractContextManager["Session"]):
         """As `as_completed`, by keys: `(key, output)` for the `(key, request)` pairs of each slice, all under different
         keys. Errors name a request by its key, and warnings its task, `whose(key)`."""
         self._turns.check_open()
-        return self._in_turn(call, self._completed(Call(self, call, _REQUEST_OF[call]), slices, whose))
+        return self._turns.outputs_of(call, self._completed(Call(self, call, _REQUEST_OF[call]), slices, whose))
 
     def loglikelihood(
         self,
@@ -283,27 +316,26 @@ class Session(AbstractContextManager["Session"]):
 
     def gc(self) -> None:
         """Drops what could be reused (resident prefixes); the model stays open."""
-        with self._turns.turn("gc"), self._work():
+        with self._turns.work("gc"):
             self.executor.reset()
 
     def release_memory(self) -> None:
         """`gc`, and frees the memory that has grown with use: KV caches, captured steps, what the encoder returned, the
         allocators' spare regions. The weights stay; the next call allocates the rest anew."""
-        with self._turns.turn("release_memory"), self._work():
+        with self._turns.work("release_memory"):
             self.executor.release_memory()
 
     def close(self) -> None:
         """Releases the model after the engine's current call. Does nothing the second time, and nothing for a session
         that was made with `beside`."""
-        if self._beside is None and self._turns.close():
-            with self._working:
-                self._drop_outputs()
-                if self.reference is not None:
-                    self.reference._drop_outputs()
-                self.executor.close()
-                for kept in (self.records, self.journal, self.reference and self.reference.journal):
-                    if kept is not None:
-                        kept.close()
+        if self._beside is None:
+            self._turns.close(self._release)
+
+    def _release(self) -> None:
+        self.executor.close()
+        for kept in (self.records, self.journal, self.reference and self.reference.journal):
+            if kept is not None:
+                kept.close()
 
     def describe_execution(self) -> dict[str, Any]:
         """JSON-ready facts with stable names: model file, providers, KV layout, slots, scoring head, counters."""
@@ -331,7 +363,7 @@ class Session(AbstractContextManager["Session"]):
     ) -> list[Any]:
         outputs: dict[int, Any] = {}
         completed = self._completed(Call(self, call, to_request), _numbered(call, [requests]))
-        for index, output in self._in_turn(call, completed, is_whole=True):
+        for index, output in self._turns.outputs_of(call, completed, is_whole=True):
             outputs[index] = output
             if on_result is not None:
                 on_result(index, output)
@@ -374,7 +406,7 @@ class Session(AbstractContextManager["Session"]):
         """
         self._turns.refuse_inside("stream")
         results = self._results("generate", [[streamed.item]])
-        outputs = self._in_turn("generate", streamed.call.outputs(results), is_whole=True)
+        outputs = self._turns.outputs_of("generate", streamed.call.outputs(results), is_whole=True)
         thread = threading.Thread(target=streamed.work, args=(outputs,), name="olive_ext-stream", daemon=True)
         thread.start()
         stream, tokens, length = TextStream(self.tokenizer, streamed.generation.stops), list[int](), 0
@@ -391,38 +423,6 @@ class Session(AbstractContextManager["Session"]):
         finally:
             streamed.is_abandoned.set()
             thread.join()
-
-    def _in_turn(self, call: str, outputs: Outputs, *, is_whole: bool = False) -> Iterator[tuple[Any, Any]]:
-        """`outputs` while it is the turn of `call`, and the session is open; with `is_whole`, `close` waits for all."""
-        with self._turns.turn(call):
-            if is_whole:
-                with self._work():
-                    yield from outputs
-                return
-            self._outputs = outputs
-            try:
-                while (item := self._next_output()) is not None:
-                    yield item
-            finally:
-                with self._working:
-                    self._drop_outputs()
-
-    def _next_output(self) -> tuple[Any, Any] | None:
-        self._turns.advance()
-        with self._working:
-            self._turns.check_open()
-            return None if self._outputs is None else next(self._outputs, None)
-
-    def _drop_outputs(self) -> None:
-        outputs, self._outputs = self._outputs, None
-        if outputs is not None:
-            outputs.close()
-
-    @contextmanager
-    def _work(self) -> Iterator[None]:
-        with self._working:
-            self._turns.check_open()
-            yield
 
 
 class _AbandonedError(Exception):
