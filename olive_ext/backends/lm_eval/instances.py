@@ -15,15 +15,12 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
-from lm_eval.api.model import TemplateLM
-
 from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
 from olive_ext.errors import LostRequestsError, OliveExtError, TaskError, named_failures
 from olive_ext.model.providers.devices import trim_host_memory
 from olive_ext.session import Session
 from olive_ext.session.bounded_templates import replaced
 from olive_ext.session.requests import GenerationRequest, RollingRequest, ScoringRequest
-from olive_ext.session.tokenizer import Tokenizer
 
 Item = TypeVar("Item")
 Encoded = TypeVar("Encoded")
@@ -34,8 +31,6 @@ Observer = Callable[[Any, Any, Any], None]
 
 KnownAnswers = Callable[[list[Any], Callable[[list[Any]], list[Any]]], list[Any]]
 """Answers lm-eval's requests, all of one method; those it does not know it passes on to its second argument."""
-
-Score = tuple[float, bool]
 
 SLICE = 4096
 """Requests of a slice: enough to share prefixes in, few enough to hold their tokens."""
@@ -65,48 +60,26 @@ class PendingRequest:
         return f"task '{self.first.task_name}', document {self.first.doc_id}"
 
 
-class CompletePairs(TemplateLM):  # type: ignore[misc]
-    """A mix-in for models of lm-eval: its rule for a context and its continuation, and ours where that leaves a side
-    without tokens."""
-
-    _text: Tokenizer
-    """The tokenizer, with the model's own settings."""
-
-    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """HFLM's cut; where that leaves one side without tokens, a cut before the token that spans the join."""
-        if context:
-            pair: tuple[list[int], list[int]] = super()._encode_pair(context, continuation)
-            if all(pair):
-                return pair
-        return self._text.encode_pair(context, continuation)
-
-
 MANY = 10_000
 """Requests from which on the garbage collector leaves alone what was there before they run. A simulated device waited
 for the host 12 % of 120,000 requests' time with it, and 3 % without (docs/benchmarks/simulated_device.py)."""
 
 
-@contextmanager
-def frozen(requests: Sequence[Any]) -> Iterator[None]:
-    """Keeps the garbage collector from looking at many requests again and again while they run."""
-    if len(requests) < MANY:
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
 def known_answers_first(method: Method) -> Method:
-    """A request method of `OrtLM` that lets the model's `known_answers`, where there are any, answer before it."""
+    """A request method of `OrtLM` that lets the model's `known_answers`, where there are any, answer before it. The
+    garbage collector does not look at many requests again and again while they run."""
 
     @wraps(method)
     def answer(lm: Any, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
         ask = partial(method, lm, disable_tqdm=disable_tqdm)
-        with frozen(requests):
+        are_many = len(requests) >= MANY
+        if are_many:
+            gc.freeze()
+        try:
             return ask(requests) if lm.known_answers is None else lm.known_answers(requests, ask)
+        finally:
+            if are_many:
+                gc.unfreeze()
 
     return cast(Method, answer)
 

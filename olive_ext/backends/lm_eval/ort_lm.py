@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import replace_placeholders, resize_image
 from typing_extensions import Self
@@ -22,12 +23,10 @@ from typing_extensions import Self
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
 from olive_ext.backends.lm_eval.instances import (
-    CompletePairs,
     KnownAnswers,
     LostRequests,
     Observer,
     PendingRequest,
-    Score,
     encoded_slices,
     known_answers_first,
     run_requests,
@@ -50,6 +49,9 @@ from olive_ext.session.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
+Score = tuple[float, bool]
+"""A log-probability in nats, and whether it is of the most probable continuation."""
+
 PLACEHOLDERS = {Modality.IMAGE: "<image>", Modality.AUDIO: "<audio>"}
 """The markers of a picture and a sound in a task's text."""
 
@@ -58,7 +60,7 @@ _ARGUMENTS = {"visual": Modality.IMAGE, "audio": Modality.AUDIO}
 
 
 @register_model("olive_ext", "olive-ext")
-class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
+class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
     """A model for `lm_eval.simple_evaluate(model=lm, ...)`, or by the name "olive_ext" once this module is imported.
 
     `pretrained` is a model's path, or the model resolved. An open `session` may be given instead; it stays the caller's
@@ -201,6 +203,14 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         finally:
             self._encoded = {}
         return [PendingRequest(request, owners) for request, owners in made if request is not None]
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """HFLM's cut; where that leaves one side without tokens, a cut before the token that spans the join."""
+        if context:
+            pair: tuple[list[int], list[int]] = super()._encode_pair(context, continuation)
+            if all(pair):
+                return pair
+        return self._text.encode_pair(context, continuation)
 
     def _loglikelihood_tokens(self, requests: Sequence[tuple[Any, ...]], **_: object) -> list[Score]:
         """lm-eval's own `loglikelihood`, which has another one here, hands tokens to it."""
