@@ -103,10 +103,6 @@ def encoded_slices(
             trim_host_memory()  # tokenizers leave holes in several threads' memory, which else grow from slice to slice
 
 
-_WRAPPED = ("doc_iterator", "process_results", "doc_to_target")
-"""Methods of lm-eval's tasks that `answered_documents` wraps."""
-
-
 @dataclass(frozen=True)
 class LostRequest:
     """A request without an answer, because every worker that ran it was lost, and how."""
@@ -154,14 +150,14 @@ def answered_documents(tasks: Mapping[str, Any], lost: Sequence[LostRequest]) ->
         lost.is_read = True
     with ExitStack() as undo:
         for name, task in tasks.items():
-            for key, function in zip(_WRAPPED, _leaving_out(name, task, lost), strict=True):
+            for key, function in _leaving_out(name, task, lost).items():
                 undo.enter_context(replaced(task, key, function))
         yield
 
 
-def _leaving_out(name: str, task: Any, lost: Sequence[LostRequest]) -> tuple[Callable[..., Any], ...]:
-    """The replacements of the task's methods `_WRAPPED`."""
-    documents, process, target_of = (getattr(task, key) for key in _WRAPPED)
+def _leaving_out(name: str, task: Any, lost: Sequence[LostRequest]) -> dict[str, Callable[..., Any]]:
+    """The replacements of the task's methods, by their names."""
+    documents, process, target_of = task.doc_iterator, task.process_results, task.doc_to_target
     at: int | None = None
 
     def numbered(*args: Any, **options: Any) -> Iterator[tuple[int, Any]]:
@@ -184,4 +180,4 @@ def _leaving_out(name: str, task: Any, lost: Sequence[LostRequest]) -> tuple[Cal
         with nullcontext() if at is None else named_failures(f"task '{name}', document {at}"):
             return target_of(*args, **options)
 
-    return numbered, process_answered, target
+    return {"doc_iterator": numbered, "process_results": process_answered, "doc_to_target": target}
