@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from olive_ext.config import RECIPE_SUFFIXES, SAME_MODEL, EngineConfig, EvaluationConfig, Strict
+from olive_ext.config import RECIPE_SUFFIXES, SAME_MODEL, EngineConfig, EvaluationConfig, StrictModel
 from olive_ext.config.base import nested_model
 from olive_ext.errors import ConfigError, OliveExtError, first_line
 
@@ -32,7 +32,7 @@ class Option:
     metavar: str = ""
     form: Form = "value"
     for_check: bool = False
-    owner: type[Strict] = EvaluationConfig
+    owner: type[StrictModel] = EvaluationConfig
 
     @property
     def help(self) -> str:

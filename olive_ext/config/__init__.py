@@ -4,7 +4,7 @@ Every room may import them from here; `ModelSettings` is the one declaration of 
 model and no framework.
 """
 
-from olive_ext.config.base import Strict, accepts
+from olive_ext.config.base import StrictModel, accepts
 from olive_ext.config.certain import Bound, ClaimConfig, LossBound
 from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings, EvaluatorSettings
 from olive_ext.config.execution import EngineConfig, ExecutionSettings
@@ -53,7 +53,7 @@ __all__ = [
     "OpenSettings",
     "PassSettings",
     "ReferenceConfig",
-    "Strict",
+    "StrictModel",
     "accepts",
     "evaluator_settings",
     "pass_settings",

@@ -94,7 +94,7 @@ PositiveInt = Annotated[int, Field(ge=1), BeforeValidator(not_bool)]
 NonNegativeInt = Annotated[int, Field(ge=0), BeforeValidator(not_bool)]
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """A frozen model that refuses unknown keys; `parse` turns pydantic's report into one `ConfigError`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
-from olive_ext.config.base import Strict, Word, not_bool, word
+from olive_ext.config.base import StrictModel, Word, not_bool, word
 from olive_ext.errors import ContradictionError
 
 CertainMetric = Literal["accuracy_difference", "kl_mean", "top1_agreement"]
@@ -23,7 +23,7 @@ Distance = Annotated[float, BeforeValidator(not_bool), Field(gt=0, allow_inf_nan
 Confidence = Annotated[float, BeforeValidator(not_bool), Field(ge=0.5, lt=1)]
 
 
-class ClaimConfig(Strict):
+class ClaimConfig(StrictModel):
     """A bound of a metric over all documents of all tasks; give one of `within`, `above` and `below`."""
 
     metric: Annotated[CertainMetric, BeforeValidator(word)] = "accuracy_difference"
@@ -80,7 +80,7 @@ class ClaimConfig(Strict):
         return abs(EQUAL[self.metric] - self.bound)
 
 
-class Bound(Strict):
+class Bound(StrictModel):
     """A number that a metric must not go beyond."""
 
     metric: Word

@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from olive_ext.config.base import Auto, PathText, PositiveInt, Strict, word
+from olive_ext.config.base import Auto, PathText, PositiveInt, StrictModel, word
 
 Pooling = Literal["mean", "cls", "last"]
 
 
-class EmbeddingSettings(Strict):
+class EmbeddingSettings(StrictModel):
     """Keys of embedding models: those of Olive's `MTEBEvaluator`, and what a model's files say otherwise."""
 
     tasks: list[str] = Field(default_factory=list)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
-from olive_ext.config.base import NonNegativeInt, PathText, Repeats, Strict, Word, not_bool, word
+from olive_ext.config.base import NonNegativeInt, PathText, Repeats, StrictModel, Word, not_bool, word
 from olive_ext.config.certain import Bound, ClaimConfig, LossBound, WrittenBound, implied_claim
 from olive_ext.config.execution import ExecutionSettings
 from olive_ext.config.model import ModelSettings
@@ -24,7 +24,7 @@ from olive_ext.errors import ContradictionError, MissingError
 Points = Annotated[float, Field(gt=0, lt=100), BeforeValidator(not_bool)]
 
 
-class ComparisonSettings(Strict):
+class ComparisonSettings(StrictModel):
     """What the evaluators share: a reference to compare with, and where answers and reports are kept."""
 
     reference: Reference | None = None

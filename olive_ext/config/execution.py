@@ -17,7 +17,7 @@ from olive_ext.config.base import (
     PathText,
     PositiveInt,
     Slots,
-    Strict,
+    StrictModel,
     Word,
     not_bool,
     word,
@@ -29,7 +29,7 @@ ProviderRequest = Word | list[Word | tuple[Word, ProviderOptions]]
 BatchSize = Slots | Annotated[str, Field(pattern=r"^auto(:\d+)?$", description='"auto"'), BeforeValidator(word)]
 
 
-class EngineConfig(Strict):
+class EngineConfig(StrictModel):
     """Settings of the in-package decoder runner. They change speed and memory, never the numbers."""
 
     runtime: Annotated[Literal["auto", "onnxruntime", "genai"] | InstalledRuntime, BeforeValidator(word)] = "auto"
@@ -162,7 +162,7 @@ class EngineConfig(Strict):
         return self
 
 
-class WorkerSettings(Strict):
+class WorkerSettings(StrictModel):
     """Ray actors, each with the model open. Needs the extra `[ray]`. A number alone is their `count`."""
 
     count: PositiveInt = 1
@@ -195,7 +195,7 @@ Workers = Annotated[
 """Workers as recipes write them: how many, or the mapping."""
 
 
-class ExecutionSettings(Strict):
+class ExecutionSettings(StrictModel):
     """How a model is run: the settings that recipes, `OrtLM` and `olive_ext.open` share."""
 
     batch_size: BatchSize = "auto"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from typing_extensions import Self
 
-from olive_ext.config.base import NonNegativeInt, PathText, PositiveInt, Strict, Word, word
+from olive_ext.config.base import NonNegativeInt, PathText, PositiveInt, StrictModel, Word, word
 from olive_ext.config.execution import ExecutionSettings
 from olive_ext.errors import MissingError
 
@@ -25,7 +25,7 @@ _LIKE_THE_CANDIDATE = (
 """Settings that a reference takes from the evaluated model: how a model is run, not which model it is."""
 
 
-class ModelPath(Strict):
+class ModelPath(StrictModel):
     """Where a model is."""
 
     other_words: ClassVar[Mapping[str, str]] = {"model": "path", "model_path": "path"}
@@ -35,7 +35,7 @@ class ModelPath(Strict):
     output folder, or a Hugging Face model (folder or hub name)."""
 
 
-class ModelChoice(Strict):
+class ModelChoice(StrictModel):
     """Which model is meant, where a path has several."""
 
     kind: Kind = "auto"

@@ -20,7 +20,7 @@ from olive_ext.config.base import (
     PathText,
     PositiveInt,
     Seed,
-    Strict,
+    StrictModel,
     Word,
     not_bool,
     without_paths,
@@ -189,7 +189,7 @@ Reference = Annotated[
 """A reference as recipes write it: a path, or the mapping."""
 
 
-class TaskSettings(Strict):
+class TaskSettings(StrictModel):
     """Which documents are asked, and how. Keys of Olive's LMEvaluator keep their names and meanings."""
 
     include_path: PathText | list[PathText] | None = None
@@ -240,7 +240,7 @@ class PassSettings(TaskSettings, ExecutionSettings):
         reference: ReferenceConfig | None
 
 
-class ModelWork(Strict):
+class ModelWork(StrictModel):
     """Work with the model that is to do it."""
 
     call: ClassVar[str] = "evaluate"

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 from pydantic import Field
 
-from olive_ext.config.base import Strict
+from olive_ext.config.base import StrictModel
 from olive_ext.engine.requests import (
     NUMBERS,
     FinishReason,
@@ -244,7 +244,7 @@ def result_to_json(result: Result) -> dict[str, Any]:
 _Id = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-class _EndFields(Strict):
+class _EndFields(StrictModel):
     tokens: tuple[_Id, ...] = ()
     finish_reason: FinishReason = FinishReason.SCORED
     stop_id: _Id | None = None

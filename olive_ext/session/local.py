@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from olive_ext.config import Strict
+from olive_ext.config import StrictModel
 from olive_ext.engine.opening import engine_on, open_runner
 from olive_ext.engine.reference.kernels import DivergenceKernels, comparable_tokens, vocab_size_of
 from olive_ext.engine.reference.tap import ReadingTap, ResidentTap, Tap, WritingTap, key_of, known_result
@@ -126,7 +126,7 @@ _DECIDING = ("runtime", "runtime_version", "dtype", "providers", "adapters")
 """Facts of an execution that change a model's numbers."""
 
 
-class RecordSettings(Strict):
+class RecordSettings(StrictModel):
     """Where and how a session's distributions are recorded, for candidates to be compared with them."""
 
     folder: Annotated[str, BeforeValidator(str)]

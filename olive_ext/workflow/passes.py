@@ -24,7 +24,7 @@ from olive.passes import Pass
 from olive.passes.pass_config import PassConfigParam
 from pydantic.fields import FieldInfo
 
-from olive_ext.config import PASS_TYPE, EvaluationSettings, PassSettings, Strict
+from olive_ext.config import PASS_TYPE, EvaluationSettings, PassSettings, StrictModel
 from olive_ext.errors import RequirementError
 from olive_ext.model.files.content import read_outline
 from olive_ext.registry import entries, hooks
@@ -164,7 +164,7 @@ def _annotated(field: FieldInfo) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, Strict) else value
+    return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, StrictModel) else value
 
 
 class OrtLMEvaluation(ReadOnlyPass):

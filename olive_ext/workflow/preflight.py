@@ -23,7 +23,7 @@ from olive_ext.config import (
     EvaluationSettings,
     EvaluatorSettings,
     PassSettings,
-    Strict,
+    StrictModel,
     evaluator_settings,
     pass_settings,
     settings_of_pass,
@@ -31,7 +31,7 @@ from olive_ext.config import (
 from olive_ext.errors import ContradictionError
 from olive_ext.workflow.current_run import logger, settled
 
-Settings = TypeVar("Settings", bound=Strict)
+Settings = TypeVar("Settings", bound=StrictModel)
 
 FINGERPRINT = "fingerprint"
 """The parameter that the pass adds to its own configuration."""

@@ -11,14 +11,14 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from olive_ext.cli.options import Option, add_options, written_values
-from olive_ext.config.base import Auto, NonNegativeInt, PathText, PositiveInt, Strict, Word
+from olive_ext.config.base import Auto, NonNegativeInt, PathText, PositiveInt, StrictModel, Word
 from olive_ext.config.execution import EngineConfig, ProviderOptions
 from olive_ext.config.work import Limit
 
 Peer = Literal["hf", "onnxruntime", "onnxruntime-genai", "olive-ort", "olive-ortgenai"]
 
 
-class BenchConfig(Strict):
+class BenchConfig(StrictModel):
     """Settings of one comparison."""
 
     model: str

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, StrictBool
 
-from olive_ext.config.base import Strict, not_bool
+from olive_ext.config.base import StrictModel, not_bool
 from olive_ext.errors import (
     ConfigError,
     DamagedError,
@@ -198,7 +198,7 @@ PositiveSize = Annotated[int, Field(ge=1, le=LARGEST_SIZE), BeforeValidator(_num
 Window = Annotated[int, Field(ge=-1, le=LONGEST), BeforeValidator(_number)]
 
 
-class ConfigSection(Strict):
+class ConfigSection(StrictModel):
     """A part of a file; keys that are not declared stay unread."""
 
     model_config = ConfigDict(extra="allow")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
-from olive_ext.config.base import PathText, PositiveInt, Strict, Word, not_bool, word
+from olive_ext.config.base import PathText, PositiveInt, StrictModel, Word, not_bool, word
 from olive_ext.config.certain import WrittenBound
 from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings
 from olive_ext.config.work import ModelWork, PassSettings, Reference, TaskSettings
@@ -90,7 +90,7 @@ Size = Annotated[
 ]
 
 
-class Within(Strict):
+class Within(StrictModel):
     """The loss to keep."""
 
     kl_mean: Annotated[float, Field(gt=0), BeforeValidator(not_bool)]
