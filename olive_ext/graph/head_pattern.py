@@ -1,31 +1,36 @@
-"""The pattern by which a graph gets from hidden states to logits, so that rows can be picked before the product.
+"""Where the rows that are scored can be picked in a graph: after the last operator that mixes positions, or before the
+product that makes the logits.
 
 Only reads the graph. "Rows" are the positions of [B, S]; a node is row-wise when each row of its result depends on
-the same row of its input alone.
+the same row of its inputs alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import onnx
 
-from olive_ext.graph.nodes import attribute, subgraphs
-from olive_ext.graph.value_shapes import Shapes
+from olive_ext.graph.nodes import attribute, reads, subgraphs
+from olive_ext.graph.value_shapes import REDUCTIONS, SKIP_NORMS, Shapes, factors
 
 _MICROSOFT = "com.microsoft"
 
-PRODUCTS = frozenset(
+_PRODUCTS = frozenset(
     {("", name) for name in ("MatMul", "Gemm", "MatMulInteger", "QLinearMatMul")}
     | {(_MICROSOFT, name) for name in ("FusedMatMul", "MatMulNBits", "MatMulBnb4", "QGemm")}
 )
 """Products of rows (input 0) with a weight. All other inputs must be constant."""
 
-ROW_WISE = frozenset(
-    {"Add", "Cast", "Clip", "Div", "Identity", "Max", "Min", "Mul", "Neg", "Sub", "Tanh"}
+_ELEMENT_WISE = frozenset(
+    {"Abs", "Add", "BiasGelu", "Cast", "Clip", "Div", "Elu", "Erf", "Exp", "FastGelu", "Gelu", "HardSigmoid"}
+    | {"HardSwish", "Identity", "LeakyRelu", "Log", "Max", "Min", "Mish", "Mul", "Neg", "Pow", "QuickGelu"}
+    | {"Reciprocal", "Relu", "Sigmoid", "Softplus", "Sqrt", "Sub", "Swish", "Tanh"}
     | {"DequantizeLinear", "QuantizeLinear"}
 )
-"""Element-wise operators, row-wise as long as their other inputs are constants that are equal for all rows."""
+"""Row-wise as long as their constant inputs are equal for all rows."""
 
 LAYOUT = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators that keep the order of the elements; skipped where only B and S are merged or split."""
@@ -34,116 +39,125 @@ _QUANTIZE = frozenset({"Cast", "DequantizeLinear", "QuantizeLinear"})
 _WEIGHT = {"QLinearMatMul": 3, "QGemm": 3}
 _TWO_D = frozenset({"Gemm", "QGemm"})
 _PACKED = frozenset({"MatMulNBits", "MatMulBnb4"})
+_NORMS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
+_OF_FLOATS = frozenset({"FusedMatMul", "Gemm", "MatMul", "MatMulBnb4", "MatMulNBits"})
+"""Products of floats: those of integers may have a scale or a zero point for each row."""
+
+_SUM_AT = 3
+"""Skip*LayerNormalization's output that is the sum before the norm."""
 
 
 @dataclass(frozen=True)
-class HeadPattern:
+class PickedRows:
+    """The values at which rows are picked, and what is computed of them alone."""
+
+    kind: Literal["hidden", "logits"]
+    """Hidden states, before the product with the vocabulary or further up, or the logits."""
+
+    reason: str
+    vocab_size: int | None
+    values: Mapping[str, tuple[int | None, bool]]
+    """By the values their last axis, where it is known, and whether it is the only one after one axis of rows."""
+
+    nodes: Sequence[onnx.NodeProto] = ()
+    """The nodes from `values` to the logits, in order of execution. Those of `LAYOUT` without a shape are skipped."""
+
+    shapes: Mapping[str, list[int]] = field(default_factory=dict)
+    """By the outputs of reshapes the shapes that they have with the picked rows."""
+
+    products: tuple[tuple[int, int], ...] = ()
+    """(inner size, columns) of the products with weights besides the head's; 0 where a size is not known."""
+
+
+class NotUnderstood(Exception):
+    """Why rows cannot be picked further up; its text is the end of a sentence."""
+
+
+class Head(NamedTuple):
     """The nodes from `rows`, the value whose rows can be picked, to the logits."""
 
     rows: str
-    nodes: tuple[onnx.NodeProto, ...]
-    """In order of execution; each has one output. Nodes of LAYOUT are to be skipped."""
+    nodes: Sequence[onnx.NodeProto]
+    """In order of execution; each has one output."""
 
-    product: str
-    """The operator that multiplies with the vocabulary's weight."""
-
-    is_flat: bool
-    """The product takes [B*S, H], not [B, S, H]."""
+    product: onnx.NodeProto
+    """Multiplies with the vocabulary's weight: [B*S, H] or [B, S, H], by the operator."""
 
     hidden_size: int | None
     vocab_size: int | None
 
 
-class NotUnderstood(Exception):
-    """Why rows cannot be picked before the product; its text is the end of a sentence."""
+def find_rows(graph: onnx.GraphProto, logits: str, vocab_size: int | None, keeps_layers: str) -> PickedRows:
+    """Where rows are picked for `logits`, whose last axis has `vocab_size` elements where known; not above the head
+    where there is a reason for it in `keeps_layers`."""
+    walk = Walk(graph)
+    try:
+        head = walk.find_head(logits, vocab_size)
+    except NotUnderstood as error:
+        return PickedRows(
+            "logits", f"rows are picked from the logits: {error}", vocab_size, {logits: (vocab_size, True)}
+        )
+    try:
+        if keeps_layers:
+            raise NotUnderstood(keeps_layers)
+        return walk.find_late_rows(head, logits)
+    except NotUnderstood as error:
+        operator = head.product.op_type
+        reason = f"rows are picked before {operator}, which computes the logits, and not further up: {error}"
+        picked = {head.rows: (head.hidden_size, operator in _TWO_D)}
+        return PickedRows("hidden", reason, head.vocab_size, picked, head.nodes)
 
 
 class Walk:
-    """A graph with the shapes of its values and its constants, and the search for the head in it.
+    """A graph with the shapes of its values and its constants, and the search for rows in it. The methods of rules say
+    which inputs carry the rows, and raise NotUnderstood where a node may mix them.
 
     Shapes and constants are those of the nodes that the graph has when this is made.
     """
 
     def __init__(self, graph: onnx.GraphProto) -> None:
-        self.graph = graph
+        self._graph = graph
         self.producers: dict[str, onnx.NodeProto] = {name: node for node in graph.node for name in node.output if name}
-        self.shapes = Shapes(graph)
-        self.constants = _constants(graph)
-        """Values that depend on no graph input."""
+        self._shapes = Shapes(graph)
+        self._of = self._shapes.of
+        self._constants = _constants(graph)
+        self._positions: tuple[int | str, ...] = ()
+        """The lengths of the axes of rows."""
 
-    def find_head(self, logits: str, vocab_size: int | None) -> HeadPattern:
+    def find_head(self, logits: str, vocab_size: int | None) -> Head:
         """Walks back from `logits`, whose last axis has `vocab_size` elements where known. Raises NotUnderstood."""
         nodes: list[onnx.NodeProto] = []
         value = logits
-        while not self.is_product(node := self._producer(value)):
+        while not self._is_product(node := self._producer(value)):
             nodes.append(node)
             value = self._through(node)
-        self.check_product(node)
-        hidden_size, width = self.sizes(node)
+        self._product(node)
+        hidden_size, width = self._sizes(node)
         if any(other.op_type in LAYOUT for other in nodes) and (width is None or width != vocab_size):
             raise NotUnderstood("a reshape after the product may mix rows: the vocabulary size is unknown")
         nodes.append(node)
         rows = self._above_quantization(node.input[0], nodes)
-        is_flat = node.op_type in _TWO_D
-        vocab_size = vocab_size if width is None else width
-        return HeadPattern(rows, tuple(reversed(nodes)), node.op_type, is_flat, hidden_size, vocab_size)
+        return Head(rows, nodes[::-1], node, hidden_size, vocab_size if width is None else width)
 
     def _producer(self, value: str) -> onnx.NodeProto:
         if (node := self.producers.get(value)) is None:
             raise NotUnderstood(f"no product with a constant weight was found above '{value}'")
         return node
 
-    def is_product(self, node: onnx.NodeProto) -> bool:
-        """Whether the operator may multiply rows with a weight; `check_product` verifies that it does."""
-        return (domain(node), node.op_type) in PRODUCTS
+    def _is_product(self, node: onnx.NodeProto) -> bool:
+        """Whether the operator may multiply rows with a weight; `_product` verifies that it does."""
+        return (domain(node), node.op_type) in _PRODUCTS
 
     def _through(self, node: onnx.NodeProto) -> str:
         """The one input of a row-wise node that carries the rows."""
         if domain(node) == "" and node.op_type in LAYOUT:
             return str(node.input[0])
-        if domain(node) != "" or node.op_type not in ROW_WISE or len(node.output) != 1:
+        if domain(node) != "" or node.op_type not in _ELEMENT_WISE:
             raise refusal(node, "is neither row-wise nor a product with a constant weight")
-        carrying: list[str] = [value for value in node.input if value and value not in self.constants]
+        carrying = self._element_wise(node)
         if len(carrying) != 1:
             raise refusal(node, "combines several values that are not constant")
-        for value in node.input:
-            if value and value != carrying[0] and not self.is_same_for_all_rows(node, value):
-                raise refusal(node, f"combines the rows with '{value}', which may differ between rows")
         return carrying[0]
-
-    def is_same_for_all_rows(self, node: onnx.NodeProto, value: str) -> bool:
-        """Whether a constant has no axis, or none but the last, along which it may differ."""
-        dims = self.shapes.of.get(value)
-        if dims is None:
-            return False
-        if node.op_type in _QUANTIZE:  # a longer scale belongs to an axis counted from the front
-            return all(size == 1 for size in dims)
-        return all(size == 1 for size in dims[:-1])
-
-    def check_product(self, node: onnx.NodeProto) -> None:
-        """Raises NotUnderstood unless each row is multiplied with one constant weight."""
-        rows, *others = node.input
-        source = self.producers.get(rows)
-        if source is not None and source.op_type == "DynamicQuantizeLinear":
-            raise refusal(source, "quantizes all rows with one scale, so fewer rows give other numbers")
-        variable = [value for value in others if value and value not in self.constants]
-        if variable or rows in self.constants:
-            raise refusal(node, f"multiplies with '{(variable or [rows])[0]}', which is not constant")
-        if any(attribute(node, name, 0) for name in ("transA", "transBatchA", "transBatchB")):
-            raise refusal(node, "transposes the rows")
-        dims = self.shapes.of.get(node.input[_WEIGHT.get(node.op_type, 1)])
-        if node.op_type not in _PACKED and dims is not None and len(dims) != 2:
-            raise refusal(node, f"multiplies with a weight of rank {len(dims)}")
-        if node.op_type == "Gemm" and len(node.input) > 2 and not self.is_same_for_all_rows(node, node.input[2]):
-            raise refusal(node, f"adds '{node.input[2]}', which may differ between rows")
-
-    def sizes(self, node: onnx.NodeProto) -> tuple[int | None, int | None]:
-        """(inner size, columns) of the product's weight, as far as they are known."""
-        if node.op_type in _PACKED:
-            return attribute(node, "K", None), attribute(node, "N", None)
-        dims = self.shapes.of.get(node.input[_WEIGHT.get(node.op_type, 1)]) or (None, None)
-        inner, columns = (size if isinstance(size, int) else None for size in dims)
-        return (columns, inner) if attribute(node, "transB", 0) else (inner, columns)
 
     def _above_quantization(self, rows: str, nodes: list[onnx.NodeProto]) -> str:
         """The value before the activation's quantization, whose nodes, fused with the product, go into `nodes`."""
@@ -159,6 +173,202 @@ class Walk:
             return rows
         nodes += found
         return value
+
+    def find_late_rows(self, head: Head, logits: str) -> PickedRows:
+        """How far up from `head.rows` rows can be picked. Raises NotUnderstood where nothing is gained.
+
+        The search walks up through nodes that treat positions one by one. It ends at values whose node mixes positions,
+        or of which another node needs all rows, as the keys and values that the graph returns:
+
+            residual ----------------------+      rows are picked here
+            last attention                 |      and here
+              product, sum with residual, norm, products of the MLP, sum, norm      on R rows instead of B*S
+                head
+
+        A table of rules says which nodes these are; an operator without a rule counts as mixing positions.
+        """
+        self._check_order()
+        shape = self._of.get(head.rows)
+        self._positions = (() if shape is None else factors(shape[:-1])) or ()
+        if not self._positions:
+            raise NotUnderstood(f"the shape of '{head.rows}' is not known")
+        whole, picked = {output.name for output in self._graph.output if output.name != logits}, {head.rows}
+        moved: list[onnx.NodeProto] = []
+        reasons: list[str] = []
+        mixing: list[str] = []
+        for node in reversed(self._graph.node):  # after all that read its results; `whole` is needed of all positions
+            wanted, is_whole = [name for name in node.output if name in picked], not whole.isdisjoint(node.output)
+            if wanted and not is_whole:
+                try:
+                    carried = self._carried(node, wanted)
+                except NotUnderstood as error:
+                    reasons.append(str(error))
+                else:
+                    picked.update(carried)
+                    moved.append(node)
+                    if node.op_type != "Reshape":  # its shape is written anew
+                        whole.update(value for value in node.input if value and value not in carried)
+                    continue
+            elif wanted:
+                reasons.append(f"all rows of {label(node)} are needed elsewhere, too")
+            if wanted and not _has_rule(node):
+                mixing.append(node.op_type)
+            if wanted or is_whole:
+                whole.update(reads([node]))
+        sizes = [self._sizes(node) for node in reversed(moved) if self._is_product(node)]
+        if not sizes:
+            raise NotUnderstood(reasons[0] if reasons else f"'{head.rows}' is an input")
+        made = {name for node in moved for name in node.output}
+        values = {value: (self._width(value), self._rank(value) == 2) for value in sorted(picked - made)}
+        products = tuple((inner or 0, columns or 0) for inner, columns in sizes)
+        last = dict.fromkeys([name for name in mixing if "Attention" in name] or mixing)
+        where = f"after the last {' and '.join(last) or 'operator that mixes positions'}"
+        run = f"{len(sizes)} {'product runs' if len(sizes) == 1 else 'products run'} on scored rows only"
+        reason = f"rows are picked {where}: besides the head's {head.product.op_type}, {run}"
+        nodes = (*reversed(moved), *head.nodes)
+        return PickedRows("hidden", reason, head.vocab_size, values, nodes, self._picked_shapes(moved), products)
+
+    def _check_order(self) -> None:
+        later = {name for node in self._graph.node for name in node.output if name}
+        for node in self._graph.node:
+            if not later.isdisjoint(reads([node])):
+                raise NotUnderstood(f"{label(node)} stands before what it reads")
+            later.difference_update(node.output)
+
+    def _picked_shapes(self, nodes: Sequence[onnx.NodeProto]) -> dict[str, list[int]]:
+        """The shapes that reshapes make of picked rows."""
+        made = [name for node in nodes if node.op_type == "Reshape" for name in node.output]
+        widths = {name: width for name in made if (width := self._width(name)) is not None}
+        return {name: [-1, width] if self._rank(name) == 2 else [1, -1, width] for name, width in widths.items()}
+
+    def _is_rows(self, value: str) -> bool:
+        """Whether `value` is known to have the positions on its leading axes, and one axis after them."""
+        shape = self._of.get(value)
+        if shape is None or value in self._constants or len(shape) not in (2, 3):
+            return False
+        return factors(shape[:-1]) == self._positions
+
+    def _rank(self, value: str) -> int:
+        """3 for [B, S, W], 2 for [B*S, W]."""
+        return len(self._of[value])
+
+    def _width(self, value: str) -> int | None:
+        """W, where it is known."""
+        last = self._of[value][-1]
+        return last if isinstance(last, int) else None
+
+    def _carried(self, node: onnx.NodeProto, outputs: Sequence[str]) -> list[str]:
+        """The inputs that carry the rows where `outputs` are read."""
+        if not _has_rule(node):
+            raise refusal(node, "is not known to treat positions one by one")
+        found = _RULES[node.op_type](self, node)
+        if not found or not all(self._is_rows(value) for value in (*found, *outputs)):
+            raise refusal(node, "has values of which it is not known that they hold the positions")
+        if node.op_type != "Reshape" and len({self._rank(value) for value in (*found, *outputs)}) != 1:
+            raise refusal(node, "changes the number of axes")
+        unknown = [name for number, name in enumerate(node.output) if name in outputs and number not in (0, _SUM_AT)]
+        if unknown and node.op_type != "Split":
+            raise refusal(node, f"has the output '{unknown[0]}' in use")
+        return found
+
+    def _element_wise(self, node: onnx.NodeProto) -> list[str]:
+        for value in node.input:
+            if value in self._constants and not self._is_same_for_all_rows(node, value):
+                raise refusal(node, f"combines the rows with '{value}', which may differ between rows")
+        return [value for value in node.input if value and value not in self._constants]
+
+    def _is_same_for_all_rows(self, node: onnx.NodeProto, value: str) -> bool:
+        """Whether a constant has no axis, or none but the last, along which it may differ."""
+        dims = self._of.get(value)
+        if dims is None:
+            return False
+        if node.op_type in _QUANTIZE:  # a longer scale belongs to an axis counted from the front
+            return all(size == 1 for size in dims)
+        return all(size == 1 for size in dims[:-1])
+
+    def _product(self, node: onnx.NodeProto) -> list[str]:
+        """Each row is multiplied with one constant weight."""
+        rows, *others = node.input
+        source = self.producers.get(rows)
+        if source is not None and source.op_type == "DynamicQuantizeLinear":
+            raise refusal(source, "quantizes all rows with one scale, so fewer rows give other numbers")
+        variable = [value for value in others if value and value not in self._constants]
+        if variable or rows in self._constants:
+            raise refusal(node, f"multiplies with '{(variable or [rows])[0]}', which is not constant")
+        if any(attribute(node, name, 0) for name in ("transA", "transBatchA", "transBatchB")):
+            raise refusal(node, "transposes the rows")
+        dims = self._of.get(node.input[_WEIGHT.get(node.op_type, 1)])
+        if node.op_type not in _PACKED and dims is not None and len(dims) != 2:
+            raise refusal(node, f"multiplies with a weight of rank {len(dims)}")
+        if node.op_type == "Gemm" and len(node.input) > 2 and not self._is_same_for_all_rows(node, node.input[2]):
+            raise refusal(node, f"adds '{node.input[2]}', which may differ between rows")
+        return [rows]
+
+    def _sizes(self, node: onnx.NodeProto) -> tuple[int | None, int | None]:
+        """(inner size, columns) of the product's weight, as far as they are known."""
+        if node.op_type in _PACKED:
+            return attribute(node, "K", None), attribute(node, "N", None)
+        dims = self._of.get(node.input[_WEIGHT.get(node.op_type, 1)]) or (None, None)
+        inner, columns = (size if isinstance(size, int) else None for size in dims)
+        return (columns, inner) if attribute(node, "transB", 0) else (inner, columns)
+
+    def _norm(self, node: onnx.NodeProto) -> list[str]:
+        """The first input, or two where a norm adds them; the others must be constants of one axis."""
+        num_rows = 2 if node.op_type in SKIP_NORMS else 1
+        if self._is_rows(node.input[0]) and attribute(node, "axis", -1) not in (-1, self._rank(node.input[0]) - 1):
+            raise refusal(node, "does not only normalize the last axis")
+        for value in node.input[num_rows:]:
+            if value and (value not in self._constants or len(self._of.get(value, (0, 0))) != 1):
+                raise refusal(node, f"has the parameter '{value}', which may differ between rows")
+        return list(node.input[:num_rows])
+
+    def _reduction(self, node: onnx.NodeProto) -> list[str]:
+        axes = self._shapes.listed(node, "axes", 1)
+        return self._on_last_axis(node, axes if attribute(node, "keepdims", 1) else None)
+
+    def _slice(self, node: onnx.NodeProto) -> list[str]:
+        return self._on_last_axis(node, self._shapes.listed(node, "axes", 3))
+
+    def _split(self, node: onnx.NodeProto) -> list[str]:
+        return self._on_last_axis(node, (attribute(node, "axis", 0),))
+
+    def _on_last_axis(self, node: onnx.NodeProto, axes: Sequence[object] | None) -> list[str]:
+        rows, *others = node.input
+        is_last = self._is_rows(rows) and axes is not None and tuple(axes) in ((-1,), (self._rank(rows) - 1,))
+        if not is_last or any(value and value not in self._constants for value in others):
+            raise refusal(node, "does not keep to the last axis")
+        return [rows]
+
+    def _concat(self, node: onnx.NodeProto) -> list[str]:
+        ranks = {self._rank(value) for value in node.input if self._is_rows(value)}
+        if len(ranks) != 1 or attribute(node, "axis", 0) not in (-1, ranks.pop() - 1):
+            raise refusal(node, "does not keep to the last axis")
+        return list(node.input)
+
+    def _reshape(self, node: onnx.NodeProto) -> list[str]:
+        """A reshape that merges or splits B and S, and keeps the rows' width."""
+        rows, result = node.input[0], node.output[0]
+        if not (self._is_rows(rows) and self._is_rows(result)) or self._width(rows) is None:
+            raise refusal(node, "is not known to keep the rows")
+        if self._width(rows) != self._width(result):
+            raise refusal(node, "changes the width of the rows")
+        return [rows]
+
+
+_RULES: dict[str, Callable[[Walk, onnx.NodeProto], list[str]]] = {
+    **dict.fromkeys(_ELEMENT_WISE, Walk._element_wise),
+    **dict.fromkeys(_OF_FLOATS, Walk._product),
+    **dict.fromkeys((*_NORMS, *SKIP_NORMS), Walk._norm),
+    **dict.fromkeys(REDUCTIONS, Walk._reduction),
+    "Concat": Walk._concat,
+    "Reshape": Walk._reshape,
+    "Slice": Walk._slice,
+    "Split": Walk._split,
+}
+
+
+def _has_rule(node: onnx.NodeProto) -> bool:
+    return domain(node) in ("", _MICROSOFT) and node.op_type in _RULES
 
 
 def _constants(graph: onnx.GraphProto) -> set[str]:

@@ -7,7 +7,6 @@ Axes: B batch, S positions, H hidden size, V vocabulary, R rows that are scored,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Literal
@@ -15,9 +14,8 @@ from typing import Literal
 import onnx
 
 from olive_ext.errors import ModelError
-from olive_ext.graph.head_pattern import LAYOUT, HeadPattern, NotUnderstood, Walk, domain, label, refusal
-from olive_ext.graph.nodes import NodeWriter, attribute, default_opset, model_of, reads, remove_dead
-from olive_ext.graph.value_shapes import REDUCTIONS, SKIP_NORMS, factors
+from olive_ext.graph.head_pattern import LAYOUT, NotUnderstood, PickedRows, Walk, find_rows
+from olive_ext.graph.nodes import NodeWriter, attribute, default_opset, model_of, remove_dead
 
 _FLOAT = onnx.TensorProto.FLOAT
 _INT64 = onnx.TensorProto.INT64
@@ -84,27 +82,29 @@ def add_scoring_head(
     graph = edited.graph
     logits = _output(edited, logits_name)
     elem_type = logits.type.tensor_type.elem_type
-    vocab_size = _static_dim(logits, -1)
     writer = NodeWriter(graph, default_opset(edited), _PREFIX)
     picker = RowPicker(writer, has_rows=outputs.has_rows)
-    walk = Walk(graph)
-    kind: Literal["hidden", "logits"] = "hidden"
-    products: tuple[tuple[int, int], ...] = ()
-    try:
-        head = walk.find_head(logits_name, vocab_size)
-    except NotUnderstood as error:
-        value = picker.pick(logits_name, vocab_size, is_flat=True)
-        kind, reason = "logits", f"rows are picked from the logits: {error}"
-    else:
-        vocab_size = head.vocab_size
-        late = keeps_layers or find_late_rows(walk, head, logits_name)
-        reason = _describe(head, late)
-        products = () if isinstance(late, str) else late.products
-        value = _head_of_rows(writer, picker, head, late)
+    rows = find_rows(graph, logits_name, _static_dim(logits, -1), keeps_layers)
+    value = _logits_of(writer, picker, rows, logits_name)
     del graph.output[[output.name for output in graph.output].index(logits_name)]
-    _score(writer, value, elem_type, vocab_size, outputs)
+    _score(writer, value, elem_type, rows.vocab_size, outputs)
     remove_dead(graph, logits_name)
-    return ScoringGraph(edited, kind, reason, vocab_size, products)
+    return ScoringGraph(edited, rows.kind, rows.reason, rows.vocab_size, rows.products)
+
+
+def _logits_of(writer: NodeWriter, picker: RowPicker, rows: PickedRows, logits_name: str) -> str:
+    """Adds the nodes from the picked rows to the logits once more; returns the logits' name. The head's reshapes are
+    left out: `_score` adds the last one."""
+    renames = {value: picker.pick(value, width, is_flat=is_flat) for value, (width, is_flat) in rows.values.items()}
+    for node in rows.nodes:
+        given, made = str(node.input[0]), str(node.output[0])
+        if node.op_type not in LAYOUT:
+            renames |= writer.clone(node, renames)
+        elif made in rows.shapes:
+            renames[made] = writer.add("Reshape", [renames[given], writer.integers(rows.shapes[made])])
+        else:
+            renames[made] = renames[given]
+    return renames[logits_name]
 
 
 def scoring_graph(
@@ -191,30 +191,6 @@ def _log_sum_exp(writer: NodeWriter, logits_RV: str, where_R1: str, vocab_size: 
     return writer.add("Reshape", [writer.add("Add", [logarithm_R1, largest_R1]), writer.integers([-1])])
 
 
-def _describe(head: HeadPattern, late: LateRows | str) -> str:
-    if isinstance(late, str):
-        return f"rows are picked before {head.product}, which computes the logits, and not further up: {late}"
-    where = f"after the last {' and '.join(late.last_mixing) or 'operator that mixes positions'}"
-    number = len(late.products)
-    products = "product runs" if number == 1 else "products run"
-    return f"rows are picked {where}: besides the head's {head.product}, {number} {products} on scored rows only"
-
-
-def _head_of_rows(writer: NodeWriter, picker: RowPicker, head: HeadPattern, late: LateRows | str) -> str:
-    """Adds the head's nodes once more, over the picked rows, after those of `late`; returns the logits' name. The
-    head's reshapes are left out: `_score` adds the last one."""
-    if isinstance(late, str):
-        renames = {head.rows: picker.pick(head.rows, head.hidden_size, is_flat=head.is_flat)}
-    else:
-        renames = move_rows(writer, picker, late)
-    for node in head.nodes:
-        if node.op_type in LAYOUT:
-            renames[node.output[0]] = renames[node.input[0]]
-        else:
-            renames |= writer.clone(node, renames)
-    return renames[head.nodes[-1].output[0]]
-
-
 def _output(model: onnx.ModelProto, name: str) -> onnx.ValueInfoProto:
     outputs: dict[str, onnx.ValueInfoProto] = {output.name: output for output in model.graph.output}
     if name not in outputs:
@@ -242,137 +218,6 @@ def _is_cut_to_last(graph: onnx.GraphProto, logits_name: str) -> bool:
     return node is not None and node.op_type == "Gather" and attribute(node, "axis", 0) in (1, -2)
 
 
-_ELEMENT_WISE = frozenset(
-    {"Abs", "Add", "BiasGelu", "Cast", "Clip", "Div", "Elu", "Erf", "Exp", "FastGelu", "Gelu", "HardSigmoid"}
-    | {"HardSwish", "Identity", "LeakyRelu", "Log", "Max", "Min", "Mish", "Mul", "Neg", "Pow", "QuickGelu"}
-    | {"Reciprocal", "Relu", "Sigmoid", "Softplus", "Sqrt", "Sub", "Swish", "Tanh"}
-    | {"DequantizeLinear", "QuantizeLinear"}
-)
-_NORMS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
-_PRODUCTS = frozenset({"FusedMatMul", "Gemm", "MatMul", "MatMulBnb4", "MatMulNBits"})
-"""Products of floats: those of integers may have a scale or a zero point for each row."""
-
-_DOMAINS = frozenset({"", "com.microsoft"})
-_SUM_AT = 3
-"""Skip*LayerNormalization's output that is the sum before the norm."""
-
-
-class RowWise:
-    """The rules, applied to the nodes of one graph. `rows` is a value whose leading axes are the positions."""
-
-    def __init__(self, walk: Walk, rows: str) -> None:
-        self._walk = walk
-        self._of = walk.shapes.of
-        shape = self._of.get(rows)
-        key = None if shape is None else factors(shape[:-1])
-        if shape is None or not key:
-            raise NotUnderstood(f"the shape of '{rows}' is not known")
-        self._key = key
-
-    def is_rows(self, value: str) -> bool:
-        """Whether `value` is known to have the positions on its leading axes, and one axis after them."""
-        shape = self._of.get(value)
-        if shape is None or value in self._walk.constants or len(shape) not in (2, 3):
-            return False
-        return factors(shape[:-1]) == self._key
-
-    def rank(self, value: str) -> int:
-        """3 for [B, S, W], 2 for [B*S, W]."""
-        return len(self._of[value])
-
-    def width(self, value: str) -> int | None:
-        """W, where it is known."""
-        last = self._of[value][-1]
-        return last if isinstance(last, int) else None
-
-    def knows(self, node: onnx.NodeProto) -> bool:
-        """Whether there is a rule for the node's operator."""
-        return domain(node) in _DOMAINS and node.op_type in _RULES
-
-    def carried(self, node: onnx.NodeProto, outputs: Sequence[str]) -> list[str]:
-        """The inputs that carry the rows where `outputs` are read. NotUnderstood where there is no rule for it."""
-        if not self.knows(node):
-            raise refusal(node, "is not known to treat positions one by one")
-        found = _RULES[node.op_type](self, node)
-        if not found or not all(self.is_rows(value) for value in (*found, *outputs)):
-            raise refusal(node, "has values of which it is not known that they hold the positions")
-        if node.op_type != "Reshape" and len({self.rank(value) for value in (*found, *outputs)}) != 1:
-            raise refusal(node, "changes the number of axes")
-        unknown = [name for number, name in enumerate(node.output) if name in outputs and number not in (0, _SUM_AT)]
-        if unknown and node.op_type != "Split":
-            raise refusal(node, f"has the output '{unknown[0]}' in use")
-        return found
-
-    def _element_wise(self, node: onnx.NodeProto) -> list[str]:
-        found: list[str] = [value for value in node.input if value and value not in self._walk.constants]
-        rank = max((self.rank(value) for value in found if self.is_rows(value)), default=0)
-        for value in node.input:
-            if not value or value in found:
-                continue
-            shape = self._of.get(value)
-            if shape is None or len(shape) > rank or not self._walk.is_same_for_all_rows(node, value):
-                raise refusal(node, f"combines the rows with '{value}', which may differ between rows")
-        return found
-
-    def _norm(self, node: onnx.NodeProto) -> list[str]:
-        """The first input, or two where a norm adds them; the others must be constants of one axis."""
-        num_rows = 2 if node.op_type in SKIP_NORMS else 1
-        if self.is_rows(node.input[0]) and attribute(node, "axis", -1) not in (-1, self.rank(node.input[0]) - 1):
-            raise refusal(node, "does not only normalize the last axis")
-        for value in node.input[num_rows:]:
-            if value and (value not in self._walk.constants or len(self._of.get(value, (0, 0))) != 1):
-                raise refusal(node, f"has the parameter '{value}', which may differ between rows")
-        return list(node.input[:num_rows])
-
-    def _product(self, node: onnx.NodeProto) -> list[str]:
-        self._walk.check_product(node)
-        return [node.input[0]]
-
-    def _reduction(self, node: onnx.NodeProto) -> list[str]:
-        axes = self._walk.shapes.listed(node, "axes", 1)
-        return self._on_last_axis(node, axes if attribute(node, "keepdims", 1) else None)
-
-    def _slice(self, node: onnx.NodeProto) -> list[str]:
-        return self._on_last_axis(node, self._walk.shapes.listed(node, "axes", 3))
-
-    def _split(self, node: onnx.NodeProto) -> list[str]:
-        return self._on_last_axis(node, (attribute(node, "axis", 0),))
-
-    def _on_last_axis(self, node: onnx.NodeProto, axes: Sequence[object] | None) -> list[str]:
-        rows, *others = node.input
-        is_last = self.is_rows(rows) and axes is not None and tuple(axes) in ((-1,), (self.rank(rows) - 1,))
-        if not is_last or any(value and value not in self._walk.constants for value in others):
-            raise refusal(node, "does not keep to the last axis")
-        return [rows]
-
-    def _concat(self, node: onnx.NodeProto) -> list[str]:
-        ranks = {self.rank(value) for value in node.input if self.is_rows(value)}
-        if len(ranks) != 1 or attribute(node, "axis", 0) not in (-1, ranks.pop() - 1):
-            raise refusal(node, "does not keep to the last axis")
-        return list(node.input)
-
-    def _reshape(self, node: onnx.NodeProto) -> list[str]:
-        """A reshape that merges or splits B and S, and keeps the rows' width."""
-        rows, result = node.input[0], node.output[0]
-        if not (self.is_rows(rows) and self.is_rows(result)) or self.width(rows) is None:
-            raise refusal(node, "is not known to keep the rows")
-        if self.width(rows) != self.width(result):
-            raise refusal(node, "changes the width of the rows")
-        return [rows]
-
-
-_RULES: dict[str, Callable[[RowWise, onnx.NodeProto], list[str]]] = {
-    **dict.fromkeys(_ELEMENT_WISE, RowWise._element_wise),
-    **dict.fromkeys(_PRODUCTS, RowWise._product),
-    **dict.fromkeys((*_NORMS, *SKIP_NORMS), RowWise._norm),
-    **dict.fromkeys(REDUCTIONS, RowWise._reduction),
-    "Concat": RowWise._concat,
-    "Reshape": RowWise._reshape,
-    "Slice": RowWise._slice,
-    "Split": RowWise._split,
-}
-
-
 class RowPicker:
     """Adds the input `score_rows`[R], int64, indices into the flattened B*S.
 
@@ -395,90 +240,3 @@ class RowPicker:
         lead = [-1] if is_flat else [1, -1]
         merged = self._writer.add("Reshape", [value, self._writer.shape(lead, value, size)])
         return self._writer.add("Gather", [merged, self._rows], axis=len(lead) - 1)
-
-
-@dataclass(frozen=True)
-class LateRows:
-    """The part of the graph that can run on the scored rows only."""
-
-    row_wise: RowWise
-    nodes: tuple[onnx.NodeProto, ...]
-    """The nodes, in order of execution."""
-
-    values: tuple[str, ...]
-    """The values at which the rows are picked."""
-
-    products: tuple[tuple[int, int], ...]
-    """(inner size, columns) of the products with weights; 0 where a size is not known."""
-
-    last_mixing: tuple[str, ...]
-    """Operators whose results are picked because they mix positions: attentions, or others where there is none."""
-
-
-def find_late_rows(walk: Walk, head: HeadPattern, logits: str) -> LateRows | str:
-    """How far up from `head.rows` rows can be picked; the reason where nothing is gained.
-
-    The search walks up through nodes that treat positions one by one. It ends at values whose node mixes positions, or
-    of which another node needs all rows, as the keys and values that the graph returns:
-
-        residual ----------------------+      rows are picked here
-        last attention                 |      and here
-          product, sum with residual, norm, products of the MLP, sum, norm      on R rows instead of B*S
-            head
-
-    A table of rules says which nodes these are; an operator without a rule counts as mixing positions.
-    """
-    later = {name for node in walk.graph.node for name in node.output if name}
-    for node in walk.graph.node:
-        if not later.isdisjoint(reads([node])):
-            return f"{label(node)} stands before what it reads"
-        later.difference_update(node.output)
-    try:
-        row_wise = RowWise(walk, head.rows)
-    except NotUnderstood as error:
-        return str(error)
-    whole, picked = {output.name for output in walk.graph.output if output.name != logits}, {head.rows}
-    moved: list[onnx.NodeProto] = []
-    reasons: list[str] = []
-    mixing: list[str] = []
-    for node in reversed(walk.graph.node):  # after all nodes that read its results; `whole` is needed of all positions
-        wanted, is_whole = [name for name in node.output if name in picked], not whole.isdisjoint(node.output)
-        if wanted and not is_whole:
-            try:
-                carried = row_wise.carried(node, wanted)
-            except NotUnderstood as error:
-                reasons.append(str(error))
-            else:
-                picked.update(carried)
-                moved.append(node)
-                if node.op_type != "Reshape":  # its shape is written anew
-                    whole.update(value for value in node.input if value and value not in carried)
-                continue
-        elif wanted:
-            reasons.append(f"all rows of {label(node)} are needed elsewhere, too")
-        if wanted and not row_wise.knows(node):
-            mixing.append(node.op_type)
-        if wanted or is_whole:
-            whole.update(reads([node]))
-    sizes = [walk.sizes(node) for node in reversed(moved) if walk.is_product(node)]
-    if not sizes:
-        return reasons[0] if reasons else f"'{head.rows}' is an input"
-    made = {name for node in moved for name in node.output}
-    last_mixing = dict.fromkeys([name for name in mixing if "Attention" in name] or mixing)
-    products = tuple((inner or 0, columns or 0) for inner, columns in sizes)
-    return LateRows(row_wise, tuple(reversed(moved)), tuple(sorted(picked - made)), products, tuple(last_mixing))
-
-
-def move_rows(writer: NodeWriter, picker: RowPicker, late: LateRows) -> dict[str, str]:
-    """Adds the nodes of `late` once more, over picked rows; returns the new name of each value."""
-    width, rank = late.row_wise.width, late.row_wise.rank
-    renames = {value: picker.pick(value, width(value), is_flat=rank(value) == 2) for value in late.values}
-    for node in late.nodes:
-        if node.op_type == "Reshape":
-            made, size = str(node.output[0]), width(node.output[0])
-            assert size is not None
-            shape = writer.integers([-1, size] if rank(made) == 2 else [1, -1, size])
-            renames[made] = writer.add("Reshape", [renames[node.input[0]], shape])
-        else:
-            renames |= writer.clone(node, renames)
-    return renames
