@@ -5,7 +5,7 @@ Knows files and protobufs, but no session and no provider.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 
@@ -62,16 +62,12 @@ def weights_of(
 def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor stored in the model: initializers, and attributes of nodes in graphs, subgraphs and functions."""
     nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
-    yield from _node_tensors(nodes)
-    for graph in (model.graph, *nested_graphs(nodes)):
-        yield from graph.initializer
-        yield from (part for sparse in graph.sparse_initializer for part in (sparse.values, sparse.indices))
-        if graph is not model.graph:
-            yield from _node_tensors(graph.node)
-
-
-def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    bodies = list(nested_graphs(nodes))
+    nodes += (node for body in bodies for node in body.node)
     for attribute in (attribute for node in nodes for attribute in node.attribute):
         if attribute.HasField("t"):
             yield attribute.t
         yield from attribute.tensors
+    for graph in (model.graph, *bodies):
+        yield from graph.initializer
+        yield from (part for sparse in graph.sparse_initializer for part in (sparse.values, sparse.indices))

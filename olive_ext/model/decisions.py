@@ -226,20 +226,6 @@ class CapturePlan(NamedTuple):
     is_tried: bool = False
     reason: str = ""
 
-    @classmethod
-    def of(
-        cls, config: EngineConfig, buckets: BucketPlan, device: str, spec: DecoderSpec, is_compared: bool
-    ) -> CapturePlan:
-        """The plan for a `spec` as a form has changed it."""
-        if config.graph_capture != "auto" or not spec.is_paged or device != "cuda":
-            return cls(buckets.is_captured)
-        problem = against_capture(spec) or ""
-        if config.graph == "untouched":
-            problem = "the graph is to run as it is"
-        elif is_compared:
-            problem = "beside a reference, steps have any shape"
-        return cls(not problem, not problem, problem)
-
 
 def against_capture(spec: DecoderSpec) -> str | None:
     """Why a graph's steps cannot be captured; None where they may."""
@@ -257,14 +243,3 @@ def against_buckets(spec: DecoderSpec) -> str | None:
     if not spec.is_kv_in_place or spec.states or spec.is_paged or spec.cross:
         return "only caches that are written in place can forget what a step was filled up with"
     return None
-
-
-def choose_overlaps_steps(config: EngineConfig, device: str, *, has_any_shape: bool = True) -> tuple[bool, str]:
-    """Whether a decoding step begins before the last one is read on a device (ONNX Runtime's word), and why."""
-    if not has_any_shape:
-        return False, "steps of few shapes take their tokens from the host"
-    if config.overlaps_steps != "auto":
-        return config.overlaps_steps, "engine.overlaps_steps"
-    if device == "cpu":
-        return False, "auto: the host's work and the steps would share the CPU's cores"
-    return True, f"auto: the {device} device would wait while the host reads and plans"

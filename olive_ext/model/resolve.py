@@ -13,7 +13,7 @@ from typing import Any
 from olive_ext.config import ModelSettings, ReferenceConfig
 from olive_ext.errors import ConfigError, MismatchError, ModelError, reading
 from olive_ext.model import decisions, runtimes
-from olive_ext.model.decisions import BucketPlan, Decision
+from olive_ext.model.decisions import BucketPlan, CapturePlan, Decision, against_capture
 from olive_ext.model.files.content import load_graph, model_digest, size_on_disk
 from olive_ext.model.files.hub import with_configs
 from olive_ext.model.files.locate import Kind, locate, locate_hf, model_kind
@@ -286,15 +286,28 @@ class ResolvedModel:
         """The most tokens of a prompt's step, before the device and the graph are tried, and why."""
         return decisions.choose_chunk_size(self.settings.engine, self.device.kind, self.buckets.steps != "all")
 
-    def capture(self, spec: DecoderSpec) -> decisions.CapturePlan:
+    def capture(self, spec: DecoderSpec) -> CapturePlan:
         """Whether decoding steps of `spec`, which is this model's as a form has changed it, are captured."""
-        return decisions.CapturePlan.of(self.settings.engine, self.buckets, self.device.kind, spec, self.is_compared)
+        engine = self.settings.engine
+        if engine.graph_capture != "auto" or not spec.is_paged or self.device.kind != "cuda":
+            return CapturePlan(self.buckets.is_captured)
+        problem = against_capture(spec) or ""
+        if engine.graph == "untouched":
+            problem = "the graph is to run as it is"
+        elif self.is_compared:
+            problem = "beside a reference, steps have any shape"
+        return CapturePlan(not problem, not problem, problem)
 
     @cached_property
     def overlaps_steps(self) -> tuple[bool, str]:
-        """Whether decoding steps overlap, and why."""
-        has_any_shape = self.buckets.steps != "all" and not (self.spec.embeddings and self.warms_encoders)
-        return decisions.choose_overlaps_steps(self.settings.engine, self.device.kind, has_any_shape=has_any_shape)
+        """Whether a decoding step begins before the last one is read on a device (ONNX Runtime's word), and why."""
+        if self.buckets.steps == "all" or (self.spec.embeddings and self.warms_encoders):
+            return False, "steps of few shapes take their tokens from the host"
+        if self.settings.engine.overlaps_steps != "auto":
+            return self.settings.engine.overlaps_steps, "engine.overlaps_steps"
+        if self.device.kind == "cpu":
+            return False, "auto: the host's work and the steps would share the CPU's cores"
+        return True, f"auto: the {self.device.kind} device would wait while the host reads and plans"
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -81,14 +81,19 @@ def with_configs(files: ModelFiles, cache: Path | None = None) -> ModelFiles:
 @contextmanager
 def set_offline() -> Iterator[None]:
     """The hub's libraries, in this process and in those that it starts, ask nothing of the hub."""
-    readers = [module for name in _READERS if (module := sys.modules.get(name)) is not None]
-    with ExitStack() as undo:
-        undo.callback(_restore, os.environ.get(_SWITCH))
-        os.environ[_SWITCH] = "1"
-        for module in readers:
-            undo.callback(setattr, module, _SWITCH, getattr(module, _SWITCH))
-            setattr(module, _SWITCH, True)
+    readers = [vars(module) for name in _READERS if (module := sys.modules.get(name)) is not None]
+    values = [reader[_SWITCH] for reader in readers]
+    written = {_SWITCH: os.environ[_SWITCH]} if _SWITCH in os.environ else {}
+    os.environ[_SWITCH] = "1"
+    for reader in readers:
+        reader[_SWITCH] = True
+    try:
         yield
+    finally:
+        del os.environ[_SWITCH]
+        os.environ.update(written)
+        for reader, value in zip(readers, values, strict=True):
+            reader[_SWITCH] = value
 
 
 def why_unreachable() -> str | None:
@@ -130,10 +135,3 @@ def _is_offline() -> bool:
     if constants is not None:
         return bool(getattr(constants, _SWITCH, False))
     return os.environ.get(_SWITCH, "").upper() in ("1", "ON", "YES", "TRUE")
-
-
-def _restore(value: str | None) -> None:
-    if value is None:
-        os.environ.pop(_SWITCH, None)
-    else:
-        os.environ[_SWITCH] = value

@@ -73,8 +73,8 @@ class InputFeed:
         self._on_device = {value.name for value, info in taken if info.name != "Cpu"}
         self._device = device
         self._kept = kept
-        self._values: OrderedDict[tuple[str, tuple[int, ...]], ort.OrtValue] = OrderedDict()
-        self._contents: dict[tuple[str, tuple[int, ...]], bytes] = {}
+        self._values: OrderedDict[tuple[str, tuple[int, ...]], tuple[ort.OrtValue, bytes]] = OrderedDict()
+        """By name and shape the values and their contents."""
 
     def bind(self, binding: ort.IOBinding, name: str, array: npt.NDArray[Any]) -> None:
         """Binds `array` as the input `name`; it may be changed after the run only."""
@@ -82,16 +82,14 @@ class InputFeed:
             binding.bind_cpu_input(name, array)
             return
         key, content = (name, array.shape), array.tobytes()
-        value = self._values.get(key)
+        value, last = self._values.pop(key, (None, content))
         if value is None:
-            value = self._values[key] = ort.OrtValue.ortvalue_from_numpy(array, self._device.kind, self._device.index)
-            if self._kept is not None and len(self._values) > self._kept:
-                del self._contents[self._values.popitem(last=False)[0]]
-        else:
-            self._values.move_to_end(key)
-            if self._contents[key] != content:
-                value.update_inplace(array)
-        self._contents[key] = content
+            value = ort.OrtValue.ortvalue_from_numpy(array, self._device.kind, self._device.index)
+            if self._kept is not None and len(self._values) == self._kept:
+                self._values.popitem(last=False)
+        elif last != content:
+            value.update_inplace(array)
+        self._values[key] = value, content
         binding.bind_ortvalue_input(name, value)
 
     def bind_inputs(self, binding: ort.IOBinding, specs: Sequence[InputSpec], layout: StepArrays) -> None:

@@ -79,7 +79,10 @@ def resolve_providers(
                 raise ProviderError(f"{missing};{install} name another in '{setting}' or set 'allow_cpu_fallback'")
             logger.warning("%s; running without it", missing)
             continue
-        asked_options = _without_others(asked_options, row, origin)
+        others = {key: owner for key in asked_options if (owner := owner_of(key, row))}
+        for key, owner in others.items():
+            warn_ignored(f"the option '{key}' is one of {owner}, and the model runs on {row.name} ({origin})")
+        asked_options = {key: value for key, value in asked_options.items() if key not in others}
         if row.name == CPU and asked_options:
             keys = ", ".join(f"'{key}'" for key in asked_options)
             keys += f" in {GENAI_CONFIG}" if origin == GENAI_CONFIG else ""
@@ -95,15 +98,6 @@ def first_name(request: Any) -> str | None:
     """The full name of the first provider of a request, whether this build has it or not; None where there is none."""
     first = next(iter(_pairs(request, "execution_provider")), None) if request else None
     return None if first is None else ROWS[first[0].lower()].name if first[0].lower() in ROWS else first[0]
-
-
-def _without_others(given: Mapping[str, Any], row: ProviderRow, origin: str) -> dict[str, Any]:
-    """The options but those that only other providers have."""
-    owners = {key: owner_of(key, row) for key in given}
-    for key, owner in owners.items():
-        if owner:
-            warn_ignored(f"the option '{key}' is one of {owner}, and the model runs on {row.name} ({origin})")
-    return {key: value for key, value in given.items() if not owners[key]}
 
 
 def available_providers() -> tuple[str, ...]:

@@ -5,7 +5,7 @@ them. Where both speak and differ, that is an error. Knows no session and no fol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,7 +140,7 @@ def read_source(model: onnx.ModelProto, model_config: Mapping[str, Any]) -> tupl
     return None if source is None else (_kind(inputs[source]), inputs[source])
 
 
-def _source(inputs: Iterable[str], section: Mapping[str, Any]) -> str | None:
+def _source(inputs: Container[str], section: Mapping[str, Any]) -> str | None:
     configured = _configured(section, "inputs", ("audio_features", "input_ids"))
     return _first(inputs, (*configured, *tensor_names.SOURCE_INPUTS))
 
@@ -175,9 +175,8 @@ def _configured(section: Mapping[str, Any], side: str, keys: Iterable[str]) -> l
     return [written[key] for key in keys if key in written]
 
 
-def _first(names: Iterable[str], wanted: Iterable[str]) -> str | None:
-    there = set(names)
-    return next((name for name in wanted if name in there), None)
+def _first(names: Container[str], wanted: Iterable[str]) -> str | None:
+    return next((name for name in wanted if name in names), None)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ session, and no picture.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,34 +62,26 @@ def read_item_masks(
     seen: list[dict[str, Array]] = []
     for number in (max(placeholders) + 1, *sorted(placeholders)):
         given = {tokens: np.full((1, num_tokens), number)}
-        seen.append({name: _visible(model, nodes[name], name, _given(given, past, num_tokens)) for name in made})
+        seen.append({name: _visible(model, nodes[name], name, given, past) for name in made})
     text, *items = seen
     joined = [(layer, name) for layer, name in layers if any(item[name][0, 1] for item in items)]
     further = [layer for layer, name in joined if not text[name][-1, 0] and any(item[name][-1, 0] for item in items)]
     return ItemMasks(tuple(layer for layer, _ in joined), tuple(further))
 
 
-def _given(arrays: dict[str, Array], past: Collection[str], num_tokens: int) -> Callable[[onnx.ValueInfoProto], Array]:
-    """What an input is given: one row of so many tokens without a past, `arrays` by name."""
-
-    def of(value: onnx.ValueInfoProto) -> Array:
-        tensor = value.type.tensor_type
-        dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-        if value.name in arrays:
-            return arrays[value.name].astype(dtype)
-        length = 0 if value.name in past else num_tokens
-        first, *sizes = (dim.dim_value if dim.HasField("dim_value") else length for dim in tensor.shape.dim)
-        return np.ones((1 if first == length else first, *sizes), dtype)
-
-    return of
-
-
 def _visible(
-    model: onnx.ModelProto, nodes: list[onnx.NodeProto], name: str, given: Callable[[onnx.ValueInfoProto], Array]
+    model: onnx.ModelProto, nodes: list[onnx.NodeProto], name: str, tokens: Mapping[str, Array], past: Collection[str]
 ) -> Array:
-    """[S, S]: which token sees which by the mask `name`, which `nodes` make."""
-    read = {*reads(nodes)} - {tensor.name for tensor in model.graph.initializer}
-    feeds = {value.name: given(value) for value in model.graph.input if value.name in read}
+    """[S, S]: which token sees which by the mask `name`, which `nodes` make, in one row of `tokens`, by their input,
+    without a past."""
+    feeds, read = {}, set(reads(nodes))
+    (length,) = {array.size for array in tokens.values()}
+    for value in (value for name, value in graph_inputs(model.graph).items() if name in read):
+        size = 0 if value.name in past else length
+        first, *sizes = (one if isinstance(one, int) else size for one in value.shape)
+        ones = np.ones((1 if first == size else first, *sizes))
+        dtype = helper.tensor_dtype_to_np_dtype(value.elem_type)
+        feeds[value.name] = tokens.get(value.name, ones).astype(dtype)
     mask = on_host(model, nodes, feeds.keys(), [name])(feeds)[name]
     flat: Array = mask.reshape(-1, *mask.shape[-2:])[0]
     return flat if flat.dtype == np.bool_ else flat > _HIDDEN
