@@ -5,7 +5,7 @@ Knows files and protobufs, but no session and no provider.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from copy import deepcopy
 from pathlib import Path
 
@@ -21,23 +21,6 @@ from olive_ext.graph.nodes import nested_graphs
 def external_locations(model: onnx.ModelProto) -> set[str]:
     """The files that hold the model's external weights, as written in it: relative to the model's own folder."""
     return {entry.value for tensor in tensors_of(model) for entry in tensor.external_data if entry.key == "location"}
-
-
-def relocate(model: onnx.ModelProto, renames: Mapping[str, str]) -> onnx.ModelProto:
-    """A copy of `model` that refers to its external weights by the file names of `renames`, old name to new.
-
-    `model` itself where nothing is to be renamed: a copy of inline weights would take their size in memory.
-    ONNX Runtime refuses a model from memory whose data file is a symbolic link, as in Hugging Face's cache; it takes
-    the real file's name with the real file's folder.
-    """
-    if not external_locations(model) & renames.keys():
-        return model
-    moved = deepcopy(model)
-    for tensor in tensors_of(moved):
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                entry.value = renames.get(entry.value, entry.value)
-    return moved
 
 
 def with_outputs(model: onnx.ModelProto, values: Collection[str] | None = None) -> onnx.ModelProto:

@@ -7,8 +7,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from olive_ext.graph.onnx_file import external_locations, relocate
+from olive_ext.graph.onnx_file import external_locations
+from olive_ext.model.files.content import relocated
 from tests.graph.heads import decoder, matmul
+from tests.model.tiny import put_weight
 
 
 def external(name: str, location: str) -> onnx.TensorProto:
@@ -39,15 +41,15 @@ def test_locations_are_found_wherever_tensors_are_stored(scattered):
     assert external_locations(decoder(matmul)) == set()
 
 
-def test_relocate_renames_what_is_named_and_leaves_the_input(scattered):
+def test_relocated_model_names_the_links_ends_and_leaves_the_input(scattered, tmp_path):
+    names = external_locations(scattered)
+    for name in names:
+        put_weight(tmp_path / "blobs" / f"real-{name}")
+        (tmp_path / name).symlink_to(tmp_path / "blobs" / f"real-{name}")
     before = scattered.SerializeToString(deterministic=True)
-    moved = relocate(scattered, {"model.onnx.data": "blob", "branch.data": "twig", "unknown": "x"})
-    assert external_locations(moved) == {"blob", "other.data", "constant.data", "twig", "inner.data", "function.data"}
+    folder, moved = relocated(tmp_path / "model.onnx", scattered)
+    assert (folder, external_locations(moved)) == (tmp_path / "blobs", {f"real-{name}" for name in names})
     assert scattered.SerializeToString(deterministic=True) == before
     np.testing.assert_array_equal(
         numpy_helper.to_array(moved.graph.initializer[0]), numpy_helper.to_array(scattered.graph.initializer[0])
     )
-
-
-def test_relocate_copies_nothing_when_nothing_is_renamed(scattered):
-    assert relocate(scattered, {"unknown": "x"}) is scattered

@@ -9,7 +9,8 @@ import pytest
 
 from olive_ext.config import EngineConfig, ExecutionSettings
 from olive_ext.errors import ConfigError, ModelError, ProviderError
-from olive_ext.model.files.content import external_data_plan, weight_files
+from olive_ext.graph.onnx_file import external_locations
+from olive_ext.model.files.content import relocated, weight_files
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.providers.resolution import register_libraries, resolve_providers
@@ -28,9 +29,8 @@ def run(session) -> float:
 
 
 def reopen(decoder: Path, locations: list[str]) -> float:
-    """Opens the graph from memory by its plan, as the engine does."""
-    folder, renames = external_data_plan(decoder, set(locations))
-    model = graph(locations=[renames.get(location, location) for location in locations])
+    """Opens the graph from memory, as the engine does."""
+    folder, model = relocated(decoder, graph(locations=locations))
     return run(open_session(model.SerializeToString(), CPU_ONLY, external_data_folder=folder))
 
 
@@ -39,8 +39,9 @@ def test_plain_layout_needs_no_renames_beside_a_link_neither(tmp_path: Path) -> 
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "link.onnx").symlink_to(decoder)
     for file in (decoder, tmp_path / "links" / "link.onnx"):
-        assert external_data_plan(file, {"model.onnx.data"}) == (tmp_path, {})
-        assert external_data_plan(file, set()) == (tmp_path, {})
+        for model in (graph(locations=["model.onnx.data"]), graph()):
+            assert relocated(file, model) == (tmp_path, model)
+            assert relocated(file, model)[1] is model
     assert reopen(decoder, ["model.onnx.data"]) == 1
 
 
@@ -50,10 +51,8 @@ def test_hub_cache_opens_from_its_blobs(tmp_path: Path) -> None:
     files = {"onnx/model.onnx": graph(locations=locations).SerializeToString()}
     snapshot = in_hf_cache(tmp_path / "cache", files | {f"onnx/{name}": weight for name in locations})
     decoder = snapshot / "onnx" / "model.onnx"
-    assert external_data_plan(decoder, set(locations)) == (
-        tmp_path / "cache" / "blobs",
-        {"a.data": "blob1", "b.data": "blob2"},
-    )
+    folder, model = relocated(decoder, graph(locations=locations))
+    assert (folder, external_locations(model)) == (tmp_path / "cache" / "blobs", {"blob1", "blob2"})
     assert reopen(decoder, locations) == 2
 
 
@@ -61,9 +60,8 @@ def test_files_in_several_folders_open_from_their_common_one(tmp_path: Path) -> 
     decoder = put_graph(tmp_path / "here" / "model.onnx", locations=["sub/a.data", "b.data"])
     (tmp_path / "here" / "b.data").unlink()
     (tmp_path / "here" / "b.data").symlink_to(put_weight(tmp_path / "here" / "there" / "real.bin"))
-    folder, renames = external_data_plan(decoder, {"sub/a.data", "b.data"})
-    assert folder == tmp_path / "here"
-    assert renames == {"b.data": "there/real.bin"}
+    folder, model = relocated(decoder, graph(locations=["sub/a.data", "b.data"]))
+    assert (folder, external_locations(model)) == (tmp_path / "here", {"sub/a.data", "there/real.bin"})
     assert reopen(decoder, ["sub/a.data", "b.data"]) == 2
 
 
@@ -161,8 +159,7 @@ def test_plugin_provider_runs_and_is_listed_once(webgpu: tuple[Provider, ...], t
     import onnxruntime
 
     decoder = put_graph(tmp_path / "model.onnx", locations=["w.data"])
-    folder, _ = external_data_plan(decoder, {"w.data"})
-    session = open_session(decoder.read_bytes(), webgpu, external_data_folder=folder)
+    session = open_session(decoder.read_bytes(), webgpu, external_data_folder=tmp_path)
     assert session.get_providers() == [WEBGPU, CPU]
     assert session.get_provider_options()[WEBGPU] == {"preferredLayout": "NCHW"}
     assert run(session) == 1

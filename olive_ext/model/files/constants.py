@@ -28,7 +28,7 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from olive_ext.graph.nodes import attribute, nested_graphs
 from olive_ext.graph.onnx_file import external_locations
-from olive_ext.model.files.content import external_data_plan
+from olive_ext.model.files.content import weight_files
 from olive_ext.model.files.package_config import json_object
 from olive_ext.model.spec.attention import rotary_nodes
 from olive_ext.model.types import ModelFiles
@@ -113,7 +113,7 @@ class Constants:
         """Scales and zero points of packed weights that were read."""
 
         self.maker = {name: node for node in model.graph.node for name in node.output if name}
-        self._folder, self._renames = external_data_plan(path, external_locations(model))
+        self._files = weight_files(path, external_locations(model))
 
     def view(self, value: str) -> Array | None:
         """A constant without its numbers in memory: a view on the file, transposed as its nodes say; None where they do
@@ -154,8 +154,7 @@ class Constants:
     def place(self, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
         """File, offset and bytes of an external tensor's numbers."""
         stored = ExternalDataInfo(tensor)
-        path = self._folder / self._renames.get(stored.location, stored.location)
-        offset = stored.offset or 0
+        path, offset = self._files[stored.location], stored.offset or 0
         return path, offset, stored.length if stored.length is not None else path.stat().st_size - offset
 
     def floats(self) -> dict[str, Array]:

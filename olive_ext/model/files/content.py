@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -164,20 +165,27 @@ def refuse_pointer(file: Path) -> None:
     raise DamagedError(f"'{file}' is a pointer of Git LFS in place of a file of {size} bytes: run `git lfs pull`")
 
 
-def external_data_plan(decoder: Path, locations: Iterable[str]) -> tuple[Path, dict[str, str]]:
-    """The folder to open `decoder` from memory with, and new location by old one for those that change.
+def relocated(decoder: Path, model: onnx.ModelProto) -> tuple[Path, onnx.ModelProto]:
+    """The folder to open `model`, which was read from `decoder`, from memory with, and a copy that has its weights'
+    names in there; the model itself where these stay, since a copy of inline weights would take their size in memory.
 
     Raises `ModelError` as `weight_files` does, and where the files lie on different drives.
     """
-    files = {location: file.resolve() for location, file in weight_files(decoder, locations).items()}
-    if not files:
-        return decoder.resolve().parent, {}
+    from olive_ext.graph.onnx_file import external_locations, tensors_of
+
+    files = {location: file.resolve() for location, file in weight_files(decoder, external_locations(model)).items()}
     try:
-        folder = Path(os.path.commonpath([file.parent for file in files.values()]))
+        folder = Path(os.path.commonpath([file.parent for file in files.values()] or [decoder.resolve().parent]))
     except ValueError as error:
         raise MismatchError(f"the weights of '{decoder}' lie on different drives") from error
-    moved = {location: file.relative_to(folder).as_posix() for location, file in files.items()}
-    return folder, {old: new for old, new in moved.items() if old != new}
+    names = {location: file.relative_to(folder).as_posix() for location, file in files.items()}
+    if all(old == new for old, new in names.items()):
+        return folder, model
+    moved = deepcopy(model)
+    for entry in (entry for tensor in tensors_of(moved) for entry in tensor.external_data):
+        if entry.key == "location":
+            entry.value = names[entry.value]
+    return folder, moved
 
 
 def digest_of(parts: Iterable[tuple[str, Path | bytes]]) -> str:

@@ -74,7 +74,7 @@ def open_session(
 ) -> onnxruntime.InferenceSession:
     """A session for `model` (a serialized graph, or its file) that runs on every one of `providers`, in this order.
 
-    A graph from memory finds its weights in `external_data_folder` (see `external_data_plan`); `label` names the model
+    A graph from memory finds its weights in `external_data_folder` (see `relocated`); `label` names the model
     in errors; `custom_operators` is a library that ONNX Runtime loads; `compiled` keeps what providers compile of a
     graph from memory with its external data in `weights`; `level` is one of `LEVELS`, that of `settings` where it is
     None. Of `settings` the CPU fallback, the number of threads and ONNX Runtime's options count. Raises

@@ -32,14 +32,14 @@ from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.engine.runners.trials import affordable, check_steps, fitting_attention, group_rows
 from olive_ext.errors import ModelError, ProviderError, reading
 from olive_ext.graph.edits import NUM_ROWS, clips_as_max, cross_graph, drop_shape_hints, pad_rows, with_attention_bias
-from olive_ext.graph.onnx_file import ModelProto, external_locations, relocate
+from olive_ext.graph.onnx_file import ModelProto, external_locations
 from olive_ext.graph.scoring_head import HeadOutputs, scoring_graph
 from olive_ext.media.encoder import Embedding, MediaEncoder
 from olive_ext.media.graphs import ItemGraphs, ShapeCount
 from olive_ext.media.source_encoder import SourceEncoder
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_encoder_rows, choose_num_slots, shared_positions
-from olive_ext.model.files.content import external_data_plan, load_graph
+from olive_ext.model.files.content import load_graph, relocated
 from olive_ext.model.files.package_config import read_suppressed
 from olive_ext.model.providers.compiled import Compiled
 from olive_ext.model.providers.devices import Device, Provider
@@ -365,8 +365,7 @@ class Sessions:
         Raises `MisplacedError` where nodes with large values (`floats_only`: with floats), or inputs and outputs named
         in `caches`, would not be on the device.
         """
-        folder, renames = external_data_plan(file, external_locations(proto))
-        proto = relocate(proto, renames)
+        folder, proto = relocated(file, proto)
         serialized = proto.SerializeToString()
         weights = [folder / name for name in sorted(external_locations(proto))]
         places = {"external_data_folder": folder, "weights": weights, "profile_prefix": self.profile_prefix}

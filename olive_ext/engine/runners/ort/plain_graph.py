@@ -14,9 +14,9 @@ import onnxruntime as ort
 from olive_ext.engine.runners.ort.inputs import Layout
 from olive_ext.engine.step import Row, Step
 from olive_ext.errors import ModelError, first_line
-from olive_ext.graph.onnx_file import external_locations, relocate, weights_of, with_outputs
+from olive_ext.graph.onnx_file import weights_of, with_outputs
 from olive_ext.model import ResolvedModel
-from olive_ext.model.files.content import external_data_plan, load_graph
+from olive_ext.model.files.content import load_graph, relocated
 from olive_ext.model.providers.bindings import zeros
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.spec.role_inputs import input_array
@@ -32,8 +32,7 @@ class PlainGraph:
         refuse_more_than_tokens(model, "which layer it is cannot be found")
         file = model.files.decoder
         proto = with_outputs(load_graph(file), values)
-        self.folder, renames = external_data_plan(file, external_locations(proto))
-        self.proto = relocate(proto, renames)
+        self.folder, self.proto = relocated(file, proto)
         self._spec = model.spec
         self._session = open_session(
             self.proto.SerializeToString(),

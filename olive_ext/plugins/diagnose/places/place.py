@@ -23,10 +23,9 @@ from olive_ext.engine.runners.ort.plain_graph import plain_inputs, refuse_more_t
 from olive_ext.errors import ModelError, RunError
 from olive_ext.graph.edits import part_of, with_full_length_kv
 from olive_ext.graph.nodes import attribute, nested_graphs, reads
-from olive_ext.graph.onnx_file import external_locations, relocate
 from olive_ext.graph.value_shapes import Shapes, factors
 from olive_ext.model import resolve
-from olive_ext.model.files.content import external_data_plan
+from olive_ext.model.files.content import relocated
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.types import ITEM_BYTES
 
@@ -177,9 +176,8 @@ class PlacedDecoder:
             raise ModelError(f"{finding}: its adapters (engine.adapters) are no part of the graph")
         if not {spec.logits.elem_type, *(one.elem_type for one in spec.caches)} <= {1, 2, 3, 10, 11}:
             raise ModelError(f"{finding}: it computes in bfloat16 or float8, which cannot be read here")
-        graph = with_full_length_kv(self.model.decoder_graph())
-        self.folder, renames = external_data_plan(file, external_locations(graph))
-        self.graph = ProbedGraph(relocate(graph, renames))
+        self.folder, graph = relocated(file, with_full_length_kv(self.model.decoder_graph()))
+        self.graph = ProbedGraph(graph)
         self.inputs = plain_inputs(spec, tokens)
         exact = (one for one in self.model.providers if one.options.get("use_tf32") != "0")
         self.coarse = max((_COARSE.get(one.name, 0.0) for one in exact), default=0.0)
