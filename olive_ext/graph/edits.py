@@ -20,6 +20,7 @@ from olive_ext.graph.nodes import (
     NodeWriter,
     all_names,
     attribute,
+    constants_of,
     default_opset,
     delete_at,
     makers_of,
@@ -184,10 +185,8 @@ def drop_shape_hints(graph: onnx.GraphProto) -> None:
 def clips_as_max(graph: onnx.GraphProto) -> None:
     """Puts Max in place of each Clip of integers without an upper end, which is the same. OpenVINO 2025.4 returns 0
     from such a Clip, with which embedding graphs count placeholders."""
-    lower = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    lower = {name: tensor.data_type for name, tensor in constants_of(graph).items()}
     for node in graph.node:
-        if node.op_type == "Constant" and node.attribute[0].name == "value":
-            lower[node.output[0]] = node.attribute[0].t.data_type
         is_open = node.op_type == "Clip" and len(node.input) > 1 and not any(node.input[2:])
         if is_open and lower.get(node.input[1]) in (onnx.TensorProto.INT32, onnx.TensorProto.INT64):
             node.op_type = "Max"
@@ -279,7 +278,6 @@ def _lengthen(node: onnx.NodeProto) -> None:
 
 def _returned_tables(body: onnx.GraphProto) -> list[onnx.TensorProto | None]:
     """For each output of `body` the constant of two axes that it is; None for other values."""
-    found = {node.output[0]: node.attribute[0] for node in body.node if node.op_type == "Constant"}
-    tables = {name: entry.t for name, entry in found.items() if entry.name == "value" and len(entry.t.dims) == 2}
-    tables = {name: table for name, table in tables.items() if not table.external_data}
+    constants = constants_of(body).items()
+    tables = {name: tensor for name, tensor in constants if len(tensor.dims) == 2 and not tensor.external_data}
     return [tables.get(output.name) for output in body.output]

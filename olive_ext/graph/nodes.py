@@ -212,6 +212,19 @@ def take_attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
     return value
 
 
+def constants_of(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """The tensors by the values that have their numbers: initializers, and what Constant nodes hold of numbers."""
+    tensors = {}
+    for node in (node for node in graph.node if node.op_type == "Constant"):
+        entry, name = node.attribute[0], node.output[0]
+        if entry.name == "value":
+            tensors[name] = entry.t
+        elif entry.name.startswith(("value_int", "value_float")):
+            dtype = np.int64 if entry.name.startswith("value_int") else np.float32
+            tensors[name] = numpy_helper.from_array(np.array(helper.get_attribute_value(entry), dtype), name)
+    return tensors | {tensor.name: tensor for tensor in graph.initializer}
+
+
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The bodies of If, Loop and Scan."""
     for attribute in node.attribute:
@@ -293,8 +306,7 @@ def half_type(model: onnx.ModelProto) -> str:
 
 
 def _matrices(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    constants = (attribute(node, "value", None) for node in model.graph.node if node.op_type == "Constant")
-    yield from (one for one in chain(model.graph.initializer, constants) if one is not None and len(one.dims) > 1)
+    yield from (tensor for tensor in constants_of(model.graph).values() if len(tensor.dims) > 1)
 
 
 def delete_at(field: Any, indices: Iterable[int]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import onnx
 from onnx import numpy_helper
 
-from olive_ext.graph.nodes import attribute
+from olive_ext.graph.nodes import attribute, constants_of
 
 Dim = int | str | None
 Shape = tuple[Dim, ...]
@@ -100,8 +100,8 @@ class Shapes:
         self.numbers: dict[str, tuple[Dim, ...]] = {}
         for value in graph.input:
             self.of[value.name] = _declared(value)
-        for tensor in graph.initializer:
-            self.of[tensor.name] = self._tensor(tensor.name, tensor)
+        for name, tensor in constants_of(graph).items():
+            self.of[name] = self._tensor(name, tensor)
         for node in graph.node:
             rule, num_known = _RULES.get(node.op_type, (None, 0))
             if rule is None or node.domain not in ("", "ai.onnx", "com.microsoft"):
@@ -125,16 +125,6 @@ class Shapes:
         if is_small and tensor.data_type in _INTEGERS and not tensor.external_data:
             self.numbers[name] = tuple(numpy_helper.to_array(tensor).reshape(-1).tolist())
         return tuple(tensor.dims)
-
-    def _constant(self, node: onnx.NodeProto) -> Shape | None:
-        entry, name = node.attribute[0], node.output[0]
-        if entry.name == "value":
-            return self._tensor(name, entry.t)
-        if entry.name in ("value_int", "value_ints"):
-            self.numbers[name] = (entry.i,) if entry.name == "value_int" else tuple(entry.ints)
-        if entry.name in ("value_ints", "value_floats"):
-            return (len(entry.ints) + len(entry.floats),)
-        return () if entry.name in ("value_int", "value_float") else None
 
     def _same_shape(self, node: onnx.NodeProto, shape: Shape) -> Shape:
         if node.op_type in SKIP_NORMS and len(node.output) > 3:
@@ -294,7 +284,6 @@ _RULES: dict[str, tuple[Callable[..., Shape | None], int]] = {
     **dict.fromkeys(_ATTENTIONS, (Shapes._attention, 1)),
     **dict.fromkeys(("Gather", "GatherBlockQuantized"), (Shapes._gather, 2)),
     "Concat": (Shapes._concat, 0),
-    "Constant": (Shapes._constant, 0),
     "Expand": (Shapes._expand, 0),
     "Reshape": (Shapes._reshape, 0),
     "Shape": (Shapes._shape, 1),

@@ -159,6 +159,15 @@ LEAKS: dict[str, tuple[Nodes, dict[str, Any], str]] = {
         )
         for axes in (None, [0, 1])
     },
+    "one number of all, axes of a node": (
+        [
+            _node("Constant", "", "axes", value_ints=[0, 1]),
+            _node("Gather", "table input_ids", "own"),
+            _node("ReduceMax", "own axes", "scale", keepdims=0),
+        ],
+        {},
+        "'scale' (ReduceMax) makes one number of all tokens of a step",
+    ),
     "a position": ([_node("Cast", "position_ids", "wide", to=1), _node("Unsqueeze", "wide axis", "scale")], {}, ""),
     "a threshold of each token's own": (
         [

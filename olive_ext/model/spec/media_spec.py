@@ -7,6 +7,7 @@ session, and no picture.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from olive_ext.errors import ModelError, listed
-from olive_ext.graph.nodes import makers_of, reads
+from olive_ext.graph.nodes import constants_of, makers_of, reads
 from olive_ext.model.spec.attention import graph_inputs, tensor_spec
 from olive_ext.model.spec.encoder_spec import width_fits
 from olive_ext.model.spec.step_choices import on_host, repeats
@@ -266,17 +267,10 @@ def _placeholder(
 
 def compared_ids(graph: onnx.GraphProto, tokens: str) -> set[int]:
     """The numbers that a graph compares its input `tokens` with."""
-    constants = {
-        tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if list(tensor.dims) in ([], [1])
-    }
-    for node in graph.node:
-        if node.op_type == "Constant":
-            value = onnx.helper.get_attribute_value(node.attribute[0])
-            constants[node.output[0]] = (
-                numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.array(value)
-            )
+    constants = constants_of(graph)
     names = {name for node in graph.node if node.op_type == "Equal" and tokens in node.input for name in node.input}
-    return {int(constants[name].item()) for name in names if name in constants and constants[name].size == 1}
+    single = [constants[name] for name in names & constants.keys() if math.prod(constants[name].dims) == 1]
+    return {int(numpy_helper.to_array(tensor).item()) for tensor in single}
 
 
 def _names(tensors: Iterable[TensorSpec]) -> str:

@@ -26,7 +26,7 @@ from onnx.reference.ops.op_range import Range
 from onnx.reference.ops.op_tile import Tile
 
 from olive_ext.errors import one_line
-from olive_ext.graph.nodes import attribute, reads, subgraphs
+from olive_ext.graph.nodes import attribute, constants_of, reads, subgraphs
 from olive_ext.model.spec.role_inputs import arrays_of, input_array
 from olive_ext.model.types import DecoderSpec, InputSpec, KvTensor, LengthChoice, Role, StateTensor, StepChoices
 
@@ -125,7 +125,7 @@ class PositionalNodes:
         for tensor in tensors:
             if int(np.prod(tensor.dims)) == 1 and tensor.data_location != TensorProto.EXTERNAL:
                 number = float(numpy_helper.to_array(tensor).reshape(-1)[0])
-                numbers |= {int(number)} if np.isfinite(number) and number == int(number) else set()
+                numbers |= {int(number)} if number.is_integer() else set()
         for node in self.nodes:
             numbers |= {entry.i for entry in node.attribute if node.op_type == "Constant" and entry.name == "value_int"}
         return sorted(numbers)
@@ -549,8 +549,7 @@ def _whole_reduction(graph: onnx.GraphProto) -> onnx.NodeProto | None:
     """The first reduction of floats that leaves neither rows nor tokens of a step."""
     floats = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
     types = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input)}
-    known = {node.output[0]: attribute(node, "value", None) for node in graph.node if node.op_type == "Constant"}
-    known |= {tensor.name: tensor for tensor in graph.initializer}
+    known = constants_of(graph)
     for node in graph.node:
         if node.op_type not in _REDUCTIONS or types.get(node.input[0]) not in floats:
             continue
