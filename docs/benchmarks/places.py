@@ -106,7 +106,7 @@ def requests_of(given: Any, model: Any) -> list[Any]:
     """Requests of the tasks, as a comparison keeps them; their numbers are found anew."""
     from docs.benchmarks.speed.peers import record
     from olive_ext.config import EvaluationSettings
-    from olive_ext.plugins.diagnose.places.judge import Kept
+    from olive_ext.plugins.diagnose.places.judge import Probe
     from olive_ext.session.local import open_tokenizer
     from olive_ext.session.requests import RollingRequest, ScoringRequest
 
@@ -122,7 +122,7 @@ def requests_of(given: Any, model: Any) -> list[Any]:
     nothing = np.zeros(0), np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64)
     rng = np.random.default_rng(0)
     picked = rng.permutation(len(made))[: given.documents]
-    return [Kept("", int(at), made[at], *nothing) for at in picked]
+    return [Probe("", int(at), made[at], *nothing) for at in picked]
 
 
 def main() -> None:

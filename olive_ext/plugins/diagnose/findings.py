@@ -46,7 +46,7 @@ from olive_ext.run.reference.observer import Observer
 
 if TYPE_CHECKING:
     from olive_ext.plugins.diagnose.places.first_difference import FirstDifference
-    from olive_ext.plugins.diagnose.places.judge import Kept, Places
+    from olive_ext.plugins.diagnose.places.judge import Places, Probe
 
 
 logger = logging.getLogger("olive.olive_ext")
@@ -309,7 +309,7 @@ def _version(versions: Any) -> str:
 
 
 def _looked_into(
-    place: PlaceFinding, first: FirstPosition, places: Places, kept: Kept, target: int, asked: ReferenceConfig | None
+    place: PlaceFinding, first: FirstPosition, places: Places, kept: Probe, target: int, asked: ReferenceConfig | None
 ) -> PlaceFinding:
     """The finding with the node where the places part, or why it is not known. What noise explains stays green where
     the nodes hold it; where they cannot be run, as far as noise was seen to go."""

@@ -47,7 +47,7 @@ Decision = Literal["passed", "loss", "cannot tell"]
 
 
 @dataclass(frozen=True)
-class Bound:
+class GateBound:
     """One metric of one task by one filter, or all answers together, with what was decided of it."""
 
     name: str
@@ -59,17 +59,17 @@ class Bound:
 CLAIMED: Mapping[str, Decision] = {"kept": "passed", "broken": "loss", "open": "cannot tell"}
 
 
-def of_claim(certainty: ClaimResult, comparison: Comparison) -> Bound:
+def of_claim(certainty: ClaimResult, comparison: Comparison) -> GateBound:
     """The bound of a claim about drawn documents."""
     interval = (
         f"difference {100 * certainty.estimate:+.2f} pt ({100 * certainty.low:+.2f} to {100 * certainty.high:+.2f})"
     )
     flips = comparison.overall_outcome()
     flipped = "" if flips is None else f", flips {flips.right_to_wrong} lost / {flips.wrong_to_right} won"
-    return Bound(certainty.metric, CLAIMED[certainty.verdict], f"{interval}{flipped}; {certainty.sentence()}")
+    return GateBound(certainty.metric, CLAIMED[certainty.verdict], f"{interval}{flipped}; {certainty.sentence()}")
 
 
-def bounds_of(comparison: Comparison, found: Verdict) -> list[Bound]:
+def bounds_of(comparison: Comparison, found: Verdict) -> list[GateBound]:
     """Every outcome with its decision."""
     changes = changes_of(comparison)
     deciding, bounds = deciding_changes(changes), []
@@ -86,7 +86,7 @@ def bounds_of(comparison: Comparison, found: Verdict) -> list[Bound]:
             decision, note = "cannot tell", possible_loss(reason)
         text = f"perplexity {change.figure.value} ({change.figure.note})"
         name, figures = (change.name, text) if change.outcome is None else _named(change.outcome)
-        bounds.append(Bound(name, decision, "; ".join(filter(None, [figures, note]))))
+        bounds.append(GateBound(name, decision, "; ".join(filter(None, [figures, note]))))
     return bounds
 
 
@@ -121,7 +121,7 @@ class GateResult:
 
     decision: Decision
     verdict: Verdict
-    bounds: tuple[Bound, ...]
+    bounds: tuple[GateBound, ...]
     notes: tuple[str, ...] = ()
     """Sentences on what the numbers do not cover."""
 

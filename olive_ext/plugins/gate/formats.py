@@ -10,7 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from olive_ext.errors import ConfigError, counted, printable
-from olive_ext.plugins.gate.decision import Bound, GateResult
+from olive_ext.plugins.gate.decision import GateBound, GateResult
 from olive_ext.report import literal, write_texts
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -99,7 +99,7 @@ def _level(gated: GateResult) -> str:
     return DRAWN_LEVEL if any("stopped" in bound.text for bound in gated.bounds) else LEVEL
 
 
-def _level_of(bound: Bound) -> str:
+def _level_of(bound: GateBound) -> str:
     return "error" if bound.decision == "loss" else "warning"
 
 

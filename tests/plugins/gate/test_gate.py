@@ -16,7 +16,7 @@ import pytest
 from olive_ext.cli import main
 from olive_ext.errors import ConfigError
 from olive_ext.plugins.gate.decision import (
-    Bound,
+    GateBound,
     GateResult,
     _decided,
     baseline_of,
@@ -471,7 +471,7 @@ def test_names_start_no_line_of_their_own() -> None:
     """GitHub obeys lines that start with two colons: a task's name must not make one."""
     bad = "task\n::error title=x::y"
     gated = GateResult(
-        "loss", Verdict("loss", f"loss found in {bad}", (Reason("loss", bad),)), (Bound(bad, "loss", bad),), (bad,)
+        "loss", Verdict("loss", f"loss found in {bad}", (Reason("loss", bad),)), (GateBound(bad, "loss", bad),), (bad,)
     )
     assert [text for text in lines(gated) if "\n" in text] == []
 

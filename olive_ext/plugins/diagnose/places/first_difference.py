@@ -161,7 +161,7 @@ def first_difference(
     return replace(result, repro=repro)
 
 
-def _difference(search: Search, found: Found, places: tuple[PlacedDecoder, PlacedDecoder]) -> FirstDifference:
+def _difference(search: Search, found: DifferingNodes, places: tuple[PlacedDecoder, PlacedDecoder]) -> FirstDifference:
     place, level = search.own, search.level(found)
     part, arrays = place.part(search.known_before(found.begin), [found.value])
     node = place.graph.nodes[place.graph.makers[found.value]]
@@ -279,7 +279,7 @@ GUESSES = 4
 _QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 
 
-class Found(NamedTuple):
+class DifferingNodes(NamedTuple):
     """The nodes from the number `begin` on that make `value`, which differs."""
 
     begin: int
@@ -320,7 +320,7 @@ class Search:
         self._closest = Deviation(0.0, 1.0), ""
         self._harmless = ""
 
-    def found(self) -> Found:
+    def found(self) -> DifferingNodes:
         """Where the logits of the last token part. Raises `NotLocatedError`."""
         end = len(self.own.graph.nodes)
         count = min(CUTS, max(2, len(self._values) // LEAF))
@@ -349,7 +349,7 @@ class Search:
         logits = self.own.run({}, self.own.graph.outputs, level)[self.own.logits]
         return bool(np.abs(last_row(logits) - self._theirs).max() > self._whole / FACTOR)
 
-    def _in_piece(self, begin: int, end: int, count: int = 0) -> Found | None:
+    def _in_piece(self, begin: int, end: int, count: int = 0) -> DifferingNodes | None:
         """The first that is found between two nodes, all of what is read there being known of the other place. It is
         cut at up to `count` places; 0 takes it apart into nodes where it is small enough."""
         inside = [name for name in self._values if begin <= self._makers[name] < end]
@@ -434,7 +434,7 @@ class Search:
             deviations[name] = judge(values[name], expected[name], response[name], unit, steps=steps, factor=factor)
         return values, deviations
 
-    def _first_node(self, values: dict[str, Array], deviations: dict[str, Deviation]) -> Found | None:
+    def _first_node(self, values: dict[str, Array], deviations: dict[str, Deviation]) -> DifferingNodes | None:
         """The first of single nodes that differs, and moves the logits."""
         for name in sorted(deviations, key=lambda name: self._makers[name]):
             if deviations[name].ratio > 1:
@@ -442,7 +442,7 @@ class Search:
                 outputs = {one: array for one, array in values.items() if self._makers[one] == index}
                 if (explained := self._explained(index, outputs)) is not None:
                     worst = max(outputs, key=lambda one: deviations[one].ratio)
-                    return Found(index, worst, deviations[worst], values[worst].shape, explained)
+                    return DifferingNodes(index, worst, deviations[worst], values[worst].shape, explained)
                 self._harmless = self._harmless or name
             elif deviations[name].ratio > self._closest[0].ratio:
                 self._closest = deviations[name], name
@@ -460,7 +460,7 @@ class Search:
             return None
         return float(1 - np.abs(self._mine - mixed).max() / np.abs(self._mine - theirs).max())
 
-    def _fused(self, begin: int, end: int, wrong: Sequence[str]) -> Found | None:
+    def _fused(self, begin: int, end: int, wrong: Sequence[str]) -> DifferingNodes | None:
         """The fewest nodes that differ together, in a piece in which none does alone: `wrong` are outputs of it."""
         inside = [name for name in self._values if begin <= self._makers[name] < end]
         last = next((name for name in inside if name in wrong), None)
@@ -471,7 +471,7 @@ class Search:
         start = _first(starts, lambda place: self._differ(place, last))
         values, deviation = self._region(start, last)
         explained = self._explained(self._makers[last], values)
-        return None if explained is None else Found(start, last, deviation, values[last].shape, explained)
+        return None if explained is None else DifferingNodes(start, last, deviation, values[last].shape, explained)
 
     def _differ(self, begin: int, value: str, level: str | None = None) -> bool:
         return self._region(begin, value, level)[1].ratio > 1
@@ -483,7 +483,7 @@ class Search:
         values, deviations = self._judged(given, [value], expected, are_alike=are_alike, level=level)
         return values, deviations[value]
 
-    def level(self, found: Found) -> str:
+    def level(self, found: DifferingNodes) -> str:
         """The lowest level of optimizations at which it shows."""
         return _first(list(LEVELS), lambda level: self._differ(found.begin, found.value, level))
 

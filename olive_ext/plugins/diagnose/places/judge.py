@@ -57,7 +57,7 @@ MOST_APART = 32
 
 
 @dataclass(frozen=True)
-class Kept:
+class Probe:
     """A request with what both places said: log-probabilities of its targets in nats, [T] each."""
 
     task: str
@@ -99,8 +99,8 @@ class Sample:
     context, which each of them would have computed again."""
 
     def __init__(self) -> None:
-        self._tasks: dict[str, dict[tuple[int, int], Kept]] = {}
-        self._apart: list[tuple[float, int, Kept]] = []
+        self._tasks: dict[str, dict[tuple[int, int], Probe]] = {}
+        self._apart: list[tuple[float, int, Probe]] = []
         self._count = 0
 
     def note(
@@ -111,7 +111,7 @@ class Sample:
         if compared is None or not len(compared):
             return
         own, other = np.asarray(output.token_logprobs, np.float64), np.asarray(compared.reference_logprobs, np.float64)
-        kept = Kept(task, document, request, own, other, compared.positions, compared.targets)
+        kept = Probe(task, document, request, own, other, compared.positions, compared.targets)
         self._count += 1
         heapq.heappush(self._apart, (float(np.nan_to_num(kept.apart).max()), self._count, kept))
         if len(self._apart) > MOST_APART:
@@ -123,13 +123,13 @@ class Sample:
             if len(documents) > MOST_DOCUMENTS:
                 del documents[max(documents)]
 
-    def documents(self) -> Iterator[Kept]:
+    def documents(self) -> Iterator[Probe]:
         """The request of each drawn document, the tasks by turns, in an order that is random within each."""
         ordered = [[documents[key] for key in sorted(documents)] for documents in self._tasks.values()]
         for turn in itertools.zip_longest(*ordered):
             yield from (document for document in turn if document is not None)
 
-    def apart(self) -> list[Kept]:
+    def apart(self) -> list[Probe]:
         """The requests that are farthest apart, at most `MOST_APART`."""
         return [kept for *_, kept in sorted(self._apart, reverse=True)]
 
@@ -149,7 +149,7 @@ _NOTHING = RESOLUTION / 10
 
 
 @dataclass(frozen=True)
-class Held:
+class PairAgainstNoise:
     """A pair held against noise."""
 
     limit: float
@@ -167,7 +167,7 @@ class Held:
         return self.is_farther_somewhere or self.is_farther_overall
 
 
-def held(pair: Sequence[FloatArray], noise: Sequence[Sequence[FloatArray]], everywhere: FloatArray) -> Held:
+def held(pair: Sequence[FloatArray], noise: Sequence[Sequence[FloatArray]], everywhere: FloatArray) -> PairAgainstNoise:
     """`pair`: distances in nats at the positions of each of D documents; `noise`: the same of each noise run;
     `everywhere` [N]: the pair's distances at all positions that were compared."""
     runs = [[np.maximum(values, RESOLUTION) for values in run] for run in noise]
@@ -181,7 +181,7 @@ def held(pair: Sequence[FloatArray], noise: Sequence[Sequence[FloatArray]], ever
     if len(logs) >= _LEAST_TESTED:  # distances that are all equal have no error
         error = float(logs.std(ddof=1)) / math.sqrt(len(logs))
         overall = float(logs.mean()) - float(stats.t.ppf(1 - ALPHA / 2, len(logs) - 1)) * error > 0
-    return Held(limit, ratio, bool(everywhere.max(initial=0.0) > limit), overall)
+    return PairAgainstNoise(limit, ratio, bool(everywhere.max(initial=0.0) > limit), overall)
 
 
 def tail_limit(noise: FloatArray, num_positions: int, alpha: float) -> float:
@@ -322,7 +322,7 @@ def moved(unit: str, count: int = NUM_MOVED) -> list[Variant]:
 
 
 def log_probabilities(
-    model: ResolvedModel, variant: Variant, sample: Sequence[Kept], max_length: int
+    model: ResolvedModel, variant: Variant, sample: Sequence[Probe], max_length: int
 ) -> list[FloatArray]:
     """The log-probabilities in nats of each request's targets. Raises `OliveExtError` if the model cannot run this
     way."""
@@ -375,7 +375,7 @@ class _Run:
 
 def located(
     places: Places, sample: Sample, everywhere: FloatArray, tokens_fed: int
-) -> tuple[PlaceFinding, tuple[Kept, int] | None]:
+) -> tuple[PlaceFinding, tuple[Probe, int] | None]:
     """The finding, and the request and target where the places part for the first time, or where they are farthest
     apart if noise explains it, and it is not harmless. `everywhere` [N]: distances in nats at all positions;
     `tokens_fed` to one of the models."""
@@ -431,7 +431,7 @@ def _size(apart: FloatArray) -> tuple[float, float]:
     return float(np.sqrt(np.mean(apart**2))), float(apart.max())
 
 
-def _first_position(kept: Kept, target: int) -> FirstPosition:
+def _first_position(kept: Probe, target: int) -> FirstPosition:
     return FirstPosition(kept.task, kept.document, int(kept.positions[target]), float(kept.apart[target]))
 
 
@@ -480,9 +480,9 @@ def _kind_of(model: ResolvedModel) -> tuple[str, ...]:
     return model.kind, model.runtime.name, *(provider.name for provider in model.providers)
 
 
-def _affordable(sample: Sample, most_tokens: int) -> list[Kept]:
+def _affordable(sample: Sample, most_tokens: int) -> list[Probe]:
     """The first documents of so many tokens in all, and at least a few."""
-    chosen: list[Kept] = []
+    chosen: list[Probe] = []
     num_positions = 0
     for kept in sample.documents():
         most_tokens -= kept.size
@@ -493,7 +493,7 @@ def _affordable(sample: Sample, most_tokens: int) -> list[Kept]:
     return chosen
 
 
-def _first(requests: Sequence[Kept], limit: float) -> tuple[Kept, int]:
+def _first(requests: Sequence[Probe], limit: float) -> tuple[Probe, int]:
     """The request and the target of the earliest position beyond the limit among the requests that are farthest apart;
     the farthest where only all together are."""
     beyond = [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from olive_ext.plugins.diagnose.places.judge import ALPHA, RESOLUTION, Held, held, tail_limit
+from olive_ext.plugins.diagnose.places.judge import ALPHA, RESOLUTION, PairAgainstNoise, held, tail_limit
 
 
 def drawn(rng: np.random.Generator, lengths: list[int], scale: float = 1e-3, spread: float = 0.0) -> list[np.ndarray]:
@@ -15,7 +15,7 @@ def drawn(rng: np.random.Generator, lengths: list[int], scale: float = 1e-3, spr
     return [np.abs(size * rng.standard_t(4, length)) for size, length in zip(own, lengths, strict=True)]
 
 
-def pair(rng: np.random.Generator, factor: float = 1.0, num_documents: int = 12) -> Held:
+def pair(rng: np.random.Generator, factor: float = 1.0, num_documents: int = 12) -> PairAgainstNoise:
     """A pair of `factor` times the noise over 60 documents, of which noise is known of the first ones."""
     lengths = rng.integers(1, 40, 60).tolist()
     whole = [factor * values for values in drawn(rng, lengths, spread=0.2)]
