@@ -83,19 +83,32 @@ def add_scoring_head(
     logits = _output(edited, logits_name)
     elem_type = logits.type.tensor_type.elem_type
     writer = NodeWriter(graph, default_opset(edited), _PREFIX)
-    picker = RowPicker(writer, has_rows=outputs.has_rows)
     rows = find_rows(graph, logits_name, _static_dim(logits, -1), keeps_layers)
-    value = _logits_of(writer, picker, rows, logits_name)
+    value = _logits_of(writer, rows, logits_name, has_rows=outputs.has_rows)
     del graph.output[[output.name for output in graph.output].index(logits_name)]
     _score(writer, value, elem_type, rows.vocab_size, outputs)
     remove_dead(graph, logits_name)
     return ScoringGraph(edited, rows.kind, rows.reason, rows.vocab_size, rows.products)
 
 
-def _logits_of(writer: NodeWriter, picker: RowPicker, rows: PickedRows, logits_name: str) -> str:
-    """Adds the nodes from the picked rows to the logits once more; returns the logits' name. The head's reshapes are
-    left out: `_score` adds the last one."""
-    renames = {value: picker.pick(value, width, is_flat=is_flat) for value, (width, is_flat) in rows.values.items()}
+def _logits_of(writer: NodeWriter, rows: PickedRows, logits_name: str, *, has_rows: bool) -> str:
+    """Adds the input `score_rows`[R], int64, indices into the flattened B*S, and the nodes from the picked rows to the
+    logits once more; returns the logits' name. The head's reshapes are left out: `_score` adds the last one.
+
+    With `has_rows` R is never 0. Without it row 0 is picked where R = 0, because reductions over no rows return the
+    wrong shape on CPU, and fail elsewhere.
+    """
+    index = writer.input("score_rows", _INT64, ["R"])
+    if not has_rows:
+        padded = writer.add("Concat", [index, writer.integers([0])], axis=0)
+        candidates = writer.add("Concat", [writer.add("Shape", [index]), writer.integers([1])], axis=0)
+        count = writer.reduce("ReduceMax", candidates, keepdims=1)
+        index = writer.add("Slice", [padded, writer.integers([0]), count])
+    renames: dict[str, str] = {}
+    for value, (width, is_flat) in rows.values.items():
+        lead = [-1] if is_flat else [1, -1]  # operators keep their rank
+        merged = writer.add("Reshape", [value, writer.shape(lead, value, width)])
+        renames[value] = writer.add("Gather", [merged, index], axis=len(lead) - 1)
     for node in rows.nodes:
         given, made = str(node.input[0]), str(node.output[0])
         if node.op_type not in LAYOUT:
@@ -114,7 +127,8 @@ def scoring_graph(
     graph = onnx.GraphProto(name="scoring")
     writer = NodeWriter(graph, 21, _PREFIX)
     writer.input("logits", elem_type, [*("B", "S")[3 - rank :], "V" if vocab_size is None else vocab_size])
-    value = RowPicker(writer, has_rows=outputs.has_rows).pick("logits", vocab_size, is_flat=True)
+    rows = PickedRows("logits", "", vocab_size, {"logits": (vocab_size, True)})
+    value = _logits_of(writer, rows, "logits", has_rows=outputs.has_rows)
     _score(writer, value, elem_type, vocab_size, outputs)
     return model_of(graph, 21)
 
@@ -216,27 +230,3 @@ def _is_cut_to_last(graph: onnx.GraphProto, logits_name: str) -> bool:
     while node is not None and node.op_type in LAYOUT:
         node = walk.producers.get(node.input[0])
     return node is not None and node.op_type == "Gather" and attribute(node, "axis", 0) in (1, -2)
-
-
-class RowPicker:
-    """Adds the input `score_rows`[R], int64, indices into the flattened B*S.
-
-    With `has_rows` R is never 0. Without it row 0 is picked where R = 0, because reductions over no rows return the
-    wrong shape on CPU, and fail elsewhere.
-    """
-
-    def __init__(self, writer: NodeWriter, *, has_rows: bool) -> None:
-        self._writer = writer
-        self._rows = writer.input("score_rows", onnx.TensorProto.INT64, ["R"])
-        if has_rows:
-            return
-        padded = writer.add("Concat", [self._rows, writer.integers([0])], axis=0)
-        candidates = writer.add("Concat", [writer.add("Shape", [self._rows]), writer.integers([1])], axis=0)
-        count = writer.reduce("ReduceMax", candidates, keepdims=1)
-        self._rows = writer.add("Slice", [padded, writer.integers([0]), count])
-
-    def pick(self, value: str, size: int | None, *, is_flat: bool) -> str:
-        """The rows of `value` [.., size]: [R, size] where flat, else [1, R, size], for operators to keep their rank."""
-        lead = [-1] if is_flat else [1, -1]
-        merged = self._writer.add("Reshape", [value, self._writer.shape(lead, value, size)])
-        return self._writer.add("Gather", [merged, self._rows], axis=len(lead) - 1)

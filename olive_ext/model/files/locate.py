@@ -308,11 +308,9 @@ def _upwards(folder: Path) -> Iterator[tuple[Path, str]]:
 
 def _find_genai_config(root: Path, decoder: Path) -> tuple[Path | None, str]:
     """The genai_config.json of `root` or of the decoder's folder, else one above that names this decoder."""
-    if (root / GENAI_CONFIG).is_file():
-        return root / GENAI_CONFIG, "in the folder asked for"
-    for folder, rule in _upwards(decoder.parent):
+    for folder, rule in ((root, "in the folder asked for"), *_upwards(decoder.parent)):
         config = folder / GENAI_CONFIG
-        if config.is_file() and (folder == decoder.parent or _names(config, decoder)):
+        if config.is_file() and (folder in (root, decoder.parent) or _names(config, decoder)):
             return config, rule
     return None, "none found"
 

@@ -10,7 +10,7 @@ import onnx
 
 from olive_ext.errors import MismatchError, ModelError
 from olive_ext.graph.nodes import attribute
-from olive_ext.model.types import KvTensor, TensorSpec
+from olive_ext.model.types import TensorSpec
 
 _ONE_SCALE = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
 """Operators that give all tokens of a step one scale; the second is what ONNX Runtime fuses the first into."""
@@ -41,17 +41,6 @@ def embedding_rows(graph: onnx.GraphProto, tokens: str) -> int | None:
         if node.op_type in ("Gather", "GatherBlockQuantized") and list(node.input[1:2]) == [tokens]
     )
     return min((table[axis] for table, axis in tables if table), default=None)
-
-
-def window_notes(kv: Sequence[KvTensor]) -> Iterator[str]:
-    """How caches that drop old positions are treated, where there are any."""
-    windows = [tensor.window for tensor in kv if tensor.window is not None]
-    if windows:
-        sizes = " and ".join(map(str, sorted(set(windows))))
-        yield (
-            f"{len(windows)} of {len(kv)} KV tensors keep {sizes} positions in the file (sliding_window_cache); here "
-            "they keep all, so that slots can be rewound and shared: more memory, the same results"
-        )
 
 
 def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:

@@ -103,7 +103,12 @@ class _Reader:
         )
         refuse_rotary(self._graph, {tensor.past: self._head_size(tensor) for tensor in kv})
         logits = self._logits()
-        self._notes.extend(attention.window_notes(kv))
+        if windows := [tensor.window for tensor in kv if tensor.window is not None]:
+            sizes = " and ".join(map(str, sorted(set(windows))))
+            self._note(
+                f"{len(windows)} of {len(kv)} KV tensors keep {sizes} positions in the file (sliding_window_cache); "
+                "here they keep all, so that slots can be rewound and shared: more memory, the same results"
+            )
         obstacle = self._in_place_obstacle(kv, states)
         self._notes.append(
             "past and present KV share one buffer" if obstacle is None else f"KV is returned grown: {obstacle}"
