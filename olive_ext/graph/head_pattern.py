@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import onnx
 
 from olive_ext.graph.nodes import attribute, reads, subgraphs
-from olive_ext.graph.value_shapes import REDUCTIONS, SKIP_NORMS, Shapes, factors
+from olive_ext.graph.value_shapes import ELEMENT_WISE, NORMS, REDUCTIONS, SKIP_NORMS, Shapes, factors
 
 _MICROSOFT = "com.microsoft"
 
@@ -24,12 +24,7 @@ _PRODUCTS = frozenset(
 )
 """Products of rows (input 0) with a weight. All other inputs must be constant."""
 
-_ELEMENT_WISE = frozenset(
-    {"Abs", "Add", "BiasGelu", "Cast", "Clip", "Div", "Elu", "Erf", "Exp", "FastGelu", "Gelu", "HardSigmoid"}
-    | {"HardSwish", "Identity", "LeakyRelu", "Log", "Max", "Min", "Mish", "Mul", "Neg", "Pow", "QuickGelu"}
-    | {"Reciprocal", "Relu", "Sigmoid", "Softplus", "Sqrt", "Sub", "Swish", "Tanh"}
-    | {"DequantizeLinear", "QuantizeLinear"}
-)
+_ELEMENT_WISE = ELEMENT_WISE | {"Add", "Div", "Max", "Min", "Mul", "Pow", "Sub"}
 """Row-wise as long as their constant inputs are equal for all rows."""
 
 LAYOUT = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
@@ -39,7 +34,6 @@ _QUANTIZE = frozenset({"Cast", "DequantizeLinear", "QuantizeLinear"})
 _WEIGHT = {"QLinearMatMul": 3, "QGemm": 3}
 _TWO_D = frozenset({"Gemm", "QGemm"})
 _PACKED = frozenset({"MatMulNBits", "MatMulBnb4"})
-_NORMS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
 _OF_FLOATS = frozenset({"FusedMatMul", "Gemm", "MatMul", "MatMulBnb4", "MatMulNBits"})
 """Products of floats: those of integers may have a scale or a zero point for each row."""
 
@@ -358,7 +352,7 @@ class Walk:
 _RULES: dict[str, Callable[[Walk, onnx.NodeProto], list[str]]] = {
     **dict.fromkeys(_ELEMENT_WISE, Walk._element_wise),
     **dict.fromkeys(_OF_FLOATS, Walk._product),
-    **dict.fromkeys((*_NORMS, *SKIP_NORMS), Walk._norm),
+    **dict.fromkeys((*NORMS, *SKIP_NORMS), Walk._norm),
     **dict.fromkeys(REDUCTIONS, Walk._reduction),
     "Concat": Walk._concat,
     "Reshape": Walk._reshape,

@@ -67,12 +67,16 @@ _SMALL = 8
 
 _INTEGERS = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32})
 
-SAME_SHAPE = frozenset(
-    {"Abs", "BiasGelu", "Cast", "CastLike", "Clip", "DequantizeLinear", "DynamicQuantizeLinear", "Erf", "Exp"}
-    | {"FastGelu", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LayerNormalization", "LeakyRelu", "Log", "Neg"}
-    | {"Not", "QuantizeLinear", "QuickGelu", "RMSNormalization", "Reciprocal", "Relu", "RotaryEmbedding", "Sigmoid"}
-    | {"SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "Softmax"}
-    | {"Softplus", "Sqrt", "Swish", "Tanh", "Cos", "Sin", "Round", "CumSum"}
+ELEMENT_WISE = frozenset(
+    {"Abs", "BiasGelu", "Cast", "Clip", "DequantizeLinear", "Elu", "Erf", "Exp", "FastGelu", "Gelu", "HardSigmoid"}
+    | {"HardSwish", "Identity", "LeakyRelu", "Log", "Mish", "Neg", "QuantizeLinear", "QuickGelu", "Reciprocal"}
+    | {"Relu", "Sigmoid", "Softplus", "Sqrt", "Swish", "Tanh"}
+)
+NORMS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
+SKIP_NORMS = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
+_SAME_SHAPE = frozenset(
+    {"CastLike", "Cos", "CumSum", "DynamicQuantizeLinear", "Not", "RotaryEmbedding", "Round", "Sin", "Softmax"}
+    | {*ELEMENT_WISE, *NORMS, *SKIP_NORMS}
 )
 """Operators whose first output has the shape of their first input."""
 
@@ -85,7 +89,6 @@ _PRODUCTS = {"MatMul": 1, "MatMulInteger": 1, "DynamicQuantizeMatMul": 1, "MatMu
 """Products without attributes, and which input the second factor is."""
 
 _ATTENTIONS = frozenset({"GroupQueryAttention", "MultiHeadAttention", "PagedAttention", "Attention"})
-SKIP_NORMS = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
 
 
 class Shapes:
@@ -275,7 +278,7 @@ class Shapes:
 
 
 _RULES: dict[str, tuple[Callable[..., Shape | None], int]] = {
-    **dict.fromkeys(SAME_SHAPE, (Shapes._same_shape, 1)),
+    **dict.fromkeys(_SAME_SHAPE, (Shapes._same_shape, 1)),
     **dict.fromkeys(BROADCAST, (Shapes._broadcast, 0)),
     **dict.fromkeys(REDUCTIONS, (Shapes._reduce, 1)),
     **dict.fromkeys(_PRODUCTS, (Shapes._product, 1)),
