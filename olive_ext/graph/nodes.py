@@ -268,18 +268,18 @@ def remove_dead(graph: onnx.GraphProto, value: str) -> None:
     uses = Counter(reads(graph.node))
     uses.update(output.name for output in graph.output)
     dead: set[int] = set()
-    gone = {value}
+    gone: set[str] = set()
     pending = [value]
     while pending:
-        index = producers.get(pending.pop())
+        gone.add(name := pending.pop())
+        index = producers.get(name)
         if index is None or index in dead or any(uses[name] for name in graph.node[index].output):
             continue
         dead.add(index)
         gone.update(graph.node[index].output)
-        uses.subtract(reads([graph.node[index]]))
-        unread = {name for name in reads([graph.node[index]]) if not uses[name]}
-        gone |= unread
-        pending += unread
+        read = list(reads([graph.node[index]]))
+        uses.subtract(read)
+        pending += (name for name in read if not uses[name])
     delete_at(graph.node, dead)
     delete_at(graph.value_info, {index for index, value in enumerate(graph.value_info) if value.name in gone})
     delete_at(graph.initializer, {index for index, tensor in enumerate(graph.initializer) if tensor.name in gone})

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -106,14 +106,11 @@ def refuse_settings(model: Resolved) -> list[str]:
     return told
 
 
-@contextmanager
-def failures_named(runtime: Runtime, doing: str) -> Iterator[None]:
+def failures_named(runtime: Runtime, doing: str) -> AbstractContextManager[None]:
     """Whatever another package's runtime raises in `doing` is an error that names it."""
     if runtime.name in BUILT_IN:
-        yield
-        return
-    with named_failures(f"'engine.runtime' = '{runtime.name}' failed in '{doing}'", kind=ModelError):
-        yield
+        return nullcontext()
+    return named_failures(f"'engine.runtime' = '{runtime.name}' failed in '{doing}'", kind=ModelError)
 
 
 def choose(model: Resolved) -> tuple[Runtime, str]:
