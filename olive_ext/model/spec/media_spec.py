@@ -8,7 +8,7 @@ session, and no picture.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -189,9 +189,8 @@ def read_media(
         modality = MEDIA_PARTS[part]
         taken = [tensor for tensor in interface.features if modality_of(tensor.name) is modality]
         if not taken:
-            raise ModelError(
-                f"'{files.graph}' encodes an {modality.value}; the embedding graph takes {_names(interface.features)}"
-            )
+            given = listed(f"'{tensor.name}'" for tensor in interface.features) or "no features"
+            raise ModelError(f"'{files.graph}' encodes an {modality.value}; the embedding graph takes {given}")
         outputs, inputs = _outputs(files, proto, taken), tuple(graph_inputs(proto.graph).values())
         placeholder = _placeholder(modality, graph.graph, taken, interface, configs)
         real = _real_rows(proto, outputs[0])
@@ -271,7 +270,3 @@ def compared_ids(graph: onnx.GraphProto, tokens: str) -> set[int]:
     names = {name for node in graph.node if node.op_type == "Equal" and tokens in node.input for name in node.input}
     single = [constants[name] for name in names & constants.keys() if math.prod(constants[name].dims) == 1]
     return {int(numpy_helper.to_array(tensor).item()) for tensor in single}
-
-
-def _names(tensors: Iterable[TensorSpec]) -> str:
-    return listed(f"'{tensor.name}'" for tensor in tensors) or "no features"
