@@ -6,7 +6,7 @@ no provider.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -118,8 +118,16 @@ def cross_graph(model: onnx.ModelProto, outputs: Iterable[str]) -> onnx.ModelPro
     Where the decoder is one If over the input 'use_cache_branch', the graph without a past is taken.
     """
     graph = model.graph
-    nodes = [inlined for node in graph.node for inlined in _without_past(node)]
-    weights = [*graph.initializer, *(item for body in _bodies(graph.node) for item in body.initializer)]
+    nodes, weights = list[onnx.NodeProto](), list(graph.initializer)
+    for node in graph.node:
+        if node.op_type != "If" or node.input[0] != _HAS_PAST:
+            nodes.append(node)
+            continue
+        body = attribute(node, "else_branch", None)
+        weights += body.initializer
+        renamed = [(inner.name, outer) for inner, outer in zip(body.output, node.output, strict=True)]
+        nodes += body.node
+        nodes += (helper.make_node("Identity", [inner], [outer]) for inner, outer in renamed if inner != outer)
     wanted = set(outputs)
     kept = makers_of(nodes, wanted)
     needed = wanted.union(reads(kept))
@@ -147,25 +155,6 @@ def part_of(
     part.graph.initializer.extend(tensor for tensor in weights if tensor.name in read)
     part.graph.sparse_initializer.extend(one for one in whole.sparse_initializer if one.values.name in read)
     return part
-
-
-def _bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
-    """The graphs without a past, of those of `nodes` that choose by the past."""
-    for node in nodes:
-        if node.op_type == "If" and node.input[0] == _HAS_PAST:
-            yield next(entry.g for entry in node.attribute if entry.name == "else_branch")
-
-
-def _without_past(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """The node itself, or the nodes of its graph without a past, whose outputs keep the names of the node's outputs."""
-    body = next(_bodies([node]), None)
-    if body is None:
-        yield node
-        return
-    yield from body.node
-    for inner, outer in zip(body.output, node.output, strict=True):
-        if inner.name != outer:
-            yield helper.make_node("Identity", [inner.name], [outer])
 
 
 NUM_ROWS = "num_real_rows"
