@@ -49,7 +49,7 @@ def value_at(values: Any, field: str) -> Any:
 
 
 _BY = r"( by the (evaluated model|reference))?"
-_BEFORE = rf"olive-ext: WARNING|olive-ext: (Scoring|Scoring texts|Generating){_BY}: .* tokens to compute"
+_BEFORE = rf"olive-ext: WARNING|olive-ext: (Scoring|Scoring texts|Generating){_BY}: .* to compute"
 
 
 def last_lines(err: str) -> list[str]:

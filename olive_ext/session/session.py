@@ -11,16 +11,18 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias, overload
 
+from olive_ext.engine.reference.tap import key_of
 from olive_ext.engine.requests import KeyedRequest, KeyedResult
 from olive_ext.errors import (
     ConfigError,
+    RecordsError,
     SessionError,
     UnfitTaskError,
     UnsupportedError,
@@ -29,7 +31,7 @@ from olive_ext.errors import (
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
 from olive_ext.records.journal import Journal
-from olive_ext.session.answer_journal import Executor, RecordsElsewhere, in_chunks, journal_of
+from olive_ext.session.answer_journal import Executor, RecordsElsewhere, in_chunks, journal_of, request_digest
 from olive_ext.session.conversion import Call, naming
 from olive_ext.session.generation_bounds import TextStream
 from olive_ext.session.placeholders import Encoding, MediaText
@@ -313,6 +315,17 @@ class Session(AbstractContextManager["Session"]):
         if self.journal is not None:
             self.journal.close()
         self.journal = None if stem is None else journal_of(self, stem, facts or {}, resume=resume)
+
+    def kept(self, call: str) -> Callable[[Any], bool] | None:
+        """Whether the answer to a request of the method named `call` is kept; None where none is."""
+        put = Call(self, call, _REQUEST_OF[call]).put
+        if call != "generate" and self.records is not None:
+            with suppress(RecordsError):
+                find = Records.read(self.records.folder).find
+                return lambda request: all(find(key_of(part)) is not None for _, part in put(0, request)[0])
+        elif (journal := self.journal) is not None and journal.num_known:
+            return lambda request: all(request_digest(part) in journal for _, part in put(0, request)[0])
+        return None
 
     def gc(self) -> None:
         """Drops what could be reused (resident prefixes); the model stays open."""

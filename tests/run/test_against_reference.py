@@ -140,19 +140,21 @@ def test_first_lines_name_the_model_and_where_answers_are_kept(
     asked = ("evaluate", str(changed), "--tasks", ",".join(NAMES), "--include-path", str(folder), "--limit", "2")
     asked = (*asked, "--reference", str(genai_export("llama")), "--isolation", "none")
     told = []
-    for output in ((), ("--output", str(tmp_path)), ("--output", str(tmp_path))):
-        main([*asked, *output])
-        told.append([line for line in capsys.readouterr().err.splitlines() if "tokens to compute" in line])
+    for more in ((), ("--output", str(tmp_path)), ("--output", str(tmp_path)), ("--output", str(tmp_path))):
+        main([*asked, *more, *(("--limit", "3") if len(told) == 3 else ())])
+        told.append([line for line in capsys.readouterr().err.splitlines() if " to compute" in line])
     assert [line.partition(":")[2].partition(":")[0].strip() for line in told[0]] == [
         "Scoring by the evaluated model",
         "Scoring texts by the evaluated model",
         "Generating by the evaluated model",
         "Generating by the reference",
     ]
-    first, kept, resumed = (lines[0].rpartition("; ")[2] for lines in told)
+    first, kept, resumed, _ = (lines[0].rpartition("; ")[2] for lines in told)
     assert first == "answers are kept only with an output folder"
     assert kept == f"answers are kept in '{tmp_path / 'journal'}'"
     assert re.fullmatch(rf"\d+ answers of an earlier run are kept in '{re.escape(str(tmp_path / 'journal'))}'", resumed)
+    assert all(": nothing is left to compute" in line for line in told[2]), "what is kept is not computed again"
+    assert [": 1 document, " in line for line in told[3]] == [True] * len(told[0]), "of three documents two are kept"
 
 
 @pytest.mark.parametrize("mode", ["resident", "recorded"])

@@ -11,7 +11,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ from olive_ext.backends.package_versions import versions
 from olive_ext.backends.progress import is_shown, progress_bar, shown
 from olive_ext.backends.samples import GeneratedText
 from olive_ext.backends.workload import Workload, forecast, workload_of
-from olive_ext.errors import MediaError, SessionError, TaskError, UnfitTaskError, counted
+from olive_ext.errors import MediaError, OliveExtError, SessionError, TaskError, UnfitTaskError, counted
 from olive_ext.media.pictures import read_picture
 from olive_ext.model import ResolvedModel
 from olive_ext.model.types import Modality
@@ -184,7 +184,7 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
             )
         answers: list[Score] = [(0.0, True)] * len(requests)
         items = list(enumerate(requests))
-        slices = encoded_slices(items, lambda item: "".join(item[1].args[:2]), self.scoring_requests)
+        slices = partial(encoded_slices, items, lambda item: "".join(item[1].args[:2]), self.scoring_requests)
         for one, output in self._outputs("Scoring", requests, "loglikelihood", slices, disable_tqdm):
             ((place, request),) = one.owners.items()
             answers[place] = output.logprob, output.is_greedy
@@ -235,7 +235,9 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
         texts = [RollingRequest(encode(request.args[0]), prefix) for request in requests]
         asked = [PendingRequest(text, {place: requests[place]}) for place, text in enumerate(texts)]
         answers = [0.0] * len(requests)
-        for one, output in self._outputs("Scoring texts", requests, "loglikelihood_rolling", [asked], disable_tqdm):
+        for one, output in self._outputs(
+            "Scoring texts", requests, "loglikelihood_rolling", lambda: [asked], disable_tqdm
+        ):
             ((place, request),) = one.owners.items()
             answers[place] = output.logprob
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, output.logprob)
@@ -246,7 +248,7 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
         """The continuation of each context. Greedy requests with equal arguments are generated once."""
         answers = [""] * len(requests)
         wanted = self.pending_generations(requests)
-        for one, output in self._outputs("Generating", requests, "generate", [wanted], disable_tqdm):
+        for one, output in self._outputs("Generating", requests, "generate", lambda: [wanted], disable_tqdm):
             assert one.settings is not None
             text = one.settings.answer(output, self.tok_decode)
             for place in one.owners:
@@ -304,7 +306,7 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
         doing: str,
         requests: Sequence[Instance],
         call: str,
-        slices: Iterable[Sequence[PendingRequest]],
+        slices: Callable[[], Iterable[Sequence[PendingRequest]]],
         is_disabled: bool,
     ) -> Iterator[tuple[PendingRequest, Any]]:
         """What is asked for `requests` in the session's `call`, with the output, as each is complete. Each is observed,
@@ -312,19 +314,25 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
         executor = self.session.executor
         fed, at_work = lambda: int(self.session.counters.tokens_fed), lambda: executor.at_work
         is_seen = not is_disabled and is_shown(shown.get())
-        work = workload_of(requests, self.tok_encode) if is_seen else Workload(tokens=[0.0] * len(requests))
-        tokens, about, doing = sum(work.tokens), "", " by ".join(filter(None, (doing, self.role)))
+        left = [*range(len(requests))]
+        if is_seen and (is_kept := self.session.kept(call)) is not None:
+            with suppress(OliveExtError):  # which the call itself raises, with its document
+                left = [at for each in slices() for one in each if not is_kept(one.request) for at in one.owners]
+        work = workload_of([requests[at] for at in left], self.tok_encode) if is_seen else Workload()
+        tokens, doing = dict(zip(left, work.tokens, strict=False)), " by ".join(filter(None, (doing, self.role)))
+        expected, about = sum(work.tokens), ""
         if is_seen and shown.get():  # a line, which is not written beside the bars of who drives the model themselves
             time = "" if self.resolved is None else f": {forecast(self.resolved, work, begins=self._begins)}"
-            about, self._begins = f"{work}{time}{self._kept if self._begins else ''}", False
-        bar = progress_bar(doing, len(requests), fed, is_disabled, expected=tokens, about=about, at_work=at_work)
+            todo = f"{work}{time}" if left else "nothing is left to compute"
+            about, self._begins = f"{todo}{self._kept if self._begins else ''}", False
+        bar = progress_bar(doing, len(requests), fed, is_disabled, expected=expected, about=about, at_work=at_work)
         with bar as advance:
-            for pending, output in run_requests(self.session, call, slices, self.lost):
+            for pending, output in run_requests(self.session, call, slices(), self.lost):
                 for instance in pending.owners.values():
                     self.observer(instance, pending.request, output)
                 yield pending, output
                 answered = len(output.tokens) if isinstance(output, GenerationOutput) else 0
-                advance(len(pending.owners), sum(work.tokens[place] for place in pending.owners), answered)
+                advance(len(pending.owners), sum(tokens.get(place, 0.0) for place in pending.owners), answered)
 
     @property
     def _kept(self) -> str:
