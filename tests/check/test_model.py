@@ -142,8 +142,11 @@ def test_graphs_that_differ_are_a_model_error(untouched: float) -> None:
         verify_graphs(resolve(ModelSettings(model="m", kind="hf")), Section("Verification").add, open_session)
 
 
-def test_command_is_2_and_names_the_problem(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", str(folder), "--max-length", "64", "--provider", "nosuch"]) == 2
+@pytest.mark.parametrize("mistake", [("--provider", "nosuch"), ("--tasks", "nosuch")])
+def test_command_is_2_and_names_the_problem(
+    folder: Path, mistake: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(folder), "--max-length", "64", *mistake]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert "nosuch" in err

@@ -413,7 +413,8 @@ def test_file_that_is_no_recipe_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_command_is_2_with_all_problems_on_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(put(tmp_path, of_evaluator(limt=3, seed="x")))]) == 2
-    err = capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert out == "", "a mistake comes first"
     assert err.count("\n") == 1
     assert "limt" in err
     assert "seed" in err
