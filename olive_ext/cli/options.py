@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from olive_ext.config import RECIPE_SUFFIXES, SAME_MODEL, EngineConfig, EvaluationConfig, StrictModel
 from olive_ext.config.base import nested_model
-from olive_ext.errors import ConfigError, OliveExtError, first_line
+from olive_ext.errors import ConfigError, OliveExtError, TaskError, first_line
 
 Form = Literal["value", "names", "commas", "pairs", "flag", "optional", "arguments", "place"]
 
@@ -132,16 +132,20 @@ def written_values(
 
 def in_options(error: OliveExtError, given: Mapping[str, Any], options: Sequence[Option]) -> OliveExtError:
     """The error with the options of keys that were given, or are missing or advised, in the keys' place. Who writes
-    keys (`--set`, a recipe) reads keys. A key that is also a value's text is replaced before " = " alone."""
-    if "set" in given or error.code == "unknown_key" or str(given.get("target")).lower().endswith(RECIPE_SUFFIXES):
+    keys (`--set`, a recipe) reads keys. A key that is also a value's text is replaced before " = " alone. What several
+    words make is a key wherever it stands, but in errors of a task, whose files have such keys, too."""
+    if error.code == "unknown_key" or str(given.get("target")).lower().endswith(RECIPE_SUFFIXES):
         return error
     text, values = str(error), repr([error.value, *given.values()])
     for option in options:
         key = option.key.removesuffix(".path").removeprefix("model.")
+        is_word = "_" in key and key not in values and not isinstance(error, TaskError)
         is_advised = error.field in (option.key, key) or error.code in ("missing", "provider", "unknown_name")
-        if option.key in given or (is_advised and option.form != "place"):
+        is_meant = (is_word or is_advised) and option.form != "place" and "set" not in given
+        if option.key in given or is_meant:
             text = text.replace(f"missing key '{key}'", f"missing key {key}: give {option.flag}")
             text = re.sub(rf"'{key}'(?= = )" if f"'{key}'" in values else f"'{key}'", option.flag, text)
+            text = re.sub(rf"(?<![\w.'-]){key}(?![\w.':])", option.flag, text) if is_word else text
     return error.saying(text)
 
 

@@ -9,7 +9,7 @@ import pytest
 from olive_ext.cli.options import OPTIONS, advised, in_options, written_values
 from olive_ext.cli.parser import build_parser
 from olive_ext.config import ClaimConfig, EvaluationConfig
-from olive_ext.errors import ConfigError, ModelError, OliveExtError
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, TaskError
 
 
 def written(*argv: str) -> dict[str, Any]:
@@ -74,16 +74,19 @@ def test_every_option_becomes_its_key() -> None:
     ("code", "given", "told"),
     [
         ("provider", {}, "--provider --reference --allow-cpu-fallback --limit"),
-        ("wrong_value", {"limit": "x"}, "'execution_provider' 'reference' 'allow_cpu_fallback' --limit"),
-        ("wrong_value", {"execution_provider": ["cuda"]}, "--provider 'reference' 'allow_cpu_fallback' 'limit'"),
-        ("wrong_value", {"reference": "a=1"}, "'execution_provider' --against 'allow_cpu_fallback' 'limit'"),
+        ("wrong_value", {"limit": "x"}, "--provider 'reference' --allow-cpu-fallback --limit"),
+        ("wrong_value", {"execution_provider": ["cuda"]}, "--provider 'reference' --allow-cpu-fallback 'limit'"),
+        ("wrong_value", {"reference": "a=1"}, "--provider --against --allow-cpu-fallback 'limit'"),
+        ("task", {"execution_provider": ["cuda"]}, "--provider 'reference' 'allow_cpu_fallback' 'limit'"),
+        ("provider", {"set": ["a=1"], "limit": "x"}, "'execution_provider' 'reference' 'allow_cpu_fallback' --limit"),
         ("provider", {"set": ["a=1"]}, "'execution_provider' 'reference' 'allow_cpu_fallback' 'limit'"),
         ("provider", {"target": "a.JSON"}, "'execution_provider' 'reference' 'allow_cpu_fallback' 'limit'"),
         ("unknown_key", {}, "'execution_provider' 'reference' 'allow_cpu_fallback' 'limit'"),
     ],
 )
 def test_message_names_the_options_of_who_wrote_options(code: str, given: dict[str, Any], told: str) -> None:
-    error = ConfigError("'execution_provider' 'reference' 'allow_cpu_fallback' 'limit'", code=code)
+    kind = TaskError if code == "task" else ConfigError
+    error = kind("'execution_provider' 'reference' 'allow_cpu_fallback' 'limit'", code=code)
     found = in_options(error.about("f", 3), given, OPTIONS)
     assert (str(found), found.code, found.field, found.value) == (told, code, "f", 3)
 
@@ -93,6 +96,8 @@ def test_message_names_the_options_of_who_wrote_options(code: str, given: dict[s
     [
         (ConfigError("give", "limit", "limit"), {"limit": "limit"}, "--limit = 'limit': give"),
         (ModelError("no 'variant'").about("reference", "variant"), {"model.variant": "a"}, "no 'variant'"),
+        (ProviderError("CUDA (from execution_provider) is not here"), {}, "CUDA (from --provider) is not here"),
+        (ProviderError("(execution_provider)"), {"tasks": ["execution_provider"]}, "(execution_provider)"),
         (ConfigError("no 'tasks', see 'limit'"), {"tasks": ["tasks"], "limit": 3}, "no 'tasks', see --limit"),
     ],
 )
