@@ -90,8 +90,9 @@ def going_on(kept: str | Path | None) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         how = "nothing was kept yet" if kept else "nothing is kept without --output"
-        if kept and Path(kept).exists():
-            how = f"the same command goes on with what is in '{kept}'"
+        journals = [path.read_bytes() for path in Path(kept or "").glob("*.jsonl") if kept]
+        if kept and Path(kept).exists() and (not journals or max(text.count(b"\n") for text in journals) > 1):
+            how = f"the same command goes on with what is in '{kept}'"  # a journal's first line is no answer
         raise KeyboardInterrupt(how) from stop
 
 

@@ -82,6 +82,7 @@ def test_command_that_is_interrupted_while_it_imports_ends_with_one_line(
         ("run --config {recipe}", "olive_ext.workflow", "out/cache"),
         ("locate {model} --reference {model} --tasks mine", "{room}.locate", ""),
         ("evaluate {model} --tasks mine --include-path . --output out", "lm_eval", "out/absent"),
+        ("evaluate {model} --tasks mine --include-path . --output out", "lm_eval", "out/empty"),
     ],
 )
 def test_interruption_says_with_what_the_same_command_goes_on(
@@ -98,9 +99,13 @@ def test_interruption_says_with_what_the_same_command_goes_on(
     (tmp_path / "recipe.json").write_text(json.dumps(given), encoding="utf-8")
     program = _program("plain", module.format(room="olive_ext.plugins.diagnose.remedy"), signal.SIGINT)
     words = command.format(model=MODEL, recipe="recipe.json").split()
-    is_there = kept and not kept.endswith("absent")
-    if is_there:
-        (tmp_path / kept).mkdir(parents=True)
+    is_there = kept and not kept.endswith(("absent", "empty"))
+    if kept and not kept.endswith("absent"):
+        folder = tmp_path / kept.replace("empty", "journal")
+        folder.mkdir(parents=True)
+        (folder / "answers_0.jsonl").write_text(
+            "what it belongs to\n" + "an answer\n" * bool(is_there), encoding="utf-8"
+        )
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=tmp_path)
     says = "nothing was kept yet" if kept else "nothing is kept without --output"
     says = f"the same command goes on with what is in '{kept}'" if is_there else says
