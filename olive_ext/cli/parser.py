@@ -64,7 +64,12 @@ CORE: dict[str, Command] = {
         "Run an Olive recipe: the same arguments as `olive run`; its evaluator and passes are known.",
         f"{_HERE}:run_command",
         (
-            ("--config --run-config", "RECIPE", "The recipe, .json or .yaml.", _NEEDED),
+            (
+                "--config --run-config",
+                "RECIPE",
+                "The recipe, .json or .yaml; as the first argument also without the option's name.",
+                _NEEDED,
+            ),
             ("-m --model_name_or_path", "MODEL", "An input model in place of the recipe's.", {"dest": "model"}),
         ),
     ),
@@ -140,7 +145,10 @@ def build_parser() -> _Parser:
 
 
 def parse(argv: list[str]) -> Namespace:
-    """The arguments; raises `ConfigError`, and SystemExit after a help text. Olive reads those of `run`, too."""
+    """The arguments; raises `ConfigError`, and SystemExit after a help text. Olive reads those of `run`, too, where a
+    recipe that comes first is the value of `--config`."""
+    if argv[:1] == ["run"] and argv[1:] and not argv[1].startswith("-"):
+        argv = ["run", "--config", *argv[1:]]
     parser = build_parser()
     parser.passes_on = argv[:1] == ["run"]
     arguments: Namespace = parser.parse_known_args(argv, Namespace(passed_on=argv[1:]))[0]

@@ -61,6 +61,7 @@ MISTAKES: list[tuple[list[str], dict[str, Any], str]] = [
     (["evalution", "no.yaml"], {}, "'no.yaml': no such file"),
     (["run"], {}, "the following arguments are required: --config/--run-config (see 'olive-ext run --help')"),
     (["run", "--config", "no.json"], {}, "cannot read the recipe 'no.json': No such file or directory"),
+    (["run", "no.json", "-o", "out"], {}, "cannot read the recipe 'no.json': No such file or directory"),
     (["check", "recipe.json"], {"taskz": ["a"]}, "unknown key 'evaluators.quickstart.taskz': did you mean 'tasks'?"),
     (IN_RECIPE, {"taskz": ["a"]}, "unknown key 'evaluators.quickstart.taskz': did you mean 'tasks'?"),
     (IN_RECIPE, {"passes": BUILDS}, "unknown key 'passes.int4.precison': did you mean 'precision'?"),
