@@ -473,6 +473,9 @@ class Comparison:
     over_all: bool = False
     """Whether all tasks together decide (`fail_on_loss`), and single ones may be undecided."""
 
+    arguments: str = "MODEL --reference REFERENCE --tasks TASKS"
+    """The candidate, the reference and the tasks as a shell takes them."""
+
     asked: PromptDiff | None = None
     """The differences where each model's own files ask it otherwise; None where both are asked alike."""
 

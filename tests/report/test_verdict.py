@@ -568,7 +568,11 @@ def test_headline_alone_has_a_grade(name: str, broken: tuple[str, ...]) -> None:
     ("found", "step"),
     [
         (of(outcome()), "400 documents are all that choice has: add tasks (`mmlu` has 14,042)"),
-        (of(outcome(**SAFE)), "`olive-ext locate` names the weights that lose it, `olive-ext mend` keeps them finer"),
+        (
+            of(outcome(**SAFE), divergence("choice", kl=0.01), arguments="M --reference 'a b' --tasks x"),
+            "`olive-ext locate M --reference 'a b' --tasks x` names the weights that lose it, `olive-ext mend M "
+            "--reference 'a b' --tasks x --within kl_mean=0.005 --output DIR` keeps them finer",
+        ),
         (of(outcome(), missing=1), "run it again: what has an answer is not asked twice"),
         (of(outcome(), asked=PromptDiff(("template",), ())), "give both models the same template, then evaluate again"),
     ],

@@ -15,14 +15,17 @@ before a model is opened. Knows no session's inside.
 from __future__ import annotations
 
 import gc
+import os
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
-from olive_ext.config import INPUT_MODEL, ReferenceConfig
+from olive_ext.config import INPUT_MODEL, EvaluationConfig, ReferenceConfig
 from olive_ext.errors import ContradictionError, RecordsError, UnsupportedError
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import is_same_path
@@ -31,7 +34,7 @@ from olive_ext.report.comparison import VARIANT, Comparison
 from olive_ext.report.metrics import NON_FINITE
 from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import certain_comparison
-from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, requested_costs
+from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, requested_costs, requested_tasks
 from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers, changed_answers, read_answers
 from olive_ext.run.reference.observer import Generated, Observer, ReferenceScores, Weights, score_generated
@@ -196,6 +199,7 @@ class Comparer:
             stops=self._models.stops(lm),
             metrics=reference.results,
             matters=matters,
+            arguments=_arguments(self._models.config),
             over_all=self._models.config.fail_on_loss is not None,
             non_finite=self._non_finite + _non_finite(lm),
             missing=len(self._lost) + len(getattr(lm, "lost", ())) + len(unread),
@@ -294,6 +298,24 @@ def mode_of(models: Models, reference: ReferenceConfig) -> Mode:
     if reference.mode != "auto" or reference.is_same:
         return "resident" if reference.mode == "auto" else reference.mode
     return "resident" if not costs and _fits(models.candidate, models.reference) else "recorded"
+
+
+def _arguments(config: EvaluationConfig) -> str:
+    """The models, the tasks and what decides their documents, as a shell takes them in this folder."""
+    assert config.reference is not None
+    here = f"{Path.cwd()}{os.sep}"
+    tasks = [task for task in requested_tasks(config) if isinstance(task, str)]
+    named = {
+        "--reference": config.reference.path,
+        "--tasks": ",".join(tasks) or "TASKS",
+        "--include-path": config.include_path,
+        "--limit": config.limit,
+        "--num-fewshot": config.num_fewshot,
+        "--variant": config.model.variant,
+    }
+    words = [config.model.path, *(word for name, value in named.items() if value is not None for word in (name, value))]
+    each = [one for word in words for one in (word if isinstance(word, list) else [word])]
+    return shlex.join(str(one).removeprefix(here) for one in each)
 
 
 def _first_prompt(lm: Any, samples: Mapping[str, Any]) -> str:
