@@ -88,6 +88,9 @@ def refuse_names(
     known = [{name.partition(",")[0] for name in metrics or ()} for metrics in (tasks or {}).values()]
     if known and all(names and names <= _OF_NO_ANSWER for names in known):
         compared = tuple(name for name in compared if name not in _OF_ANSWERS)
+        if settings.fail_on_loss is not None:
+            words = "no task has right or wrong answers, and perplexities are judged by 'matters'"
+            raise NotComparableError(words, f"{prefix}fail_on_loss", settings.fail_on_loss)
     check_names(bounds, tasks, compared, f"{prefix}require")
     check_names(names, tasks, compared, f"{prefix}metrics")
 

@@ -233,6 +233,12 @@ def test_names_of_bounds_are_refused_by_the_tasks(
         refuse_names(settings, "passes.g", **how)
 
 
+def test_loss_of_points_where_no_answer_is_right_or_wrong_is_refused_by_its_own_name(tmp_path: Path) -> None:
+    given = {"tasks": ["tiny_rolling"], "include_path": str(write_tasks(tmp_path / "tasks")), "reference": "m"}
+    with refused(ConfigError, "not_comparable", "fail_on_loss", holds=("perplexities", "'matters'")):
+        refuse_names(EvaluationSettings.parse({**given, "fail_on_loss": 2}))
+
+
 @pytest.mark.parametrize("name", ["kl_max", "all/kl_p99", "flips_right_to_wrong", "mcnemar_p,none"])
 def test_bound_on_what_drawn_documents_do_not_tell_is_refused(name: str) -> None:
     given = {"tasks": ["a"], "reference": "r", "documents": "enough", "certain": {"within": 0.01}}
