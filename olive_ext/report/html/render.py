@@ -156,7 +156,7 @@ def _stage_parts(stages: Sequence[Stage]) -> Iterator[StagePart]:
 
 
 def _sentence(text: str) -> str:
-    return re.sub(r"-(?=\d)(?<!\w-)", numbers.MINUS, f"{text[:1].upper()}{text[1:]}")
+    return re.sub(r"-(?=\d)(?<!\w-)", numbers.MINUS, f"{text[:1].upper()}{text[1:]}".replace("`", ""))
 
 
 def _basis(contrast: Contrast) -> str:
