@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from olive_ext.errors import counted
-from olive_ext.report import numbers
-from olive_ext.report.changes import perplexity_change
 from olive_ext.report.comparison import ALL, KV_CACHE, PACKAGE_TOKENIZER, Comparison
 from olive_ext.report.numbers import joined
 
@@ -144,14 +142,11 @@ def _documents(item: Reason, comparison: Comparison, together: str) -> str:
 
 
 def _measures(comparison: Comparison) -> str:
-    """The distance, if it is near, and the perplexities."""
-    from olive_ext.report.verdict import band_of, distance_words
+    """The distance, if it is near, and the perplexities: of both the figures have the values."""
+    from olive_ext.report.verdict import band_of
 
     overall = comparison.overall_divergence()
     if overall is None or not math.isfinite(overall.kl.mean) or band_of(overall, 1).code is not None:
         return ""
-    own = [one for one in comparison.divergences if one.is_text and one.task != ALL]
-    texts = [f"{one.task} {perplexity_change(one).value}" for one in own]
-    perplexity = f" and perplexity ({joined(texts)})" if texts else ""
-    value = ", ".join(filter(None, (f"{numbers.nats(overall.kl.mean)} nats", distance_words(overall))))
-    return f"judge by KL ({value}){perplexity}"
+    has_texts = any(one.is_text and one.task != ALL for one in comparison.divergences)
+    return f"judge by the mean KL{' and perplexity' if has_texts else ''}"
