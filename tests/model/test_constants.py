@@ -556,6 +556,18 @@ def test_node_that_computes_with_another_number_than_config_json_says_is_named(
     assert numbers_against(CONFIG, decoder()) == {}
 
 
+@pytest.mark.parametrize(
+    ("written", "what"), [({}, ""), ({"num_experts_per_tok": 2}, "'k' 1, {} 2"), ({"swiglu_limit": 6.0}, "{} 6")]
+)
+def test_experts_that_compute_otherwise_than_config_json_says_are_named(written: Any, what: str) -> None:
+    """Beside a graph they were; a quantized one is held against a checkpoint by its files alone."""
+    node = helper.make_node("QMoE", ["x"], ["y"], "moe", domain="com.microsoft", k=1, swiglu_limit=7.0)
+    config = {"num_experts_per_tok": 1, "top_k": None, "num_experts": 8, "swiglu_limit": 7.0, **written}
+    found = numbers_against(config, helper.make_model(helper.make_graph([node], "experts", [], [])))
+    assert len(found) == bool(what)
+    assert what.format("config.json") in str(found)
+
+
 def test_a_window_that_is_lost_everywhere_is_named() -> None:
     config = {"sliding_window": 16, "max_position_embeddings": 64, "attn_logit_softcapping": 50.0}
     none = decoder(setting("Attention", local_window_size=None))

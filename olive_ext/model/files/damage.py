@@ -66,6 +66,9 @@ _ABSENT: Mapping[str, Any] = {
 """Values of attributes that are left out, of others 0. An epsilon is ONNX's; ONNX Runtime's operators "Skip..." have
 1e-12."""
 
+_EXPERTS = {"k": ("experts_per_tok", "experts_per_token", "top_k"), "swiglu_limit": ("swiglu_limit",)}
+"""Attributes of experts by the ends of config.json's keys."""
+
 _NORMS = ("LayerNormalization", "RMSNormalization", "RMSNorm")
 _ATTENTIONS = ("GroupQueryAttention", "MultiHeadAttention", "PagedAttention", "Attention")
 _ATTENTION_BIAS = 10
@@ -345,8 +348,8 @@ def _unlike(
 def numbers_against(
     config: Mapping[str, Any], model: onnx.ModelProto, without: Sequence[str] = (), longest: int | None = None
 ) -> dict[str, str]:
-    """Norms and attentions that compute with other numbers than config.json says, by name: which. A kind of norms may
-    have its epsilon in the checkpoint's code, where others have the one that is written."""
+    """Norms, attentions and experts that compute with other numbers than config.json says, by name: which. A kind of
+    norms may have its epsilon in the checkpoint's code, where others have the one that is written."""
     text = config.get("text_config", config)
     fields = [(key, value) for entry in entries(text) for key, value in entry.items()]
     epsilons = [value for key, value in fields if key.endswith(("eps", "epsilon")) and isinstance(value, float)]
@@ -359,8 +362,10 @@ def numbers_against(
     kinds = _by_kind(model)
     has_windows = any(attribute(node, "local_window_size", -1) > 0 for node in kinds.get("attention", ()))
     findings: dict[str, str] = {}
-    for node in chain(kinds.get("norm", ()), kinds.get("attention", ())):
+    for node in chain(*(kinds.get(kind, ()) for kind in ("norm", "attention", "MoE"))):
         allowed: dict[str, Sequence[Any]] = {"epsilon": epsilons}
+        if node.op_type.endswith("MoE"):
+            allowed = {name: [value for key, value in fields if key.endswith(ends)] for name, ends in _EXPERTS.items()}
         if node.op_type in _ATTENTIONS:
             allowed = {"num_heads": queries, "kv_num_heads": [*shared, 1] if shared else [], "softcap": caps}
             allowed |= {
