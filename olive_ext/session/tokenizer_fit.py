@@ -153,6 +153,7 @@ def _traits(tokenizer: Tokenizer, written: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_CHAT = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"})
 _SHOWN = 60
 """Characters of two texts that are shown in front of their difference, and after it."""
 
@@ -164,6 +165,7 @@ _ASKS = {
     "text of tokens": _SPECIALS,
     "texts of all tokens": ("tokenizer.json",),
     "tokens of these texts": ("tokenizer.json",),
+    "tokens of a chat": _SPECIALS,
 }
 """What `PromptFormat.asks` holds, and patterns of the files that decide it."""
 
@@ -196,16 +198,18 @@ class PromptFormat:
         is read, too (150,000 tokens: 3 s)."""
         prefix = tokenizer.prefix_token_id if tokenizer.has_prefix else None
         ids = [tokenizer.encode(text, add_special_tokens=False) for text in _PROBES]
-        text = ""
+        text, chat = "", dict[str, list[int]]()
         if template is not None and tokenizer.has_chat_template:
             text = tokenizer.hf.get_chat_template(template.get("chat_template"))
+            with suppress(ConfigError):  # it says so when it is asked
+                chat = {(shown := tokenizer.render_chat(_CHAT, **template)): tokenizer.encode(shown)}
         texts = [tokenizer.decode(one) for one in ids]
         around = "".join(map(str, tokenizer.hf.convert_ids_to_tokens(tokenizer.encode("a"))))
         folder, patterns = Path(tokenizer.where), dict.fromkeys(each for own in _FILES.values() for each in own)
         files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
         digests = {path.relative_to(folder).as_posix(): _digest(path.read_bytes().hex()) for path in sorted(files)}
         every = _vocabulary_read(tokenizer) if reads_all else (None, None)
-        asks = dict(zip(_ASKS, (around, prefix, texts, *every), strict=True))
+        asks = dict(zip(_ASKS, (around, prefix, texts, *every, chat), strict=True))
         written = _written(tokenizer)
         traits, model = _traits(tokenizer, written), written.get("model", {})
         rest = {name: part for name, part in model.items() if name not in ("vocab", "merges")}
@@ -239,6 +243,8 @@ def excerpts(one: str, two: str) -> tuple[str, str]:
 
 def _is_alike(one: Any, other: Any) -> bool:
     """Whether what two records or models are asked is equal, as far as both say it."""
+    if isinstance(one, Mapping):
+        return all(one[text] == other[text] for text in one.keys() & other.keys())
     if isinstance(one, list) and isinstance(other, list):
         return all(map(eq, one, other))
     return bool(one == other)

@@ -420,6 +420,25 @@ def test_a_chat_template_counts_by_what_it_makes_of_the_tasks(
         assert len(asked.candidate_prompt) < 200
 
 
+@pytest.mark.parametrize(("uses_chat", "code"), [(True, "asked"), (False, "no_difference")])
+def test_special_tokens_that_take_white_space_are_named_where_chats_are_asked(
+    uses_chat: bool, code: str, folder: Path, tmp_path: Path
+) -> None:
+    """The reference was asked with the candidate's tokens, which lack the template's line ends: it was green."""
+
+    def strips(content: Any) -> None:
+        content["added_tokens"] = [{**token, "rstrip": True} for token in content["added_tokens"]]
+
+    template = "{% for m in messages %}{{ bos_token }}\n{{ m['content'] }}{% endfor %}"
+    edits = {"plain": None, "other": strips}
+    plain, other = (copied(tmp_path, name, tokenizer=edit, template=template) for name, edit in edits.items())
+    report = run(other, plain, "resident", folder, str(tmp_path), tasks=["tiny_choice"], apply_chat_template=uses_chat)
+    asked = compared(report).asked
+    assert verdict(compared(report)).code == code
+    assert (asked is None) is not uses_chat
+    assert asked is None or (asked.what, asked.files) == (("tokens of a chat",), ("tokenizer.json",))
+
+
 def test_chat_templates_that_no_chat_uses_are_not_compared(folder: Path, tmp_path: Path) -> None:
     other = copied(tmp_path, "other", template=f"Say: {TEMPLATE}")
     report = answered(other, genai_export("llama"), folder, tmp_path, "out", tasks=["tiny_generate"], limit=2)
