@@ -489,6 +489,8 @@ def named(file: Any) -> dict[str, Any]:
         ({"components": {"model": {"variants": {"x": {"variant_directory": "/etc"}}}}}, ModelError, "untrusted"),
         ({"components": {"model": {"variants": {"gone": {}}}}}, NotFoundError, "not_found"),
         ({"components": {"model": {"variants": [1]}}}, DamagedError, "damaged"),
+        ({"components": {"model": {"variants": GRAPH["variants"] | {"y": None}}}}, DamagedError, "damaged"),
+        ({"components": {"model": GRAPH | {"schema_version": "2.0"}}}, ModelError, "unsupported"),
         *(
             ({"components": {"model": {"variants": {"x": {"ep": ep}}}}}, DamagedError, "damaged")
             for ep in ("CUDA", "cpu")
@@ -534,18 +536,45 @@ def test_components_are_graphs_by_what_they_do(tmp_path: Path) -> None:
     assert files.companions["vision"].graph == tmp_path / "vision_encoder" / "cpu" / "graph.onnx"
 
 
-def test_encoder_is_for_the_provider_that_was_asked_for_where_the_decoder_is_for_any(tmp_path: Path) -> None:
-    variants = {
-        "cpu": {"variant_directory": "vision/cpu", "ep": CPU},
-        "gpu": {"variant_directory": "vision/gpu", "ep": CUDA},
-    }
-    for one in variants.values():
-        put_graph(tmp_path / one["variant_directory"] / "graph.onnx", "image_features")
-    put_graph(tmp_path / "any" / "graph.onnx", "logits")
-    components = {"decoder": {"variants": {"any": {"variant_directory": "any"}}}, "vision": {"variants": variants}}
-    put_json(tmp_path / "manifest.json", {"schema_version": 1, "components": components})
-    chosen = {provider: choose(tmp_path, None, provider)[1]["vision"].parent.name for provider in (CPU, CUDA, None)}
-    assert chosen == {CPU: "cpu", CUDA: "gpu", None: "cpu"}
+def put_components(root: Path, **eps: dict[str, str]) -> Path:
+    """A package of several graphs: of each component the providers by variant."""
+    components: dict[str, Any] = {component: {"variants": {}} for component in eps}
+    for component, name, ep in [(component, *one) for component, ones in eps.items() for one in ones.items()]:
+        folder = f"{component}/{name}"
+        put_graph(root / folder / "graph.onnx", "logits" if "decoder" in component else "image_features")
+        components[component]["variants"][name] = {"variant_directory": folder, "ep": ep}
+    put_json(put_tokenizer(root) / "manifest.json", {"schema_version": 1, "components": components})
+    return root
+
+
+@pytest.mark.parametrize(
+    ("decoders", "encoders", "chosen"),
+    [
+        ({"any": ""}, {"cpu": CPU, "gpu": CUDA}, {CPU: "cpu", CUDA: "gpu", None: "cpu"}),
+        ({"x": CUDA}, {"x": CPU, "y": CUDA}, {CUDA: "y"}),  # the same name is for another provider
+        ({"x": CUDA}, {"x": CPU, "y": CPU}, {CUDA: "x"}),
+        ({"x": CUDA}, {"x": CUDA, "y": CUDA}, {CUDA: "x"}),
+    ],
+)
+def test_encoder_is_for_the_provider_that_was_asked_for(
+    decoders: dict[str, str], encoders: dict[str, str], chosen: dict[str, str], tmp_path: Path
+) -> None:
+    root = put_components(tmp_path, decoder=decoders, vision=encoders)
+    assert {provider: choose(root, None, provider)[1]["vision"].parent.name for provider in chosen} == chosen
+
+
+def test_decoder_without_a_past_beside_one_with_it_is_the_first_step(tmp_path: Path) -> None:
+    root = put_components(tmp_path, decoder={"x": CPU}, decoder_with_past={"x": CPU})
+    files = locate(root)
+    assert files.decoder.parent == root / "decoder_with_past" / "x"
+    assert files.companions["first_step"].graph.parent == root / "decoder" / "x"
+
+
+def test_what_is_not_used_of_a_package_is_named(tmp_path: Path) -> None:
+    options = {"provider_options": {"device_id": "1"}, "session_options": {}}
+    root = put_package(tmp_path, {"one": {"ep": CPU, "executor_info": {"ort": options}}})
+    rule = locate(root).origins["variant"]
+    assert rule == f"the only variant, of one ({CPU}); executor_info.ort.provider_options is not applied"
 
 
 def test_graph_may_be_an_asset_that_variants_share(tmp_path: Path) -> None:
@@ -577,7 +606,9 @@ def test_component_that_is_no_part_of_a_model_is_left_alone(tmp_path: Path) -> N
     manifest = json.loads((root / "manifest.json").read_text())
     manifest["components"]["tokenizer"] = {"variants": {"any": {"variant_directory": "shared_assets"}}}
     put_json(root / "manifest.json", manifest)
-    assert locate(root).companions == {}
+    files = locate(root)
+    assert files.companions == {}
+    assert files.origins["variant"].endswith("; the component 'tokenizer' is left alone")
 
 
 def test_another_provider_is_another_variant_and_another_variant_another_provider(tmp_path: Path) -> None:

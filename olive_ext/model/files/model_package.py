@@ -42,6 +42,7 @@ _MAJOR = "1"
 _ROLES = {
     "model": "decoder",
     "text": "decoder",
+    "decoder_with_past": "decoder",
     "embeddings": "embedding",
     "vision_encoder": "vision",
     "speech": "audio",
@@ -63,22 +64,18 @@ class Variant:
     provider: str
     """Full name of the execution provider that it is for; empty for any."""
 
-    file: str = ""
-    """The graph as the package names it for ONNX Runtime; empty where it does not."""
-
-    weights: str = ""
-    """The folder of the weights, where ONNX Runtime is to read them from another one than the graph's."""
+    ort: Mapping[str, Any]
+    """What ONNX Runtime is told: `model_file`, and options of the session and the provider."""
 
     @property
     def graph(self) -> Path | None:
-        """That graph, which may lie in a folder that variants share. Raises `ModelError` where its weights do not lie
-        beside it."""
-        if self.weights:
-            problem = f"variant '{self.name}' has its weights in another folder ({WEIGHTS} = '{self.weights}')"
+        """The graph as the package names it for ONNX Runtime, which may lie in a folder that variants share; None where
+        it does not. Raises `ModelError` where its weights do not lie beside it."""
+        file, options = self.ort.get("model_file"), self.ort.get("session_options")
+        if weights := options.get(WEIGHTS) if isinstance(options, Mapping) else None:
+            problem = f"variant '{self.name}' has its weights in another folder ({WEIGHTS} = '{weights}')"
             raise ModelError(f"'{self.folder}': {problem}; put them beside the graph", code="unsupported")
-        if not self.file:
-            return None
-        return (asset if self.file.startswith(ASSET) else inside)(self.folder, self.file, "model_file")
+        return (asset if file.startswith(ASSET) else inside)(self.folder, file, "model_file") if file else None
 
     @property
     def words(self) -> str:
@@ -124,9 +121,10 @@ def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant,
     Raises `ModelError`, with all variants, where there is no such variant or more than one.
     """
     components = _components(root)
+    roles = _ROLES | ({"decoder": "first_step"} if "decoder_with_past" in components else {})
     parts: dict[str, list[Variant]] = {}
     for component, variants in components.items():
-        part = _ROLES.get(component, component)
+        part = roles.get(component, component)
         if part in parts:
             raise ModelError(f"'{root}' has two components that are its {part}: it has {listed(components)}")
         parts[part] = variants
@@ -137,13 +135,16 @@ def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant,
     for named, is_there in ((chosen.folder, Path.is_dir), (chosen.graph, Path.is_file)):
         if named is not None and not is_there(named):
             raise NotFoundError(f"'{root}' names '{named}' of the variant '{chosen.name}'; it is not there")
+    options = ("session_options", "provider_options")
+    notes = [f"executor_info.ort.{key} is not applied" for key in options if chosen.ort.get(key)]
     graphs = {}
     for part, variants in parts.items():
         if variants is not decoders and part in _PARTS:
-            same = chosen.name if any(one.name == chosen.name for one in variants) else None
             asked = chosen.provider or provider or CPU
-            graphs[part] = _graph(_chosen(root, part, variants, same, asked, CPU)[0], part)
-    return chosen, graphs, f"{rule}, of {', '.join(one.words for one in decoders)}"
+            graphs[part] = _graph(_chosen(root, part, variants, None, asked, CPU, like=chosen.name)[0], part)
+        elif variants is not decoders:
+            notes.append(f"the component '{part}' is left alone")
+    return chosen, graphs, "; ".join([f"{rule}, of {', '.join(one.words for one in decoders)}", *notes])
 
 
 def asset(folder: Path, uri: str, key: str) -> Path:
@@ -161,9 +162,10 @@ def asset(folder: Path, uri: str, key: str) -> Path:
 
 
 def _chosen(
-    root: Path, part: str, variants: Sequence[Variant], name: str | None, *providers: str
+    root: Path, part: str, variants: Sequence[Variant], name: str | None, *providers: str, like: str = ""
 ) -> tuple[Variant, str]:
-    """The variant of a part with the name; without one that for the first of `providers` that has any, and the rule."""
+    """The variant of a part with the name; without one that for the first of `providers` that has any, of several the
+    one with the name `like`; and the rule."""
     there = f"'{root}' has of its {part} {', '.join(one.words for one in variants)}"
     if name is not None:
         named = next((one for one in variants if one.name == name), None)
@@ -178,6 +180,7 @@ def _chosen(
         raise ModelError(f"{hint} {there}", "execution_provider", wanted[0], code="unknown_name")
     if not fit:
         raise NotFoundError(f"no variant is for {wanted[0]}: {there}; name one, or its provider", "variant")
+    fit = [one for one in fit if one.name == like] or fit
     if len(fit) > 1:
         raise ModelError(f"several variants fit: {there}; name one", "variant", code="missing")
     return fit[0], f"the variant for {wanted[0]}"
@@ -200,9 +203,7 @@ def _components(root: Path) -> dict[str, list[Variant]]:
     """The variants of each component. Raises `ModelError`."""
     file = root / MANIFEST
     manifest = read_json(file, Manifest)
-    version = str(manifest.get("schema_version", ""))
-    if version.partition(".")[0] != _MAJOR:
-        raise ModelError(f"'{file}' has the schema_version '{version}': {_MAJOR}.x is read", code="unsupported")
+    _refuse_version(file, manifest.get("schema_version", ""))
     found: dict[str, list[Variant]] = {}
     for component, written in (manifest.get("components") or {}).items():
         folder, body = root, written
@@ -212,27 +213,30 @@ def _components(root: Path) -> dict[str, list[Variant]]:
             if not file.is_file():
                 raise NotFoundError(f"'{root / MANIFEST}' names '{written}' for {component}; '{file}' does not exist")
             folder, body = file.parent, read_json(file, ComponentFile)
+        _refuse_version(file, body.get("schema_version", _MAJOR))
         found[component] = [_variant(folder, name, one) for name, one in (body.get("variants") or {}).items()]
     if not any(found.values()):
         raise DamagedError(f"'{root / MANIFEST}' has no component with a variant")
     return {component: variants for component, variants in found.items() if variants}
 
 
+def _refuse_version(file: Path, version: object) -> None:
+    if str(version).partition(".")[0] != _MAJOR:
+        raise ModelError(f"'{file}' has the schema_version '{version}': {_MAJOR}.x is read", code="unsupported")
+
+
 def _variant(component: Path, name: str, written: Mapping[str, Any]) -> Variant:
     folder = inside(component, written.get("variant_directory") or name, "variant_directory")
-    own = (written.get("executor_info") or {}).get("ort") or {}
-    if isinstance(own, str):
-        config = inside(folder, own, "executor_info.ort")
+    ort = (written.get("executor_info") or {}).get("ort") or {}
+    if isinstance(ort, str):
+        config = inside(folder, ort, "executor_info.ort")
         if not config.is_file():
-            raise NotFoundError(f"'{component}' names '{own}' for the variant '{name}'; '{config}' does not exist")
-        own = json_object(config, is_strict=True)
-    file = own.get("model_file") or "" if isinstance(own, Mapping) else own
-    if not isinstance(file, str):
+            raise NotFoundError(f"'{component}' names '{ort}' for the variant '{name}'; '{config}' does not exist")
+        ort = json_object(config, is_strict=True)
+    if not isinstance(file := ort.get("model_file") or "", str):
         raise DamagedError(f"'{component}' has {file!r} for the model_file of the variant '{name}'; it is no name")
     ep = written.get("ep") or ""
     if (row := ROWS.get(ep.lower())) is not None and row.name != ep:
         full = f"ONNX Runtime compares it with '{row.name}', letter by letter"
         raise DamagedError(f"'{component}' has '{ep}' for the ep of the variant '{name}': {full}")
-    options = own.get("session_options") if isinstance(own, Mapping) else None
-    weights = str(options.get(WEIGHTS, "")) if isinstance(options, Mapping) else ""
-    return Variant(name, folder, ep, file, weights)
+    return Variant(name, folder, ep, ort)

@@ -286,7 +286,7 @@ class HfConfig(_TextConfig):
 class _Variant(ConfigSection):
     variant_directory: str | None = None
     ep: str | None = None
-    executor_info: dict[str, str | dict[str, Any]] | None = None
+    executor_info: dict[str, str | dict[str, Any] | None] | None = None
 
 
 class ComponentFile(ConfigSection):
@@ -304,16 +304,17 @@ class Manifest(ConfigSection):
 
 
 def read_json(path: Path, form: type[ConfigSection] | None = None) -> Mapping[str, Any]:
-    """The object in a JSON file; a key whose value is null counts as not written.
+    """The object in a JSON file; a key whose value is null counts as not written, but for a package's names.
 
     Raises `ModelError` as `json_object` does, and where a value is not of the type that `form` declares: with the key,
     the value and what is accepted.
     """
-    written = _without_null(json_object(path, is_strict=form in (GenaiConfig, Manifest, ComponentFile)))
+    is_of_package = form in (Manifest, ComponentFile)
+    value = json_object(path, is_strict=is_of_package or form is GenaiConfig)
     if form is not None:
         with mistakes_in(path):
-            form.parse(written)
-    return written
+            form.parse(value if is_of_package else _without_null(value))
+    return _without_null(value)
 
 
 @contextmanager
