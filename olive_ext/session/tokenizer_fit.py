@@ -167,7 +167,9 @@ _ASKS = {
     "tokens of these texts": ("tokenizer.json",),
     "tokens of a chat": _SPECIALS,
 }
-"""What `PromptFormat.asks` holds, and patterns of the files that decide it."""
+"""What `PromptFormat.asks` holds, and patterns of the files that decide it. None stands for a token for an empty
+context that the files do not name: tasks that need one end in an error; and for the last two where not every token was
+read."""
 
 _FILES = {**_ASKS, TEMPLATE: ("chat_template*", "additional_chat_templates/*", "tokenizer_config.json")}
 
@@ -220,7 +222,7 @@ class PromptFormat:
         """What `asks` differ in; the files that may decide it and are not the same; and what the first is of both, of
         several texts one that differs."""
         both = {name: (self.asks[name], other.asks[name]) for name in self.asks.keys() & other.asks.keys()}
-        names = (name for name in _ASKS if name in both and (name not in _OF_FAST or None not in both[name]))
+        names = (name for name in _ASKS if name in both and None not in both[name])
         what = tuple(name for name in names if not _is_alike(*both[name]))
         one, two = both[what[0]] if what else ("", "")
         if isinstance(one, list) and isinstance(two, list):
@@ -251,9 +253,6 @@ def _is_alike(one: Any, other: Any) -> bool:
 
 
 _STEPS = ("added_tokens", "normalizer", "pre_tokenizer", "decoder")
-
-_OF_FAST = ("texts of all tokens", "tokens of these texts")
-"""`PromptFormat.asks` has these where every token was read, of tokenizers in the library of fast ones; else None."""
 
 
 def _vocabulary_read(tokenizer: Tokenizer) -> tuple[str | None, str | None]:

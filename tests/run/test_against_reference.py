@@ -486,6 +486,13 @@ def test_an_evaluations_own_bos_is_both_models(tmp_path: Path) -> None:
     assert found == [{"model_args.add_bos_token": hidden}, {}]
 
 
+def test_files_that_name_no_token_for_an_empty_context_ask_nothing_else(tmp_path: Path) -> None:
+    """Without tokenizer_config.json distributions were not compared, also where no task has an empty context."""
+    bare, whole = copied(tmp_path, "bare"), genai_export("llama")
+    (bare / "tokenizer_config.json").unlink()
+    assert [asked(bare, whole), asked(whole, bare)] == [None, None]
+
+
 @pytest.mark.parametrize("how", ["in the cache alone", "in steps of one token"])
 def test_a_model_that_only_continues_texts_wrongly_is_named_where_none_is_continued(
     how: str, folder: Path, tmp_path: Path
