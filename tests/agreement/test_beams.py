@@ -27,8 +27,6 @@ from tests.agreement.packages import suppressed
 from tests.agreement.references import STOPS, causal, load
 from tests.exports import VOCAB, genai_export, hf_model
 
-pytestmark = pytest.mark.slow
-
 
 def test_stop_string_ends_a_sequence_as_in_transformers() -> None:
     """The first text behind which there is one: of each of its sequences the stop string is searched by itself."""

@@ -31,8 +31,6 @@ from tests.exports import CONTEXT, VOCAB, export, genai_export
 from tests.exports.ropes import ORIGINAL
 from tests.refusals import refused
 
-pytestmark = pytest.mark.slow
-
 
 def _open(**engine: object) -> Session:
     return olive_ext.open(genai_export("llama"), engine=engine)

@@ -24,11 +24,11 @@ from tests.exports.hf import HEAD_SIZES
 from tests.exports.media import MEDIA_FAMILIES
 
 MARKS = {
-    "slow": [pytest.mark.slow],
-    "long": [pytest.mark.slow, pytest.mark.long],
+    "": [],
+    "long": [pytest.mark.long],
     "exporters": [pytest.mark.exporters],
-    "rounded": [pytest.mark.slow, pytest.mark.rounded],
-    "webgpu": [pytest.mark.slow, pytest.mark.webgpu],
+    "rounded": [pytest.mark.rounded],
+    "webgpu": [pytest.mark.webgpu],
 }
 ROWS: list[Any] = []
 Settings = Mapping[str, Any]
@@ -42,7 +42,7 @@ def add(
     engines: Iterable[Settings] = ({},),
     *,
     fetched: Iterable[str] = (),
-    mark: str = "slow",
+    mark: str = "",
     **row: Any,
 ) -> None:
     """Rows of a group: each package in each form; a sample has one of those that are asked the same. Those that are
@@ -102,7 +102,7 @@ add("heads", (), "windows 25 100", 1e-1, forms([(3, 64)]), against="plain", prov
 
 # Slots, chunks and order change nothing beyond 1e-5. A step for each token takes its time.
 AT_LENGTH = [(1, 1), (1, 256), (3, 7), (8, 1), (8, 256)]
-ORDERS = [("slow", 85, [(1, 7), (3, 1), (3, 256), (8, 7)]), ("long", 510, AT_LENGTH)]
+ORDERS = [("", 85, [(1, 7), (3, 1), (3, 256), (8, 7)]), ("long", 510, AT_LENGTH)]
 for graph, (mark, count, shapes) in product(GRAPHS, ORDERS):
     for slots, chunk in shapes:
         asked = f"mixed_scores {count // 4 if chunk == 1 else count}"
@@ -114,7 +114,7 @@ IS_WINDOWED = {"kv_cache": "in_place", "notes": holds("sliding_window_cache"), *
 IS_WHOLE = {**IS_WINDOWED, "scored_row_products": []}
 WINDOWED = [f"{family}-genai-0.18" for family in ("gemma3_text", "gpt_oss")]
 add("windowed", WINDOWED, "windows", 1e-4, forms(SHAPES), facts=IS_WINDOWED)
-for shape, mark in zip(SHAPES, ("long", "slow", "long"), strict=True):
+for shape, mark in zip(SHAPES, ("long", "", "long"), strict=True):
     add("windowed", WINDOWED, "windows", 1e-4, forms([shape], graph="untouched"), facts=IS_WHOLE, mark=mark)
 add("windowed", (), "windows", 1e-4, forms(SHAPES), against="plain", fetched=["gemma4_unified-genai-0.18"])
 
@@ -138,7 +138,7 @@ for name, nats, kv_cache in (
         how: dict[str, Any] = {"against": "plain", "provider": "cpu", "facts": facts}
         for graph in GRAPHS:
             (engine,) = forms([(slots, chunk)], scoring=scoring, graph=graph)
-            mark = "long" if graph == "untouched" and slots != 3 else "slow"
+            mark = "long" if graph == "untouched" and slots != 3 else ""
             add("types", name, asked, bound, [engine], mark=mark, **how)
 IN_ROWS = {"scoring": "rows", "notes": holds("rounding of activations")}
 add("types", "llama-genai-0.18-int4", asked, 1e-1, against="plain", facts=IN_ROWS)
@@ -150,17 +150,17 @@ WHY["llama-genai-0.18-int4"] = "rounding of activations"
 # Products of the last layer on the scored rows only, besides the head's: the untouched graph's scores, and those of
 # plain passes, from which steps of other lengths round otherwise.
 for name, products, mark in (
-    ("llama-genai-0.18", 4, "slow"),
-    ("qwen3-genai-0.14", 4, "slow"),
-    ("gemma3_text-genai-0.18", 4, "slow"),
-    ("phi3-genai-0.18", 4, "slow"),
-    ("llama-mobius", 4, "slow"),
+    ("llama-genai-0.18", 4, ""),
+    ("qwen3-genai-0.14", 4, ""),
+    ("gemma3_text-genai-0.18", 4, ""),
+    ("phi3-genai-0.18", 4, ""),
+    ("llama-mobius", 4, ""),
     ("gemma4_text-mobius", 6, "long"),  # two of them around per-layer embeddings
-    ("gpt2-mobius", 3, "slow"),
-    ("qwen3_5_text-mobius", 4, "slow"),
+    ("gpt2-mobius", 3, ""),
+    ("qwen3_5_text-mobius", 4, ""),
     ("llama-optimum", 4, "long"),  # this and Gemma 4 have exporters that take seconds to install
-    ("llama-genai-0.18-hidden", 0, "slow"),  # its last hidden states are an output
-    ("llama-genai-0.18-int4", 0, "slow"),  # its activations are rounded
+    ("llama-genai-0.18-hidden", 0, ""),  # its last hidden states are an output
+    ("llama-genai-0.18-int4", 0, ""),  # its activations are rounded
 ):
     facts = {"scored_row_products": lambda found, products=products: len(found) == products}
     if name in WHY:
@@ -257,7 +257,7 @@ HEARD = [(1, 256, "scoring_head", "auto"), (4, 2, "untouched", True), (3, 1, "sc
 HEARD += [(2, 256, "untouched", "auto")]
 for seed in range(8):
     engine = forms(HEARD, "graph", "overlaps_steps")[seed % 4]
-    mark = "long" if seed else "slow"
+    mark = "long" if seed else ""
     add("speech", "whisper export", f"heard_at_random {seed}", 1e-4, [engine], mark=mark)
 
 # Pictures and sounds, however steps are cut and prefixes shared. States cannot be scored in tree batches.
@@ -296,9 +296,9 @@ for name in (*LEAKS, "the fifth item gets the sixth"):
 # As many in a run as `encoder_batch_rows` has room for and a power of two; encoders that have one item built in.
 FAIL: dict[str, Any] = {"images_one_by_one": holds("several together fail: ")}
 for name, asked, most, facts, mark in (
-    ("qwen2_5_vl@", "pictures_of_many_sizes", 1024, {"image_encoder_runs": 2}, "slow"),
-    ("qwen2_5_vl@", "pictures_of_many_sizes", 24, {"image_encoder_runs": 4}, "slow"),
-    ("llava@", "pictures_of_one_size 10", 16 * 4, {"image_encoder_runs": 3}, "slow"),
+    ("qwen2_5_vl@", "pictures_of_many_sizes", 1024, {"image_encoder_runs": 2}, ""),
+    ("qwen2_5_vl@", "pictures_of_many_sizes", 24, {"image_encoder_runs": 4}, ""),
+    ("llava@", "pictures_of_one_size 10", 16 * 4, {"image_encoder_runs": 3}, ""),
     ("qwen3_vl@", "pictures_of_many_sizes", 24, {"image_encoder_runs": 4}, "exporters"),
     ("qwen3_5@", "pictures_of_many_sizes", 24, {"image_encoder_runs": 4}, "exporters"),
     ("gemma4_any@", "sounds_that_grow", 1024, {"sound_encoder_runs": 3}, "exporters"),
@@ -350,7 +350,7 @@ WIDE = {"num_slots": 3, "chunk_size": 96, "encoder_batch_rows": 1}
 KNOWN = [{**WIDE, "strict_shapes": True}, {**WIDE, "strict_shapes": True, "encoder_batch_rows": 64}]
 MET: dict[str, Any] = {"against": WIDE, "provider": "cpu", "facts": {"encoder_shapes_late": 0}, "is_observed": True}
 for at, name in enumerate([*SHAPED, "gemma4_vl@", "gemma4_any@"]):
-    for engine, mark in zip(KNOWN[:: 1 - 2 * (at % 2)], ("slow", "long"), strict=True):
+    for engine, mark in zip(KNOWN[:: 1 - 2 * (at % 2)], ("", "long"), strict=True):
         add("known shapes", name, "items_of_many_sizes", 1e-4, [engine], mark=mark, **MET)
 
 # Tokens that stay on the device are those that the host reads; who decides that steps begin before the one before them
@@ -366,7 +366,7 @@ for device, slots in product(("cpu", "webgpu"), (1, 3, 5)):
     ahead = [{**serial, "graph": graph, "overlaps_steps": True} for graph in GRAPHS]
     facts = {**counts(lambda steps_overlapped, **_: steps_overlapped > 40), **PINNED, "overlaps_steps": True}
     how = {"against": serial, "provider": device, "facts": facts}
-    how["mark"] = "webgpu" if device == "webgpu" else "slow"
+    how["mark"] = "webgpu" if device == "webgpu" else ""
     add("ahead", "llama-installed", "steps_ahead", 0, ahead, **how)
     if slots == 3:
         add("ahead", "lfm2-installed", "steps_ahead", 0, [{**serial, "overlaps_steps": True}], **how)
@@ -430,7 +430,7 @@ for given in ROWS:
     if row.against in ("transformers", "generate", "plain") and row.provider != "webgpu":
         known.setdefault((row.package, row.asked, row.against), given)
 for given, engine in product(known.values(), ({}, {"scoring": "rows"})):
-    (row,), marks = given.values, [mark for mark in given.marks if mark.name in ("slow", "exporters")]
+    (row,), marks = given.values, [mark for mark in given.marks if mark.name == "exporters"]
     row = Row(row.package, row.asked, max(1e-4, row.nats), row.against, engine, ON_CUDA, "cuda", flags=row.flags)
     ROWS.append(pytest.param(row, marks=[*marks, pytest.mark.gpu], id=f"cuda {row.asked}: {row}"))
 

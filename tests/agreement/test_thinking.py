@@ -17,8 +17,6 @@ from tests.agreement.references import causal
 from tests.exports import VOCAB, genai_export, hf_model
 from tests.refusals import refused
 
-pytestmark = pytest.mark.slow
-
 NUM_NEW = 24
 
 

@@ -93,7 +93,6 @@ def test_model_that_counts_answers_nothing() -> None:
     assert (len(lm.work.documents), sum(lm.work.tokens), lm.work.answers) == (3, 6.0, 5)
 
 
-@pytest.mark.slow
 def test_forecast_is_by_the_products_of_the_graph() -> None:
     model = resolve(ModelSettings(model=str(genai_export("llama"))))
     hidden, rate = parameters(model), RATES["cpu"]

@@ -25,8 +25,6 @@ from tests.refusals import refused
 TASKS = Path(__file__).parents[2] / "recipes" / "vision" / "tasks"
 NUM_DOCUMENTS = 8
 
-pytestmark = pytest.mark.slow
-
 
 @cache
 def _reference() -> PictureReference:

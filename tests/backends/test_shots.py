@@ -27,8 +27,6 @@ from tests.refusals import refused
 TASKS = Path(__file__).parents[2] / "recipes" / "vision" / "tasks"
 NUM_DOCUMENTS, NUM_SHOTS = 4, 2
 
-pytestmark = pytest.mark.slow
-
 
 @cache
 def _reference() -> PictureReference:

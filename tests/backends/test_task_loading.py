@@ -76,7 +76,6 @@ def test_groups_need_the_whole_index() -> None:
     assert _find({"group": "mine", "task": ["arc_easy", {"task": "piqa"}]}, {})[1] == ["arc_easy", "piqa"]
 
 
-@pytest.mark.slow
 def test_unknown_task_is_refused_with_near_names(folder: Path) -> None:
     with refused(TaskError, "unknown_name", "tasks", ["hellaswagg", "tiny_choise"], holds="tiny_choice") as caught:
         load_tasks(["tiny_choise", "hellaswagg"], str(folder))

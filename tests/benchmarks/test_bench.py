@@ -62,7 +62,6 @@ def found(config: dict[str, Any]) -> dict[str, Any]:
     return json.loads((Path(config["output_dir"]) / "bench.json").read_text())
 
 
-@pytest.mark.slow
 def test_every_backend_gets_the_same_requests_by_turns(config: dict[str, Any]) -> None:
     fake, lines = Fake(), []
     summary = bench(BenchConfig.parse(config), fake, lines.append)
@@ -79,7 +78,6 @@ def test_every_backend_gets_the_same_requests_by_turns(config: dict[str, Any]) -
     assert "olive-ext" in (Path(config["output_dir"]) / "bench.md").read_text()
 
 
-@pytest.mark.slow
 def test_latencies_are_ours_alone_in_as_many_slots_as_requests_in_flight(config: dict[str, Any]) -> None:
     fake = Fake()
     summary = bench(BenchConfig.parse({**config, "rounds": 1, "peers": [], "in_flight": [1, 3]}), fake)

@@ -68,7 +68,6 @@ def calls_a_step(engine: Engine, requests: list[Request]) -> float:
     return calls / (engine.counters.steps - steps)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "settings", "most"),
     [(prompts, {}, 1000), (texts, {}, 1000), (texts, {"scoring": "rows"}, 600)],

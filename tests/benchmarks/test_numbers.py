@@ -138,7 +138,6 @@ class Peer:
     loglikelihood_rolling = loglikelihood
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("add_bos", [None, False])
 def test_peer_is_given_the_tokens_that_ours_feeds(add_bos: bool | None) -> None:
     package = str(genai_export("llama"))

@@ -7,13 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from olive_ext.check.model_check import check_model
 from olive_ext.config import EvaluationConfig
 from tests.exports.genai import whisper_export
 
-pytestmark = pytest.mark.slow
 SEEING = Path(__file__).parents[2] / "recipes" / "vision" / "model"
 SEEN = {
     "image encoder": ".../vision_encoder/model.onnx",

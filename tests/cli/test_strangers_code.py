@@ -19,7 +19,7 @@ from tests.exports import genai_export, hf_model
 from tests.strangers import RAN, environment, put_classes, put_modules, run_commands
 from tests.workflow.recipes import recipe
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_exports")]
+pytestmark = pytest.mark.usefixtures("forked_exports")
 
 QUICK = ["--limit", "2", "--set", "bootstrap_iters=0"]
 REFUSAL = "('auto_map'); nothing of a model's folder is run unless 'trust_remote_code' = true"

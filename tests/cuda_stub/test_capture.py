@@ -28,7 +28,7 @@ from tests.cuda_stub.test_cuda import LLAMA, MODELS
 from tests.exports import VOCAB, export
 from tests.refusals import refused
 
-pytestmark = [pytest.mark.cuda_stub, pytest.mark.slow]
+pytestmark = pytest.mark.cuda_stub
 
 UNHEARD = kv_store.disagreement
 """As it is where this module is imported: before its verdict is left unheard."""

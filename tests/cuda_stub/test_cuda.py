@@ -40,7 +40,7 @@ from tests.exports import VOCAB, export, genai_export
 from tests.graph.index_bytes import index_bytes
 from tests.refusals import refused
 
-pytestmark = [pytest.mark.cuda_stub, pytest.mark.slow]
+pytestmark = pytest.mark.cuda_stub
 
 LLAMA = "llama-genai-0.18-fp16-cuda"
 MODELS = {

@@ -19,7 +19,7 @@ from tests.cuda_stub.test_cuda import CHUNK, SLOTS, STEPS, TEXT, _texts
 from tests.exports import genai_export, hf_model
 from tests.exports.mobius import mobius_export
 
-pytestmark = [pytest.mark.cuda_stub, pytest.mark.slow]
+pytestmark = pytest.mark.cuda_stub
 
 
 def _embedded(folder: Path) -> Path:

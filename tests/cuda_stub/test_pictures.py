@@ -17,7 +17,7 @@ from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES, plain_encoder_ex
 from tests.families.pictures import picture
 from tests.families.sounds import sound
 
-pytestmark = [pytest.mark.cuda_stub, pytest.mark.slow]
+pytestmark = pytest.mark.cuda_stub
 
 TEXT = 2_000
 """Bytes to the device at most of a short prompt's tokens, positions and places of rows."""

@@ -33,7 +33,6 @@ def _prompts() -> list[GenerationRequest]:
 
 
 @pytest.mark.webgpu
-@pytest.mark.slow
 @pytest.mark.parametrize("strict_shapes", [False, True])
 @pytest.mark.parametrize("num_slots", [1, 4])
 def test_captured_steps_find_the_same_tokens_and_scores(num_slots: int, strict_shapes: bool) -> None:
@@ -54,7 +53,6 @@ def test_captured_steps_find_the_same_tokens_and_scores(num_slots: int, strict_s
 
 
 @pytest.mark.webgpu
-@pytest.mark.slow
 def test_longer_requests_move_the_slots_and_are_captured_anew() -> None:
     path = _export()
     rng = random.Random(1)
@@ -90,7 +88,6 @@ def _requests() -> list[Request]:
 
 
 @pytest.mark.webgpu
-@pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"overlaps_steps": False}, {"blocks": 6}])
 def test_captured_packed_steps_find_what_plain_ones_find(how: dict[str, int]) -> None:
     """To the bit: with idle rows, beside prompts that come in between, overlapped and serial, and where sequences give
@@ -117,7 +114,6 @@ def test_captured_packed_steps_find_what_plain_ones_find(how: dict[str, int]) ->
 
 
 @pytest.mark.webgpu
-@pytest.mark.slow
 def test_a_graph_that_needs_the_host_is_refused() -> None:
     with refused(ProviderError, "provider", holds="graph capture"):
         open_on("webgpu", genai_export("llama"), graph_capture=True)

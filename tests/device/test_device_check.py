@@ -56,13 +56,11 @@ def test_rows_of_a_long_step_must_equal_those_of_a_short_one(num_right: int, is_
     assert attends_to_long_steps(lambda graph: FakeAttention(num_right)) is is_right
 
 
-@pytest.mark.slow
 def test_the_cpu_passes() -> None:
     providers = resolve_providers("cpu")
     assert attends_to_long_steps(lambda graph: open_session(graph, providers))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "chunk_size", "num_right", "expected"),
     [("webgpu", 256, 8, SHORT_STEP), ("webgpu", 256, 1000, 256), ("webgpu", 16, 8, 16), ("cpu", 256, 8, 256)],
@@ -80,7 +78,6 @@ def _spec() -> DecoderSpec:
     return read_spec(load_graph(files.decoder), files.genai_config)
 
 
-@pytest.mark.slow
 @pytest.mark.webgpu
 def test_the_session_says_that_its_steps_are_cut_where_the_device_fails() -> None:
     register_libraries(LIBRARY)

@@ -26,13 +26,10 @@ from tests.device.open import LIBRARY, STEP
 from tests.device.watch import watching
 from tests.exports import VOCAB, genai_export
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not hasattr(ort.InferenceSession, "get_provider_graph_assignment_info"),
-        reason="ONNX Runtime 1.23 does not say which provider runs a node",
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    not hasattr(ort.InferenceSession, "get_provider_graph_assignment_info"),
+    reason="ONNX Runtime 1.23 does not say which provider runs a node",
+)
 
 CAPACITY = 192
 NUM_SLOTS = 5

@@ -26,7 +26,7 @@ from tests.engine.forms.test_attention_trial import FLOAT16, trial_of
 from tests.exports import VOCAB, export
 from tests.refusals import refused
 
-pytestmark = [pytest.mark.webgpu, pytest.mark.slow]
+pytestmark = pytest.mark.webgpu
 
 NAME = "llama-genai-0.18-fp16-webgpu"
 

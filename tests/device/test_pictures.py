@@ -19,7 +19,7 @@ from tests.exports.media import media_export, plain_items_export
 from tests.families.pictures import picture
 from tests.refusals import refused
 
-pytestmark = [pytest.mark.webgpu, pytest.mark.slow]
+pytestmark = pytest.mark.webgpu
 
 PICTURES = [picture(0, 40, 40), picture(1, 60, 30)]
 

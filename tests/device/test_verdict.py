@@ -11,7 +11,6 @@ from olive_ext.report import Report
 from tests.device.open import LIBRARY
 from tests.exports import quickstart
 
-pytestmark = pytest.mark.slow
 NATS = 2e-3
 """How far the mean distance on a device may be from the CPU's, which is 0.02: kernels of int4 weights round activations
 where they like."""

@@ -210,10 +210,10 @@ def _shown(asked: Asked) -> str:
 IN_DEFAULT_RUN = ("qwen2_5_vl", "llava_clip", "qwen3_asr")
 
 
-def _mark(name: str, seed: int) -> pytest.MarkDecorator:
+def _mark(name: str, seed: int) -> Any:
     if name not in IN_DEFAULT_RUN or seed >= 12:
         return pytest.mark.exporters
-    return pytest.mark.long if seed > 1 else pytest.mark.slow
+    return pytest.mark.long if seed > 1 else ()
 
 
 MARKED = [pytest.param(name, marks=_mark(name, 0)) for name in FAMILIES]
@@ -245,7 +245,6 @@ def test_whole_passes_are_transformers(family: str) -> None:
 TARGET = " blue stone"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", ENCODER_FORMS)
 def test_encoder_whose_rows_depend_on_what_else_it_is_given_is_right_or_refused(form: str) -> None:
     """Small and large items, each as alone."""

@@ -69,7 +69,7 @@ in fp16. More rows are in docs/decoders.md (`python -m docs.decoders --provider 
 def _mark(name: str) -> Any:
     if name not in COMMON:
         return pytest.mark.exporters
-    return [pytest.mark.slow, *([pytest.mark.long] if name.startswith("whisper") else [])]
+    return [pytest.mark.long] if name.startswith("whisper") else []
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_mark(name)) for name in ALL])
@@ -95,7 +95,6 @@ def test_family_agrees_with_its_reference(name: str) -> None:
     assert equal == total or bound > 1e-3
 
 
-@pytest.mark.slow
 @pytest.mark.webgpu
 @pytest.mark.parametrize("name", ON_DEVICE)
 def test_family_agrees_with_transformers_on_the_device(name: str) -> None:

@@ -109,7 +109,6 @@ def test_divergence_from_a_reference_is_that_of_every_token_scored_by_both(tmp_p
     assert min(expected) > 1e-4
 
 
-@pytest.mark.slow
 def test_lm_eval_hears_that_a_model_of_sound_takes_no_text() -> None:
     request = Instance("loglikelihood", {}, ("a text", " stone"), 0)
     with (

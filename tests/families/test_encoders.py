@@ -41,8 +41,6 @@ from tests.families.pictures import feature_rows, picture
 from tests.families.sounds import sound
 from tests.refusals import refused
 
-pytestmark = pytest.mark.slow
-
 
 def _encoder(
     package: Path,

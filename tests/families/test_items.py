@@ -39,13 +39,11 @@ IN_DEFAULT_RUN = ("qwen2_5_vl", "qwen3_asr")
 
 
 def _marked(*names: str) -> list[Any]:
-    marks = {True: pytest.mark.slow, False: pytest.mark.exporters}
-    return [pytest.param(name, marks=marks[name in IN_DEFAULT_RUN]) for name in names]
+    return [name if name in IN_DEFAULT_RUN else pytest.param(name, marks=pytest.mark.exporters) for name in names]
 
 
 every_family = pytest.mark.parametrize("name", _marked(*MEDIA_FAMILIES, *SOUND_FAMILIES))
 every_sound = pytest.mark.parametrize("name", _marked(*SOUND_FAMILIES))
-slow = pytest.mark.slow
 
 
 def _open(name: str, **engine: object) -> Session:
@@ -115,9 +113,9 @@ SOUND_MISTAKES: list[tuple[Any, Given, str, Holds]] = [
     ("{marker}", lambda: [sound(0, 50 * 16000)], "incomplete", "cut"),
 ]
 MISTAKES = [
-    *(pytest.param("qwen2_5_vl", *mistake, marks=slow) for mistake in PICTURE_MISTAKES),
+    *(("qwen2_5_vl", *mistake) for mistake in PICTURE_MISTAKES),
     *(
-        pytest.param(name, *mistake, marks=slow if name in IN_DEFAULT_RUN else pytest.mark.exporters)
+        pytest.param(name, *mistake, marks=() if name in IN_DEFAULT_RUN else pytest.mark.exporters)
         for name in SOUND_FAMILIES
         for mistake in SOUND_MISTAKES
     ),
@@ -134,7 +132,6 @@ def test_request_with_other_items_than_it_needs_is_refused(
         open_once(name).loglikelihood([ScoringRequest(context, " stone", **with_items(made, given()))])
 
 
-@slow
 def test_text_that_holds_a_placeholder_is_refused_and_costs_itself_alone() -> None:
     """The embedding graph would read features in its place, and none are there."""
     word, good = marker(package("qwen2_5_vl")), ScoringRequest("Ann sees", " blue stone")
@@ -155,7 +152,6 @@ def test_placeholder_of_a_model_with_other_markers_is_refused_in_a_prompt() -> N
                 session.loglikelihood([ScoringRequest(context, " stone", images=images)])
 
 
-@slow
 def test_picture_of_more_tokens_than_a_chunk_may_have_loses_its_request_alone() -> None:
     name, answered = "qwen2_5_vl", list[int]()
     sizes = list(map(reference("transformers", name).num_tokens, pictures()))  # type: ignore[attr-defined]
@@ -176,7 +172,6 @@ def _checked(path: Path, **given: object) -> Findings:
 TOO_SMALL = ("16 tokens", "'engine.chunk_size' = 15")
 
 
-@slow
 def test_chunk_that_no_picture_of_the_model_fits_into_is_reported_with_the_first_and_texts_run() -> None:
     path = plain_encoder_export("f32", "default")
     with olive_ext.open(path, engine={"chunk_size": 15}) as session:
@@ -188,7 +183,6 @@ def test_chunk_that_no_picture_of_the_model_fits_into_is_reported_with_the_first
     assert all(word in findings.text() for word in TOO_SMALL)
 
 
-@slow
 def test_chunk_that_no_picture_of_the_model_fits_into_is_refused_when_all_shapes_are_to_be_run() -> None:
     path, engine = plain_encoder_export("f32", "webgpu"), {"chunk_size": 15, "strict_shapes": True}
     with refused(ConfigError, "wrong_value", holds=TOO_SMALL):
@@ -197,7 +191,6 @@ def test_chunk_that_no_picture_of_the_model_fits_into_is_refused_when_all_shapes
     assert all(word in problem for word in TOO_SMALL)
 
 
-@slow
 def test_encoder_that_genai_config_names_and_that_is_missing_is_reported_and_texts_run(tmp_path: Path) -> None:
     copy = Path(shutil.copytree(plain_encoder_export("f32", "default"), tmp_path / "package"))
     name = json.loads((copy / "genai_config.json").read_text())["model"]["vision"]["filename"]
@@ -212,7 +205,6 @@ def test_encoder_that_genai_config_names_and_that_is_missing_is_reported_and_tex
             session.loglikelihood([ScoringRequest("<image>", " stone", images=pictures()[:1])])
 
 
-@slow
 def test_check_says_what_pictures_need_where_the_tokenizer_is_broken(tmp_path: Path) -> None:
     copy = Path(shutil.copytree(plain_encoder_export("f32", "default"), tmp_path / "package"))
     whole = _checked(copy).text()
@@ -225,7 +217,6 @@ def test_check_says_what_pictures_need_where_the_tokenizer_is_broken(tmp_path: P
     assert re.findall("(image features .*)", findings.text()) == re.findall("(image features .*)", whole)
 
 
-@slow
 def test_encoder_that_lacks_one_of_several_features_is_reported_with_both() -> None:
     path = padded_features("mask", FEATURES[:1], FEATURES)
     facts = ("vision.onnx", "image_features, feature_mask", "image_features_of_layer_1")

@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -173,7 +174,7 @@ NEVER_REFUSED = (*LONGROPE, *(f"{form}-mobius" for form in ALIKE))
 
 
 CASES = [
-    *(pytest.param(name, seed, marks=pytest.mark.slow) for name in IN_DEFAULT_RUN for seed in range(2)),
+    *product(IN_DEFAULT_RUN, range(2)),
     *(
         pytest.param(name, seed, marks=pytest.mark.exporters)
         for name in (*LONGROPE, *STEP_WIDE)

@@ -77,7 +77,6 @@ SPOILT: dict[str, tuple[Spoil, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SPOILT)
 def test_spoilt_package_is_refused_by_name(name: str, tmp_path: Path) -> None:
     spoil, reason = SPOILT[name]
@@ -88,7 +87,6 @@ def test_spoilt_package_is_refused_by_name(name: str, tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.slow
 def test_head_size_that_contradicts_the_graph_is_refused_by_number(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(genai_export("llama", "0.18.0"), tmp_path / "model"))
     _config(lambda decoder: decoder.update(head_size=32))(folder)
@@ -164,7 +162,6 @@ def _scores(package: Path) -> list[float]:
     return found
 
 
-@pytest.mark.slow
 def test_text_of_a_decoder_with_gates_runs_and_pictures_are_refused_by_name(package: Path) -> None:
     with olive_ext.open(package) as session:
         expected = [output.logprob for output in session.loglikelihood(TEXT)]
@@ -181,7 +178,6 @@ def test_text_of_a_decoder_with_gates_runs_and_pictures_are_refused_by_name(pack
 
 
 @pytest.mark.parametrize("name", ["deepstack_visual_embeds", "vision_gate"])
-@pytest.mark.slow
 def test_input_that_no_graph_makes_is_refused_before_anything_runs(package: Path, name: str) -> None:
     _take(package, name, ["batch", "sequence", 64] if "deep" in name else [])
     with refused(ModelError, "unsupported", holds=name):

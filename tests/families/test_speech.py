@@ -28,7 +28,6 @@ from tests.exports.genai import whisper_export
 from tests.refusals import refused
 
 TASKS = Path(__file__).parents[2] / "recipes" / "speech" / "tasks"
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

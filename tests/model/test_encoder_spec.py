@@ -210,7 +210,6 @@ def test_names_that_contradict_the_graphs_and_two_graphs_of_one_part_are_refused
     assert settle({"vision": (Path("c"), "here")}, found)["vision"] == (Path("c"), "here")
 
 
-@pytest.mark.slow
 def test_folder_of_graphs_whose_names_say_nothing_is_understood(by_hand: Path) -> None:
     model = resolve(ModelSettings(model=str(by_hand)))
     assert {part: files.graph.parent.name for part, files in model.files.companions.items()} == {
@@ -226,7 +225,6 @@ def test_folder_of_graphs_whose_names_say_nothing_is_understood(by_hand: Path) -
     assert model.media.encoders[0].placeholder == package.media.encoders[0].placeholder
 
 
-@pytest.mark.slow
 def test_components_are_named_by_hand(by_hand: Path) -> None:
     shutil.copytree(by_hand / "eyes", by_hand / "other")
     with refused(ModelError, "contradiction", holds=("eyes", "other", "vision")):
@@ -237,7 +235,6 @@ def test_components_are_named_by_hand(by_hand: Path) -> None:
     assert (files.decoder, files.origins["vision"]) == (by_hand / "text" / "model.onnx", "the setting 'components'")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "folder", "code", "field", "holds"),
     [
@@ -261,7 +258,6 @@ def test_component_that_does_not_exist_is_refused_with_those_that_do() -> None:
         ModelSettings.of({"model": "x", "components": {"visoin": "a.onnx"}})
 
 
-@pytest.mark.slow
 def test_encoder_has_the_provider_of_the_setting_then_of_its_section_then_the_decoders(tmp_path: Path) -> None:
     shutil.copytree(media_export("llava")[0], tmp_path / "package")
     file = tmp_path / "package" / "genai_config.json"
@@ -285,7 +281,6 @@ def test_encoder_has_the_provider_of_the_setting_then_of_its_section_then_the_de
             provider(engine={"encoder_provider": named})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "value", "error"),
     [
@@ -310,7 +305,6 @@ def test_package_whose_files_contradict_its_graphs_is_told_with_both(
     assert re.search(error, "\n".join([*found.problems, found.text()]))
 
 
-@pytest.mark.slow
 def test_check_prints_the_text_of_a_placeholder() -> None:
     path = str(media_export("qwen2_5_vl")[0])
     found = check_model(EvaluationConfig.parse({"model": {"path": path}, "tasks": ["a"]}))

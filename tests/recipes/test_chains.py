@@ -132,7 +132,6 @@ CHAINS: dict[str, Check] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CHAINS)
 def test_chain_is_scored_like_the_untouched_graph(
     name: str, tmp_path: Path, tied: Path, monkeypatch: pytest.MonkeyPatch
@@ -162,7 +161,6 @@ def in_folder(folder: Path, *, max_kl: float) -> dict[str, Any]:
     return recipe
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forked_exports")
 def test_chain_measured_step_by_step_passes_its_gate_or_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from olive.workflows import run

@@ -33,7 +33,7 @@ NAMES = ["float", *QUANTIZED]
 RESIDENT = "int4 of 128"
 """Beside the float graph, which is itself beside the Hugging Face model; the others are compared with its record."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_exports")]
+pytestmark = pytest.mark.usefixtures("forked_exports")
 
 Logprobs = Callable[[list[int]], np.ndarray]
 """Token ids to log-probabilities of the next token, [positions, vocabulary]."""

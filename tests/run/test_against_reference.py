@@ -34,8 +34,6 @@ from tests.backends.local_tasks import NAMES, write_tasks
 from tests.exports import edited, genai_export, hf_model
 from tests.refusals import refused
 
-pytestmark = pytest.mark.slow
-
 NOISE = 0.05
 HEAD = "lm_head.MatMul.weight"
 WORDS = "the cat sat on the mat and the dog ran off with the hat"

@@ -122,7 +122,6 @@ def test_check_of_a_recipe_tells_it(folder: Path, changes: dict[str, Any], expec
     assert any(expected in problem for problem in problems), problems
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

@@ -15,8 +15,6 @@ from tests.backends.local_tasks import write_tasks
 from tests.exports import genai_export
 from tests.run.reference.test_sampled_run import COUNT, write_many
 
-pytestmark = pytest.mark.slow
-
 
 def run(folder: Path, output: str, mode: str, **settings: Any) -> Report:
     model = str(genai_export("llama"))

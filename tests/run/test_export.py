@@ -20,8 +20,6 @@ from tests.backends.local_tasks import NAMES, write_tasks
 from tests.exports import genai_export, hf_model
 from tests.strangers import put_scaled
 
-pytestmark = pytest.mark.slow
-
 ON_TRANSFORMERS = "runs on transformers (dtype float32; config.json names float32), not exported: "
 MODEL = ModelSettings(model="", kind="hf", device="cpu")
 

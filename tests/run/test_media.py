@@ -39,8 +39,6 @@ CHOICES = "output_type: multiple_choice\ndoc_to_choice: [' stone', ' blue cat']\
 ANSWER = "output_type: generate_until\ndoc_to_target: low\ngeneration_kwargs: {until: ['.'], max_gen_toks: 6}\n"
 FORMS = {"heard_choice": (CHOICES, "acc"), "heard_answer": (ANSWER, "exact_match")}
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def package() -> Path:

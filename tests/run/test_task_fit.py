@@ -47,7 +47,6 @@ def test_pictures_and_sound_for_a_model_of_text(task: str, folder: Path, problem
     assert problems(put_model(tmp_path / "model"), task, folder, tmp_path) == (problem, [problem])
 
 
-@pytest.mark.slow
 def test_text_for_a_model_of_speech(tmp_path: Path) -> None:
     model = Path(shutil.copytree(genai_export("whisper", "0.18.0"), tmp_path / "whisper"))
     (tmp_path / "data.jsonl").write_text('{"text": "one"}\n', encoding="utf-8")

@@ -23,8 +23,6 @@ from olive_ext.session.requests import GenerationOutput
 from tests.backends.local_tasks import write_tasks
 from tests.exports import genai_export
 
-pytestmark = pytest.mark.slow
-
 END, BUDGET, MOST = "t", 6, 20
 WORDS = "the cat sat on the mat and the dog ran off with the hat".split()  # noqa: SIM905
 PROMPTS = [" ".join(WORDS[:n]) for n in range(1, 7)]

@@ -151,7 +151,6 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"language": "<|de|>", "speech_task": "translate"}, [51, 61, 1023]),
     ],
 )
-@pytest.mark.slow
 def test_decoder_begins_as_in_transformers(package: Path, given: dict[str, Any], expected: list[int]) -> None:
     load: Any = transformers.AutoModelForSpeechSeq2Seq.from_pretrained
     model = load(hf_model("whisper"), dtype=torch.float32).eval()
@@ -177,7 +176,6 @@ def test_decoder_begins_as_in_transformers(package: Path, given: dict[str, Any],
         assert tuple(token for token in row if token not in ends)[-len(output.tokens) :] == output.tokens
 
 
-@pytest.mark.slow
 def test_language_that_nothing_names_is_told(package: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), olive_ext.open(package) as session:
         assert session.encoding is not None
@@ -192,13 +190,11 @@ def test_language_that_nothing_names_is_told(package: Path, caplog: pytest.LogCa
         ({"speech_task": "translate"}, {"code": "wrong_value", "field": "language"}),
     ],
 )
-@pytest.mark.slow
 def test_what_the_model_does_not_name_is_refused(package: Path, given: dict[str, Any], error: dict[str, Any]) -> None:
     with refused(ConfigError, **error):
         olive_ext.open(package, **given)
 
 
-@pytest.mark.slow
 def test_language_of_a_model_without_languages_is_refused() -> None:
     with refused(ConfigError, "unsupported", "language", holds=("lang_to_id", "generation_config.json")):
         olive_ext.open(whisper_export(), language="en")

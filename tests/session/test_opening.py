@@ -135,7 +135,6 @@ def test_returned_cache_is_released(tmp_path: Path) -> None:
     check_release(put_model(tmp_path))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_cache_in_place_is_released(family: str) -> None:
     check_release(genai_export(family))

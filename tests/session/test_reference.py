@@ -22,8 +22,6 @@ from olive_ext.session import Session
 from tests.exports import CONTEXT, TEXT, VOCAB, genai_export, hf_model
 from tests.refusals import refused
 
-pytestmark = pytest.mark.slow
-
 WORDS = TEXT.split()
 FORMS = ["onnx", "hf"]
 

@@ -16,8 +16,6 @@ from olive_ext.session.requests import GenerationRequest
 from tests.exports import TEXT, genai_export
 from tests.refusals import refused
 
-pytestmark = pytest.mark.slow
-
 PROMPTS = ["the cat sat", TEXT[:60], "ñ東🙂", ""]
 
 

@@ -133,7 +133,6 @@ def test_component_beside_the_decoder_stands_for_the_package_around_it() -> None
     assert Path(text_decoder(model).model_path) == package / "decoder" / "model.onnx"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vision_encoder", "component_2"])
 def test_composite_models_other_components_are_run_for_pictures(tmp_path: Path, name: str) -> None:
     source, _ = media_export("llava")
@@ -151,7 +150,6 @@ def test_composite_models_other_components_are_run_for_pictures(tmp_path: Path, 
         assert session.loglikelihood([asked]) == package.loglikelihood([asked])
 
 
-@pytest.mark.slow
 def test_composite_model_whose_names_contradict_the_graphs_is_refused(tmp_path: Path) -> None:
     source, _ = media_export("llava")
     parts = [handler(source / folder) for folder in ("decoder", "embedding", "vision_encoder")]

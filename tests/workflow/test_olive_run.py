@@ -23,8 +23,6 @@ from tests.exports import genai_export, hf_model
 from tests.refusals import refused
 from tests.workflow.recipes import TWO_SIZES, recipe, saved, search_blocks
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 PLAIN = [sys.executable, "-m", "olive", "run"]
 OURS = [sys.executable, "-c", "import sys; from olive_ext.cli import main; sys.exit(main())", "run"]

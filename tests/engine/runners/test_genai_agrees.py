@@ -24,8 +24,6 @@ from tests.exports.pipeline import pipeline_package
 from tests.model.tiny import packed
 from tests.refusals import refused
 
-pytestmark = pytest.mark.slow
-
 pytest.importorskip("onnxruntime_genai")
 
 WINDOW = 8

@@ -31,8 +31,6 @@ from tests.refusals import refused
 
 FAMILY = "qwen2_5_vl"
 
-pytestmark = pytest.mark.slow
-
 
 def _spoken() -> list[ScoringRequest]:
     """Two targets behind each of the sounds."""

@@ -31,7 +31,6 @@ class Bound:
         self.values[name] = value.numpy()
 
 
-@pytest.mark.slow
 def test_rows_of_one_step_have_the_embeddings_of_each_row_alone() -> None:
     model = resolve(ModelSettings(model=str(plain_encoder_export("f32", "default"))))
     assert model.media is not None

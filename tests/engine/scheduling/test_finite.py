@@ -137,7 +137,6 @@ def broken(tmp_path: Path) -> Path:
     return package
 
 
-@pytest.mark.slow
 def test_package_with_nan_among_its_weights_gives_no_number_and_no_verdict(broken: Path) -> None:
     whole = genai_export("llama")
     with olive_ext.open(broken) as session, pytest.raises(NonFiniteError):

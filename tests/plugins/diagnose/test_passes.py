@@ -47,7 +47,6 @@ def quantized() -> dict[str, Any]:
     return {"type": "ONNXModel", "model_path": str(quickstart.quantized(4, 128)), "onnx_file_name": "model.onnx"}
 
 
-@pytest.mark.slow
 def test_bound_is_broken_before_and_kept_behind_the_pass(tmp_path: Path) -> None:
     register()
     olive_run(recipe(tmp_path, quantized(), **blocks()))
@@ -86,7 +85,6 @@ def composite(package: Path, **more: Any) -> CompositeModelHandler:
     return CompositeModelHandler(parts, names, **more)
 
 
-@pytest.mark.slow
 def test_composite_model_becomes_one_of_mended_components(tmp_path: Path) -> None:
     """Its components lie in folders that nothing but the handler names together; the tokenizer travels along."""
     package = vision_package(tmp_path / "package")
@@ -116,7 +114,6 @@ def loss_map(**changes: Any) -> dict[str, Any]:
     return {"passes": {"map": {"type": "OrtLossMap", **KEYS, "top": 2, **changes}}}
 
 
-@pytest.mark.slow
 def test_loss_map_lies_beside_the_model_that_is_handed_on(tmp_path: Path) -> None:
     register()
     olive_run(recipe(tmp_path, quantized(), **loss_map()))

@@ -40,7 +40,7 @@ from tests.report.test_comparison import divergence, outcome
 from tests.report.test_verdict import SAFE
 from tests.run.reference.test_sampled_run import COUNT, write_many
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_exports")]
+pytestmark = pytest.mark.usefixtures("forked_exports")
 
 
 @pytest.fixture(scope="module")

@@ -379,7 +379,6 @@ def test_a_document_that_two_tasks_ask_counts_once_over_all() -> None:
     assert outcomes[-1].num_documents == 4
 
 
-@pytest.mark.slow
 def test_a_lost_end_token_never_passes(tmp_path: Path) -> None:
     _, packages = with_ends(tmp_path)
     folder, tasks = write_tasks(tmp_path / "tasks"), {"tasks": ["tiny_generate"]}

@@ -24,7 +24,7 @@ from tests.report.chromium import Chromium, find_chromium
 from tests.report.synthetic import comparison, report
 from tests.workflow.recipes import recipe, saved, search_blocks
 
-pytestmark = [pytest.mark.slow, pytest.mark.other_env]
+pytestmark = pytest.mark.other_env
 
 
 @pytest.fixture(scope="module")

@@ -137,7 +137,6 @@ def read(sounds: Path) -> list[tuple[np.ndarray, str]]:
     ]
 
 
-@pytest.mark.slow
 def test_word_errors_are_those_of_olives_evaluator_on_the_same_package(sounds: Path, soundfile: None) -> None:
     """Transcriptions by onnxruntime-genai in Olive's code, and by this package's engine."""
     model = ONNXModelHandler(str(speech_export()), onnx_file_name="decoder.onnx")
@@ -155,7 +154,6 @@ def test_word_errors_are_those_of_olives_evaluator_on_the_same_package(sounds: P
     assert found["speech-rtfx"] > 0
 
 
-@pytest.mark.slow
 def test_public_recipe_of_whisper_ports_by_its_type(sounds: Path, tmp_path: Path) -> None:
     """Metrics by name at the recipe's root, a folder of two graphs, no "evaluator": Olive 0.13 refuses all three."""
     metric = declared("speech_accuracy", "accuracy", ["wer", "rtfx"], "tones")
@@ -198,7 +196,6 @@ def judged(folder: Path, model: Path, sounds: Path, **settings: Any) -> dict[str
     return recipe(folder, {"type": "OnnxModel", "model_path": str(model)}, evaluator="e", **blocks)
 
 
-@pytest.mark.slow
 def test_worse_model_is_compared_resumed_and_fails_its_gate(worse: Path, sounds: Path, tmp_path: Path) -> None:
     """Differences and flips are jiwer's on both models' transcripts; a second run takes these from the journal."""
     bounds = [{"task": "speech", "metric": "wer", "max": 0.2}]

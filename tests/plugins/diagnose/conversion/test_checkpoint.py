@@ -29,8 +29,6 @@ from tests.exports import export, genai_export, hf_model
 from tests.exports.edited import change, edited, weight
 from tests.refusals import refused
 
-pytestmark = pytest.mark.slow
-
 WINDOW = 16
 
 

@@ -24,7 +24,7 @@ from tests.exports.edited import changed, edited
 from tests.exports.quickstart import TASKS, exported, quantized
 from tests.plugins.diagnose.places.planted import WORK, compared, planted
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 Faulty = Callable[[Callable[[Step], bool], Callable[[Step, StepOutput], StepOutput]], Path]
 

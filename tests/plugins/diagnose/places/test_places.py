@@ -18,8 +18,6 @@ from tests.exports.quickstart import TASKS, exported, quantized
 from tests.plugins.diagnose.places.planted import WORK, compared, planted
 from tests.refusals import refused
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def same() -> Report:

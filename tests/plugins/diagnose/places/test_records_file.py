@@ -24,8 +24,6 @@ from tests.exports.quickstart import TASKS, exported, quantized
 from tests.plugins.diagnose.places.planted import WORK, compared, planted
 from tests.refusals import refused
 
-pytestmark = pytest.mark.slow
-
 ALL = {"tasks": ["quickstart_choice", "quickstart_generate"]}
 
 

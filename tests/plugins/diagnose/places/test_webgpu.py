@@ -20,7 +20,7 @@ from tests.exports.quickstart import exported
 from tests.plugins.diagnose.places.planted import compared, planted
 from tests.plugins.diagnose.places.test_first_difference import run_repro
 
-pytestmark = [pytest.mark.webgpu, pytest.mark.slow]
+pytestmark = pytest.mark.webgpu
 
 TOKENS = np.random.default_rng(0).integers(4, VOCAB, STEP).tolist()
 

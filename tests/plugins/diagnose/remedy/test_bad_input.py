@@ -15,8 +15,6 @@ from olive_ext.plugins.diagnose.remedy.variants import Variants
 from tests.exports import genai_export, hf_model, quickstart
 from tests.refusals import refused
 
-pytestmark = pytest.mark.slow
-
 WORK: dict[str, Any] = {"tasks": ["quickstart_choice"], "include_path": str(quickstart.TASKS), "limit": 4, "by": "kind"}
 MODELS: dict[str, Callable[[], Path]] = {
     "float": quickstart.exported,

@@ -23,8 +23,6 @@ from tests.exports import quickstart
 from tests.exports.edited import change, changed, edited
 from tests.refusals import refused
 
-pytestmark = pytest.mark.slow
-
 WORK: dict[str, Any] = {
     "tasks": ["quickstart_choice", "quickstart_perplexity"],
     "include_path": str(quickstart.TASKS),

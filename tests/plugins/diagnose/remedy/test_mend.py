@@ -33,8 +33,6 @@ from tests.model.tiny import packed
 from tests.plugins.diagnose.remedy.test_mended_package import logits
 from tests.refusals import refused
 
-pytestmark = pytest.mark.slow
-
 WORK: dict[str, Any] = {
     "tasks": ["quickstart_choice", "quickstart_perplexity"],
     "include_path": str(quickstart.TASKS),

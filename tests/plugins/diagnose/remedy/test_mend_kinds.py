@@ -24,8 +24,6 @@ from tests.exports.plain import plain_logits
 from tests.plugins.diagnose.remedy.test_corruption import in_bits
 from tests.refusals import refused
 
-pytestmark = pytest.mark.slow
-
 TOKENS = [3, 200, 17, 511, 90, 44, 7, 900, 250]
 PICTURES = {"tasks": ["shapes_colour"], "include_path": str(ROOT / "recipes" / "vision" / "tasks"), "limit": 10}
 

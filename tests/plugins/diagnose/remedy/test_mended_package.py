@@ -36,8 +36,6 @@ from tests.exports.catalog import Export
 from tests.exports.plain import plain_logits
 from tests.refusals import refused
 
-pytestmark = pytest.mark.slow
-
 TOKENS = [3, 200, 17, 511, 90, 44, 7, 1000, 250]
 
 

@@ -13,7 +13,7 @@ from olive_ext.plugins.suites.evalution import OrtInferenceSession
 from tests.exports import CONTEXT, TEXT
 from tests.plugins.suites.evalution.local import FAMILIES, Draw, open_ours, theirs
 
-pytestmark = [pytest.mark.slow, pytest.mark.other_env]
+pytestmark = pytest.mark.other_env
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -22,7 +22,7 @@ from olive_ext.plugins.suites.evalution import OrtEngine, OrtInferenceSession
 from tests.exports import CONTEXT, TEXT
 from tests.plugins.suites.evalution.local import onnx_model, open_ours
 
-pytestmark = [pytest.mark.slow, pytest.mark.other_env]
+pytestmark = pytest.mark.other_env
 
 WORDS = TEXT.split()
 

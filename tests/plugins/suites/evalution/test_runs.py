@@ -25,7 +25,7 @@ from tests.exports import genai_export, hf_model
 from tests.exports.cache import ROOT
 from tests.plugins.suites.evalution.local import Draw, all_suites, hellaswag_rows, mmlu_rows, onnx_model, open_ours
 
-pytestmark = [pytest.mark.slow, pytest.mark.other_env]
+pytestmark = pytest.mark.other_env
 
 SCRIPT = Path(__file__).resolve().parents[4] / "docs" / "benchmarks" / "evalution_engines.py"
 

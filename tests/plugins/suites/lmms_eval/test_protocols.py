@@ -35,7 +35,7 @@ from tests.families.pictures import PictureReference
 from tests.families.sounds import RATE, SoundReference, sound
 from tests.plugins.suites.lmms_eval.local_documents import SPLITS, WORDS, drawn, write
 
-pytestmark = [pytest.mark.slow, pytest.mark.other_env]
+pytestmark = pytest.mark.other_env
 
 NEW_TOKENS = 6
 

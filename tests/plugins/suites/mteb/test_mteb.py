@@ -33,7 +33,7 @@ from olive_ext.workflow import cli_run
 from tests.plugins.suites.mteb.local_tasks import SENTENCES
 from tests.plugins.suites.mteb.models import DECODERS, ENCODERS, PROMPTS, cross_encoder, folders, reranker
 
-pytestmark = [pytest.mark.slow, pytest.mark.other_env]
+pytestmark = pytest.mark.other_env
 
 TEXTS = [*(" ".join(SENTENCES[i : i + 1 + i % 6]) for i in range(40)), " ".join(SENTENCES[:40])]
 TASKS = ["TinySTS", "TinyRetrieval"]
