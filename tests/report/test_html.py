@@ -169,14 +169,14 @@ def test_flips_survive_the_way_into_the_page_and_out() -> None:
     texts = (*HOSTILE, "x" * (MAX_CHARACTERS + 7))
     flips = [Flip("t", place, "right_to_wrong", *[text] * 4, "acc", "none") for place, text in enumerate(texts)]
     flips += [flips[-1]] * (CHUNK + 1 - len(flips))
-    data = flip_data([Contrast("candidate", "reference", Comparison({}, flips=tuple(flips)))])
-    assert not re.search(r"[<>&]", "".join(data.chunks) + data.head)
-    rows, (last,) = (json.loads(chunk) for chunk in data.chunks)
+    head, chunks = flip_data([Contrast("candidate", "reference", Comparison({}, flips=tuple(flips)))])
+    assert not re.search(r"[<>&]", "".join(chunks) + head)
+    rows, (last,) = (json.loads(chunk) for chunk in chunks)
     assert len(rows) == CHUNK
     assert [row[4] for row in rows[: len(HOSTILE)]] == list(HOSTILE)
     assert last[4].endswith("[7 more characters]")
-    assert json.loads(data.head)["tasks"] == ["t · acc"]
-    data.chunks[0].encode()
+    assert json.loads(head)["tasks"] == ["t · acc"]
+    chunks[0].encode()
 
 
 def test_page_shows_thumbnails_that_are_in_it_and_nothing_from_elsewhere() -> None:

@@ -22,7 +22,7 @@ from olive_ext.report.page import Column, Contrast, Page, page_of
 from olive_ext.report.report import Report
 from olive_ext.report.stages import Stage
 from olive_ext.report.verdict import Code, Status, Verdict
-from olive_ext.report.view import SIGNS, WORDS, cost_rows, overall_first, size_of, task_title
+from olive_ext.report.view import SIGNS, WORDS, cost_rows, size_of, task_title
 
 _TEMPLATES = Path(__file__).with_name("templates")
 TONES: dict[Status | Code, str] = {
@@ -61,11 +61,11 @@ class Lead:
 
     tone: str
     sentence: str
-    evidence: tuple[str, ...]
+    evidence: Sequence[str]
     """Further findings, a sentence each."""
 
-    tiles: tuple[Tile, ...]
-    stages: tuple[StagePart, ...] = ()
+    tiles: Sequence[Tile]
+    stages: Sequence[StagePart] = ()
     """One bar: what each stage between the reference and the model moved."""
 
     next_step: str = ""
@@ -104,6 +104,7 @@ def _breakable(name: str) -> Any:
 def _context(page: Page) -> dict[str, Any]:
     measured = [column for column in page.columns if cost_rows([column])]
     reports = {column.name: column.report for column in page.columns if column.report is not None}
+    flip_head, flip_chunks = flip_data(page.contrasts)
     return {
         "page": page,
         "leads": [_lead(contrast, page.columns) for contrast in page.contrasts] or [_scores_only(page)],
@@ -111,9 +112,10 @@ def _context(page: Page) -> dict[str, Any]:
         "differences": view.differences(page.contrasts),
         "tones": {tone: {"word": WORDS[tone], "sign": SIGNS[tone]} for tone in WORDS},
         "divergences": view.divergences(page.contrasts),
-        "charts": _charts(page),
+        "charts": list(_charts(page)),
         "legend": list(zip(MARKERS, (contrast.candidate for contrast in page.contrasts), strict=False)),
-        "flips": flip_data(page.contrasts),
+        "flip_head": flip_head,
+        "flip_chunks": flip_chunks,
         "cost_names": [column.name for column in measured],
         "costs": cost_rows(measured),
         "tasks": list(_task_rows(list(reports.values()))),
@@ -133,10 +135,10 @@ def _lead(contrast: Contrast, columns: Sequence[Column]) -> Lead:
     names = [(item, item.name.partition(" ")[0].isalpha()) for item in judged.figures]  # a task's name stays as it is
     titles = [f"{item.name[:1].upper()}{item.name[1:]}" if is_word else item.name for item, is_word in names]
     tiles = [(title, item.value, item.note) for title, item in zip(titles, judged.figures, strict=True)]
-    tiles += _sizes(contrast, columns)
-    stages = tuple(_stage_parts(contrast.comparison.stages))
+    tiles += _sizes(columns, contrast.candidate, contrast.reference)
+    stages = list(_stage_parts(contrast.comparison.stages))
     lead = (contrast.candidate, contrast.reference, _basis(contrast), tone_of(judged), headline)
-    return Lead(*lead, tuple(evidence), tuple(tiles), stages, judged.next_step)
+    return Lead(*lead, evidence, tiles, stages, judged.next_step)
 
 
 def tone_of(judged: Verdict) -> str:
@@ -169,14 +171,11 @@ def _basis(contrast: Contrast) -> str:
     return ", ".join([*parts, *([contrast.note] if contrast.note else [])])
 
 
-def _sizes(contrast: Contrast, columns: Sequence[Column]) -> list[Tile]:
+def _sizes(columns: Sequence[Column], candidate: str, reference: str = "") -> list[Tile]:
     """The size of the candidate, and the reference's beside it."""
-    sizes = {column.name: size for column in columns if (size := size_of(column)) is not None}
-    if contrast.candidate not in sizes:
-        return []
-    before = sizes.get(contrast.reference)
-    note = "" if before is None else f"of {numbers.size(before)}"
-    return [("Size on disk", numbers.size(sizes[contrast.candidate]), note)]
+    sizes = {column.name: numbers.size(size) for column in columns if (size := size_of(column)) is not None}
+    note = f"of {sizes[reference]}" if reference in sizes else ""
+    return [("Size on disk", sizes[candidate], note)] if candidate in sizes else []
 
 
 def _scores_only(page: Page) -> Lead:
@@ -184,108 +183,75 @@ def _scores_only(page: Page) -> Lead:
     measured = counted(len(tasks), "task") if tasks else "No task"
     models = f" on {len(page.columns)} models" if len(page.columns) > 1 else ""
     why = "without per-document logs of both nothing says which answers changed" if models else "without a reference"
-    size = size_of(page.columns[0]) if len(page.columns) == 1 else None
-    tiles = () if size is None else (("Size on disk", numbers.size(size), ""),)
     name, report = page.columns[0].name, page.columns[0].report
+    tiles = [] if models else _sizes(page.columns, name)
     broken = [] if report is None else [f"Bound broken: {line}" for line in report.broken]
     sentence, *others = [*broken, f"{measured}{models}, {why}"]
-    return Lead(name, "", "Scores only", "loss" if broken else "plain", sentence, tuple(others), tiles)
-
-
-def _charts(page: Page) -> list[tuple[str, list[Chart]]]:
-    """The charts of all tasks together, and of each task."""
-    by_task: dict[str, list[Divergence]] = {}
-    for contrast in page.contrasts:
-        for divergence in overall_first(contrast.comparison.divergences):
-            by_task.setdefault(divergence.task, []).append(divergence)
-    return [(task_title(task), _kl_charts(own)) for task, own in by_task.items() if len(own) == len(page.contrasts)]
+    return Lead(name, "", "Scores only", "loss" if broken else "plain", sentence, others, tiles)
 
 
 _DECADE = re.compile(r"1(0*|e.*)|0\.0*1")
 """Lower edges of the histogram's bins at which a row begins: a row holds a decade."""
 
-Values = tuple[str, Sequence[float | None]]
-"""A label, and the number of each candidate."""
+_HISTOGRAM = "histogram"
+_CHARTS = (
+    ("How far apart", _HISTOGRAM, "% of positions, by their KL in nats"),
+    ("Where in the text", "by_position", "mean KL in nats, by the number of tokens in front"),
+    (
+        "How far into the answer",
+        "along_answer",
+        "mean KL in nats along the reference's answer, by its tokens in front",
+    ),
+    ("On which tokens", "by_class", "mean KL in nats, by what comes next"),
+)
+"""Captions of the charts, the fields of `Divergence` that they show, and the unit of each."""
+
+Chart = tuple[str, str, list[tuple[str, list[tuple[float, str]]]]]
+"""A caption; the unit, with what has no row; and rows: a label, and for each candidate the width of its bar in per cent
+of the widest, and its number as a text."""
 
 
-@dataclass(frozen=True)
-class ChartRow:
-    """A label, and for each candidate the width of its bar in per cent of the widest, and its number as a text."""
-
-    label: str
-    bars: tuple[tuple[float, str], ...]
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Rows of bars with a caption; `note` says in which unit, and what has no row."""
-
-    caption: str
-    note: str
-    rows: tuple[ChartRow, ...]
+def _charts(page: Page) -> Iterator[tuple[str, list[Chart]]]:
+    """The charts of all tasks together, and of each task."""
+    for group in view.divergences(page.contrasts):
+        if len(group) == len(page.contrasts):
+            divergences = [item for _, item in group]
+            yield task_title(divergences[0].task), list(_kl_charts(divergences))
 
 
-def _kl_charts(divergences: Sequence[Divergence]) -> list[Chart]:
+def _kl_charts(divergences: Sequence[Divergence]) -> Iterator[Chart]:
     """The charts of one task, in each the candidates of `divergences` in their order; those that all have bins for."""
-    charts = []
-    if sizes := _bins_of(divergences, "histogram"):
-        shares = [_decades(bins) for bins in sizes]
-        labels = dict.fromkeys(label for own in shares for label in own)
-        rows = [(label, [own.get(label, 0.0) for own in shares]) for label in labels]
-        while rows and not any(rows[-1][1]):
+    for caption, name, note in _CHARTS:
+        bins: list[Sequence[Bin]] = [getattr(item, name) for item in divergences]
+        if not all(bins):
+            continue
+        is_share = name == _HISTOGRAM
+        shown: Callable[[float], str] = "{:.1f} %".format if is_share else numbers.nats
+        values = [_decades(own) if is_share else {item.label: item.mean for item in own} for own in bins]
+        labels = dict.fromkeys(label for own in values for label in own)
+        rows = [(label, [own.get(label, 0.0 if is_share else None) for own in values]) for label in labels]
+        while is_share and rows and not any(rows[-1][1]):
             rows.pop()
-        drawn = _rows(rows, lambda share: f"{share:.1f} %")
-        charts.append(Chart("How far apart", "% of positions, by their KL in nats", drawn))
-    for caption, name, note in (
-        ("Where in the text", "by_position", "mean KL in nats, by the number of tokens in front"),
-        (
-            "How far into the answer",
-            "along_answer",
-            "mean KL in nats along the reference's answer, by its tokens in front",
-        ),
-        ("On which tokens", "by_class", "mean KL in nats, by what comes next"),
-    ):
-        if kinds := _bins_of(divergences, name):
-            means = [{item.label: item.mean for item in bins} for bins in kinds]
-            labels = dict.fromkeys(label for own in means for label in own)
-            known = [label for label in labels if any(own.get(label) is not None for own in means)]
-            absent = [label for label in labels if label not in known]
-            parts = [(label, [own.get(label) for own in means]) for label in known]
-            more = f"; none of {numbers.joined(absent)}" if absent else ""
-            charts.append(Chart(caption, note + more, _rows(parts, numbers.nats)))
-    return charts
+        absent = [label for label, row in rows if all(value is None for value in row)]
+        widest = max((value for _, row in rows for value in row if value is not None), default=0.0) or 1.0
+        bars = [(label, [_bar(one, widest, shown) for one in row]) for label, row in rows if label not in absent]
+        yield caption, note + (f"; none of {numbers.joined(absent)}" if absent else ""), bars
 
 
-def _bins_of(divergences: Sequence[Divergence], name: str) -> list[Sequence[Bin]]:
-    """The bins of every candidate; nothing where one has none."""
-    bins: list[Sequence[Bin]] = [getattr(item, name) for item in divergences]
-    return bins if all(bins) else []
+def _bar(value: float | None, widest: float, shown: Callable[[float], str]) -> tuple[float, str]:
+    return (0.0, NO_VALUE) if value is None else (round(100 * max(value, 0) / widest, 1), shown(value))
 
 
-def _decades(bins: Sequence[Bin]) -> dict[str, float]:
+def _decades(bins: Sequence[Bin]) -> dict[str, float | None]:
     """Per cent of the positions by decade of their KL."""
     total = sum(item.count for item in bins) or 1
-    shares: dict[str, float] = {}
+    shares: dict[str, float | None] = {}
     label = ""
     for item in bins:
         if not label or _DECADE.fullmatch(item.label):
             label = f"from {item.label.replace('e-0', 'e-')}".replace("-", numbers.MINUS)
-        shares[label] = shares.get(label, 0.0) + 100 * item.count / total
+        shares[label] = (shares.get(label) or 0.0) + 100 * item.count / total
     return shares
-
-
-def _rows(rows: Sequence[Values], shown: Callable[[float], str]) -> tuple[ChartRow, ...]:
-    widest = max((value for _, values in rows for value in values if value is not None), default=0.0) or 1.0
-    return tuple(
-        ChartRow(
-            label,
-            tuple(
-                (0.0, numbers.NO_VALUE) if value is None else (round(100 * max(value, 0) / widest, 1), shown(value))
-                for value in values
-            ),
-        )
-        for label, values in rows
-    )
 
 
 CHUNK = 500
@@ -346,22 +312,10 @@ def _task_rows(reports: Sequence[Report]) -> Iterator[tuple[str, ...]]:
         yield task, kind, version, shots, documents
 
 
-@dataclass(frozen=True)
-class FlipData:
-    """Flipped documents as JSON that is safe inside a `<script>` element, in chunks that a browser reads when needed.
-
-    A flip's fields come in the order that page.js.j2 reads.
-    """
-
-    total: int
-    head: str
-    """Names of tasks and candidates, numbers of flips."""
-
-    chunks: tuple[str, ...]
-
-
-def flip_data(contrasts: Sequence[Contrast]) -> FlipData:
-    """Every flip of the contrasts, one comparison after the other."""
+def flip_data(contrasts: Sequence[Contrast]) -> tuple[str, list[str]]:
+    """Every flip of the contrasts, one comparison after the other, as JSON that is safe inside a `<script>` element:
+    names of tasks and candidates with numbers of flips, and chunks of flips that a browser reads when needed. A flip's
+    fields come in the order that page.js.j2 reads."""
     flips = [(pair, flip) for pair, contrast in enumerate(contrasts) for flip in contrast.comparison.flips]
     names = list(dict.fromkeys((flip.task, flip.metric, flip.filter) for _, flip in flips))
     indexes = {name: index for index, name in enumerate(names)}
@@ -381,8 +335,7 @@ def flip_data(contrasts: Sequence[Contrast]) -> FlipData:
         "losses": sum(flip.direction == "right_to_wrong" for _, flip in flips),
         "chunk": CHUNK,
     }
-    chunks = tuple(_script_json(rows[begin : begin + CHUNK]) for begin in range(0, len(rows), CHUNK))
-    return FlipData(len(rows), _script_json(head), chunks)
+    return _script_json(head), [_script_json(rows[begin : begin + CHUNK]) for begin in range(0, len(rows), CHUNK)]
 
 
 def _cut(text: str) -> str:
