@@ -13,10 +13,13 @@ from typing import Any
 
 from olive_ext.check.recipe import of_input_model
 from olive_ext.config import AT_HAND, EXPORT, INPUT_MODEL, EvaluationSettings, ReferenceConfig
-from olive_ext.errors import ContradictionError, OliveExtError, RequirementError
+from olive_ext.errors import ContradictionError, MismatchError, OliveExtError, RequirementError
 from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model.files.content import load_graph
 from olive_ext.report import Report
+
+_WRITTEN = (".onnx", ".data", ".onnx_data", ".safetensors", ".bin", ".pt")
+"""Suffixes of graphs and weights."""
 
 logger = logging.getLogger("olive.olive_ext")
 """The logger of this package, a child of Olive's: its messages appear in Olive's log, at the recipe's severity."""
@@ -62,6 +65,25 @@ class Run:
 
     model_id: str = ""
     """The id of the model that is evaluated, or that a pass is running on."""
+
+    def __post_init__(self) -> None:
+        self._begun_with = self._files()
+
+    def _files(self) -> dict[Path, tuple[int, int]]:
+        """Sizes and times of the input model's graphs and weights on this machine."""
+        path = self.input_model.config.get("model_path")
+        place = Path(path) if isinstance(path, str) else Path("nowhere")
+        files = place.iterdir() if place.is_dir() else place.parent.glob(f"{place.stem}*") if place.is_file() else ()
+        stats = {file: file.stat() for file in files if file.suffix in _WRITTEN and file.is_file()}
+        return {file: (stat.st_size, stat.st_mtime_ns) for file, stat in stats.items()}
+
+    def refuse_changed(self) -> None:
+        """Raises `MismatchError` where a pass has written over the model that the recipe starts from: it would be
+        compared with itself."""
+        now = self._files()
+        if file := next((file for file, facts in self._begun_with.items() if now.get(file) != facts), None):
+            problem = f"a pass has written over its input, '{file}'; give another copy's path"
+            raise MismatchError(problem, "reference", INPUT_MODEL)
 
     def described(self, passes: Sequence[str]) -> str:
         """What was done to a model by `passes`, each with its type and its name."""
@@ -137,6 +159,7 @@ def settled(reference: ReferenceConfig) -> ReferenceConfig:
     run = running.get()
     if run is None:
         raise ContradictionError("no workflow is running: give the model's path", "reference", INPUT_MODEL)
+    run.refuse_changed()
     return of_input_model(reference, run.input_model.type, run.input_model.config)
 
 

@@ -13,7 +13,7 @@ import pytest
 from olive.model import ModelConfig
 
 from olive_ext.config import EvaluationSettings
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, MismatchError
 from olive_ext.workflow.current_run import Run, running, settled, with_reference
 from olive_ext.workflow.evaluation_cache import environment
 from tests.model.tiny import packed, put_genai, put_graph, put_json, put_tokenizer
@@ -50,6 +50,20 @@ def test_onnx_model_keeps_its_file_and_the_settings_beside_the_path(tmp_path: Pa
     with run_of("ONNXModel", model_path=str(tmp_path), onnx_file_name="m.onnx"):
         reference = found(settings({"path": "input_model", "mode": "recorded"}))
     assert (reference.kind, reference.onnx_file_name, reference.mode) == ("onnx", "m.onnx", "recorded")
+
+
+@pytest.mark.parametrize("name", ["", "model.onnx"])
+def test_input_model_that_a_pass_has_written_over_is_refused(tmp_path: Path, name: str) -> None:
+    """It was compared with itself: no difference found."""
+    for file in ("model.onnx", "model.onnx.data", "config.json"):
+        (tmp_path / file).write_text("as it was")
+    with run_of("ONNXModel", model_path=str(tmp_path / name)):
+        (tmp_path / "config.json").write_text("a report may lie here, too")
+        (tmp_path / "other.onnx").write_text("another model")
+        assert found(settings()).path == str(tmp_path / name)
+        (tmp_path / "model.onnx.data").write_text("in another precision")
+        with refused(MismatchError, "contradiction", "reference", "input_model", holds="model.onnx.data"):
+            found(settings())
 
 
 def test_float_model_may_be_the_input_model_too(tmp_path: Path) -> None:
@@ -146,7 +160,8 @@ def test_caches_notice_a_changed_reference(tmp_path: Path) -> None:
         first = environment(settings())
         again = environment(settings({"path": str(tmp_path), "kind": "hf", "mode": "recorded"}))
         deeper = environment(settings({"path": "input_model", "mode": "resident"}))
-        weights.write_bytes(b"two")
+    weights.write_bytes(b"two")
+    with run_of("HfModel", model_path=str(tmp_path)):
         changed = environment(settings())
     assert first == again
     assert len({first, deeper, changed, environment(settings("owner/name"))}) == 4
