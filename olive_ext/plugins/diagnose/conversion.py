@@ -95,14 +95,14 @@ def hold_against(model: ResolvedModel, checkpoint: ResolvedModel) -> Agreement:
     """
     _refuse(model, checkpoint)
     graph, scored = load_graph(model.files.decoder), _Scored.by(model, checkpoint)
-    lengths = scored.plain.lengths
+    lengths = scored.plain.lengths.items()
     agreement = Agreement(
         checkpoint=checkpoint.name,
         texts=tuple(Difference(len(row) + 1, float(row.max())) for row in scored.apart),
         bound=LARGEST_DIFFERENCE,
         bound_reason="rounding in fp32",
         quantized_by=quantizing_operator(graph) or few_bits(one.elem_type for one in model.spec.kv),
-        unseen={name: number for name, number in lengths.items() if number + 2 > len(scored.texts[-1])},
+        unseen={name: number for name, number in lengths if number + 2 > len(scored.texts[-1])},
         parts=scored.parts,
     )
     states_bound = LARGEST_ERROR
@@ -117,7 +117,6 @@ def hold_against(model: ResolvedModel, checkpoint: ResolvedModel) -> Agreement:
     if first is None:
         return agreement
     agreement = _placed(agreement, scored, first)
-    agreement = replace(agreement, near=near(lengths, agreement.equal_up_to or 0))
     if agreement.quantized_by:
         return agreement
     agreement = replace(agreement, omission=_omission(checkpoint, scored, agreement))
@@ -433,14 +432,6 @@ def _rotary(ropes: Any, name: str, off: Any) -> Iterator[Hypothesis]:
         yield Hypothesis(f"'{name}' = {values[0]} is missing", {"rope_parameters": changed})
 
 
-def near(lengths: Mapping[str, int], equal_up_to: int) -> str:
-    """Which of `lengths` begins to count where texts begin to differ: the end of a sentence, empty where none does."""
-    for name, number in lengths.items():
-        if number <= equal_up_to <= number + 1 + number // 4:
-            return f", where the checkpoint's '{name}' of {number} begins to count"
-    return ""
-
-
 @dataclass(frozen=True)
 class Difference:
     """The difference on one text."""
@@ -525,9 +516,6 @@ class Agreement:
     parts: str = ""
     """How texts that are fed in parts differ from whole ones; empty where they do not."""
 
-    near: str = ""
-    """The configuration's value that begins to count where texts begin to differ."""
-
     state_difference: StateDifference | None = None
     states_note: str = ""
     """Why no layer is named."""
@@ -561,7 +549,7 @@ class Agreement:
                 f"token says little of its loss ({USUAL}): `olive-ext evaluate --reference` measures that. The float "
                 "model, which can be held against the checkpoint in the same way, separates conversion and quantization"
             )
-        where = self._where() + (f": {self.omission.sentence()}" if self.omission is not None else self.near)
+        where = self._where() + (f": {self.omission.sentence()}" if self.omission is not None else "")
         layer = self.state_difference.sentence() if self.state_difference is not None else self.states_note
         return "; ".join(filter(None, (f"differs from '{self.checkpoint}', {apart}", where, layer)))
 
