@@ -161,7 +161,8 @@ def _refuse(model: ResolvedModel, checkpoint: ResolvedModel) -> None:
             f"'{checkpoint.settings.model}' is no checkpoint: give a Hugging Face model, in a folder or by name"
         )
     if model.kind != "onnx" or not model.runtime.runs_graph:
-        raise UnsupportedError(f"'{model.settings.model}': only an ONNX model can be held against a checkpoint")
+        problem = f"the runtime '{model.runtime.name}' runs it; only a graph that ONNX Runtime runs can be compared"
+        raise UnsupportedError(f"'{model.settings.model}' cannot be held against a checkpoint: {problem}")
     if model.source is not None or checkpoint.source is not None:
         raise ModelError(f"'{model.name}' has an encoder: only models of text alone are held against a checkpoint")
 

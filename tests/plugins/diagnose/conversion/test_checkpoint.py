@@ -278,8 +278,10 @@ def test_other_vocabulary_is_refused_by_name(tmp_path: Path) -> None:
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no checkpoint: give a Hugging Face model"):
         held(genai_export("llama"), genai_export("llama"))
-    with refused(ConfigError, "unsupported", holds="ONNX"):
+    with refused(ConfigError, "unsupported", holds="'transformers' runs it; only a graph"):
         held(hf_model("llama"), hf_model("llama"))
+    with refused(ConfigError, "unsupported", holds="'genai' runs it; only a graph"):
+        held(genai_export("llama"), hf_model("llama"), engine={"runtime": "genai"})
 
 
 def test_encoder_decoder_is_refused() -> None:
