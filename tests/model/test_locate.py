@@ -636,6 +636,31 @@ def test_variant_runs_on_the_provider_that_it_is_for(ep: str, found: str, tmp_pa
     assert resolve(model.settings.model_copy(update=named)).providers[0].name == CPU
 
 
+def test_links_to_another_folder_of_the_package_are_its_own(tmp_path: Path) -> None:
+    """A manifest.json that is no package's, or that is a link itself, makes no folder one."""
+    root = put_package(tmp_path / "p", {"a": {"ep": CPU}, "b": {"ep": CUDA}})
+    first, second = root / "models" / "model" / "a", root / "models" / "model" / "b"
+    put_graph(first / "model.onnx", locations=["model.onnx.data"])
+    (first / "model.onnx.data").rename(root / "shared_assets" / "w.data")
+    (first / "model.onnx.data").symlink_to("../../../shared_assets/w.data")
+    (second / "model.onnx").unlink()
+    (second / "model.onnx").symlink_to("../models/model/a/model.onnx")
+    second.rename(root / "elsewhere")
+    second.symlink_to("../../elsewhere")
+    (root / "elsewhere" / "model.onnx.data").symlink_to("../shared_assets/w.data")
+    for variant in "ab":
+        assert [file.resolve().name for file in locate(root, variant=variant).weights] == ["w.data"]
+    assert locate(first, tokenizer=str(root / "shared_assets" / f"sha256-{DIGEST}")).decoder == first / "model.onnx"
+    manifest = (root / "manifest.json").rename(tmp_path / "outside.json")
+    for content in ("a link", "another program's"):
+        if content == "a link":
+            (root / "manifest.json").symlink_to(manifest)
+        else:
+            put_json(manifest, {"unrelated": True}).rename(root / "manifest.json")
+        with refused(ModelError, "unsupported", holds="leads out"):
+            locate(first)
+
+
 def test_config_of_the_hub_beside_a_manifest_leaves_the_package_one(tmp_path: Path) -> None:
     root = put_json(put_package(tmp_path, BOTH) / "config.json", {"model_type": "llama"}).parent
     assert locate(root, variant="gpu").directory.name == "gpu"

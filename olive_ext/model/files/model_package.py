@@ -9,7 +9,6 @@ says that the package is installed and may name others.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -18,10 +17,12 @@ from olive_ext.config.model import Components
 from olive_ext.errors import DamagedError, ModelError, NotFoundError, listed
 from olive_ext.model.files.package_config import (
     GENAI_CONFIG,
+    MANIFEST,
     ComponentFile,
     GenaiConfig,
     Manifest,
     contents,
+    has_components,
     inside,
     is_hub_name,
     json_object,
@@ -29,7 +30,7 @@ from olive_ext.model.files.package_config import (
 )
 from olive_ext.model.providers.table import CPU, ROWS, meant_provider
 
-MANIFEST, COMPONENT = "manifest.json", "component.json"
+COMPONENT = "component.json"
 ASSETS, ASSET = "shared_assets", "sha256:"
 """Folders that variants share are named by a digest of their content."""
 
@@ -90,9 +91,7 @@ def is_package(root: Path) -> bool:
         return False
     if not (root / "config.json").exists() and not any(root.glob("[!.]*.onnx")):
         return True
-    with suppress(ModelError):
-        return isinstance(json_object(root / MANIFEST).get("components"), dict)
-    return False
+    return has_components(root / MANIFEST)
 
 
 def why_missing(kind: str, path: Any, onnx_file_name: str | None) -> str:

@@ -2,8 +2,8 @@
 each value; the paths that users write, and what Olive wrote down. Knows no graph.
 
 A JSON file may hold more than is declared here: other programs read it, too. A file is one of the folder's where it
-lies in it once every symbolic link on the way is followed, or among the blobs of Hugging Face's cache, to which all
-names of a snapshot are links.
+lies in it once every symbolic link on the way is followed, in the same model package, or among the blobs of Hugging
+Face's cache, to which all names of a snapshot are links.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
@@ -145,6 +145,13 @@ def refuse_shards_outside(folder: Path) -> None:
                 inside(folder, name, f"{file.name}'s {key}")
 
 
+def has_components(manifest: Path) -> bool:
+    """Whether a file is the manifest of a model package."""
+    with suppress(ModelError):
+        return isinstance(json_object(manifest).get("components"), dict)
+    return False
+
+
 def _mode(path: Path) -> int:
     """The mode of the file at the end of all links; 0 for a file that cannot be reached, and so cannot be opened."""
     try:
@@ -161,12 +168,14 @@ def _leads_out(path: Path, *folders: Path) -> bool:
 
 
 def _own_roots(folder: Path) -> Iterator[Path]:
-    """The roots below which the files of a folder lie: the folder itself, and where it is a snapshot of Hugging Face's
-    cache, or in one, the blobs of the same model."""
+    """The roots below which the files of a folder lie: the folder itself, a model package that it is in, and where it
+    is a snapshot of Hugging Face's cache, or in one, the blobs of the same model."""
     yield folder
     for above in (folder, *folder.parents):
         if above.parent.name == "snapshots":
             yield above.parent.parent / "blobs"
+        elif not (manifest := above / MANIFEST).is_symlink() and has_components(manifest):
+            yield above
 
 
 LONGEST = 2**31 - 1
@@ -407,7 +416,7 @@ def input_window(files: ModelFiles) -> int:
     return int(window.get("window_size", 0)) if window.get("slide_inputs", True) else 0
 
 
-GENAI_CONFIG = "genai_config.json"
+GENAI_CONFIG, MANIFEST = "genai_config.json", "manifest.json"
 OLIVE_RECORD = "model_config.json"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
