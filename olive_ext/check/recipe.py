@@ -40,7 +40,6 @@ from olive_ext.errors import (
     ConfigError,
     MismatchError,
     MissingError,
-    ModelError,
     NotFoundError,
     OliveExtError,
     TaskError,
@@ -53,6 +52,7 @@ from olive_ext.errors import (
 from olive_ext.model.files.model_package import choose, is_package, why_missing
 from olive_ext.model.files.package_config import is_hub_name
 from olive_ext.model.providers.resolution import first_name
+from olive_ext.model.providers.table import TABLE
 from olive_ext.registry import entries, load
 
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}
@@ -211,7 +211,9 @@ def _mistakes_of(
     missing = list(what_is_missing(block, settings))
     yield from missing
     if settings.reference is not None and (has_model or not settings.reference.is_input_model):
-        yield from _raised(_refuse_reference, settings.reference, block.where, *input_model(recipe))
+        yield from _raised(
+            _refuse_reference, settings.reference, block.where, *input_model(recipe), settings.execution_provider
+        )
     metrics = block.keys.get("metrics")
     if isinstance(settings, EvaluatorSettings):
         yield from load(entries("evaluators")[block.type].mistakes)(recipe, block.where, metrics, settings)
@@ -229,7 +231,7 @@ def _mistakes_of(
             yield from _raised(refuse_names, settings, block.where, declared, loads_tasks=not passes.are_all)
 
 
-def _raised(check: Callable[..., None], *args: Any, **kwargs: Any) -> Iterator[OliveExtError]:
+def _raised(check: Callable[..., object], *args: Any, **kwargs: Any) -> Iterator[OliveExtError]:
     """The error that a check raises."""
     try:
         check(*args, **kwargs)
@@ -237,20 +239,28 @@ def _raised(check: Callable[..., None], *args: Any, **kwargs: Any) -> Iterator[O
         yield error
 
 
-def _refuse_reference(reference: ReferenceConfig, where: str, kind: str, keys: Mapping[str, Any]) -> None:
+def _refuse_reference(
+    reference: ReferenceConfig, where: str, kind: str, keys: Mapping[str, Any], provider: Any = None
+) -> None:
     """Raises `ModelError` for a reference that is not there, and `ConfigError` for an input model that is none."""
     is_named, reference = not reference.is_input_model, of_input_model(reference, kind, keys)
     is_there = reference.is_same or Path(reference.path).exists() or is_hub_name(reference.path)
     if is_named and not is_there:
         raise NotFoundError("no such file or folder", f"{where}.reference", reference.path)
-    is_chosen = reference.variant or reference.execution_provider  # else by the evaluated model's provider
-    if reference.variant is not None and not is_package(Path(reference.path)) and Path(reference.path).exists():
+    if reference.variant is not None and not is_package(Path(reference.path)):
         raise MismatchError(f"'{reference.path}' is no model package", f"{where}.reference.variant", reference.variant)
-    if is_named and is_chosen and is_package(Path(reference.path)):
-        try:
-            choose(Path(reference.path), reference.variant, first_name(reference.execution_provider))
-        except ModelError as error:
-            raise error.inside(f"{where}.reference", f"{where}.reference") from error
+    asked = first_name(reference.execution_provider or provider)
+    for key, path in (("reference", reference.path), ("reference.float_model", reference.float_model)):
+        if path is not None and is_package(Path(path)):
+            _refuse_variants(Path(path), reference.variant if key == "reference" else None, asked, f"{where}.{key}")
+
+
+def _refuse_variants(package: Path, variant: str | None, asked: str | None, where: str) -> None:
+    """Raises `ModelError` where no variant is chosen; without a provider, which the run may know, whatever that is."""
+    tried = [asked] if asked or variant else [None, *(row.name for row in TABLE)]
+    errors = [[*_raised(choose, package, variant, provider)] for provider in tried]
+    if all(errors):
+        raise errors[0][0].inside(where, where)
 
 
 def of_input_model(reference: ReferenceConfig, kind: str, keys: Mapping[str, Any]) -> ReferenceConfig:
@@ -291,6 +301,9 @@ def _mistakes_of_model(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:
     elif problem := why_missing(kind, path, keys.get("onnx_file_name")):
         yield NotFoundError(problem).about("input_model.model_path", path)
     yield from _raised(plain_path, path)
+    if "variant" in keys:
+        problem = "Olive's models take none: give the file of one variant as 'input_model.model_path'"
+        yield ConfigError(problem, "input_model.variant", keys["variant"], code="unknown_key")
 
 
 def gets_onnx(recipe: Mapping[str, Any], block: Block, passes: Passes) -> bool:

@@ -138,6 +138,9 @@ def in_options(error: OliveExtError, given: Mapping[str, Any], options: Sequence
         return error
     text, values = str(error), repr([error.value, *given.values()])
     for option in options:
+        if option.form == "place" and (place := given.get(option.key)):
+            text = re.sub(r"'reference\.(?:engine\.)?(\w+)'", rf"{option.flag} \1", text)
+            text = text if "execution_" in place else text.replace("--against execution_", "--against ")
         key = option.key.removesuffix(".path").removeprefix("model.")
         is_word = "_" in key and key not in values and not isinstance(error, TaskError)
         is_advised = error.field in (option.key, key) or error.code in ("missing", "provider", "unknown_name")

@@ -152,7 +152,7 @@ def to_eval_results(report: Report) -> str:
         is_on_hub = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", dataset) and not Path(dataset).exists()
         is_of_it = len(datasets) == 1 and item.n is not None and math.isfinite(item.value)
         if is_on_hub and is_of_it and item.task not in found:
-            is_part = part not in (None, "main", "default") and item.task in configs and isinstance(part, str)
+            is_part = part not in (None, "", "main", "default") and item.task in configs and isinstance(part, str)
             scored = item.metric if item.filter == "none" else f"{item.metric} ({item.filter})"
             notes = f"{scored}, {config.get('num_fewshot') or 0}-shot, {item.documents} documents"
             of_dataset = {"id": dataset, "task_id": part if is_part else item.task}

@@ -187,7 +187,8 @@ class Models:
             says += [f"says {text}" for text in given.spec.contradicted]
         named = given.files.genai_config.get("model", {}).get("decoder", {}).get("filename")
         if named and given.files.directory / named not in (given.files.decoder, *given.files.weights):
-            says.append(f"names '{named}', which is not judged")
+            judged = f"{given.files.origins['decoder']} chose '{given.files.decoder.name}'"
+            says.append(f"names '{named}', which is not judged: {judged}")
         free: dict[str, Any] = {"tokenizer": None, "onnx_file_name": None, "components": {}}
         with suppress(OliveExtError):  # there is nothing but what was given, or it cannot be opened
             shipped = given.patched({**free, "model": str(given.files.directory)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -93,8 +94,29 @@ def test_variant_of_a_reference_that_its_package_has_not_is_named_before_a_pass_
         (problem,) = problems(tmp_path, of_evaluator(reference={"path": str(package), **named}))
         assert "evaluators.ours.reference" in problem
         assert told in problem
-    (problem,) = problems(tmp_path, of_evaluator(reference={"path": str(package / "gpu"), "variant": "gpu"}))
-    assert "is no model package" in problem
+    for path in (str(package / "gpu"), "input_model", "org/name"):
+        (problem,) = problems(tmp_path, of_evaluator(reference={"path": path, "variant": "gpu"}))
+        assert "is no model package" in problem
+
+
+@pytest.mark.parametrize("key", ["path", "float_model"])
+def test_package_of_which_several_variants_fit_any_provider_is_named_before_a_pass_runs(
+    key: str, tmp_path: Path
+) -> None:
+    package = put_model(tmp_path / "p.ortpackage" / "a").parent
+    shutil.copytree(package / "a", package / "b")
+    components = {"model": {"variants": {name: {"ep": "CPUExecutionProvider"} for name in "ab"}}}
+    (package / "manifest.json").write_text(json.dumps({"schema_version": "1.0", "components": components}))
+    for named in ({}, {"execution_provider": "cpu"}):
+        reference = {"path": "org/name", key: str(package)}
+        (problem,) = problems(tmp_path, of_evaluator(reference=reference, **named))
+        assert "several variants fit" in problem
+        assert f"evaluators.ours.reference{'' if key == 'path' else '.float_model'}" in problem
+
+
+def test_variant_of_an_input_model_is_refused_as_olive_does_after_a_start(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, with_value("input_model.variant", "gpu"))
+    assert "'input_model.variant' = 'gpu'" in problem
 
 
 def test_key_of_a_yaml_recipe_that_is_there_twice_is_named(tmp_path: Path) -> None:

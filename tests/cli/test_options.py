@@ -98,6 +98,9 @@ def test_message_names_the_options_of_who_wrote_options(code: str, given: dict[s
         (ModelError("no 'variant'").about("reference", "variant"), {"model.variant": "a"}, "no 'variant'"),
         (ProviderError("CUDA (from execution_provider) is not here"), {}, "CUDA (from --provider) is not here"),
         (ProviderError("(execution_provider)"), {"tasks": ["execution_provider"]}, "(execution_provider)"),
+        (ModelError("none", "reference.variant", "x"), {"reference": "variant=x"}, "--against variant = 'x': none"),
+        (ConfigError("no", "reference.execution_provider"), {"reference": "provider=x"}, "--against provider: no"),
+        (ConfigError("no", "reference.engine.runtime"), {"reference": "runtime=x"}, "--against runtime: no"),
         (ConfigError("no 'tasks', see 'limit'"), {"tasks": ["tasks"], "limit": 3}, "no 'tasks', see --limit"),
     ],
 )

@@ -16,6 +16,7 @@ from huggingface_hub import parse_eval_result_entries
 from olive_ext.errors import ConfigError, RunError
 from olive_ext.report import Metric, Report, check_writable, from_json, has_several_filters, to_json, to_markdown
 from olive_ext.report import write as write_report
+from olive_ext.report.plain_text import to_eval_results
 from tests.refusals import refused
 
 ACC = Metric("arc", "acc", "none", 0.25, 0.0125, True, 400)
@@ -128,6 +129,13 @@ HUB = Report(
     },
     created="2026-11-21T12:00:00+00:00",
 )
+
+
+@pytest.mark.parametrize("part", ["", "main", None])
+def test_score_on_a_dataset_of_one_configuration_has_the_tasks_name(part: str | None) -> None:
+    report = replace(HUB, results={"configs": {"gsm8k": scored("openai/gsm8k", part)}})
+    (entry,) = yaml.safe_load(to_eval_results(report))
+    assert entry["dataset"]["task_id"] == "gsm8k"
 
 
 def test_scores_on_datasets_of_the_hub_are_written_as_it_reads_them(tmp_path: Path) -> None:

@@ -549,6 +549,7 @@ def test_a_padded_vocabulary_is_compared_by_its_tokens(
 
 
 SLIDING = {"window_size": 16, "slide_key_value_cache": True, "slide_inputs": False}
+OTHER = "genai_config.json names 'other.onnx', which is not judged: the setting 'onnx_file_name' chose 'model.onnx'"
 UNJUDGED: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     # model's keys and decoder's keys of genai_config.json, settings, what is not judged
     ({"vocab_size": 100}, {}, {}, "genai_config.json says vocab_size 100, the graph has 1024"),
@@ -557,7 +558,7 @@ UNJUDGED: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     ({"context_length": 4096}, {}, {}, "genai_config.json says context_length 4096, the graph's rotary tables have"),
     ({}, {"sliding_window": SLIDING}, {}, "genai_config.json says sliding_window with slide_key_value_cache"),
     ({}, {"sliding_window": {**SLIDING, "slide_key_value_cache": False}}, {}, ""),
-    ({}, {"filename": "other.onnx"}, {"onnx_file_name": "model.onnx"}, "genai_config.json names 'other.onnx'"),
+    ({}, {"filename": "other.onnx"}, {"onnx_file_name": "model.onnx"}, OTHER),
     ({}, {"filename": "absent.onnx"}, {"onnx_file_name": "model.onnx"}, "genai_config.json names 'absent.onnx'"),
     (
         {},
