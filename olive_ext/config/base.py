@@ -222,7 +222,7 @@ def _scalar(annotation: Any, constraints: list[Any]) -> str:
     if annotation is int and least is not None:
         return f"an integer from {least}"
     if annotation is float and above is not None:
-        return f"a number above {above}" if below is None else f"a number between {above} and {below}"
+        return f"a number above {above}" + ("" if below is None else f", below {below}")
     if annotation is float and least is not None:
         return f"a number from {least} to below {below}"
     return _PLAIN.get(annotation) or f"a {getattr(annotation, '__name__', annotation)}"

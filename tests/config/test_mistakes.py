@@ -96,6 +96,7 @@ SETTINGS: list[Row] = [
     ({**ENOUGH, "certain": {"within": 0.01, "confidence": 95}}, WRONG, "certain.confidence", "0.5 1"),
     ({"fail_on_loss": 1}, MISSING, "fail_on_loss", "reference"),
     ({"fail_on_loss": 100, "reference": "r"}, WRONG, "fail_on_loss", "100"),
+    ({"fail_on_loss": 0, "reference": "r"}, WRONG, "fail_on_loss", "above 0, below 100"),
     ({"fail_on_loss": "x", "reference": "r"}, WRONG, "fail_on_loss", "x"),
     ({"require": ["kl_mean<0.01"]}, AGAINST, "require.0", "kl_mean<0.01 METRIC<=NUMBER"),
     ({"require": ["kl_mean<=a"]}, WRONG, "require.0.max", "a"),

@@ -101,7 +101,7 @@ def test_path_and_keywords_a_mapping_and_a_config_are_one_evaluation(folder: Pat
         (
             "nowhere",
             {"tasks": ["mmlu"], "limit": -2},
-            "'limit' = -2: give a positive integer or a number between 0 and 1",
+            "'limit' = -2: give a positive integer or a number above 0, below 1",
         ),
         ({"tasks": ["mmlu"]}, {}, "missing key 'model'"),
         (None, {"tasks": ["mmlu"]}, "missing key 'model'"),
