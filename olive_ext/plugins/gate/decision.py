@@ -287,7 +287,7 @@ def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline
     from olive_ext.run.evaluation import load_requested_tasks
     from olive_ext.run.models import Models
     from olive_ext.run.reference.answers import read_answers
-    from olive_ext.run.reference.sampled_run import BatchAnswers, SampledRun, Values, question_of
+    from olive_ext.run.reference.sampled_run import SampledRun, question_of
 
     if certain.metric != "accuracy_difference":
         raise ConfigError("a baseline has answers alone: 'accuracy_difference'", "certain.metric", certain.metric)
@@ -302,14 +302,12 @@ def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline
             f"{', '.join(sorted(asked)) or 'none'}: evaluate the same, or write it anew with --update-baseline"
         )
     question = question_of(certain, before, None, [])
-
-    def values(batch: BatchAnswers) -> Values:
-        return question.values(replace(batch, answers=[keyed(item) for item in batch.answers]))
-
+    values = question.values
+    question = replace(question, values=lambda batch: values(replace(batch, answers=[*map(keyed, batch.answers)])))
     lm = models.open_candidate()
     try:
-        run = SampledRun(config, tasks, seeds, replace(question, values=values), [], models.progress)
-        results, drawn = run.run(lm, None)
+        run = SampledRun(config, tasks, seeds, question, [], models.progress)
+        results, weights, certainty = run.run(lm, None)
         lost, session = len(getattr(lm, "lost", ())), getattr(lm, "session", None)
         execution = {} if session is None else session.describe_execution()
         stops = None if session is None else stops_of(baseline.model, execution)
@@ -318,10 +316,10 @@ def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline
     refuse_other_definitions(baseline, results)
     own = [keyed(item) for item in read_answers(results["samples"], tasks.tasks)]
     answers = before, own, results["samples"], tasks.tasks
-    outcomes, _, lengths = compare_answers(*answers, config.matters, drawn.weights)
+    outcomes, _, lengths = compare_answers(*answers, config.matters, weights)
     comparison = Comparison({}, (), outcomes, (), missing=lost, matters=config.matters, lengths=lengths)
     comparison = replace(comparison, stops=stops, metrics=results, damaged=damaged_cache(baseline.model, execution))
-    return _decided(certain_comparison(comparison, drawn.certainty), ())
+    return _decided(certain_comparison(comparison, certainty), ())
 
 
 def _decided(comparison: Comparison, notes: tuple[str, ...]) -> GateResult:

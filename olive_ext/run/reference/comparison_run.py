@@ -30,7 +30,7 @@ from olive_ext.errors import ContradictionError, RecordsError, UnsupportedError
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import is_same_path
 from olive_ext.registry import hook
-from olive_ext.report.comparison import VARIANT, Comparison
+from olive_ext.report.comparison import VARIANT, ClaimResult, Comparison
 from olive_ext.report.metrics import NON_FINITE
 from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import certain_comparison
@@ -39,7 +39,7 @@ from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers, changed_answers, read_answers
 from olive_ext.run.reference.observer import Generated, Observer, ReferenceScores, Weights, score_generated
 from olive_ext.run.reference.pairing import compare_answers, without_value
-from olive_ext.run.reference.sampled_run import Document, Drawn, SampledRun, lost_documents, question_of
+from olive_ext.run.reference.sampled_run import Document, SampledRun, lost_documents, question_of
 from olive_ext.run.sample_logs import Fields, sample_fields
 from olive_ext.session.tokenizer_fit import TEMPLATE
 
@@ -101,7 +101,7 @@ class Comparer:
         self._non_finite = 0
         """Requests for which the reference's output was not finite where it ran alone."""
 
-        self._drawn: Drawn | None = None
+        self._certainty: ClaimResult | None = None
         self._tokens_fed: int | None = None
         """Fed to the reference where it ran alone; 0 where its records and kept generations held everything."""
 
@@ -153,8 +153,7 @@ class Comparer:
             reference = self.reference = self.reference or self._run_resident(lm)
         question = question_of(config.claim, reference.answers, reference.observer, reference.generated, reference.lost)
         run = SampledRun(config, self._tasks, self._seeds, question, reference.generated, models.progress)
-        results, self._drawn = run.run(lm, self.observer)
-        self.weights = self._drawn.weights
+        results, self.weights, self._certainty = run.run(lm, self.observer)
         return results
 
     def finish(self, lm: Any, results: Mapping[str, Any], own: Sequence[Answers]) -> Comparison | None:
@@ -171,7 +170,7 @@ class Comparer:
                 return None
             reference = self.reference = self.reference or self._run_resident(lm)
         with clock.phase("candidate" if self._mode == "recorded" else "reference"):
-            if observer is not None and self._drawn is None:
+            if observer is not None and self._certainty is None:
                 score_generated(lm, reference.generated, observer)
         with clock.phase("statistics"):
             return self._compared(lm, results["samples"], own, reference)
@@ -179,7 +178,7 @@ class Comparer:
     def _compared(
         self, lm: LM, samples: Mapping[str, Any], own: Sequence[Answers], reference: ReferenceRun
     ) -> Comparison:
-        observer, drawn, weights = self.observer, self._drawn, self.weights
+        observer, weights = self.observer, self.weights
         tasks, matters = self._tasks.tasks, self._models.config.matters
         asked = self._models.prompt_diff if self._mode == "answers" else None
         if asked and TEMPLATE not in asked.what and reference.prompt != (prompt := _first_prompt(lm, samples)):
@@ -204,7 +203,7 @@ class Comparer:
             non_finite=self._non_finite + _non_finite(lm),
             missing=len(self._lost) + len(getattr(lm, "lost", ())) + len(unread),
         )
-        return comparison if drawn is None else certain_comparison(comparison, drawn.certainty)
+        return comparison if self._certainty is None else certain_comparison(comparison, self._certainty)
 
     def fields(self, own: Sequence[Answers]) -> Fields:
         """Our fields of the sample logs, after `finish`, where `own` are the model's answers."""

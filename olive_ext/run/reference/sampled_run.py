@@ -51,22 +51,15 @@ class BatchAnswers:
 
 
 @dataclass(frozen=True)
-class Values:
-    """The values of a batch's documents, in their order; see `Sampler.update`."""
-
-    values: FloatArray
-    lows: FloatArray | None = None
-    variances: FloatArray | None = None
-
-
-@dataclass(frozen=True)
 class Question:
     """`claim` about `documents`, which `population` numbers in this order; `values` reads a batch's, in its order."""
 
     documents: Sequence[Document]
     population: Population
     claim: Claim
-    values: Callable[[BatchAnswers], Values]
+    values: Callable[[BatchAnswers], Sequence[FloatArray]]
+    """Arguments of `Sampler.update`."""
+
     outcome: tuple[str, str, str] | None = None
     """Task, metric and filter of the `Outcome` that the claim is about; None where it is about positions."""
 
@@ -105,7 +98,7 @@ def _accuracy(certain: ClaimConfig, answers: Sequence[Answers]) -> Question:
     sureness = [_ranks(item, values) for (item, _), values in zip(firsts.values(), right, strict=True)]
     known = dict(zip(documents, np.concatenate(right).tolist(), strict=True))
 
-    def values(batch: BatchAnswers) -> Values:
+    def values(batch: BatchAnswers) -> Sequence[FloatArray]:
         right_answers: dict[Document, float] = {}
         for own in batch.answers:
             reference, metric = firsts[own.task]
@@ -117,7 +110,7 @@ def _accuracy(certain: ClaimConfig, answers: Sequence[Answers]) -> Question:
             if value not in (0, 1) and not math.isnan(value):
                 problem = f"task '{task}', document {number}: {value:g} is not right or wrong: give 'all'"
                 raise TaskError(problem, "documents", "enough")
-        return Values(np.array([right_answers.get(one, math.nan) - known[one] for one in batch.documents], np.float64))
+        return [np.array([right_answers.get(one, math.nan) - known[one] for one in batch.documents], np.float64)]
 
     (first, metric), *others = firsts.values()
     outcome = (ALL, ACCURACY, "none") if others else (first.task, metric, first.filter)
@@ -167,12 +160,11 @@ def _positions(
     other: Any = {"above": "below", "below": "above"}
     side = certain.side if is_kl else other[certain.side]
 
-    def values(batch: BatchAnswers) -> Values:
+    def values(batch: BatchAnswers) -> Sequence[FloatArray]:
         assert batch.observer is not None
         means = _document_means(batch, certain.metric, highest, counts)
         nothing = math.nan, math.nan, 0.0
-        numbers_D3 = np.array([means.get(document, nothing) for document in batch.documents], np.float64).reshape(-1, 3)
-        return Values(*numbers_D3.T)
+        return list(np.array([means.get(one, nothing) for one in batch.documents], np.float64).reshape(-1, 3).T)
 
     cut = highest if is_kl else None
     claim = Claim(bound, side, certain.distance, certain.confidence)
@@ -216,14 +208,6 @@ def _kl(rows: npt.NDArray[Any], highest: float) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """The documents that were drawn, and what they make certain."""
-
-    weights: Weights
-    certainty: ClaimResult
-
-
-@dataclass(frozen=True)
 class SampledRun:
     """One candidate's run over drawn documents; the same seed and reference draw the same first batch for all."""
 
@@ -240,9 +224,9 @@ class SampledRun:
 
         return ChosenDocuments(self.tasks)
 
-    def run(self, lm: LM, observer: Observer | None) -> tuple[dict[str, Any], Drawn]:
-        """lm-eval's results over the documents drawn, with samples, and the draws. `observer` sees the model's
-        positions."""
+    def run(self, lm: LM, observer: Observer | None) -> tuple[dict[str, Any], Weights, ClaimResult]:
+        """lm-eval's results over the documents drawn, with samples; these documents; and what they make certain.
+        `observer` sees the model's positions."""
         from olive_ext.backends.lm_eval_run import AnsweredRequests
 
         sampler = Sampler(self.question.population, self.question.claim, self.config.seed or 0)
@@ -256,13 +240,16 @@ class SampledRun:
                 wanted = [item for item in self.generated if (item.task_name, item.doc_id) in chosen]
                 score_generated(lm, wanted, observer)
             answers = read_answers(batch, self.tasks.tasks)
-            values = self.question.values(BatchAnswers(documents, answers, observer, lost_documents(lm)))
-            sampler.update(values.values, values.lows, values.variances)
+            sampler.update(*self.question.values(BatchAnswers(documents, answers, observer, lost_documents(lm))))
             for task, lines in batch.items():
                 samples[task] += lines
-        drawn = self._drawn(sampler, observer)
-        everything = [(task, number) for task, numbers in drawn.weights.items() for number in numbers]
-        return self._evaluate(AnsweredRequests(lm, samples), self.config, everything), drawn
+        weights: dict[str, dict[int, float]] = defaultdict(dict)
+        for index, weight in sampler.representation().items():
+            task, number = self.question.documents[index]
+            weights[task][number] = weight
+        everything = [(task, number) for task, numbers in weights.items() for number in numbers]
+        results = self._evaluate(AnsweredRequests(lm, samples), self.config, everything)
+        return results, weights, self._certainty(sampler, weights, observer)
 
     def _evaluate(self, lm: LM, config: EvaluationConfig, documents: Sequence[Document]) -> dict[str, Any]:
         from olive_ext.backends.lm_eval_run import run_tasks
@@ -273,11 +260,7 @@ class SampledRun:
         tasks = self._chosen.of(by_task)
         return run_tasks(lm, tasks, config, seeds=self.seeds, progress=self.progress)
 
-    def _drawn(self, sampler: Sampler, observer: Observer | None) -> Drawn:
-        weights: dict[str, dict[int, float]] = defaultdict(dict)
-        for index, weight in sampler.representation().items():
-            task, number = self.question.documents[index]
-            weights[task][number] = weight
+    def _certainty(self, sampler: Sampler, weights: Weights, observer: Observer | None) -> ClaimResult:
         certain, decision, cut = self.config.claim, sampler.decision(), self.question.cut
         numbers = repr([(task, sorted(weights[task])) for task in sorted(weights)])
         facts: dict[str, Any] = {name: getattr(certain, name) for name in ("metric", "side", "bound", "confidence")}
@@ -286,7 +269,7 @@ class SampledRun:
             facts |= {"estimate": 1 - decision.estimate, "low": 1 - decision.high, "high": 1 - decision.low}
         facts |= {"outcome": self.question.outcome, "cut": cut}
         facts["beyond_cut"] = 0.0 if cut is None or observer is None else observer.beyond(cut, weights)
-        return Drawn(weights, ClaimResult(**facts, sample=hashlib.sha256(numbers.encode()).hexdigest()[:16]))
+        return ClaimResult(**facts, sample=hashlib.sha256(numbers.encode()).hexdigest()[:16])
 
 
 def lost_documents(lm: Any) -> set[Document]:

@@ -326,10 +326,10 @@ def test_records_error_is_a_part_of_the_value_and_what_is_not_finite_is_not_know
     asked = question_of(ClaimConfig(metric="kl_mean", below=0.1), [answers], _Positions(), [])
     rows = np.zeros(1, [("document", "i4"), ("kl", "f4"), ("kl_lower", "f4"), ("kl_variance", "f4"), ("same_top", "?")])
     rows["kl"], rows["kl_lower"], rows["kl_variance"] = kl, np.minimum(kl, 0.05), error**2
-    found = asked.values(BatchAnswers(asked.documents, [], _Positions(rows)))
-    assert found.values == pytest.approx(expected, nan_ok=True)
-    assert found.lows == pytest.approx(np.maximum(np.minimum(kl, 0.05), 0), nan_ok=True)
-    assert found.variances == pytest.approx(error**2)
+    values, lows, variances = asked.values(BatchAnswers(asked.documents, [], _Positions(rows)))
+    assert values == pytest.approx(expected, nan_ok=True)
+    assert lows == pytest.approx(np.maximum(np.minimum(kl, 0.05), 0), nan_ok=True)
+    assert variances == pytest.approx(error**2)
 
 
 class _Positions(Observer):
