@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any, TypeGuard
 
 from olive_ext.report.comparison import ALL, Comparison, Divergence, Outcome, primary_outcomes
-from olive_ext.report.numbers import Number, count
+from olive_ext.report.numbers import Number, count_of
 
 COMPARISON_NAMES = (
     *("kl_mean", "kl_median", "kl_p90", "kl_p99", "kl_p999", "kl_max"),
@@ -78,9 +78,8 @@ class Metric:
     @property
     def documents(self) -> str:
         """The number of documents for people; empty where there is none."""
-        if self.n is None or self.num_population is None:
-            return "" if self.n is None else count(self.n)
-        return f"{count(self.n)} of {count(self.num_population)}{', unweighted' if self.is_of_drawn else ''}"
+        note = ", unweighted" if self.is_of_drawn else ""
+        return "" if self.n is None else f"{count_of(self.n, self.num_population)}{note}"
 
 
 def read_metrics(results: Mapping[str, Any]) -> tuple[Metric, ...]:

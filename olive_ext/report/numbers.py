@@ -149,6 +149,11 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def count_of(known: float, whole: float | None) -> str:
+    """A number of things, and of how many they are, where that is known."""
+    return count(known) if whole is None else f"{count(known)} of {count(whole)}"
+
+
 def duration(seconds: float) -> str:
     """Seconds below two minutes, then minutes, then hours."""
     if seconds < 120:

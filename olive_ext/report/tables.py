@@ -10,7 +10,7 @@ from olive_ext.report import view
 from olive_ext.report.changes import difference_texts, perplexity_change
 from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import COMPARISON_NAMES, Metric
-from olive_ext.report.numbers import nats_with_error, number, percent
+from olive_ext.report.numbers import count_of, nats_with_error, number, percent
 from olive_ext.report.page import Page, joined_passes
 from olive_ext.report.report import Report
 from olive_ext.report.view import COSTS, SIGNS, cost_rows, with_filter
@@ -61,7 +61,7 @@ def _differences(page: Page) -> Iterator[Sequence[str]]:
             cells[candidate] = ", ".join(filter(None, parts))
         metric = f"{with_filter(outcome.metric, outcome.filter)}, difference (95 %)"
         texts = (cells.get(item.name, "") for item in page.columns)
-        yield view.task_title(outcome.task), metric, view.documents(outcome), *texts
+        yield view.task_title(outcome.task), metric, count_of(outcome.num_documents, outcome.num_population), *texts
 
 
 def _distances(page: Page) -> Iterator[Sequence[str]]:

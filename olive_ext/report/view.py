@@ -213,12 +213,6 @@ def tone(outcome: Outcome) -> Tone:
     return "gain" if (outcome.difference > 0) == outcome.higher_is_better else "loss"
 
 
-def documents(outcome: Outcome) -> str:
-    """How many there were, of how many where they were drawn."""
-    known = numbers.count(outcome.num_documents)
-    return known if outcome.num_population is None else f"{known} of {numbers.count(outcome.num_population)}"
-
-
 def flips_p(outcome: Outcome) -> str:
     """McNemar's p; empty where documents were drawn, and where no answer is right or wrong."""
     has_p = outcome.is_binary and outcome.num_population is None
