@@ -57,7 +57,7 @@ class Choice:
         return f"{words}, one with the table" if self.together is not None else words
 
 
-class Menu:
+class WeightChoices:
     """The choices of all weights of a model, the first of each being the weight as it is."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Menu:
         sources: Mapping[str, Sources],
         kernels: float = 0.0,
         damaged: Collection[str] = (),
-    ) -> Menu:
+    ) -> WeightChoices:
         """For weights whose losses were measured as they are; `tables` are those that are tied to a table, with it;
         `sources` by part of the package."""
         return cls(

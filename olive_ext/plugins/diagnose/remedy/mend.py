@@ -22,7 +22,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import size_on_disk
 from olive_ext.model.files.locate import locate as locate_files
 from olive_ext.plugins.diagnose.remedy.bill import Bill, Line, Measured, Point, Priced, Trial, bill_texts, with_interval
-from olive_ext.plugins.diagnose.remedy.choices import CANDIDATES, Menu, Selection
+from olive_ext.plugins.diagnose.remedy.choices import CANDIDATES, Selection, WeightChoices
 from olive_ext.plugins.diagnose.remedy.documents import Document, document_key
 from olive_ext.plugins.diagnose.remedy.locate import Location, opened_location
 from olive_ext.plugins.diagnose.remedy.mended_graph import alternative
@@ -117,7 +117,7 @@ class Mender:
         losses = {entry.name: entry.kl for entry in self._map.entries}
         kernels = self._map.kernels.mean if self._map.kernels.low > 0 else 0.0
         by_target = {target: losses[target.name] for target in location.targets}
-        self.menu = Menu.of(by_target, location.tables, location.sources, kernels, self._map.damaged)
+        self.menu = WeightChoices.of(by_target, location.tables, location.sources, kernels, self._map.damaged)
 
         self.drafts = Drafts(location.model, location.sources, self.menu, material, folder, progress)
         for number in range(len(self.menu.targets)):
@@ -405,7 +405,7 @@ class Search:
     predicted one corrects the next prediction.
     """
 
-    def __init__(self, menu: Menu, drafts: Drafts, own_size: int, choosing: Sequence[int], goal: str) -> None:
+    def __init__(self, menu: WeightChoices, drafts: Drafts, own_size: int, choosing: Sequence[int], goal: str) -> None:
         """`own_size`: bytes of the quantized model; `choosing`: numbers of documents; `goal`: in words."""
         self._menu, self._drafts, self._choosing, self._goal = menu, drafts, choosing, goal
         self._others = own_size - menu.num_bytes(menu.unchanged)
@@ -496,7 +496,7 @@ class Drafts:
         self,
         model: ResolvedModel,
         sources: Mapping[str, Sources],
-        menu: Menu,
+        menu: WeightChoices,
         material: Material,
         folder: Path,
         progress: bool,

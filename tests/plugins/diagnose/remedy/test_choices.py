@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from olive_ext.plugins.diagnose.remedy.choices import Choice, Menu, cheapest, front, total
+from olive_ext.plugins.diagnose.remedy.choices import Choice, WeightChoices, cheapest, front, total
 from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target, pair, whole_experts, with_tables
 from olive_ext.plugins.diagnose.remedy.race import Race, estimate
 from olive_ext.plugins.diagnose.remedy.weights import FLOAT, GraphWeights, Precision
@@ -19,12 +19,12 @@ from tests.graph import quantized as graphs
 from tests.plugins.diagnose.remedy.test_mended_graph import tied
 
 
-def menu_of(stored: graphs.Stored, kl: float = 1e-3, damaged: bool = False) -> tuple[Menu, Target]:
+def menu_of(stored: graphs.Stored, kl: float = 1e-3, damaged: bool = False) -> tuple[WeightChoices, Target]:
     origin = (stored.matrix + graphs.random_weight() * 0.02).astype(np.float32)
     floats = graphs.plain(origin)
     own, other = GraphWeights(floats, Path()), GraphWeights(stored.model, Path())
     (target,) = pair(own, other).targets
-    return Menu.of({target: kl}, {}, {"": Sources(own, other)}, damaged=[target.name] * damaged), target
+    return WeightChoices.of({target: kl}, {}, {"": Sources(own, other)}, damaged=[target.name] * damaged), target
 
 
 def test_finer_precisions_are_offered_with_bytes_and_estimated_loss() -> None:
@@ -73,11 +73,11 @@ def test_experts_of_a_node_are_one_weight() -> None:
     (target,) = whole_experts(parts)
     assert (target.name, target.kind, target.layer) == ("/layers.0/moe/MoE", "moe", 0)
     assert target.bytes == sum(part.bytes for part in parts)
-    choices = Menu.of({target: 1e-3}, {}, {"": of_graph}).of_target(0)
+    choices = WeightChoices.of({target: 1e-3}, {}, {"": of_graph}).of_target(0)
     assert [one.name for one in choices] == ["as it is", "int8 in blocks of 32", "float"]
     assert [one.bytes for one in choices] == sorted(one.bytes for one in choices)
     assert choices[-1].bytes == target.float_bytes
-    alone = Menu.of(dict.fromkeys(parts, 1e-3), {}, {"": of_graph})
+    alone = WeightChoices.of(dict.fromkeys(parts, 1e-3), {}, {"": of_graph})
     assert [[one.name for one in alone.of_target(number)] for number in range(2)] == [["as it is"], ["as it is"]]
 
 
@@ -99,7 +99,7 @@ def test_head_and_a_table_that_is_stored_apart_may_become_one(is_tied: bool) -> 
     (target,) = pair(own, other).targets
     of_graph = {"": Sources(own, other)}
     tables = with_tables([target], of_graph)
-    choices = Menu.of({target: 1e-3}, tables, of_graph).of_target(0)
+    choices = WeightChoices.of({target: 1e-3}, tables, of_graph).of_target(0)
     sizes = {one.name: one.bytes for one in choices}
     num_numbers = weight_HV.size
     assert sizes["as it is"] == tables[target].bytes == target.bytes + 4 * num_numbers
@@ -117,7 +117,7 @@ def test_negative_estimates_of_a_loss_count_as_none() -> None:
 
 
 @pytest.fixture
-def menu() -> Menu:
+def menu() -> WeightChoices:
     """Three weights that differ in what they lose."""
     _, target = menu_of(graphs.nbits(4, 64, has_zero_points=False))
     targets = [Target(f"w{n}", target.floats, target.quantized, 0, 0) for n in range(3)]
@@ -125,10 +125,10 @@ def menu() -> Menu:
         one: [Choice(None, 100, kl, True), Choice(Precision(8, 32), 200, kl / 100, False), Choice(FLOAT, 800, 0, True)]
         for one, kl in zip(targets, (5e-3, 1e-4, 2e-3), strict=True)
     }
-    return Menu(made)
+    return WeightChoices(made)
 
 
-def test_smallest_within_a_bound_and_best_within_a_size(menu: Menu) -> None:
+def test_smallest_within_a_bound_and_best_within_a_size(menu: WeightChoices) -> None:
     assert menu.smallest(1) == (0, 0, 0)
     assert menu.smallest(3e-3) == (1, 0, 0)
     assert menu.smallest(2e-4) == (1, 0, 1)
@@ -139,7 +139,7 @@ def test_smallest_within_a_bound_and_best_within_a_size(menu: Menu) -> None:
     assert menu.kl((1, 0, 0)) == pytest.approx(2.15e-3)
 
 
-def test_front_and_uniform_points(menu: Menu) -> None:
+def test_front_and_uniform_points(menu: WeightChoices) -> None:
     sizes = [menu.num_bytes(one) for one in menu.front(30)]
     assert sizes[0] == 300
     assert sizes[-1] == 2400
@@ -147,7 +147,7 @@ def test_front_and_uniform_points(menu: Menu) -> None:
     assert menu.uniform(Precision(4, 32)) == (0, 0, 0)
 
 
-def test_measured_loss_replaces_an_estimate(menu: Menu) -> None:
+def test_measured_loss_replaces_an_estimate(menu: WeightChoices) -> None:
     menu.learn(0, 1, 4e-3)
     assert menu.of_target(0)[1].is_measured
     assert menu.smallest(3e-3) == (2, 0, 0)
