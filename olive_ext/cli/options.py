@@ -134,9 +134,10 @@ def in_options(error: OliveExtError, given: Mapping[str, Any], options: Sequence
     """The error with the options of keys that were given, or are missing or advised, in the keys' place. Who writes
     keys (`--set`, a recipe) reads keys. A key that is also a value's text is replaced before " = " alone. What several
     words make is a key wherever it stands, but in errors of a task, whose files have such keys, too."""
-    if error.code == "unknown_key" or str(given.get("target")).lower().endswith(RECIPE_SUFFIXES):
-        return error
     text, values = str(error), repr([error.value, *given.values()])
+    is_of_keys = error.code == "unknown_key" or "unknown key" in text  # one of several mistakes
+    if is_of_keys or str(given.get("target")).lower().endswith(RECIPE_SUFFIXES):
+        return error
     for option in options:
         if option.form == "place" and (place := given.get(option.key)):
             text = re.sub(r"'reference\.(?:engine\.)?(\w+)'", rf"{option.flag} \1", text)
