@@ -3,8 +3,10 @@ package's variants: by name, by the provider asked for, its components by what t
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from olive_ext.cli import main
 from olive_ext.config import ModelSettings
 from olive_ext.errors import DamagedError, MismatchError, ModelError, NotFoundError, ProviderError
 from olive_ext.model import resolve
-from olive_ext.model.files.content import read_outline
+from olive_ext.model.files.content import model_digest, read_outline
 from olive_ext.model.files.locate import locate, model_kind
 from olive_ext.model.files.model_package import choose, why_missing
 from olive_ext.model.providers.resolution import available_providers
@@ -400,6 +402,43 @@ def put_package(root: Path, variants: dict[str, Any], *, is_inline: bool = False
         {"schema_version": "1.0", "components": {"model": body if is_inline else "models/model"}, **manifest},
     )
     return root
+
+
+def olive_package(root: Path, **eos: int) -> Path:
+    """Variants by `olive generate-model-package` of the installed Olive, each with its own end token."""
+    from olive.cli.model_package import ModelPackageCommand
+
+    for name, token in eos.items():
+        put_graph(root / name / "model.onnx", "logits", ["model.onnx.data"])
+        put_genai(put_tokenizer(root / name), eos_token_id=token, vocab_size=8)
+    command = object.__new__(ModelPackageCommand)
+    sources = [str(root / name) for name in eos]
+    command.args = Namespace(source=sources, output_path=str(root / "m"), model_name="m", model_version="1.0")
+    inspect.unwrap(ModelPackageCommand.run)(command)
+    return root / "m.ortpackage"
+
+
+def test_package_of_olive_s_own_command_has_each_variant_s_configuration(tmp_path: Path) -> None:
+    root = olive_package(tmp_path, one=3, two=5)
+    with refused(ModelError, "missing", "variant", holds=("one", "two")):
+        locate(root)
+    found = {name: locate(root, variant=name) for name in ("one", "two")}
+    assert {name: files.decoder.parent.name for name, files in found.items()} == {"one": "one", "two": "two"}
+    models = [files.genai_config["model"] for files in found.values()]
+    assert [(model["eos_token_id"], model["decoder"]["filename"]) for model in models] == [
+        (3, "model.onnx"),
+        (5, "model.onnx"),
+    ]
+    assert {Path(files.tokenizer) for files in found.values()} == {root / "configs"}
+    before = model_digest(found["one"])
+    digests = {before}
+    for file in ("configs/genai_config.json", "models/decoder/one/genai_config_overlay.json"):
+        put_json(root / file, {**json.loads((root / file).read_text()), "search": {"num_beams": 2}})
+        digests.add(model_digest(locate(root, variant="one")))
+    assert len(digests) == 3
+    put_json(root / "models/decoder/one/genai_config_overlay.json", {"model": {"eos_token_id": "x"}})
+    with refused(DamagedError, "damaged", holds=("genai_config_overlay.json", "eos_token_id", "'x'")):
+        locate(root, variant="one")
 
 
 BOTH = {"cpu": {"ep": CPU}, "gpu": {"ep": CUDA, "device": "gpu"}}

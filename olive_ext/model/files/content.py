@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.errors import DamagedError, MismatchError, ModelError, NotFoundError, first_line, reading
-from olive_ext.model.files.package_config import GENAI_CONFIG, named_files, within
+from olive_ext.model.files.package_config import named_files, within
 from olive_ext.model.spec.tensor_names import Outline
 from olive_ext.model.types import ModelFiles
 
@@ -32,7 +32,13 @@ _LFS = b"version https://git-lfs.github.com/spec/"
 _HF_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Files that a Hugging Face model's weights are in."""
 
-_CONFIGS = ("config.json", "generation_config.json", "*processor_config.json", "adapter_config.json", GENAI_CONFIG)
+_CONFIGS = (
+    "config.json",
+    "generation_config.json",
+    "*processor_config.json",
+    "adapter_config.json",
+    "genai_config*.json",
+)
 _TEXTS = ("tokenizer*", "*.model", "*.spm", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
 _TEMPLATES = ("chat_template*", "additional_chat_templates/*")
 _HF_FILES = ("*.bin", "*.index.json", *_HF_WEIGHTS)

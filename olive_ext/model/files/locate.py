@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from olive_ext.errors import MismatchError, ModelError, NotFoundError, counted, listed
 from olive_ext.model.files.content import hf_weights, read_outline, refuse_short, weight_files
-from olive_ext.model.files.model_package import ASSET, asset, choose, is_package
+from olive_ext.model.files.model_package import ASSET, OVERLAY, asset, choose, is_package, with_overlay
 from olive_ext.model.files.package_config import (
     GENAI_CONFIG,
     MEDIA_SECTIONS,
@@ -92,6 +92,10 @@ def locate(
     config_file, config_rule = _find_genai_config(root, decoder)
     genai_config = read_json(config_file, GenaiConfig) if config_file else {}
     directory = config_file.parent if config_file else decoder.parent
+    if config_file is None and (overlaid := with_overlay(decoder.parent)) is not None:
+        genai_config, shared = overlaid
+        config_rule = f"{shared.name}/{GENAI_CONFIG} with the variant's {OVERLAY}"
+        extra_tokenizer_candidates = (shared, *extra_tokenizer_candidates)
     stages = _pipeline_of(decoder, directory, genai_config)
     for graph in dict.fromkeys(file for file in stages.values() if not file.samefile(decoder)):
         weights += (graph, *_weights(graph, read_outline(graph)))

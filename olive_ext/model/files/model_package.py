@@ -26,11 +26,19 @@ from olive_ext.model.files.package_config import (
     inside,
     is_hub_name,
     json_object,
+    mistakes_in,
     read_json,
 )
 from olive_ext.model.providers.table import CPU, ROWS, meant_provider
 
 COMPONENT = "component.json"
+METADATA = "metadata.json"
+"""The same of a component of a package by Olive 0.13's `generate-model-package`, in models/ and its name."""
+
+CONFIGS, OVERLAY = "configs", "genai_config_overlay.json"
+"""Such a package's folder of what all variants share, tokenizer and genai_config.json too; and what a variant adds to
+that, as a JSON merge patch (RFC 7386)."""
+
 ASSETS, ASSET = "shared_assets", "sha256:"
 """Folders that variants share are named by a digest of their content."""
 
@@ -201,10 +209,15 @@ def _graph(variant: Variant, part: str) -> Path:
 def _components(root: Path) -> dict[str, list[Variant]]:
     """The variants of each component. Raises `ModelError`."""
     file = root / MANIFEST
-    manifest = read_json(file, Manifest)
+    manifest = json_object(file, is_strict=True)
+    components = manifest.get("components")
+    if isinstance(components, list):
+        components = {name: f"models/{name}/{METADATA}" for name in components}
+    else:
+        components = read_json(file, Manifest).get("components")
     _refuse_version(file, manifest.get("schema_version", ""))
     found: dict[str, list[Variant]] = {}
-    for component, written in (manifest.get("components") or {}).items():
+    for component, written in (components or {}).items():
         folder, body = root, written
         if isinstance(written, str):
             path = inside(root, written, f"components.{component}")
@@ -217,6 +230,26 @@ def _components(root: Path) -> dict[str, list[Variant]]:
     if not any(found.values()):
         raise DamagedError(f"'{root / MANIFEST}' has no component with a variant")
     return {component: variants for component, variants in found.items() if variants}
+
+
+def with_overlay(folder: Path) -> tuple[Mapping[str, Any], Path] | None:
+    """genai_config.json of the variant in a folder, where its package by Olive 0.13 keeps that for all variants, and
+    the folder of that file; else None. Raises `ModelError`."""
+    own, shared = folder / OVERLAY, folder.parents[min(2, len(folder.parents) - 1)] / CONFIGS
+    if not own.is_file() or not (shared / GENAI_CONFIG).is_file():
+        return None
+    config = _patched(json_object(shared / GENAI_CONFIG, is_strict=True), json_object(own, is_strict=True))
+    with mistakes_in(own):
+        GenaiConfig.parse(config)
+    return config, shared
+
+
+def _patched(value: Any, patch: Any) -> Any:
+    if not isinstance(patch, Mapping):
+        return patch
+    value = value if isinstance(value, Mapping) else {}
+    merged = {**value, **{key: _patched(value.get(key), item) for key, item in patch.items()}}
+    return {key: item for key, item in merged.items() if item is not None}
 
 
 def _refuse_version(file: Path, version: object) -> None:
