@@ -506,14 +506,17 @@ def test_epsilon_of_a_norm_with_zeros_beside_its_numbers_is_smaller_by_as_much(
 @pytest.mark.parametrize(
     ("operator", "factor", "num_named"), [("MatMulNBits", 0.0, 0), ("MatMul", 0.0, 1), ("MatMulNBits", 1.05, 1)]
 )
-def test_a_norm_that_a_quantized_product_may_hold_is_no_damage_beside_a_checkpoint(
+def test_a_norm_that_a_quantized_product_may_hold_is_no_damage(
     operator: str, factor: float, num_named: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     norm = np.linspace(0.5, 2, 16, dtype=np.float32)
     monkeypatch.setattr("olive_ext.model.files.damage.checkpoint_floats", lambda folder: {NORM: norm})
     own = with_arrays(decoder(), **{NORM: norm * np.float32(factor) if factor else np.ones_like(norm)})
     own.graph.node.extend([helper.make_node("Mul", ["y", NORM], ["z"]), helper.make_node(operator, ["z", "v"], ["u"])])
-    assert len(damaged(tmp_path, own, CONFIG)) == num_named
+    assert len(damaged(tmp_path / "config", own, CONFIG)) == num_named
+    reference = with_arrays(decoder(), **{NORM: norm})
+    reference.graph.node.append(helper.make_node("Mul", ["y", NORM], ["z"]))
+    assert len(damaged(tmp_path / "graph", own, reference)) == num_named
 
 
 @pytest.mark.parametrize(("row", "num_named"), [(95, 0), (89, 2)])

@@ -143,10 +143,7 @@ def damage(
             known, apart_by = other.floats(), distances(other, own)
             numbers = differing_numbers(other, own, without)
         elif config and not part:
-            # A quantized product may hold the norm before it, and is not compared with a checkpoint's.
-            is_quantized = quantizing_operator(own.model) != ""
-            folded = {name for name, one in constants.items() if is_quantized and one.ndim == 1 and (one == 1).all()}
-            known = {name: one for name, one in floats.items() if name not in folded} | rotary_tables(config, constants)
+            known = floats | rotary_tables(config, constants)
             numbers, apart_by = numbers_against(config, own.model, without, longest), checkpoint_distances(floats, own)
         uncompared += len(quantized_weights(own).keys() - {name.split(",")[0] for name in apart_by})
         far = outliers(apart_by)
@@ -155,7 +152,8 @@ def damage(
         uncompared += sum(own.float_names[name] not in own.scales for name in constants.keys() - known.keys())
         differing = apart(known, constants)
         told = {name: what.sentence(constants[name]) for name, what in differing.items()} | far
-        found = told if part in unreached else hidden(differing, far, constants)
+        is_quantized = quantizing_operator(own.model) != ""
+        found = told if part in unreached else hidden(differing, far, constants, is_quantized=is_quantized)
         found |= broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
     return Damage(findings, uncompared)
@@ -200,12 +198,14 @@ def _reached(arrays: Mapping[str, Array], num_tokens: int | None, sizes: Collect
     return {name: array[cuts[name]] if sum(tables.get(name, ())) == 1 else array for name, array in arrays.items()}
 
 
-def hidden(others: Mapping[str, Apart], far: Mapping[str, str], constants: Mapping[str, Array]) -> dict[str, str]:
+def hidden(
+    others: Mapping[str, Apart], far: Mapping[str, str], constants: Mapping[str, Array], *, is_quantized: bool = False
+) -> dict[str, str]:
     """The damage that texts need not show, among constants that are `others` and products `far` from their float ones.
     Any text reaches a constant that differs in half of its numbers or more, and a matrix that differs in all rows (the
     values' part of a packed product), unless it is as wide as a vocabulary. Rotations, smoothing and folded norms
     change several constants so, a folded multiplier changes one matrix, and the model computes the same: then these are
-    left out."""
+    left out. A norm of ones beside quantized products may be in these."""
     tables = (one.shape for name, one in constants.items() if one.ndim == 2 and not ROTARY.search(name))
     widest, whole = max(map(max, tables), default=0), set()
     for name, what in others.items():
@@ -214,7 +214,8 @@ def hidden(others: Mapping[str, Apart], far: Mapping[str, str], constants: Mappi
         if not ROTARY.search(name) and (is_product or 2 * what.share >= 1):
             whole.add(name)
     is_meant = len(whole) + len(far) > 1
-    meant = whole if is_meant else {name for name in whole if constants[name].ndim > 1}
+    is_folded = {name: is_quantized and bool((constants[name] == 1).all()) for name in whole}
+    meant = whole if is_meant else {name for name in whole if constants[name].ndim > 1 or is_folded[name]}
     findings = {name: what.sentence(constants[name]) for name, what in others.items() if name not in meant}
     return findings if is_meant else {**findings, **far}
 
