@@ -195,6 +195,7 @@ def test_flips_and_intervals_are_those_of_two_separate_runs(name: str, reports: 
     assert whole.mcnemar_p == pytest.approx(stats.binomtest(down, down + up).pvalue if down + up else 1)
 
 
+@pytest.mark.long
 def test_both_modes_say_the_same(models: dict[str, Path], reports: dict[str, Report], out: Path) -> None:
     report = recorded(models[RESIDENT], MODEL, out, tasks=[TASK])
     assert report.comparison is not None

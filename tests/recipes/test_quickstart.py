@@ -29,6 +29,7 @@ def rows(name: str) -> list[dict]:
     return [json.loads(line) for line in (TASKS / name).read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.long
 def test_task_files_when_made_again_are_the_committed_bytes(written):
     made = sorted((written / "tasks").iterdir())
 
@@ -37,6 +38,7 @@ def test_task_files_when_made_again_are_the_committed_bytes(written):
         assert path.read_bytes() == (TASKS / path.name).read_bytes(), path.name
 
 
+@pytest.mark.long
 def test_training_text_holds_no_evaluation_document(written):
     text = "\n\n".join(json.loads(line) for line in (written / "text.jsonl").read_text(encoding="utf-8").splitlines())
     pages = [part for row in rows("perplexity.jsonl") for part in row["page"].split("\n\n")]
@@ -45,6 +47,7 @@ def test_training_text_holds_no_evaluation_document(written):
     assert not [document for document in documents + pages if document in text]
 
 
+@pytest.mark.long
 def test_training_quizzes_ask_no_evaluation_question(written):
     """Who saw what, and four words to choose from: no pair or set of the evaluation is in the training text."""
     text = "\n".join(json.loads(line) for line in (written / "text.jsonl").read_text(encoding="utf-8").splitlines())
@@ -110,6 +113,7 @@ def scores() -> dict[str, dict]:
     return results["results"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("task", "metric", "at_least"),
     [
@@ -123,5 +127,6 @@ def test_model_scores_above_chance(scores, task, metric, at_least):
     assert scores[task][metric] >= at_least
 
 
+@pytest.mark.long
 def test_model_finds_held_out_pages_likely(scores):
     assert scores["quickstart_perplexity"]["bits_per_byte,none"] <= 0.4

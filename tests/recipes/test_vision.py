@@ -63,6 +63,7 @@ def test_every_answer_is_asked_for(drawn: dict[str, Any]) -> None:
     assert max(answers.values()) <= 0.2 * sum(answers.values())
 
 
+@pytest.mark.long
 def test_model_has_seen_what_it_is_asked_about() -> None:
     """Chance is 0.17 for a colour, and less for an answer."""
     with OrtLM(str(PACKAGE), engine={"num_threads": 1}) as lm:
