@@ -131,7 +131,8 @@ def test_broken_bound_ends_with_one_after_the_report_and_the_table(
     assert line in (tmp_path / "report.md").read_text(encoding="utf-8").replace("\\", "")
     assert compared(report).matters == 99
     given = f"--reference {genai_export('llama')} --tasks {NAMES[0]} --include-path {folder}"
-    assert compared(report).arguments == f"{changed} {given}", "commands of the next step are whole"
+    whole = f"{changed} {given}".replace(f"{Path.cwd()}/", "")
+    assert compared(report).arguments == whole, "commands of the next step are whole"
 
 
 def test_first_lines_name_the_model_and_where_answers_are_kept(
