@@ -436,9 +436,16 @@ def test_package_of_olive_s_own_command_has_each_variant_s_configuration(tmp_pat
         put_json(root / file, {**json.loads((root / file).read_text()), "search": {"num_beams": 2}})
         digests.add(model_digest(locate(root, variant="one")))
     assert len(digests) == 3
+    put_graph(root / "models/decoder/one/model_ctx.onnx")  # which the command copies, too
+    assert locate(root, variant="one").decoder.name == "model.onnx"
     put_json(root / "models/decoder/one/genai_config_overlay.json", {"model": {"eos_token_id": "x"}})
     with refused(DamagedError, "damaged", holds=("genai_config_overlay.json", "eos_token_id", "'x'")):
         locate(root, variant="one")
+    (root / "models/decoder/two/genai_config_overlay.json").unlink()
+    assert locate(root, variant="two").genai_config["model"] == {"decoder": {"component": "decoder"}, "vocab_size": 8}
+    put_json(root / "manifest.json", {"schema_version": 1, "components": [{}]})
+    with refused(NotFoundError, "not_found"):
+        locate(root)
 
 
 BOTH = {"cpu": {"ep": CPU}, "gpu": {"ep": CUDA, "device": "gpu"}}

@@ -85,6 +85,12 @@ def locate(
             given["decoder"] = chosen.graph, "the package's model_file"
     elif variant is not None:
         raise MismatchError(f"'{root}' is no model package", "variant", variant)
+    overlaid = with_overlay(root if root.is_dir() else root.parent)
+    file = overlaid[0].get("model", {}).get("decoder", {}).get("filename") if overlaid and root.is_dir() else None
+    if file and onnx_file_name is None:
+        given.setdefault(
+            "decoder", (inside(root, file, "model.decoder.filename"), f"{OVERLAY}'s model.decoder.filename")
+        )
     given |= {part: _component(root, part, name) for part, name in (components or {}).items()}
     decoder, rule = _find_decoder(root, onnx_file_name, given.pop("decoder", None))
     outline = read_outline(decoder)
@@ -92,7 +98,7 @@ def locate(
     config_file, config_rule = _find_genai_config(root, decoder)
     genai_config = read_json(config_file, GenaiConfig) if config_file else {}
     directory = config_file.parent if config_file else decoder.parent
-    if config_file is None and (overlaid := with_overlay(decoder.parent)) is not None:
+    if config_file is None and overlaid is not None:
         genai_config, shared = overlaid
         config_rule = f"{shared.name}/{GENAI_CONFIG} with the variant's {OVERLAY}"
         extra_tokenizer_candidates = (shared, *extra_tokenizer_candidates)

@@ -212,7 +212,7 @@ def _components(root: Path) -> dict[str, list[Variant]]:
     manifest = json_object(file, is_strict=True)
     components = manifest.get("components")
     if isinstance(components, list):
-        components = {name: f"models/{name}/{METADATA}" for name in components}
+        components = {str(name): f"models/{name}/{METADATA}" for name in components}
     else:
         components = read_json(file, Manifest).get("components")
     _refuse_version(file, manifest.get("schema_version", ""))
@@ -236,9 +236,10 @@ def with_overlay(folder: Path) -> tuple[Mapping[str, Any], Path] | None:
     """genai_config.json of the variant in a folder, where its package by Olive 0.13 keeps that for all variants, and
     the folder of that file; else None. Raises `ModelError`."""
     own, shared = folder / OVERLAY, folder.parents[min(2, len(folder.parents) - 1)] / CONFIGS
-    if not own.is_file() or not (shared / GENAI_CONFIG).is_file():
+    if not (folder.parent / METADATA).is_file() or not (shared / GENAI_CONFIG).is_file():
         return None
-    config = _patched(json_object(shared / GENAI_CONFIG, is_strict=True), json_object(own, is_strict=True))
+    overlay = json_object(own, is_strict=True) if own.is_file() else {}
+    config = _patched(json_object(shared / GENAI_CONFIG, is_strict=True), overlay)
     with mistakes_in(own):
         GenaiConfig.parse(config)
     return config, shared
