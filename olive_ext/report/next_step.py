@@ -93,7 +93,7 @@ def _of_broken(others: Sequence[Reason], comparison: Comparison) -> str:
     """More documents, where the fall may be chance, or what the worst other finding needs; else a finer model."""
     may_be_chance = others[0].code == "too_few" and not comparison.missing
     step = _documents(others[0], comparison, "") if may_be_chance else _step(others, comparison)
-    return f"{step or _STEPS['loss']}, or allow what was measured (`fail_on_loss`, `require`)"
+    return f"{step or _STEPS['loss']}, or allow more (`fail_on_loss`, `require`)"
 
 
 def _of_too_few(reasons: Sequence[Reason], comparison: Comparison) -> str:

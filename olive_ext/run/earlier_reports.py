@@ -173,9 +173,10 @@ def _contrasts(first: Named, others: Sequence[Named]) -> Iterator[Contrast]:
         if not _matters(first) == _matters(item) == Comparison.matters:
             notes.append(f"a loss of {_matters(item):g} matters, as in the evaluation of {item.name}")
         if compared["outcomes"] or compared["texts"] or own.divergences:
-            kept = ("damaged", "asked", "reach", "contexts", "changed_answers") if is_same else ("damaged",)
-            more = {name: getattr(own, name) for name in kept} | {"stops": stops_of(model, item.report.model)}
-            more |= {**_shared(first.report, item.report), "matters": _matters(item), **compared}
+            kept = ("asked", "reach", "contexts", "changed_answers") if is_same else ()
+            more = {name: getattr(own, name) for name in ("over_all", "damaged", *kept)}
+            more |= {"stops": stops_of(model, item.report.model), "matters": _matters(item)}
+            more |= {**_shared(first.report, item.report), **compared}
             comparison = Comparison(facts, own.divergences, **more)
             yield Contrast(item.name, first.name, comparison, "; ".join(notes), is_of_another=not is_same)
 

@@ -583,7 +583,7 @@ def test_broken_bound_is_the_headline_the_status_and_what_the_next_step_is_about
     graded = graded.replace("no loss found", "otherwise no loss found")
     assert broken.evidence == ("bound broken: kl_mean = 0.2", graded, *kept.evidence)
     assert broken.figures == kept.figures
-    assert broken.next_step == f"{step}, or allow what was measured (`fail_on_loss`, `require`)"
+    assert broken.next_step == f"{step}, or allow more (`fail_on_loss`, `require`)"
 
 
 @pytest.mark.parametrize(

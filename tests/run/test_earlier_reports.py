@@ -181,9 +181,10 @@ def test_own_reference_is_known_by_its_content_else_by_its_path_from_here(
     reference: dict[str, Any], model: dict[str, Any], is_same: bool, tmp_path: Path
 ) -> None:
     first = place(tmp_path, "float", [], lambda values: values.update(model=model))
-    found = json.loads(to_json(report(found=comparison(40))))["comparison"] | {"reference": reference}
+    found = json.loads(to_json(report(found=comparison(40))))["comparison"] | {"reference": reference, "over_all": True}
     second = place(tmp_path, "int4", [], lambda values: values.update(comparison=found))
     (contrast,) = compare([str(first), str(second)]).contrasts
+    assert contrast.comparison.over_all, "it was 'not decided', and advised what the report was made with"
     assert (contrast.is_of_another, "divergence is from" in contrast.note) == (not is_same, not is_same)
 
 
