@@ -443,6 +443,13 @@ def test_package_of_olive_s_own_command_has_each_variant_s_configuration(tmp_pat
         locate(root, variant="one")
     (root / "models/decoder/two/genai_config_overlay.json").unlink()
     assert locate(root, variant="two").genai_config["model"] == {"decoder": {"component": "decoder"}, "vocab_size": 8}
+    put_json(root / "config.json", {})  # as the Hub counts, and a graph: still a package
+    put_graph(root / "model.onnx")
+    assert locate(root, variant="two").variant == "two"
+    (root / "configs").rename(tmp_path / "elsewhere")
+    (root / "configs").symlink_to(tmp_path / "elsewhere")
+    with refused(ModelError, "untrusted", holds="configs"):
+        locate(root, variant="two")
     put_json(root / "manifest.json", {"schema_version": 1, "components": [{}]})
     with refused(NotFoundError, "not_found"):
         locate(root)

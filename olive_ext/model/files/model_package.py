@@ -235,9 +235,10 @@ def _components(root: Path) -> dict[str, list[Variant]]:
 def with_overlay(folder: Path) -> tuple[Mapping[str, Any], Path] | None:
     """genai_config.json of the variant in a folder, where its package by Olive 0.13 keeps that for all variants, and
     the folder of that file; else None. Raises `ModelError`."""
-    own, shared = folder / OVERLAY, folder.parent.parent.parent / CONFIGS
-    if not (folder.parent / METADATA).is_file() or not (shared / GENAI_CONFIG).is_file():
+    own, root = folder / OVERLAY, folder.parent.parent.parent
+    if not (folder.parent / METADATA).is_file() or not (root / CONFIGS / GENAI_CONFIG).is_file():
         return None
+    shared = inside(root, CONFIGS, CONFIGS)
     overlay = json_object(own, is_strict=True) if own.is_file() else {}
     config = _patched(json_object(shared / GENAI_CONFIG, is_strict=True), overlay)
     with mistakes_in(own):

@@ -146,9 +146,10 @@ def refuse_shards_outside(folder: Path) -> None:
 
 
 def has_components(manifest: Path) -> bool:
-    """Whether a file is the manifest of a model package."""
+    """Whether a file is the manifest of a model package, of ONNX Runtime's layout or of Olive's."""
     with suppress(ModelError):
-        return isinstance(json_object(manifest).get("components"), dict)
+        components = json_object(manifest).get("components")
+        return isinstance(components, dict) or (isinstance(components, list) and (manifest.parent / "models").is_dir())
     return False
 
 
