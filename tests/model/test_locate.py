@@ -613,7 +613,11 @@ def test_encoder_is_for_the_provider_that_was_asked_for(
     decoders: dict[str, str], encoders: dict[str, str], chosen: dict[str, str], tmp_path: Path
 ) -> None:
     root = put_components(tmp_path, decoder=decoders, vision=encoders)
-    assert {provider: choose(root, None, provider)[1]["vision"].parent.name for provider in chosen} == chosen
+    found = {provider: choose(root, None, provider) for provider in chosen}
+    assert {provider: graphs["vision"].parent.name for provider, (_, graphs, _) in found.items()} == chosen
+    for decoder, graphs, rule in found.values():
+        name = graphs["vision"].parent.name
+        assert rule.endswith(f"; the variant '{name}' of its vision") == (name != decoder.name)
 
 
 def test_decoder_without_a_past_beside_one_with_it_is_the_first_step(tmp_path: Path) -> None:

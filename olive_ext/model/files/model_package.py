@@ -148,7 +148,9 @@ def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant,
     for part, variants in parts.items():
         if variants is not decoders and part in _PARTS:
             asked = chosen.provider or provider or CPU
-            graphs[part] = _graph(_chosen(root, part, variants, None, asked, CPU, like=chosen.name)[0], part)
+            own = _chosen(root, part, variants, None, asked, CPU, like=chosen.name)[0]
+            graphs[part] = _graph(own, part)
+            notes += [f"the variant '{own.name}' of its {part}"] if own.name != chosen.name else []
         elif variants is not decoders:
             notes.append(f"the component '{part}' is left alone")
     return chosen, graphs, "; ".join([f"{rule}, of {', '.join(one.words for one in decoders)}", *notes])
