@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from olive_ext.config import INPUT_MODEL, EvaluationConfig, EvaluationSettings, 
 from olive_ext.errors import ConfigError, ModelError, named_failures
 from olive_ext.model import resolve
 from olive_ext.model.files.content import read_outline
+from olive_ext.model.files.locate import locate
 from olive_ext.model.spec.encoder_spec import find_parts, settle
 from olive_ext.model.spec.tensor_names import Outline
 from olive_ext.run.task_fit import refuse_arguments
@@ -232,9 +233,12 @@ def _place(model: Any) -> tuple[Path, str | None]:
 
 def tokenizer_candidates(model_attributes: Mapping[str, Any] | None) -> list[str]:
     """Where a tokenizer may lie, since Olive's passes leave that of an ONNX model behind: the folders of the files that
-    travel with the model, the model it was made from, and the recipe's input model."""
+    travel with the model, the model it was made from, and the recipe's input model with what it reads."""
     folders = [str(file.parent) for file in additional_files(model_attributes)]
-    origins = [(model_attributes or {}).get("_name_or_path"), input_model_path()]
+    given = input_model_path()
+    origins = [(model_attributes or {}).get("_name_or_path"), given]
+    with suppress(ModelError):  # a variant of a model package shares its tokenizer with others
+        origins += [locate(given).tokenizer] if given and Path(given).suffix == ".onnx" else []
     return list(dict.fromkeys([*folders, *(str(origin) for origin in origins if origin)]))
 
 

@@ -16,6 +16,7 @@ from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, MismatchError
 from olive_ext.workflow.current_run import Run, running, settled, with_reference
 from olive_ext.workflow.evaluation_cache import environment
+from olive_ext.workflow.handlers import tokenizer_candidates
 from tests.model.tiny import packed, put_genai, put_graph, put_json, put_tokenizer
 from tests.refusals import refused
 
@@ -64,6 +65,15 @@ def test_input_model_that_a_pass_has_written_over_is_refused(tmp_path: Path, nam
         (tmp_path / "model.onnx.data").write_text("in another precision")
         with refused(MismatchError, "contradiction", "reference", "input_model", holds="model.onnx.data"):
             found(settings())
+
+
+def test_output_of_a_pass_on_a_variant_may_have_the_tokenizer_of_its_package(tmp_path: Path) -> None:
+    """The workflow scored its input model, ran the pass and ended: no tokenizer found."""
+    put_graph(tmp_path / "source" / "model.onnx")
+    root = packed(tmp_path / "package", one=put_genai(put_tokenizer(tmp_path / "source")).parent)
+    with run_of("ONNXModel", model_path=str(root / "one" / "model.onnx")):
+        candidates = [Path(one) for one in tokenizer_candidates({})]
+    assert candidates[-1].parent == root / "shared_assets"
 
 
 def test_float_model_may_be_the_input_model_too(tmp_path: Path) -> None:
