@@ -22,6 +22,7 @@ from olive_ext.model.files.content import model_digest, read_outline
 from olive_ext.model.files.locate import locate, model_kind
 from olive_ext.model.files.model_package import choose, why_missing
 from olive_ext.model.providers.resolution import available_providers
+from olive_ext.session.generation_bounds import read_stop_ids
 from tests.exports.quickstart import TASKS, exported, quantized
 from tests.model.tiny import (
     DIGEST,
@@ -430,6 +431,7 @@ def test_package_of_olive_s_own_command_has_each_variant_s_configuration(tmp_pat
         (5, "model.onnx"),
     ]
     assert {Path(files.tokenizer) for files in found.values()} == {root / "configs"}
+    assert read_stop_ids(found["two"], None).file == "genai_config_overlay.json", "which file to repair"
     before = model_digest(found["one"])
     digests = {before}
     for file in ("configs/genai_config.json", "models/decoder/one/genai_config_overlay.json"):

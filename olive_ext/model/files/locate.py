@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from olive_ext.errors import MismatchError, ModelError, NotFoundError, counted, listed
 from olive_ext.model.files.content import hf_weights, read_outline, refuse_short, weight_files
-from olive_ext.model.files.model_package import ASSET, OVERLAY, asset, choose, is_package, with_overlay
+from olive_ext.model.files.model_package import ASSET, asset, choose, is_package, with_overlay
 from olive_ext.model.files.package_config import (
     GENAI_CONFIG,
     MEDIA_SECTIONS,
     OLIVE_RECORD,
+    OVERLAY,
     GenaiConfig,
     HfConfig,
     contents,

@@ -18,6 +18,7 @@ from olive_ext.errors import DamagedError, ModelError, NotFoundError, listed
 from olive_ext.model.files.package_config import (
     GENAI_CONFIG,
     MANIFEST,
+    OVERLAY,
     ComponentFile,
     GenaiConfig,
     Manifest,
@@ -35,9 +36,9 @@ COMPONENT = "component.json"
 METADATA = "metadata.json"
 """The same of a component of a package by Olive 0.13's `generate-model-package`, in models/ and its name."""
 
-CONFIGS, OVERLAY = "configs", "genai_config_overlay.json"
-"""Such a package's folder of what all variants share, tokenizer and genai_config.json too; and what a variant adds to
-that, as a JSON merge patch (RFC 7386)."""
+CONFIGS = "configs"
+"""Such a package's folder of what all variants share, tokenizer and genai_config.json too. To that a variant adds its
+`OVERLAY`, a JSON merge patch (RFC 7386)."""
 
 ASSETS, ASSET = "shared_assets", "sha256:"
 """Folders that variants share are named by a digest of their content."""

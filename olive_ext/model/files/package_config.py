@@ -407,7 +407,8 @@ def _sections(files: ModelFiles) -> dict[str, Mapping[str, Any]]:
     """What a model's configurations say of generation, by file, first what a model's runtime reads."""
     paths = (files.directory / "generation_config.json", files.directory / "config.json")
     written = {path.name: read_json(path, GenerationConfig) for path in paths if path.is_file()}
-    genai = {"genai_config.json": files.genai_config.get("model", {})} if files.genai_config else {}
+    name = GENAI_CONFIG if (files.directory / GENAI_CONFIG).is_file() else OVERLAY
+    genai = {name: files.genai_config.get("model", {})} if files.genai_config else {}
     return {**genai, **written}
 
 
@@ -417,7 +418,7 @@ def input_window(files: ModelFiles) -> int:
     return int(window.get("window_size", 0)) if window.get("slide_inputs", True) else 0
 
 
-GENAI_CONFIG, MANIFEST = "genai_config.json", "manifest.json"
+GENAI_CONFIG, MANIFEST, OVERLAY = "genai_config.json", "manifest.json", "genai_config_overlay.json"
 OLIVE_RECORD = "model_config.json"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
