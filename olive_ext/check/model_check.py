@@ -59,6 +59,8 @@ class Section:
 
     title: str
     facts: list[Fact] = field(default_factory=list)
+    is_measured: bool = False
+    """The model was run for it."""
 
     def add(self, name: str, value: object, reason: str = "") -> None:
         """Appends a fact."""
@@ -85,9 +87,9 @@ class Findings:
         """The errors' sentences, each once."""
         return list(dict.fromkeys(map(str, self.errors)))
 
-    def section(self, title: str) -> Section:
+    def section(self, title: str, *, is_measured: bool = False) -> Section:
         """A new section at the end."""
-        self.sections.append(Section(title))
+        self.sections.append(Section(title, is_measured=is_measured))
         return self.sections[-1]
 
     @contextmanager
@@ -133,7 +135,7 @@ def check_model(
         if verify and not model.runtime.runs_graph:
             findings.errors.append(UnsupportedError(model.runtime.nothing_to_verify))
         elif verify and not findings.errors:
-            section = findings.section("Verification")
+            section = findings.section("Verification", is_measured=True)
             verify_graphs(model, section.add)
             verify_steps(model, section.add)
         if against is not None and not findings.errors:
@@ -201,7 +203,7 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
     if (stops := stops_of(ends_of(other), ends_of(model))) is not None and stops.differ:
         findings.errors.append(NotComparableError(stops.sentence()))
     found = hook("hold_against", "--against")(model, other)
-    section = findings.section(f"Against {checkpoint}")
+    section = findings.section(f"Against {checkpoint}", is_measured=True)
     chats = {"reference": ReferenceConfig(path=checkpoint), "apply_chat_template": config.apply_chat_template or True}
     models = Models(config.model_copy(update=chats))
     with findings.noting_problems(), suppress(ModelError):  # a checkpoint without a tokenizer

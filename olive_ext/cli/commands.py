@@ -4,7 +4,6 @@ Knows no exit status, and of options only their tables."""
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import shutil
 import sys
@@ -142,7 +141,7 @@ def check_command(arguments: Namespace) -> int:
     written = written_values(arguments)
     findings = check(arguments.target, verify=arguments.verify, against=arguments.against, **written)
     if findings.errors:
-        findings.sections = [one for one in findings.sections if re.search("Verification|Against ", one.title)]
+        findings.sections = [one for one in findings.sections if one.is_measured]
     sys.stdout.write(printable(findings.text()))
     if findings.errors:
         raise combined(findings.errors)

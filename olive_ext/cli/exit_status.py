@@ -90,10 +90,16 @@ def going_on(kept: str | Path | None) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         how = "nothing was kept yet" if kept else "nothing is kept without --output"
-        journals = [path.read_bytes() for path in Path(kept or "").glob("*.jsonl") if kept]
-        if kept and Path(kept).exists() and (not journals or max(text.count(b"\n") for text in journals) > 1):
-            how = f"the same command goes on with what is in '{kept}'"  # a journal's first line is no answer
+        journals = [] if kept is None else list(Path(kept).glob("*.jsonl"))
+        if kept and Path(kept).exists() and (not journals or any(map(_has_answers, journals))):
+            how = f"the same command goes on with what is in '{kept}'"
         raise KeyboardInterrupt(how) from stop
+
+
+def _has_answers(journal: Path) -> bool:
+    """Whether a journal has a line after the first, which is no answer."""
+    with journal.open("rb") as lines:
+        return bool(lines.readline() and lines.readline())
 
 
 class _Interruptions:

@@ -85,9 +85,10 @@ class GrowingFiles:
         """Compares every chunk's checksums, and marks those that are not what was written; the files with new ones."""
         damaged: dict[Path, None] = {}
         for name in self._dtypes:
+            ends = self._ends(name)
             with self._opened(name) as file:
                 for number, chunk in enumerate(self.chunks):
-                    if not chunk.get(DAMAGED) and not self._is_sound(file, name, number):
+                    if not chunk.get(DAMAGED) and not self._is_sound(file, name, number, ends):
                         chunk[DAMAGED] = True
                         damaged[self.path(name)] = None
         return list(damaged)
@@ -110,7 +111,7 @@ class GrowingFiles:
         size = self._dtypes[name].itemsize
         with self._opened(name) as file:
             for number in np.unique(np.searchsorted(ends, numbers, "right") - 1).tolist():
-                if (name, number) not in self._checked and not self._is_sound(file, name, number):
+                if (name, number) not in self._checked and not self._is_sound(file, name, number, ends):
                     path = self.path(name)
                     raise RecordsError(f"'{path}' is damaged: part {number} is not what was written; {_remedy(path)}")
                 self._checked.add((name, number))
@@ -155,8 +156,8 @@ class GrowingFiles:
         except OSError as error:
             raise RecordsError(f"'{path}' cannot be read: {first_line(error)}") from error
 
-    def _is_sound(self, file: BufferedIOBase, name: str, number: int) -> bool:
-        start, stop = (self._ends(name)[number : number + 2] * self._dtypes[name].itemsize).tolist()
+    def _is_sound(self, file: BufferedIOBase, name: str, number: int, ends: npt.NDArray[np.int64]) -> bool:
+        start, stop = (ends[number : number + 2] * self._dtypes[name].itemsize).tolist()
         file.seek(start)
         content = file.read(stop - start)
         checksum: int = self.chunks[number]["checksums"][name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -23,9 +22,9 @@ MOST_ACCEPTED = 10
 """Points, or per cent, beyond which nobody is advised to accept a loss."""
 
 _AGAIN = "run it again: what has an answer is not asked twice"
-_MEND = "`olive-ext mend (ARGUMENTS) --within kl_mean=(NATS) --output DIR`"
+_MEND = "`olive-ext mend {arguments} --within kl_mean={nats} --output DIR`"
 _STEPS: Mapping[str, str] = {
-    "cannot_tell": "`olive-ext check (MODEL) --verify` runs texts and names the first layer without finite numbers",
+    "cannot_tell": "`olive-ext check {model} --verify` runs texts and names the first layer without finite numbers",
     "damaged": f"make the model again, or have {_MEND} replace what is damaged",
     "distance_open": 'evaluate all documents (`documents: "all"`)',
     "no_values": "add a task with a value for each document, or read both scores beside each other",
@@ -34,9 +33,9 @@ _STEPS: Mapping[str, str] = {
     "claim_open": _AGAIN,
     **dict.fromkeys(
         ("loss", "claim_broken", "distant"),
-        f"`olive-ext locate (ARGUMENTS)` names the weights that lose it, {_MEND} keeps them finer",
+        f"`olive-ext locate {{arguments}}` names the weights that lose it, {_MEND} keeps them finer",
     ),
-    "far": "`olive-ext check (MODEL) --against CHECKPOINT`, then `olive-ext locate (ARGUMENTS)` for the weights that "
+    "far": "`olive-ext check {model} --against CHECKPOINT`, then `olive-ext locate {arguments}` for the weights that "
     "lose",
     "cut_off": "read those answers among the flips: `gen_kwargs` may give them a larger limit (`max_gen_toks`)",
     "place_different": "`reference.repro` (`--repro DIR`) writes the first node that differs as a graph of its own",
@@ -56,14 +55,6 @@ _REPAIRS: Mapping[str, str] = {
 
 def next_step(reasons: Sequence[Reason], comparison: Comparison) -> str:
     """The next step without its full stop, with whole commands; empty where there is none."""
-    overall = comparison.overall_divergence()
-    kl = overall.kl.mean if overall is not None else math.nan
-    known = {"ARGUMENTS": comparison.arguments, "MODEL": comparison.arguments.partition(" --")[0]}
-    known["NATS"] = f"{kl / 2:.1g}" if math.isfinite(kl) and kl > 0 else "NATS"
-    return re.sub(r"\(([A-Z]+)\)", lambda name: known[name[1]], _step(reasons, comparison))
-
-
-def _step(reasons: Sequence[Reason], comparison: Comparison) -> str:
     first = reasons[0].code
     if first == "bound_broken":
         return _of_broken([item for item in reasons if item.code != first], comparison)
@@ -86,14 +77,23 @@ def _step(reasons: Sequence[Reason], comparison: Comparison) -> str:
         return f"give the candidate's files the reference's context length, {comparison.contexts[1]:,} tokens"
     if first == "place_unknown":
         return "evaluate other texts, or more of them"
-    return _of_too_few(reasons, comparison) if first == "too_few" else _STEPS.get(first, "")
+    return _of_too_few(reasons, comparison) if first == "too_few" else _step_after(first, comparison)
+
+
+def _step_after(code: str, comparison: Comparison) -> str:
+    """The step of `_STEPS`, with this run's models and tasks, and half of its distance as the bound for `mend`."""
+    overall = comparison.overall_divergence()
+    kl = overall.kl.mean if overall is not None else math.nan
+    nats = f"{kl / 2:.1g}" if math.isfinite(kl) and kl > 0 else "NATS"
+    arguments = comparison.arguments
+    return _STEPS.get(code, "").format(arguments=arguments, model=arguments.partition(" --")[0], nats=nats)
 
 
 def _of_broken(others: Sequence[Reason], comparison: Comparison) -> str:
     """More documents, where the fall may be chance, or what the worst other finding needs; else a finer model."""
     may_be_chance = others[0].code == "too_few" and not comparison.missing
-    step = _documents(others[0], comparison, "") if may_be_chance else _step(others, comparison)
-    return f"{step or _STEPS['loss']}, or allow more (`fail_on_loss`, `require`)"
+    step = _documents(others[0], comparison, "") if may_be_chance else next_step(others, comparison)
+    return f"{step or _step_after('loss', comparison)}, or allow more (`fail_on_loss`, `require`)"
 
 
 def _of_too_few(reasons: Sequence[Reason], comparison: Comparison) -> str:

@@ -3,6 +3,7 @@ them, and the model it starts from as `"reference": "input_model"`. Opens no ses
 
 from __future__ import annotations
 
+import glob
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -73,7 +74,13 @@ class Run:
         """Sizes and times of the input model's graphs and weights on this machine."""
         path = self.input_model.config.get("model_path")
         place = Path(path) if isinstance(path, str) else Path("nowhere")
-        files = place.iterdir() if place.is_dir() else place.parent.glob(f"{place.stem}*") if place.is_file() else ()
+        files = (
+            place.iterdir()
+            if place.is_dir()
+            else place.parent.glob(f"{glob.escape(place.stem)}*")
+            if place.is_file()
+            else ()
+        )
         stats = {file: file.stat() for file in files if file.suffix in _WRITTEN and file.is_file()}
         return {file: (stat.st_size, stat.st_mtime_ns) for file, stat in stats.items()}
 

@@ -290,6 +290,11 @@ PACKED: dict[str, tuple[list[str], dict[str, slice], set[str]]] = {
         {f"model.layers.0.self_attn.{part}_proj.weight": slice(8 * n, 8 * n + 8) for n, part in enumerate("qkv")},
         {"/model/layers.0/attn/qkv_proj/MatMul, v_proj"},
     ),
+    "by the graph, keys as values": (
+        ["/model/layers.0/attn/qkv_proj/MatMul"],
+        {f"model.layers.0.self_attn.{part}_proj.weight": own for part, own in (("q", slice(16)), ("k", slice(16, 24)))},
+        {"/model/layers.0/attn/qkv_proj/MatMul, k_proj"},
+    ),
     "by the checkpoint": (
         ["model/layers.0/mlp/gate_proj/MatMul_node_3", "model/layers.0/mlp/up_proj/MatMul_node_4"],
         {"model.layers.0.mlp.gate_up_proj.weight": slice(0, 48)},

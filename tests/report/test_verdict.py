@@ -436,6 +436,17 @@ def test_next_step_is_computed_from_what_the_tasks_have(name: str) -> None:
     assert found.lines[-1].startswith("next: ") == bool(found.next_step)
 
 
+def test_next_step_has_this_run_s_command_and_names_of_tasks_as_they_are() -> None:
+    """An evaluation of a task with such a name would have ended with a KeyError."""
+    name, arguments = "list (ABC) {model}", "int4 --reference float --tasks '{a}'"
+    undecided = CASES["not excluded"][0]
+    named = replace(undecided, outcomes=tuple(replace(item, task=name) for item in undecided.outcomes))
+    assert name in verdict(named).next_step
+    lost = replace(of(*worse_beside_ten(20, 0)), arguments=arguments)
+    for found in (verdict(lost), verdict(lost, ["a bound"])):
+        assert f"`olive-ext locate {arguments}`" in found.next_step
+
+
 def test_next_step_raises_the_bound_that_all_tasks_are_held_to() -> None:
     """A larger `matters` beside it would let a loss of that bound pass."""
     step = verdict(replace(CASES["not excluded"][0], over_all=True)).next_step

@@ -172,7 +172,8 @@ def checkpoint_distances(tensors: Mapping[str, Array], model: Constants) -> dict
         owns |= dict(zip(parts, np.split(whole, ends), strict=False)) if parts else {}
     for (layer, word), name in names.items():
         parts = [(layer, part) for part in ((word,) if (layer, word) in owns else JOINED.get(word, ()))]
-        ends = np.cumsum([0, *(len(owns[part]) for part in parts if part in owns)])
+        parts = [part for part in parts if part in owns]  # keys may stand for values, too
+        ends = np.cumsum([0, *(len(owns[part]) for part in parts)])
         for part, first in zip(parts, ends, strict=False) if ends[-1] == grids[name].shape[0] else ():
             if owns[part].shape[1:] == grids[name].shape[1:]:
                 found[name if part[1] == word else f"{name}, {part[1]}"] = distance(owns[part], grids[name], first)
