@@ -9,12 +9,13 @@ Knows no task and no model.
 from __future__ import annotations
 
 import functools
+import glob
 import importlib
 import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -107,7 +108,8 @@ def _of_no_option(record: logging.LogRecord) -> bool:
 @contextmanager
 def quiet_data() -> Iterator[None]:
     """While tasks are loaded, `datasets` draws its bars on a terminal only, leaves its errors to who catches them, and
-    knows local files in its cache by their content, too: by name and time alone an edited file would not be read.
+    knows local files in its cache by their content, too: by name and time alone an edited file would not be read; and
+    takes the name of a file that is there for no pattern, whatever its folders have in theirs.
     lm-eval names no option of its own command line, which every task that makes its documents has it do."""
     files: Any = importlib.import_module("datasets.data_files")
     origin: Any = getattr(files, "_get_single_origin_metadata", None)
@@ -115,6 +117,13 @@ def quiet_data() -> Iterator[None]:
     def by_content(file: str, *args: Any, **options: Any) -> tuple[str, ...]:
         known: tuple[str, ...] = origin(file, *args, **options)
         return (*known, digest_of([("", Path(file))])) if Path(file).is_file() else known
+
+    resolve: Any = files.resolve_pattern
+
+    def of_file(pattern: str, base_path: str, *args: Any, **options: Any) -> list[str]:
+        is_file = Path(base_path or "", pattern).is_file()
+        resolved: list[str] = resolve(glob.escape(pattern) if is_file else pattern, base_path, *args, **options)
+        return resolved
 
     datasets: Any = importlib.import_module("datasets")  # which lm-eval has imported
     noisy = logging.getLogger("lm_eval.api.task")
@@ -124,7 +133,10 @@ def quiet_data() -> Iterator[None]:
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     try:
-        with nullcontext() if origin is None else replaced(files, origin.__name__, by_content):
+        with ExitStack() as undo:
+            undo.enter_context(replaced(files, resolve.__name__, of_file))
+            if origin is not None:
+                undo.enter_context(replaced(files, origin.__name__, by_content))
             yield
     finally:
         noisy.removeFilter(_of_no_option)

@@ -41,6 +41,12 @@ def test_local_tasks_load_without_reading_lm_evals_own(folder: Path, caplog: pyt
     assert "--metadata" not in caplog.text
 
 
+def test_data_of_a_folder_with_brackets_in_its_name_are_read(tmp_path: Path) -> None:
+    """datasets takes the brackets for a pattern: StopIteration."""
+    folder = write_tasks(tmp_path / "tasks [1]")
+    assert set(load_tasks([*NAMES], [str(folder)]).tasks) == set(NAMES)
+
+
 def test_paths_names_and_inline_tasks_mix(folder: Path) -> None:
     import datasets
 
