@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from olive_ext.backends.task_files import refuse_unknown, task_folders
 from olive_ext.config import (
@@ -54,6 +54,9 @@ from olive_ext.model.files.package_config import is_hub_name
 from olive_ext.model.providers.resolution import first_name
 from olive_ext.model.providers.table import TABLE
 from olive_ext.registry import entries, load
+
+if TYPE_CHECKING:
+    from olive_ext.backends.task_loading import Declared
 
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}
 _OLIVE_PASS_KEYS = {"type", "config", "host", "evaluator"}
@@ -227,8 +230,24 @@ def _mistakes_of(
         is_onnx = gets_onnx(recipe, block, passes)
         yield from _raised(refuse_arguments, settings, block.where, is_onnx=is_onnx)
         declared = [(str(one.get("type")), str(one.get("name"))) for one in mappings(metrics)]
-        if not missing:
-            yield from _raised(refuse_names, settings, block.where, declared, loads_tasks=not passes.are_all)
+        if not missing and (settings.bounds or declared):
+            loads = bool(settings.bounds) and not passes.are_all
+            yield from _raised(lambda: refuse_names(settings, metrics_of(settings, loads=loads), block.where, declared))
+
+
+def metrics_of(settings: EvaluationSettings, *, loads: bool) -> Declared | None:
+    """The tasks with their metrics, as their files list them. Where these do not (a group, a class, functions as
+    metrics) the tasks are loaded with their data if `loads` is set (raises `TaskError`)."""
+    from olive_ext.backends.task_loading import declared_metrics, load_tasks, loaded_metrics
+    from olive_ext.run.costs import COSTS
+
+    asked = [task for task in settings.tasks if task not in COSTS]
+    shared: dict[str, Any] = {"repeats": settings.repeats, "thinks": settings.thinks}
+    metrics = declared_metrics(asked, settings.include_path, **shared)
+    if not loads or (metrics is not None and None not in metrics.values()):
+        return metrics
+    shared |= {"metadata": settings.metadata, "runs_code": settings.confirm_run_unsafe_code}
+    return loaded_metrics(load_tasks(asked, settings.include_path, **shared))
 
 
 def _raised(check: Callable[..., object], *args: Any, **kwargs: Any) -> Iterator[OliveExtError]:

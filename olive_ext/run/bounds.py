@@ -4,7 +4,6 @@ after an evaluation. Knows no model."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from olive_ext.config import Bound, EvaluationSettings, LossBound
 from olive_ext.errors import ConfigError, MissingError, NotComparableError, counted, suggest
@@ -22,11 +21,11 @@ from olive_ext.report.metrics import (
 from olive_ext.report.numbers import number
 from olive_ext.run.costs import (
     COSTS,
-    PEAK_MEMORY,
     REQUESTS_PER_SECOND,
     SIZE_ON_DISK,
     TOKENS_PER_SECOND,
     Settings,
+    measured_costs,
     why_missing,
     with_costs,
 )
@@ -34,6 +33,8 @@ from olive_ext.run.costs import (
 Name = tuple[str | None, str]
 """Task, and metric or "metric,filter"; without a task also a task's name, "task/metric" or "task/metric,filter"."""
 
+Measured = Mapping[str, Collection[str] | None]
+"""Tasks that will be run, each with its metrics as `task_loading.Declared` has them; None where these are not known."""
 
 DECLARABLE = {"accuracy": None, "throughput": TOKENS_PER_SECOND, SIZE_ON_DISK: SIZE_ON_DISK}
 """Olive's types of metrics that a recipe may declare for goals and search, and the cost that each means; None: a metric
@@ -63,14 +64,11 @@ def with_measurements(settings: Settings, declared: Declared = ()) -> Settings:
 
 
 def refuse_names(
-    settings: EvaluationSettings, where: str = "", declared: Declared = (), *, loads_tasks: bool = False
+    settings: EvaluationSettings, tasks: Measured | None, where: str = "", declared: Declared = ()
 ) -> None:
     """Raises `ConfigError` for a bound of `settings`, or a metric in `declared`, that no report will have.
 
-    The metrics of tasks are read from the tasks' files. Where these do not list them (a group, a class, functions as
-    metrics) the tasks are loaded with their data if `loads_tasks` is set and there is a bound (raises `TaskError`),
-    else every name of an lm-eval metric passes.
-    `where` is the block's place in the recipe.
+    `tasks` are lm-eval's; None where not even these are known. `where` is the block's place in the recipe.
     """
     check_declared(declared, where)
     prefix = f"{where}." if where else ""
@@ -78,12 +76,10 @@ def refuse_names(
         (bound.task, bound.metric if bound.filter is None else f"{bound.metric},{bound.filter}")
         for bound in settings.bounds
     ]
-    names = [(None, name) for kind, name in declared if DECLARABLE[kind] is None]
-    if not bounds and not names:
-        return
     if settings.documents == "enough":
         _refuse_of_drawn(bounds, f"{prefix}require")
-    tasks = _measured(with_measurements(settings, declared), loads_tasks=loads_tasks and bool(bounds))
+    if tasks is not None:
+        tasks = {**tasks, **measured_costs(with_measurements(settings, declared).tasks)}
     compared: Sequence[str] = COMPARISON_NAMES if settings.reference is not None else ()
     known = [{name.partition(",")[0] for name in metrics or ()} for metrics in (tasks or {}).values()]
     if known and all(names and names <= _OF_NO_ANSWER for names in known):
@@ -92,6 +88,7 @@ def refuse_names(
             words = "no task has right or wrong answers, and perplexities are judged by 'matters'"
             raise NotComparableError(words, f"{prefix}fail_on_loss", settings.fail_on_loss)
     check_names(bounds, tasks, compared, f"{prefix}require")
+    names = [(None, name) for kind, name in declared if DECLARABLE[kind] is None]
     check_names(names, tasks, compared, f"{prefix}metrics")
 
 
@@ -106,60 +103,31 @@ def _refuse_of_drawn(bounds: Iterable[Name], where: str) -> None:
             )
 
 
-def _measured(settings: EvaluationSettings, *, loads_tasks: bool) -> dict[str, Collection[str] | None] | None:
-    """Every task that will be run and its metrics, as `check_names` takes them."""
-    from olive_ext.backends.task_loading import declared_metrics, load_tasks, loaded_metrics
-
-    asked = [task for task in settings.tasks if task not in COSTS]
-    thinks = settings.thinks
-    declared = declared_metrics(asked, settings.include_path, settings.repeats, thinks=thinks)
-    if loads_tasks and (declared is None or None in declared.values()):
-        runs_code = settings.confirm_run_unsafe_code
-        more: dict[str, Any] = {"metadata": settings.metadata, "runs_code": runs_code, "repeats": settings.repeats}
-        loaded = load_tasks(asked, settings.include_path, **more, thinks=thinks)
-        declared = loaded_metrics(loaded)
-    speeds = [TOKENS_PER_SECOND, REQUESTS_PER_SECOND] if TOKENS_PER_SECOND in settings.tasks else []
-    costs = {name: "bytes" for name in (SIZE_ON_DISK, PEAK_MEMORY) if name in settings.tasks}
-    costs |= {name: name for name in speeds}
-    return None if declared is None else {**declared, **{name: _unfiltered([one]) for name, one in costs.items()}}
-
-
-def _unfiltered(names: Iterable[str]) -> frozenset[str]:
-    return frozenset(full for name in names for full in (name, f"{name},none"))
-
-
-def check_names(
-    names: Iterable[Name], tasks: Mapping[str, Collection[str] | None] | None, compared: Collection[str], where: str
-) -> None:
+def check_names(names: Iterable[Name], tasks: Measured | None, compared: Collection[str], where: str) -> None:
     """Raises `ConfigError` for a (task, metric) that no report will have.
 
-    `tasks` are those that will be run, each with its metrics (`task_loading.Declared`) or None where they are
-    not known yet; None altogether where not even the tasks are. `compared` are the metrics of a comparison with a
-    reference, none where there is no reference. `where` is the key that has the names.
+    `tasks` are all that is measured, costs too; None where not even the tasks are known. `compared` are the metrics of
+    a comparison with a reference, none where there is no reference. `where` is the key that has the names.
     """
-    own = _unfiltered(compared)
+    own = {full for name in compared for full in (name, f"{name},none")}
     known = {task: None if metrics is None else {*metrics, *own} for task, metrics in (tasks or {}).items()}
     if compared:
-        known[ALL] = set(own)
+        known[ALL] = own
     for task, name in names:
-        short = name.partition(",")[0].rpartition("/")[2]
-        if short in COMPARISON_NAMES and not compared:
+        if name.partition(",")[0].rpartition("/")[2] in COMPARISON_NAMES and not compared:
             raise MissingError(f"'{where}': no metric '{name}'{_of(task)} is measured: it needs 'reference'", where)
-        if tasks is not None:
-            _check_name(task, name, known, where)
-
-
-def _check_name(task: str | None, name: str, known: Mapping[str, Collection[str] | None], where: str) -> None:
-    if task is not None and task not in known:
-        raise ConfigError(f"'{where}': no task '{task}' is measured{_near(task, known)}", where, code="unknown_name")
-    asked = known if task is None else {task: known[task]}
-    there = {metric for metrics in asked.values() for metric in metrics or ()}
-    if task is None:
-        there |= {*known, *(f"{key}/{metric}" for key, metrics in known.items() for metric in metrics or ())}
-    if name not in there and None not in asked.values():
-        has_filter = "," in name
-        near = _near(name, (each for each in there if ("," in each) == has_filter))
-        raise ConfigError(f"'{where}': no metric '{name}'{_of(task)} is measured{near}", where, code="unknown_name")
+        if tasks is None:
+            continue
+        if task is not None and task not in known:
+            problem = f"'{where}': no task '{task}' is measured{_near(task, known)}"
+            raise ConfigError(problem, where, code="unknown_name")
+        asked = known if task is None else {task: known[task]}
+        there = {metric for metrics in asked.values() for metric in metrics or ()}
+        if task is None:
+            there |= {*known, *(f"{key}/{metric}" for key, metrics in known.items() for metric in metrics or ())}
+        if name not in there and None not in asked.values():
+            near = _near(name, (each for each in there if ("," in each) == ("," in name)))
+            raise ConfigError(f"'{where}': no metric '{name}'{_of(task)} is measured{near}", where, code="unknown_name")
 
 
 def _of(task: str | None) -> str:

@@ -42,6 +42,13 @@ def requested_costs(config: EvaluationConfig) -> tuple[str, ...]:
     return tuple(name for name in COSTS if name in config.tasks)
 
 
+def measured_costs(tasks: Sequence[object]) -> dict[str, Sequence[str]]:
+    """What the costs among `tasks` give, as bounds may name it: each task's metric, with and without a filter."""
+    given = {name: "bytes" for name in (SIZE_ON_DISK, PEAK_MEMORY) if name in tasks}
+    given |= {name: name for name in (TOKENS_PER_SECOND, REQUESTS_PER_SECOND) if TOKENS_PER_SECOND in tasks}
+    return {name: [metric, f"{metric},none"] for name, metric in given.items()}
+
+
 def cost_metrics(
     asked: Sequence[str], *, size: Callable[[], int], peak_memory: int, counters: Mapping[str, int], seconds: float
 ) -> Iterator[Metric]:

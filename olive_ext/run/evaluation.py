@@ -237,15 +237,17 @@ def _evaluate_as(models: Models, lm: LM | None, log_folder: Path | None, weights
 def load_requested_tasks(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTasks | None:
     """The tasks, refused where the model cannot do what they ask; None where only costs are measured."""
     from olive_ext.backends.task_checks import refuse_shots
-    from olive_ext.backends.task_loading import load_tasks
+    from olive_ext.backends.task_loading import load_tasks, loaded_metrics
 
     config, names = models.config, requested_tasks(models.config)
     if not names:
+        refuse_names(config, {})
         return None
     with models.clock.phase("tasks"):
         more: dict[str, Any] = {"runs_code": config.confirm_run_unsafe_code, "repeats": config.repeats}
         more["thinks"] = config.thinks if lm is None else getattr(lm, "thinks", False)
         tasks = load_tasks(names, config.include_path, seeds, config.metadata, **more)
+    refuse_names(config, loaded_metrics(tasks))
     configs = loaded_configs(tasks)
     refuse_shots(tasks.tasks, config.num_fewshot)
     if lm is not None:
@@ -280,7 +282,6 @@ def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     if (workers := models.given_candidate.settings.workers) is not None:
         hook("workers", "'workers'")(None, workers, ())
     refuse_unknown(requested_tasks(config), task_folders(config.include_path))
-    refuse_names(config)
     written = {"output_dir": config.output_dir, "sample_log_dir": config.sample_log_dir}
     written["use_cache"] = None if config.use_cache is None else str(Path(config.use_cache).parent)
     if config.reference is not None:

@@ -42,6 +42,7 @@ SETTINGS: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "unknown template": (CHOICE, {"apply_chat_template": "x"}, "'apply_chat_template' = 'x': give true"),
     "setting of a generation": (GENERATE, {"gen_kwargs": {"bogus": 1}}, "'bogus' = 1: "),
     "beams that are drawn": (GENERATE, {"gen_kwargs": {"num_beams": 2, "do_sample": True}}, "'num_beams' = 2: "),
+    "bound on a group": (["tiny_group"], {"require": ["ac<=1"]}, "'require': no metric 'ac' is measured: did you mean"),
     "longer than the context": (GENERATE, {"gen_kwargs": {"max_gen_toks": 64}}, "model's max_length of 64"),
 }
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from olive_ext.check.recipe import metrics_of
 from olive_ext.config import Bound, EvaluationSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric
@@ -217,26 +218,26 @@ LISTED = {"metric": "acc_norm", "task": "tiny_group"}
             ("'accuracy_difference'", "perplexity_ratio"),
         ),
         # names of a group pass where nothing is loaded
-        ({"metric": "ac"}, {"loads_tasks": False}, "", ()),
-        ({"metric": "kl_mean"}, {"loads_tasks": False}, "missing", ("'reference'",)),
-        ({"metric": "kl_mean", "task": "all"}, {"loads_tasks": False, "reference": "m"}, "", ()),
+        ({"metric": "ac"}, {"loads": False}, "", ()),
+        ({"metric": "kl_mean"}, {"loads": False}, "missing", ("'reference'",)),
+        ({"metric": "kl_mean", "task": "all"}, {"loads": False, "reference": "m"}, "", ()),
     ],
 )
 def test_names_of_bounds_are_refused_by_the_tasks(
     tmp_path: Path, bound: dict[str, Any], more: dict[str, Any], code: str, holds: tuple[str, ...]
 ) -> None:
     given = {"tasks": ["tiny_group", "tiny_generate"], "include_path": str(write_tasks(tmp_path / "tasks"))}
-    how = {"loads_tasks": more.get("loads_tasks", True)}
-    more = {key: value for key, value in more.items() if key != "loads_tasks"}
+    how = {"loads": more.get("loads", True)}
+    more = {key: value for key, value in more.items() if key != "loads"}
     settings = EvaluationSettings.parse({**given, "require": [{"max": 1, **bound}], **more})
     with refused(ConfigError, code, "passes.g.require", holds=holds) if code else nullcontext():
-        refuse_names(settings, "passes.g", **how)
+        refuse_names(settings, metrics_of(settings, **how), "passes.g")
 
 
 def test_loss_of_points_where_no_answer_is_right_or_wrong_is_refused_by_its_own_name(tmp_path: Path) -> None:
     given = {"tasks": ["tiny_rolling"], "include_path": str(write_tasks(tmp_path / "tasks")), "reference": "m"}
     with refused(ConfigError, "not_comparable", "fail_on_loss", holds=("perplexities", "'matters'")):
-        refuse_names(EvaluationSettings.parse({**given, "fail_on_loss": 2}))
+        refuse_names(EvaluationSettings.parse({**given, "fail_on_loss": 2}), {"tiny_rolling": ["word_perplexity"]})
 
 
 @pytest.mark.parametrize("name", ["kl_max", "all/kl_p99", "flips_right_to_wrong", "mcnemar_p,none"])
@@ -244,4 +245,4 @@ def test_bound_on_what_drawn_documents_do_not_tell_is_refused(name: str) -> None
     given = {"tasks": ["a"], "reference": "r", "documents": "enough", "certain": {"within": 0.01}}
     settings = EvaluationSettings.parse({**given, "require": [{"metric": name, "max": 1}]})
     with refused(ConfigError, "not_comparable", "passes.g.require", holds=("documents", "enough", "all")):
-        refuse_names(settings, "passes.g")
+        refuse_names(settings, None, "passes.g")

@@ -147,7 +147,8 @@ def _evaluations(models: Models) -> dict[StageName, EvaluationConfig]:
     if reference is None or models.given_candidate.kind != "onnx" or not reference.has_stages:
         return {}
     shared: dict[str, Any] = {"tasks": requested_tasks(config), "use_cache": config.journal, "output_dir": None}
-    config = config.model_copy(update={**shared, "sample_log_num": 0, "documents": "all", "certain": None})
+    shared |= {"require": [], "sample_log_num": 0, "documents": "all", "certain": None}
+    config = config.model_copy(update=shared)
     tokenizer = models.given_candidate.files.tokenizer
     kept = {"mode": reference.mode, "records_dir": reference.records_dir, "tokenizer": tokenizer}
     has_provider = _has_provider_stage(models)
