@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from olive_ext.backends.task_files import refuse_unknown, task_folders
 from olive_ext.config import EvaluationConfig
@@ -38,11 +38,10 @@ from olive_ext.run.bounds import broken_bounds, refuse_names
 from olive_ext.run.costs import cost_metrics, requested_costs, requested_tasks, with_costs
 from olive_ext.run.machine import Clock, PeakMemory, describe_hardware
 from olive_ext.run.models import Models, OtherPromptsError, damaged_cache
-from olive_ext.run.reference.answers import read_answers
-from olive_ext.run.reference.comparison_run import comparer_of
-from olive_ext.run.reference.observer import Observer, Weights
+from olive_ext.run.reference.comparison_run import TaskRun, mode_of
+from olive_ext.run.reference.observer import Weights
 from olive_ext.run.reference.packed_answers import packed
-from olive_ext.run.sample_logs import sample_fields, write_samples
+from olive_ext.run.sample_logs import write_samples
 from olive_ext.run.task_fit import loaded_configs, refuse_generations, refuse_misfits, refuse_texts
 
 if TYPE_CHECKING:
@@ -107,16 +106,15 @@ def evaluate_models(
     with models.clock.reporting(progress), on_hub, ExitStack() as logging_runs, file:
         name = Path(config.model.path).name
         runs = [logging_runs.enter_context(logged(name)) for logged in hooks("logged_run").values()]
-        evaluated = _evaluate(models, lm, log_folder)
-        report = evaluated.report
-        if lm is None:
-            report = _with_constants(report, models, evaluated.observers[0])
-            compare = partial(_compared, models=models, weights=evaluated.weights)
+        report, task_run = _evaluate(models, lm)
+        if lm is None and task_run is not None and report.comparison is not None:
+            report = replace(report, comparison=_with_constants(report.comparison, report.model, models, task_run))
             for finished in hooks("finish_report").values():
-                report = finished(report, models, *evaluated.observers, compare)
+                report = finished(report, models, task_run, partial(_compared, models, task_run.weights))
         report = replace(_named(report, names), broken=tuple(broken_bounds(config.bounds, report.metrics)))
         try:
-            evaluated.write_logs()
+            if log_folder is not None and task_run is not None:
+                write_samples(task_run.samples, config.sample_log_num, log_folder, task_run.fields())
             if config.output_dir is not None:
                 write(report, config.output_dir)
         except RunError as error:
@@ -126,31 +124,27 @@ def evaluate_models(
     return report
 
 
-def _with_constants(report: Report, models: Models, observer: Observer | None) -> Report:
+def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Models, task_run: TaskRun) -> Comparison:
     """With what the comparison has reached of the model, and the constants of its files, reached or not."""
-    if report.comparison is None:
-        return report
-    vocab_size = length = contexts = None
+    observer, vocab_size, length, contexts = task_run.observer, None, None, None
     with suppress(ModelError):  # neither need be known, where the evaluation itself names a length
         vocab_size = models.candidate.spec.vocab_size if models.candidate.kind == "onnx" else None
         contexts, length = models.contexts, models.candidate.context_length
     reach = None if observer is None else observer.reach(contexts[1] if contexts else length, vocab_size)
     taken = () if models.candidate.media is None else models.candidate.media.modalities
     unseen = [] if observer is None else [one for one in taken if one not in observer.modalities]
-    overall = report.comparison.overall_divergence()
+    overall = comparison.overall_divergence()
     is_near = overall is not None and overall.kl.mean < BANDS[0].most_kl
     found = models.damage(is_near=is_near, unreached=[part for part, one in MEDIA_PARTS.items() if one in unseen])
-    damaged = models.unjudged | found.findings
     if reach is not None:
         reach = replace(reach, unseen=tuple(one.kind for one in unseen), uncompared=found.uncompared)
-    damaged |= damaged_cache(report.comparison.reference, report.model)
-    comparison = replace(report.comparison, damaged=damaged, reach=reach, contexts=contexts)
-    return replace(report, comparison=comparison)
+    damaged = models.unjudged | found.findings | damaged_cache(comparison.reference, model)
+    return replace(comparison, damaged=damaged, reach=reach, contexts=contexts)
 
 
-def _compared(config: EvaluationConfig, models: Models, weights: Weights | None) -> Comparison | None:
+def _compared(models: Models, weights: Weights | None, config: EvaluationConfig) -> Comparison | None:
     """The comparison of a part of the evaluation of `models`, on the documents that the whole has drawn."""
-    return _evaluate(Models(config, models.progress, models.clock), None, None, weights).report.comparison
+    return _evaluate(Models(config, models.progress, models.clock), None, weights)[0].comparison
 
 
 def _named(report: Report, names: Mapping[str, str | None]) -> Report:
@@ -161,77 +155,46 @@ def _named(report: Report, names: Mapping[str, str | None]) -> Report:
     return replace(report, model=model, comparison=comparison)
 
 
-class _Evaluated(NamedTuple):
-    report: Report
-    write_logs: Callable[[], object]
-    weights: Weights | None
-    """How many documents each one stands for, where some were drawn."""
-
-    observers: tuple[Observer | None, Observer | None] = (None, None)
-    """The observer of the comparison, and the observer of the reference alone."""
-
-
-def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: Weights | None = None) -> _Evaluated:
-    """`weights` are of documents that an earlier run has drawn: only these are evaluated."""
-    try:
-        return _evaluate_as(models, lm, log_folder, weights)
-    except OtherPromptsError as other:  # before anything is computed, but for a reference that was already asked
-        models.prompt_diff = other.diff
-        return _evaluate_as(models, lm, log_folder, weights)
-
-
-def _evaluate_as(models: Models, lm: LM | None, log_folder: Path | None, weights: Weights | None) -> _Evaluated:
+def _evaluate(models: Models, lm: LM | None, weights: Weights | None = None) -> tuple[Report, TaskRun | None]:
+    """The report, and the run of the tasks, where there are any. `weights` are of documents that an earlier run has
+    drawn: only these are evaluated."""
     from olive_ext.backends.lm_eval_run import ChosenDocuments
     from olive_ext.backends.task_loading import Seeds
 
-    config, seeds = models.config, Seeds.of(models.config.seed)
-    if lm is not None and not hasattr(lm, "session") and config.use_cache is not None:
+    seeds = Seeds.of(models.config.seed)
+    if lm is not None and not hasattr(lm, "session") and models.config.use_cache is not None:
         problem = "lm-eval's own model keeps no answers: leave it out, or wrap the model in lm_eval.api.model.CachingLM"
-        raise ConfigError(problem, "use_cache", config.use_cache)
+        raise ConfigError(problem, "use_cache", models.config.use_cache)
     tasks = load_requested_tasks(models, lm, seeds)
-    if tasks is not None and weights is not None:
+    if tasks is None:
+        return _report(models, lm, {"results": {}}, 0, None), None
+    if weights is not None:
         tasks = ChosenDocuments(tasks).of(weights)
-    comparer = None if tasks is None else comparer_of(models, lm, tasks, seeds, weights)
-    if comparer is not None:
-        comparer.run_reference_alone()
-    with PeakMemory() as memory:
-        opened = None
-        if lm is None and tasks is not None:
-            opened = models.open_candidate() if comparer is None else comparer.open_candidate()
-        model = lm or opened
-        try:
-            if model is not None:
-                models.keep_answers(model)
-            with models.clock.phase("candidate"):
-                if model is None or tasks is None:
-                    results: dict[str, Any] = {"results": {}}
-                elif comparer is not None and comparer.is_sampled:
-                    results = comparer.run_sampled(model)
-                else:
-                    from olive_ext.backends.lm_eval_run import run_tasks
+    task_run = TaskRun(models, mode_of(models, lm), tasks, seeds, weights)
+    try:
+        return _run(task_run, models, lm), task_run
+    except OtherPromptsError as other:  # before anything is computed, but for a reference that was already asked
+        models.prompt_diff = other.diff
+    return _evaluate(models, lm, weights)
 
-                    results = run_tasks(model, tasks, config, seeds=seeds, progress=models.progress)
-            peak_memory, comparison = memory.bytes, None
-            with models.clock.phase("statistics"):
-                own = [] if tasks is None else read_answers(results["samples"], tasks.tasks)
-            if comparer is not None and model is not None:
-                comparison = comparer.finish(model, results, own)
-            report = replace(_report(models, model, results, peak_memory, comparison), answers=packed(own))
+
+def _run(task_run: TaskRun, models: Models, lm: LM | None) -> Report:
+    task_run.run_reference_alone()
+    with PeakMemory() as memory:
+        model: Any = lm or task_run.open_candidate()
+        try:
+            models.keep_answers(model)
+            with models.clock.phase("candidate"):
+                results = task_run.run(model)
+            peak_memory = memory.bytes
+            task_run.read(results["samples"])
+            comparison = task_run.finish(model)
+            return replace(_report(models, model, results, peak_memory, comparison), answers=packed(task_run.answers))
         finally:
-            if lm is not None and hasattr(lm, "session"):
+            if lm is None:
+                model.close()
+            elif hasattr(lm, "session"):
                 lm.session.keep_answers(None)
-            if opened is not None and hasattr(opened, "close"):
-                opened.close()
-    evaluated, samples = _Evaluated(report, lambda: None, None), results.get("samples", {})
-    reference = None if comparer is None else comparer.reference
-    if comparer is not None:
-        observers = comparer.observer, None if reference is None else reference.observer
-        evaluated = evaluated._replace(weights=comparer.weights, observers=observers)
-    if log_folder is None or tasks is None:
-        return evaluated
-    fields = sample_fields(tasks.tasks, own) if comparer is None else comparer.fields(own)
-    write = partial(write_samples, samples, config.sample_log_num, log_folder, fields)
-    return evaluated._replace(write_logs=write)
 
 
 def load_requested_tasks(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTasks | None:
@@ -248,6 +211,8 @@ def load_requested_tasks(models: Models, lm: LM | None, seeds: Seeds) -> LoadedT
         more["thinks"] = config.thinks if lm is None else getattr(lm, "thinks", False)
         tasks = load_tasks(names, config.include_path, seeds, config.metadata, **more)
     refuse_names(config, loaded_metrics(tasks))
+    if models.records_file is not None:
+        models.records_file.refuse_other_tasks(tasks.tasks)
     configs = loaded_configs(tasks)
     refuse_shots(tasks.tasks, config.num_fewshot)
     if lm is not None:

@@ -114,7 +114,7 @@ class NetSession(Session):
 
 
 class TwoModels:
-    """`Models` of a comparer: the reference is the tiny model, the candidate one that was changed."""
+    """`Models` of a run: the reference is the tiny model, the candidate one that was changed."""
 
     reference = given_reference = SimpleNamespace(kind="onnx", size=None, files=SimpleNamespace(variant=""))
     progress = is_same_model = other_template = False
@@ -126,7 +126,7 @@ class TwoModels:
         self.net = candidate
         self.opened: list[str] = []
         self.fields: Fields | None = None
-        self.comparer: Any = None
+        self.task_run: Any = None
 
     def export_note(self, path: str) -> dict[str, str]:
         return {}

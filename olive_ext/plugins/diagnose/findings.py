@@ -42,6 +42,7 @@ from olive_ext.report.stages import Stage, StageName
 from olive_ext.report.verdict import verdict
 from olive_ext.run.costs import requested_tasks
 from olive_ext.run.models import Models
+from olive_ext.run.reference.comparison_run import TaskRun
 from olive_ext.run.reference.observer import Observer
 
 if TYPE_CHECKING:
@@ -221,18 +222,16 @@ MOST_BEYOND = 2
 model 1.8 % were beyond it in float16, and none in float32."""
 
 
-def finish_report(
-    report: Report, models: Models, observer: Observer | None, reference: Observer | None, compare: Compare
-) -> Report:
+def finish_report(report: Report, models: Models, task_run: TaskRun, compare: Compare) -> Report:
     """The report with the stages of its difference, or with the finding on two places."""
-    return with_place(with_stages(report, models, compare), models, observer, reference)
+    return with_place(with_stages(report, models, compare), models, task_run)
 
 
-def with_place(report: Report, models: Models, observer: Observer | None, reference: Observer | None) -> Report:
+def with_place(report: Report, models: Models, task_run: TaskRun) -> Report:
     """The report with the finding on two places, where the evaluated model was held against itself; what cannot be
-    measured is said in it, since the numbers may have taken hours. `reference` has seen the reference alone."""
-    comparison, sample = report.comparison, observer.sample if observer is not None else None
-    if comparison is None or sample is None or observer is None:
+    measured is said in it, since the numbers may have taken hours."""
+    comparison, observer, reference = report.comparison, task_run.observer, task_run.reference
+    if comparison is None or observer is None or observer.sample is None or reference is None:
         return report
     from olive_ext.plugins.diagnose.places.judge import Places, located
 
@@ -244,10 +243,11 @@ def with_place(report: Report, models: Models, observer: Observer | None, refere
     places = Places(models.candidate, other, names, int(report.model["max_length"]), recorded_in)
     apart = [np.abs(one["logprobs"].astype(np.float64) - one["reference_logprobs"]) for one in rows]
     fed = int(report.engine.get("tokens_fed", 0))
-    place, where = located(places, sample, np.concatenate([np.empty(0), *apart]), fed)
+    place, where = located(places, observer.sample, np.concatenate([np.empty(0), *apart]), fed)
     if where is not None and place.first is not None:
         place = _looked_into(place, place.first, places, *where, models.config.reference)
-    return replace(report, comparison=replace(comparison, place=_with_answers(place, comparison, observer, reference)))
+    place = _with_answers(place, comparison, observer, reference.observer)
+    return replace(report, comparison=replace(comparison, place=place))
 
 
 def recorded_facts(model: ResolvedModel) -> dict[str, str]:

@@ -1,5 +1,5 @@
 """Evaluation with a reference: the mode it is run in, both models opened and observed, their answers paired.
 
-An evaluation imports `comparison_run.comparer_of`; logs and earlier reports import `answers`.
+An evaluation imports `comparison_run.TaskRun`; logs and earlier reports import `answers`.
 Knows no graph, no engine and no form of a report.
 """

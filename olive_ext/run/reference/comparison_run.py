@@ -1,4 +1,4 @@
-"""Runs an evaluation with a reference, and makes the comparison from both models' results.
+"""Runs the tasks on a model and on its reference, and makes the comparison from both models' results.
 
     recorded   the reference alone, its distributions to disk    then the model, compared with what is there
     resident   the model, with the reference under every step    then lm-eval once more, for the reference's answers
@@ -7,6 +7,7 @@
                                                                  two models' own files ask them otherwise
     recording  the model, which is the reference itself          its distributions to disk, for models to come
     file       the model, beside records from elsewhere          then lm-eval once more, for the recorded answers
+    alone      the model, without a reference
 
 Generated answers: each model gives its own; then the reference's are scored as targets by both. The mode is known
 before a model is opened. Knows no session's inside.
@@ -17,7 +18,7 @@ from __future__ import annotations
 import gc
 import os
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
-from olive_ext.config import INPUT_MODEL, EvaluationConfig, ReferenceConfig
+from olive_ext.config import INPUT_MODEL, EvaluationConfig
 from olive_ext.errors import ContradictionError, RecordsError, UnsupportedError
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import is_same_path
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
 
-Mode = Literal["recorded", "resident", "answers", "recording", "file"]
+Mode = Literal["recorded", "resident", "answers", "recording", "file", "alone"]
 
 _SHOWN = 60
 """Characters shown of a prompt's beginning, and of its end."""
@@ -79,8 +80,8 @@ class ReferenceRun:
         return [] if self.observer is None else self.observer.generated
 
 
-class Comparer:
-    """One evaluation with a reference: `run_reference_alone`, `open_candidate`, lm-eval on that model, `finish`."""
+class TaskRun:
+    """The tasks of one evaluation: `run_reference_alone`, `open_candidate`, `run` on that model, `read`, `finish`."""
 
     def __init__(
         self, models: Models, mode: Mode, tasks: LoadedTasks, seeds: Seeds, weights: Weights | None = None
@@ -95,6 +96,8 @@ class Comparer:
         self.observer: Observer | None = None
         """The observer of the opened candidate."""
 
+        self.samples: Mapping[str, Any] = {}
+        self.answers: list[Answers] = []
         self._lost: list[Any] = []
         """Requests that the reference could not answer where it ran alone."""
 
@@ -107,7 +110,7 @@ class Comparer:
 
     def run_reference_alone(self) -> None:
         """Runs the reference where it is run alone."""
-        if self._mode in ("resident", "recording", "file"):
+        if self._mode not in ("recorded", "answers"):
             return
         observer = Observer() if self._mode == "recorded" else None
         clock = self._models.clock
@@ -126,7 +129,7 @@ class Comparer:
 
     def open_candidate(self) -> LM:
         """The model to evaluate; the caller's to close."""
-        if self._mode == "answers":
+        if self._mode in ("answers", "alone"):
             return self._models.open_candidate()
         if self._mode == "recording":
             self.observer = Observer()
@@ -143,12 +146,16 @@ class Comparer:
     @property
     def is_sampled(self) -> bool:
         """Whether the model answers only as many documents as make a claim certain."""
-        return self._models.config.documents == "enough" and self._mode != "recording"
+        return self._models.config.documents == "enough" and self._mode not in ("recording", "alone")
 
-    def run_sampled(self, lm: LM) -> dict[str, Any]:
-        """lm-eval's results of the opened candidate over the documents drawn, with samples; the reference answers
-        all documents before, unless it has."""
+    def run(self, lm: LM) -> dict[str, Any]:
+        """lm-eval's results of the opened candidate, with samples. Where documents are drawn, the reference answers all
+        of them before, unless it has."""
+        from olive_ext.backends.lm_eval_run import run_tasks
+
         config, models = self._models.config, self._models
+        if not self.is_sampled:
+            return run_tasks(lm, self._tasks, config, seeds=self._seeds, progress=models.progress)
         with models.clock.phase("reference"):
             reference = self.reference = self.reference or self._run_resident(lm)
         question = question_of(config.claim, reference.answers, reference.observer, reference.generated, reference.lost)
@@ -156,10 +163,17 @@ class Comparer:
         results, self.weights, self._certainty = run.run(lm, self.observer)
         return results
 
-    def finish(self, lm: Any, results: Mapping[str, Any], own: Sequence[Answers]) -> Comparison | None:
-        """The comparison, from the opened candidate, lm-eval's `results` for it, with samples, and its `own`
-        answers in these; None where the model is the reference itself."""
+    def read(self, samples: Mapping[str, Any]) -> None:
+        """Keeps the samples of the opened candidate's results, and its answers in these."""
+        with self._models.clock.phase("statistics"):
+            self.samples, self.answers = samples, read_answers(samples, self._tasks.tasks)
+
+    def finish(self, lm: Any) -> Comparison | None:
+        """The comparison of the opened candidate, whose samples are read; None without a reference, and where the model
+        is the reference itself."""
         clock, observer = self._models.clock, self.observer
+        if self._mode == "alone":
+            return None
         if self._mode == "resident":  # it ran under the candidate's steps
             inside = lm.session.describe_execution().get("reference", {}).get("seconds", 0.0)
             clock.move(inside, "candidate", "reference")
@@ -173,12 +187,10 @@ class Comparer:
             if observer is not None and self._certainty is None:
                 score_generated(lm, reference.generated, observer)
         with clock.phase("statistics"):
-            return self._compared(lm, results["samples"], own, reference)
+            return self._compared(lm, reference)
 
-    def _compared(
-        self, lm: LM, samples: Mapping[str, Any], own: Sequence[Answers], reference: ReferenceRun
-    ) -> Comparison:
-        observer, weights = self.observer, self.weights
+    def _compared(self, lm: LM, reference: ReferenceRun) -> Comparison:
+        observer, weights, samples, own = self.observer, self.weights, self.samples, self.answers
         tasks, matters = self._tasks.tasks, self._models.config.matters
         asked = self._models.prompt_diff if self._mode == "answers" else None
         if asked and TEMPLATE not in asked.what and reference.prompt != (prompt := _first_prompt(lm, samples)):
@@ -205,11 +217,11 @@ class Comparer:
         )
         return comparison if self._certainty is None else certain_comparison(comparison, self._certainty)
 
-    def fields(self, own: Sequence[Answers]) -> Fields:
-        """Our fields of the sample logs, after `finish`, where `own` are the model's answers."""
+    def fields(self) -> Fields:
+        """Our fields of the sample logs, after `finish`."""
         answers = self.reference.answers if self.reference is not None else []
         by_document = None if self.observer is None or self._mode == "recording" else self.observer.by_document
-        return sample_fields(self._tasks.tasks, own, answers, by_document)
+        return sample_fields(self._tasks.tasks, self.answers, answers, by_document)
 
     def _run_resident(self, lm: Any) -> ReferenceRun:
         """Runs lm-eval once more for the reference, whose scores the candidate's run has given; it only generates."""
@@ -252,46 +264,30 @@ class Comparer:
         return facts if self._tokens_fed is None else {**facts, "tokens_fed": self._tokens_fed}
 
 
-def comparer_of(
-    models: Models, lm: LM | None, tasks: LoadedTasks, seeds: Seeds, weights: Weights | None = None
-) -> Comparer | None:
-    """The comparer with the reference of `models`; None without one, or where it is the evaluated model itself and
-    nothing is to be recorded. `weights` are of documents that an earlier run has drawn.
-
-    `lm` is an evaluated model that is open already. Raises `ConfigError` for settings that exclude each other.
-    """
-    config, reference = models.config, models.config.reference
+def mode_of(models: Models, lm: LM | None = None) -> Mode:
+    """How the models are run: "alone" where there is no reference, or it is the evaluated model itself and nothing is
+    to be recorded. "auto" is resident where both models fit in the free memory and neither speed nor memory is
+    measured. `lm` is an evaluated model that is open already. Raises `ConfigError` for settings that exclude each
+    other."""
+    config, reference, is_foreign = models.config, models.config.reference, lm is not None
     if reference is None:
-        return None
+        return "alone"
     if reference.is_input_model:
         raise ContradictionError("no workflow has begun: give a model's path", "reference", INPUT_MODEL)
-    is_same = is_same_path(config.model.path, reference.path)
-    is_foreign = lm is not None
     if models.recorder is not None:
-        return Comparer(models, "recording", tasks, seeds)
+        return "recording"
     if (file := models.records_file) is not None:
         if is_foreign:
-            raise UnsupportedError(
-                "records cannot be the reference of a model that lm-eval runs itself", "reference", file.path
-            )
-        file.refuse_other_tasks(tasks.tasks)
+            problem = "records cannot be the reference of a model that lm-eval runs itself"
+            raise UnsupportedError(problem, "reference", file.path)
         if models.prompt_diff is not None:
             raise RecordsError(f"{models.prompt_diff.sentence()}", "reference", file.path, code="not_comparable")
-    if is_same and (is_foreign or models.given_candidate.kind == "hf"):
-        if is_foreign or reference.mode != "recorded":
-            return None
-        mode: Mode = "recording"
-    else:
-        mode = "answers" if is_foreign or models.prompt_diff else mode_of(models, reference)
-    return Comparer(models, mode, tasks, seeds, weights)
-
-
-def mode_of(models: Models, reference: ReferenceConfig) -> Mode:
-    """The mode as written; "auto" is resident where both models fit in the free memory and neither speed nor memory is
-    measured. Raises `ConfigError` for these measures of two resident models."""
-    if models.records_file is not None:
         return "file"
-    costs = [name for name in requested_costs(models.config) if name in (PEAK_MEMORY, TOKENS_PER_SECOND)]
+    if is_same_path(config.model.path, reference.path) and (is_foreign or models.given_candidate.kind == "hf"):
+        return "alone" if is_foreign or reference.mode != "recorded" else "recording"
+    if is_foreign or models.prompt_diff:
+        return "answers"
+    costs = [name for name in requested_costs(config) if name in (PEAK_MEMORY, TOKENS_PER_SECOND)]
     if reference.mode == "resident" and costs:
         raise ContradictionError("needs one open model: set 'reference.mode' to 'recorded'", costs[0])
     if reference.mode != "auto" or reference.is_same:

@@ -30,7 +30,7 @@ from olive_ext.report.verdict import verdict
 from olive_ext.run import evaluate
 from olive_ext.run.export import float_export
 from olive_ext.run.models import Models
-from olive_ext.run.reference.comparison_run import Comparer
+from olive_ext.run.reference.comparison_run import TaskRun
 from tests.backends.local_tasks import write_tasks
 from tests.device.open import LIBRARY, why_no_webgpu
 from tests.exports import export, genai_export, hf_model
@@ -161,16 +161,16 @@ def test_drawn_documents_are_those_of_every_stage(tmp_path: Path, mode: str) -> 
     folder = write_tasks(tmp_path / "tasks")
     write_many(folder)
     evaluated: list[tuple[str, set[int]]] = []
-    original = Comparer.finish
+    original = TaskRun.finish
 
-    def noted(self: Comparer, lm: Any, results: Any, own: Any) -> Any:
-        samples = {int(line["doc_id"]) for line in results["samples"]["many_choice"]}
+    def noted(self: TaskRun, lm: Any) -> Any:
+        samples = {int(line["doc_id"]) for line in self.samples["many_choice"]}
         evaluated.append((self._models.config.documents, samples))
-        return original(self, lm, results, own)
+        return original(self, lm)
 
     claim = {"metric": "kl_mean", "above": 0.01}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Comparer, "finish", noted)
+        patch.setattr(TaskRun, "finish", noted)
         report = staged(
             folder, export("llama-genai-0.14-int4").path, "llama", genai_export("llama"), tasks=["many_choice"],
             documents="enough", certain=claim, mode=mode, records_dir=str(tmp_path / "records"),

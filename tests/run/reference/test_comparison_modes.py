@@ -10,19 +10,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, ProviderError
 from olive_ext.run.models import Models
-from olive_ext.run.reference.comparison_run import comparer_of, mode_of
-from tests.backends.local_tasks import write_tasks
+from olive_ext.run.reference.comparison_run import mode_of
 from tests.refusals import refused
 from tests.session.tiny import byte_level
-
-
-@pytest.fixture(scope="module")
-def tasks(tmp_path_factory: pytest.TempPathFactory) -> LoadedTasks:
-    return load_tasks(["tiny_choice"], str(write_tasks(tmp_path_factory.mktemp("tasks"))), Seeds())
 
 
 @pytest.fixture(scope="module")
@@ -41,24 +34,23 @@ def config(path: str, reference: Any, **settings: Any) -> EvaluationConfig:
     return EvaluationConfig.parse({"model": {"path": path}, "reference": reference, **given})
 
 
-def test_nothing_is_compared_without_a_reference_nor_before_a_workflow(tasks: LoadedTasks, path: str) -> None:
-    assert comparer_of(Models(config(path, None)), None, tasks, Seeds()) is None
+def test_nothing_is_compared_without_a_reference_nor_before_a_workflow(path: str) -> None:
+    assert mode(config(path, None)) == "alone"
     with refused(ConfigError, "contradiction", "reference", "input_model"):
-        comparer_of(Models(config(path, "input_model")), None, tasks, Seeds())
+        mode(config(path, "input_model"))
 
 
-def test_lm_evals_own_model_is_not_compared_with_itself(tasks: LoadedTasks, tmp_path: Path, path: str) -> None:
+def test_lm_evals_own_model_is_not_compared_with_itself(tmp_path: Path, path: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     byte_level(False).hf.save_pretrained(tmp_path)
     hf = str(tmp_path)
     given = {"model": {"path": hf, "kind": "hf"}, "tasks": ["tiny_choice"]}
-    assert comparer_of(Models(EvaluationConfig.parse({**given, "reference": f"{hf}/."})), None, tasks, Seeds()) is None
-    assert comparer_of(Models(EvaluationConfig.parse({**given, "reference": path})), None, tasks, Seeds()) is not None
+    assert mode(EvaluationConfig.parse({**given, "reference": f"{hf}/."})) == "alone"
+    assert mode(EvaluationConfig.parse({**given, "reference": path})) == "recorded"
 
 
 def mode(config: EvaluationConfig) -> str:
-    assert config.reference is not None
-    return mode_of(Models(config), config.reference)
+    return mode_of(Models(config))
 
 
 @pytest.mark.parametrize(

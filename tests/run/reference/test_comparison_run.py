@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olive_ext.backends.lm_eval_run import run_tasks
 from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
 from olive_ext.config import EvaluationConfig
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.verdict import verdict
-from olive_ext.run.reference.answers import read_answers
-from olive_ext.run.reference.comparison_run import Comparer, Mode
+from olive_ext.run.reference.comparison_run import Mode, TaskRun
 from tests.backends.local_tasks import CHOICE, NAMES, write_tasks
 from tests.backends.reference import model
 from tests.run.duo import TwoModels, logprobs, perturbed
@@ -39,13 +37,15 @@ def compare(
     given = {"model": {"path": "m"}, "reference": {"path": "r", "kind": "onnx"}, "tasks": NAMES, "bootstrap_iters": 0}
     config = EvaluationConfig.parse({**given, **settings})
     models = TwoModels(candidate, config)
-    comparer = Comparer(models, mode, tasks, Seeds())  # type: ignore[arg-type]
-    comparer.run_reference_alone()
-    lm = comparer.open_candidate()
-    results = run_tasks(lm, tasks, config, seeds=Seeds())
-    change(own := read_answers(results["samples"], tasks.tasks))
-    comparison = comparer.finish(lm, results, own)
-    models.fields, models.comparer = comparer.fields(own), comparer
+    task_run = models.task_run = TaskRun(models, mode, tasks, Seeds())  # type: ignore[arg-type]
+    task_run.run_reference_alone()
+    lm = task_run.open_candidate()
+    results = task_run.run(lm)
+    task_run.read(results["samples"])
+    change(task_run.answers)
+    comparison = task_run.finish(lm)
+    assert comparison is not None
+    models.fields = task_run.fields()
     return comparison, results, models
 
 
@@ -147,8 +147,8 @@ def test_answers_part_at_the_first_other_token(found: Found) -> None:
             rows = [logprobs(net, made[0][:index])[-1] for net in nets]
             share = np.exp(min(row[made[0][index]] for row in rows))
             expected[line["doc_id"]] = (np.log(share / (1 - share)), index - len(prompt))
-    comparer = models.comparer
-    parted = comparer.observer.parted(comparer.reference.observer)
+    task_run = models.task_run
+    parted = task_run.observer.parted(task_run.reference.observer)
     assert expected
     assert {asked[1]: (least, index) for least, asked, index in parted} == {
         number: (pytest.approx(least, rel=1e-4), index) for number, (least, index) in expected.items()

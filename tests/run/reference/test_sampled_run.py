@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olive_ext.backends.lm_eval_run import run_tasks
 from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
 from olive_ext.config import Bound, ClaimConfig, EvaluationConfig
 from olive_ext.errors import LostRequestsError, TaskError
-from olive_ext.report.comparison import ALL, Comparison
+from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import comparison_metrics, read_metrics
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.report.verdict import verdict
 from olive_ext.run.bounds import broken_bounds
-from olive_ext.run.reference.answers import Answers, DocumentAnswer, read_answers
-from olive_ext.run.reference.comparison_run import Comparer, Mode
+from olive_ext.run.reference.answers import Answers, DocumentAnswer
+from olive_ext.run.reference.comparison_run import Mode, TaskRun
 from olive_ext.run.reference.observer import Observer
 from olive_ext.run.reference.sampled_run import BatchAnswers, question_of
 from tests.backends.local_tasks import CHOICE, LOADER, write_tasks
@@ -76,9 +75,9 @@ class Run:
         if reference_loses is not None:
             for name in "open_reference", "open_resident":
                 setattr(models, name, partial(_losing_model, getattr(models, name), reference_loses))
-        comparer = Comparer(models, mode, tasks, Seeds())  # type: ignore[arg-type]
-        comparer.run_reference_alone()
-        lm: Any = comparer.open_candidate()
+        task_run = TaskRun(models, mode, tasks, Seeds())  # type: ignore[arg-type]
+        task_run.run_reference_alone()
+        lm: Any = task_run.open_candidate()
         self.asked: Counter[Any] = Counter()
         ask = lm.session.run_slices
 
@@ -91,12 +90,11 @@ class Run:
         lm.session.run_slices = counted
         if loses is not None:
             _lose(lm, loses)
-        if comparer.is_sampled:
-            self.results = comparer.run_sampled(lm)
-        else:
-            self.results = run_tasks(lm, tasks, config, seeds=Seeds())
-        own = read_answers(self.results["samples"], tasks.tasks)
-        self.comparison: Comparison = comparer.finish(lm, self.results, own)
+        self.results = task_run.run(lm)
+        task_run.read(self.results["samples"])
+        comparison = task_run.finish(lm)
+        assert comparison is not None
+        self.comparison = comparison
         metrics = sampled_metrics(read_metrics(self.results), self.comparison, self.results)
         self.metrics = {(item.task, item.metric): item for item in (*metrics, *comparison_metrics(self.comparison))}
 
