@@ -467,6 +467,9 @@ class Comparison:
     place: PlaceFinding | None = None
     """The finding on two places, where the reference is the same model."""
 
+    is_same_content: bool = False
+    """Whether both models are one by the content of all that opening them reads."""
+
     matters: float = 1.0
     """The loss that matters: in points of an answers' metric, in per cent of a perplexity."""
 

@@ -217,8 +217,9 @@ def verdict(comparison: Comparison, broken: Sequence[str] = ()) -> Verdict:
     is judged by documents or as texts (`unjudged_tasks`). So at most 2.5 % of models that lost that much in some metric
     get it, whatever the number of tasks. A loss in one task is a loss of the model.
 
-    "No difference found" needs distributions that are equal but for rounding, and no flip. Few documents suffice for
-    it. A claim about drawn documents comes first. It adds to the findings against the candidate and removes none.
+    "No difference found" needs distributions that are equal but for rounding, or models of one content, and no flip.
+    Few documents suffice for it. A claim about drawn documents comes first. It adds to the findings against the
+    candidate and removes none.
 
     Where all tasks together are to decide (`over_all`) and exclude a loss that matters, a single one in points may be
     undecided: the worst of the other findings decides. So a larger bound never gives a worse status.
@@ -245,6 +246,8 @@ def verdict(comparison: Comparison, broken: Sequence[str] = ()) -> Verdict:
     findings = [*_claimed(certainty), *damaged, *against, *(shorter if is_cut else ())]
     if not findings:
         reach = "" if comparison.reach is None else f", {comparison.reach}"
+        if is_same and comparison.is_same_content:
+            reach = ": the models' files and answers are the same"
         gained = [item for item in changes if item.is_gained and item.metric != CUT_OFF]
         findings = [_reason("gain", item, item.estimate, reach) for item in gained]
         if is_same or not findings:
@@ -401,10 +404,12 @@ def _is_same(comparison: Comparison, divergence: Divergence | None) -> bool:
         return False
     if comparison.changed_answers or comparison.asked or _other_ends(comparison):
         return False
-    flipped = any(
-        item.right_to_wrong + item.wrong_to_right or abs(item.difference) > _SAME_GRADE for item in comparison.outcomes
-    )
-    return divergence is not None and divergence.kl.maximum < SAME_NATS and not flipped
+    answers = (*comparison.outcomes, *comparison.lengths)
+    if any(item.right_to_wrong + item.wrong_to_right or abs(item.difference) > _SAME_GRADE for item in answers):
+        return False
+    if comparison.is_same_content:
+        return all(abs(item.perplexity_ratio - 1) <= _SAME_GRADE for item in comparison.texts)
+    return divergence is not None and divergence.kl.maximum < SAME_NATS
 
 
 def _other_ends(comparison: Comparison) -> str:

@@ -177,6 +177,7 @@ def _contrasts(first: Named, others: Sequence[Named]) -> Iterator[Contrast]:
             more = {name: getattr(own, name) for name in ("over_all", "damaged", *kept)}
             more |= {"stops": stops_of(model, item.report.model), "matters": _matters(item)}
             more |= {**_shared(first.report, item.report), **compared}
+            more["is_same_content"] = model.get("content_hash", "") == item.report.model.get("content_hash")
             comparison = Comparison(facts, own.divergences, **more)
             yield Contrast(item.name, first.name, comparison, "; ".join(notes), is_of_another=not is_same)
 

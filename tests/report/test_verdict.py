@@ -20,6 +20,7 @@ from olive_ext.report.comparison import (
     PromptDiff,
     Spread,
     StopTokens,
+    TextChange,
 )
 from olive_ext.report.place import PlaceFinding
 from olive_ext.report.verdict import Verdict, band_of, verdict, worst_status
@@ -255,6 +256,16 @@ CASES: dict[str, tuple[Comparison, str]] = {
     "the same with that task": (
         of(same(), same("cola"), EQUAL, metrics={"results": {}, "configs": {"choice": {}, "cola": {}}}),
         "ok: no_difference",
+    ),
+    "one content": (of(unflipped("choice", 40), is_same_content=True), "ok: no_difference"),
+    "one content with other answers": (of(outcome(), is_same_content=True), "unknown: too_few choice acc 1.2 pt"),
+    "one content with other texts": (
+        of(unflipped("choice", 370), is_same_content=True, texts=(TextChange("wiki", "ppl", 40, 1.004, 0.01),)),
+        "unknown: too_few wiki ppl 2.4 %",
+    ),
+    "one content that is damaged": (
+        of(unflipped("choice", 40), is_same_content=True, damaged=DAMAGED),
+        "unknown: damaged",
     ),
     "shorter context": (
         of(same(), EQUAL, reach=Coverage(63, 512, None), contexts=(64, 512)),

@@ -108,6 +108,24 @@ def test_logs_give_flips_and_paired_differences(tmp_path: Path) -> None:
     assert "colours" in render(page)
 
 
+@pytest.mark.parametrize(
+    ("contents", "answers", "code"),
+    [("cc", BASE, "no_difference"), ("cc", WORSE, "too_few"), ("cd", BASE, "too_few"), ("", BASE, "too_few")],
+)
+def test_one_model_with_the_same_answers_has_no_difference(
+    contents: str, answers: list[dict[str, Any]], code: str, tmp_path: Path
+) -> None:
+    def change(values: dict[str, Any]) -> None:
+        values["comparison"] = None
+        values["model"].pop("content_hash", None)
+        values["model"] |= {"content_hash": digest} if (digest := next(each, "")) else {}
+
+    each = iter(contents)
+    pair = [str(place(tmp_path, name, lines, change)) for name, lines in (("a", BASE), ("b", answers))]
+    found = compare(pair).contrasts[0].verdict
+    assert (found.code, found.status == "ok") == (code, code == "no_difference")
+
+
 def test_reports_without_logs_have_scores_only(tmp_path: Path) -> None:
     page = compare([str(place(tmp_path, "a", [])), str(place(tmp_path, "b", []))])
     assert page.contrasts == ()
@@ -250,7 +268,7 @@ def test_damage_and_lost_ends_of_the_reports_stay_against_a_model(tmp_path: Path
 
     base = place(tmp_path, "base", BASE, ends(1, 2))
     for name, change, code in (
-        ("same", ends(2, 1), "too_few"),
+        ("same", ends(2, 1), "no_difference"),
         ("lost", ends(1), "stops"),
         ("broken", damaged, "damaged"),
     ):
