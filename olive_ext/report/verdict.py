@@ -92,6 +92,9 @@ class Reason:
     documents: int | None = None
     """Documents that would decide, by an estimate; None where that is not known."""
 
+    figure: str = ""
+    """The measured change with its 95 % interval."""
+
     @property
     def name(self) -> str:
         """The name of the task and its metric."""
@@ -136,37 +139,44 @@ class Verdict:
 
 def sentence(reasons: Sequence[Reason], matters: float = Comparison.matters) -> str:
     """The sentence for reasons of one code."""
-    first, names = reasons[0], joined([item.name for item in reasons])
+    first, names = reasons[0], _few([f"{item.name} ({item.figure})" for item in reasons])
     match first.code:
         case "nothing_compared":
             return f"nothing was compared: {first.words}"
         case "loss":
             return f"loss found in {names}"
         case "cut_off":
-            return f"loss found: more answers of {joined([item.task for item in reasons])} run to their limit"
+            tasks = _few([f"{item.task} ({item.figure})" for item in reasons])
+            return f"loss found: more answers of {tasks} run to their limit"
         case "far" | "distant":
             of_task = f" of {first.task}" if first.task else ""
-            return f"the distributions{of_task} are far apart, {first.words}"
+            return (
+                f"the distributions{of_task} are far apart, {first.words} (KL {numbers.nats(first.size or 0.0)} nats)"
+            )
         case "small_loss":
             return f"small loss found in {names}, of less than {matters:g} {first.unit}"
         case "too_few":
-            shorter = [possible_loss(item) if item.size is None else _up_to(item) for item in reasons[1:_MOST_NAMED]]
-            more = [f"{len(reasons) - _MOST_NAMED} more"] if len(reasons) > _MOST_NAMED else []
-            return f"not decided: {joined([possible_loss(first), *shorter, *more])}"
+            shorter = [possible_loss(item) if item.size is None else _up_to(item) for item in reasons[1:]]
+            return f"not decided: {_few([possible_loss(first), *shorter])}"
         case "distance_open" | "no_values" | "none_right":
             return f"not decided: {first.words}"
         case "no_loss_found":
-            return f"no loss found{first.words}"
+            return f"no loss found{f': {first.figure}' * bool(first.figure)}{first.words}"
         case "no_difference":
             return f"no difference found{first.words}"
         case "gain":
             return f"no loss found{first.words}, gain in {names}"
         case "pooled":
-            return f"over all tasks together a loss of {matters:g} pt is excluded"
+            return f"over all tasks together a loss of {matters:g} pt is excluded: {first.figure}"
         case "two_models":
             return f"as two models: {first.words}"
         case _:
             return first.words
+
+
+def _few(texts: Sequence[str]) -> str:
+    more = [f"{len(texts) - _MOST_NAMED} more"] if len(texts) > _MOST_NAMED else []
+    return joined([*texts[:_MOST_NAMED], *more])
 
 
 def possible_loss(item: Reason) -> str:
@@ -251,11 +261,14 @@ def verdict(comparison: Comparison, broken: Sequence[str] = ()) -> Verdict:
         gained = [item for item in changes if item.is_gained and item.metric != CUT_OFF]
         findings = [_reason("gain", item, item.estimate, reach) for item in gained]
         if is_same or not findings:
-            findings = [Reason("no_difference" if is_same else "no_loss_found", words=reach)]
+            judged = [str(item.figure) for item in deciding_changes(changes) if item.is_shown][:1]
+            kept = Reason("no_loss_found", words=reach, figure="".join(judged))
+            findings = [Reason("no_difference", words=reach) if is_same else kept]
     undecided = [item for item in findings if item.code == "too_few" and item.unit == "pt"]
-    is_pooled = any(item.task == ALL and not item.may_lose(comparison.matters) for item in changes)
-    if comparison.over_all and is_pooled and undecided and not comparison.missing:
-        findings = [*(item for item in findings if item not in undecided), Reason("pooled")]
+    whole = [item.figure for item in changes if item.task == ALL and not item.may_lose(comparison.matters)]
+    pooled = [Reason("pooled", figure=str(figure)) for figure in whole]
+    if comparison.over_all and pooled and undecided and not comparison.missing:
+        findings = [*(item for item in findings if item not in undecided), *pooled]
     worst = min((item.code for item in findings), key=_CODES.index)
     first = [item for item in findings if item.code == worst]
     is_lost = worst in _LOST and worst != "claim_broken"
@@ -266,8 +279,8 @@ def verdict(comparison: Comparison, broken: Sequence[str] = ()) -> Verdict:
         others.insert(0, Reason("claim_kept", words=certainty.sentence()))
     elif certainty is not None and worst not in ("claim_broken", "claim_open"):
         others = [*_claimed(certainty), *others]
-    if worst == "too_few" and is_pooled:
-        others.append(Reason("pooled"))
+    if worst == "too_few":
+        others += pooled
     if comparison.stops is not None and comparison.stops.more and worst != "stops":
         others.append(Reason("more_stops", words=comparison.stops.more_sentence))
     others += [item for item in shorter if not is_cut]
@@ -368,7 +381,8 @@ def _against(comparison: Comparison, changes: Sequence[Change], overall: Diverge
 
 
 def _reason(code: Code, item: Change, size: float, words: str = "") -> Reason:
-    return Reason(code, item.task, item.metric, size if math.isfinite(size) else None, item.unit, words)
+    figure = "" if code == "too_few" else ", ".join(filter(None, (item.figure.value, item.figure.note)))
+    return Reason(code, item.task, item.metric, size if math.isfinite(size) else None, item.unit, words, figure=figure)
 
 
 def _distant(comparison: Comparison, overall: Divergence | None) -> Iterator[Reason]:

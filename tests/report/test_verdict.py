@@ -129,6 +129,10 @@ CASES: dict[str, tuple[Comparison, str]] = {
     ),
     "certain": (of(outcome(**LOST, mcnemar_p=0.004)), "loss: loss choice acc 3 pt"),
     "certain and small": (of(outcome(low=-0.006, high=-0.001)), "small_loss: small_loss choice acc 0.4 pt"),
+    "four tasks lost": (
+        of(*(outcome(task, **LOST, mcnemar_p=0.001) for task in "abcd")),
+        "loss: loss a acc 3 pt, loss b acc 3 pt, loss c acc 3 pt, loss d acc 3 pt",
+    ),
     "lower is better": (of(outcome(metric="error", **LOST, higher_is_better=False)), "ok: gain choice error 3 pt"),
     "few documents without a flip": (of(unflipped("choice", 40)), "unknown: too_few choice acc 8.8 pt"),
     "enough without a flip": (of(unflipped("choice", 370)), "ok: no_loss_found"),
@@ -370,15 +374,22 @@ def test_verdict_and_its_reasons(name: str) -> None:
     assert reasons(verdict(compared)) == expected
 
 
+SAFE_CHANGE = f"choice acc difference {MINUS}0.20 pt ({MINUS}0.80 to +0.40)"
+LOST_CHANGE = f"{MINUS}3.0 pt, {MINUS}5.0 to {MINUS}1.0"
 UNJUDGED = "cola (mcc) and wiki (word_perplexity) have no values by document to compare"
 SENTENCES = {
-    "excluded": "no loss found",
-    "excluded within reach": "no loss found, in up to 63 positions and 12 % of the vocabulary",
+    "excluded": f"no loss found: {SAFE_CHANGE}",
+    "excluded within reach": f"no loss found: {SAFE_CHANGE}, in up to 63 positions and 12 % of the vocabulary",
     "not excluded": "not decided: choice acc may have lost up to 1.2 pt (evaluate 1,500 documents or more to know)",
-    "certain": "loss found in choice acc",
-    "certain and small": "small loss found in choice acc, of less than 1 pt",
-    "lower is better": "no loss found, gain in choice error",
-    "the whole leads": "loss found in accuracy and wiki perplexity",
+    "certain": f"loss found in choice acc ({LOST_CHANGE})",
+    "certain and small": (
+        f"small loss found in choice acc ({MINUS}0.40 pt, {MINUS}0.60 to {MINUS}0.10), of less than 1 pt"
+    ),
+    "lower is better": f"no loss found, gain in choice error ({LOST_CHANGE})",
+    "the whole leads": (
+        f"loss found in accuracy ({MINUS}2.00 pt, {MINUS}3.00 to {MINUS}1.00) and wiki perplexity (+2.00 %, ± 0.79)"
+    ),
+    "four tasks lost": f"loss found in a acc ({LOST_CHANGE}), b acc ({LOST_CHANGE}), c acc ({LOST_CHANGE}) and 1 more",
     "many, the worst first": (
         "not decided: task40 acc may have lost up to 8.8 pt (40 documents can exclude 8.8 pt at best; evaluate 370 "
         "documents or more to know), task50 acc up to 7.1 pt, task60 acc up to 6 pt and 2 more"
@@ -387,10 +398,10 @@ SENTENCES = {
         "not decided: wiki perplexity may have lost up to 3.9 % (evaluate 6,400 documents or more to know)"
     ),
     "one text": "not decided: wiki perplexity is known of too few texts (1 text, 5 are needed)",
-    "far": "the distributions are far apart, as with weights of 2 bits or fewer",
-    "distant": "the distributions are far apart, as with weights of 3 bits",
-    "another model": "the distributions are far apart, this looks like another model",
-    "one task far": "the distributions of far are far apart, as with weights of 2 bits or fewer",
+    "far": "the distributions are far apart, as with weights of 2 bits or fewer (KL 0.310 nats)",
+    "distant": "the distributions are far apart, as with weights of 3 bits (KL 0.150 nats)",
+    "another model": "the distributions are far apart, this looks like another model (KL 3.00 nats)",
+    "one task far": "the distributions of far are far apart, as with weights of 2 bits or fewer (KL 3.00 nats)",
     "shorter context": (
         "no difference found, in up to 63 of 512 positions; the candidate's files allow 64 tokens, the reference's "
         "512: no longer texts were compared"
@@ -410,9 +421,9 @@ SENTENCES = {
     "broken perplexity": "cannot tell: non-finite wiki perplexity",
     "answers beside a group": f"not decided: {UNJUDGED}",
     "a group": f"nothing was compared: {UNJUDGED}",
-    "most cut off": "loss found: more answers of solve run to their limit",
+    "most cut off": "loss found: more answers of solve (+75.0 pt, +53.9 to +87.3) run to their limit",
     "an end more": "not decided: the candidate also stops at 2 (b), and no task has it write answers",
-    "an end that is known": "no loss found; the candidate also stops at 2 (b)",
+    "an end that is known": f"no loss found: {SAFE_CHANGE}; the candidate also stops at 2 (b)",
 }
 
 
@@ -636,7 +647,10 @@ def test_places_are_not_green_beside_a_certain_loss_or_lost_requests(kind: str) 
     fine = of(outcome(**SAFE), place=PlaceFinding(kind, "a", "b", "float32", 1e-6, 1e-5, 400))  # type: ignore[arg-type]
     assert verdict(fine).headline == fine.place.headline  # type: ignore[union-attr]
     lost = verdict(replace(fine, outcomes=(outcome(difference=-0.2, low=-0.25, high=-0.15),)))
-    assert (lost.code, lost.evidence[-1]) == ("place_unknown", "as two models: loss found in choice acc")
+    assert (lost.code, lost.evidence[-1]) == (
+        "place_unknown",
+        f"as two models: loss found in choice acc ({MINUS}20.0 pt, {MINUS}25.0 to {MINUS}15.0)",
+    )
     absent = verdict(replace(fine, missing=3))
     assert absent.code == "place_unknown"
     assert "3 requests have no answer" in absent.evidence[-1]

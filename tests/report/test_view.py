@@ -68,7 +68,7 @@ def printed(call: Callable[..., object], *values: Any) -> str:
 
 def test_markdown_leads_with_the_verdict_and_has_one_table_of_all() -> None:
     text = to_markdown(REPORT)
-    assert "\n**Loss found in wiki perplexity.**\n" in text
+    assert "\n**Loss found in wiki perplexity (+2.00 %, ± 0.79).**\n" in text
     assert REPORT.verdict is not None
     assert f"\n\nNext: {literal(REPORT.verdict.next_step)}.\n\n" in text
     assert json.loads(to_json(REPORT))["verdict"]["next_step"] == REPORT.verdict.next_step != ""
@@ -93,7 +93,7 @@ def test_terminal_ends_with_notes_the_verdict_and_the_page() -> None:
     notes, headline, figures, step, page = lines[-5:]
     assert step.startswith("  next: ")
     assert notes == "1,240 answers from an earlier run"
-    assert headline == "m: loss found in wiki perplexity"
+    assert headline == "m: loss found in wiki perplexity (+2.00 %, ± 0.79)"
     assert figures.startswith("  choice acc difference")
     assert page == f"page: {Path('out/report.html')}"
     rows = {cells[2].strip(): cells[-2].strip() for line in lines if len(cells := line.split("│")) > 4}
@@ -106,7 +106,7 @@ def test_loss_that_is_excluded_over_all_tasks_is_said_where_it_was_asked_for() -
     )
     compared = Comparison({}, (), (single, whole))
     found = Report(METRICS, model={"path": "m"}, comparison=compared)
-    passed = "m: over all tasks together a loss of 1 pt is excluded"
+    passed = "m: over all tasks together a loss of 1 pt is excluded: accuracy difference 0.00 pt (\u22120.90 to +1.00)"
     assert passed not in printed(print_table, found)
     asked = replace(found, comparison=replace(compared, over_all=True))
     assert passed in printed(print_table, asked).splitlines()
