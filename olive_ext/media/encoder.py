@@ -49,7 +49,7 @@ from olive_ext.media.graphs import (
 from olive_ext.media.items import ItemStore, Media, MediaItem, token_bucket, token_buckets
 from olive_ext.model.providers.bindings import InputFeed, StackedPart, Stacker, zeros
 from olive_ext.model.providers.devices import Device
-from olive_ext.model.providers.ort_failures import FAILURES, is_memory_error, named_failure
+from olive_ext.model.providers.ort_failures import FAILURES, is_memory_error, named_failure, named_ort_failures
 from olive_ext.model.spec.role_inputs import StepArrays, arrays_of
 from olive_ext.model.types import EmbeddingSpec, MediaEncoderSpec, Modality
 
@@ -500,11 +500,12 @@ class Embedding:
     def warm_up(self, items: Sequence[MediaItem], most: int) -> None:
         """Runs each encoder on its `items`, and all graphs after them for steps of up to `most` tokens."""
         sizes = token_buckets(most - 1)
-        for modality, encoder in self._encoders.items():
-            encoder.warm_up([item for item in items if item.modality is modality], sizes)
-        for size in sizes:
-            for value in self._embedded(arrays_of([(0, size)])).values():
-                self._fold(value, [1, 1])
+        with named_ort_failures("on a picture of the warm-up"):
+            for modality, encoder in self._encoders.items():
+                encoder.warm_up([item for item in items if item.modality is modality], sizes)
+            for size in sizes:
+                for value in self._embedded(arrays_of([(0, size)])).values():
+                    self._fold(value, [1, 1])
         self._graphs.count.freeze()
 
     def describe(self) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from olive_ext.graph.standalone_graphs import RowTensor
 from olive_ext.media.graphs import CountedSession, ItemGraphs, SmallGraphs
 from olive_ext.media.items import ItemStore, Source, refuse_other_source
 from olive_ext.model.providers.bindings import StackedPart, Stacker, zeros
+from olive_ext.model.providers.ort_failures import named_ort_failures
 from olive_ext.model.spec.encoder_spec import EncoderSpec, FirstStepSpec
 from olive_ext.model.spec.role_inputs import DTYPES
 from olive_ext.model.types import TensorSpec
@@ -97,8 +98,9 @@ class SourceEncoder:
 
     def warm_up(self, source: Source) -> None:
         """Runs the encoder on a source of the one shape, and what makes batches of up to as many as are kept."""
-        for num_rows in range(1, self._num_kept + 1):
-            self._stacked([self._encoded(source)] * num_rows)
+        with named_ort_failures("on a source of the warm-up"):
+            for num_rows in range(1, self._num_kept + 1):
+                self._stacked([self._encoded(source)] * num_rows)
         self._graphs.count.freeze()
         self.num_runs = 0
         self.close()

@@ -214,7 +214,7 @@ def _warm_up(local: LocalModel, *, is_strict: bool) -> None:
     if encoding is not None and encoding.sound is not None:
         # Without an extractor's file users give features of their own, of shapes that they choose.
         with nullcontext() if is_strict else suppress(ModelError):
-            runner.warm_up_source(Source(encoding.sound.silence()))
+            runner.encoder.warm_up(Source(encoding.sound.silence()))
 
 
 def _resident_tap(own: LocalModel, reference: LocalModel) -> Tap:

@@ -27,7 +27,7 @@ from olive_ext.engine.forms.kv_store import TARGETS, disagreement, read_end, sco
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import Candidates, FloatArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
-from olive_ext.media.items import Media, MediaItem, Source, border, chunk_end
+from olive_ext.media.items import border, chunk_end
 from olive_ext.model.decisions import BUCKET_FORMS, BucketPlan
 from olive_ext.model.providers.bindings import InputFeed
 from olive_ext.model.providers.devices import Device
@@ -86,6 +86,7 @@ class BucketedRunner(Runner):
         super().__init__(replace(inner.traits, form=inner.traits.form.in_slots.padded, overlaps_steps=False))
         self._has_pool = self.traits.form.mixes_pasts
         self.inner = inner
+        self.encoder, self.embedding = inner.encoder, inner.embedding  # these have shapes of their own
         self._sizes = sizes
         self._is_strict = is_strict
         self._warmed: set[Shape] = set()
@@ -102,26 +103,6 @@ class BucketedRunner(Runner):
     @override
     def host_bytes(self) -> int:
         return self.inner.host_bytes
-
-    @override
-    def check_source(self, source: Source | None) -> None:  # encoders have shapes of their own
-        self.inner.check_source(source)
-
-    @override
-    def check_media(self, media: Media) -> None:
-        self.inner.check_media(media)
-
-    @override
-    def expect_media(self, media: Media) -> None:
-        self.inner.expect_media(media)
-
-    @override
-    def warm_up(self, items: Sequence[MediaItem], most: int) -> None:
-        self.inner.warm_up(items, most)
-
-    @override
-    def warm_up_source(self, source: Source) -> None:
-        self.inner.warm_up_source(source)
 
     @override
     def close(self) -> None:

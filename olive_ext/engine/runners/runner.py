@@ -85,6 +85,12 @@ class Runner(ABC):
     open_graph: Callable[[bytes], Any] | None = None
     """Opens a graph without weights on that device, where the runner has sessions of its own."""
 
+    encoder: Any = None
+    """The encoder of an encoder-decoder, which checks sources."""
+
+    embedding: Any = None
+    """Puts the features of pictures and sounds among those of tokens, where the runner has graphs for it."""
+
     def __init__(self, traits: Traits) -> None:
         self.traits = traits
         self.residency = Residency()
@@ -120,17 +126,23 @@ class Runner(ABC):
 
     def check_source(self, source: Source | None) -> None:
         """Raises `OliveExtError` where a request cannot have this source, or needs one."""
-        if source is not None:
+        if self.encoder is not None:
+            self.encoder.check(source)
+        elif source is not None:
             raise OliveExtError("the request has a source, but this model has no encoder: give it as the prompt")
 
     def check_media(self, media: Media) -> None:
         """Raises `OliveExtError` where a request cannot have these pictures and sounds."""
-        if media:
+        if self.embedding is not None:
+            self.embedding.check(media)
+        elif media:
             kind = media[0].item.modality.kind
             raise OliveExtError(f"the request has a {kind}, but this model takes text only")
 
-    def expect_media(self, media: Media) -> None:  # noqa: B027 (most runners encode nothing beforehand)
+    def expect_media(self, media: Media) -> None:
         """The pictures and sounds of a request that is admitted: those of several may be encoded together."""
+        if self.embedding is not None:
+            self.embedding.expect(media)
 
     def check_beams(self, num_beams: int) -> None:
         """Raises `OliveExtError` where a request cannot have so many sequences, each in a slot of its own."""
@@ -140,11 +152,11 @@ class Runner(ABC):
             raise OliveExtError(f"'num_beams' = {num_beams} needs a slot for each beam; {found}", "num_beams")
 
     def warm_up(self, items: Sequence[MediaItem], most: int) -> None:
-        """Runs encoders beforehand on `items` of every shape, and what brings features to rows of `most` tokens."""
-        assert not items
-
-    def warm_up_source(self, source: Source) -> None:  # noqa: B027 (most runners have no such encoder)
-        """Runs the encoder of an encoder-decoder beforehand on a `source` of the shape that all have."""
+        """Runs encoders beforehand on `items` of every shape, and what brings features to rows of `most` tokens. Raises
+        `RunError` where the device fails."""
+        if self.embedding is not None:
+            most = self.traits.form.in_slots.most_step_tokens(most, self.capacity.num_slots)
+            self.embedding.warm_up(items, most)
 
     @abstractmethod
     def release_memory(self) -> None:

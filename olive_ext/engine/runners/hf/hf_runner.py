@@ -86,7 +86,7 @@ class HfRunner(Runner):
         self._slot: list[int] = []
         self._source: Source | None = None
         source = read_source(model.config.to_dict())
-        self._encoder = SourceStates(model, *source) if source is not None else None
+        self.encoder = SourceStates(model, *source) if source is not None else None
         lengths = read_rotary_lengths(model.config.to_dict())
         takes_masks = "position_ids" in parameters and getattr(model.config, "_attn_implementation", None) in _MASKED
         has_tree_batches = self._is_croppable and self._picks_rows and takes_masks and media is None and lengths is None
@@ -110,13 +110,6 @@ class HfRunner(Runner):
     def vocab_size(self) -> int:
         """Tokens that the configuration names."""
         return int(self._model.config.get_text_config(decoder=True).vocab_size)
-
-    @override
-    def check_source(self, source: Source | None) -> None:
-        if self._encoder is None:
-            super().check_source(source)
-        else:
-            self._encoder.check(source)
 
     @override
     def check_media(self, media: Media) -> None:
@@ -143,8 +136,8 @@ class HfRunner(Runner):
 
         self._forget()
         self._slot = []
-        if self._encoder is not None:
-            self._encoder.forget()
+        if self.encoder is not None:
+            self.encoder.forget()
         self.capacity = self.capacity._replace(cells=0)
         torch.cuda.empty_cache()
 
@@ -158,7 +151,7 @@ class HfRunner(Runner):
             "kv_cache": "transformers' DynamicCache" if self._keeps_cache else "none",
             "kv_binding": "cut back to the shared prefix" if self._is_croppable else "fed again",
             "tokens_replayed": self.tokens_replayed,
-            **({} if self._encoder is None else {"encoder_runs": self._encoder.num_runs}),
+            **({} if self.encoder is None else {"encoder_runs": self.encoder.num_runs}),
             "scoring_head": "torch",
             "scoring_head_reason": "log-probabilities of the picked rows in fp32",
         }
@@ -192,11 +185,11 @@ class HfRunner(Runner):
         keep = {"logits_to_keep": rows} if self._picks_rows else {}
         device = self._model.device
         given: dict[str, Any] = item_inputs(fed, self._parameters, device)
-        given |= {} if self._encoder is None else self._encoder.inputs(row.source)
+        given |= {} if self.encoder is None else self.encoder.inputs(row.source)
         given |= rotary_inputs(fed, row.media, device) if self._is_rotary_grid else {}
         with torch.inference_mode():
             ids = torch.tensor([fed.ids], device=device)
-            given |= {"input_ids" if self._encoder is None else "decoder_input_ids": ids}
+            given |= {"input_ids" if self.encoder is None else "decoder_input_ids": ids}
             logits_RV = self._model(**given, **cache, **keep).logits[0]
             picked: torch.Tensor = (logits_RV if self._picks_rows else logits_RV[rows]).float()
         self._cached = self._slot = tokens

@@ -28,12 +28,11 @@ from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.graph.scoring_head import BANNED, SCORES_ONLY, HeadOutputs, ScoringGraph, add_scoring_head
 from olive_ext.graph.standalone_graphs import CANDIDATE_OUTPUTS, candidates_graph
 from olive_ext.media.encoder import Embedding
-from olive_ext.media.items import Media, MediaItem, Source
 from olive_ext.media.source_encoder import SourceEncoder
 from olive_ext.model.providers.bindings import InputFeed
 from olive_ext.model.providers.compiled import Compiled
 from olive_ext.model.providers.devices import Device
-from olive_ext.model.providers.ort_failures import is_memory_error, named_failure, named_ort_failures
+from olive_ext.model.providers.ort_failures import is_memory_error, named_failure
 from olive_ext.model.types import DecoderSpec
 
 OUTPUTS = ("target_logprobs", "greedy_ids", "sample_logits")
@@ -219,6 +218,7 @@ class OrtRunner(Runner):
         if encoder is not None:
             traits = replace(traits, source_kind=encoder.kind, source=encoder.source)
         super().__init__(traits)
+        self.encoder, self.embedding = encoder, parts.embedding
         self.device = place.device
         self.open_graph = place.open_graph
         self._session = place.session
@@ -243,38 +243,6 @@ class OrtRunner(Runner):
     def capacity(self) -> Capacity:
         kv = self._kv
         return Capacity(kv.num_slots, kv.capacity, kv.num_cells, kv.blocks, kv.most_positions)
-
-    def check_source(self, source: Source | None) -> None:
-        """Raises `OliveExtError` where the encoder cannot take `source`, or there is none."""
-        if self._parts.encoder is None:
-            super().check_source(source)
-        else:
-            self._parts.encoder.check(source)
-
-    def check_media(self, media: Media) -> None:
-        """Raises `OliveExtError` for pictures or sounds that no encoder takes."""
-        if self._parts.embedding is None:
-            super().check_media(media)
-        else:
-            self._parts.embedding.check(media)
-
-    @override
-    def expect_media(self, media: Media) -> None:
-        if self._parts.embedding is not None:
-            self._parts.embedding.expect(media)
-
-    def warm_up(self, items: Sequence[MediaItem], most: int) -> None:
-        """Runs encoders and what joins features, for rows of up to `most` tokens. `RunError` where the device fails."""
-        if self._parts.embedding is not None:
-            most = self.traits.form.in_slots.most_step_tokens(most, self._kv.num_slots)
-            with named_ort_failures("on a picture of the warm-up"):
-                self._parts.embedding.warm_up(items, most)
-
-    def warm_up_source(self, source: Source) -> None:
-        """Runs the encoder of an encoder-decoder. Raises `RunError` where the device fails."""
-        assert self._parts.encoder is not None
-        with named_ort_failures("on a source of the warm-up"):
-            self._parts.encoder.warm_up(source)
 
     def reserve(self, positions: int, cells: int = 0) -> None:
         """Grows slots to `positions`, the shared-prefix cache to `cells`, by a quarter or more; never shrinks them."""
@@ -310,7 +278,7 @@ class OrtRunner(Runner):
     def release_memory(self) -> None:
         """Frees slots and shared prefix, captured steps and kept encoder outputs, and shrinks the decoder's arena."""
         self._parts.forget()
-        if self._parts.encoder is None:
+        if self.encoder is None:
             self._shrink_arena()
         self._kv.release_memory()
 
@@ -394,10 +362,10 @@ class OrtRunner(Runner):
         """Binds every input but the caches, and the outputs of the scoring head."""
         feed.bind_inputs(binding, self._spec.inputs, layout)
         self._kv.bind_masks(partial(feed.bind, binding), step)
-        if self._parts.embedding is not None:
-            self._parts.embedding.bind(layout, layout.items, binding)
-        if self._parts.encoder is not None:
-            self._parts.encoder.bind([row.source for row in step.rows], binding)
+        if self.embedding is not None:
+            self.embedding.bind(layout, layout.items, binding)
+        if self.encoder is not None:
+            self.encoder.bind([row.source for row in step.rows], binding)
         for values in (self._parts.adapters, self._parts.weights):
             if values is not None:
                 values.bind(binding)
