@@ -115,7 +115,7 @@ def compare_command(arguments: Namespace) -> int:
         check_writable(arguments.output, "--output")
     with reading(", ".join(arguments.reports), "report", ConfigError):
         page = compare(arguments.reports, arguments.baseline)
-        print_page(page)
+        print_page(page, is_short=arguments.output is not None)
         if arguments.output is not None:
             sys.stdout.write(f"{write_page(page, arguments.output)}\n")
     return worst_status([contrast.for_verdict for contrast in page.contrasts])

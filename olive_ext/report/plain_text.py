@@ -45,21 +45,28 @@ def print_cells(table: Table, file: TextIO | None = None) -> None:
 def print_table(
     report: Report, page: Path | None = None, file: TextIO | None = None, told: Callable[[str], str] = str
 ) -> None:
-    """Prints the table of one evaluation, how its models were run, the verdict, and where its `page` is. `told` gives
-    the verdict's lines another form."""
-    print_page(page_of(report), _notes(report), file, told)
+    """Prints the table of one evaluation, how its models were run, the verdict, and where its `page` is, which has all
+    rows. `told` gives the verdict's lines another form."""
+    print_page(page_of(report), _notes(report), file, told, is_short=page is not None)
     lines = [f"bound broken: {line}" for line in report.broken if report.comparison is None]
     print_lines([*lines, *([] if page is None else [f"page: {page}"])], file)
 
 
 def print_page(
-    page: Page, notes: Iterable[str] = (), file: TextIO | None = None, told: Callable[[str], str] = str
+    page: Page,
+    notes: Iterable[str] = (),
+    file: TextIO | None = None,
+    told: Callable[[str], str] = str,
+    *,
+    is_short: bool = False,
 ) -> None:
-    """Prints the table of all models, `notes`, and the verdict on each candidate."""
-    print_cells(page_table(page), file)
+    """Prints the headline on each candidate, the table of all models, `notes`, and the whole verdicts."""
+    lines = [told(line) for line in verdict_lines(page)]
+    print_lines([line for line in lines if not line.startswith("  ")], file)
+    print_cells(page_table(page, is_short=is_short), file)
     if page.contrasts:
         print_lines([f"{SIGNS['loss']} loss, {SIGNS['gain']} gain: the paired 95 % interval excludes zero"], file)
-    print_lines([*notes, *map(told, verdict_lines(page))], file)
+    print_lines([*notes, *lines], file)
 
 
 def print_verdicts(reports: Sequence[tuple[Report, Path | None]]) -> None:

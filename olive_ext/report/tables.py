@@ -19,6 +19,8 @@ _CHAIN_COSTS = ("size_on_disk", "tokens_per_second", "peak_memory")
 _CHAIN_DISTANCES = ("kl_mean", "top1_agreement", "perplexity_ratio")
 """Columns of a chain that stand before its tasks' columns; the distances are over all tasks."""
 
+_KL, _TOP, _TEXT = "mean KL, nats ↓", "same top token ↑", "perplexity, change ↓"
+
 
 @dataclass(frozen=True)
 class Table:
@@ -30,11 +32,17 @@ class Table:
     texts: Sequence[str]
 
 
-def page_table(page: Page) -> Table:
-    """A row for each paired difference, score, distance and cost, a column for each model."""
+def page_table(page: Page, *, is_short: bool = False) -> Table:
+    """A row for each paired difference, score, distance and cost, a column for each model. A short table
+    leaves out distances of single tasks but their perplexity's change, reverse KL, and parts of costs."""
     heads = ("task", "metric", "n", *(column.name for column in page.columns))
-    rows = [*_differences(page), *_scores(page), *_distances(page), *_counts(page)]
-    rows += [("", name, "", *cells) for name, cells in cost_rows(page.columns)]
+    distances, costs = [*_distances(page)], cost_rows(page.columns)
+    if is_short:
+        kept = {(distances[0][0], _KL), (distances[0][0], _TOP)} if distances else set()
+        distances = [row for row in distances if row[1] == _TEXT or (row[0], row[1]) in kept]
+        costs = [row for row in costs if not row[0].startswith("of which")]
+    rows = [*_differences(page), *_scores(page), *distances, *_counts(page)]
+    rows += [("", name, "", *cells) for name, cells in costs]
     return Table(page.title, heads, rows, heads[:2])
 
 
@@ -68,7 +76,7 @@ def _distances(page: Page) -> Iterator[Sequence[str]]:
     for group in view.divergences(page.contrasts):
         task = view.task_title(group[0][1].task)
         lines = {
-            "mean KL, nats ↓": {
+            _KL: {
                 name: f"{nats_with_error(item.kl.mean, item.kl.stderr)}{f' ({about})' if about else ''}"
                 for name, item, about in ((name, item, view.estimate(item)) for name, item in group)
             },
@@ -77,10 +85,8 @@ def _distances(page: Page) -> Iterator[Sequence[str]]:
                 for name, item in group
                 if item.kl_reverse is not None
             },
-            "same top token ↑": {
-                name: percent(item.top1_agreement, item.top1_agreement_stderr) for name, item in group
-            },
-            "perplexity, change ↓": {name: str(perplexity_change(item)) for name, item in group if item.is_text},
+            _TOP: {name: percent(item.top1_agreement, item.top1_agreement_stderr) for name, item in group},
+            _TEXT: {name: str(perplexity_change(item)) for name, item in group if item.is_text},
         }
         for line, cells in lines.items():
             if cells:

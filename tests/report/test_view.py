@@ -84,20 +84,28 @@ def test_markdown_shows_facts_and_escapes_cells() -> None:
         assert f"| {line} |" in lines
 
 
-def test_terminal_ends_with_notes_the_verdict_and_the_page() -> None:
+def test_terminal_begins_with_the_headline_and_ends_with_notes_the_verdict_and_the_page() -> None:
     spent = {"seconds": 9.0, "seconds_load": 1.0, "seconds_reference": 2.5, "seconds_candidate": 4.0}
     model = {"path": "m", "journal": {"answers_known": 2000, "answers_used": 1240}}
     report = replace(REPORT, engine=spent, model=model)
+    whole = str(report).splitlines()
     lines = printed(print_table, report, Path("out/report.html")).splitlines()
-    assert str(report).splitlines() == lines[:-1]
+    assert whole[-4:] == lines[-5:-1]
+    assert lines[0] == whole[0] == lines[-4], "where a long table scrolls, it is still there"
     notes, headline, figures, step, page = lines[-5:]
     assert step.startswith("  next: ")
     assert notes == "1,240 answers from an earlier run"
     assert headline == "m: loss found in wiki perplexity (+2.00 %, ± 0.79)"
     assert figures.startswith("  choice acc difference")
     assert page == f"page: {Path('out/report.html')}"
-    rows = {cells[2].strip(): cells[-2].strip() for line in lines if len(cells := line.split("│")) > 4}
+    rows, short = (
+        {cells[2].strip(): cells[-2].strip() for line in table if len(cells := line.split("│")) > 4}
+        for table in (whole, lines)
+    )
     assert (rows["Time, all of it"], rows["of which the reference"]) == (f"9.0{NBSP}s", f"2.5{NBSP}s")
+    left_out = {*rows} - {*short}
+    assert {one.partition(" ")[0] for one in left_out} == {"reverse", "of"}, "which the page has"
+    assert ["wiki" in line for line in lines if "│" in line].count(True) == 1, "the perplexity, and no distance"
 
 
 def test_loss_that_is_excluded_over_all_tasks_is_said_where_it_was_asked_for() -> None:
