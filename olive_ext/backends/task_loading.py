@@ -81,6 +81,11 @@ class LoadedTasks:
         self.groups: Mapping[str, Any] = loaded.get("groups", {})
         """Every group by name, subgroups too."""
 
+    @property
+    def configs(self) -> dict[str, Mapping[str, Any]]:
+        """The configurations of the tasks that have one."""
+        return {name: vars(task.config) for name, task in self.tasks.items() if task.config is not None}
+
     def replaced(self, tasks: Mapping[str, Any]) -> LoadedTasks:
         """The same with `tasks` instead of its own, and the same states of the generators."""
         other = copy.copy(self)
@@ -252,6 +257,16 @@ def config_of(spec: Spec, index: Mapping[str, Any]) -> Mapping[str, Any]:
     if path is None and spec.endswith((".yaml", ".yml")):
         path = Path(spec).expanduser()
     return load_yaml(path, resolve_func=False) if path is not None and path.is_file() else {}
+
+
+def declared_configs(
+    specs: Sequence[Spec], include_path: str | Sequence[str] | None = None, *, runs_code: bool = False
+) -> dict[str, Mapping[str, Any]]:
+    """The configuration of every task of `specs` that is defined in a file, by name, without its data. Python classes
+    and members of a tag are left out. Raises `TaskError` as `find_tasks`."""
+    manager, _ = find_tasks(specs, include_path, runs_code=runs_code)
+    configs = [config for spec in specs for config in leaves(spec, manager.task_index)]
+    return {str(config["task"]): config for config in configs if "class" not in config}
 
 
 def leaves(spec: Spec, index: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from olive_ext.check.model_check import Findings, Section, check_model
 from olive_ext.check.recipe import (
@@ -33,8 +33,8 @@ from olive_ext.model import resolve
 from olive_ext.model.files.model_package import why_missing
 from olive_ext.registry import entries, hooks, load
 
-if TYPE_CHECKING:
-    from olive_ext.run.task_fit import Configs
+Configs: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""The configurations of tasks, by name."""
 
 
 def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
@@ -82,13 +82,12 @@ def _check_block(
     recipe: Mapping[str, Any], block: Block, settings: PassSettings, findings: Findings, *, is_onnx: bool
 ) -> Configs:
     """Adds the provider and the code of a block of ours; what its tasks give a model, where they are known."""
-    from olive_ext.run.task_fit import refuse_generations
-
     if is_onnx and input_model(recipe)[0] != "onnxmodel":  # else the input model's check says it
         with findings.noting_problems():
             _check_provider(recipe, block.where, settings, findings.sections[0])
     if any(what_is_missing(block, settings)):
         return {}
+    from olive_ext.backends.lm_eval.generation_settings import refuse_generations
     from olive_ext.backends.task_files import TaskFiles, task_folders
 
     inputs: Configs = {}
@@ -127,8 +126,8 @@ def _check_provider(recipe: Mapping[str, Any], where: str, settings: PassSetting
 def _inputs(settings: PassSettings, where: str) -> Configs:
     """What the tasks give a model. Raises `TaskError` for tasks that lm-eval and the settings' folders do not have;
     loads no data."""
+    from olive_ext.backends.task_loading import declared_configs
     from olive_ext.run.costs import COSTS
-    from olive_ext.run.task_fit import declared_configs
 
     try:
         asked = [task for task in settings.tasks if task not in COSTS]
@@ -163,7 +162,8 @@ def _check_input_model(
         return
     values = {name: getattr(valid[0], name) for name in own - _OF_REFERENCE}
     model = {"path": path, "kind": "onnx", "onnx_file_name": name} if is_onnx else {"path": path, "kind": "hf"}
-    from olive_ext.run.task_fit import refuse_arguments, refuse_generations, refuse_misfits, refuse_texts
+    from olive_ext.backends.lm_eval.generation_settings import refuse_generations
+    from olive_ext.run.task_fit import refuse_arguments, refuse_misfits, refuse_texts
 
     try:
         refuse_arguments(valid[0], is_onnx=is_onnx)
@@ -180,7 +180,8 @@ def _check_input_model(
         resolved = resolve(config.opening())
         if is_onnx:
             refuse_misfits(resolved, inputs)
-        refuse_generations(inputs, config.gen_kwargs, resolved, config.model_args if is_onnx else None)
+        model_args = config.model_args if is_onnx else None
+        refuse_generations(inputs, config.gen_kwargs, resolved.context_length, model_args)
         refuse_texts(resolved, config)
 
 

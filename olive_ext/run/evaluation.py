@@ -42,7 +42,7 @@ from olive_ext.run.reference.comparison_run import TaskRun, mode_of
 from olive_ext.run.reference.observer import Weights
 from olive_ext.run.reference.packed_answers import packed
 from olive_ext.run.sample_logs import write_samples
-from olive_ext.run.task_fit import loaded_configs, refuse_generations, refuse_misfits, refuse_texts
+from olive_ext.run.task_fit import refuse_misfits, refuse_texts
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.instances import LostRequest
@@ -199,6 +199,7 @@ def _run(task_run: TaskRun, models: Models, lm: LM | None) -> Report:
 
 def load_requested_tasks(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTasks | None:
     """The tasks, refused where the model cannot do what they ask; None where only costs are measured."""
+    from olive_ext.backends.lm_eval.generation_settings import refuse_generations
     from olive_ext.backends.task_checks import refuse_shots
     from olive_ext.backends.task_loading import load_tasks, loaded_metrics
 
@@ -213,14 +214,14 @@ def load_requested_tasks(models: Models, lm: LM | None, seeds: Seeds) -> LoadedT
     refuse_names(config, loaded_metrics(tasks))
     if models.records_file is not None:
         models.records_file.refuse_other_tasks(tasks.tasks)
-    configs = loaded_configs(tasks)
     refuse_shots(tasks.tasks, config.num_fewshot)
     if lm is not None:
         refuse_generations({}, config.gen_kwargs)
     else:
-        refuse_misfits(models.given_candidate, configs)
-        refuse_generations(configs, config.gen_kwargs, models.given_candidate, config.model_args)
-        refuse_texts(models.given_candidate, config)
+        model = models.given_candidate
+        refuse_misfits(model, tasks.configs)
+        refuse_generations(tasks.configs, config.gen_kwargs, model.context_length, config.model_args)
+        refuse_texts(model, config)
     return tasks
 
 

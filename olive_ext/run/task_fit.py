@@ -1,12 +1,10 @@
-"""What tasks ask of a model, read from their files without loading data, or from loaded tasks; and the refusal of tasks
-and settings that ask of a model, or of its class, what it does not take, before it is opened."""
+"""Refuses tasks and settings that ask of a model, or of its class, what it does not take, before it is opened."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from olive_ext.backends.task_files import Spec
 from olive_ext.config import EvaluationConfig, EvaluationSettings
 from olive_ext.errors import UnfitTaskError, warn_ignored
 from olive_ext.model import ResolvedModel
@@ -14,47 +12,6 @@ from olive_ext.model.types import Modality, SourceKind
 
 DEFAULT_LENGTH = 2048
 """Context where a model names none and no reference is open yet."""
-
-if TYPE_CHECKING:
-    from olive_ext.backends.task_loading import LoadedTasks
-
-
-Configs = Mapping[str, Mapping[str, Any]]
-"""The configurations of tasks, by name."""
-
-
-def declared_configs(
-    specs: Sequence[Spec], include_path: str | Sequence[str] | None = None, *, runs_code: bool = False
-) -> Configs:
-    """Those of every task of `specs` that is defined in a file. Python classes and members of a tag are left
-    out. Raises `TaskError` for unknown tasks, and without `runs_code` for those that run a model's code."""
-    from olive_ext.backends.task_loading import find_tasks, leaves
-
-    manager, _ = find_tasks(specs, include_path, runs_code=runs_code)
-    configs = [config for spec in specs for config in leaves(spec, manager.task_index)]
-    return {str(config["task"]): config for config in configs if "class" not in config}
-
-
-def loaded_configs(tasks: LoadedTasks) -> Configs:
-    """Those of the loaded tasks that have one."""
-    return {name: vars(task.config) for name, task in tasks.tasks.items() if task.config is not None}
-
-
-def refuse_generations(
-    tasks: Configs,
-    gen_kwargs: Mapping[str, Any],
-    model: ResolvedModel | None = None,
-    model_args: Mapping[str, Any] | None = None,
-) -> None:
-    """Raises `TaskError` for settings of a generation, a task's with the user's, that cannot be followed; where the
-    `model` is known, for texts longer than its context as well; and where `model_args` are those of an `OrtLM`, for
-    reasoning that leaves no room for an answer."""
-    from olive_ext.backends.lm_eval.generation_settings import check_numbers, refuse_generation
-
-    check_numbers(gen_kwargs)
-    length = None if model is None else model.context_length
-    for name, config in tasks.items():
-        refuse_generation(name, config, gen_kwargs, length, model_args)
 
 
 def refuse_texts(model: ResolvedModel, config: EvaluationConfig) -> None:
@@ -81,10 +38,10 @@ def refuse_texts(model: ResolvedModel, config: EvaluationConfig) -> None:
             refuse_template(tokenizer, **OrtLMArguments.parse(config.model_args, "model_args").template_variables())
 
 
-def refuse_misfits(model: ResolvedModel, tasks: Configs) -> None:
-    """Raises `TaskError` for a task whose requests the model would refuse: pictures or sound that it does not take, no
-    sound for a model of speech, whole texts for an encoder-decoder. It is not known of an ONNX
-    package whose graphs another library runs.
+def refuse_misfits(model: ResolvedModel, tasks: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises `TaskError` for a task, by name with its configuration, whose requests the model would refuse: pictures or
+    sound that it does not take, no sound for a model of speech, whole texts for an encoder-decoder. It is not known of
+    an ONNX package whose graphs another library runs.
     """
     if model.kind == "onnx" and not model.runtime.runs_graph:
         return

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from olive_ext.backends.task_loading import load_tasks
+from olive_ext.backends.task_loading import declared_configs, load_tasks
 from olive_ext.check import check_recipe
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import TaskError
 from olive_ext.run import evaluate
-from olive_ext.run.task_fit import declared_configs, loaded_configs
 from tests.check.tiny import put_model
 from tests.exports.genai import genai_export
 
@@ -66,5 +65,5 @@ def test_files_tell_what_loaded_tasks_give(task: str, folder: Path) -> None:
     fields = ("doc_to_audio", "doc_to_image")
     (told,) = declared_configs([task], str(folder)).items()
     assert [told[1].get(name) is not None for name in fields] == [task == "tones_words", task != "tones_words"]
-    ((name, loaded),) = loaded_configs(load_tasks([task], str(folder))).items()
+    ((name, loaded),) = load_tasks([task], str(folder)).configs.items()
     assert (name, [loaded[one] is None for one in fields]) == (told[0], [told[1].get(one) is None for one in fields])

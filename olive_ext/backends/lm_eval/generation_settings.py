@@ -144,18 +144,29 @@ class GenerationSettings:
         return GenerationRequest(**{**own, **self.beams, **fields})
 
 
-def refuse_generation(
+def refuse_generations(
+    tasks: Mapping[str, Mapping[str, Any]],
+    gen_kwargs: Mapping[str, Any],
+    length: int | None = None,
+    model_args: Mapping[str, Any] | None = None,
+) -> None:
+    """Raises `TaskError` where one of `tasks`, by name with its configuration, generates, and its settings with those
+    of the user cannot be followed by a model of the context `length`; None stands for any. `model_args` are an
+    `OrtLM`'s, as they were given: its reasoning is to leave room for an answer."""
+    check_numbers(gen_kwargs)
+    for name, config in tasks.items():
+        if config.get("output_type") == "generate_until":
+            _refuse_generation(name, config, gen_kwargs, length, model_args)
+
+
+def _refuse_generation(
     name: str,
     config: Mapping[str, Any],
     gen_kwargs: Mapping[str, Any],
     length: int | None,
-    model_args: Mapping[str, Any] | None = None,
+    model_args: Mapping[str, Any] | None,
 ) -> None:
-    """Raises `TaskError` where the task `name` generates, and its settings with those of the user cannot be followed by
-    a model of the context `length`; None stands for any. `model_args` are an `OrtLM`'s, as they were given."""
     own = config.get("generation_kwargs") or {}
-    if config.get("output_type") != "generate_until":
-        return
     if not isinstance(own, Mapping):
         raise TaskError(f"task '{name}': give a mapping", "generation_kwargs", own, code="wrong_value")
     try:
