@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,11 @@ class Named:
     name: str
     report: Report
     folder: Path
+
+    @property
+    def matters(self) -> float:
+        """The loss that matters, as the evaluation had it."""
+        return float(self.report.config.get("matters", Comparison.matters))
 
     @property
     def answers(self) -> list[Answers]:
@@ -161,24 +166,19 @@ def _contrasts(first: Named, others: Sequence[Named]) -> Iterator[Contrast]:
     facts = {key: model[key] for key in ("path", "kind", "content_hash") if key in model}
     for item in others:
         own, compared, notes = item.report.comparison or Comparison({}), _paired(first, item), []
-        is_same = _is_model(own.reference, model)
-        if is_same and own.divergences:
-            compared["texts"] = ()
-        if is_same and not compared["outcomes"]:
-            compared |= {"outcomes": own.outcomes, "flips": own.flips, "lengths": own.lengths}
+        kept: dict[str, Any] = {name: getattr(own, name) for name in ("divergences", "over_all", "damaged")}
+        if is_same := _is_model(own.reference, model):
+            kept |= {name: getattr(own, name) for name in ("asked", "reach", "contexts", "changed_answers")}
+            kept |= {} if compared.outcomes else {name: getattr(own, name) for name in ("outcomes", "flips", "lengths")}
+            kept |= {"texts": ()} if own.divergences else {}
+        comparison = replace(compared, reference=facts, **kept)
         if own.divergences and not is_same:
             notes.append(f"divergence is from {own.reference.get('path', 'its own reference')}, not from {first.name}")
         if own.certainty is not None:
             notes.append("of the drawn documents alone, which do not stand for all alike")
-        if not _matters(first) == _matters(item) == Comparison.matters:
-            notes.append(f"a loss of {_matters(item):g} matters, as in the evaluation of {item.name}")
-        if compared["outcomes"] or compared["texts"] or own.divergences:
-            kept = ("asked", "reach", "contexts", "changed_answers") if is_same else ()
-            more = {name: getattr(own, name) for name in ("over_all", "damaged", *kept)}
-            more |= {"stops": stops_of(model, item.report.model), "matters": _matters(item)}
-            more |= {**_shared(first.report, item.report), **compared}
-            more["is_same_content"] = model.get("content_hash", "") == item.report.model.get("content_hash")
-            comparison = Comparison(facts, own.divergences, **more)
+        if not first.matters == item.matters == Comparison.matters:
+            notes.append(f"a loss of {item.matters:g} matters, as in the evaluation of {item.name}")
+        if comparison.outcomes or comparison.texts or comparison.divergences:
             yield Contrast(item.name, first.name, comparison, "; ".join(notes), is_of_another=not is_same)
 
 
@@ -191,31 +191,30 @@ def _is_model(reference: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
     return all(paths) and len({Path(path).resolve() for path in paths}) == 1
 
 
-def _shared(*reports: Report) -> dict[str, Any]:
-    """The last one's results, of its tasks those that both reports have; and requests of either model, or of the last
-    one's reference, without an answer and without a finite output."""
-    first, other = (report.results.get("configs", {}) for report in reports)
-    own = reports[-1].comparison or Comparison({})
-    return {
-        "metrics": {**reports[-1].results, "configs": {task: other[task] for task in other if task in first}},
-        "missing": max(own.missing, sum(len(report.missing) for report in reports)),
-        "non_finite": max(own.non_finite, sum(non_finite_requests(report.metrics) for report in reports)),
-    }
-
-
-def _matters(item: Named) -> float:
-    """The loss that matters, as the candidate's evaluation had it."""
-    return float(item.report.config.get("matters", Comparison.matters))
-
-
-def _paired(first: Named, other: Named) -> dict[str, Any]:
-    """Outcomes, flips and lengths of the documents that both have answered, by field of a `Comparison`."""
+def _paired(first: Named, other: Named) -> Comparison:
+    """The comparison of the documents that both have answered, with the results of the tasks that both have, and the
+    requests of either model, or of the other's reference, without an answer or a finite output."""
     theirs = {(item.task, item.filter): item for item in first.logs[0]}
     answers, samples = other.logs
     both = [item for item in answers if (item.task, item.filter) in theirs]
     pair = [theirs[item.task, item.filter] for item in both], both
     try:
-        outcomes, flips, lengths = compare_answers(*pair, samples, {}, _matters(other))
+        outcomes, flips, lengths = compare_answers(*pair, samples, {}, other.matters)
     except TaskError as error:
         raise NotComparableError(f"cannot compare '{first.name}' and '{other.name}': {error}") from error
-    return {"outcomes": outcomes, "flips": flips, "lengths": lengths, "texts": tuple(compare_texts(*pair))}
+    reports, own = (first.report, other.report), other.report.comparison or Comparison({})
+    asked, configs = (report.results.get("configs", {}) for report in reports)
+    models = [report.model for report in reports]
+    return Comparison(
+        {},
+        outcomes=outcomes,
+        flips=flips,
+        lengths=lengths,
+        texts=tuple(compare_texts(*pair)),
+        metrics={**other.report.results, "configs": {task: configs[task] for task in configs if task in asked}},
+        missing=max(own.missing, sum(len(report.missing) for report in reports)),
+        non_finite=max(own.non_finite, sum(non_finite_requests(report.metrics) for report in reports)),
+        stops=stops_of(*models),
+        matters=other.matters,
+        is_same_content=models[0].get("content_hash", "") == models[1].get("content_hash"),
+    )

@@ -185,7 +185,7 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
         raise NotComparableError(f"'{run.name}' has drawn documents by another reference: give its settings file")
     if not (own := run.answers):
         raise MissingError(f"'{run.name}' has no value for any document: evaluate it anew")
-    matters = float(report.config.get("matters", Comparison.matters)) if within is None else within
+    matters = run.matters if within is None else within
     faults = Comparison({}, (), (), (), {}, len(report.missing), non_finite_requests(report.metrics), matters=matters)
     faults = replace(faults, stops=stops_of(baseline.model, report.model), metrics=report.results)
     faults = replace(faults, damaged=damaged_cache(baseline.model, report.model))
