@@ -1,6 +1,5 @@
 """Patches of lm-eval while tasks are loaded or an evaluation runs, undone afterwards: templates in a sandbox, compiled
-once; no code of the working directory, no noise; pictures and sounds of examples ("shots"), whose texts lm-eval puts
-into a prompt, with a marker for each, giving the model those of the document alone.
+once; no code of the working directory, no noise.
 
 Only attributes that exist and are of the expected kind are replaced; another version of lm-eval stays as it is.
 Knows no task and no model.
@@ -14,18 +13,15 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
 import lm_eval.utils
-from lm_eval.api.task import ConfigurableTask
 
 from olive_ext.backends.progress import shown
-from olive_ext.errors import named_failures
-from olive_ext.media.pictures import media_digest
 from olive_ext.model.files.content import digest_of
 from olive_ext.session.bounded_templates import BoundedEnvironment, replaced
 
@@ -147,113 +143,3 @@ def quiet_data() -> Iterator[None]:
 
 def _bar(bar: Any, default: bool | None, *args: Any, **options: Any) -> Any:
     return bar(*args, **{**options, "disable": options.get("disable") or default})
-
-
-_SHOTS = "_olive_ext_shots"
-"""The attribute of a task that holds the examples of the prompt that it made last."""
-
-_FIELDS = {"visual": "doc_to_image", "audio": "doc_to_audio"}
-"""The media of a request, and the task's function for them."""
-
-
-class _Document(dict[str, Any]):
-    """A document that is compared by what its pictures and sounds hold: arrays have no `==`, and that of a picture that
-    cannot be read raises."""
-
-    __hash__ = None
-
-    def __eq__(self, other: object) -> bool:
-        try:
-            return dict.__eq__(self, other)
-        except Exception:  # noqa: BLE001 - of whatever a data set holds
-            return media_digest([dict(self)]) == media_digest([other])
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-
-@contextmanager
-def media_of_shots() -> Iterator[None]:
-    """While it lasts, requests of tasks with examples hold the pictures and sounds of these before the document's own,
-    in the order of the prompt."""
-    task: Any = ConfigurableTask
-    own_examples: list[bool] = []
-    with (
-        replaced(task, "fewshot_context", noting_shots(task.fewshot_context, own_examples)),
-        replaced(task, "construct_requests", _adding(task.construct_requests)),
-        replaced(task, "build_all_requests", _noting_own_examples(task.build_all_requests, own_examples)),
-    ):
-        yield
-
-
-def _noting_own_examples(build: Any, own_examples: list[bool]) -> Any:
-    """`build_all_requests` with a line on prompts in which the document itself, with its answer, is an example:
-    lm-eval leaves it out only where 'fewshot_split' names the split that is evaluated."""
-
-    def built(task: Any, *args: Any, **options: Any) -> Any:
-        own_examples.clear()
-        with named_failures(f"task '{task.config.task}'"):
-            build(task, *args, **options)
-        if count := sum(own_examples):
-            words = (
-                "task '%s': %d of %d prompts have the document itself among the examples: 'fewshot_split: %s' in the "
-            )
-            split = task.config.test_split or task.config.validation_split
-            logger.warning(words + "task's file leaves it out", task.config.task, count, len(own_examples), split)
-
-    return built
-
-
-def noting_shots(make_context: Any, own_examples: list[bool]) -> Any:
-    """`ConfigurableTask.fewshot_context` that notes which examples the task's sampler has drawn, and in `own_examples`
-    whether the document itself is among them."""
-
-    def noted(task: Any, doc: Any, *args: Any, **options: Any) -> Any:
-        vars(task)[_SHOTS] = []
-        sampler = getattr(task, "sampler", None)
-        if sampler is None:
-            return make_context(task, doc, *args, **options)
-
-        def sample(*given: Any, **more: Any) -> Any:
-            if isinstance(document := more.get("eval_doc"), dict):
-                more["eval_doc"] = _Document(document)
-            shots = vars(task)[_SHOTS] = list(type(sampler).sample(sampler, *given, **more))
-            document = _Document(doc) if isinstance(doc, dict) else doc
-            own_examples.append(any(document == shot for shot in shots))
-            return shots
-
-        with replaced(sampler, "sample", sample):
-            return make_context(task, doc, *args, **options)
-
-    return noted
-
-
-def _adding(construct: Any) -> Any:
-    """`ConfigurableTask.construct_requests` with what the noted examples hold besides text."""
-
-    def added(task: Any, *args: Any, **options: Any) -> Any:
-        made = construct(task, *args, **options)
-        shots = vars(task).pop(_SHOTS, [])
-        for request in (made if isinstance(made, list) else [made]) if shots else ():
-            request.arguments = tuple(
-                _with_shots(task, part, shots) if isinstance(part, Mapping) and part.keys() & _FIELDS.keys() else part
-                for part in request.arguments
-            )
-        return made
-
-    return added
-
-
-def _with_shots(task: Any, given: Mapping[str, Any], shots: list[Any]) -> dict[str, Any]:
-    media = dict(given)
-    for name in media.keys() & _FIELDS.keys():
-        parts = [getattr(task, _FIELDS[name])(shot) for shot in shots]
-        media[name] = [item for part in (*parts, media[name]) for item in as_list(part)]
-    return media
-
-
-def as_list(given: Any) -> list[Any]:
-    """The items that a task's function gives: none, one or several."""
-    if given is None:
-        return []
-    return list(given) if isinstance(given, (list, tuple)) else [given]

@@ -9,7 +9,7 @@ import json
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date
 from operator import attrgetter
 from pathlib import Path
@@ -20,16 +20,16 @@ from lm_eval.api.model import LM
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
 
 from olive_ext.backends.code_eval import CODE, loading_metrics, programs_at_once
-from olive_ext.backends.lm_eval.instances import answered_documents
+from olive_ext.backends.evaluated_task import Chosen
+from olive_ext.backends.lm_eval.instances import LostRequests
 from olive_ext.backends.lm_eval_patches import (
     exits_raised,
-    media_of_shots,
     no_code_of_the_working_directory,
     quiet_bars,
     sandboxed_templates,
 )
 from olive_ext.backends.samples import drop_shares
-from olive_ext.backends.task_checks import checked_documents
+from olive_ext.backends.task_checks import named_aggregations
 from olive_ext.backends.task_files import helpers_of
 from olive_ext.backends.task_loading import LoadedTasks, Seeds
 from olive_ext.config import EvaluationSettings
@@ -63,16 +63,19 @@ def run_tasks(
         named_failures("the evaluation stopped"),
         exits_raised(),
         sandboxed_templates(),
-        checked_documents(),
-        media_of_shots(),
+        named_aggregations(),
         no_code_of_the_working_directory(),
         loading_metrics(settings.confirm_run_unsafe_code),
         quiet_bars(progress),
         chosen_template(getattr(lm, "tokenizer", None), settings.apply_chat_template),
         bounded_chat_templates(),
-        answered_documents(tasks.tasks, getattr(lm, "lost", ())),
         programs_at_once(tasks.tasks) as confined,
     ):
+        lost = getattr(lm, "lost", ())
+        if isinstance(lost, LostRequests):
+            lost.is_read = True
+        for task in tasks.tasks.values():
+            task.lost = lost
         # Empty where a server applies it, so that it is not known.
         template = (lm.chat_template(True) if settings.apply_chat_template else None) or ""
         is_dated = "strftime_now" in template
@@ -149,17 +152,11 @@ Documents = Mapping[str, Collection[int]]
 
 
 class ChosenDocuments:
-    """`of(documents)` gives the tasks with these documents alone, in ascending order, under their own numbers.
-
-    lm-eval draws the examples of its prompts from one generator, document after document, so that a run over some
-    would have other prompts than the run over all. Requests of all documents are therefore built once, at the first
-    use of a task; they hold for one model's chat template.
-    """
+    """`of(documents)` gives the tasks with these documents alone; requests of all are built once, for one model."""
 
     def __init__(self, tasks: LoadedTasks) -> None:
         self._tasks = tasks
-        self._requests: dict[str, dict[int, list[Any]]] = {}
-        self._documents: dict[str, Any] = {}
+        self._known: dict[str, Chosen] = {}
 
     def of(self, documents: Documents) -> LoadedTasks:
         """The tasks that have some of `documents`; those of the others are left out."""
@@ -168,18 +165,9 @@ class ChosenDocuments:
 
     def _limited(self, name: str, numbers: Sequence[int]) -> Any:
         task = copy.copy(self._tasks.tasks[name])
-        if name not in self._documents:
-            self._documents[name] = task.eval_docs  # processed anew at every access
-        documents = self._documents[name]
-
-        def build(**options: Any) -> None:
-            if name not in self._requests:
-                self._requests[name] = _all_requests(task, options)
-            requests = (request for number in numbers for request in self._requests[name][number])
-            task._instances = [_unanswered(request) for request in requests]
-
-        task.build_all_requests = build
-        task.doc_iterator = lambda **_: ((number, documents[number]) for number in numbers)
+        if name not in self._known:
+            self._known[name] = Chosen((), task.eval_docs, {})
+        task.chosen = replace(self._known[name], numbers=numbers)
         return task
 
 
@@ -209,21 +197,3 @@ class AnsweredRequests(LM):  # type: ignore[misc]
 
     loglikelihood_rolling = loglikelihood
     generate_until = loglikelihood
-
-
-def _all_requests(task: Any, options: Mapping[str, Any]) -> dict[int, list[Any]]:
-    """Requests of all documents by number, built by the task's own code."""
-    everything = copy.copy(task)
-    for name in ("build_all_requests", "doc_iterator"):
-        vars(everything).pop(name, None)
-    everything.build_all_requests(**{**options, "limit": None, "samples": None})
-    by_document = defaultdict(list)
-    for request in everything.instances:
-        by_document[int(request.doc_id)].append(request)
-    return by_document
-
-
-def _unanswered(request: Any) -> Any:
-    fresh = copy.copy(request)
-    fresh.resps, fresh.filtered_resps = [], {}
-    return fresh

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
@@ -19,8 +18,8 @@ from lm_eval.api.task import ConfigurableTask
 
 from olive_ext.backends.task_files import data_files
 from olive_ext.config.base import MOST_REPEATS
-from olive_ext.errors import ANY_FAILURE, TaskError, counted, first_line, keys_once, named_failures, one_line
-from olive_ext.session.bounded_templates import refuse_long, replaced
+from olive_ext.errors import ANY_FAILURE, TaskError, first_line, keys_once, named_failures, one_line
+from olive_ext.session.bounded_templates import replaced
 
 logger = logging.getLogger(__name__)
 
@@ -120,12 +119,12 @@ def made_tasks() -> Iterator[None]:
             for kind in (kind for ensemble in getattr(self, "_filters", ()) for kind in ensemble.filters):
                 kind()  # lm-eval makes them when all answers are there
 
-    listed = _listed_choices(ConfigurableTask.doc_to_choice)
+    listed = listed_choices(ConfigurableTask.doc_to_choice)
     with replaced(ConfigurableTask, "__init__", made), replaced(ConfigurableTask, "doc_to_choice", listed):
         yield
 
 
-def _listed_choices(own: Any) -> Any:
+def listed_choices(own: Any) -> Any:
     """lm-eval's `doc_to_choice` without its mistake to take the letters of a text for choices."""
 
     def listed(self: Any, *args: Any, **options: Any) -> Any:
@@ -170,35 +169,9 @@ def _broken_line(file: Path) -> str | None:
 
 
 @contextmanager
-def checked_documents() -> Iterator[None]:
-    """While an evaluation runs, a document whose prompt cannot be made or is too long, without choices, or whose target
-    is missing or none of them, raises `TaskError` with its number as its requests are built, which is before any of
-    them is asked; and what aggregates a task's values names the task."""
-    construct, iterate = ConfigurableTask.construct_requests, ConfigurableTask.doc_iterator
-    context, aggregate = ConfigurableTask.fewshot_context, evaluator_utils._compute_task_aggregations
-    numbers: deque[int] = deque()  # of the documents whose prompts are still to be made
-
-    def iterated(self: Any, *args: Any, **options: Any) -> Iterator[tuple[int, Any]]:
-        numbers.clear()
-        for number, doc in iterate(self, *args, **options):
-            numbers.append(number)
-            yield number, doc
-
-    def prompted(self: Any, doc: Any, *args: Any, **options: Any) -> Any:
-        number = numbers.popleft() if numbers else "?"
-        with named_failures(f"task '{self.config.task}', document {number}"):
-            return context(self, doc, *args, **options)
-
-    def checked(self: Any, doc: Any, ctx: Any, **options: Any) -> Any:
-        document = f"task '{self.config.task}', document {(options.get('metadata') or ('?', '?'))[1]}"
-        with named_failures(document):
-            if problem := _problem(self, doc):
-                raise TaskError(f"{document}: {problem}")
-            made = construct(self, doc, ctx, **options)
-            for request in made if isinstance(made, list) else [made]:
-                for text in filter(lambda item: isinstance(item, str), request.args):
-                    refuse_long(text, "a text of it")
-        return made
+def named_aggregations() -> Iterator[None]:
+    """While an evaluation runs, what aggregates a task's values names the task."""
+    aggregate = evaluator_utils._compute_task_aggregations
 
     def aggregated(task: Any, *args: Any, **options: Any) -> Any:
         with named_failures(f"task '{task.task_name}', its metrics"):
@@ -207,34 +180,5 @@ def checked_documents() -> Iterator[None]:
             logger.warning("task '%s': %s is %.80r, no number: it is no metric", task.task_name, name, values[name])
         return values, count
 
-    with (
-        replaced(evaluator_utils, "_compute_task_aggregations", aggregated),
-        replaced(ConfigurableTask, "construct_requests", checked),
-        replaced(ConfigurableTask, "doc_iterator", iterated),
-        replaced(ConfigurableTask, "fewshot_context", prompted),
-        replaced(ConfigurableTask, "doc_to_choice", _listed_choices(ConfigurableTask.doc_to_choice)),
-    ):
+    with replaced(evaluator_utils, "_compute_task_aggregations", aggregated):
         yield
-
-
-def _problem(task: Any, doc: Any) -> str | None:
-    config = task.config
-    choices = task.doc_to_choice(doc) if config.output_type == "multiple_choice" else None
-    if choices is not None and not choices:
-        return "it has no choices"
-    if config.doc_to_target is None or callable(config.process_results):
-        return None
-    target = task.doc_to_target(doc)
-    if target is None or (choices is not None and target in ("", "None")):
-        return f"its target is {target!r}"
-    items = target if isinstance(target, list) else [target]
-    if choices is not None and not task.multiple_input and not all(_is_choice(item, choices) for item in items):
-        return f"its target is {target!r}, which is none of its {counted(len(choices), 'choice')}"
-    return None
-
-
-def _is_choice(target: Any, choices: Sequence[Any]) -> bool:
-    """Whether a target, the number of a choice or its text, is one of them; other kinds are lm-eval's to read."""
-    if isinstance(target, int):
-        return 0 <= target < len(choices)
-    return not isinstance(target, str) or target in choices

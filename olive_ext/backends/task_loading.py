@@ -21,6 +21,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from olive_ext.backends.code_eval import loading_metrics, pass_names, refuse_unconfined, refuse_unconfirmed
+from olive_ext.backends.evaluated_task import evaluated
 from olive_ext.backends.lm_eval_patches import exits_raised, quiet_data, sandboxed_templates
 from olive_ext.backends.samples import count_samples, names_of
 from olive_ext.backends.task_checks import made_tasks, refuse_counts, refuse_metrics
@@ -129,6 +130,8 @@ def load_tasks(
             loaded = LoadedTasks(manager, manager.load(accepted))
         refuse_unconfined(loaded.tasks, runs_code)
         count_samples(loaded.tasks.values(), repeats, thinks=thinks)
+        for name, task in loaded.tasks.items():
+            task.__class__ = evaluated(name, type(task))
         return loaded
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import io
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from lm_eval.api.samplers import ContextSampler
+from lm_eval.api.task import ConfigurableTask
 from PIL import Image
 
-from olive_ext.backends.lm_eval_patches import noting_shots
+from olive_ext.backends.evaluated_task import evaluated
 from olive_ext.media.pictures import media_digest
 
 
@@ -24,14 +24,24 @@ def _cut_picture(shade: int) -> Image.Image:
     return Image.open(io.BytesIO(file.getvalue()[:-900]))
 
 
+class Shots(ConfigurableTask):  # type: ignore[misc]
+    """A task whose prompts are its examples."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def fewshot_context(self, doc: Any) -> Any:
+        return self.sampler.sample(n=4, eval_doc=doc)
+
+
 @pytest.mark.parametrize(
     "held", [lambda number: np.full(2000, number), lambda number: torch.full((2000,), number), _cut_picture]
 )
 def test_document_is_no_example_of_itself_whatever_it_holds(held: Any) -> None:
     documents = [{"name": "a", "held": held(number)} for number in range(5)]
     own = {**documents[2], "held": held(2)} if held is not _cut_picture else documents[2]
-    task: Any = SimpleNamespace(sampler=ContextSampler(documents).set_rnd(1))
-    found = noting_shots(lambda task, doc: task.sampler.sample(n=4, eval_doc=doc), [])(task, own)
+    task: Any = evaluated("t", Shots)(ContextSampler(documents).set_rnd(1))
+    found = task.fewshot_context(own)
     assert {id(document) for document in found} == {id(one) for one in documents if one is not documents[2]}
 
 

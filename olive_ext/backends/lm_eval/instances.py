@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
 from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
-from olive_ext.errors import LostRequestsError, OliveExtError, TaskError, named_failures
+from olive_ext.errors import LostRequestsError, OliveExtError
 from olive_ext.model.providers.devices import trim_host_memory
 from olive_ext.session import Session
-from olive_ext.session.bounded_templates import replaced
 from olive_ext.session.requests import GenerationRequest, RollingRequest, ScoringRequest
 
 Item = TypeVar("Item")
@@ -137,47 +135,3 @@ def run_requests(
             raise
         named = error.__cause__ if isinstance(error.__cause__, OliveExtError) else error
         raise named.inside(error.request.document) from error
-
-
-@contextmanager
-def answered_documents(tasks: Mapping[str, Any], lost: Sequence[LostRequest]) -> Iterator[None]:
-    """Leaves documents of which a request is in `lost`, which may grow meanwhile, out of all metrics of lm-eval's
-    `tasks` by name: lm-eval adds up what a task makes of a document's answers, and of these it makes nothing. It reads
-    the answers document by document from the task's `doc_iterator`, which is where the document's number is known:
-    documents themselves may be alike, or hold arrays, which have no `==`. What a task's code raises there names the
-    task and the document."""
-    if isinstance(lost, LostRequests):
-        lost.is_read = True
-    with ExitStack() as undo:
-        for name, task in tasks.items():
-            for key, function in _leaving_out(name, task, lost).items():
-                undo.enter_context(replaced(task, key, function))
-        yield
-
-
-def _leaving_out(name: str, task: Any, lost: Sequence[LostRequest]) -> dict[str, Callable[..., Any]]:
-    """The replacements of the task's methods, by their names."""
-    documents, process, target_of = task.doc_iterator, task.process_results, task.doc_to_target
-    at: int | None = None
-
-    def numbered(*args: Any, **options: Any) -> Iterator[tuple[int, Any]]:
-        nonlocal at
-        for number, document in documents(*args, **options):
-            at = int(number)
-            yield number, document
-        at = None  # requests are built after it
-
-    def process_answered(document: Any, results: Any) -> Any:
-        is_lost = any((item.task, item.doc_id) == (name, at) for item in lost)
-        with named_failures(f"task '{name}', document {at}"):
-            values = {} if is_lost else process(document, results)
-        if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
-            problem = f"'process_results' gives {str(values)[:80]}: names of metrics with values are expected"
-            raise TaskError(f"task '{name}', document {at}: {problem}")
-        return values
-
-    def target(*args: Any, **options: Any) -> Any:
-        with nullcontext() if at is None else named_failures(f"task '{name}', document {at}"):
-            return target_of(*args, **options)
-
-    return {"doc_iterator": numbered, "process_results": process_answered, "doc_to_target": target}

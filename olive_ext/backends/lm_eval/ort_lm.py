@@ -20,6 +20,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import replace_placeholders, resize_image
 from typing_extensions import Self
 
+from olive_ext.backends.evaluated_task import as_list
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
 from olive_ext.backends.lm_eval.instances import (
@@ -31,7 +32,6 @@ from olive_ext.backends.lm_eval.instances import (
     known_answers_first,
     run_requests,
 )
-from olive_ext.backends.lm_eval_patches import as_list
 from olive_ext.backends.package_versions import versions
 from olive_ext.backends.progress import is_shown, progress_bar, shown
 from olive_ext.backends.samples import GeneratedText
