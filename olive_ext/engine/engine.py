@@ -372,8 +372,7 @@ class StepLoop:
 
     def _advance(self, work: Callable[[], bool]) -> list[PendingResult]:
         scheduler = self._scheduler
-        if not scheduler.is_planned:
-            scheduler.schedule()
+        scheduler.schedule()
         if (overlapped := scheduler.schedule_overlapped()) is not None:
             if not self._thread.num_begun:
                 self._thread.begin(scheduler.present)
@@ -485,10 +484,8 @@ class StepLoop:
 
     def _new_scheduler(self) -> Scheduler:
         """A scheduler knows one capacity, and one choice of how scored texts share steps."""
-        scheduler = Scheduler(self.traits, self._in_use, self._counters, self._chunk_size, self._steps)
-        scheduler.cut_steps(self._limit)
-        scheduler.reports_non_finite = self._reports_non_finite
-        return scheduler
+        planned_for = self.traits, self._in_use, self._counters, self._chunk_size, self._steps
+        return Scheduler(*planned_for, self._limit, reports_non_finite=self._reports_non_finite)
 
 
 def _longest(requests: Sequence[Request]) -> tuple[int, int]:

@@ -55,14 +55,15 @@ class BeamGroup:
         """Takes slots for the others, the `wanted` ones last."""
         assert root.generation is not None
         assert root.generation.beams is not None
-        assert root.result is not None
         self._generation, self._beams, self._result = root.generation, root.generation.beams, root.result
         self.num_candidates = max(2, 1 + len(self._generation.stop_ids)) * self._beams.num_beams
         """Number of continuations to look at, so that enough remain if some end on a stop id."""
 
         self._slots = slots
         self._running = [_Beam(root, (), np.float32(0), self._generation.is_finished)]
-        self._others = [_waiting(root, slots.take_empty(wanted)) for _ in range(self._generation.num_slots - 1)]
+        taken = [slots.take_empty(wanted) for _ in range(self._generation.num_slots - 1)]
+        where = root.end, root.result
+        self._others = [Sequence(root.tokens.copy(), *where, slot=slot, computed=root.end) for slot in taken]
         self._finished: list[Hypothesis] = []
         self._candidates: dict[int, tuple[FloatArray, IntArray]] = {}
 
@@ -155,11 +156,6 @@ class BeamGroup:
         return num_free - len(free)
 
 
-def _waiting(root: Sequence, slot: int) -> Sequence:
-    shared: dict[str, Any] = {"result": root.result, "source": root.source, "media": root.media}
-    return Sequence(root.tokens.copy(), root.end, generation=root.generation, slot=slot, computed=root.end, **shared)
-
-
 @dataclass(frozen=True)
 class PlannedStep:
     """A step, and the sequence of each of its rows (None for idle ones)."""
@@ -171,11 +167,6 @@ class PlannedStep:
 
     decoding: list[tuple[Sequence, int]]
     """The sequences whose next token the step finds, each with its logits row."""
-
-    def result_of(self, place: int) -> PendingResult:
-        """The result of a target of the step."""
-        stops = accumulate(found.stop - found.begin for found in self.targets)
-        return next(found.result for found, stop in zip(self.targets, stops, strict=True) if place < stop)
 
 
 def planned(chosen: Items[ChosenRow], beams: Mapping[int, BeamGroup], **more: Any) -> PlannedStep:
@@ -218,7 +209,6 @@ def planned(chosen: Items[ChosenRow], beams: Mapping[int, BeamGroup], **more: An
         if sequence.needs_rows:
             samples.append(number)
         else:
-            assert sequence.result is not None
             targets.append((number, PROBED))
             read.append(Targets(sequence.result, PROBE, PROBE + 1))
     most = max((group.num_candidates for group in groups.values()), default=0)
@@ -231,37 +221,14 @@ def planned(chosen: Items[ChosenRow], beams: Mapping[int, BeamGroup], **more: An
 BoolArray = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class NonFinite:
-    """The faults of a step's output: the targets whose log-probability is NaN or +inf, or whose KL divergence from a
-    reference is not finite (it is infinite where the model gives a token no probability at all that the reference gives
-    one), and the rows to sample from that hold NaN or +inf."""
-
-    targets_T: BoolArray
-    samples_K: BoolArray
-
-    @classmethod
-    def of(cls, output: StepOutput) -> NonFinite:
-        """The faults of an output."""
-        targets_T: BoolArray = ~(output.target_logprobs < np.inf)
-        if (kl_T := _kl(output)) is not None:
-            targets_T |= ~np.isfinite(kl_T)
-        samples_K = np.logical_not((output.sample_logits_KV < np.inf).all(-1))
-        return cls(targets_T, samples_K)
-
-    def refuse(self, planned: PlannedStep, output: StepOutput, num_steps: int) -> None:
-        """Raises `NonFiniteError` for the first wrong request and position; `num_steps` is the step's number."""
-        if self.targets_T.any():
-            place = int(self.targets_T.argmax())
-            index, token = planned.step.targets[place]
-            logprob = f"log-probability of token {token}: {output.target_logprobs[place]}"
-            kl_T = _kl(output)
-            kl = "" if kl_T is None else f", KL divergence from the reference: {kl_T[place]}"
-            raise _error(planned, index, planned.result_of(place), f"{logprob}{kl}, step {num_steps}")
-        if self.samples_K.any():
-            index = planned.step.samples[int(self.samples_K.argmax())]
-            result = next(one.result for one, number in planned.decoding if number == index)
-            raise _error(planned, index, result, f"a logit is NaN or infinite, step {num_steps}")
+def non_finite(output: StepOutput) -> tuple[BoolArray, BoolArray]:
+    """Which targets [T] have a log-probability that is NaN or +inf, or a KL divergence from a reference that is not
+    finite (it is infinite where the model gives a token no probability at all that the reference gives one); and which
+    rows to sample from [K] hold NaN or +inf."""
+    targets_T: BoolArray = ~(output.target_logprobs < np.inf)
+    if (kl_T := _kl(output)) is not None:
+        targets_T |= ~np.isfinite(kl_T)
+    return targets_T, np.logical_not((output.sample_logits_KV < np.inf).all(-1))
 
 
 def _kl(output: StepOutput) -> Any:
@@ -270,30 +237,44 @@ def _kl(output: StepOutput) -> Any:
     return None if notes_T is None or "kl" not in (notes_T.dtype.names or ()) else notes_T["kl"]
 
 
-def _error(planned: PlannedStep, index: int, result: PendingResult | None, found: str) -> NonFiniteError:
-    """The error about logits row `index` of a step."""
-    assert result is not None
+def refuse_non_finite(
+    planned: PlannedStep, output: StepOutput, wrong_T: BoolArray, wrong_K: BoolArray, num_steps: int
+) -> None:
+    """Raises `NonFiniteError` for the first wrong request and position; `num_steps` is the step's number."""
+    if wrong_T.any():
+        place = int(wrong_T.argmax())
+        index, token = planned.step.targets[place]
+        stops = accumulate(found.stop - found.begin for found in planned.targets)
+        result = next(found.result for found, stop in zip(planned.targets, stops, strict=True) if place < stop)
+        kl = "" if (kl_T := _kl(output)) is None else f", KL divergence from the reference: {kl_T[place]}"
+        what = f"log-probability of token {token}: {output.target_logprobs[place]}{kl}"
+    elif wrong_K.any():
+        index = planned.step.samples[int(wrong_K.argmax())]
+        result = next(one.result for one, number in planned.decoding if number == index)
+        what = "a logit is NaN or infinite"
+    else:
+        return
     logits_row = planned.step.logits_rows[index]
     position = planned.step.rows[logits_row.row].past + logits_row.offset
-    return NonFiniteError(
-        f"request {result.key!r}: the model's output after {position + 1} tokens is not finite ({found}): its weights, "
-        "its data type or the execution provider give NaN or infinity",
+    raise NonFiniteError(
+        f"request {result.key!r}: the model's output after {position + 1} tokens is not finite ({what}, step "
+        f"{num_steps}): its weights, its data type or the execution provider give NaN or infinity",
         " (`olive-ext check MODEL --verify` finds the layer; 'non_finite' = \"report\" counts such requests instead)",
     )
 
 
-def put_scores(planned: PlannedStep, output: StepOutput, wrong: NonFinite) -> tuple[list[PendingResult], int]:
+def put_scores(planned: PlannedStep, output: StepOutput, wrong_T: BoolArray) -> tuple[list[PendingResult], int]:
     """Puts the scores of a step's targets into their results: those that are complete now, and how many have an output
     that is not finite for the first time. Probes of generations that have ended meanwhile mean nothing."""
     completed: list[PendingResult] = []
-    num_wrong, notes_T, has_wrong = 0, output.notes_T, bool(wrong.targets_T.any())
+    num_wrong, notes_T, has_wrong = 0, output.notes_T, bool(wrong_T.any())
     greedy, logprobs = output.greedy_ids.tolist(), output.target_logprobs.tolist()
     is_greedy = [greedy[row] == token for row, token in planned.step.targets]
     stop = 0
     for result, begin, end in planned.targets:
         start, stop = stop, stop + end - begin
         is_probe = begin == PROBE
-        if has_wrong and wrong.targets_T[start:stop].any() and not (is_probe and result.finish_reason):
+        if has_wrong and wrong_T[start:stop].any() and not (is_probe and result.finish_reason):
             num_wrong += result.note_non_finite()
         if is_probe:
             continue

@@ -156,13 +156,12 @@ def input_key(request: Request) -> bytes:
 
 
 def _sequence(tokens: TokenArray, result: PendingResult, side: Side) -> Sequence:
-    request = result.request
-    generation, source, media = request.generation, request.source, request.media
+    generation = result.request.generation
     if generation is None:
-        return Sequence(tokens, len(tokens), source=source, media=media, side=side)
+        return Sequence(tokens, len(tokens), result, side)
     room = np.zeros(len(tokens) + generation.max_new_tokens - 1, np.int32)
     room[: len(tokens)] = tokens
-    sequence = Sequence(room, len(tokens), generation=generation, result=result, source=source, media=media, side=side)
+    sequence = Sequence(room, len(tokens), result, side)
     if not generation.sampling.is_greedy:
         sequence.rng = np.random.default_rng(generation.sampling.seed)
     return sequence

@@ -21,7 +21,15 @@ from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import ReadySequences, ScoredSteps
 from olive_ext.engine.requests import Counters, source_key
 from olive_ext.engine.runners.runner import Traits
-from olive_ext.engine.scheduling.planned_step import BeamGroup, NonFinite, PlannedStep, planned, put_scores, with_tokens
+from olive_ext.engine.scheduling.planned_step import (
+    BeamGroup,
+    PlannedStep,
+    non_finite,
+    planned,
+    put_scores,
+    refuse_non_finite,
+    with_tokens,
+)
 from olive_ext.engine.scheduling.prefix_tree import TreeBatches
 from olive_ext.engine.scheduling.sequences import ChosenRow, PendingResult, Sequence
 from olive_ext.engine.scheduling.slots import Slots
@@ -32,20 +40,27 @@ class Scheduler:
     """Plans steps, delivers scores and tokens to results."""
 
     def __init__(
-        self, traits: Traits, capacity: Capacity, counters: Counters, chunk_size: int, steps: ScoredSteps
+        self,
+        traits: Traits,
+        capacity: Capacity,
+        counters: Counters,
+        chunk_size: int,
+        steps: ScoredSteps,
+        limit: int = UNLIMITED,
+        *,
+        reports_non_finite: bool = False,
     ) -> None:
-        """Plans for a runner with these traits and this capacity, and scored texts as `steps` have it.
-        `reports_non_finite` may be set to count such requests instead of raising an error."""
+        """Plans for a runner with these traits and this capacity, and scored texts as `steps` have it. No step has more
+        than `limit` tokens, unless an item has. `reports_non_finite` as in `StepLoop`."""
         self.key = capacity, *steps.sizes
         self._traits, self._capacity, self._steps = traits, capacity, steps
         self._sizes = chunk_size, steps.answer_tokens
         self._counters = counters
-        self._limit = UNLIMITED
+        self._limit, self._reports_non_finite = limit, reports_non_finite
         self._waiting_sides: deque[Sequence] = deque()
         """Sequences that wait for another side than the present one to have ended, or after such."""
 
         self._begin_side(ONE_SIDE)
-        self.reports_non_finite = False
         self._present: PlannedStep | None = None
         self._overlapped: PlannedStep | None = None
         self._greedy_ids: IntArray = np.zeros(0, np.int64)
@@ -62,19 +77,10 @@ class Scheduler:
         return self._in_slots.waiting.num_waiting + self._num_without_slots + len(self._waiting_sides)
 
     @property
-    def is_planned(self) -> bool:
-        """Whether there is a step whose output is to be taken in before another one is planned."""
-        return self._present is not None
-
-    @property
     def present(self) -> Step:
         """The step whose output `update` takes next."""
         step = self._present_plan().step
         return with_tokens(step, self._greedy_ids) if step.follows else step
-
-    def cut_steps(self, num_tokens: int) -> None:
-        """From now on no step has more tokens, unless an item has."""
-        self._limit = self._in_slots.limit = num_tokens
 
     def add(self, sequences: Iterable[Sequence]) -> None:
         """Takes sequences in sorted order."""
@@ -84,8 +90,10 @@ class Scheduler:
             else:
                 self._place(sequence)
 
-    def schedule(self) -> Step:
-        """The next step; there is work left, and no step is planned."""
+    def schedule(self) -> None:
+        """Plans the next step, unless one is planned whose output has not been taken in; there is work left."""
+        if self._present is not None:
+            return
         if self._waiting_sides and not (self._in_slots.has_work or self._num_without_slots):
             self._begin_side(self._waiting_sides[0].side)
         if self._scored is not None and self._scored.num_waiting:
@@ -94,7 +102,6 @@ class Scheduler:
             plan = self._in_slots.plan()
             assert plan is not None
             self._present = self._committed(plan)
-        return self.present
 
     def schedule_overlapped(self) -> Step | None:
         """The step after the present one, which begins before that is read. None where that must be read first."""
@@ -110,12 +117,12 @@ class Scheduler:
         self._counters.tokens_fed += self._num_fed
         self._counters.rows_dropped += self._num_dropped
         self._counters.idle_rows += present.sequences.count(None)
-        wrong = NonFinite.of(output)
-        if not self.reports_non_finite:
-            wrong.refuse(present, output, self._counters.steps)
-        completed, num_wrong = put_scores(present, output, wrong)
+        wrong_T, wrong_K = non_finite(output)
+        if not self._reports_non_finite:
+            refuse_non_finite(present, output, wrong_T, wrong_K, self._counters.steps)
+        completed, num_wrong = put_scores(present, output, wrong_T)
         self._counters.non_finite += num_wrong
-        samples = zip(output.sample_logits_KV, wrong.samples_K.tolist(), strict=True)
+        samples = zip(output.sample_logits_KV, wrong_K.tolist(), strict=True)
         candidates = zip(*output.candidates, strict=True)
         num_generated = 0
         greedy = output.greedy_ids.tolist()
@@ -128,13 +135,13 @@ class Scheduler:
                 drawn_from = None
                 if sequence.needs_rows:
                     drawn_from, is_wrong = next(samples)
-                    self._counters.non_finite += is_wrong and sequence.note_non_finite()
+                    self._counters.non_finite += is_wrong and sequence.result.note_non_finite()
                 num_generated += sequence.append(greedy[number], drawn_from)
             if sequence.has_ended or sequence.end > sequence.room:  # texts of its side have no more
                 self._in_slots.retire(sequence, self._overlapped)
                 if not sequence.has_ended:
                     self._waiting_sides.append(sequence.begun_anew(self._traits.side(sequence.end)))
-                elif sequence.result is not None and sequence.result.is_complete and sequence.result not in completed:
+                elif sequence.result.is_complete and sequence.result not in completed:
                     completed.append(sequence.result)
         self._counters.tokens_generated += num_generated
         overlapped, self._overlapped = self._overlapped, None
@@ -146,8 +153,7 @@ class Scheduler:
     def _begin_side(self, side: Side) -> None:
         """Forgets what is resident, and places the sequences that wait for `side`."""
         self._side = side
-        self._in_slots = SlotSteps(self._traits, self._capacity, self._counters, *self._sizes, side)
-        self._in_slots.limit = self._limit
+        self._in_slots = SlotSteps(self._traits, self._capacity, self._counters, *self._sizes, side, self._limit)
         self._scored = self._steps.batches(self._capacity)
         waiting, self._waiting_sides = self._waiting_sides, deque()
         for sequence in waiting:
@@ -202,7 +208,14 @@ class SlotSteps:
     """The sequences that have slots, those that wait for one, and the next step of them."""
 
     def __init__(
-        self, traits: Traits, capacity: Capacity, counters: Counters, chunk_size: int, answer_tokens: int, side: Side
+        self,
+        traits: Traits,
+        capacity: Capacity,
+        counters: Counters,
+        chunk_size: int,
+        answer_tokens: int,
+        side: Side,
+        limit: int,
     ) -> None:
         """All sequences are on one `side`. `chunk_size`: tokens of inputs in a step; `answer_tokens`: the most of a
         text, after what it shares, that is fed one token a step."""
@@ -219,7 +232,7 @@ class SlotSteps:
         self.beams: dict[int, BeamGroup] = {}
         """Beam searches by the slots of their sequences."""
 
-        self.limit = UNLIMITED
+        self.limit = limit
 
     @property
     def has_work(self) -> bool:
@@ -274,7 +287,7 @@ class SlotSteps:
         beams = self.beams[sequence.slot]
         beams.put(sequence, *candidates)
         self._counters.copies += beams.advance()
-        if sequence.result is not None and sequence.has_ended:
+        if sequence.has_ended:
             self._counters.tokens_generated += len(sequence.result.generated)
 
     def retire(self, sequence: Sequence, overlapped: PlannedStep | None) -> None:

@@ -14,18 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.requests import (
-    FinishReason,
-    Generation,
-    Hypothesis,
-    Notes,
-    Request,
-    Result,
-    Sampling,
-    TokenArray,
-)
+from olive_ext.engine.requests import FinishReason, Hypothesis, Notes, Request, Result, Sampling, TokenArray
 from olive_ext.engine.step import ONE_SIDE, Ban, Row, Side
-from olive_ext.media.items import Media, Source
 
 PROBE = -1
 """In place of a target's number. The log-probability of a probe only shows that the distribution is finite, which the
@@ -144,13 +134,15 @@ class Sequence:
 
     tokens: TokenArray
     end: int
+    result: PendingResult
+    """Its generation's, where there is one; else that of the first request that is computed here."""
+
+    side: Side = ONE_SIDE
+    """The side of a length on which its numbers are computed."""
+
     targets: list[Targets] = field(default_factory=list)
     checkpoints: set[int] = field(default_factory=set)
-    generation: Generation | None = None
-    result: PendingResult | None = None
     rng: np.random.Generator | None = None
-    source: Source | None = None
-    media: Media = ()
     num_shared: int = 0
     """Tokens that an earlier sequence computes, too: the plan expects these to be resident."""
 
@@ -163,12 +155,6 @@ class Sequence:
     is_short: bool = False
     """Whether its unshared tokens are few: they are fed one a step, together with those of other sequences."""
 
-    side: Side = ONE_SIDE
-    """The side of a length on which its numbers are computed."""
-
-    num_prompt: int = 0
-    """Tokens before the first that is generated; all of its input's where it is given none."""
-
     slot: int = -1
     computed: int = 0
     """Tokens that the steps planned so far compute."""
@@ -180,8 +166,9 @@ class Sequence:
     """Whether its generation is complete; steps that were begun before that was known may still hold it."""
 
     def __post_init__(self) -> None:
+        request = self.result.request
+        self.generation, self.source, self.media = request.generation, request.source, request.media
         self.num_input = self.end
-        self.num_prompt = self.num_prompt or self.end
         self.room = min(len(self.tokens), self.side.last)
         """Tokens that it has at most: after its side's last it begins anew, as another sequence."""
 
@@ -204,16 +191,10 @@ class Sequence:
         """Whether what comes now is generated."""
         return self.computed >= self.num_input
 
-    def note_non_finite(self) -> bool:
-        """As `PendingResult.note_non_finite`, of the generation's result."""
-        assert self.result is not None
-        return self.result.note_non_finite()
-
     def append(self, token: int, logits_V: npt.NDArray[np.float32] | None = None) -> bool:
         """Takes in the next token, `token` or one drawn from `logits_V`; False where it only ends the generation."""
         generation, result = self.generation, self.result
         assert generation is not None
-        assert result is not None
         if not result.is_finite:
             self._end(FinishReason.NON_FINITE)
             return False
@@ -236,14 +217,12 @@ class Sequence:
         return True
 
     def _end(self, reason: FinishReason) -> None:
-        assert self.result is not None
         self.result.finish_reason, self.has_ended = reason, True
         self.end -= self.is_expected
         self.is_expected = False
 
     def expect(self) -> bool:
         """Adds to what is pending the token that the step under way finds; False where another one is forced."""
-        assert self.result is not None
         if self.result.forced:
             return False
         self.end += 1
@@ -282,7 +261,7 @@ class Sequence:
         """Which tokens are ruled out as the one that is generated after that position."""
         if not self.has_bans:
             return Ban.NONE
-        return Ban.FIRST if position < self.num_prompt else Ban.LATER
+        return Ban.FIRST if position < len(self.result.request.tokens) else Ban.LATER
 
     def first_read(self) -> int:
         """The first position whose distribution is read; nothing from there on may be taken as resident."""
