@@ -15,6 +15,7 @@ from typing import Any
 
 from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import ScoringRule
+from olive_ext.engine.forms.tree import TreeSteps
 from olive_ext.engine.reference.tap import Tap
 from olive_ext.engine.requests import Counters, KeyedRequest, KeyedResult, Lost, Request, Result
 from olive_ext.engine.runners.runner import Runner, Traits
@@ -255,7 +256,9 @@ class StepLoop:
         self._tap = tap
         self._chunk_size = min(chunk_size, tap.longest_step)
         self._counters = counters
-        self._steps = self.traits.form.scored_steps(self._chunk_size, rule)
+        how = self._chunk_size, rule
+        traits = self.traits
+        self._steps = TreeSteps(*how) if traits.tree_batches else traits.form.scored_steps(*how)
         self._limit = UNLIMITED
         self._positions = self._cells = 0
         self._media_ids = MediaIds()

@@ -34,7 +34,7 @@ def open_runner(model: ResolvedModel, profile_prefix: Path | None = None) -> Ope
         opened = runtime.open(model, profile_prefix)
     if not isinstance(opened, OpenedRunner):
         raise ModelError(f"'engine.runtime' = '{runtime.name}' opened {type(opened).__name__}: give an OpenedRunner")
-    limit = item_limit(model, opened.chunk_size, opened.runner.traits.form.in_slots.longest_step)
+    limit = item_limit(model, opened.chunk_size, opened.runner.traits.form.longest_step)
     opened.runner.traits = replace(opened.runner.traits, item_limit=limit)
     return opened
 

@@ -19,7 +19,6 @@ from olive_ext.engine.forms.base import ONE_ROW, OneRow, StepForm
 from olive_ext.engine.forms.packed import PackedSteps
 from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.forms.rows import AllSlots, NeighbouringSlots, SlotRows
-from olive_ext.engine.forms.tree import TreeForm
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
@@ -99,10 +98,10 @@ class FakeRunner(Runner):
         form = row_mix if form is ALIKE else form
         if answer_steps and isinstance(form, SlotRows):
             form = replace(form, answers=True)
-        form = TreeForm(form) if has_tree_batches else form
-        super().__init__(Traits(context_length, form, can_rewind, chunked_prefill, overlaps_steps, lengths=lengths))
+        can = has_tree_batches, can_rewind, chunked_prefill, overlaps_steps
+        super().__init__(Traits(context_length, form, *can, lengths=lengths))
         self.most_tokens = most_tokens
-        self._has_blocks = isinstance(form.in_slots, PackedSteps)
+        self._has_blocks = isinstance(form, PackedSteps)
         self._most_blocks = most_blocks
         self._block_size = block_size
         self.capacity = Capacity(num_slots, most_positions=most_positions)
@@ -237,7 +236,7 @@ class FakeRunner(Runner):
 
     def _run_tree_batch(self, step: Step, first_cell: int) -> list[list[int]]:
         """The tokens that each row sees, by what lies in its cells; a cell also knows its position."""
-        assert isinstance(self.traits.form, TreeForm)
+        assert self.traits.tree_batches
         assert first_cell >= 1  # cell 0 is never seen
         cell = first_cell
         seen = []
@@ -295,7 +294,7 @@ class FakeRunner(Runner):
         assert 0 not in lengths
         if step.first_cell is not None:
             return
-        form = self.traits.form.in_slots
+        form = self.traits.form
         assert isinstance(form, PackedSteps | AlikeRows) or len(slots) == 1 or lengths == {1}
         assert len(set(slots)) == len(slots)
         if isinstance(form, OneRow):

@@ -25,7 +25,6 @@ from olive_ext.engine.forms.packed import PackedOnGraph, PackedSteps, longest_st
 from olive_ext.engine.forms.registry import FORMS, choose
 from olive_ext.engine.forms.returned import AlikeRows, ReturnedKv
 from olive_ext.engine.forms.rows import RowsOnGraph, ViewKv, choose_limit
-from olive_ext.engine.forms.tree import TreeForm
 from olive_ext.engine.opening import item_limit
 from olive_ext.engine.requests import Generation, Request
 from olive_ext.engine.scheduling.sequences import ChosenRow
@@ -218,8 +217,7 @@ def test_packed_steps_are_refused_where_the_device_has_none() -> None:
         (AlikeRows(True, True), AlikeRows(True, False, True), (4, 2), AlikeRows(True)),
         (AlikeRows(True, True, True), PACKED, (4, 4), AlikeRows()),
         (AlikeRows(True), RANGE, (4, 4), SINGLE),
-        (TreeForm(RANGE), TreeForm(POOL), (4, 4), TreeForm(POOL)),
-        (TreeForm(RANGE), RANGE, (4, 2), RANGE),
+        (RANGE, RANGE, (4, 2), RANGE),
         (replace(RANGE, answers=True), RANGE, (4, 4), RANGE),
         (replace(RANGE, answers=True), replace(POOL, answers=True), (4, 4), replace(POOL, answers=True)),
     ],

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
@@ -92,15 +92,6 @@ class StepForm(ABC):
     """Rows of one token each may have pasts of different lengths."""
 
     @property
-    def in_slots(self) -> StepForm:
-        """The form of the steps of sequences that have slots, which is asked what follows here."""
-        return self
-
-    def with_slots(self, slots: StepForm) -> StepForm:
-        """This form, with `slots` as the form of the steps of sequences that have slots."""
-        return slots
-
-    @property
     def padded(self) -> StepForm:
         """The form of the same steps where each is filled up to one of a few shapes: one row, or all slots."""
         return ONE_ROW
@@ -148,12 +139,9 @@ class StepForm(ABC):
 
 def joined(first: StepForm, second: StepForm, counts: Items[int]) -> StepForm:
     """The form that plans steps which two runners both execute. `counts`: slots of each runner."""
-    one, other, slots = first.in_slots, second.in_slots, cast(StepForm, ONE_ROW)
-    if other.runs(one):
-        slots = one.with_other(other).for_slots(counts)
-    elif one.runs(other):
-        slots = other.with_other(one).for_slots(counts)
-    return first.with_slots(slots) if type(first) is type(second) else slots
+    if second.runs(first):
+        return first.with_other(second).for_slots(counts)
+    return second.with_other(first).for_slots(counts) if first.runs(second) else ONE_ROW
 
 
 @dataclass(frozen=True)

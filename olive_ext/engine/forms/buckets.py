@@ -83,7 +83,8 @@ class BucketedRunner(Runner):
 
     def __init__(self, inner: Runner, sizes: tuple[int, ...], *, is_strict: bool = False) -> None:
         # A step has all slots or one: two numbers of rows. Padding has no next token, so no tokens stay on the device.
-        super().__init__(replace(inner.traits, form=inner.traits.form.in_slots.padded, overlaps_steps=False))
+        form = inner.traits.form.padded
+        super().__init__(replace(inner.traits, form=form, tree_batches=False, overlaps_steps=False))
         self._has_pool = self.traits.form.mixes_pasts
         self.inner = inner
         self.encoder, self.embedding = inner.encoder, inner.embedding  # these have shapes of their own

@@ -55,6 +55,9 @@ class KvStore(ABC):
     is_in_place: ClassVar[bool] = True
     """The graph writes into the memory that is bound, so that its present outputs need not be read."""
 
+    has_cells: ClassVar[bool] = False
+    """Cells may be held beside the slots, for texts that have none: tree batches."""
+
     pads_in_front = False
     """Rows of one step that have fewer positions than others are filled up in front, not at the end."""
 

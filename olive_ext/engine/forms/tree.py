@@ -28,7 +28,7 @@ from onnx import helper
 from typing_extensions import override
 
 from olive_ext.engine.capacity import Capacity
-from olive_ext.engine.forms.base import ReadySequences, ScoredSteps, ScoringRule, StepForm
+from olive_ext.engine.forms.base import ScoredSteps, ScoringRule
 from olive_ext.engine.forms.kv_store import (
     ONE_BY_ONE,
     STEM,
@@ -41,11 +41,11 @@ from olive_ext.engine.forms.kv_store import (
     targets_of,
     two_ends_problem,
 )
-from olive_ext.engine.forms.rows import NeighbouringSlots, ViewKv
+from olive_ext.engine.forms.rows import ViewKv
 from olive_ext.engine.requests import integers
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.prefix_tree import TreeBatches
-from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence
+from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, FloatArray, LogitsRow, Move, Row, Step, visible_cells
 from olive_ext.graph.edits import WHOLE_LENGTH
 from olive_ext.graph.nodes import all_names, attribute, makers_of, reads, take_attribute
@@ -56,39 +56,6 @@ from olive_ext.model.types import DecoderSpec, InputSpec, Role, TensorSpec
 
 CELLS_PER_POSITION = 2
 """Cells of the shared-prefix cache at most, for each position of the context: rotary tables are made to cover them."""
-
-
-@dataclass(frozen=True)
-class TreeForm(StepForm):
-    """Texts that are scored make tree batches; all others have slots."""
-
-    slots: StepForm
-
-    @property
-    @override
-    def name(self) -> str:  # type: ignore[override]
-        return self.slots.name
-
-    @property
-    @override
-    def in_slots(self) -> StepForm:
-        return self.slots
-
-    @override
-    def with_slots(self, slots: StepForm) -> StepForm:
-        return TreeForm(slots)
-
-    @override
-    def next_rows(self, ready: ReadySequences) -> list[ChosenRow]:
-        return self.slots.next_rows(ready)
-
-    @override
-    def runs(self, other: StepForm) -> bool:
-        return self.slots.runs(other)
-
-    @override
-    def scored_steps(self, chunk_size: int, rule: ScoringRule) -> ScoredSteps:
-        return TreeSteps(chunk_size, rule)
 
 
 SIZES = (64, 128, 256, 512)
@@ -223,16 +190,17 @@ class TreeOnGraph(GraphForm):
     def trial(self, decoder: OpenedDecoder) -> None:
         runner = decoder.runner
         if self._biases is not None and (problem := check_tree_batches(runner, decoder.spec.num_ids)):
-            runner.traits = replace(runner.traits, form=runner.traits.form.in_slots)
+            runner.traits = replace(runner.traits, tree_batches=False)
             decoder.notes.append(f"{ONE_BY_ONE}: {problem}")
 
 
 class TreeKv(ViewKv):
     """Slots, beside the shared-prefix cache: one slot of cells."""
 
+    has_cells = True
+
     def __init__(self, place: KvPlace, biases: Items[BiasInput]) -> None:
         super().__init__(place)
-        self.form = TreeForm(NeighbouringSlots())
         self._cells = ViewKv(replace(place, num_slots=1))
         self._biases = biases
 

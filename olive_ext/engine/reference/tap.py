@@ -118,6 +118,7 @@ class ResidentTap(Tap):
         return Traits(
             context_length=min(candidate.context_length, reference.context_length),
             form=joined(candidate.form, reference.form, counts),
+            tree_batches=candidate.tree_batches and reference.tree_batches,
             can_rewind=candidate.can_rewind and reference.can_rewind,
             chunked_prefill=candidate.chunked_prefill and reference.chunked_prefill,
             source_kind=candidate.source_kind,

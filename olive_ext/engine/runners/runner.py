@@ -24,7 +24,10 @@ class Traits:
     """Positions that a sequence may occupy at most."""
 
     form: StepForm = ONE_ROW
-    """Which sequences share a step."""
+    """Which sequences that have slots share a step."""
+
+    tree_batches: bool = False
+    """Texts that are scored may share steps without slots, as tree batches."""
 
     can_rewind: bool = True
     """A slot can be cut back to any position; otherwise only to those that were kept as checkpoints."""
@@ -55,7 +58,7 @@ class Traits:
 
     def one_by_one(self) -> Traits:
         """The traits where texts are fed whole and alone."""
-        return replace(self, form=ONE_ROW, chunked_prefill=False)
+        return replace(self, form=ONE_ROW, tree_batches=False, chunked_prefill=False)
 
     def side(self, num_positions: int) -> Side:
         """The side that a text of so many positions belongs to."""
@@ -155,7 +158,7 @@ class Runner(ABC):
         """Runs encoders beforehand on `items` of every shape, and what brings features to rows of `most` tokens. Raises
         `RunError` where the device fails."""
         if self.embedding is not None:
-            most = self.traits.form.in_slots.most_step_tokens(most, self.capacity.num_slots)
+            most = self.traits.form.most_step_tokens(most, self.capacity.num_slots)
             self.embedding.warm_up(items, most)
 
     @abstractmethod

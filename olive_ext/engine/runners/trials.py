@@ -264,7 +264,7 @@ class _PartsTrial:
         if traits.can_rewind and num_slots > 1:
             copied = self._fed(second, half, length, slot=1, copies=(Copy(0, 1, half),))
             yield "texts after a copy of another's beginning", 1, copied
-        if num_slots > 1 and traits.form.in_slots.mixes_pasts:
+        if num_slots > 1 and traits.form.mixes_pasts:
             self._fed(first, half if traits.can_rewind else 0, length - 1)
             early = len(self._places) // 4
             yield "texts beside others", 0, ([len(self._places) - 1, early], self._in_company(self._places[early]))
@@ -277,7 +277,7 @@ class _PartsTrial:
         for slot in range(1, count):
             for begin, end in pairwise(sorted({0, early // 2 * traits.can_rewind, early})):
                 self._fed(text, begin, end, slot=slot)
-        slots = traits.form.in_slots.slots_of([*range(count)], num_slots)
+        slots = traits.form.slots_of([*range(count)], num_slots)
         pasts = chain((len(text) - 1, early, early, early)[:count], repeat(0))  # idle rows after them
         rows = tuple(Row(slot, past, text[past : past + 1]) for slot, past in zip(slots, pasts, strict=False))
         return self._run(Step(rows, (LogitsRow(0, 0), LogitsRow(count - 1, 0)), targets_of(2)))

@@ -219,7 +219,7 @@ class SlotSteps:
     ) -> None:
         """All sequences are on one `side`. `chunk_size`: tokens of inputs in a step; `answer_tokens`: the most of a
         text, after what it shares, that is fed one token a step."""
-        self._form = traits.form.in_slots
+        self._form = traits.form
         self.slots = Slots(traits, capacity, answer_tokens)
         self._traits = traits
         self._side = side

@@ -36,7 +36,7 @@ class Slots:
 
     def __init__(self, traits: Traits, capacity: Capacity, answer_tokens: int = 0) -> None:
         """With short answers (`answer_tokens`) the first sequence does not overwrite what waiting ones share."""
-        form, num_slots = traits.form.in_slots, capacity.num_slots
+        form, num_slots = traits.form, capacity.num_slots
         self.num_slots = num_slots
         self.min_copy = form.min_copy(answer_tokens)
         self._can_rewind = traits.can_rewind

@@ -159,10 +159,12 @@ def traits_of(candidate: FakeRunner, reference: FakeRunner) -> tuple[Traits, Cap
 def test_pair_is_as_weak_as_the_weaker_one() -> None:
     strong = Nudged(4, PACKED, 100, has_tree_batches=True, overlaps_steps=True)
     weak = FakeRunner(2, SINGLE, 50, can_rewind=False, chunked_prefill=False)
+    assert traits_of(strong, Nudged(2, PACKED, has_tree_batches=True))[0].tree_batches
     for pair in ((strong, weak), (weak, strong)):
         traits, capacity = traits_of(*pair)
         assert (traits.form, capacity.num_slots, traits.context_length) == (SINGLE, 2, 50)
         assert not traits.can_rewind
+        assert not traits.tree_batches
         assert not traits.chunked_prefill
         assert not traits.overlaps_steps
     pool, rows = FakeRunner(4, POOL), FakeRunner(2, RANGE)

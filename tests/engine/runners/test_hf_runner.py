@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.forms.tree import TreeForm
 from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, Result
 from olive_ext.engine.runners.hf.hf_model import context_length, load_model
 from olive_ext.engine.runners.hf.hf_runner import HfRunner
@@ -81,7 +80,7 @@ def assert_scored(model: Any, asked: list[Request], results: list[Result], atol:
 def test_scores_and_tokens_equal_whole_passes(family: str, chunk_size: int) -> None:
     model = make(family)
     runner = HfRunner(model, {})
-    assert isinstance(runner.traits.form, TreeForm) is (family == "llama")  # others are not told what a token sees
+    assert runner.traits.tree_batches is (family == "llama")  # others are not told what a token sees
     asked, generation = requests(25), Generation(6)
     results = Engine(runner, chunk_size).run([*asked, *(Request(one.tokens, 0, generation) for one in asked[:4])])
     assert_scored(model, asked, results[:25], 2e-4)
@@ -105,7 +104,7 @@ def test_tree_batches_score_as_whole_passes_do_in_fewer_steps(attention: str) ->
     model = make("llama")
     model.set_attn_implementation(attention)
     runner = HfRunner(model, {})
-    assert isinstance(runner.traits.form, TreeForm)
+    assert runner.traits.tree_batches
     engine = Engine(runner, 48)
     asked = requests(40)
     results = engine.run(asked)
@@ -150,7 +149,7 @@ class Deaf(torch.nn.Module):
 
 def test_model_that_scores_tree_batches_wrongly_is_found_by_trying() -> None:
     runner = HfRunner(Deaf(), {})
-    assert not isinstance(runner.traits.form, TreeForm)
+    assert not runner.traits.tree_batches
     assert "tree batches score" in runner.describe()["notes"][0]
 
 

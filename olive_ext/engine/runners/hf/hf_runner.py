@@ -18,8 +18,7 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from olive_ext.engine.capacity import Capacity
-from olive_ext.engine.forms.base import ONE_ROW
-from olive_ext.engine.forms.tree import TreeForm, check_tree_batches
+from olive_ext.engine.forms.tree import check_tree_batches
 from olive_ext.engine.requests import common_prefix
 from olive_ext.engine.runners.hf.hf_model import (
     DEFAULT_LENGTH,
@@ -93,12 +92,11 @@ class HfRunner(Runner):
         self._shared_prefix = HfSharedPrefix(model) if has_tree_batches else None
         is_cut = self._is_croppable
         kind, taken = source or (None, None)
-        traits = Traits(length, can_rewind=is_cut, chunked_prefill=is_cut and lengths is None)
-        traits = replace(traits, form=TreeForm(ONE_ROW) if has_tree_batches else ONE_ROW, lengths=lengths or ())
-        super().__init__(replace(traits, source_kind=kind, source=taken))
+        traits = Traits(length, tree_batches=has_tree_batches, can_rewind=is_cut, lengths=lengths or ())
+        super().__init__(replace(traits, chunked_prefill=is_cut and lengths is None, source_kind=kind, source=taken))
         if has_tree_batches and (problem := check_tree_batches(self, self.vocab_size)):
             self._shared_prefix = None
-            self.traits = replace(self.traits, form=ONE_ROW)
+            self.traits = replace(self.traits, tree_batches=False)
             self._facts = {**facts, "notes": [f"texts are scored one after the other: {problem}"]}
         self._forget()
 

@@ -212,7 +212,8 @@ class OrtRunner(Runner):
     ) -> None:
         spec, encoder = place.spec, parts.encoder
         length, lengths = spec.context_length, spec.lengths
-        traits = Traits(length, kv.form, not spec.states, overlaps_steps=parts.overlaps_steps, lengths=lengths)
+        traits = Traits(length, kv.form, kv.has_cells, not spec.states, lengths=lengths)
+        traits = replace(traits, overlaps_steps=parts.overlaps_steps)
         if encoder is not None or not spec.is_splittable:
             traits = replace(traits.one_by_one(), chunked_prefill=spec.is_splittable)
         if encoder is not None:
