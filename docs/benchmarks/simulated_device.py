@@ -137,7 +137,7 @@ def measure(slices: Slices, num_slots: int) -> dict[str, float]:
     """A row's facts."""
     device = SimulatedDevice(num_slots)
     engine = Engine(device, 1024)
-    engine._scoring._thread = device  # type: ignore[assignment]
+    engine._scoring.thread = device  # type: ignore[assignment]
     gc.freeze()  # as OrtLM does where requests are many
     begin, waited = time.thread_time(), device.now
     results = sum(1 for _ in engine.run_slices(slices))

@@ -69,7 +69,6 @@ class Engine:
             self._generating = StepLoop(runner, Tap(), chunk_size, ScoringRule(), **shared)
         self._loops = (self._scoring,) if tap is None else (self._scoring, self._generating)
         self._is_closed = False
-        self._ahead = ReadAhead(())
 
     @property
     def context_length(self) -> int:
@@ -93,11 +92,11 @@ class Engine:
         """`(key, result)` of every request as it becomes complete. The requests of a slice, each under a key of its
         own, are planned together; a slice is read when the one before it is complete, or while a device computes that.
         A request is `Lost` where an encoder fails on a picture or a sound of it."""
-        with self._reading(part for items in slices for part in self._scoring.planned(items)) as ahead:
-            for items in filter(None, ahead):
-                if self._is_deterministic:
-                    self.reset()
-                yield from self._run(items)
+        ahead = ReadAhead(part for items in slices for part in self._scoring.planned(items))
+        for items in filter(None, ahead):
+            if self._is_deterministic:
+                self.reset()
+            yield from self._run(items, ahead.read)
 
     @property
     def num_slots(self) -> int:
@@ -107,12 +106,12 @@ class Engine:
     def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[tuple[int, list[Result | Lost]]]:
         """The number of each chunk and its results, in the order of its requests. Each runs by itself, from an empty
         cache; an empty one is complete at once."""
-        with self._reading(chunks) as ahead:
-            for number, requests in enumerate(ahead):
-                if requests:
-                    self.reset()
-                results = dict(self._run(list(enumerate(requests))))
-                yield number, [results[place] for place in range(len(requests))]
+        ahead = ReadAhead(chunks)
+        for number, requests in enumerate(ahead):
+            if requests:
+                self.reset()
+            results = dict(self._run(list(enumerate(requests)), ahead.read))
+            yield number, [results[place] for place in range(len(requests))]
 
     def run_continuous(self, items: Iterable[KeyedRequest | None]) -> Iterator[KeyedResult]:
         """`(key, result)` pairs in the order in which they complete, without the tap. `items` is read as far ahead as
@@ -150,7 +149,7 @@ class Engine:
         """Releases the model, and the tap's. Calling it again does nothing."""
         if not self._is_closed:
             for loop in self._loops:
-                loop.close()
+                loop.thread.close()  # nothing may run on what is about to be released
             self._is_closed = True
             for runner in self._runners:
                 runner.close()
@@ -168,41 +167,32 @@ class Engine:
             "counters": counters,
         }
 
-    @contextmanager
-    def _reading(self, slices: Iterable[Sequence[Any]]) -> Iterator[ReadAhead]:
-        """`slices`, of which the next one is read while a device computes; no longer than the block lasts."""
-        self._ahead = ahead = ReadAhead(slices)
-        try:
-            yield ahead
-        finally:
-            if self._ahead is ahead:
-                self._ahead = ReadAhead(())
-
-    def _run(self, items: Sequence[KeyedRequest]) -> Iterator[KeyedResult]:
+    def _run(self, items: Sequence[KeyedRequest], work: Callable[[], bool]) -> Iterator[KeyedResult]:
+        """The results of `items`; the host does `work`, part by part, while it would wait."""
         has_two = self._generating is not self._scoring
         generated = [item for item in items if item[1].generation is not None] if has_two else []
         scored = [item for item in items if item[1].generation is None] if has_two else items
         with self._running():
-            yield from self._score(scored)
-            yield from self._drive(self._generating, generated)
+            yield from self._score(scored, work)
+            yield from self._drive(self._generating, generated, work)
 
-    def _score(self, items: Sequence[KeyedRequest]) -> Iterator[KeyedResult]:
+    def _score(self, items: Sequence[KeyedRequest], work: Callable[[], bool]) -> Iterator[KeyedResult]:
         """Runs what the tap does not know already. What is complete is kept, however this ends."""
         known, rest = self._tap.prepare(items)
         yield from known.items()
         try:
-            for key, result in self._drive(self._scoring, rest):
+            for key, result in self._drive(self._scoring, rest, work):
                 yield key, result if isinstance(result, Lost) else self._tap.finish(key, result)
         finally:
             self._tap.flush()
 
-    def _drive(self, loop: StepLoop, items: Sequence[KeyedRequest]) -> Iterator[KeyedResult]:
+    def _drive(self, loop: StepLoop, items: Sequence[KeyedRequest], work: Callable[[], bool]) -> Iterator[KeyedResult]:
         """Runs requests until none is left."""
         if items:
             self._enter(loop)
             loop.admit(items)
             while loop.has_work:
-                yield from loop.advance(self._ahead.read)
+                yield from loop.advance(work)
 
     def _enter(self, loop: StepLoop) -> None:
         """Gives the runner's slots to `loop`, which forgets what was resident where another one has run since."""
@@ -215,7 +205,7 @@ class Engine:
         if self._is_closed:
             raise RunError("this model is closed; open it again")
         for loop in self._loops:
-            loop.settle()  # where an interruption was itself interrupted
+            loop.thread.settle()  # where an interruption was itself interrupted
         try:
             yield
         except BaseException:
@@ -268,7 +258,7 @@ class StepLoop:
 
         self._lost: list[KeyedResult] = []
         self._scheduler = self._new_scheduler()
-        self._thread = StepThread(runner.run)
+        self.thread = StepThread(runner.run)
 
     @property
     def traits(self) -> Traits:
@@ -333,7 +323,8 @@ class StepLoop:
         if not self._scheduler.has_work:
             self._steps.choose(plan.sequences, self.capacity)
         positions, cells = self._needed(scored, generated)
-        self.reserve(positions, cells)
+        for runner in self._runners:
+            runner.reserve(positions, cells)
         self._positions, self._cells = max(self._positions, positions), max(self._cells, cells)
         self._check_beams(items)
         in_use = self._in_use
@@ -361,7 +352,7 @@ class StepLoop:
         try:
             completed = self._advance(work) if self._scheduler.has_work else []
         except MemoryShortageError as error:
-            self._cut_steps(self._scheduler.present, error)
+            self._cut_steps(self._scheduler.present.step, error)
             self._begin(self._forgotten())
             completed = []
         except LostItemError as error:
@@ -377,16 +368,11 @@ class StepLoop:
         scheduler = self._scheduler
         scheduler.schedule()
         if (overlapped := scheduler.schedule_overlapped()) is not None:
-            if not self._thread.num_begun:
-                self._thread.begin(scheduler.present)
-            self._thread.begin(overlapped)
-            self._thread.wait(work)
-        return scheduler.update(self._thread.take() if self._thread.num_begun else self.run(scheduler.present))
-
-    def reserve(self, positions: int, cells: int = 0) -> None:
-        """Makes room on the runner, and where the tap has a model of its own."""
-        for runner in self._runners:
-            runner.reserve(positions, cells)
+            if not self.thread.num_begun:
+                self.thread.begin(scheduler.present.step)
+            self.thread.begin(overlapped)
+            self.thread.wait(work)
+        return scheduler.update(self.thread.take() if self.thread.num_begun else self.run(scheduler.present.step))
 
     def run(self, step: Step) -> StepOutput:
         """The step's output with the tap's notes, in place of the logits rows, which only the tap reads."""
@@ -394,21 +380,13 @@ class StepLoop:
         notes_T = self._tap.note(step, output)
         return output if notes_T is None else replace(output, logits_RV=None, notes_T=notes_T)
 
-    def settle(self) -> None:
-        """Returns when nothing runs. May be interrupted, and called again."""
-        self._thread.settle()
-
     def reset(self) -> None:
         """Forgets what is resident and what is in flight."""
         self._positions = self._cells = 0
         self._scheduler = self._new_scheduler()
         self._media_ids = MediaIds()
         self._unfinished, self._lost = {}, []
-        self.settle()
-
-    def close(self) -> None:
-        """Ends the thread: nothing may run on what is about to be released."""
-        self._thread.close()
+        self.thread.settle()
 
     def describe(self) -> dict[str, Any]:
         """The sizes of steps, and the reasons."""

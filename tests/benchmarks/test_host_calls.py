@@ -62,7 +62,7 @@ def calls_a_step(engine: Engine, requests: list[Request]) -> float:
     for _ in range(2):
         engine.reset()
         for loop in engine._loops:
-            loop.close()  # so that the next thread begins under the profiler
+            loop.thread.close()  # so that the next thread begins under the profiler
         steps = engine.counters.steps
         calls = count_calls(lambda: engine.run(requests))
     return calls / (engine.counters.steps - steps)

@@ -22,7 +22,6 @@ from olive_ext.engine.forms.rows import AllSlots, NeighbouringSlots, SlotRows
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
-from olive_ext.engine.scheduling.planned_step import with_tokens
 from olive_ext.engine.step import Candidates, Columns, Row, Step, StepOutput
 from olive_ext.errors import LostItemError, MemoryShortageError
 from olive_ext.media.items import Media, Source, runs_within
@@ -159,7 +158,9 @@ class FakeRunner(Runner):
         assert self.traits.overlaps_steps
         assert kept is not None
         assert all(len(row.tokens) == 1 for row, read in zip(step.rows, step.follows, strict=True) if read >= 0)
-        return with_tokens(step, np.array(kept))
+        pairs = zip(step.rows, step.follows, strict=True)
+        rows = tuple(row if read < 0 else row._replace(tokens=(kept[read],)) for row, read in pairs)
+        return replace(step, rows=rows, follows=())
 
     def _execute(self, step: Step) -> StepOutput:
         self._fail(step)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -315,14 +315,6 @@ class ReadAhead:
                 yield self._read.popleft()
         if self._end is not None and not isinstance(self._end, StopIteration):
             raise self._end
-
-
-def with_tokens(step: Step, greedy_R: IntArray) -> Step:
-    """`step` with the tokens that the previous one has found, now that the host has read them."""
-    tokens = greedy_R.tolist()
-    pairs = zip(step.rows, step.follows, strict=True)
-    rows = tuple([row if read < 0 else row._replace(tokens=(tokens[read],)) for row, read in pairs])
-    return replace(step, rows=rows, follows=())
 
 
 class StepThread:

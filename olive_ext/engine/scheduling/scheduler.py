@@ -28,7 +28,6 @@ from olive_ext.engine.scheduling.planned_step import (
     planned,
     put_scores,
     refuse_non_finite,
-    with_tokens,
 )
 from olive_ext.engine.scheduling.prefix_tree import TreeBatches
 from olive_ext.engine.scheduling.sequences import ChosenRow, PendingResult, Sequence
@@ -77,10 +76,10 @@ class Scheduler:
         return self._in_slots.waiting.num_waiting + self._num_without_slots + len(self._waiting_sides)
 
     @property
-    def present(self) -> Step:
+    def present(self) -> PlannedStep:
         """The step whose output `update` takes next."""
-        step = self._present_plan().step
-        return with_tokens(step, self._greedy_ids) if step.follows else step
+        assert self._present is not None
+        return self._present
 
     def add(self, sequences: Iterable[Sequence]) -> None:
         """Takes sequences in sorted order."""
@@ -107,12 +106,12 @@ class Scheduler:
         """The step after the present one, which begins before that is read. None where that must be read first."""
         if not self._traits.overlaps_steps or self._overlapped is not None or self._num_without_slots:
             return None
-        self._overlapped = self._in_slots.plan(self._present_plan())
+        self._overlapped = self._in_slots.plan(self.present)
         return None if self._overlapped is None else self._overlapped.step
 
     def update(self, output: StepOutput) -> list[PendingResult]:
         """Takes in the present step's output; the results that are complete now. May raise `NonFiniteError`."""
-        present = self._present_plan()
+        present = self.present
         self._counters.steps += 1
         self._counters.tokens_fed += self._num_fed
         self._counters.rows_dropped += self._num_dropped
@@ -167,10 +166,6 @@ class Scheduler:
             self._scored.add(sequence)
         else:
             self._in_slots.waiting.add(sequence)
-
-    def _present_plan(self) -> PlannedStep:
-        assert self._present is not None
-        return self._present
 
     @property
     def _num_without_slots(self) -> int:

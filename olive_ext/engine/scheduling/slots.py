@@ -37,7 +37,7 @@ class Slots:
     def __init__(self, traits: Traits, capacity: Capacity, answer_tokens: int = 0) -> None:
         """With short answers (`answer_tokens`) the first sequence does not overwrite what waiting ones share."""
         form, num_slots = traits.form, capacity.num_slots
-        self.num_slots = num_slots
+        self.num_slots, self.capacity = num_slots, capacity.positions
         self.min_copy = form.min_copy(answer_tokens)
         self._can_rewind = traits.can_rewind
         self._has_blocks = form.has_blocks
@@ -78,11 +78,6 @@ class Slots:
     def num_free(self, wanted: set[int]) -> int:
         """Free slots that are not `wanted`."""
         return len(self._free) - sum([slot in self._free for slot in wanted])
-
-    @property
-    def capacity(self) -> int:
-        """Positions of a slot."""
-        return int(self._tokens_SP.shape[1])
 
     def idle_position(self, slot: int) -> int:
         """The position where an idle row writes: after the resident tokens, or the unshared last one of a full slot."""

@@ -241,7 +241,7 @@ def test_interruption_of_the_wait_leaves_the_engine_usable() -> None:
     engine, runner = _slow()
     raised = []
 
-    class Interrupted(type(engine._generating._thread)):  # type: ignore[misc]
+    class Interrupted(type(engine._generating.thread)):  # type: ignore[misc]
         def settle(self) -> None:
             if raised or self._executor is None:
                 super().settle()
@@ -249,7 +249,7 @@ def test_interruption_of_the_wait_leaves_the_engine_usable() -> None:
                 raised.append(True)
                 raise KeyboardInterrupt
 
-    engine._generating._thread = Interrupted(runner.run)
+    engine._generating.thread = Interrupted(runner.run)
     results = engine.run_slices([list(enumerate([Request((5, 6), 0, Generation(4)), *LONG]))])
     next(results)
     with pytest.raises(KeyboardInterrupt):
@@ -366,8 +366,8 @@ def test_iterator_delivers_what_ended_while_the_next_step_runs() -> None:
     results = engine.run_continuous(enumerate([short, *LONG[:2]]))
     key, result = next(results)
     assert (key, result.finish_reason) == (0, FinishReason.STOP_ID)
-    assert engine._generating._thread.num_begun == 1
-    assert not engine._generating._thread._begun[0].done()
+    assert engine._generating.thread.num_begun == 1
+    assert not engine._generating.thread._begun[0].done()
     rest = dict(results)
     for number, request in enumerate(LONG[:2], start=1):
         assert_equal(rest[number], oracle(request))
