@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.runners.hf.hf_model import EMBEDDED, NORMED, PlainPass, Rotated, States
+from olive_ext.engine.runners.hf.hf_model import PlainPass
 from olive_ext.engine.runners.ort.plain_graph import PlainGraph
 from olive_ext.errors import ModelError, UnsupportedError, first_line
 from olive_ext.graph.nodes import few_bits, half_type, quantizing_operator
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import load_graph
+from olive_ext.plugins.diagnose.module_states import EMBEDDED, NORMED, Rotated, States, layers_of, regroup, states_of
 from olive_ext.run.export import LARGEST_DIFFERENCE, logprobs
 from olive_ext.session.opening import open_model
 from olive_ext.session.tokenizer import load_tokenizer
@@ -134,7 +135,7 @@ def _rounding(checkpoint: ResolvedModel, dtype: str, scored: _Scored) -> tuple[f
     Nothing where they cannot compute in it, as experts in fp64 and large states in fp16, which overflow."""
     other, text = PlainPass(checkpoint, dtype), scored.texts[0]
     try:
-        exact, rounded = scored.plain.states(text), other.states(text)
+        exact, rounded = states_of(scored.plain, text), states_of(other, text)
         states = max(float(_errors(rounded[name], exact[name]).max()) for name in exact.keys() & rounded.keys())
         nats = scored.farthest_from(other, scored.expected)
     except RuntimeError:
@@ -209,7 +210,7 @@ def _explanation(checkpoint: ResolvedModel, scored: _Scored, agreement: Agreemen
         try:
             changed = PlainPass(checkpoint, changes=one.changes)
             if one.rotated is not None:
-                changed.regroup(one.rotated)
+                regroup(changed, one.rotated)
             nats = scored.farthest_from(changed, scored.given, limit)
         except Exception as error:  # noqa: BLE001 - whatever transformers raise for what nobody has configured
             logger.debug("'%s' cannot be tried: %s", one.text, first_line(error))
@@ -251,13 +252,13 @@ def first_state_difference(
     values = None
     if len(tokens) > MOST_TOKENS:
         begin = tokens[:MOST_TOKENS]
-        values = [best.name for best in _nearest(plain.states(begin), PlainGraph(model).run(begin), bound).values()]
-    states = plain.states(tokens)
+        values = [best.name for best in _nearest(states_of(plain, begin), PlainGraph(model).run(begin), bound).values()]
+    states = states_of(plain, tokens)
     nearest = _nearest(states, PlainGraph(model, values).run(tokens), bound)
     if not nearest:
         raise ModelError("which layer it is cannot be found: no value of the graph has the size of a hidden state")
     wrong = {name: best for name, best in nearest.items() if best.errors_S.max() > bound}
-    layers = plain.layers
+    layers = layers_of(plain)
     own = [name for name in states if layers and name.startswith(f"{layers}.") and name[len(layers) + 1 :].isdecimal()]
     borders = [EMBEDDED, *own, NORMED]
     borders = [name for name in borders if name in nearest]

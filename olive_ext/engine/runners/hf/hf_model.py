@@ -4,9 +4,9 @@ checked. Knows no step and no ONNX graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -121,17 +121,7 @@ def is_croppable(cache: Any) -> bool:
     return all(type(layer) is DynamicLayer for layer in own.layers)
 
 
-EMBEDDED, NORMED = "embeddings", "last hidden states"
-"""What the first layer and the head are given, in `PlainPass.states`."""
-
-_TURNED = ("q_proj", "k_proj", "q_norm", "k_norm")
-"""Modules whose outputs rotary positions turn, or are scaled before."""
-
-Rotated = Literal["halves", "neighbours"]
-
 _LENGTHS = ("sliding_window", "original_max_position_embeddings")
-
-States = dict[str, npt.NDArray[np.float32]]
 
 
 class PlainPass:
@@ -144,16 +134,16 @@ class PlainPass:
         settings = model.settings
         trust = settings.trust_remote_code
         with without_bars():
-            self._model: Any = load_model(
+            self.model: Any = load_model(
                 settings.model, dtype or settings.dtype, settings.device, trust_remote_code=trust, changes=changes
             )[0]
-        self._text: Any = self._model.config.get_text_config(decoder=True)
-        self.context_length = context_length(self._model.config) or DEFAULT_LENGTH
-        self.vocab_size = int(self._text.vocab_size)
-        self.config: Mapping[str, Any] = self._text.to_dict()
+        text: Any = self.model.config.get_text_config(decoder=True)
+        self.context_length = context_length(self.model.config) or DEFAULT_LENGTH
+        self.vocab_size = int(text.vocab_size)
+        self.config: Mapping[str, Any] = text.to_dict()
         """The decoder's configuration."""
         keys = (f"{kind}_token_{form}" for kind in ("image", "video", "audio") for form in ("id", "index"))
-        self.media_tokens = {getattr(self._model.config, key, None) for key in keys}
+        self.media_tokens = {getattr(self.model.config, key, None) for key in keys}
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -184,76 +174,15 @@ class PlainPass:
         import torch
 
         with torch.inference_mode():
-            logits_SV = self._run(tokens).logits[0, :-1, :num_ids].double()
+            logits_SV = self.run(tokens).logits[0, :-1, :num_ids].double()
             targets_S1 = torch.tensor(list(tokens[1:]), device=logits_SV.device)[:, None]
             found: npt.NDArray[np.float64] = logits_SV.log_softmax(-1).gather(1, targets_S1)[:, 0].cpu().numpy()
         return found
 
-    @property
-    def layers(self) -> str:
-        """The name of the module that holds the decoder's layers; empty where there is none of their number."""
+    def run(self, tokens: Sequence[int]) -> Any:
+        """What the model returns for `tokens`."""
         import torch
 
-        number = getattr(self._text, "num_hidden_layers", None)
-        modules = self._model.get_decoder().modules() if hasattr(self._model, "get_decoder") else ()
-        lists = {id(part) for part in modules if isinstance(part, torch.nn.ModuleList) and len(part) == number}
-        return next((name for name, part in self._model.named_modules() if id(part) in lists), "")
-
-    def states(self, tokens: Sequence[int]) -> States:
-        """What each module returns for S `tokens` [S, size], by its name, in the order of the computation; by the names
-        `EMBEDDED` and `NORMED` what the first layer and the head are given. Modules whose output has no row for each
-        token are left out."""
-        import torch
-
-        states: States = {}
-
-        def keep(name: str) -> Callable[..., None]:
-            def hook(_: object, given: Any, output: Any = None, result: Any = None) -> None:
-                value = result if result is not None else output
-                _keep(states, name, len(tokens), value if value is not None else given)
-
-            return hook
-
-        modules = dict(self._model.named_modules())
-        hooks = [part.register_forward_hook(keep(name)) for name, part in modules.items() if name]
-        given = {EMBEDDED: modules.get(f"{self.layers}.0"), NORMED: self._model.get_output_embeddings()}
-        hooks += [part.register_forward_pre_hook(keep(name)) for name, part in given.items() if part is not None]
-        try:
-            with torch.inference_mode():
-                self._run(tokens)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return states
-
-    def regroup(self, rotated: Rotated) -> None:
-        """Makes rotary positions turn `rotated` where the model turns the other: the first r numbers of each head in
-        halves (i with i + r / 2), or neighbours (2 i with 2 i + 1). The weights of queries and keys are reordered."""
-        ropes = self.config.get("rope_parameters")
-        share = {**self.config, **(ropes or {})}.get("partial_rotary_factor") or 1.0
-        size = int(self.config.get("head_dim") or self.config["hidden_size"] // self.config["num_attention_heads"])
-        turned = np.arange(int(size * share))
-        halves = turned.reshape(2, -1).T if rotated == "halves" else turned.reshape(-1, 2).T
-        order = [*halves.reshape(-1).tolist(), *range(len(turned), size)]
-        for name, part in self._model.named_modules():
-            for tensor in part.parameters(recurse=False) if name.rpartition(".")[2] in _TURNED else ():
-                tensor.data = tensor.data.view(-1, size, *tensor.shape[1:])[:, order].reshape(tensor.shape)
-
-    def _run(self, tokens: Sequence[int]) -> Any:
-        import torch
-
-        forget_lengths(self._model)
-        return self._model(input_ids=torch.tensor([list(tokens)], device=self._model.device))
-
-
-def _keep(states: States, name: str, num_tokens: int, value: Any) -> None:
-    """Keeps a module's first output, or what it is given, where that has a row for each token."""
-    import torch
-
-    value = value[0] if isinstance(value, tuple) and value else value
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.ndim < 2 or name in states:
-        return
-    rows = value[0] if value.ndim > 2 and len(value) == 1 else value
-    if len(rows) == num_tokens:
-        kept = rows.detach().clone()  # what comes after may write into it, as OLMo's clipping does
-        states[name] = kept.reshape(num_tokens, -1).float().cpu().numpy()
+        forget_lengths(self.model)
+        with torch.inference_mode():
+            return self.model(input_ids=torch.tensor([list(tokens)], device=self.model.device))

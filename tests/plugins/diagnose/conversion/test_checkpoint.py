@@ -24,6 +24,7 @@ from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.plugins.diagnose import conversion
 from olive_ext.plugins.diagnose.conversion import USUAL, Agreement, Hypothesis, hold_against
+from olive_ext.plugins.diagnose.module_states import regroup
 from olive_ext.run.export import LARGEST_DIFFERENCE
 from tests.exports import export, genai_export, hf_model
 from tests.exports.edited import change, edited, weight
@@ -372,7 +373,7 @@ def test_regrouped_rotary_positions_are_those_of_the_other_kind(family: str) -> 
     plain = PlainPass(resolve(ModelSettings(model=str(hf_model(family)), device="cpu")))
     text = tuple(range(40, 60))
     before = plain.logprobs(text)
-    plain.regroup("halves")
+    regroup(plain, "halves")
     assert np.abs(plain.logprobs(text) - before).max() > 0.01
-    plain.regroup("neighbours")
+    regroup(plain, "neighbours")
     assert np.abs(plain.logprobs(text) - before).max() == 0
