@@ -14,7 +14,7 @@ import yaml
 
 from olive_ext.errors import counted, printable
 from olive_ext.report.metrics import non_finite_requests
-from olive_ext.report.numbers import fact
+from olive_ext.report.numbers import fact, joined
 from olive_ext.report.page import COMPARISON, Page, page_of
 from olive_ext.report.report import Report
 from olive_ext.report.tables import ChainStep, Table, chain_table, page_table
@@ -161,7 +161,8 @@ def to_eval_results(report: Report) -> str:
         if is_on_hub and is_of_it and item.task not in found:
             is_part = part not in (None, "", "main", "default") and item.task in configs and isinstance(part, str)
             scored = item.metric if item.filter == "none" else f"{item.metric} ({item.filter})"
-            notes = f"{scored}, {config.get('num_fewshot') or 0}-shot, {item.documents} documents"
+            shots = [f"{number}-" for number in sorted({one.get("num_fewshot") or 0 for one in of_leaves})]
+            notes = f"{scored}, {joined(shots)}shot, {item.documents} documents"
             of_dataset = {"id": dataset, "task_id": part if is_part else item.task}
             found[item.task] = {"dataset": of_dataset, "value": item.value, "date": report.created, "notes": notes}
             members.update(leaves[1:])
