@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -181,13 +181,14 @@ def _value(option: Option, given: Any) -> Any:
 def place_of(given: str, flag: str) -> dict[str, Any]:
     """A reference that is the same model; keys of `engine` may stand without it, and "provider" for its key."""
     values: dict[str, Any] = {"path": SAME_MODEL, "is_same_model": True}
-    for key, value in _arguments(given, flag):
+    for key, value in _arguments(given, flag, {"variant"}):
         name = "execution_provider" if key == "provider" else key
         _put(values, f"engine.{name}" if name in EngineConfig.model_fields else name, value, flag)
     return values
 
 
-def _arguments(text: str, flag: str) -> Iterator[tuple[str, Any]]:
+def _arguments(text: str, flag: str, of_text: Container[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Keys and values, which are read as JSON where they are JSON; those of the keys `of_text` are texts."""
     if text.lstrip().startswith("{"):
         try:
             yield from json.loads(text).items()
@@ -195,8 +196,11 @@ def _arguments(text: str, flag: str) -> Iterator[tuple[str, Any]]:
             raise ConfigError(f"not valid JSON ({first_line(error)})", flag, text, code="damaged") from error
         return
     for part in text.split(","):
-        key, value = _pair(part, flag)
-        yield key.strip(), _json_or_text(value.strip())
+        if "=" not in part and part != text:
+            raise ConfigError('give NAME=VALUE, or a value with a comma as {"NAME": "VALUE"}', flag, text)
+        key, written = (one.strip() for one in _pair(part, flag))
+        value = _json_or_text(written)
+        yield key, written if key in of_text and not isinstance(value, str) else value
 
 
 def _pair(text: str, flag: str) -> tuple[str, str]:

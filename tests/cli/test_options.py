@@ -8,8 +8,11 @@ import pytest
 
 from olive_ext.cli.options import OPTIONS, advised, in_options, written_values
 from olive_ext.cli.parser import build_parser
-from olive_ext.config import ClaimConfig, EvaluationConfig
+from olive_ext.config import SAME_MODEL, ClaimConfig, EvaluationConfig
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, TaskError
+from tests.refusals import refused
+
+SAME = {"path": SAME_MODEL, "is_same_model": True}
 
 
 def written(*argv: str) -> dict[str, Any]:
@@ -114,6 +117,11 @@ def test_advice_names_options_and_leaves_what_is_no_key() -> None:
     assert advised(keys) == told
 
 
+def test_variant_with_a_comma_is_written_as_json() -> None:
+    with refused(ConfigError, "wrong_value", "--against", "variant=a,b", holds='{"NAME": "VALUE"}'):
+        written("--against", "variant=a,b")
+
+
 def test_claim_is_a_list_of_its_keys() -> None:
     values = written("--documents", "enough", "--certain", "metric=kl_mean,below=0.05", "--reference", "float")
     config = EvaluationConfig.parse({**values, "tasks": ["a"]})
@@ -131,6 +139,15 @@ def test_claim_is_a_list_of_its_keys() -> None:
         (["--set", "model_args.dtype=float32"], {"model_args": {"dtype": "float32"}}),
         (["--set", "model.kind=hf"], {"model": {"path": "m", "kind": "hf"}}),
         (["--set", "limit=5", "--limit", "3"], {"limit": 5}),
+        *(
+            (["--against", given], {"reference": {**SAME, "variant": name}})
+            for given, name in {
+                "variant=1": "1",
+                "variant=null": "null",
+                'variant="null"': "null",
+                '{"variant": "a,b"}': "a,b",
+            }.items()
+        ),
     ],
 )
 def test_options_are_read_as_json_where_they_are_and_set_comes_last(argv: list[str], values: dict[str, Any]) -> None:
