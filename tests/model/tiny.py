@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -73,6 +75,17 @@ def in_hf_cache(cache: Path, files: dict[str, bytes]) -> Path:
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(Path(*[".."] * (2 + name.count("/")), "blobs", blob.name))
     return snapshot
+
+
+def olive_packed(root: Path, *sources: Path) -> Path:
+    """Genai packages as variants of a model package by `olive generate-model-package` of the installed Olive."""
+    from olive.cli.model_package import ModelPackageCommand
+
+    command = object.__new__(ModelPackageCommand)
+    written = [str(source) for source in sources]
+    command.args = Namespace(source=written, output_path=str(root / "m"), model_name="m", model_version="1.0")
+    inspect.unwrap(ModelPackageCommand.run)(command)
+    return root / "m.ortpackage"
 
 
 def packed(root: Path, **sources: Path) -> Path:

@@ -6,8 +6,8 @@ Packages: a plain one, a pipeline of graphs, and a pipeline whose inputs have a 
 from __future__ import annotations
 
 import random
+import shutil
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.exports import TEXT, VOCAB, genai_export
 from tests.exports.pipeline import pipeline_package
-from tests.model.tiny import packed
+from tests.model.tiny import olive_packed, packed
 from tests.refusals import refused
 
 pytest.importorskip("onnxruntime_genai")
@@ -143,18 +143,19 @@ def test_package_without_genai_config_is_refused(tmp_path: Path) -> None:
         olive_ext.open(tmp_path, engine={"runtime": "genai"})
 
 
-def test_variant_of_a_model_package_runs_or_what_runs_it_is_named(tmp_path: Path) -> None:
-    """0.14 does not know where its tokenizer is."""
-    root = packed(tmp_path, one=package("plain"))
-    if version("onnxruntime-genai") < "0.15":
-        with refused(ModelError, "unsupported", "engine.runtime", holds=("tokenizer_dir", "onnxruntime'")):
-            opened("plain", root)
+@pytest.mark.parametrize("kind", ["plain", "pipeline"])
+@pytest.mark.parametrize("layout", ["onnxruntime", "olive"])
+def test_variant_of_a_model_package_runs(kind: str, layout: str, tmp_path: Path) -> None:
+    """0.14 does not know where its tokenizer is, and ended in words of its own."""
+    if layout == "onnxruntime":
+        root = packed(tmp_path, one=package(kind))
     else:
-        with opened("plain", root) as session:
-            found = session.loglikelihood(scoring_requests()[:3])
-        assert [one.token_logprobs for one in found] == [
-            pytest.approx(one.token_logprobs, abs=1e-4) for one in expected()[0][:3]
-        ]
+        root = olive_packed(tmp_path, shutil.copytree(package(kind), tmp_path / "one"))
+    with opened(kind, root) as session:
+        found = session.loglikelihood(scoring_requests()[:3])
+    assert [one.token_logprobs for one in found] == [
+        pytest.approx(one.token_logprobs, abs=1e-4) for one in expected()[0][:3]
+    ]
 
 
 def test_another_graph_beside_the_configured_one_is_the_one_that_runs(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -27,7 +29,8 @@ from olive_ext.errors import ModelError, NonFiniteError, OliveExtError, Provider
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_chunk_size
 from olive_ext.model.files.content import load_graph
-from olive_ext.model.files.package_config import input_window
+from olive_ext.model.files.model_package import ASSET
+from olive_ext.model.files.package_config import GENAI_CONFIG, MEDIA_SECTIONS, input_window
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.spec.attention import rotary_rows
 from olive_ext.model.spec.checkpoint import least_limit, read_length
@@ -184,8 +187,9 @@ def open_genai_runner(model: ResolvedModel, profile_prefix: Path | None = None) 
     package that it does not open or that gives different logits for the same tokens.
     """
     settings, config = model.settings, model.settings.engine
-    overlay = overlay_of(model.files, config, profile_prefix)
-    opened = GenaiModel(model.files, model.providers, overlay, settings.max_length)
+    with _in_one_folder(model.files) as files:
+        overlay = overlay_of(files, config, profile_prefix)
+        opened = GenaiModel(files, model.providers, overlay, settings.max_length)
     if not settings.allow_cpu_fallback:
         opened.check_device(model.providers)
     facts = {
@@ -202,6 +206,38 @@ def open_genai_runner(model: ResolvedModel, profile_prefix: Path | None = None) 
             "onnxruntime-genai gives logits of the last token only: set 'engine.runtime' to \"onnxruntime\""
         )
     return OpenedRunner(runner, choose_chunk_size(config)[0])
+
+
+@contextmanager
+def _in_one_folder(files: ModelFiles) -> Iterator[ModelFiles]:
+    """The files, with a folder whose genai_config.json names all graphs. Of a variant it is made of what may lie in
+    several folders, without the names of components and assets, which onnxruntime-genai 0.14 does not know."""
+    model = files.genai_config.get("model") or {}
+    has_asset = str(model.get("tokenizer_dir")).startswith(ASSET)
+    if not model or ((files.directory / GENAI_CONFIG).is_file() and not has_asset):
+        yield files
+        return
+    with tempfile.TemporaryDirectory(prefix="olive-ext-") as made:
+        folder = Path(made).resolve()
+        graphs: dict[str | None, Path] = {part: one.graph for part, one in files.companions.items()}
+        whole = {key: item for key, item in model.items() if key != "tokenizer_dir"}
+        for section, written in whole.items():
+            graph = graphs.get(MEDIA_SECTIONS.get(section, section), files.decoder)
+            whole[section] = _moved(written, os.path.relpath(graph.parent, folder))
+        config = {**files.genai_config, "model": whole}
+        (folder / GENAI_CONFIG).write_text(json.dumps(config), encoding="utf-8")
+        yield replace(files, directory=folder, genai_config=config)
+
+
+def _moved(value: Any, way: str) -> Any:
+    """A section of genai_config.json whose files lie another `way`."""
+    if isinstance(value, list):
+        return [_moved(one, way) for one in value]
+    if not isinstance(value, Mapping):
+        return value
+    kept = {key: item for key, item in value.items() if key != "component"}
+    files = ("filename", "custom_ops_library")
+    return {key: f"{way}/{item}" if key in files else _moved(item, way) for key, item in kept.items()}
 
 
 def _spec_of(model: ResolvedModel) -> DecoderSpec | None:
@@ -532,10 +568,6 @@ def _refusal(error: Exception, files: ModelFiles, providers: tuple[Provider, ...
     reason = joined_lines(error)
     names = [provider.name for provider in providers if provider.device != "cpu"]
     if names and "provider" in reason.replace(str(files.directory), "").lower():
-        return ProviderError(
-            f"{', '.join(names)} did not come up in onnxruntime-genai for '{files.directory}': {reason}"
-        )
-    text = f"onnxruntime-genai cannot run '{files.directory}': {reason}"
-    if "Unknown value" in reason:  # 0.14 and earlier of a model package's tokenizer_dir
-        text = f"{text}; a newer release may, and 'engine.runtime' = 'onnxruntime' does without it"
+        return ProviderError(f"{', '.join(names)} did not come up in onnxruntime-genai for '{files.decoder}': {reason}")
+    text = f"onnxruntime-genai cannot run '{files.decoder}': {reason}"
     return ModelError(text, "engine.runtime", code="unsupported")
