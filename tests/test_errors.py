@@ -60,7 +60,7 @@ SHOWN: list[tuple[str, str, Make, str]] = [
         "'{folder}' is there already: give a folder that is new or empty",
     ),
     ("no_access", "", lambda folder: read_recipe(folder), "cannot read the recipe '{folder}': Is a directory"),
-    ("damaged", "", lambda folder: json_object(file(folder, [])), "'{folder}/x.json' holds a list, not a JSON object"),
+    ("damaged", "", lambda folder: json_object(file(folder, [])), "'{folder}/x.json' holds [], not a JSON object"),
     (
         "too_large",
         "",

@@ -49,10 +49,10 @@ from olive_ext.errors import (
     special_kind,
     suggest,
 )
-from olive_ext.model.files.model_package import choose, is_package, why_missing
+from olive_ext.model.files.model_package import choose, is_package, of_float_model, why_missing
 from olive_ext.model.files.package_config import is_hub_name
 from olive_ext.model.providers.resolution import first_name
-from olive_ext.model.providers.table import TABLE
+from olive_ext.model.providers.table import CPU
 from olive_ext.registry import entries, load
 
 if TYPE_CHECKING:
@@ -214,9 +214,9 @@ def _mistakes_of(
     missing = list(what_is_missing(block, settings))
     yield from missing
     if settings.reference is not None and (has_model or not settings.reference.is_input_model):
-        yield from _raised(
-            _refuse_reference, settings.reference, block.where, *input_model(recipe), settings.execution_provider
-        )
+        olives = passes or passes_in_source()
+        on = settings.execution_provider or (accelerator(recipe) if gets_onnx(recipe, block, olives) else None)
+        yield from _raised(_refuse_reference, settings.reference, block.where, *input_model(recipe), on)
     metrics = block.keys.get("metrics")
     if isinstance(settings, EvaluatorSettings):
         yield from load(entries("evaluators")[block.type].mistakes)(recipe, block.where, metrics, settings)
@@ -268,18 +268,15 @@ def _refuse_reference(
         raise NotFoundError("no such file or folder", f"{where}.reference", reference.path)
     if reference.variant is not None and not is_package(Path(reference.path)):
         raise MismatchError(f"'{reference.path}' is no model package", f"{where}.reference.variant", reference.variant)
-    asked = first_name(reference.execution_provider or provider)
-    for key, path in (("reference", reference.path), ("reference.float_model", reference.float_model)):
-        if path is not None and is_package(Path(path)):
-            _refuse_variants(Path(path), reference.variant if key == "reference" else None, asked, f"{where}.{key}")
-
-
-def _refuse_variants(package: Path, variant: str | None, asked: str | None, where: str) -> None:
-    """Raises `ModelError` where no variant is chosen; without a provider, which the run may know, whatever that is."""
-    tried = [asked] if asked or variant else [None, *(row.name for row in TABLE)]
-    errors = [[*_raised(choose, package, variant, provider)] for provider in tried]
-    if all(errors):
-        raise errors[0][0].inside(where, where)
+    on_cpu = provider and (CPU if reference.provider_stage is not False else provider)
+    for key, path, variant, on in (
+        ("reference", reference.path, reference.variant, reference.execution_provider or provider),
+        ("reference.float_model", reference.float_model, None, on_cpu),
+    ):
+        is_there = path is not None and is_package(Path(path))
+        for error in _raised(choose, Path(path or ""), variant, first_name(on)) if is_there else ():
+            told = error if key == "reference" else of_float_model(error)
+            raise told.inside(f"{where}.{key}", f"{where}.{key}")
 
 
 def of_input_model(reference: ReferenceConfig, kind: str, keys: Mapping[str, Any]) -> ReferenceConfig:
@@ -334,6 +331,24 @@ def gets_onnx(recipe: Mapping[str, Any], block: Block, passes: Passes) -> bool:
     before = every[: every.index(block)] if block.is_pass else every
     modules = [passes.modules.get(_plain(other.type), "") for other in before]
     return is_onnx_model(input_model(recipe)[0]) or any(one.startswith("olive.passes.onnx") for one in modules)
+
+
+def accelerator(recipe: Mapping[str, Any]) -> str | None:
+    """The execution provider that Olive hands over: the target's, else its device's, else the CPU's. None where it
+    needs none: no ONNX model is evaluated before a pass, or made by one."""
+    keys = {"evaluate_input_model": True, **mapping(recipe.get("engine")), **recipe}
+    target = keys.get("target")
+    system = mapping(mapping(recipe.get("systems")).get(target) if isinstance(target, str) else target)
+    first = next(iter(mappings({**mapping(system.get("config")), **system}.get("accelerators"))), {})
+    written = first.get("execution_providers") or [None]
+    name = written if isinstance(written, str) else written[0]
+    if name is not None:
+        return str(name[0] if isinstance(name, list) else name)
+    is_evaluated = keys.get("evaluator") and keys["evaluate_input_model"] and input_model(recipe)[0] == "onnxmodel"
+    made = [pass_classes().get(_plain(block.type), "") for block in blocks(recipe) if block.is_pass]
+    if not (is_evaluated or any(one.startswith("olive.passes.onnx") for one in made)):
+        return None
+    return "CUDAExecutionProvider" if str(first.get("device")).lower() == "gpu" else CPU
 
 
 def input_model(recipe: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

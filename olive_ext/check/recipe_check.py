@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from olive_ext.check.model_check import Findings, Section, check_model
 from olive_ext.check.recipe import (
     Block,
+    accelerator,
     blocks,
     gets_onnx,
     input_model,
@@ -114,7 +115,7 @@ def _check_provider(recipe: Mapping[str, Any], where: str, settings: PassSetting
         providers = resolve_providers(
             settings.execution_provider,
             settings.provider_options,
-            handed_over=_accelerator(recipe),
+            handed_over=accelerator(recipe),
             available=[*here, *(row.name for row in TABLE)],
         )
     except ProviderError as error:
@@ -176,22 +177,10 @@ def _check_input_model(
                 return
         config = EvaluationConfig.parse({**values, "model": model}, "input_model")
         if is_onnx:
-            findings.extend(check_model(config, verify=verify, handed_over=_accelerator(recipe)), "input_model")
+            findings.extend(check_model(config, verify=verify, handed_over=accelerator(recipe)), "input_model")
         resolved = resolve(config.opening())
         if is_onnx:
             refuse_misfits(resolved, inputs)
         model_args = config.model_args if is_onnx else None
         refuse_generations(inputs, config.gen_kwargs, resolved.context_length, model_args)
         refuse_texts(resolved, config)
-
-
-def _accelerator(recipe: Mapping[str, Any]) -> str | None:
-    """The execution provider of the recipe's target, as Olive would hand it over; None where it names none."""
-    target = recipe.get("target", mapping(recipe.get("engine")).get("target"))
-    system = mapping(recipe.get("systems")).get(target) if isinstance(target, str) else target
-    keys = {**mapping(mapping(system).get("config")), **mapping(system)}
-    accelerators = keys.get("accelerators") or [{}]
-    providers = mapping(accelerators[0]).get("execution_providers") or [None]
-    first = providers[0]
-    name = first[0] if isinstance(first, list) else first
-    return name if isinstance(name, str) else None

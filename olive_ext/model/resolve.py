@@ -17,6 +17,7 @@ from olive_ext.model.decisions import BucketPlan, CapturePlan, Decision, against
 from olive_ext.model.files.content import load_graph, model_digest, size_on_disk
 from olive_ext.model.files.hub import with_configs
 from olive_ext.model.files.locate import Kind, locate, locate_hf, model_kind
+from olive_ext.model.files.model_package import of_float_model
 from olive_ext.model.files.package_config import GENAI_CONFIG, MEDIA_SECTIONS, inside, missing_encoder
 from olive_ext.model.providers.devices import Device, Provider
 from olive_ext.model.providers.ort_session import read_adapter
@@ -57,9 +58,9 @@ def resolve(
         return _resolved(settings, tokenizer_candidates, handed_over)
     except ModelError as error:
         is_of_reference = key == "reference" and error.field.partition(".")[0] in ReferenceConfig.model_fields
-        if key == "model" or not (is_of_reference or error.field == "model"):
+        if key == "model" or not (is_of_reference or error.field in ("model", "variant")):
             raise
-        field, text = key, str(error)
+        field, text = key, str(error if is_of_reference else of_float_model(error))
         if is_of_reference:
             field = f"{key}.{error.field}"
             text = text.replace(f"'{error.field}'", f"'{field}'", 1)

@@ -63,6 +63,7 @@ def refuse(engine: Any, input_model: Any) -> None:
     evaluators, passes = list(our_evaluators(engine)), list(our_passes(engine))
     written = {
         "input_model": {"type": input_model.type, "config": input_model.config},
+        "target": engine.target_config.to_json(),
         "passes": {
             name: [
                 {"type": config.type, "config": config.config or {}, "host": _type_of(engine, config.host)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -82,15 +81,21 @@ def test_what_needs_a_reference_may_have_one_that_the_recipe_names(tmp_path: Pat
     assert problems(tmp_path, of_onnx(tmp_path, reference="input_model", **keys)) == []
 
 
+def put_package(root: Path, **eps: str) -> Path:
+    """A model package with a variant for each of these providers, named in full but for the ending."""
+    components = {"model": {"variants": {name: {"ep": f"{ep}ExecutionProvider"} for name, ep in eps.items()}}}
+    for name in eps:
+        put_model(root / name)
+    (root / "manifest.json").write_text(json.dumps({"schema_version": "1.0", "components": components}))
+    return root
+
+
 def test_variant_of_a_reference_that_its_package_has_not_is_named_before_a_pass_runs(tmp_path: Path) -> None:
-    """Without its name or its provider, the accelerator's provider chooses it, which the run knows."""
-    package = put_model(tmp_path / "p.ortpackage" / "gpu").parent
-    eps = {"gpu": "CUDAExecutionProvider", "npu": "QNNExecutionProvider"}
-    components = {"model": {"variants": {name: {"ep": ep} for name, ep in eps.items()}}}
-    (package / "manifest.json").write_text(json.dumps({"schema_version": "1.0", "components": components}))
-    for named in ({}, {"variant": "gpu"}, {"execution_provider": "cuda"}):
+    package = put_package(tmp_path / "p.ortpackage", gpu="CUDA", npu="QNN")
+    for named in ({"variant": "gpu"}, {"execution_provider": "cuda"}):
         assert problems(tmp_path, of_evaluator(reference={"path": str(package), **named})) == []
-    for named, told in (({"variant": "gone"}, "'variant' = 'gone'"), ({"execution_provider": "cpu"}, "CPU")):
+    wrong = ({"variant": "gone"}, "'variant' = 'gone'"), ({"execution_provider": "cpu"}, "CPU"), ({}, "CPU")
+    for named, told in wrong:
         (problem,) = problems(tmp_path, of_evaluator(reference={"path": str(package), **named}))
         assert "evaluators.ours.reference" in problem
         assert told in problem
@@ -103,15 +108,47 @@ def test_variant_of_a_reference_that_its_package_has_not_is_named_before_a_pass_
 def test_package_of_which_several_variants_fit_any_provider_is_named_before_a_pass_runs(
     key: str, tmp_path: Path
 ) -> None:
-    package = put_model(tmp_path / "p.ortpackage" / "a").parent
-    shutil.copytree(package / "a", package / "b")
-    components = {"model": {"variants": {name: {"ep": "CPUExecutionProvider"} for name in "ab"}}}
-    (package / "manifest.json").write_text(json.dumps({"schema_version": "1.0", "components": components}))
+    package = put_package(tmp_path / "p.ortpackage", a="CPU", b="CPU")
     for named in ({}, {"execution_provider": "cpu"}):
         reference = {"path": "org/name", key: str(package)}
         (problem,) = problems(tmp_path, of_evaluator(reference=reference, **named))
         assert "several variants fit" in problem
         assert f"evaluators.ours.reference{'' if key == 'path' else '.float_model'}" in problem
+        assert ("give the folder of one" in problem, "'variant'" in problem) == (key != "path", key == "path")
+
+
+GPU = {"device": "gpu", "execution_providers": ["CUDAExecutionProvider"]}
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "eps", "told"),
+    [
+        (None, {"a": "CPU", "b": "CPU", "c": "CUDA"}, "several"),
+        (None, {"a": "CPU", "c": "CUDA"}, ""),
+        (None, {"c": "CUDA"}, "no variant is for CPU"),
+        ([GPU], {"a": "CPU", "b": "CPU", "c": "CUDA"}, ""),
+        ([{**GPU, "execution_providers": "CUDAExecutionProvider"}], {"c": "CUDA"}, ""),
+        ([{"device": "gpu"}], {"c": "CUDA", "d": "CUDA"}, "several"),
+        ([{"device": "npu", "execution_providers": ["QNNExecutionProvider"]}], {"c": "CUDA"}, "no variant is for QNN"),
+    ],
+)
+@pytest.mark.parametrize("is_built", [False, True])
+def test_variant_of_a_reference_is_for_the_provider_of_the_target(
+    accelerators: Any, eps: dict[str, str], told: str, is_built: bool, tmp_path: Path
+) -> None:
+    """Which Olive hands over: of an ONNX model the CPU's where the recipe has no target."""
+    keys: dict[str, Any] = {"reference": str(put_package(tmp_path / "p.ortpackage", **eps))}
+    recipe = built(**keys) if is_built else of_onnx(tmp_path, **keys)
+    system = {"type": "LocalSystem", "accelerators": accelerators}
+    target = {"systems": {"here": system}, "target": "here"} if accelerators else {}
+    found = [*mistakes(recipe | target)]
+    assert [told in str(one) for one in found] == [True] * bool(told)
+
+
+def test_only_variant_is_the_reference_of_a_checkpoint_whatever_it_is_for(tmp_path: Path) -> None:
+    """Olive hands no provider over."""
+    package = put_package(tmp_path / "p.ortpackage", gpu="CUDA")
+    assert [*mistakes(of_evaluator(reference=str(package)))] == []
 
 
 def test_variant_of_an_input_model_is_refused_as_olive_does_after_a_start(tmp_path: Path) -> None:

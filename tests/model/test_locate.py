@@ -3,10 +3,8 @@ package's variants: by name, by the provider asked for, its components by what t
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
-from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,13 +19,14 @@ from olive_ext.model import resolve
 from olive_ext.model.files.content import model_digest, read_outline
 from olive_ext.model.files.locate import locate, model_kind
 from olive_ext.model.files.model_package import choose, why_missing
-from olive_ext.model.providers.resolution import available_providers
+from olive_ext.model.providers.resolution import available_providers, resolve_providers
 from olive_ext.session.generation_bounds import read_stop_ids
 from tests.exports.quickstart import TASKS, exported, quantized
 from tests.model.tiny import (
     DIGEST,
     graph,
     in_hf_cache,
+    olive_packed,
     packed,
     put_genai,
     put_graph,
@@ -405,18 +404,13 @@ def put_package(root: Path, variants: dict[str, Any], *, is_inline: bool = False
     return root
 
 
-def olive_package(root: Path, **eos: int) -> Path:
-    """Variants by `olive generate-model-package` of the installed Olive, each with its own end token."""
-    from olive.cli.model_package import ModelPackageCommand
-
+def olive_package(root: Path, sections: Mapping[str, Any] | None = None, **eos: int) -> Path:
+    """Variants by `olive generate-model-package` of the installed Olive, each with its own end token, and more
+    `sections` of genai_config.json."""
     for name, token in eos.items():
         put_graph(root / name / "model.onnx", "logits", ["model.onnx.data"])
-        put_genai(put_tokenizer(root / name), eos_token_id=token, vocab_size=8)
-    command = object.__new__(ModelPackageCommand)
-    sources = [str(root / name) for name in eos]
-    command.args = Namespace(source=sources, output_path=str(root / "m"), model_name="m", model_version="1.0")
-    inspect.unwrap(ModelPackageCommand.run)(command)
-    return root / "m.ortpackage"
+        put_genai(put_tokenizer(root / name), eos_token_id=token, vocab_size=8, **(sections or {}))
+    return olive_packed(root, *(root / name for name in eos))
 
 
 def test_package_of_olive_s_own_command_has_each_variant_s_configuration(tmp_path: Path) -> None:
@@ -453,8 +447,24 @@ def test_package_of_olive_s_own_command_has_each_variant_s_configuration(tmp_pat
     with refused(ModelError, "untrusted", holds="configs"):
         locate(root, variant="two")
     put_json(root / "manifest.json", {"schema_version": 1, "components": [{}]})
-    with refused(NotFoundError, "not_found"):
+    with refused(DamagedError, "damaged", holds=("manifest.json", "'components' = [{}]: give a mapping")):
         locate(root)
+    (root / "manifest.json").write_text("null")
+    with refused(DamagedError, "damaged", holds="holds null, not a JSON object"):
+        choose(root, None, None)
+
+
+def test_encoder_of_olive_s_package_has_the_graph_and_the_provider_of_its_own_overlay(tmp_path: Path) -> None:
+    options = {"session_options": {"provider_options": [{"cuda": {}}]}}
+    put_graph(tmp_path / "x" / "see.onnx", "image_features")
+    put_graph(tmp_path / "x" / "see_ctx.onnx", "image_features")  # which the command copies beside it
+    root = olive_package(tmp_path, {"vision": {"filename": "see.onnx", **options}}, x=3)
+    files = locate(root)
+    assert files.companions["vision"].graph == root / "models" / "vision" / "x" / "see.onnx"
+    assert files.genai_config["model"]["vision"]["session_options"] == options["session_options"]
+    providers = resolve_providers(genai_config=files.genai_config, section="vision", available=[CUDA])
+    assert [one.name for one in providers] == [CUDA, CPU]
+    assert files.genai_config["model"]["decoder"]["filename"] == "model.onnx"
 
 
 BOTH = {"cpu": {"ep": CPU}, "gpu": {"ep": CUDA, "device": "gpu"}}
@@ -526,11 +536,8 @@ GRAPH = {"variants": {"cpu": {"variant_directory": "model", "ep": CPU}}}
 
 def named(file: Any) -> dict[str, Any]:
     """A package whose graph has this name."""
-    return {
-        "components": {
-            "model": {"variants": {"x": {"variant_directory": ".", "executor_info": {"ort": {"model_file": file}}}}}
-        }
-    }
+    ort = {"executor_info": {"ort": {"model_file": file}}}
+    return {"components": {"model": {"variants": {"x": {"variant_directory": "shared_assets", **ort}}}}}
 
 
 @pytest.mark.parametrize(
@@ -544,6 +551,9 @@ def named(file: Any) -> dict[str, Any]:
         ({"components": {"model": {"variants": {"x": {"variant_directory": "/etc"}}}}}, ModelError, "untrusted"),
         ({"components": {"model": {"variants": {"gone": {}}}}}, NotFoundError, "not_found"),
         ({"components": {"model": {"variants": [1]}}}, DamagedError, "damaged"),
+        ({"components": {"model": {"variants": {"": {"variant_directory": "model"}}}}}, DamagedError, "damaged"),
+        ({"components": {"model": {"variants": {"": {}}}}}, DamagedError, "damaged"),
+        ({"components": {"model": {"variants": {"x": {"variant_directory": "."}}}}}, DamagedError, "damaged"),
         ({"components": {"model": {"variants": GRAPH["variants"] | {"y": None}}}}, DamagedError, "damaged"),
         ({"components": {"model": GRAPH | {"schema_version": "2.0"}}}, ModelError, "unsupported"),
         *(
@@ -769,8 +779,11 @@ def test_mistake_about_a_reference_is_one_of_its_own_keys(named: Any, field: str
         resolve(settings, key="reference")
     assert raised.value.__cause__ is not None
     assert f"'{written}' = 'reference" not in str(raised.value)
-    with refused(ModelError, code, field or "reference.float_model"):
+    of_float = "" if field == "variant" else field
+    with refused(ModelError, code, of_float or "reference.float_model") as raised:
         resolve(settings, key="reference.float_model")
+    assert ("give the folder of one" in str(raised.value)) == (code == "missing"), "no key names a variant there"
+    assert ("'variant'" in str(raised.value)) == (code == "not_found" and field == "variant")
 
 
 def test_variant_is_asked_for_by_its_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,6 +46,9 @@ class Target:
     def __init__(self, kind: str = "LocalSystem") -> None:
         self.type = kind
 
+    def to_json(self) -> dict[str, Any]:
+        return {"type": self.type}
+
 
 class Output:
     def __init__(self, has_model: bool, metrics: Any) -> None:

@@ -4,7 +4,7 @@ knows no Olive beyond the model_config.json that it leaves in an output folder."
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -77,6 +77,7 @@ def locate(
     logger.debug("looking for the files of '%s'", path)
     given: dict[str, Named] = {}
     origins: dict[str, str] = {}
+    graphs: dict[str, Path] = {}
     name = ep = ""
     if is_package(root):
         chosen, graphs, rule = choose(root, variant, provider)
@@ -86,7 +87,7 @@ def locate(
             given["decoder"] = chosen.graph, "the package's model_file"
     elif variant is not None:
         raise MismatchError(f"'{root}' is no model package", "variant", variant)
-    overlaid = with_overlay(root if root.is_dir() else root.parent)
+    overlaid = with_overlay(root if root.is_dir() else root.parent, *(file.parent for file in graphs.values()))
     file = overlaid[0].get("model", {}).get("decoder", {}).get("filename") if overlaid and root.is_dir() else None
     if file and onnx_file_name is None:
         given.setdefault(
@@ -108,11 +109,11 @@ def locate(
         weights += (graph, *_weights(graph, read_outline(graph)))
     candidates = list(_tokenizer_candidates(extra_tokenizer_candidates, root, decoder))
     tokenizer_place, tokenizer_rule = _find_tokenizer(decoder.parent, tokenizer, genai_config, candidates)
-    named = {**find_companions(decoder, directory, genai_config), **given}
+    named = {**find_companions(decoder, directory, genai_config, given), **given}
     companions = _companions(root, decoder, outline, named)
     _refuse_strangers_in(Path(tokenizer_place), *([directory] if config_file else []))
     refuse_names_outside(directory, genai_config)
-    own = (decoder.parent, directory, *([Path(tokenizer_place)] if companions else []))
+    own = (decoder.parent, directory, *([Path(tokenizer_place)] if companions or overlaid else []))
     return ModelFiles(
         decoder=decoder,
         directory=directory,
@@ -367,8 +368,11 @@ def _missing_stage(folder: Path, stages: Mapping[str, Path]) -> str:
     return ""
 
 
-def find_companions(decoder: Path, directory: Path, genai_config: Mapping[str, Any]) -> dict[str, Named]:
-    """The graphs beside `decoder` by what they do, each with the rule that found it; `directory` has genai_config.json.
+def find_companions(
+    decoder: Path, directory: Path, genai_config: Mapping[str, Any], given: Collection[str] = ()
+) -> dict[str, Named]:
+    """The graphs beside `decoder` by what they do, each with the rule that found it, but for those `given`; `directory`
+    has genai_config.json.
 
     "embedding": takes ids where the decoder takes embeddings. "encoder": takes the source of an encoder-decoder.
     "first_step": a decoder without a past, which computes the cross-attention KV. "vision" and "audio": encoders whose
@@ -380,9 +384,11 @@ def find_companions(decoder: Path, directory: Path, genai_config: Mapping[str, A
         name = (genai_config.get("model", {}).get(section) or {}).get("filename")
         key = f"model.{section}.filename"
         file = inside(directory, name, key) if name else None
-        if file is not None and file.is_file():
+        if part in given or file is None:
+            continue
+        if file.is_file():
             graphs[part] = (file, f"{GENAI_CONFIG}'s {key}")
-        elif file is not None and section in _TEXT_SECTIONS:
+        elif section in _TEXT_SECTIONS:
             raise NotFoundError(f"{GENAI_CONFIG} names '{name}' for {key}; '{file}' does not exist")
     return graphs
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from olive_ext.config.model import Components
-from olive_ext.errors import DamagedError, ModelError, NotFoundError, listed
+from olive_ext.errors import DamagedError, ModelError, NotFoundError, OliveExtError, listed
 from olive_ext.model.files.package_config import (
     GENAI_CONFIG,
     MANIFEST,
@@ -157,6 +157,11 @@ def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant,
     return chosen, graphs, "; ".join([f"{rule}, of {', '.join(one.words for one in decoders)}", *notes])
 
 
+def of_float_model(error: OliveExtError) -> OliveExtError:
+    """An error about the variant of a float model, which no key names, with what does."""
+    return error.saying(str(error).removeprefix("'variant': ").replace("; name one", "; give the folder of one"))
+
+
 def asset(folder: Path, uri: str, key: str) -> Path:
     """The folder that a variant's configuration names by a digest under `key`, in the package that `folder` is in."""
     root = next((above for above in (folder, *folder.parents) if is_package(above)), None)
@@ -174,8 +179,8 @@ def asset(folder: Path, uri: str, key: str) -> Path:
 def _chosen(
     root: Path, part: str, variants: Sequence[Variant], name: str | None, *providers: str, like: str = ""
 ) -> tuple[Variant, str]:
-    """The variant of a part with the name; without one that for the first of `providers` that has any, of several the
-    one with the name `like`; and the rule."""
+    """The variant of a part with the name; without one that for the first of `providers` that has any, of several or of
+    none the one with the name `like`; and the rule."""
     there = f"'{root}' has of its {part} {', '.join(one.words for one in variants)}"
     if name is not None:
         named = next((one for one in variants if one.name == name), None)
@@ -188,9 +193,9 @@ def _chosen(
     fit = next(filter(None, ([v for v in variants if v.provider == one] for one in (*wanted, ""))), [])
     if not fit and part == "decoder" and wanted[0].lower() not in ROWS and (hint := meant_provider(wanted[0])):
         raise ModelError(f"{hint} {there}", "execution_provider", wanted[0], code="unknown_name")
+    fit = [one for one in fit or variants if one.name == like] or fit
     if not fit:
         raise NotFoundError(f"no variant is for {wanted[0]}: {there}; name one, or its provider", "variant")
-    fit = [one for one in fit if one.name == like] or fit
     if len(fit) > 1:
         raise ModelError(f"several variants fit: {there}; name one", "variant", code="missing")
     return fit[0], f"the variant for {wanted[0]}"
@@ -199,7 +204,8 @@ def _chosen(
 def _graph(variant: Variant, part: str) -> Path:
     """The graph of a component that is one: as the package names it, else genai_config.json, else the only one."""
     config = variant.folder / GENAI_CONFIG
-    written: Mapping[str, Any] = read_json(config, GenaiConfig).get("model", {}) if config.is_file() else {}
+    whole = read_json(config, GenaiConfig) if config.is_file() else (with_overlay(variant.folder) or ({},))[0]
+    written: Mapping[str, Any] = whole.get("model", {})
     section = written.get(part) or written.get("speech" if part == "audio" else part) or {}
     name = section.get("filename")
     own = variant.graph or (inside(variant.folder, name, f"model.{part}.filename") if name else None)
@@ -212,15 +218,13 @@ def _graph(variant: Variant, part: str) -> Path:
 def _components(root: Path) -> dict[str, list[Variant]]:
     """The variants of each component. Raises `ModelError`."""
     file = root / MANIFEST
-    manifest = json_object(file, is_strict=True)
-    components = manifest.get("components")
-    if isinstance(components, list):
-        components = {str(name): f"models/{name}/{METADATA}" for name in components}
-    else:
-        components = read_json(file, Manifest).get("components")
+    manifest = read_json(file, Manifest)
     _refuse_version(file, manifest.get("schema_version", ""))
+    components = manifest.get("components") or {}
+    if isinstance(components, list):
+        components = {name: f"models/{name}/{METADATA}" for name in components}
     found: dict[str, list[Variant]] = {}
-    for component, written in (components or {}).items():
+    for component, written in components.items():
         folder, body = root, written
         if isinstance(written, str):
             path = inside(root, written, f"components.{component}")
@@ -235,17 +239,18 @@ def _components(root: Path) -> dict[str, list[Variant]]:
     return {component: variants for component, variants in found.items() if variants}
 
 
-def with_overlay(folder: Path) -> tuple[Mapping[str, Any], Path] | None:
-    """genai_config.json of the variant in a folder, where its package by Olive 0.13 keeps that for all variants, and
-    the folder of that file; else None. Raises `ModelError`."""
-    own, root = folder / OVERLAY, folder.parent.parent.parent
+def with_overlay(folder: Path, *others: Path) -> tuple[Mapping[str, Any], Path] | None:
+    """genai_config.json of the variant in a folder, with `others` of the package's other components, where their
+    package by Olive 0.13 keeps that for all variants, and the folder of that file; else None. Raises `ModelError`."""
+    root = folder.parent.parent.parent
     if not (folder.parent / METADATA).is_file() or not (root / CONFIGS / GENAI_CONFIG).is_file():
         return None
     shared = inside(root, CONFIGS, CONFIGS)
-    overlay = json_object(own, is_strict=True) if own.is_file() else {}
-    config = _patched(json_object(shared / GENAI_CONFIG, is_strict=True), overlay)
-    with mistakes_in(own):
-        GenaiConfig.parse(config)
+    config: Any = json_object(shared / GENAI_CONFIG, is_strict=True)
+    for own in (one / OVERLAY for one in (*others, folder)):
+        config = _patched(config, json_object(own, is_strict=True) if own.is_file() else {})
+        with mistakes_in(own):
+            GenaiConfig.parse(config)
     return config, shared
 
 
@@ -264,6 +269,8 @@ def _refuse_version(file: Path, version: object) -> None:
 
 def _variant(component: Path, name: str, written: Mapping[str, Any]) -> Variant:
     folder = inside(component, written.get("variant_directory") or name, "variant_directory")
+    if not name or folder == component:
+        raise DamagedError(f"'{component}' has a variant {name!r} in the folder '{folder}': give a name and a folder")
     ort = (written.get("executor_info") or {}).get("ort") or {}
     if isinstance(ort, str):
         config = inside(folder, ort, "executor_info.ort")

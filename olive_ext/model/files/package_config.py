@@ -110,7 +110,7 @@ def json_object(path: Path, *, largest: int = LARGEST, is_strict: bool = False) 
     except (OSError, ValueError) as error:
         raise DamagedError(f"'{path}' is not readable JSON: {first_line(error)}") from error
     if not isinstance(value, dict):
-        raise DamagedError(f"'{path}' holds a {type(value).__name__}, not a JSON object")
+        raise DamagedError(f"'{path}' holds {json.dumps(value):.40}, not a JSON object")
     return value
 
 
@@ -309,7 +309,7 @@ class Manifest(ConfigSection):
     """manifest.json of a model package."""
 
     schema_version: str | int | None = None
-    components: dict[str, str | ComponentFile] | None = None
+    components: dict[str, str | ComponentFile] | list[str] | None = None
     shared_assets: Names | None = None
 
 
