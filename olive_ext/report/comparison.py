@@ -30,7 +30,7 @@ _UNSEEN_TAIL = 2.0
 """How many times the skewness of a few documents the true one is taken for: their tail is mostly not among them (20 of
 a lognormal law with a skewness of 6 have 2 on average)."""
 
-PACKAGE_TOKENIZER, KV_CACHE = "the package's own tokenizer", "the KV cache"
+PACKAGE_TOKENIZER, KV_CACHE, CONSTANTS = "the package's own tokenizer", "the KV cache", "the files' constants"
 """Names in `Comparison.damaged` of what is no constant and no file."""
 
 NAME = "name"

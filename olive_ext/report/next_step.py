@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from olive_ext.errors import counted
-from olive_ext.report.comparison import ALL, KV_CACHE, PACKAGE_TOKENIZER, Comparison
+from olive_ext.report.comparison import ALL, CONSTANTS, KV_CACHE, PACKAGE_TOKENIZER, Comparison
 from olive_ext.report.numbers import joined
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ _REPAIRS: Mapping[str, str] = {
     "(leave `tokenizer` out)",
     "model_args.add_bos_token": "copy the reference's tokenizer into the package, or leave `add_bos_token` out",
     KV_CACHE: "export the model again: what its graph makes of a cache is wrong, and `olive-ext mend` replaces weights",
+    CONSTANTS: "repair the file that cannot be read, then evaluate again",
 }
 """The repair of damage that is in no constant of the graph, by file."""
 

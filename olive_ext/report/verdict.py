@@ -21,7 +21,7 @@ from typing import Literal, get_args
 from olive_ext.errors import counted
 from olive_ext.report import numbers
 from olive_ext.report.changes import Change, Figure, changes_of, deciding_changes, name_of, unjudged_tasks
-from olive_ext.report.comparison import ALL, ClaimResult, Comparison, Divergence
+from olive_ext.report.comparison import ALL, CONSTANTS, ClaimResult, Comparison, Divergence
 from olive_ext.report.metrics import CUT_OFF
 from olive_ext.report.next_step import next_step
 from olive_ext.report.numbers import SAME_NATS, joined
@@ -339,7 +339,8 @@ def _damaged(comparison: Comparison) -> Iterator[Reason]:
     """Constants that are not the reference's, which the tasks need not have reached."""
     for name, what in [*comparison.damaged.items()][:1]:
         more = f", and {counted(len(comparison.damaged) - 1, 'other')}" if len(comparison.damaged) > 1 else ""
-        yield Reason("damaged", words=f"damaged: '{name}' {what}{more}")
+        finding = f"not decided: {name} {what}" if name == CONSTANTS else f"damaged: '{name}' {what}"
+        yield Reason("damaged", words=f"{finding}{more}")
 
 
 def _shorter(comparison: Comparison) -> tuple[list[Reason], bool]:

@@ -29,7 +29,7 @@ from olive_ext.records import Records
 from olive_ext.records.files import cache_folder
 from olive_ext.records.journal import facts_key
 from olive_ext.records.travelling import unpack
-from olive_ext.report.comparison import KV_CACHE, PACKAGE_TOKENIZER, PromptDiff, StopTokens
+from olive_ext.report.comparison import CONSTANTS, KV_CACHE, PACKAGE_TOKENIZER, PromptDiff, StopTokens
 from olive_ext.report.page import SIZE
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, requested_costs
 from olive_ext.run.machine import Clock
@@ -171,9 +171,8 @@ class Models:
             facts: dict[str, Any] = {"longest": longest, "num_tokens": num_tokens, "vocab_sizes": sizes}
             found = damage(self.candidate.files, other, is_near=is_near, unreached=unreached, **facts)
             return found._replace(uncompared=0) if other is None and self.records_file is None else found
-        except Exception as error:  # noqa: BLE001 - a remark must not cost the report, which is not written yet
-            logger.warning("constants are not compared: %s", first_line(error))
-            return Damage({}, 0)
+        except Exception as error:  # noqa: BLE001 - a finding must not cost the report, which is not written yet
+            return Damage({CONSTANTS: f"are not compared: {first_line(error)}"}, 0)
 
     @cached_property
     def unjudged(self) -> dict[str, str]:

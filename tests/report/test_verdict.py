@@ -11,6 +11,7 @@ import pytest
 from olive_ext.report.comparison import (
     ACCURACY,
     ALL,
+    CONSTANTS,
     KV_CACHE,
     PACKAGE_TOKENIZER,
     Comparison,
@@ -305,6 +306,7 @@ CASES: dict[str, tuple[Comparison, str]] = {
         "ok: gain gsm8k exact_match 10 pt",
     ),
     "damaged": (of(same(), EQUAL, damaged=DAMAGED), "unknown: damaged"),
+    "not compared": (of(same(), EQUAL, damaged={CONSTANTS: "are not compared: no access"}), "unknown: damaged"),
     "damaged and lost": (
         of(outcome(difference=-0.1, low=-0.15, high=-0.05), damaged=DAMAGED),
         "loss: loss choice acc 10 pt, damaged",
@@ -410,6 +412,7 @@ SENTENCES = {
         "no difference found, in up to 63 of 512 positions, 12 % of the vocabulary, no picture and no sound, with 1 "
         "constant not compared"
     ),
+    "not compared": "not decided: the files' constants are not compared: no access",
     "damaged": "damaged: 'cos_cache' rows 450 to 511 of 512 are not the reference's, and 1 other",
     "few of few missing": (
         "not decided: choice acc may have lost up to 1.5 pt (3 requests have no answer); "
@@ -481,6 +484,7 @@ def test_next_step_raises_the_bound_that_all_tasks_are_held_to() -> None:
         ({"damaged": {"genai_config.json": "says 3 layers"}}, ("genai_config.json", "onnx_file_name")),
         ({"damaged": {"tokenizer_config.json": "has another"}}, ("tokenizer_config.json", "chat_template.jinja")),
         ({"damaged": {PACKAGE_TOKENIZER: "is another"}}, ("into the package", "`tokenizer`")),
+        ({"damaged": {CONSTANTS: "are not compared: no access"}}, ("repair the file", "evaluate again")),
         ({"damaged": {KV_CACHE: "11 nats off"}}, ("export the model again", "cache")),
         ({"damaged": {"cos_cache": "rows"}}, ("olive-ext mend",)),
         ({"asked": PromptDiff(("chat template",), ("chat_template.jinja",))}, ("chat template (chat_template.jinja)",)),

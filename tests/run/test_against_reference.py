@@ -616,6 +616,15 @@ def test_a_second_chat_template_is_named_where_chats_are_asked(
     assert [*Models(config).unjudged] == ["tokenizer_config.json"] * is_named
 
 
+def test_constants_that_cannot_be_compared_are_a_finding(tmp_path: Path) -> None:
+    hf = shutil.copytree(hf_model("llama"), tmp_path / "other")
+    (hf / "model.safetensors").write_bytes(b"\x08" + bytes(15))
+    model, reference = str(genai_export("llama")), {"path": str(hf), "export": "never"}
+    config = EvaluationConfig.parse({"tasks": ["a"], "model": {"path": model}, "reference": reference})
+    ((name, how),) = Models(config).damage(is_near=True, unreached=()).findings.items()
+    assert f"{name} {how}".startswith("the files' constants are not compared: ")
+
+
 def test_what_is_not_judged_is_never_green(folder: Path, tmp_path: Path, capsys: Any) -> None:
     config = shipped(tmp_path, *UNJUDGED[0][:3])
     report = evaluate(config, include_path=str(folder))
