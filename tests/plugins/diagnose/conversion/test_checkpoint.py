@@ -359,9 +359,10 @@ def test_a_tokenizer_or_chat_template_that_was_lost_is_a_problem(
 
 
 def test_graph_without_states_names_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain: Any = SimpleNamespace(layers="layers", states=lambda tokens: {"layers.0": np.ones((4, 8), np.float32)})
+    monkeypatch.setattr(conversion, "states_of", lambda *_: {"layers.0": np.ones((4, 8), np.float32)})
     graph = SimpleNamespace(run=lambda tokens: {"logits": np.ones((4, 3), np.float32)})
     monkeypatch.setattr(conversion, "PlainGraph", lambda *_: graph)
+    plain: Any = None
     model: Any = None
     with pytest.raises(ModelError, match="no value of the graph has the size of a hidden state"):
         conversion.first_state_difference(plain, model, [1, 2, 3, 4], 1e-3)
