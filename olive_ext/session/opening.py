@@ -99,7 +99,7 @@ def _open_elsewhere(
     served = crew.served
 
     def session(texts: Texts, which: str, beside: Session | None = None) -> Session:
-        media = texts.media(served.models[which].traits.item_limit)
+        media = texts.media(served.models[which].item_limit)
         return texts.session(WorkerPool(crew, which), media, beside)
 
     own = session(own_texts, OWN)

@@ -6,7 +6,6 @@ Knows no text, and not where the workers are.
 
 from __future__ import annotations
 
-import collections
 import logging
 import queue
 import threading
@@ -19,7 +18,7 @@ from olive_ext.engine.requests import Counters, Lost, Request, Result
 from olive_ext.engine.scheduling.prefix_tree import predicted_tokens
 from olive_ext.errors import OliveExtError, RunError, WorkerError, counted, one_line
 from olive_ext.session.answer_journal import ChunkResults
-from olive_ext.session.workers.worker import Reply, Served, Worker, WorkerLostError, to_send
+from olive_ext.session.workers.worker import Served, Worker, WorkerLostError, to_send
 
 logger = logging.getLogger(__name__)
 
@@ -185,10 +184,9 @@ class Crew:
         self._pauses_s = pauses_s
         self._lock = threading.RLock()
         self.num_lost = 0
-        self._counted: dict[tuple[str, str, int], Counters] = {}
-        """By worker, model and opening: a worker counts anew when it is opened again."""
+        self.counters = Counters()
+        """Those of all workers together, those included that were lost."""
 
-        self._num_opened = collections.Counter[str]()
         self._executions: dict[tuple[str, str], Mapping[str, Any]] = {}
         self._closed: set[str] = set()
         try:
@@ -201,13 +199,6 @@ class Crew:
     def served(self) -> Served:
         """The facts of the first worker's models."""
         return self.all_served[0]
-
-    @property
-    def counters(self) -> Counters:
-        """The counters of all workers together, those included that were lost."""
-        with self._lock:
-            counted = [vars(one) for one in self._counted.values()]
-        return Counters(**{name: sum(one[name] for one in counted) for name in vars(Counters())})
 
     @property
     def at_work(self) -> str:
@@ -306,21 +297,21 @@ class Crew:
     def _run_chunk(self, worker: Worker, which: str, feed: ChunkFeed, chunk: Chunk) -> None:
         """Runs a chunk until it is complete, or the worker is lost. A call that is over counts nothing."""
         while not chunk.is_complete:
-            reply: Reply | WorkerLostError
+            reply, problem = None, ""
             try:
                 reply = worker.run(which, [to_send(request) for request in chunk.next])
             except WorkerLostError as error:
-                reply = error
+                problem = str(error)
                 self._closed.add(worker.name)
             with self._lock:
                 if feed.is_over.is_set():
                     return
-                if isinstance(reply, WorkerLostError):
+                if reply is None:
                     self.num_lost += 1
-                    chunk.lose(str(reply))
+                    chunk.lose(problem)
                     break
-                opening = worker.name, which, self._num_opened[worker.name]
-                self._counted[opening] = Counters(**reply.counters)
+                counted = vars(self.counters).items()
+                self.counters = Counters(**{name: count + reply.counters[name] for name, count in counted})
                 self._executions[worker.name, which] = reply.execution
             chunk.results += reply.results
         feed.put(chunk)
@@ -341,7 +332,6 @@ class Crew:
                 problem = one_line(error)
             else:
                 self._closed.discard(worker.name)
-                self._num_opened[worker.name] += 1
                 logger.warning("%s is open again", worker.name)
                 return True
         feed.leave(WorkerError(f"{worker.name} cannot be started again: {problem}"))

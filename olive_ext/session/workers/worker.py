@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from olive_ext.config import ModelSettings
-from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import Lost, Request, Result
-from olive_ext.engine.runners.runner import Traits
 from olive_ext.errors import ANY_FAILURE, OliveExtError, RunError, one_line
+from olive_ext.media.items import ItemLimit
 from olive_ext.model import resolve
 from olive_ext.records import Records
 from olive_ext.session.generation_bounds import StopChecker
@@ -49,9 +48,15 @@ class ModelFacts:
 
     context_length: int
     num_slots: int
-    traits: Traits
+    item_limit: ItemLimit
     execution: Mapping[str, Any]
     """`Engine.describe`."""
+
+    @classmethod
+    def of(cls, session: Session) -> ModelFacts:
+        """Those of an open model."""
+        executor, limit = session.executor, ItemLimit() if session.media is None else session.media.limit
+        return cls(executor.context_length, executor.num_slots, limit, executor.describe())
 
     @property
     def room(self) -> str:
@@ -71,7 +76,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Reply:
-    """The results of a chunk, and the counters of the worker since it began."""
+    """The results of a chunk, and what the engine has counted while it ran."""
 
     results: Sequence[Result | Lost]
     counters: Mapping[str, int]
@@ -164,19 +169,21 @@ class ServedModel:
             reference = resolve(ModelSettings.parse(reference))
         own = open_local(model, reference, job.record_to, job.tokenizers)
         self._sessions = {OWN: own, **({} if own.reference is None else {REFERENCE: own.reference})}
-        models = {name: _facts(_engine(session)) for name, session in self._sessions.items()}
+        models = {name: ModelFacts.of(session) for name, session in self._sessions.items()}
         return Served(models, None if own.records is None else str(own.records.folder))
 
     def num_steps(self) -> int | None:
         """Steps that the models have completed together; None before they are open. To be called from any thread."""
-        return sum(_engine(session).counters.steps for session in self._sessions.values()) if self._sessions else None
+        return sum(one.executor.counters.steps for one in self._sessions.values()) if self._sessions else None
 
     def run(self, which: str, requests: Sequence[Request]) -> Reply:
         """Runs one chunk on the worker's own model, or on its resident reference."""
         session = self._sessions[which]
         chunk = [_received(request, session) for request in requests]
+        before = asdict(session.counters)
         ((_, results),) = session.executor.run_chunks([chunk])
-        return Reply(results, asdict(session.counters), session.executor.describe())
+        counted = {name: count - before[name] for name, count in asdict(session.counters).items()}
+        return Reply(results, counted, session.executor.describe())
 
     def release_memory(self, which: str) -> None:
         """Frees what has grown with use."""
@@ -210,12 +217,3 @@ def _received(request: Request, session: Session) -> Request:
         thinking = replace(thinking, is_over=StopChecker(session.tokenizer, (thinking.text,)))
     checker = StopChecker(session.tokenizer, stops) if stops else None
     return replace(request, generation=replace(generation, is_finished=checker, thinking=thinking))
-
-
-def _engine(session: Session) -> Engine:
-    assert isinstance(session.executor, Engine)
-    return session.executor
-
-
-def _facts(engine: Engine) -> ModelFacts:
-    return ModelFacts(engine.context_length, engine.num_slots, engine.runner.traits, engine.describe())

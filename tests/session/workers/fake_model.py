@@ -11,15 +11,15 @@ from typing import Any
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import Request
-from olive_ext.engine.runners.runner import Traits
 from olive_ext.errors import TaskError
+from olive_ext.media.items import ItemLimit
 from olive_ext.session.workers.pool import serve_model
 from olive_ext.session.workers.worker import OWN, ModelFacts, Reply, Served, ServedModel
 from tests.engine.fake_runner import RANGE, FakeRunner
 
 CRASH, HANG, FAIL, SLOW = 101, 102, 103, 104
 CHILD = "from tests.session.workers.fake_model import serve_fake; serve_fake()"
-SERVED = Served({OWN: ModelFacts(512, 2, Traits(512), {})}, None)
+SERVED = Served({OWN: ModelFacts(512, 2, ItemLimit(), {})}, None)
 
 
 class FakeServed(ServedModel):
@@ -45,8 +45,10 @@ class FakeServed(ServedModel):
             raise TaskError("no such luck", "luck", 7, code="contradiction")
         if SLOW in tokens:
             time.sleep(1.5)
+        before = asdict(self._engine.counters)
         ((_, results),) = self._engine.run_chunks([requests])
-        return Reply(results, asdict(self._engine.counters), {"pid": os.getpid()})
+        counted = {name: count - before[name] for name, count in asdict(self._engine.counters).items()}
+        return Reply(results, counted, {"pid": os.getpid()})
 
     def release_memory(self, which: str) -> None:
         """There is nothing to free."""
