@@ -46,13 +46,7 @@ from olive_ext.engine.forms.kv_store import (
     targets_of,
     two_ends_problem,
 )
-from olive_ext.engine.forms.paged_attention import (
-    KERNELS,
-    PackedInputs,
-    gathered_bytes,
-    with_packed_inputs,
-    with_paged_attention,
-)
+from olive_ext.engine.forms.paged_attention import KERNELS, gathered_bytes, with_packed_inputs, with_paged_attention
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
 from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence
@@ -319,8 +313,7 @@ class PackedOnGraph(GraphForm):
         kept = {*tokens, WHOLE_LENGTH}
         lengths = [one.tensor.name for one in spec.inputs if one.tensor.name not in kept]
         caches = {tensor.past: (tensor.heads, tensor.head_size) for tensor in spec.kv}
-        inputs, kernel = PackedInputs(caches, tokens, lengths), KERNELS[self.model.device.kind]
-        paged = with_paged_attention(proto, inputs, kernel)
+        paged = with_paged_attention(proto, caches, tokens, lengths, KERNELS[self.model.device.kind])
         paged_spec = replace(self.model.spec_of(paged), notes=spec.notes, choices=spec.choices)
         return paged, self._counted(paged, paged_spec)
 

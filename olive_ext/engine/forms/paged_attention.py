@@ -97,20 +97,6 @@ KERNELS: Mapping[str, PagedKernel] = {
 """By ONNX Runtime's word for the device (release 1.31.1, docs/OperatorKernels.md; WebGPU plugin 0.4.0)."""
 
 
-@dataclass(frozen=True)
-class PackedInputs:
-    """The inputs of a graph whose shapes or meanings change."""
-
-    caches: Mapping[str, tuple[int, int]]
-    """Heads and head size of each KV input, as stored."""
-
-    tokens: Sequence[str]
-    """Inputs [B, S] of one number a token."""
-
-    lengths: Sequence[str]
-    """Masks and lengths, which the attention no longer reads."""
-
-
 def gathered_bytes(model: onnx.ModelProto, caches: Mapping[str, int], kernel: PagedKernel) -> int:
     """Bytes that the attention of a paged graph gathers for each row and position, of the one layer that runs.
     `caches`: KV input -> head size."""
@@ -124,18 +110,21 @@ def gathered_bytes(model: onnx.ModelProto, caches: Mapping[str, int], kernel: Pa
     return max(gathered, default=0)
 
 
-class NotPagedError(NotFittingError):
-    """Why the attention of a graph cannot be made PagedAttention."""
+Caches = Mapping[str, tuple[int, int]]
+"""Heads and head size of each KV input, as stored."""
 
 
-def with_paged_attention(model: onnx.ModelProto, inputs: PackedInputs, kernel: PagedKernel) -> onnx.ModelProto:
-    """A copy of `model` in which every attention over `inputs.caches` is PagedAttention. Raises `NotPagedError` with
-    the reason where that cannot be done."""
+def with_paged_attention(
+    model: onnx.ModelProto, caches: Caches, tokens: Sequence[str], masks: Sequence[str], kernel: PagedKernel
+) -> onnx.ModelProto:
+    """A copy of `model` in which every attention over `caches` is PagedAttention. `tokens`: inputs [B, S] of one number
+    a token; `masks`: masks and lengths, which the attention no longer reads. Raises `NotFittingError` with the reason
+    where that cannot be done."""
     edited = deepcopy(model)
     graph = edited.graph
     if taken := {*INPUTS, _AXIS} & set(all_names(graph)):
-        raise NotPagedError(f"the graph has a value named '{min(taken)}'")
-    attentions = list(_attentions(graph, inputs.caches, kernel))
+        raise NotFittingError(f"the graph has a value named '{min(taken)}'")
+    attentions = list(_attentions(graph, caches, kernel))
     paged = {node.output[0]: _paged_nodes(node, owner, kernel) for node, owner in attentions}
     lengths = {name for node, _ in attentions for name in node.input[5:7] if name}
     nodes = onnx.GraphProto()
@@ -146,12 +135,12 @@ def with_paged_attention(model: onnx.ModelProto, inputs: PackedInputs, kernel: P
     graph.initializer.append(helper.make_tensor(_AXIS, onnx.TensorProto.INT64, [1], [0]))
     for value in lengths:
         remove_dead(graph, value)
-    for name in inputs.lengths:
+    for name in masks:
         if reader := next((node for node in graph.node if name in reads([node])), None):
-            raise NotPagedError(f"'{name}' is read by {label(reader)} besides the attention")
-    _remove_inputs(graph, set(inputs.lengths))
-    _pack(graph, inputs.tokens)
-    _change_caches(graph, inputs.caches)
+            raise NotFittingError(f"'{name}' is read by {label(reader)} besides the attention")
+    _remove_inputs(graph, set(masks))
+    _pack(graph, tokens)
+    _change_caches(graph, caches)
     for name, shape in INPUTS.items():
         if name != BOUNDS or kernel.has_bounds:
             graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.INT32, shape))
@@ -173,7 +162,7 @@ def _paged_nodes(node: onnx.NodeProto, owner: onnx.NodeProto, kernel: PagedKerne
     """
     name, is_owner = node.output[0], node is owner
     if not is_owner and not owner.input[1]:
-        raise NotPagedError(f"{label(owner)} has keys and queries in one value, and another layer reads its cache")
+        raise NotFittingError(f"{label(owner)} has keys and queries in one value, and another layer reads its cache")
     sources = [node.input[0], owner.input[1], owner.input[2]]
     flat = [f"{name}/olive_ext_{part}" if source else "" for part, source in zip("qkv", sources, strict=True)]
     cos, sin, sink, q_norm = (_input(node, place) for place in (*_ROTARY, _SINK, _NORMS[0]))
@@ -194,7 +183,7 @@ _AXIS = "olive_ext/first_axis"
 
 
 def _attentions(
-    graph: onnx.GraphProto, caches: Mapping[str, tuple[int, int]], kernel: PagedKernel
+    graph: onnx.GraphProto, caches: Caches, kernel: PagedKernel
 ) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:
     """Each attention over a cache with the one that writes it."""
     owners: dict[str, onnx.NodeProto] = {}
@@ -203,19 +192,19 @@ def _attentions(
         read = [name for name in node.input if name in caches]
         if node.op_type != "GroupQueryAttention":
             if read:
-                raise NotPagedError(f"a cache is read by {label(node)}, which is not GroupQueryAttention")
+                raise NotFittingError(f"a cache is read by {label(node)}, which is not GroupQueryAttention")
             if any(name in owners for name in node.input):
-                raise NotPagedError(f"{label(node)} reads all keys of a cache")
+                raise NotFittingError(f"{label(node)} reads all keys of a cache")
             continue
         owner = owners.get(node.input[3], node)
         if owner is node and read != list(node.input[3:5]):
-            raise NotPagedError(f"{label(node)} reads no cache of its own")
+            raise NotFittingError(f"{label(node)} reads no cache of its own")
         _check(node, kernel)
         owners |= {name: owner for name in (*node.input[3:5], *node.output[1:3]) if name}
         seen.update(read)
         yield node, owner
     if missing := caches.keys() - seen:
-        raise NotPagedError(f"nothing reads the cache '{min(missing)}'")
+        raise NotFittingError(f"nothing reads the cache '{min(missing)}'")
 
 
 def _check(node: onnx.NodeProto, kernel: PagedKernel) -> None:
@@ -224,18 +213,18 @@ def _check(node: onnx.NodeProto, kernel: PagedKernel) -> None:
         if entry.name == "kv_cache_bit_width" and value in (8, 16):
             continue
         if entry.name not in KEPT and value != _IGNORED.get(entry.name):
-            raise NotPagedError(f"{label(node)} has {entry.name} {value}, which PagedAttention lacks")
+            raise NotFittingError(f"{label(node)} has {entry.name} {value}, which PagedAttention lacks")
     if b"PER_CHANNEL" in [attribute(node, f"{part}_quant_type", b"") for part in "kv"]:
-        raise NotPagedError("the cache has a scale for each channel")
+        raise NotFittingError("the cache has a scale for each channel")
     if _input(node, _BIAS):
-        raise NotPagedError("the attention has a bias")
+        raise NotFittingError("the attention has a bias")
     if _input(node, _NORMS[0]) and not kernel.has_norms:
-        raise NotPagedError("the attention norms queries and keys, which this device's PagedAttention does not")
+        raise NotFittingError("the attention norms queries and keys, which this device's PagedAttention does not")
     if attribute(node, "softcap", 0.0) and not kernel.has_softcap:
-        raise NotPagedError("the attention has a soft cap, which this device's PagedAttention lacks")
+        raise NotFittingError("the attention has a soft cap, which this device's PagedAttention lacks")
 
 
-def _change_caches(graph: onnx.GraphProto, caches: Mapping[str, tuple[int, int]]) -> None:
+def _change_caches(graph: onnx.GraphProto, caches: Caches) -> None:
     """Declares caches, old and new, as blocks."""
     sizes = dict(caches)
     for node in graph.node:

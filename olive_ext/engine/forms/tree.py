@@ -173,14 +173,13 @@ class TreeOnGraph(GraphForm):
         """The graph with inputs for tree batches; as it is, with a note, where it cannot take them."""
         has_positions = any(one.role is Role.POSITION_IDS for one in spec.inputs)
         try:
-            graph = with_tree_attention(proto, [tensor.past for tensor in spec.kv], has_positions)
+            graph, self._biases = with_tree_attention(proto, [tensor.past for tensor in spec.kv], has_positions)
         except NoTreeAttentionError as error:
             return proto, replace(spec, notes=(*spec.notes, f"{ONE_BY_ONE}: {error}"))
-        self._biases = graph.biases
-        if graph.positions is not None:
-            positions = InputSpec(Role.POSITION_IDS, TensorSpec(graph.positions, 7, ("B", "S")))
+        if any(value.name == POSITIONS for value in graph.graph.input):
+            positions = InputSpec(Role.POSITION_IDS, TensorSpec(POSITIONS, 7, ("B", "S")))
             spec = replace(spec, inputs=(*spec.inputs, positions))
-        return graph.model, spec
+        return graph, spec
 
     @override
     def allocate(self, place: KvPlace) -> KvStore:
@@ -296,21 +295,15 @@ class BiasInput:
     """Positions that a token sees, its own included; None for all."""
 
 
-@dataclass(frozen=True)
-class TreeAttentionGraph:
-    """The edited model and its new inputs. `positions` [B, S] is None where the graph has had such an input before."""
-
-    model: onnx.ModelProto
-    positions: str | None
-    biases: tuple[BiasInput, ...]
-
-
 class NoTreeAttentionError(Exception):
     """Why a bias cannot mask the cells of this graph's caches."""
 
 
-def with_tree_attention(model: onnx.ModelProto, past_names: Iterable[str], has_positions: bool) -> TreeAttentionGraph:
-    """A copy of `model` in which every attention over the caches `past_names` takes a bias, and positions.
+def with_tree_attention(
+    model: onnx.ModelProto, past_names: Iterable[str], has_positions: bool
+) -> tuple[onnx.ModelProto, tuple[BiasInput, ...]]:
+    """A copy of `model` in which every attention over the caches `past_names` takes a bias, and `POSITIONS` [B, S]
+    where the graph has no such input yet; and the inputs of biases.
 
     A layer's window moves into its bias, because the attention counts it in cells. Raises `NoTreeAttentionError` with
     the reason where that cannot be done.
@@ -336,13 +329,12 @@ def with_tree_attention(model: onnx.ModelProto, past_names: Iterable[str], has_p
             node.input[_POSITIONS_AT] = node.input[_POSITIONS_AT] or POSITIONS
             for place in _ROTARY_AT:
                 node.input[place] = _doubled(edited.graph, node.input[place], tables)
-    reads_positions = any(POSITIONS in node.input for node in nodes)
-    if reads_positions:
+    if any(POSITIONS in node.input for node in nodes):
         edited.graph.input.append(helper.make_tensor_value_info(POSITIONS, onnx.TensorProto.INT64, ["B", "S"]))
     for bias in biases.values():
         shape = [f"{bias.name}_{axis}" for axis in "B1ST"]
         edited.graph.input.append(helper.make_tensor_value_info(bias.name, bias.elem_type, shape))
-    return TreeAttentionGraph(edited, POSITIONS if reads_positions else None, tuple(biases.values()))
+    return edited, tuple(biases.values())
 
 
 def _doubled(graph: onnx.GraphProto, table: str, made: dict[str, str]) -> str:

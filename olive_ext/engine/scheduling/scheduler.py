@@ -19,7 +19,7 @@ import numpy as np
 
 from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import ReadySequences, ScoredSteps
-from olive_ext.engine.requests import Counters, source_key
+from olive_ext.engine.requests import Counters
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.planned_step import (
     BeamGroup,
@@ -413,17 +413,14 @@ class Admission:
                     likely = parent.slot
                     if not parent.num_children:
                         self.wanted.remove(parent.slot)
-            limit, source = self._most_shared(sequence), source_key(sequence.source)
-            taken = self._slots.take(sequence.tokens, limit, source, self.wanted, sequence.media, likely)
-            sequence.slot, sequence.computed = taken.slot, taken.shared
-            self._last[taken.slot] = sequence
+            self._counters.copies += self._slots.take(sequence, self._most_shared(sequence), self.wanted, likely)
+            self._last[sequence.slot] = sequence
             change = self.wanted.add if sequence.num_children else self.wanted.discard
-            change(taken.slot)
-            self._counters.prefix_hits += taken.shared > 0
-            self._counters.tokens_reused += taken.shared
-            self._counters.copies += taken.is_copied
+            change(sequence.slot)
+            self._counters.prefix_hits += sequence.computed > 0
+            self._counters.tokens_reused += sequence.computed
             most_fed = self._answer_tokens and self._answer_tokens + self._slots.min_copy - 1
-            sequence.is_short = self._is_short(sequence, taken.shared, most_fed)
+            sequence.is_short = self._is_short(sequence, sequence.computed, most_fed)
             if not sequence.is_short:
                 room -= sequence.pending
                 most -= 1

@@ -9,26 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 
 import numpy as np
 
 from olive_ext.engine.capacity import Capacity
-from olive_ext.engine.requests import TokenArray, common_prefix, integers
+from olive_ext.engine.requests import TokenArray, common_prefix, integers, source_key
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.blocks import BlockTables
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.step import Columns, Copy, IntArray, Row
 from olive_ext.media.items import Media, border
-
-
-@dataclass(frozen=True)
-class Taken:
-    """The slot taken, and how many of the wanted tokens are resident there, after the copy where there is one."""
-
-    slot: int
-    shared: int
-    is_copied: bool
 
 
 class Slots:
@@ -83,22 +73,15 @@ class Slots:
         """The position where an idle row writes: after the resident tokens, or the unshared last one of a full slot."""
         return min(int(self._lengths_S[slot]), self.capacity - 1)
 
-    def take(
-        self,
-        tokens: TokenArray,
-        limit: int,
-        source: str = "",
-        wanted: Container[int] = frozenset(),
-        media: Media = (),
-        likely: int = 0,
-    ) -> Taken:
-        """Takes the free slot that shares most of `tokens[:limit]`: the least recently used one of several, and where
-        the prefix is copied from another slot. Slots made of blocks share the blocks of any slot, so the least recently
-        used is always taken. Slots in `wanted` come last.
+    def take(self, sequence: Sequence, limit: int, wanted: Container[int], likely: int = 0) -> bool:
+        """Gives the sequence the free slot that shares most of its first `limit` tokens: the least recently used one of
+        several, and where the prefix is copied from another slot, which is returned. Slots made of blocks share the
+        blocks of any slot, so the least recently used is always taken. Slots in `wanted` come last.
 
-        What is resident of another `source` (its key) is not shared, and of the items of `media` none in part. The
-        search for the slot that shares most begins with the `likely` one.
+        What is resident of another source is not shared, and of pictures and sounds none in part. The search for the
+        slot that shares most begins with the `likely` one.
         """
+        tokens, source, media = sequence.tokens, source_key(sequence.source), sequence.media
         slot = oldest = self._oldest(wanted)
         if self._has_blocks and self._can_rewind:
             giver, longest = self._giver(tokens[:limit], source, likely)
@@ -124,7 +107,8 @@ class Slots:
         self._lengths_S[slot] = length
         self._sources[slot] = source
         self._seize(slot)
-        return Taken(slot, length, copy is not None)
+        sequence.slot, sequence.computed = slot, length
+        return copy is not None
 
     def take_empty(self, wanted: Container[int] = frozenset()) -> int:
         """Takes the longest unused free slot, whose content is not shared; the `wanted` ones come last."""

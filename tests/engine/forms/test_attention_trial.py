@@ -43,7 +43,6 @@ from olive_ext.engine.forms.paged_attention import (
     PASTS,
     STARTS,
     TABLE,
-    PackedInputs,
     PagedKernel,
     gathered_bytes,
     with_paged_attention,
@@ -100,7 +99,7 @@ def trial_of(
     tensors = [onnx.numpy_helper.from_array(value.astype(dtype), f"weight_{place}") for place, value in weights.items()]
     model = model_of(helper.make_graph([node], "decoder", pasts, [], tensors), 21, "com.microsoft")
     caches = dict.fromkeys(("past_k", "past_v"), (heads, size))
-    (trial,) = attention_trials(with_paged_attention(model, PackedInputs(caches, (), LENGTHS), kernel), caches)
+    (trial,) = attention_trials(with_paged_attention(model, caches, (), LENGTHS, kernel), caches)
     return trial
 
 

@@ -16,10 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from olive_ext.engine.forms.kv_store import NotFittingError
 from olive_ext.engine.forms.paged_attention import (
     KERNELS,
-    NotPagedError,
-    PackedInputs,
     with_packed_inputs,
     with_paged_attention,
 )
@@ -29,7 +28,7 @@ HEADS, KV_HEADS, SIZE, CONTEXT, BLOCK = 4, 2, 16, 32, 4
 WIDTH, KV_WIDTH = HEADS * SIZE, KV_HEADS * SIZE
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 CACHES = {"past_k": (KV_HEADS, SIZE), "past_v": (KV_HEADS, SIZE)}
-INPUTS = PackedInputs(CACHES, ["ids"], ["mask"])
+INPUTS = CACHES, ["ids"], ["mask"]
 CUDA = KERNELS["cuda"]
 
 
@@ -154,7 +153,7 @@ class Blocks:
 def test_packed_rows_behind_a_shared_block_see_what_each_sees_alone(changes: dict[str, Any]) -> None:
     model = _model(**changes)
     stem, left, right = [1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]
-    blocks = Blocks(with_paged_attention(model, INPUTS, CUDA))
+    blocks = Blocks(with_paged_attention(model, *INPUTS, CUDA))
     first = blocks.run([(stem, 0, [0])])
     both = blocks.run([(left, 4, [0, 1, 2]), (right, 4, [0, 3])])
     last = blocks.run([([12], 9, [0, 1, 2])])
@@ -164,7 +163,7 @@ def test_packed_rows_behind_a_shared_block_see_what_each_sees_alone(changes: dic
 
 
 def test_what_only_the_mask_was_for_is_cut_off() -> None:
-    model = with_paged_attention(_model(), INPUTS, CUDA)
+    model = with_paged_attention(_model(), *INPUTS, CUDA)
     graph = model.graph
     assert "mask" not in {value.name for value in graph.input}
     assert not {"ReduceSum", "Shape", "Sub"} & {node.op_type for node in graph.node}
@@ -172,7 +171,7 @@ def test_what_only_the_mask_was_for_is_cut_off() -> None:
 
 
 def test_layers_that_share_a_cache_write_it_once_by_name() -> None:
-    graph = with_paged_attention(_model(is_shared=True), INPUTS, CUDA).graph
+    graph = with_paged_attention(_model(is_shared=True), *INPUTS, CUDA).graph
     owner, reader = (node for node in graph.node if node.op_type == "PagedAttention")
     assert list(owner.input[3:5]) == list(reader.input[3:5]) == ["past_k", "past_v"]
     assert (len(owner.output), len(reader.output)) == (3, 1)
@@ -187,21 +186,21 @@ def test_layers_that_share_a_cache_write_it_once_by_name() -> None:
     ],
 )
 def test_attention_that_paged_attention_cannot_be_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(NotPagedError, match=words):
-        with_paged_attention(_model(**changes), INPUTS, CUDA)
+    with pytest.raises(NotFittingError, match=words):
+        with_paged_attention(_model(**changes), *INPUTS, CUDA)
 
 
 def test_soft_cap_is_refused_where_the_device_lacks_it() -> None:
-    with pytest.raises(NotPagedError, match="soft cap"):
-        with_paged_attention(_model(softcap=5.0), INPUTS, KERNELS["webgpu"])
+    with pytest.raises(NotFittingError, match="soft cap"):
+        with_paged_attention(_model(softcap=5.0), *INPUTS, KERNELS["webgpu"])
 
 
 def test_mask_that_something_else_reads_is_refused_with_the_reader() -> None:
     model = _model()
     model.graph.node.append(helper.make_node("Cast", ["mask"], ["seen"], name="reader", to=FLOAT))
     model.graph.output.append(helper.make_tensor_value_info("seen", FLOAT, ["B", "T"]))
-    with pytest.raises(NotPagedError, match="'mask' is read by Cast 'reader' besides the attention"):
-        with_paged_attention(model, INPUTS, CUDA)
+    with pytest.raises(NotFittingError, match="'mask' is read by Cast 'reader' besides the attention"):
+        with_paged_attention(model, *INPUTS, CUDA)
 
 
 def test_packed_inputs_are_one_row_inside() -> None:

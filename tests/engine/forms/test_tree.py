@@ -5,7 +5,7 @@ A graph with inputs for tree batches attends as before where nothing is hidden, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from olive_ext.engine.forms.tree import (
+    POSITIONS,
+    BiasInput,
     NoTreeAttentionError,
-    TreeAttentionGraph,
     choose_size,
     cost_of_rows,
     cost_of_trees,
@@ -83,47 +84,46 @@ def _run(model: onnx.ModelProto, more: Mapping[str, Any], tokens: int, past: int
     return np.asarray(session.run(["out"], feeds)[0])
 
 
-def _told(graph: TreeAttentionGraph, positions: np.ndarray, visible_ST: np.ndarray) -> dict[str, np.ndarray]:
+def _told(biases: Sequence[BiasInput], positions: np.ndarray, visible_ST: np.ndarray) -> dict[str, np.ndarray]:
     bias = np.where(visible_ST, 0, -1e30).astype(np.float32)[None, None]
-    assert graph.positions is not None
-    return {graph.positions: positions[None], **{found.name: bias for found in graph.biases}}
+    return {POSITIONS: positions[None], **{found.name: bias for found in biases}}
 
 
 @pytest.mark.parametrize(("tokens", "past"), [(1, 9), (6, 9), (12, 0)])
 @pytest.mark.parametrize("window", [-1, 4])
 def test_told_what_it_would_see_anyway_it_attends_as_before(tokens: int, past: int, window: int) -> None:
     model = _model(window)
-    graph = with_tree_attention(model, ["pk", "pv"], has_positions=False)
+    graph, biases = with_tree_attention(model, ["pk", "pv"], has_positions=False)
     positions = np.arange(past, past + tokens)
     visible = np.ones((tokens, past + tokens), bool)
     if window > 0:
-        assert graph.biases[0].window == window
+        assert biases[0].window == window
         visible = positions[:, None] - np.arange(past + tokens) < window
-    found = _run(graph.model, _told(graph, positions, visible), tokens, past)
+    found = _run(graph, _told(biases, positions, visible), tokens, past)
     np.testing.assert_allclose(found, _run(model, {}, tokens, past), atol=2e-6)
 
 
 def test_a_hidden_cell_is_as_if_it_were_not_there() -> None:
     """The cache's last three cells are hidden, and positions go on before them."""
     model = _model()
-    graph = with_tree_attention(model, ["pk", "pv"], has_positions=False)
+    graph, biases = with_tree_attention(model, ["pk", "pv"], has_positions=False)
     tokens, past, hidden = 4, 9, 3
     visible = np.ones((tokens, past + tokens), bool)
     visible[:, past - hidden : past] = False
-    told = _told(graph, np.arange(tokens) + past - hidden, visible)
+    told = _told(biases, np.arange(tokens) + past - hidden, visible)
     rows = np.random.default_rng(7).standard_normal((1, CONTEXT, (HEADS + 2 * KV_HEADS) * SIZE)).astype(np.float32)
     same_tokens = {"qkv": rows[:, past : past + tokens]}
     expected = _run(model, same_tokens, tokens, past - hidden)
-    np.testing.assert_allclose(_run(graph.model, told, tokens, past), expected, atol=2e-6)
+    np.testing.assert_allclose(_run(graph, told, tokens, past), expected, atol=2e-6)
 
 
 def test_there_may_be_more_cells_than_the_rotary_tables_had_rows() -> None:
-    graph = with_tree_attention(_model(), ["pk", "pv"], has_positions=False)
+    graph, biases = with_tree_attention(_model(), ["pk", "pv"], has_positions=False)
     past, tokens = CONTEXT - 2, 6
     rng = np.random.default_rng(3)
     rows = rng.standard_normal((1, tokens, (HEADS + 2 * KV_HEADS) * SIZE)).astype(np.float32)
-    told = _told(graph, np.arange(tokens), np.ones((tokens, past + tokens), bool))
-    assert np.isfinite(_run(graph.model, {**told, "qkv": rows}, tokens, past)).all()
+    told = _told(biases, np.arange(tokens), np.ones((tokens, past + tokens), bool))
+    assert np.isfinite(_run(graph, {**told, "qkv": rows}, tokens, past)).all()
 
 
 def test_layers_with_one_window_share_a_bias() -> None:
@@ -136,8 +136,8 @@ def test_layers_with_one_window_share_a_bias() -> None:
     node.output[:] = ["out2", "k2", "v2"]
     for name in ("pk2", "pv2"):
         model.graph.input.append(helper.make_tensor_value_info(name, FLOAT, ["B", KV_HEADS, "P", SIZE]))
-    graph = with_tree_attention(model, ["pk", "pv", "pk2", "pv2"], has_positions=False)
-    assert [found.window for found in graph.biases] == [4]
+    _, biases = with_tree_attention(model, ["pk", "pv", "pk2", "pv2"], has_positions=False)
+    assert [found.window for found in biases] == [4]
 
 
 @pytest.mark.parametrize(
