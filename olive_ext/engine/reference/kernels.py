@@ -190,10 +190,10 @@ def to_host(rows: LogitRows) -> npt.NDArray[np.float32]:
 def vocab_size_of(runner: Runner) -> int:
     """Tokens that the model has logits for, found by a step of one token that is resident afterwards; after an encoder
     of features, of which there are none to try, the number in the graph or its configuration."""
-    kind, known = runner.traits.source_kind, runner.vocab_size
-    if kind is SourceKind.FEATURES and known is not None:
+    encoder, known = runner.encoder, runner.vocab_size
+    if encoder is not None and encoder.kind is SourceKind.FEATURES and known is not None:
         return known
     runner.reserve(1)
-    source = Source(np.zeros(1, np.int64)) if kind is not None else None
+    source = Source(np.zeros(1, np.int64)) if encoder is not None else None
     output = runner.run(Step((Row(0, 0, (0,), source=source),), (LogitsRow(0, 0),)))
     return shape_of(output.logits_RV)[1]

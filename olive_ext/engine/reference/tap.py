@@ -101,9 +101,8 @@ class ResidentTap(Tap):
     ) -> None:
         """`own_item`: a picture as the reference prepares it. Raises `ConfigError` for models of different kinds."""
         self._reference, self.longest_step = reference
-        kinds = [runner.traits.source_kind for runner in (self._reference, candidate)]
-        if kinds[0] is not kinds[1]:
-            names = [kind.value if kind else "none" for kind in kinds]
+        names = [runner.encoder.kind.value if runner.encoder else "none" for runner in (self._reference, candidate)]
+        if names[0] != names[1]:
             raise NotComparableError(f"the reference's encoder takes {names[0]} and the model's {names[1]}")
         self._reference.residency = candidate.residency
         self.runners, self.kernels = (self._reference,), kernels
@@ -121,7 +120,6 @@ class ResidentTap(Tap):
             tree_batches=candidate.tree_batches and reference.tree_batches,
             can_rewind=candidate.can_rewind and reference.can_rewind,
             chunked_prefill=candidate.chunked_prefill and reference.chunked_prefill,
-            source_kind=candidate.source_kind,
             row_group=max(candidate.row_group, reference.row_group),
             item_limit=candidate.item_limit.both(reference.item_limit),
             lengths=tuple(sorted({*candidate.lengths, *reference.lengths})),

@@ -13,7 +13,6 @@ from olive_ext.engine.step import Side, Step, StepOutput
 from olive_ext.errors import OliveExtError
 from olive_ext.media.items import ItemLimit, Media, MediaItem, Source
 from olive_ext.model.providers.devices import Device
-from olive_ext.model.types import SourceKind, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -39,15 +38,9 @@ class Traits:
     overlaps_steps: bool = False
     """The runner takes a step that is fed with the greedy tokens of the one before."""
 
-    source_kind: SourceKind | None = None
-    """The kind of input that the encoder takes; None without an encoder."""
-
     row_group: int = 1
     """Inputs are fed in steps of a multiple of so many tokens, because kernels take as many at a time, from a step's
     first on, and what is left with another kernel, whose last bits show here."""
-
-    source: TensorSpec | None = None
-    """The encoder's input, where the runner knows it."""
 
     item_limit: ItemLimit = field(default_factory=ItemLimit)
     """How many tokens a picture or a sound may have."""
@@ -89,7 +82,7 @@ class Runner(ABC):
     """Opens a graph without weights on that device, where the runner has sessions of its own."""
 
     encoder: Any = None
-    """The encoder of an encoder-decoder, which checks sources."""
+    """The encoder of an encoder-decoder, which checks sources: of its `kind`, for its input `source`."""
 
     embedding: Any = None
     """Puts the features of pictures and sounds among those of tokens, where the runner has graphs for it."""

@@ -7,8 +7,8 @@ import tempfile
 import zlib
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime as ort
@@ -192,7 +192,7 @@ def test_pools_of_which_one_loses_slots_on_the_way_run_single_rows() -> None:
 
 def test_models_with_other_encoders_or_vocabularies_are_refused() -> None:
     speech = FakeRunner(1, SINGLE)
-    speech.traits = replace(speech.traits, source_kind=SourceKind.FEATURES)
+    speech.encoder = SimpleNamespace(kind=SourceKind.FEATURES)
     with refused(ConfigError, "not_comparable"):
         ResidentTap(FakeRunner(1, SINGLE), OpenedRunner(speech, 8), DIVERGENCE)
     rows = np.zeros((2, 5), np.float32)

@@ -6,6 +6,7 @@ Where a text may be cut is found by what kernels do with the rows of a step, wha
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -151,7 +152,7 @@ def test_the_last_token_alone_is_tried_where_a_text_is_fed_whole_anyway_and_noth
     runner = Leaky(3, RANGE)
     runner.way = "by parts"
     assert check_steps(runner, VOCAB, 2 * SHORT, (), 200) is None
-    runner.traits = replace(Traits(512), source_kind=SourceKind.TOKENS)
+    runner.traits, runner.encoder = Traits(512), SimpleNamespace(kind=SourceKind.TOKENS)
     assert check_steps(runner, VOCAB, 512, (), 200) is None
     assert not runner.steps
 
@@ -174,8 +175,9 @@ class Kernels(Runner):
     capacity = Capacity(1)
 
     def __init__(self, tile: int, context_length: int = 512, *, encoder: TensorSpec | None = None) -> None:
-        kind = SourceKind.FEATURES if encoder is not None else None
-        super().__init__(Traits(context_length, ALIKE, source=encoder, source_kind=kind))
+        super().__init__(Traits(context_length, ALIKE))
+        if encoder is not None:
+            self.encoder = SimpleNamespace(kind=SourceKind.FEATURES, source=encoder)
         self._tile, self._kept = tile, np.zeros(context_length, np.int64)
         self.positions = 0
         self.sources: set[Source | None] = set()

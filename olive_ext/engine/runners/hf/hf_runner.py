@@ -91,9 +91,8 @@ class HfRunner(Runner):
         has_tree_batches = self._is_croppable and self._picks_rows and takes_masks and media is None and lengths is None
         self._shared_prefix = HfSharedPrefix(model) if has_tree_batches else None
         is_cut = self._is_croppable
-        kind, taken = source or (None, None)
         traits = Traits(length, tree_batches=has_tree_batches, can_rewind=is_cut, lengths=lengths or ())
-        super().__init__(replace(traits, chunked_prefill=is_cut and lengths is None, source_kind=kind, source=taken))
+        super().__init__(replace(traits, chunked_prefill=is_cut and lengths is None))
         if has_tree_batches and (problem := check_tree_batches(self, self.vocab_size)):
             self._shared_prefix = None
             self.traits = replace(self.traits, tree_batches=False)

@@ -216,8 +216,6 @@ class OrtRunner(Runner):
         traits = replace(traits, overlaps_steps=parts.overlaps_steps)
         if encoder is not None or not spec.is_splittable:
             traits = replace(traits.one_by_one(), chunked_prefill=spec.is_splittable)
-        if encoder is not None:
-            traits = replace(traits, source_kind=encoder.kind, source=encoder.source)
         super().__init__(traits)
         self.encoder, self.embedding = encoder, parts.embedding
         self.device = place.device
