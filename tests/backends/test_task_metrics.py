@@ -18,19 +18,18 @@ def folder(tmp_path: Path) -> str:
     return str(write_tasks(tmp_path / "tasks"))
 
 
-def test_metric_lists_are_read_by_name_path_and_inline(folder: str) -> None:
+def test_metric_lists_are_read_by_name_path_and_inline_each_filter_once(folder: str) -> None:
     inline = {"task": "inline", "metric_list": [{"metric": "acc"}]}
-    path = f"{folder}/tiny_rolling.yaml"
-    assert declared_metrics(["tiny_choice", path, inline], folder) == {
+    function = {"task": "function", "metric_list": [{"metric": "/x/utils.f"}]}
+    specs = ["tiny_choice", f"{folder}/tiny_rolling.yaml", inline, "tiny_generate", function, {"task": "none"}]
+    assert declared_metrics(specs, folder) == {
         "tiny_choice": {"acc", "acc,none", "acc_norm", "acc_norm,none"},
         "tiny_rolling": {"word_perplexity", "word_perplexity,none", "bits_per_byte", "bits_per_byte,none"},
         "inline": {"acc", "acc,none"},
+        "tiny_generate": {"exact_match", "exact_match,strict", "exact_match,loose"},
+        "function": None,
+        "none": None,
     }
-
-
-def test_each_filter_has_the_metric_once(folder: str) -> None:
-    found = declared_metrics(["tiny_generate"], folder)
-    assert found == {"tiny_generate": {"exact_match", "exact_match,strict", "exact_match,loose"}}
 
 
 def test_lengths_of_answers_have_the_first_filter_alone(folder: str) -> None:
@@ -57,15 +56,7 @@ def test_shipped_task_is_read_without_the_whole_index() -> None:
 
 
 @pytest.mark.parametrize("spec", ["tiny_group", "no_such_task", {"group": "g", "task": ["tiny_choice"]}])
-def test_groups_and_unknown_names_tell_nothing(folder: str, spec: str) -> None:
+def test_groups_and_unknown_names_tell_nothing_and_a_missing_folder_is_refused(folder: str, spec: str) -> None:
     assert declared_metrics(["tiny_choice", spec], folder) is None
-
-
-def test_functions_and_missing_lists_tell_nothing_of_their_task(folder: str) -> None:
-    inline = {"task": "a", "metric_list": [{"metric": "/x/utils.f"}]}
-    assert declared_metrics([inline, {"task": "b"}], folder) == {"a": None, "b": None}
-
-
-def test_missing_folder_is_refused() -> None:
     with refused(TaskError, "not_found", "include_path", "nowhere"):
         declared_metrics(["a"], "nowhere")

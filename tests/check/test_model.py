@@ -85,7 +85,15 @@ def test_work_of_tasks_is_counted_and_a_step_timed(tmp_path: Path, capsys: pytes
     assert "tokens/s" in found["a step was timed"]
 
 
-def test_every_problem_is_named(folder: Path, tmp_path: Path) -> None:
+def test_every_problem_is_named_on_one_line_with_status_2(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for mistake in (("--provider", "nosuch"), ("--tasks", "nosuch")):
+        assert main(["check", str(folder), "--max-length", "64", *mistake]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert "nosuch" in err
+        assert err.count("\n") == 1
     broken = Path(shutil.copytree(folder, tmp_path / "broken"))
     (broken / "tokenizer.json").write_text("{")
     provider, tokenizer, *_ = check_model(config(broken, execution_provider="nosuch")).problems
@@ -93,24 +101,34 @@ def test_every_problem_is_named(folder: Path, tmp_path: Path) -> None:
     assert "tokenizer" in tokenizer
 
 
-def test_hugging_face_model_is_exported_unless_settings_say_otherwise() -> None:
+def test_hugging_face_model_is_exported_unless_settings_say_otherwise_and_not_verified() -> None:
     path = Path(__file__).parents[2] / "recipes" / "quickstart" / "model"
     never = {"reference": {"path": str(path), "export": "never"}}
     found = [facts(check_model(config(path, **more))) for more in ({}, never)]
     assert [fact["Decisions", "export"] for fact in found] == ["yes", "no"]
-
-
-def test_verification_of_a_hugging_face_model_is_refused() -> None:
     findings = check_model(config(Path("owner/name"), model={"path": "owner/name", "kind": "hf"}), verify=True)
     assert findings.problems == ["there is nothing to verify: a Hugging Face model has no ONNX graph"]
 
 
-def test_verification_runs_both_graphs_and_finds_them_alike(folder: Path) -> None:
+def test_verification_runs_both_graphs_and_names_the_node_and_the_weight_where_nan_begins(
+    folder: Path, tmp_path: Path
+) -> None:
     findings = check_model(config(folder), verify=True)
     assert findings.problems == []
     found = facts(findings)
     assert int(found["Verification", "tokens compared"]) > 20
     assert float(found["Verification", "largest difference"].split()[0]) < 1e-4
+    broken = Path(shutil.copytree(folder, tmp_path / "broken"))
+    graph = onnx.load(broken / "model.onnx")
+    head = next(tensor for tensor in graph.graph.initializer if tensor.name == "head")
+    values = onnx.numpy_helper.to_array(head).copy()
+    values[3, 7] = np.nan
+    head.CopyFrom(onnx.numpy_helper.from_array(values, "head"))
+    onnx.save(graph, broken / "model.onnx")
+    (problem,) = check_model(config(broken), verify=True).problems
+    assert "request" in problem
+    assert "first output that is not finite is 'logits'" in problem
+    assert problem.endswith("(MatMul), whose weight 'head' is not finite")
 
 
 class FakeSession:
@@ -142,17 +160,6 @@ def test_graphs_that_differ_are_a_model_error(untouched: float) -> None:
         verify_graphs(resolve(ModelSettings(model="m", kind="hf")), Section("Verification").add, open_session)
 
 
-@pytest.mark.parametrize("mistake", [("--provider", "nosuch"), ("--tasks", "nosuch")])
-def test_command_is_2_and_names_the_problem(
-    folder: Path, mistake: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["check", str(folder), "--max-length", "64", *mistake]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "nosuch" in err
-    assert err.count("\n") == 1
-
-
 def test_model_that_onnxruntime_genai_runs_is_not_read_as_one_graph(tmp_path: Path) -> None:
     folder = put_model(tmp_path)
     stages = {"all": {"filename": next(folder.glob("*.onnx")).name}}
@@ -162,17 +169,3 @@ def test_model_that_onnxruntime_genai_runs_is_not_read_as_one_graph(tmp_path: Pa
     assert facts(findings)["Decisions", "runtime"] == "genai"
     assert ("Decisions", "context_length") not in facts(findings)
     assert "nothing to verify" in check_model(config(folder), verify=True).problems[0]
-
-
-def test_verification_names_the_node_and_the_weight_where_nan_begins(folder: Path, tmp_path: Path) -> None:
-    broken = Path(shutil.copytree(folder, tmp_path / "broken"))
-    graph = onnx.load(broken / "model.onnx")
-    head = next(tensor for tensor in graph.graph.initializer if tensor.name == "head")
-    values = onnx.numpy_helper.to_array(head).copy()
-    values[3, 7] = np.nan
-    head.CopyFrom(onnx.numpy_helper.from_array(values, "head"))
-    onnx.save(graph, broken / "model.onnx")
-    (problem,) = check_model(config(broken), verify=True).problems
-    assert "request" in problem
-    assert "first output that is not finite is 'logits'" in problem
-    assert problem.endswith("(MatMul), whose weight 'head' is not finite")

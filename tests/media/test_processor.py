@@ -66,7 +66,8 @@ def test_item_that_is_sent_to_another_process_makes_the_same_pixels(tmp_path: Pa
         np.testing.assert_array_equal(sent.load()["pixel_values"], item.load()["pixel_values"])
 
 
-def test_file_that_holds_another_picture_by_now_is_refused(tmp_path: Path) -> None:
+def test_file_that_holds_another_picture_by_now_or_none_is_refused_where_it_is_wanted(tmp_path: Path) -> None:
+    """One that is gone costs the requests that have it: nothing else of a chunk is kept from being sent."""
     file, processor = tmp_path / "a.png", _processor(tmp_path, QWEN)
     picture(0, 40, 24).save(file)
     item = processor.item(Modality.IMAGE, file)
@@ -74,9 +75,16 @@ def test_file_that_holds_another_picture_by_now_is_refused(tmp_path: Path) -> No
     sent = _processor(tmp_path, QWEN).adopt(pickle.loads(pickle.dumps(item)))
     with refused(TaskError, "task", holds="a picture"):
         sent.load()
+    file.unlink()
+    received = _processor(tmp_path, QWEN).adopt(pickle.loads(pickle.dumps(item)))
+    with refused(LostItemError, "media", holds="a.png") as caught:
+        received.arrays()
+    assert caught.value.key == item.key
 
 
-def test_picture_that_the_processor_refuses_is_told_with_its_size(tmp_path: Path) -> None:
+def test_item_that_the_processor_does_not_take_is_refused(tmp_path: Path) -> None:
+    with refused(TaskError, "unsupported", holds=("sound", "pictures")):
+        _processor(tmp_path, QWEN).item(Modality.AUDIO, b"")
     with refused(TaskError, "media", holds=("6", "5")):
         _processor(tmp_path, {**QWEN, "image_mean": [0.5, 0.5]}).item(Modality.IMAGE, picture(0, 6, 5))
 
@@ -97,11 +105,6 @@ def test_dummies_are_of_every_bucket_that_a_picture_can_be_in(tmp_path: Path, mo
     assert all(item.num_tokens <= most for item in items)
 
 
-def test_sound_for_a_model_of_pictures_is_refused(tmp_path: Path) -> None:
-    with refused(TaskError, "unsupported", holds=("sound", "pictures")):
-        _processor(tmp_path, QWEN).item(Modality.AUDIO, b"")
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -119,10 +122,17 @@ def test_file_of_onnxruntime_extensions_is_read(tmp_path: Path, content: dict[st
 def test_processor_that_is_missing_or_not_understood_is_refused_by_name(tmp_path: Path) -> None:
     with refused(ModelError, "not_found"):
         load_image_processor([tmp_path], None)
+    for name in ("../vision.json", "/etc/vision.json"):
+        with refused(ModelError, "untrusted", holds="model.vision.config_filename"):
+            load_image_processor([tmp_path], name)
     content = _steps(("Phi3ImageTransform", {}))
     (tmp_path / "processor_config.json").write_text(json.dumps(content), encoding="utf-8")
     with refused(ModelError, "unsupported", holds="Phi3ImageTransform"):
         load_image_processor([tmp_path], None)
+    config = {"processor_class": "Trainer", "feature_extractor": {}}  # of transformers, and no processor
+    (tmp_path / "processor_config.json").write_text(json.dumps(config), encoding="utf-8")
+    with refused(ModelError, "unsupported", holds="Trainer"):
+        load_sound_processor([tmp_path])
 
 
 @pytest.mark.parametrize(
@@ -139,31 +149,6 @@ def test_python_beside_a_processor_is_neither_run_nor_asked_about(tmp_path: Path
     (tmp_path / "own.py").write_text("raise SystemExit('it ran')", encoding="utf-8")
     with refused(ModelError, "unsupported", holds=auto):
         load(tmp_path)
-
-
-def test_processor_of_sound_is_a_processor_of_transformers(tmp_path: Path) -> None:
-    config = {"processor_class": "Trainer", "feature_extractor": {}}
-    (tmp_path / "processor_config.json").write_text(json.dumps(config), encoding="utf-8")
-    with refused(ModelError, "unsupported", holds="Trainer"):
-        load_sound_processor([tmp_path])
-
-
-@pytest.mark.parametrize("name", ["../vision.json", "/etc/vision.json"])
-def test_file_of_a_processor_is_inside_of_the_package(tmp_path: Path, name: str) -> None:
-    with refused(ModelError, "untrusted", holds="model.vision.config_filename"):
-        load_image_processor([tmp_path], name)
-
-
-def test_picture_that_is_gone_when_it_is_sent_is_told_where_it_is_wanted(tmp_path: Path) -> None:
-    """It costs the requests that have it: nothing else of a chunk is kept from being sent."""
-    processor = _processor(tmp_path, QWEN)
-    picture(0, 32, 32).save(tmp_path / "a.png")
-    item = processor.item(Modality.IMAGE, tmp_path / "a.png")
-    (tmp_path / "a.png").unlink()
-    received = _processor(tmp_path, QWEN).adopt(pickle.loads(pickle.dumps(item)))
-    with refused(LostItemError, "media", holds="a.png") as caught:
-        received.arrays()
-    assert caught.value.key == item.key
 
 
 WHISPER = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 80, "sampling_rate": 16000}
@@ -194,16 +179,21 @@ def negative(content: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("feature_size", 10**9), ("n_fft", 10**9), ("chunk_length", 10**9), ("hop_length", 0)]
+    ("content", "key", "value", "bound"),
+    [
+        *(
+            ({**WHISPER, key: value}, key, value, "LARGEST_SIZES")
+            for key, value in (("feature_size", 10**9), ("n_fft", 10**9), ("chunk_length", 10**9), ("hop_length", 0))
+        ),
+        ({**CLIP, "crop_size": {"height": 10**9, "width": 224}}, "crop_size.height", 10**9, "8192"),
+    ],
 )
-def test_extractor_of_sound_beyond_bounds_is_refused_before_it_is_made(tmp_path: Path, key: str, value: int) -> None:
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({**WHISPER, key: value}))
-    with refused(ModelError, "damaged", key, value, holds="LARGEST_SIZES"):
-        load_feature_extractor([tmp_path], TensorSpec("input_features", 1, ("B", 80, 3000)))
-
-
-def test_processor_of_pictures_beyond_bounds_is_refused_before_it_is_made(tmp_path: Path) -> None:
-    content = {**CLIP, "crop_size": {"height": 10**9, "width": 224}}
+def test_processor_beyond_bounds_is_refused_before_it_is_made(
+    tmp_path: Path, content: dict[str, Any], key: str, value: int, bound: str
+) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(content))
-    with refused(ModelError, "damaged", "crop_size.height", 1000000000, holds="8192"):
-        load_image_processor([tmp_path], None)
+    with refused(ModelError, "damaged", key, value, holds=bound):
+        if "image_processor_type" in content:
+            load_image_processor([tmp_path], None)
+        else:
+            load_feature_extractor([tmp_path], TensorSpec("input_features", 1, ("B", 80, 3000)))

@@ -186,40 +186,29 @@ def test_intervals_hold_where_the_tail_is_mostly_unseen(count: int, least: float
     assert np.mean(held) > least
 
 
-def test_a_model_against_itself_has_no_distance() -> None:
+def test_a_model_against_itself_has_no_distance_and_one_document_no_error_bar() -> None:
     found = measure_divergence("t", taken(made([4, 9], noise=0.0)))
     assert found is not None
     assert (found.kl.mean, found.kl.maximum, found.top1_agreement, found.perplexity_ratio) == (0, 0, 1, 1)
     assert (found.kl.stderr, found.perplexity_ratio_stderr) == (0, 0)
-
-
-def test_one_document_has_no_error_bar() -> None:
-    found = measure_divergence("t", taken(made([30])))
-    assert found is not None
-    assert (found.kl.stderr, found.perplexity_ratio_stderr, found.top1_agreement_stderr) == (None, None, None)
-
-
-def test_no_positions_are_no_divergence() -> None:
+    single = measure_divergence("t", taken(made([30])))
+    assert single is not None
+    assert (single.kl.stderr, single.perplexity_ratio_stderr, single.top1_agreement_stderr) == (None, None, None)
     assert measure_divergence("t", Positions()) is None
 
 
-def test_sampling_error_adds_up_over_positions() -> None:
-    positions = Positions()
+def test_sampling_error_adds_up_and_the_reverse_distance_is_left_out_where_a_position_has_none() -> None:
     logprobs, exact = made([4])[0].compared()
-    positions.add(0, logprobs, SimpleNamespace(**{**vars(exact), "kl_variance": np.full(4, 0.04)}))
-    found = measure_divergence("t", positions)
-    assert found is not None
-    assert found.kl_sampling_error == pytest.approx(math.sqrt(4 * 0.04) / 4)
-
-
-@pytest.mark.parametrize("unknown", [math.nan, math.inf])
-def test_reverse_distance_is_left_out_where_a_position_has_none(unknown: float) -> None:
-    positions = Positions()
-    logprobs, exact = made([4])[0].compared()
-    positions.add(0, logprobs, SimpleNamespace(**{**vars(exact), "kl_reverse": np.array([0.1, unknown, 0.2, 0.1])}))
-    found = measure_divergence("t", positions)
-    assert found is not None
-    assert (found.kl_reverse, found.kl_reverse_stderr) == (None, None)
+    changes = [{"kl_variance": np.full(4, 0.04)}]
+    changes += [{"kl_reverse": np.array([0.1, unknown, 0.2, 0.1])} for unknown in (math.nan, math.inf)]
+    found = []
+    for change in changes:
+        positions = Positions()
+        positions.add(0, logprobs, SimpleNamespace(**{**vars(exact), **change}))
+        found.append(measure_divergence("t", positions))
+    sampled, *unknown = filter(None, found)
+    assert sampled.kl_sampling_error == pytest.approx(math.sqrt(4 * 0.04) / 4)
+    assert [(one.kl_reverse, one.kl_reverse_stderr) for one in unknown] == [(None, None)] * 2
 
 
 def test_bins_hold_every_position_once() -> None:

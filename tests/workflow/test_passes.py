@@ -37,7 +37,9 @@ def names(handler: Any) -> list[str]:
     return [Path(file).name for file in handler.model_attributes["additional_files"]]
 
 
-def test_model_is_handed_on_unchanged_with_the_report(model: ONNXModelHandler, tmp_path: Path) -> None:
+def test_model_is_handed_on_unchanged_with_the_reports_of_all_measurements(
+    model: ONNXModelHandler, tmp_path: Path
+) -> None:
     before = json.dumps(model.to_json())
     output = make(Measure()).run(model, str(tmp_path))
     assert isinstance(output, ONNXModelHandler)
@@ -47,16 +49,13 @@ def test_model_is_handed_on_unchanged_with_the_report(model: ONNXModelHandler, t
     assert output.model_attributes["own"] == 1
     assert {"genai_config.json", "report.json", "report.md", "tokenizer.json"} <= set(names(output))
     assert from_json((tmp_path / "report.json").read_text()).metrics == REPORT.metrics
-
-
-def test_second_measurement_keeps_the_first_ones_report(model: ONNXModelHandler, tmp_path: Path) -> None:
-    first = make(Measure()).run(model, str(tmp_path / "a"))
-    second = make(Measure()).run(first, str(tmp_path / "b"))
+    second = make(Measure()).run(output, str(tmp_path / "b"))
     assert {"report-2.json", "report-2.md", "report.json", "report.md"} <= set(names(second))
     assert len(names(second)) == len(set(names(second)))
 
 
 def test_settings_and_accelerator_reach_the_measurement(model: ONNXModelHandler, tmp_path: Path) -> None:
+    """Size alone is measured without a run."""
     fake = Measure()
     make(fake, limit=3, engine={"num_slots": 2}).run(model, str(tmp_path))
     settings = fake.calls[0]["settings"]
@@ -64,15 +63,8 @@ def test_settings_and_accelerator_reach_the_measurement(model: ONNXModelHandler,
     assert settings == EvaluationSettings.parse({"tasks": asked, "limit": 3, "engine": {"num_slots": 2}})
     assert str(fake.calls[0]["device"]) == "cpu"
     assert fake.calls[0]["execution_providers"] == "CPUExecutionProvider"
-
-
-def test_size_alone_is_measured_without_a_run(model: ONNXModelHandler, tmp_path: Path) -> None:
-    asked = []
-    for tasks in (["size_on_disk"], ["tiny_choice"]):
-        fake = Measure()
-        make(fake, tasks=tasks).run(model, str(tmp_path))
-        asked.append(fake.calls[0]["settings"].tasks)
-    assert asked == [["size_on_disk"], ["tiny_choice", "size_on_disk", "tokens_per_second"]]
+    make(fake, tasks=["size_on_disk"]).run(model, str(tmp_path))
+    assert fake.calls[1]["settings"].tasks == ["size_on_disk"]
 
 
 def test_parameters_are_the_settings() -> None:
@@ -87,7 +79,7 @@ def test_configuration_survives_the_trip_through_json() -> None:
     assert again.config.to_json() == made.config.to_json()
 
 
-def test_cache_key_follows_the_task_files(tmp_path: Path) -> None:
+def test_cache_key_follows_the_task_files_and_no_bounds(tmp_path: Path) -> None:
     task = tmp_path / "t.yaml"
     task.write_text("task: t")
     first = make(Measure(), include_path=str(tmp_path)).config.to_json()
@@ -95,6 +87,9 @@ def test_cache_key_follows_the_task_files(tmp_path: Path) -> None:
     second = make(Measure(), include_path=str(tmp_path)).config.to_json()
     assert first.pop(FINGERPRINT) != second.pop(FINGERPRINT)
     assert first == second
+    low, high = (make(Measure(), require=[{"metric": "acc", "min": least}]).config for least in (0.1, 0.2))
+    assert low.to_json() == high.to_json()
+    assert [bound.min for bound in low.require + high.require] == [0.1, 0.2]
 
 
 @pytest.mark.parametrize("type_name", [PASS_TYPE, PASS_TYPE.lower(), f"olive_ext.workflow.{PASS_TYPE}"])
@@ -107,12 +102,6 @@ def test_pass_is_found_with_and_without_a_package_config(type_name: str, table: 
     assert config.import_pass_module(type_name) is OrtLMEvaluation
     with pytest.raises(ValueError, match="'nothing' not found"):
         config.get_pass_module_config("nothing")
-
-
-def test_bounds_are_kept_out_of_the_cache_key() -> None:
-    first, second = (make(Measure(), require=[{"metric": "acc", "min": least}]).config for least in (0.1, 0.2))
-    assert first.to_json() == second.to_json()
-    assert [bound.min for bound in first.require + second.require] == [0.1, 0.2]
 
 
 def test_model_given_as_a_file_is_saved_with_its_external_data(tmp_path: Path) -> None:

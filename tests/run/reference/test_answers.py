@@ -81,30 +81,22 @@ def test_values_average_to_lm_evals_results(run: Ran, answers: ByFilter) -> None
             assert sum(values) / len(values) == pytest.approx(expected)
 
 
-def test_choice_is_a_text_and_right_where_it_is_the_target(run: Ran, answers: ByFilter) -> None:
+def test_answers_and_questions_are_texts(run: Ran, answers: ByFilter) -> None:
+    """A choice is right where it is the target; of a single target it is said whether it was the most likely."""
+    results, tasks = run
     for task, metric in (("tiny_choice", "acc"), ("tiny_letters", "acc_norm")):
-        found, lines = answers[task, "none"], run[0]["samples"][task]
+        found, lines = answers[task, "none"], results["samples"][task]
         assert len(lines) == 6
         for line in lines:
             answer = found.by_document[line["doc_id"]]
-            is_right = answer.text == target_of(run[1].tasks[task], line)
+            is_right = answer.text == target_of(tasks.tasks[task], line)
             assert is_right == bool(answer.values[metric])
-
-
-def test_question_is_the_documents_own(run: Ran) -> None:
-    results, tasks = run
     line = results["samples"]["tiny_choice"][2]
     assert question_of(tasks.tasks["tiny_choice"], line) == "the cat sat"
     assert target_of(tasks.tasks["tiny_choice"], line) == "on"
     assert question_of(object(), line) == "the cat sat"
-
-
-def test_generated_answer_is_the_raw_text(run: Ran, answers: ByFilter) -> None:
-    line = run[0]["samples"]["tiny_generate"][0]
+    line = results["samples"]["tiny_generate"][0]
     assert answers["tiny_generate", "loose"].by_document[0].text == line["resps"][0][0].strip()
-
-
-def test_single_target_says_whether_it_was_the_most_likely(answers: ByFilter) -> None:
     for answer in answers["tiny_last_word", "none"].by_document.values():
         assert answer.text.startswith("most likely" if answer.values["acc"] else "not most likely")
         assert answer.text.endswith("nats)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ from olive_ext.errors import TaskError
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.metrics import comparison_metrics
 from olive_ext.run.reference.answers import Answers, DocumentAnswer, changed_answers, read_answers
+from olive_ext.run.reference.packed_answers import keyed
 from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.run.reference.sampled_run import question_of
 from olive_ext.session.requests import GenerationOutput
@@ -160,13 +161,15 @@ def test_answers_that_only_their_limit_ends_are_counted() -> None:
     assert changed_answers(ended, ended) == 0
 
 
+@pytest.mark.parametrize("of_a_report", [lambda answers: answers, keyed], ids=["answers", "packed"])
 @pytest.mark.parametrize("prompt", ["asked", "otherwise"])
-def test_a_document_that_two_tasks_ask_counts_once_over_all(prompt: str) -> None:
+def test_a_document_that_two_tasks_ask_counts_once_over_all(prompt: str, of_a_report: Callable[..., Answers]) -> None:
     """A benchmark and a part of it, or the same by other prompts: the exact test knows no document twice."""
     both = [[answers("a", {"acc": right}), answers("part", {"acc": right})] for right in ([1, 1, 1, 0], [0, 0, 1, 1])]
     for own in both:
         part = {number: replace(answer, digest=f"a-{number} {prompt}") for number, answer in own[1].by_document.items()}
         own[1] = replace(own[1], by_document=part)
+    both = [[of_a_report(one) for one in own] for own in both]
     lines = {**samples("a", 4), **samples("part", 4)}
     outcomes, *_ = compare_answers(*both, lines, {"a": TASK, "part": TASK})
     assert [(item.task, item.num_documents, item.right_to_wrong) for item in outcomes][-1] == (ALL, 4, 2)
