@@ -46,29 +46,21 @@ def says(*texts: str | int) -> ForwardEngine:
     return engine
 
 
-def test_no_requests_give_no_answers() -> None:
-    lm = ort_lm()
-    assert score(lm) == generate(lm, {}) == lm.loglikelihood_rolling([], disable_tqdm=True) == []
-
-
-@pytest.mark.parametrize("context", ["", "the cat"])
-def test_empty_continuation_is_certain_and_reaches_no_engine(context: str) -> None:
+def test_no_requests_give_no_answers_and_an_empty_continuation_is_certain() -> None:
     engine = ForwardEngine()
-    assert score(ort_lm(engine=engine), (context, "")) == [(0.0, True)]
+    lm = ort_lm(engine=engine)
+    assert score(lm) == generate(lm, {}) == lm.loglikelihood_rolling([], disable_tqdm=True) == []
+    assert score(lm, ("", ""), ("the cat", "")) == [(0.0, True)] * 2
     assert engine.requests == []
 
 
-def test_token_spanning_the_join_is_scored_where_hflm_fails() -> None:
+def test_token_spanning_the_join_is_scored_where_hflm_fails_and_spaces_count_as_empty() -> None:
     lm = ort_lm(has_bos=False)
     tokenizer = byte_level(False)
     whole = tokenizer.encode("next")
     assert len(whole) == 1
     assert lm._encode_pair("ne", "xt") == ([lm.prefix_token_id], whole)
     assert score(lm, ("ne", "xt")) == score(lm, ("", "next"))
-
-
-def test_context_of_spaces_counts_as_empty() -> None:
-    lm = ort_lm(has_bos=False)
     assert score(lm, (" ", "the cat")) == score(lm, ("", " the cat"))
 
 
@@ -81,17 +73,18 @@ def test_rolling_scores_text_behind_one_bos_by_default() -> None:
     assert abs(hflms - rolled) > 0.1
 
 
-def test_stop_string_inside_tokens_is_cut_exactly() -> None:
-    assert generate(ort_lm(engine=says("stopped stopping")), {"until": ["opp"]}, "the") == ["st"]
-    assert generate(ort_lm(engine=says("the cat sat")), {"until": ["sat", " c"]}, "the") == ["the"]
-
-
-def test_eos_text_is_a_stop_even_where_it_is_spelt_out() -> None:
-    assert generate(ort_lm(engine=says("the", EOS, "cat")), {"until": []}, "the") == ["the"]
-
-
-def test_special_token_as_stop_ends_the_answer() -> None:
-    assert generate(ort_lm(engine=says("the", IM_END, "cat")), {"until": ["<|im_end|>"]}, "the") == ["the"]
+@pytest.mark.parametrize(
+    ("said", "until", "answer"),
+    [
+        (("stopped stopping",), ["opp"], "st"),
+        (("the cat sat",), ["sat", " c"], "the"),
+        (("the", EOS, "cat"), [], "the"),
+        (("the", IM_END, "cat"), ["<|im_end|>"], "the"),
+    ],
+    ids=["inside a token", "the first of two", "the end of text", "a special token"],
+)
+def test_stop_is_cut_exactly(said: tuple[str | int, ...], until: list[str], answer: str) -> None:
+    assert generate(ort_lm(engine=says(*said)), {"until": until}, "the") == [answer]
 
 
 THOUGHT = ("what is it?\n\na thing</think>\n\nthe cat\n\nthe dog",)
@@ -103,16 +96,19 @@ def test_stops_count_behind_the_reasoning_only() -> None:
     assert generate(ort_lm(engine=says(*THOUGHT)), {"until": ["\n\n"]}, "the") == ["what is it?"]
 
 
-@pytest.mark.parametrize("end", [IM_END, str(IM_END), "<|im_end|>"])
-def test_end_of_reasoning_may_be_a_special_token(end: int | str) -> None:
-    engine = says("what\n\n", IM_END, "is", IM_END, "\n\n the cat\n\nthe dog")
-    assert generate(ort_lm(engine=engine, think_end_token=end), {"until": ["\n\n"]}, "the") == ["the cat"]
-
-
-def test_special_token_ends_the_answer_behind_reasoning_too() -> None:
-    engine = says("what</think>the cat", IM_END, "the dog")
-    lm = ort_lm(engine=engine, think_end_token="</think>")
-    assert generate(lm, {"until": ["<|im_end|>"], "max_gen_toks": 40}, "the") == ["the cat"]
+@pytest.mark.parametrize(
+    ("end", "said", "until"),
+    [
+        *((end, ("what\n\n", IM_END, "is", IM_END, "\n\n the cat\n\nthe dog"), "\n\n")
+          for end in (IM_END, str(IM_END), "<|im_end|>")),
+        ("</think>", ("what</think>the cat", IM_END, "the dog"), "<|im_end|>"),
+    ],
+)  # fmt: skip
+def test_end_of_reasoning_and_the_stop_behind_it_may_be_special_tokens(
+    end: int | str, said: tuple[str | int, ...], until: str
+) -> None:
+    lm = ort_lm(engine=says(*said), think_end_token=end)
+    assert generate(lm, {"until": [until]}, "the") == ["the cat"]
 
 
 def test_enable_thinking_refuses_tasks_that_score() -> None:
@@ -179,20 +175,17 @@ def test_generation_settings_that_cannot_be_followed_are_refused(kwargs: dict[st
     assert engine.requests == []
 
 
-def test_settings_of_a_beam_search_reach_the_engine_and_are_not_read_without_one() -> None:
+def test_settings_of_a_beam_search_reach_the_engine_and_are_left_as_they_were() -> None:
+    """They are not read without one."""
     engine = ForwardEngine()
     lm = ort_lm(engine=engine)
-    rest = {"length_penalty": "0.5", "early_stopping": "never", "max_gen_toks": 3}
-    generate(lm, {"num_beams": "4", **rest}, "the")
-    generate(lm, {"num_beams": 1, **rest}, "the")
+    rest = {"length_penalty": "0.5", "early_stopping": "never", "max_gen_toks": 3, "until": ["\n"]}
+    for given in ({"num_beams": "4", **rest}, {"num_beams": 1, **rest}):
+        before = {**given}
+        generate(lm, given, "the")
+        assert given == before
     searches = [request.generation.beams for request in engine.requests if request.generation]
     assert searches == [Beams(4, 0.5, "never"), None]
-
-
-def test_gen_kwargs_stay_as_they_were() -> None:
-    kwargs = {"until": ["\n"], "max_gen_toks": 3}
-    generate(ort_lm(), kwargs, "the")
-    assert kwargs == {"until": ["\n"], "max_gen_toks": 3}
 
 
 def asked_of_every_kind(lm: Any) -> None:
@@ -234,18 +227,14 @@ def test_batch_size_is_taken_as_lm_eval_writes_it(batch_size: int | str) -> None
         ({"max_lenght": 3}, "max_length"),
         ({"batch_size": "many"}, "batch_size"),
         ({"pretrained": "there"}, "pretrained"),
+        ({"session": None}, "pretrained"),
         ({"max_length": 12}, "max_length"),
         ({"max_gen_toks": 0}, "max_gen_toks"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        OrtLM(session=session(), **arguments)
-
-
-def test_neither_path_nor_session_is_refused() -> None:
-    with refused(ConfigError, "contradiction", holds="pretrained"):
-        OrtLM()
+        OrtLM(**{"session": session(), **arguments})
 
 
 def test_close_leaves_a_given_session_open_and_may_be_repeated() -> None:

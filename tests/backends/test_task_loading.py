@@ -71,49 +71,37 @@ def test_group_of_local_tasks_loads_its_members(folder: Path) -> None:
     assert list(loaded.load(None)["groups"]) == ["tiny_group"]
 
 
-def test_registered_task_is_found_by_its_file_name() -> None:
+def test_registered_task_is_found_by_its_file_name_and_groups_need_the_whole_index() -> None:
     spec, missing = _find("arc_easy", {})
     assert str(spec).endswith("arc_easy.yaml")
     assert missing == []
-
-
-def test_groups_need_the_whole_index() -> None:
     assert _find("mmlu", {}) == ("mmlu", ["mmlu"])
     assert _find({"group": "mine", "task": ["arc_easy", {"task": "piqa"}]}, {})[1] == ["arc_easy", "piqa"]
 
 
-def test_unknown_task_is_refused_with_near_names(folder: Path) -> None:
+def test_unknown_task_is_refused_with_near_names_and_one_without_its_data_by_name(folder: Path) -> None:
     with refused(TaskError, "unknown_name", "tasks", ["hellaswagg", "tiny_choise"], holds="tiny_choice") as caught:
         load_tasks(["tiny_choise", "hellaswagg"], str(folder))
     assert "'hellaswagg': did you mean 'hellaswag'" in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("specs", "include_path", "named"),
-    [
-        (
-            ["tasks/nothing.yaml"],
-            None,
-            {"code": "not_found", "field": "tasks", "value": "tasks/nothing.yaml"},
-        ),
-        (
-            ["arc_easy"],
-            "no_such_folder",
-            {"code": "not_found", "field": "include_path", "value": "no_such_folder"},
-        ),
-        ([{"dataset_path": "x"}], None, {"code": "missing", "holds": "dataset_path"}),
-    ],
-)
-def test_what_is_missing_is_named(specs: list[Any], include_path: str | None, named: dict[str, Any]) -> None:
-    with refused(TaskError, **named):
-        load_tasks(specs, include_path)
-
-
-def test_task_that_cannot_load_its_data_is_named(folder: Path) -> None:
     (folder / "local.py").write_text("def load(**_):\n    raise OSError('no data here')\n")
     with refused(TaskError, "task", holds="tiny_choice"):
         load_tasks(["tiny_choice"], str(folder))
+
+
+@pytest.mark.parametrize(
+    ("specs", "include_path", "code", "field", "value"),
+    [
+        (["tasks/nothing.yaml"], None, "not_found", "tasks", "tasks/nothing.yaml"),
+        (["arc_easy"], "no_such_folder", "not_found", "include_path", "no_such_folder"),
+        ([{"dataset_path": "x"}], None, "missing", "", ...),
+    ],
+)
+def test_what_is_missing_is_named(
+    specs: list[Any], include_path: str | None, code: str, field: str, value: Any
+) -> None:
+    with refused(TaskError, code, field, value, holds="" if field else "dataset_path"):
+        load_tasks(specs, include_path)
 
 
 def test_edited_data_are_read_whatever_their_size_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,11 +134,7 @@ def test_random_numbers_go_on_as_if_lm_eval_had_loaded_the_tasks(folder: Path) -
     random.seed(99)
     loaded.load(None)
     assert random.random() == expected
-
-
-def test_one_seed_sets_all_four() -> None:
-    assert Seeds.of(None) == Seeds(0, 1234, 1234, 1234)
-    assert Seeds.of(3) == Seeds(3, 3, 3, 3)
+    assert (Seeds.of(None), Seeds.of(3)) == (Seeds(0, 1234, 1234, 1234), Seeds(3, 3, 3, 3))
 
 
 def test_templates_are_compiled_once_and_lm_eval_is_put_back() -> None:

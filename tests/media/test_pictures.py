@@ -38,18 +38,13 @@ def _animated() -> bytes:
     return file.getvalue()
 
 
-def test_path_bytes_and_picture_are_one(tmp_path: Path) -> None:
-    image = picture(0, 12, 8)
-    (tmp_path / "a.png").write_bytes(_png(image))
-    forms = [image, _png(image), tmp_path / "a.png", str(tmp_path / "a.png"), bytearray(_png(image))]
-    assert {content_key(read_picture(form)) for form in forms} == {content_key(image)}
-
-
-def test_url_with_data_is_read() -> None:
-    content = _png(picture(0, 4, 4))
+def test_path_bytes_data_and_picture_are_one(tmp_path: Path) -> None:
+    image, content = picture(0, 12, 8), _png(picture(0, 12, 8))
+    (tmp_path / "a.png").write_bytes(content)
     url = f"data:image/png;base64,{base64.b64encode(content).decode()}"
     assert data_of_url(url) == content
-    assert content_key(read_picture(url)) == content_key(picture(0, 4, 4))
+    forms = [image, content, tmp_path / "a.png", str(tmp_path / "a.png"), bytearray(content), url]
+    assert {content_key(read_picture(form)) for form in forms} == {content_key(image)}
 
 
 def test_shades_of_16_bits_are_those_of_8() -> None:
@@ -64,18 +59,16 @@ def test_photograph_with_what_a_camera_adds_is_the_photograph() -> None:
     assert read_picture(file.getvalue()).size == (8, 8)
 
 
-@pytest.mark.parametrize("url", ["https://example.com/a.png", "file:///etc/passwd", "data:image/png,abc", ""])
-def test_url_that_would_be_fetched_is_refused(url: str) -> None:
+@pytest.mark.parametrize(
+    "url",
+    ["https://example.com/a.png", "file:///etc/passwd", "data:image/png,abc", "data:image/png;base64,@@@", ""],
+)
+def test_url_that_would_be_fetched_or_has_no_base64_is_refused(url: str) -> None:
     with refused(TaskError, "media", holds="base64"):
         data_of_url(url)
     if url:
         with refused(TaskError, "media", holds="base64"):
             read_picture(url)
-
-
-def test_bad_base64_is_refused() -> None:
-    with refused(TaskError, "media", holds="base64"):
-        data_of_url("data:image/png;base64,@@@")
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "L", "P", "RGBA", "1", "I;16"])
@@ -127,16 +120,12 @@ def test_thumbnail_is_a_small_jpeg_of_the_picture() -> None:
     assert Image.open(io.BytesIO(data_of_url(thumbnail(picture(0, 5, 8))))).size == (5, 8)
 
 
-def test_digest_of_a_request_is_of_all_samples() -> None:
+def test_digest_of_a_request_is_of_all_samples_and_pixels() -> None:
     silence, click = np.zeros(4000, np.float32), np.zeros(4000, np.float32)
     click[2000] = 1
-    one, same, other = ([{"audio": {"array": array, "sampling_rate": 8000}}] for array in (silence, silence + 0, click))
-    assert media_digest(one) == media_digest(same) != media_digest(other)
-
-
-def test_digest_of_a_request_is_of_the_pixels() -> None:
-    one, same, other = ([{"visual": [picture(seed, 6, 4)]}] for seed in (0, 0, 1))
-    assert media_digest(one) == media_digest(same) != media_digest(other)
+    sounds = [[{"audio": {"array": array, "sampling_rate": 8000}}] for array in (silence, silence + 0, click)]
+    for one, same, other in (sounds, [[{"visual": [picture(seed, 6, 4)]}] for seed in (0, 0, 1)]):
+        assert media_digest(one) == media_digest(same) != media_digest(other)
 
 
 def test_digest_of_a_request_is_of_colours_and_not_of_their_numbers() -> None:
@@ -251,10 +240,19 @@ def test_bad_sound_is_refused_in_one_line(given: Any, error: dict[str, Any]) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_sound_of_another_rate_is_refused_with_both(tmp_path: Path) -> None:
+def test_sound_that_the_extractor_does_not_take_is_refused(tmp_path: Path) -> None:
     for rate in (44100, 16000.5, math.nan):
         with refused(TaskError, "media", holds=("16000", f"{rate}")):
             _processor(tmp_path).windows((np.zeros(100, np.float32), rate))
+    loud = np.full(RATE, 3e37, np.float32)
+    with refused(TaskError, "media", holds=("NaN", "input_features")):
+        _processor(tmp_path).windows((loud, RATE))
+    with refused(TaskError, "media", holds=("infinity", "pixels")):
+        refuse_non_finite({"sizes": np.ones(2), "pixels": np.array([1.0, np.inf])}, "picture")
+    text = '{"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 128}'
+    (tmp_path / "preprocessor_config.json").write_text(text, encoding="utf-8")
+    with refused(ModelError, "unsupported", holds=("audio_features", "128")):
+        _processor(tmp_path).windows((np.zeros(RATE, np.float32), RATE))
 
 
 def test_long_sound_has_windows_of_30_seconds(tmp_path: Path) -> None:
@@ -263,13 +261,6 @@ def test_long_sound_has_windows_of_30_seconds(tmp_path: Path) -> None:
     assert [window.shape for window in windows] == [(80, 3000)] * 3
     alone = _processor(tmp_path).windows((noise[RATE * 30 : RATE * 60], RATE))
     np.testing.assert_array_equal(windows[1], alone[0])
-
-
-def test_extractor_with_other_mels_than_the_encoder_is_refused(tmp_path: Path) -> None:
-    text = '{"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 128}'
-    (tmp_path / "preprocessor_config.json").write_text(text, encoding="utf-8")
-    with refused(ModelError, "unsupported", holds=("audio_features", "128")):
-        _processor(tmp_path).windows((np.zeros(RATE, np.float32), RATE))
 
 
 @pytest.mark.parametrize("mels", [80, 128])
@@ -301,11 +292,3 @@ def test_torch_has_the_threads_that_are_asked_for_and_its_own_again() -> None:
     with torch_threads(None):
         assert torch.get_num_threads() == kept
     assert torch.get_num_threads() == kept
-
-
-def test_sound_far_out_of_range_is_refused_before_an_encoder_makes_nan_of_it(tmp_path: Path) -> None:
-    loud = np.full(RATE, 3e37, np.float32)
-    with refused(TaskError, "media", holds=("NaN", "input_features")):
-        _processor(tmp_path).windows((loud, RATE))
-    with refused(TaskError, "media", holds=("infinity", "pixels")):
-        refuse_non_finite({"sizes": np.ones(2), "pixels": np.array([1.0, np.inf])}, "picture")

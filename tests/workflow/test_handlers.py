@@ -108,19 +108,15 @@ def test_inference_settings_go_before_olives_provider_and_behind_the_recipes(pac
     assert (own.execution_provider, own.provider_options) == ("cpu", None)
 
 
-def test_composite_models_decoder_is_the_component_with_logits(package: Path, tmp_path: Path) -> None:
-    other = tmp_path / "embedding"
+def test_composite_models_decoder_is_the_component_with_logits_wherever_it_lies(package: Path, tmp_path: Path) -> None:
+    """Beside others in a folder of its own; in one folder, by genai_config.json."""
+    other, root = tmp_path / "embedding", tmp_path / "root"
     other.mkdir()
-    _no_logits(other / "model.onnx")
-    model = CompositeModelHandler([handler(other), handler(package)], ["embedding", "anything"])
-    kind, decoder = handler_of(model)
-    assert (kind, Path(decoder.model_path)) == ("onnx", package / "model.onnx")
-
-
-def test_composite_models_genai_config_names_the_decoder(package: Path, tmp_path: Path) -> None:
-    root = tmp_path / "root"
     shutil.copytree(package, root)
-    _no_logits(root / "embedding.onnx")
+    for graph in (other / "model.onnx", root / "embedding.onnx"):
+        _no_logits(graph)
+    kind, decoder = handler_of(CompositeModelHandler([handler(other), handler(package)], ["embedding", "anything"]))
+    assert (kind, Path(decoder.model_path)) == ("onnx", package / "model.onnx")
     parts = [handler(root, onnx_file_name=name) for name in ("embedding.onnx", "model.onnx")]
     model = CompositeModelHandler(parts, ["embedding", "model"], model_path=str(root))
     assert Path(text_decoder(model).model_path) == root / "model.onnx"
@@ -150,19 +146,15 @@ def test_composite_models_other_components_are_run_for_pictures(tmp_path: Path, 
         assert session.loglikelihood([asked]) == package.loglikelihood([asked])
 
 
-def test_composite_model_whose_names_contradict_the_graphs_is_refused(tmp_path: Path) -> None:
+def test_composite_model_whose_names_contradict_its_graphs_or_without_a_decoder_is_refused(tmp_path: Path) -> None:
     source, _ = media_export("llava")
     parts = [handler(source / folder) for folder in ("decoder", "embedding", "vision_encoder")]
     model = CompositeModelHandler(parts, ["decoder", "vision_encoder", "embedding"])
     with refused(ModelError, "unsupported", holds="vision_encoder"):
         handler_of(model)
-
-
-def test_composite_model_without_decoder_is_refused_with_its_components(tmp_path: Path) -> None:
     _no_logits(tmp_path / "model.onnx")
-    model = CompositeModelHandler([handler(tmp_path)], ["vision"])
     with pytest.raises(ModelError, match="none of vision returns logits"):
-        text_decoder(model)
+        text_decoder(CompositeModelHandler([handler(tmp_path)], ["vision"]))
 
 
 def test_other_handlers_are_refused_by_name(package: Path) -> None:

@@ -131,18 +131,18 @@ def evaluate(engine: Any, model: ModelConfig, evaluator: Any) -> Any:
     return engine._evaluate_model(model, "id", evaluator, None)
 
 
-def test_changed_settings_are_evaluated_anew(model: ModelConfig) -> None:
-    engine = new_engine()()
-    assert [evaluate(engine, model, ours(limit=limit)) for limit in (1, 2, 1)] == [1, 2, 1]
-
-
-def test_changed_task_file_is_evaluated_anew(model: ModelConfig, tmp_path: Path) -> None:
+def test_changed_settings_and_task_files_are_evaluated_anew_under_a_key_of_ours(
+    model: ModelConfig, tmp_path: Path
+) -> None:
     engine, task = new_engine()(), tmp_path / "tasks" / "t.yaml"
+    assert [evaluate(engine, model, ours(limit=limit)) for limit in (1, 2, 1)] == [1, 2, 1]
     task.parent.mkdir()
-    task.write_text("task: t")
-    first = evaluate(engine, model, ours(include_path=str(task.parent)))
-    task.write_text("task: other")
-    assert evaluate(engine, model, ours(include_path=str(task.parent))) == first + 1
+    for number, text in enumerate(("task: t", "task: other"), 3):
+        task.write_text(text)
+        assert evaluate(engine, model, ours(include_path=str(task.parent))) == number
+    assert "id" not in engine.cache
+    evaluate(engine, model, OliveEvaluatorConfig(type="LMEvaluator", tasks=["t"]))
+    assert "id" in engine.cache, "others keep Olive's own key"
 
 
 @pytest.mark.parametrize("place", ["file", "folder", "checkpoint"])
@@ -182,13 +182,6 @@ def test_same_evaluation_is_known_again_when_its_folders_exist(model: ModelConfi
     assert [evaluate(engine, model, evaluator) for evaluator in evaluators] == [1, 1]
 
 
-def test_other_evaluators_keep_olives_own_key(model: ModelConfig) -> None:
-    engine = new_engine()()
-    other = OliveEvaluatorConfig(type="LMEvaluator", tasks=["t"])
-    evaluate(engine, model, other)
-    assert list(engine.cache) == ["id"]
-
-
 def test_second_mending_changes_nothing(model: ModelConfig) -> None:
     kind = new_engine()
     before = dict(vars(kind))
@@ -214,15 +207,16 @@ def test_composite_model_is_sent_to_the_pass() -> None:
         evaluate(new_engine()(), model, ours())
 
 
-def test_what_olive_would_swallow_becomes_an_error_of_ours(model: ModelConfig) -> None:
-    with pytest.raises(RunError, match="RuntimeError: subprocess died"):
-        evaluate(new_engine()(error=RuntimeError("subprocess died")), model, ours())
-
-
-def test_failed_process_is_told_by_its_last_line(model: ModelConfig) -> None:
+def test_what_olive_would_swallow_becomes_an_error_of_ours_a_failed_process_by_its_last_line(
+    model: ModelConfig,
+) -> None:
     died = subprocess.CalledProcessError(1, ["python"], stderr="Traceback\nTaskError: unknown task 't'\n")
-    with pytest.raises(RunError, match="the evaluation stopped: TaskError: unknown task 't'"):
-        evaluate(new_engine()(error=died), model, ours())
+    for error, told in (
+        (RuntimeError("subprocess died"), "RuntimeError: subprocess died"),
+        (died, "the evaluation stopped: TaskError: unknown task 't'"),
+    ):
+        with pytest.raises(RunError, match=told):
+            evaluate(new_engine()(error=error), model, ours())
 
 
 def test_process_of_a_python_environment_gets_a_script_that_imports_us(model: ModelConfig) -> None:
@@ -232,16 +226,16 @@ def test_process_of_a_python_environment_gets_a_script_that_imports_us(model: Mo
     assert Path(evaluator.user_script).read_text().endswith("restore_run()\n")
 
 
-def test_unknown_key_at_the_top_is_one_line_where_olive_reads_the_recipe() -> None:
+def test_mistakes_beyond_one_table_are_refused_all_at_once(model: ModelConfig) -> None:
     with refused(ConfigError, "unknown_key", "evalutor", "ours", holds="evaluator"):
         parse_recipe(None, {"file_or_obj": {"evalutor": "ours"}}, lambda **_: None)
-
-
-def test_pass_that_is_in_no_table_of_the_run_is_refused(model: ModelConfig) -> None:
     engine = new_engine()
     engine.input_passes_configs = {"m": [RunPassConfig(type="Foo")]}
     with refused(ConfigError, "unknown_name", "passes.m.type", "foo"):
         engine().run(model)
+    engine.input_passes_configs = {"q": [RunPassConfig(type="OnnxKQuantQuantization", config={"block_sise": 32})]}
+    with refused(ConfigError, "unknown_key", "evaluators.e.limts", 1, holds="passes.q.block_sise"):
+        engine(ours(limts=1)).run(model)
 
 
 @pytest.mark.parametrize(
@@ -260,13 +254,6 @@ def test_check_and_olives_engine_tell_the_same_mistake(tmp_path: Path, path: str
         engine.run(ModelConfig(type="HfModel", config={"model_path": recipe["input_model"]["model_path"]}))
     assert str(raised.value).lower() == str(known).lower()  # Olive's types of passes are in lower case
     assert engine.num_evaluations == 0
-
-
-def test_all_mistakes_are_told_at_once(model: ModelConfig) -> None:
-    engine = new_engine()
-    engine.input_passes_configs = {"q": [RunPassConfig(type="OnnxKQuantQuantization", config={"block_sise": 32})]}
-    with refused(ConfigError, "unknown_key", "evaluators.e.limts", 1, holds="passes.q.block_sise"):
-        engine(ours(limts=1)).run(model)
 
 
 def test_run_that_swallowed_our_failure_raises_it(model: ModelConfig) -> None:
@@ -358,14 +345,11 @@ GROUP = {"group": "g", "task": ["arc_easy"]}
 STRICT = {"metric": "acc", "min": 0.75}
 
 
-def test_candidate_of_a_search_is_out_at_once(model: ModelConfig) -> None:
+def test_candidate_of_a_search_is_out_at_once_and_the_input_model_where_there_is_no_other(model: ModelConfig) -> None:
     engine = evaluated(ours(tasks=[GROUP], require=[STRICT]), is_search=True)
     with pytest.raises(RequirementError):
         engine.run(model)
     assert engine.seen == ["input"]  # which is not judged
-
-
-def test_input_model_is_judged_where_there_is_no_other(model: ModelConfig) -> None:
     engine = evaluated(ours(tasks=[GROUP], require=[{"metric": "size_on_disk", "max": 1}]), has_passes=False)
     with refused(RequirementError, "bound_broken", holds=("size_on_disk/bytes", "1024")):
         engine.run(model)
