@@ -49,17 +49,14 @@ class Engine:
         rule: ScoringRule | None = None,
         tap: Tap | None = None,
         *,
-        is_deterministic: bool = False,
         reports_non_finite: bool = False,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """`chunk_size`: most tokens of a prompt in one step. `is_deterministic`: what earlier calls have left resident
-        is forgotten, so that results depend on a call's own requests only. `reports_non_finite` as in `StepLoop`.
-        `facts` of the opening are described beside those of the execution."""
+        """`chunk_size`: most tokens of a prompt in one step. `reports_non_finite` as in `StepLoop`. `facts` of the
+        opening are described beside those of the execution."""
         self._facts = facts or {}
         self.counters = Counters()
         self.runner = runner
-        self._is_deterministic = is_deterministic
         self._tap = tap or Tap()
         self._runners = (runner, *self._tap.runners)
         shared: dict[str, Any] = {"counters": self.counters, "reports_non_finite": reports_non_finite}
@@ -94,8 +91,6 @@ class Engine:
         A request is `Lost` where an encoder fails on a picture or a sound of it."""
         ahead = ReadAhead(part for items in slices for part in self._scoring.planned(items))
         for items in filter(None, ahead):
-            if self._is_deterministic:
-                self.reset()
             yield from self._run(items, ahead.read)
 
     @property
@@ -158,7 +153,6 @@ class Engine:
         """Facts of the execution, stable in name."""
         counters = {**asdict(self.counters), "host_bytes": self.runner.host_bytes + self._tap.host_bytes}
         return {
-            "deterministic": self._is_deterministic,
             **self._scoring.describe(),
             **self.runner.describe(),
             **({"lengths": list(lengths)} if (lengths := self.runner.traits.lengths) else {}),

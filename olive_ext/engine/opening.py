@@ -67,9 +67,8 @@ def engine_on(opened: OpenedRunner, model: ResolvedModel, tap: Tap | None = None
         *opened,
         ScoringRule.of(settings) if has_rule else ScoringRule(),
         tap,
-        is_deterministic=settings.deterministic is True,
         reports_non_finite=settings.non_finite == "report",
-        facts={"also_read": more} if more else None,
+        facts={"deterministic": settings.deterministic is True, **({"also_read": more} if more else {})},
     )
 
 

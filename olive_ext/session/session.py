@@ -309,8 +309,8 @@ class Session(AbstractContextManager["Session"]):
 
         The file is `<stem>_<digest>.jsonl`; the digest is of all that decides an answer besides its request: the
         model's content, how it runs, a reference, and `facts`. Without `resume` it begins anew. Requests then run in
-        chunks, so that a session opened with `deterministic` gives the same bits however often it was interrupted.
-        Raises `RecordsError`.
+        chunks, as a session opened with `deterministic` runs them without a journal, too: it gives the same bits
+        however often it was interrupted. Raises `RecordsError`.
         """
         if self.journal is not None:
             self.journal.close()
@@ -387,8 +387,9 @@ class Session(AbstractContextManager["Session"]):
         return call.outputs(self._results(call.name, call.put_all(slices, whose)))
 
     def _results(self, call: str, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
-        if self.journal is not None and (call == "generate" or self.records is None):
-            return in_chunks(self.executor, slices, self.journal)
+        journal = self.journal if call == "generate" or self.records is None else None
+        if journal is not None or self.executor.describe().get("deterministic"):
+            return in_chunks(self.executor, slices, journal)
         return self.executor.run_slices(slices)
 
     def _continuous(self, items: Iterable[tuple[Hashable, ToGenerate] | None]) -> Outputs:

@@ -47,13 +47,11 @@ _FULL_SLOT = [
 
 
 @pytest.mark.parametrize("kind", RUNNERS)
-@given(data=st.data(), chunk_size=st.integers(1, 60), is_deterministic=st.booleans())
-def test_any_runner_gives_what_the_oracle_gives(
-    kind: str, data: st.DataObject, chunk_size: int, is_deterministic: bool
-) -> None:
+@given(data=st.data(), chunk_size=st.integers(1, 60))
+def test_any_runner_gives_what_the_oracle_gives(kind: str, data: st.DataObject, chunk_size: int) -> None:
     """Calls and streams of any requests, also after memory was released; and what every step has in common."""
     runner = data.draw(RUNNERS[kind])
-    engine, lengths = Engine(runner, chunk_size, is_deterministic=is_deterministic), runner.traits.lengths
+    engine, lengths = Engine(runner, chunk_size), runner.traits.lengths
     calls = data.draw(st.lists(requests_of(1 if kind in WITHOUT_SOURCES else len(SOURCES)), min_size=1, max_size=3))
     for requests in calls:
         items, before = list(enumerate(requests)), len(runner.steps)
@@ -326,8 +324,9 @@ def test_steps_of_a_call_follow_from_its_own_requests_whatever_was_longer_before
     short = [Request((first, 1), 0, Generation(5)) for first in range(8)]
     long = [Request((first, *range(2, 90)), 0, Generation(12)) for first in range(8)]
     runner = FakeRunner(8, RANGE, most_positions=300)
-    engine = Engine(runner, 64, is_deterministic=True)
+    engine = Engine(runner, 64)
     engine.run(long)
+    engine.reset()
     assert max(len(step.rows) for step in runner.steps) == 3
     num_steps = len(runner.steps)
     engine.run(short)
