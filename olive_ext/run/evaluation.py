@@ -31,6 +31,7 @@ from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
 from olive_ext.report.comparison import NAME, VARIANT, Comparison
 from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
+from olive_ext.report.numbers import SAME_NATS
 from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.report.verdict import BANDS
@@ -135,7 +136,10 @@ def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Mo
     unseen = [] if observer is None else [one for one in taken if one not in observer.modalities]
     overall = comparison.overall_divergence()
     is_near = overall is not None and overall.kl.mean < BANDS[0].most_kl
-    found = models.damage(is_near=is_near, unreached=[part for part, one in MEDIA_PARTS.items() if one in unseen])
+    is_same = overall is not None and overall.kl.maximum < SAME_NATS
+    found = models.damage(
+        is_near=is_near, is_same=is_same, unreached=[part for part, one in MEDIA_PARTS.items() if one in unseen]
+    )
     if reach is not None:
         reach = replace(reach, unseen=tuple(one.kind for one in unseen), uncompared=found.uncompared)
     damaged = models.unjudged | found.findings | damaged_cache(comparison.reference, model)

@@ -156,9 +156,9 @@ class Models:
         other = self.given_reference.context_length if records is None else records.max_length
         return contexts_of(self.candidate.context_length, other)
 
-    def damage(self, *, is_near: bool, unreached: Collection[str]) -> Damage:
+    def damage(self, **texts: Any) -> Damage:
         """Constants of the evaluated model that are not the reference's where they should be, or no numbers: how. Those
-        of records that were made elsewhere are not at hand. `is_near` and `unreached`: see `damage`."""
+        of records that were made elsewhere are not at hand. `texts`: what they showed and reached, as in `damage`."""
         from olive_ext.model.files.damage import Damage, damage
         from olive_ext.session.tokenizer import Rows
 
@@ -169,7 +169,7 @@ class Models:
             num_tokens = max(self._tokenizer(one).num_ids for one in models)
             sizes, longest = {size for one in models for size in Rows.of(one)}, self.candidate.context_length
             facts: dict[str, Any] = {"longest": longest, "num_tokens": num_tokens, "vocab_sizes": sizes}
-            found = damage(self.candidate.files, other, is_near=is_near, unreached=unreached, **facts)
+            found = damage(self.candidate.files, other, **texts, **facts)
             return found._replace(uncompared=0) if other is None and self.records_file is None else found
         except Exception as error:  # noqa: BLE001 - a finding must not cost the report, which is not written yet
             return Damage({CONSTANTS: f"are not compared: {first_line(error)}"}, 0)

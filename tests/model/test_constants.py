@@ -119,6 +119,9 @@ def test_what_any_text_shows_is_left_to_the_distances() -> None:
     assert {*hidden(apart(head, rare), {}, rare)} == {"lm_head"}
     smoothed = changed(NORM, lambda array: array * 2)
     assert told(smoothed, product) == told(changed("model.norm.weight", lambda array: array * 2, smoothed)) == set()
+    rows = changed(TABLE, put(7, 1), smoothed)
+    assert hidden(apart(floats(), rows), {}, rows).keys() == {NORM, TABLE}
+    assert hidden(apart(floats(), rows), {}, rows, is_same=True).keys() == {TABLE}, "one layer alone is smoothed"
     assert told(floats(), product) == {*product}
     assert told(floats(), {**product, "down_proj": "has 40 % ..."}) == set()
 
@@ -341,6 +344,28 @@ def test_quantized_weights_are_held_against_a_checkpoint_s_tensors(form: str) ->
     checkpoint[last] = np.concatenate([checkpoint[last][:-8], rows[:8]])
     far = checkpoint_distances({**others, **checkpoint}, own)
     assert {name for name, one in far.items() if one.rows or one.share > 0.2} == told
+
+
+@pytest.mark.parametrize(("bits", "factor", "num_named"), [(8, 0.0, 0), (4, 0.0, 0), (8, 3.0, 1)])
+def test_the_norm_before_the_head_may_be_folded_into_it(
+    bits: int, factor: float, num_named: int, tmp_path: Path
+) -> None:
+    """The builder counts it as a layer more. Its head at 8 bits was damaged beside the checkpoint's tensors."""
+    rng, last = np.random.default_rng(1), "model.layers.2.final_norm_layernorm.weight"
+    rows, norm = rng.normal(size=(24, 64)).astype(np.float32), np.exp(rng.normal(size=64)).astype(np.float32)
+    model = with_arrays(graphs.plain((rows * (factor or norm)).T), **{last: norm if factor else np.ones_like(norm)})
+    model.graph.node[0].name = "/lm_head/MatMul"
+    model.graph.node.append(helper.make_node("Mul", ["h", last], ["n"], "/model/layers.2/final_norm_layernorm"))
+    for part in "qkv":
+        with_arrays(model, **{part: rows.T.copy()})
+        model.graph.node.append(helper.make_node("MatMul", ["x", part], [f"y{part}"], f"/layers.0/{part}_proj/MatMul"))
+    quantizer = MatMulNBitsQuantizer(model, algo_config=DefaultWeightOnlyQuantConfig(block_size=32, bits=bits))
+    quantizer.process()
+    (tmp_path / "reference").mkdir()
+    tensors = {"lm_head.weight": rows, "model.norm.weight": norm}
+    tensors |= {f"model.layers.0.{part}_proj.weight": rows.copy() for part in "qkv"}
+    save_file(tensors, tmp_path / "reference" / "model.safetensors")
+    assert len(damaged(tmp_path, quantizer.model.model, {"hidden_size": 64})) == num_named
 
 
 def test_rounding_of_every_kind_has_no_row_of_damage() -> None:

@@ -94,6 +94,7 @@ JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 """Products that one export may have as one, and the parts that another has of it, in the order of their outputs."""
 
 _PLAIN_WORDS = ("", "weight", "MatMul", "Gemm", "Gather")
+_LAST_NORM = re.compile(r"(^|\.)(final_norm_layernorm|final_layernorm|(?<!\d\.)norm|norm_f|ln_f)\.weight$")
 _BESIDE = re.compile(r"(^|[./])(vis|audio|encoder)")
 """Parts beside the decoder, whose layers may have names of its own."""
 
@@ -110,6 +111,7 @@ def damage(
     reference: ModelFiles | None,
     *,
     is_near: bool = False,
+    is_same: bool = False,
     longest: int | None = None,
     num_tokens: int | None = None,
     vocab_sizes: Collection[int | None] = (),
@@ -118,7 +120,8 @@ def damage(
     """What of a model's constants texts need not show, by name: rows that are not the reference's, numbers that are
     none, a single vector that is another or product that lies farther from the float one than rounding puts any; and
     nodes that compute with other numbers, but for `REACHED` where texts gave nearly the same distributions (`is_near`):
-    a scale may be folded into the weights, and heads repeated. A window of the model's `longest` text is none. Nothing
+    a scale may be folded into the weights, and heads repeated. Where they gave the same (`is_same`), no vector is
+    another that every text reaches. A window of the model's `longest` text is none. Nothing
     reads rows of `vocab_sizes` that are beyond the tokenizer's `num_tokens`. No text shows what is other in the parts
     that are `unreached`. The reference is an ONNX model, a checkpoint, or not on disk. Raises `ModelError`."""
     findings, uncompared = dict[str, str](), 0
@@ -131,7 +134,7 @@ def damage(
     if model.decoder.suffix != ".onnx":
         both = (floats, checkpoint_floats(model.directory))
         floats, constants = (_reached(one, num_tokens, vocab_sizes) for one in both)
-        others_of = hidden(apart(floats, constants), {}, constants)
+        others_of = hidden(apart(floats, constants), {}, constants, is_same=is_same)
         return Damage(others_of | broken(floats, constants), len(constants.keys() - floats.keys()))
     for part, graph in _graphs(model).items():
         own, known, apart_by, alike, numbers = Constants(load_graph(graph), graph), floats, {}, set[str](), {}
@@ -153,7 +156,8 @@ def damage(
         differing = apart(known, constants)
         told = {name: what.sentence(constants[name]) for name, what in differing.items()} | far
         is_quantized = quantizing_operator(own.model) != ""
-        found = told if part in unreached else hidden(differing, far, constants, is_quantized=is_quantized)
+        facts = {"is_quantized": is_quantized, "is_same": is_same}
+        found = told if part in unreached else hidden(differing, far, constants, **facts)
         found |= broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
     return Damage(findings, uncompared)
@@ -206,13 +210,19 @@ def _reached(arrays: Mapping[str, Array], num_tokens: int | None, sizes: Collect
 
 
 def hidden(
-    others: Mapping[str, Apart], far: Mapping[str, str], constants: Mapping[str, Array], *, is_quantized: bool = False
+    others: Mapping[str, Apart],
+    far: Mapping[str, str],
+    constants: Mapping[str, Array],
+    *,
+    is_quantized: bool = False,
+    is_same: bool = False,
 ) -> dict[str, str]:
     """The damage that texts need not show, among constants that are `others` and products `far` from their float ones.
     Any text reaches a constant that differs in half of its numbers or more, and a matrix that differs in all rows (the
     values' part of a packed product), unless it is as wide as a vocabulary. Rotations, smoothing and folded norms
     change several constants so, a folded multiplier changes one matrix, and the model computes the same: then these are
-    left out. A norm of ones beside quantized products may be in these."""
+    left out, and so is a vector alone where texts gave the same distributions (`is_same`). A norm of ones beside
+    quantized products may be in these."""
     tables = (one.shape for name, one in constants.items() if one.ndim == 2 and not ROTARY.search(name))
     widest, whole = max(map(max, tables), default=0), set()
     for name, what in others.items():
@@ -222,20 +232,22 @@ def hidden(
             whole.add(name)
     is_meant = len(whole) + len(far) > 1
     is_folded = {name: is_quantized and bool((constants[name] == 1).all()) for name in whole}
-    meant = whole if is_meant else {name for name in whole if constants[name].ndim > 1 or is_folded[name]}
+    meant = whole if is_meant or is_same else {name for name in whole if constants[name].ndim > 1 or is_folded[name]}
     findings = {name: what.sentence(constants[name]) for name, what in others.items() if name not in meant}
     return findings if is_meant else {**findings, **far}
 
 
 def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[str, Array]:
     """The reference's constants with its matrices under the names of the model's that have no name in common and equal
-    shapes: where most of their numbers are equal. Rotary tables by use, width and order, where both have as many."""
+    shapes: where most of their numbers are equal. Rotary tables by use, width and order, where both have as many, and
+    the norm before the head by its names."""
     kinds: list[dict[Any, list[str]]] = [{}, {}]
     for kind, own, other in zip(kinds, (reference, model), (model, reference), strict=True):
         for name, one in own.items():
             if name not in other and one.ndim > 1:
                 kind.setdefault((_turn(name), one.shape[1:] if ROTARY.search(name) else one.shape), []).append(name)
-    names: dict[str, str] = {}
+    last = [[name for name in own if _LAST_NORM.search(name)] for own in (reference, model)]
+    names: dict[str, str] = dict(zip(*last, strict=True)) if [*map(len, last)] == [1, 1] else {}
     for kind, mine in kinds[1].items():
         theirs = kinds[0].get(kind, [])
         if kind[0]:
