@@ -13,7 +13,6 @@ top tokens is a figure and sets no band: of a weak model, whose tokens nearly ti
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -95,6 +94,9 @@ class Reason:
     figure: str = ""
     """The measured change with its 95 % interval."""
 
+    grade: Literal["", "cannot tell", "not decided"] = ""
+    """How the headline begins, if this is the first reason: one verdict has one grade."""
+
     @property
     def name(self) -> str:
         """The name of the task and its metric."""
@@ -137,9 +139,10 @@ class Verdict:
         return "\n".join(self.lines)
 
 
-def sentence(reasons: Sequence[Reason], matters: float = Comparison.matters) -> str:
-    """The sentence for reasons of one code."""
+def sentence(reasons: Sequence[Reason], matters: float, *, is_headline: bool) -> str:
+    """The sentence for reasons of one code. Below the headline it has no grade."""
     first, names = reasons[0], _few([f"{item.name} ({item.figure})" for item in reasons])
+    otherwise = "" if is_headline else "otherwise "
     match first.code:
         case "nothing_compared":
             return f"nothing was compared: {first.words}"
@@ -154,24 +157,24 @@ def sentence(reasons: Sequence[Reason], matters: float = Comparison.matters) -> 
                 f"the distributions{of_task} are far apart, {first.words} (KL {numbers.nats(first.size or 0.0)} nats)"
             )
         case "small_loss":
-            return f"small loss found in {names}, of less than {matters:g} {first.unit}"
+            found = "small loss found" if is_headline else "a small loss"
+            return f"{found} in {names}, of less than {matters:g} {first.unit}"
         case "too_few":
             shorter = [possible_loss(item) if item.size is None else _up_to(item) for item in reasons[1:]]
-            return f"not decided: {_few([possible_loss(first), *shorter])}"
-        case "distance_open" | "no_values" | "none_right":
-            return f"not decided: {first.words}"
+            words = _few([possible_loss(first), *shorter])
         case "no_loss_found":
-            return f"no loss found{f': {first.figure}' * bool(first.figure)}{first.words}"
+            return f"{otherwise}no loss found{f': {first.figure}' * bool(first.figure)}{first.words}"
         case "no_difference":
-            return f"no difference found{first.words}"
+            return f"{otherwise}no difference found{first.words}"
         case "gain":
-            return f"no loss found{first.words}, gain in {names}"
+            return f"{otherwise}no loss found{first.words}, gain in {names}"
         case "pooled":
             return f"over all tasks together a loss of {matters:g} pt is excluded: {first.figure}"
         case "two_models":
             return f"as two models: {first.words}"
         case _:
-            return first.words
+            words = first.words
+    return f"{first.grade}: {words}" if first.grade and is_headline else words
 
 
 def _few(texts: Sequence[str]) -> str:
@@ -191,14 +194,6 @@ def _up_to(item: Reason, verb: str = "") -> str:
     return f"{item.name}{verb} up to {f'{size:.0f}' if size > 99.5 else f'{size:.2g}'} {item.unit}"
 
 
-_GRADES = (
-    ("(not decided|cannot tell): ", ""),
-    ("small loss found", "a small loss"),
-    ("no .* found", r"otherwise \g<0>"),
-)
-"""The grades that begin a sentence, and what stands for each below a headline: one verdict has one grade."""
-
-
 def _of(reasons: Sequence[Reason], comparison: Comparison, figures: Sequence[Figure] = ()) -> Verdict:
     """The verdict of reasons, the worst first."""
     code = reasons[0].code
@@ -208,9 +203,9 @@ def _of(reasons: Sequence[Reason], comparison: Comparison, figures: Sequence[Fig
     for item in reasons:
         is_listed = item.code in ("loss", "cut_off", "small_loss", "too_few", "gain")
         together.setdefault((item.code, "" if is_listed else repr(item)), []).append(item)
-    headline, *evidence = dict.fromkeys(sentence(own, comparison.matters) for own in together.values())
-    for grade, instead in _GRADES:
-        evidence = [re.sub(f"^{grade}", instead, text) for text in evidence]
+    first, *others = together.values()
+    headline = sentence(first, comparison.matters, is_headline=True)
+    evidence = dict.fromkeys(sentence(own, comparison.matters, is_headline=False) for own in others)
     known = tuple(figures), num_documents(comparison), next_step(reasons, comparison)
     return Verdict(status, headline, tuple(reasons), tuple(evidence), *known)
 
@@ -243,7 +238,8 @@ def verdict(comparison: Comparison, broken: Sequence[str] = ()) -> Verdict:
     divergence, certainty = comparison.overall_divergence(), comparison.certainty
     figures = tuple(_figures(comparison, changes, divergence))
     if wrong := _non_finite(comparison):
-        return _of([Reason("cannot_tell", words=f"cannot tell: non-finite {joined(wrong)}")], comparison, figures)
+        unknown = Reason("cannot_tell", words=f"non-finite {joined(wrong)}", grade="cannot tell")
+        return _of([unknown], comparison, figures)
     if not figures and comparison.missing:
         return _of([Reason("cannot_tell", words=f"nothing was compared: {_unanswered(comparison)}")], comparison)
     if not figures:
@@ -305,13 +301,14 @@ def _of_places(place: PlaceFinding, answers: Verdict, comparison: Comparison) ->
     lost as of two models, or has no answer, is never green."""
     if answers.code in ("cannot_tell", "nothing_compared"):
         return answers
-    code, headline = _PLACE_CODES[place.kind], place.headline
+    first = Reason(_PLACE_CODES[place.kind], words=place.headline)
     is_incomplete = bool(comparison.missing or comparison.damaged)
-    if code in _KEPT and (is_incomplete or answers.status == "loss" or answers.code == "distant"):
-        code, headline = "place_unknown", f"cannot tell: {headline} where both were scored, but not all is the same"
+    if first.code in _KEPT and (is_incomplete or answers.status == "loss" or answers.code == "distant"):
+        words = f"{first.words} where both were scored, but not all is the same"
+        first = Reason("place_unknown", words=words, grade="cannot tell")
     other = answers.finding if is_incomplete else answers.headline
     evidence = [*(Reason("place", words=words) for words in place.evidence()), Reason("two_models", words=other)]
-    return _of([Reason(code, words=headline), *evidence], comparison, answers.figures)
+    return _of([first, *evidence], comparison, answers.figures)
 
 
 _PLACE_CODES: dict[PlaceKind, Code] = {
@@ -350,17 +347,17 @@ def _shorter(comparison: Comparison) -> tuple[list[Reason], bool]:
     own, other = comparison.contexts
     is_cut = comparison.reach is not None and comparison.reach.longest >= own
     words = f"the candidate's files allow {own:,} tokens, the reference's {other:,}: no longer texts were compared"
-    return [Reason("shorter", "", "", other - own, "tokens", f"{'not decided: ' if is_cut else ''}{words}")], is_cut
+    return [Reason("shorter", "", "", other - own, "tokens", words, grade="not decided")], is_cut
 
 
 def _against(comparison: Comparison, changes: Sequence[Change], overall: Divergence | None) -> Iterator[Reason]:
     """Everything that stands against the candidate."""
     matters = comparison.matters
     if comparison.asked is not None:
-        words = f"cannot tell: {comparison.asked.sentence()}; distributions are not compared"
-        yield Reason("asked", words=words)
+        words = f"{comparison.asked.sentence()}; distributions are not compared"
+        yield Reason("asked", words=words, grade="cannot tell")
     if words := _other_ends(comparison):
-        yield Reason("stops", words=f"not decided: {words}")
+        yield Reason("stops", words=words, grade="not decided")
     for item in changes:
         if item.metric == CUT_OFF:
             if item.is_lost and item.may_lose(matters):
@@ -370,15 +367,14 @@ def _against(comparison: Comparison, changes: Sequence[Change], overall: Diverge
     yield from _distant(comparison, overall)
     lost = [item for item in deciding_changes(changes) if not item.is_lost and item.may_lose(matters)]
     possible = sorted(lost, key=lambda item: (item.task != ALL, item.low))
-    yield from (replace(_reason("too_few", one, -one.low, one.advice), documents=one.documents) for one in possible)
+    undecided = [replace(_reason("too_few", one, -one.low, one.advice), documents=one.documents) for one in possible]
+    yield from (replace(item, grade="not decided") for item in undecided)
     if other := _incomparable(comparison):
-        yield Reason("no_values", words=other)
+        yield Reason("no_values", words=other, grade="not decided")
     known = [item for item in deciding_changes(changes) if item.metric != CUT_OFF]
     if known and all(item.outcome is not None and item.outcome.is_silent and not item.is_gained for item in known):
-        yield Reason(
-            "none_right",
-            words=f"the reference is right in no document of {joined([item.name for item in known[:_MOST_NAMED]])}",
-        )
+        words = f"the reference is right in no document of {joined([item.name for item in known[:_MOST_NAMED]])}"
+        yield Reason("none_right", words=words, grade="not decided")
 
 
 def _reason(code: Code, item: Change, size: float, words: str = "") -> Reason:
@@ -397,7 +393,8 @@ def _distant(comparison: Comparison, overall: Divergence | None) -> Iterator[Rea
     elif overall.kl.maximum < SAME_NATS:
         return
     elif overall.num_population not in (None, overall.num_documents) and (far := band_of(overall, 1)).code:
-        yield Reason("distance_open", words=f"the distributions may be far apart, {far.words}")
+        words = f"the distributions may be far apart, {far.words}"
+        yield Reason("distance_open", words=words, grade="not decided")
     for item in comparison.divergences:
         band = band_of(item, -1)
         if band.code is not None and band.most_kl > whole.most_kl:

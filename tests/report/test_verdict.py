@@ -596,7 +596,14 @@ def test_larger_bound_never_gives_a_worse_status(name: str) -> None:
 @pytest.mark.parametrize("broken", [(), ("kl_mean = 0.2, required at most 0.1",)])
 def test_headline_alone_has_a_grade(name: str, broken: tuple[str, ...]) -> None:
     grades = ("small loss found", "not decided", "cannot tell", "no loss found", "no difference found")
-    assert not [text for text in verdict(CASES[name][0], broken).evidence if text.startswith(grades)]
+    found = verdict(CASES[name][0], broken)
+    assert not [text for text in found.evidence if text.startswith(grades)]
+    assert found.headline.startswith(found.reasons[0].grade)
+
+
+def test_words_below_the_headline_stay_as_they_are_where_they_read_like_a_grade() -> None:
+    found = verdict(of(outcome(task="no answer was found"), damaged=DAMAGED))
+    assert found.evidence[0].startswith("no answer was found acc may have lost up to ")
 
 
 @pytest.mark.parametrize(
@@ -616,7 +623,7 @@ def test_broken_bound_is_the_headline_the_status_and_what_the_next_step_is_about
     line = "accuracy_difference = -2 pt, required at least -1 pt"
     broken, kept = verdict(found, [line, "kl_mean = 0.2"]), verdict(found)
     assert (broken.status, broken.code, broken.headline) == ("loss", "bound_broken", f"bound broken: {line}")
-    graded = kept.headline.removeprefix("not decided: ").removeprefix("cannot tell: ")
+    graded = kept.headline.removeprefix(f"{kept.reasons[0].grade}: ")
     graded = graded.replace("no loss found", "otherwise no loss found")
     assert broken.evidence == ("bound broken: kl_mean = 0.2", graded, *kept.evidence)
     assert broken.figures == kept.figures
