@@ -19,10 +19,6 @@ def written(*argv: str) -> dict[str, Any]:
     return written_values(build_parser().parse_args(["evaluate", "m", *argv]), "m")
 
 
-def test_absent_options_write_nothing() -> None:
-    assert written() == {"model": {"path": "m"}}
-
-
 def test_every_option_becomes_its_key() -> None:
     values = written(
         *("--tasks", "a,b.yaml", "--include-path", "x", "y", "--include-path", "z", "--limit", "0.5"),
@@ -122,7 +118,8 @@ def test_variant_with_a_comma_is_written_as_json() -> None:
         written("--against", "variant=a,b")
 
 
-def test_claim_is_a_list_of_its_keys() -> None:
+def test_claim_is_a_list_of_its_keys_and_absent_options_write_nothing() -> None:
+    assert written() == {"model": {"path": "m"}}
     values = written("--documents", "enough", "--certain", "metric=kl_mean,below=0.05", "--reference", "float")
     config = EvaluationConfig.parse({**values, "tasks": ["a"]})
     assert config.claim == ClaimConfig(metric="kl_mean", below=0.05)

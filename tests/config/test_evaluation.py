@@ -15,20 +15,17 @@ def parsed(**values: Any) -> EvaluationSettings:
     return EvaluationSettings.parse({"tasks": ["a"], **values})
 
 
-def test_long_value_is_cut_in_the_message() -> None:
+def test_values_are_taken_as_others_write_them_and_long_ones_cut_in_messages() -> None:
+    """Counts in text, providers with options in their order, earlier names of the engine's settings."""
+    for written, value in (("8", 8), (8, 8), ("auto", "auto"), ("auto:4", "auto:4")):
+        assert parsed(batch_size=written).batch_size == value
+    providers = ["webgpu", ("CUDAExecutionProvider", {"device_id": 1})]
+    assert parsed(execution_provider=providers).execution_provider == providers
+    engine = parsed(engine={"decode_ahead": True, "scoring": "branches"}).engine
+    assert (engine.overlaps_steps, engine.scoring) == (True, "tree")
     with pytest.raises(ConfigError) as raised:
         parsed(batch_size="x" * 10_000)
     assert len(str(raised.value)) < 250
-
-
-@pytest.mark.parametrize(("written", "value"), [("8", 8), (8, 8), ("auto", "auto"), ("auto:4", "auto:4")])
-def test_batch_size_takes_counts_in_text_too(written: str | int, value: str | int) -> None:
-    assert parsed(batch_size=written).batch_size == value
-
-
-def test_providers_keep_names_and_options_in_order() -> None:
-    written = ["webgpu", ("CUDAExecutionProvider", {"device_id": 1})]
-    assert parsed(execution_provider=written).execution_provider == written
 
 
 def test_words_that_olive_made_paths_of_are_put_right_and_paths_stay(tmp_path: Path) -> None:
@@ -64,8 +61,3 @@ def test_every_field_is_described() -> None:
 def _nested(model: Any) -> list[Any]:
     fields = [field.annotation for field in model.model_fields.values()]
     return [annotation for annotation in fields if hasattr(annotation, "model_fields")]
-
-
-def test_earlier_names_of_engine_settings_are_taken() -> None:
-    settings = parsed(engine={"decode_ahead": True, "scoring": "branches"})
-    assert (settings.engine.overlaps_steps, settings.engine.scoring) == (True, "tree")

@@ -202,11 +202,6 @@ def test_head_equals_log_softmax_of_the_logits_and_says_where_rows_are_picked(na
     assert_equal(model, scoring.model, case.atol)
 
 
-def test_opset_is_refused_when_older_than_eleven():
-    with refused(ModelError, "unsupported", holds=("10", "11")):
-        add_scoring_head(decoder(heads.matmul, opset=10), "logits")
-
-
 def test_no_node_computes_more_than_the_scored_rows():
     graph = add_scoring_head(decoder(heads.gemm), "logits").model.graph
     assert not {"logits", "flat_logits", "full"} & {name for node in graph.node for name in node.output}
@@ -273,12 +268,17 @@ def test_names_do_not_collide_when_the_graph_uses_ours():
     assert_equal(model, add_scoring_head(model, "logits").model, more=(name,))
 
 
-def test_graph_is_refused_when_a_name_of_the_head_is_taken():
+def test_graph_that_can_have_no_head_is_refused():
+    """A name of the head's is taken, the opset is too old, or the number of banned tokens is not known."""
     scored = add_scoring_head(decoder(heads.matmul), "logits").model
     scored.graph.output.append(helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "S", V]))
     scored.graph.node.append(helper.make_node("MatMul", ["h", "w"], ["logits"]))
     with refused(ModelError, "unsupported", holds="score_rows"):
         add_scoring_head(scored, "logits")
+    with refused(ModelError, "unsupported", holds=("10", "11")):
+        add_scoring_head(decoder(heads.matmul, opset=10), "logits")
+    with pytest.raises(ModelError, match="tokens are suppressed, and the graph does not show how many there are"):
+        scoring_graph(TensorProto.FLOAT, None, outputs=HeadOutputs(bans=((), (1,), (1,))))
 
 
 def test_logprobs_are_finite_when_logits_are_large():
@@ -374,11 +374,6 @@ def test_banned_tokens_are_neither_greedy_nor_sampled_and_other_numbers_stay(has
         is_banned = ~np.isfinite(rows[chosen["sample_rows"]])
         assert (found[2][is_banned] < -1e29).all()
         np.testing.assert_allclose(found[2][~is_banned], sample[~is_banned], atol=2e-5)
-
-
-def test_bans_need_a_known_number_of_tokens():
-    with pytest.raises(ModelError, match="tokens are suppressed, and the graph does not show how many there are"):
-        scoring_graph(TensorProto.FLOAT, None, outputs=HeadOutputs(bans=((), (1,), (1,))))
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -66,19 +66,13 @@ def comparison() -> Comparison:
     )
 
 
-def test_comparison_survives_json() -> None:
+def test_comparisons_survive_json_with_numbers_that_json_lacks() -> None:
     report = Report(metrics=(Metric("choice", "acc", "none", 0.5),), comparison=comparison())
     assert from_json(to_json(report)) == report
-
-
-def test_report_without_a_comparison_has_none() -> None:
     assert from_json(to_json(Report(metrics=()))).comparison is None
     old = json.loads(to_json(Report(metrics=())))
     del old["comparison"]
     assert from_json(json.dumps(old)).comparison is None
-
-
-def test_numbers_that_json_lacks_come_back() -> None:
     spread = Spread(math.inf, None, math.nan, 0.0, 0.0, 0.0, math.inf)
     found = from_json(to_json(Report((), comparison=Comparison({}, (replace(divergence(), kl=spread),)))))
     assert found.comparison is not None

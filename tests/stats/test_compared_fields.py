@@ -33,10 +33,6 @@ def test_class_of_a_token_by_itself(text: str, name: str) -> None:
     assert CLASSES[token_class(text)] == name
 
 
-def test_special_tokens_are_special_whatever_their_text() -> None:
-    assert CLASSES[token_class("the", is_special=True)] == "special"
-
-
 TEXTS = ["<s>", " the", "the", "ing", "(", " ", "42", "."]
 
 
@@ -44,13 +40,11 @@ def names(ids: list[int], previous: int | None = None) -> list[str]:
     return [CLASSES[item] for item in TokenClasses(TEXTS.__getitem__, {0}).of(ids, previous)]
 
 
-def test_a_piece_behind_a_sign_begins_a_word() -> None:
+def test_class_of_a_token_follows_what_stands_before_it() -> None:
+    """A piece after a sign begins a word; special tokens are special whatever their text."""
+    assert CLASSES[token_class("the", is_special=True)] == "special"
     assert names([4, 2, 3, 7, 2]) == ["punctuation", "word start", "inside of a word", "punctuation", "word start"]
     assert names([5, 2, 0, 3]) == ["white space", "word start", "special", "word start"]
-
-
-def test_the_first_target_is_told_by_what_stands_before_it() -> None:
     assert names([3], previous=1) == ["inside of a word"]
-    assert names([3], previous=7) == ["word start"]
-    assert names([3]) == ["word start"]
+    assert names([3], previous=7) == names([3]) == ["word start"]
     assert names([]) == []

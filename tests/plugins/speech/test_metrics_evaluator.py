@@ -405,7 +405,8 @@ def test_number_of_an_option_is_found_in_an_answer(text: str, num_choices: int, 
     assert chosen(text, num_choices) == found
 
 
-def test_word_errors_of_resampled_documents_have_the_spread_of_the_documents() -> None:
+def test_word_errors_have_the_spread_of_the_documents_and_none_where_no_word_was_said() -> None:
+    """Empty references have no word error rate; resumed answers have no time; what is asked twice counts once."""
     metric = olives(declared("speech", "accuracy", ["wer"]))
     timing = {"total_audio_duration": 1.0, "total_inference_time": 1.0}
     texts, targets = ["a b"] * 50 + ["a c"] * 50, ["a b"] * 100
@@ -413,19 +414,11 @@ def test_word_errors_of_resampled_documents_have_the_spread_of_the_documents() -
     assert result["wer"].value == 0.25
     assert beside["wer_stderr"] == pytest.approx(0.25 / np.sqrt(100), rel=0.1)
     assert "wer_stderr" not in scored(metric, Answers(texts, targets, timing), 0)[1]
-
-
-def test_no_number_is_told_where_no_word_was_said_or_nothing_was_timed() -> None:
-    """Empty references have no word error rate; resumed answers have no time."""
-    metric = olives(declared("speech", "accuracy", ["wer", "rtfx"]))
-    timing = {"total_audio_duration": 0.0, "total_inference_time": 0.0}
-    result, beside = scored(metric, Answers(["a b"], [""], timing, is_resumed=True), 10)
+    both = olives(declared("speech", "accuracy", ["wer", "rtfx"]))
+    nothing = {"total_audio_duration": 0.0, "total_inference_time": 0.0}
+    result, beside = scored(both, Answers(["a b"], [""], nothing, is_resumed=True), 10)
     assert math.isnan(beside["wer_jiwer"])
     assert math.isnan(result["rtfx"].value)
-
-
-def test_words_and_sentences_of_a_document_count_once() -> None:
-    metric = olives(declared("m", "accuracy", ["wer"]))
     answers = Answers(["a", "b"], ["a", "c"], {}, [("q", "1"), ("q", "2")])
     comparison = compared([(metric, answers)], [(metric, answers)], {}, 1.0)
     assert comparison is not None
@@ -442,18 +435,17 @@ def classifier(folder: Path) -> ONNXModelHandler:
     return ONNXModelHandler(str(folder / "model.onnx"))
 
 
-def test_metrics_of_other_models_are_measured_by_olives_own_evaluator(tmp_path: Path) -> None:
+def test_metrics_of_other_models_are_measured_by_olives_own_evaluator_and_answers_refused(
+    tmp_path: Path, sounds: Path
+) -> None:
     model = classifier(tmp_path)
     timed = declared("time", "latency", ["avg"])
     timed["sub_types"][0]["metric_config"] = {"warmup_num": 1, "repeat_test_num": 2, "sleep_num": 0}
     found = measured(model, timed, declared("size", "size_on_disk", ["bytes"]))
     assert found.keys() == {"time-avg", "size-bytes"}
     assert found["time-avg"] > 0
-
-
-def test_answers_of_a_model_that_generates_none_are_refused(tmp_path: Path, sounds: Path) -> None:
     with refused(OliveExtError, "not_found", "tokenizer"):
-        measured(classifier(tmp_path), declared("speech", "accuracy", ["wer"], tones(sounds)))
+        measured(model, declared("speech", "accuracy", ["wer"], tones(sounds)))
 
 
 def test_metric_that_cannot_be_measured_is_refused_before_anything_is_opened() -> None:
