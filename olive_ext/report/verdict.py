@@ -336,8 +336,9 @@ def _damaged(comparison: Comparison) -> Iterator[Reason]:
     """Constants that are not the reference's, which the tasks need not have reached."""
     for name, what in [*comparison.damaged.items()][:1]:
         more = f", and {counted(len(comparison.damaged) - 1, 'other')}" if len(comparison.damaged) > 1 else ""
-        finding = f"not decided: {name} {what}" if name == CONSTANTS else f"damaged: '{name}' {what}"
-        yield Reason("damaged", words=f"{finding}{more}")
+        is_known = name != CONSTANTS
+        finding = f"damaged: '{name}' {what}" if is_known else f"{name} {what}"
+        yield Reason("damaged", words=f"{finding}{more}", grade="" if is_known else "not decided")
 
 
 def _shorter(comparison: Comparison) -> tuple[list[Reason], bool]:
