@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,7 +47,7 @@ def run(argv: Sequence[str] | None, commands: Mapping[str, Function] | None) -> 
             _quiet_libraries()
     interruptions = _Interruptions()
     try:
-        with _warnings_on_stderr(), interruptions.raised():
+        with interruptions.raised():
             status = command(list(sys.argv[1:] if argv is None else argv), commands)
             sys.stdout.flush()
             return status
@@ -75,12 +75,16 @@ def command(argv: list[str], commands: Mapping[str, Function] | None) -> int:
         raise ConfigError("the working directory is gone: change to another one", code="not_found") from error
     name = arguments.command
     function: Function = commands[name] if commands else load(known()[name].function)
+    table = known()[name].options
+
+    def told(error: OliveExtError) -> OliveExtError:
+        return in_options(error, vars(arguments), load(table) if table else ())
+
     try:
-        return function(arguments)
+        with _warnings_on_stderr(told):
+            return function(arguments)
     except OliveExtError as error:
-        table = known()[name].options
-        told = in_options(error, vars(arguments), load(table) if table else ())
-        raise told from error.__cause__
+        raise told(error) from error.__cause__
 
 
 @contextmanager
@@ -199,18 +203,16 @@ def _quiet_libraries() -> None:
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
 
-class _Printable(logging.Formatter):
-    """Names of others' files and tasks are in warnings, too."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
-
-
 @contextmanager
-def _warnings_on_stderr() -> Iterator[None]:
-    """Shows this package's own warnings, a line each."""
+def _warnings_on_stderr(told: Callable[[OliveExtError], OliveExtError]) -> Iterator[None]:
+    """Shows this package's own warnings, a line each, as `told` gives errors. Names of others' files and tasks are in
+    them, too."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_Printable("olive-ext: %(levelname)s: %(message)s"))
+
+    def line(record: logging.LogRecord) -> str:
+        return f"olive-ext: {record.levelname}: {printable(str(told(OliveExtError(record.getMessage()))))}"
+
+    handler.format = line  # type: ignore[method-assign]
     handler.setLevel(logging.WARNING)
     logger = logging.getLogger("olive_ext")
     logger.addHandler(handler)

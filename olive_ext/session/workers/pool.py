@@ -3,6 +3,7 @@ engine runs, in chunks. Knows no text."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -212,7 +213,8 @@ class ProcessWorker(Worker):
 
 def serve_model(kind: type[ServedModel] = ServedModel) -> None:
     """The child: answers until there are no more messages."""
-    errors.logger.disabled = True  # the parent has logged what is ignored
+    for logger in (errors.logger, logging.getLogger("olive_ext.model")):
+        logger.setLevel(logging.ERROR)  # the parent has logged what is ignored, and has resolved the same models
     served = kind()
     serve(lambda message: served.answer(*message), served.num_steps)
     served.close()

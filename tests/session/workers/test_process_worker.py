@@ -136,6 +136,14 @@ def test_a_real_model_in_a_process_gives_the_bytes_of_one_that_is_not(tmp_path: 
     assert found[0] == found[1]
 
 
+def test_a_worker_repeats_no_warning_of_resolving_the_model(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with olive_ext.open(genai_export("llama"), isolation="process", max_length=10**6):
+        assert "max_length" in caplog.text
+    assert "max_length" not in capfd.readouterr().err
+
+
 def test_lost_requests_are_raised_behind_all_others() -> None:
     error = LostRequestsError({3: "each worker that ran it hung", 5: "so did this"})
     assert str(error) == "request 3 has no answer, and 1 more: each worker that ran it hung"
