@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import glob
 import logging
+import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from olive_ext.errors import ContradictionError, MismatchError, OliveExtError, R
 from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model.files.content import load_graph
 from olive_ext.report import Report
+from olive_ext.report.comparison import Comparison
 
 _WRITTEN = (".onnx", ".data", ".onnx_data", ".safetensors", ".bin", ".pt")
 """Suffixes of graphs and weights."""
@@ -101,6 +104,13 @@ class Run:
     def lineage(self) -> tuple[Any, ...]:
         """Olive's configurations of the models that the current one was made from, itself last."""
         return self.lineages.get(self.model_id, (self.input_model,))
+
+    def as_saved(self, comparison: Comparison, **changes: Any) -> Comparison:
+        """The comparison with `changes`, and in its commands an output model by the path that it will have."""
+        words = shlex.split(comparison.arguments)
+        if self.made_by.get(self.model_id) and not self.is_search:
+            words[0] = str(self.output_dir).removeprefix(f"{Path.cwd()}{os.sep}")
+        return replace(comparison, arguments=shlex.join(words), **changes)
 
     @property
     def artifacts(self) -> Path:

@@ -233,12 +233,14 @@ def _judge(evaluator: Any, signal: Any, known: int) -> None:
 
     In a search the candidate is out at once; else Olive first saves the model and its metrics.
     """
-    run, bounds = running.get(), evaluator_settings()[evaluator.type].parse(evaluator.type_args).bounds
-    lines = broken_in(signal, bounds) if bounds and signal is not None else []
-    if run is not None and len(run.reports) > known and list(run.reports[-1].broken) != lines:
-        run.reports[-1] = report = replace(run.reports[-1], broken=tuple(lines))
-        if folder := report.config.get("output_dir"):
-            write(report, folder)
+    run, settings = running.get(), evaluator_settings()[evaluator.type].parse(evaluator.type_args)
+    lines = broken_in(signal, settings.bounds) if settings.bounds and signal is not None else []
+    if run is not None and len(run.reports) > known:
+        old = run.reports[-1]
+        comparison = old.comparison and run.as_saved(old.comparison, over_all=settings.fail_on_loss is not None)
+        run.reports[-1] = replace(old, broken=tuple(lines), comparison=comparison)
+        if run.reports[-1] != old and (folder := old.config.get("output_dir")):
+            write(run.reports[-1], folder)
     if not lines:
         return
     error = requirement_error(f"evaluators.{evaluator.name or 'evaluator'}", lines)

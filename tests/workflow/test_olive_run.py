@@ -238,13 +238,19 @@ def test_olives_own_command_fails_by_the_evaluators_bounds_behind_the_saved_mode
 
     (folder / "olive_ext_plugin.py").write_text("import olive_ext.workflow\n")
     where = {"user_script": "olive_ext_plugin.py", "output_dir": "reports"}
-    block = evaluator(tasks=["tiny_choice"], require=[{"metric": "acc", "min": 2}], **where)
+    against = {"reference": "input_model", "matters": 1, "fail_on_loss": 2}
+    block = evaluator(tasks=["tiny_choice"], require=[{"metric": "acc", "min": 2}], **where, **against)
     blocks = {"passes": {"q": {"type": "OnnxKQuantQuantization"}}, "evaluators": {"e": block}, "evaluator": "e"}
     with refused(RequirementError, "bound_broken", holds=("evaluators.e", "tiny_choice/acc")):
         olive_main(["run", "--config", saved(folder, recipe(folder, onnx(), **blocks))])
     assert (folder / "out/model.onnx").exists()
-    broken = {path.parent.name: from_json(path.read_text()).broken for path in folder.glob("reports/*/report.json")}
-    assert sorted(map(len, broken.values())) == [0, 1]  # the input model has to keep no bound
+    reports = {path.parent.name: from_json(path.read_text()) for path in folder.glob("reports/*/report.json")}
+    assert {name: len(one.broken) for name, one in reports.items()} == {"input_model": 0, "q": 1}  # bounds are output's
+    for name, where_it_is in (("input_model", "package"), ("q", "out")):
+        compared = reports[name].comparison
+        assert compared is not None
+        assert compared.arguments.split()[0].endswith(where_it_is), "not in Olive's cache"
+        assert compared.over_all
     assert "tiny_choice-acc" in metrics(folder / "out/metrics.json")
 
 
