@@ -36,15 +36,16 @@ class ComparisonSettings(StrictModel):
     perplexity. "No loss found" is said only where a loss of this size is excluded."""
 
     fail_on_loss: Points | None = None
-    """Fails if accuracy over all tasks was measured to be lower than the reference's by more than this many points; as
-    the default of `matters` it also judges perplexities, by as many per cent. If such a loss over all tasks together
-    is excluded, `evaluate` ends with 0 even if answers of single tasks are not decided. Needs `reference`."""
+    """Fails if accuracy over all tasks (of a single task, its first metric) was measured to be lower than the
+    reference's by more than this many points, whatever the interval. If such a loss is excluded, `evaluate` ends with 0
+    even if other metrics are not decided. As the default of `matters` it also holds perplexities to as many per cent.
+    Needs `reference`."""
 
     require: list[WrittenBound] = Field(default_factory=list)
-    """Bounds on metrics: if one is broken, the evaluation fails after report and model are written, and both are kept
-    (exit status 1 of a command; from Python an error that has the `report`). A pass judges the model that it measures.
-    An evaluator of a workflow judges output models, and the input model if there are no passes. In a search a candidate
-    that breaks a bound is out."""
+    """Bounds on measured metrics: if one is broken, the evaluation fails after report and model are written, and both
+    are kept (exit status 1 of a command; from Python an error that has the `report`). A pass judges the model that it
+    measures. An evaluator of a workflow judges output models, and the input model if there are no passes. In a search a
+    candidate that breaks a bound is out."""
 
     use_cache: PathText | None = None
     """Path stem of the journal, which keeps every answer so that an interrupted run resumes. Its file belongs to the

@@ -78,6 +78,9 @@ class Change:
     is_shown: bool = True
     """Whether a verdict shows its figure without any finding."""
 
+    is_whole: bool = False
+    """Whether it stands for all answers: over all tasks, or the first metric of a single task."""
+
     @property
     def name(self) -> str:
         """The name of the task and its metric."""
@@ -116,6 +119,7 @@ def changes_of(comparison: Comparison) -> list[Change]:
     ranked = sorted(comparison.outcomes, key=lambda item: item.task != ALL)
     outcomes = [(item, _of_answers(item, comparison)) for item in (*ranked, *lengths)]
     texts = [_of_text(item, comparison.matters) for item in _texts(comparison)]
+    is_single = len({(item.task, item.metric.startswith("avg@")) for item in comparison.outcomes}) == 1
     first = [change for item, change in outcomes if item is leading and item.is_binary]
     others = [change for _, change in outcomes if change not in first] + texts
     certain = [change for change in first if change.p < LEVEL]
@@ -124,7 +128,9 @@ def changes_of(comparison: Comparison) -> list[Change]:
             break
         certain.append(change)
     found = [*(change for _, change in outcomes), *texts]
-    return [_with_unanswered(replace(item, is_certain=item in certain), comparison) for item in found]
+    whole = [change for item, change in outcomes if item is leading and (item.task == ALL or is_single)]
+    settled = (replace(item, is_certain=item in certain, is_whole=item in whole) for item in found)
+    return [_with_unanswered(item, comparison) for item in settled]
 
 
 def deciding_changes(changes: Sequence[Change]) -> list[Change]:

@@ -109,8 +109,9 @@ def _of_too_few(reasons: Sequence[Reason], comparison: Comparison) -> str:
         ways = [_documents(open_ones[0], comparison, together), _measures(comparison)]
     key, deciding = "matters", open_ones
     if comparison.over_all:  # which decides where all is in points
-        pooled = [item for item in open_ones if item.task == ALL and all(one.unit == "pt" for one in open_ones)]
-        key, deciding = "fail_on_loss", pooled or open_ones
+        is_whole = open_ones[0].task == ALL or len({item.task for item in comparison.outcomes}) == 1
+        is_alone = is_whole and all(item.unit == "pt" for item in open_ones)
+        key, deciding = "fail_on_loss", open_ones[:1] if is_alone else open_ones
     largest = max(math.inf if item.size is None else item.size for item in deciding)
     least = "" if largest > MOST_ACCEPTED else f"{math.ceil(10 * largest) / 10:g}"
     accepted = f"accept a loss of {least} (`{key}: {least}`)" if least else ""

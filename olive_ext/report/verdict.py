@@ -169,7 +169,8 @@ def sentence(reasons: Sequence[Reason], matters: float, *, is_headline: bool) ->
         case "gain":
             return f"{otherwise}no loss found{first.words}, gain in {names}"
         case "pooled":
-            return f"over all tasks together a loss of {matters:g} pt is excluded: {first.figure}"
+            where = "over all tasks together" if first.task == ALL else f"in {first.name}"
+            return f"{where} a loss of {matters:g} pt is excluded: {first.figure}"
         case "two_models":
             return f"as two models: {first.words}"
         case _:
@@ -186,7 +187,8 @@ def possible_loss(item: Reason) -> str:
     """The largest loss within the limits."""
     if item.size is None:
         return f"{item.name} is known of too few texts ({item.words})"
-    return f"{_up_to(item, ' may have lost')}{f' ({item.words})' if item.words else ''}"
+    is_known = f" ({item.figure})" if item.figure else ""
+    return f"{_up_to(item, f'{is_known} may have lost')}{f' ({item.words})' if item.words else ''}"
 
 
 def _up_to(item: Reason, verb: str = "") -> str:
@@ -211,7 +213,22 @@ def _of(reasons: Sequence[Reason], comparison: Comparison, figures: Sequence[Fig
 
 
 def verdict(comparison: Comparison, broken: Sequence[str] = ()) -> Verdict:
-    """The verdict on a comparison, whose worst findings are `broken` bounds, a sentence each.
+    """The verdict on a comparison, whose worst findings are `broken` bounds, a sentence each, and perplexities that
+    break `fail_on_loss`: measured values break a bound, whatever their intervals."""
+    bounds = [Reason("bound_broken", words=f"bound broken: {line}") for line in (*broken, *_risen(comparison))]
+    found = _found(comparison)
+    return _of([*bounds, *found.reasons], comparison, found.figures) if bounds else found
+
+
+def _risen(comparison: Comparison) -> Iterator[str]:
+    for item in changes_of(comparison) if comparison.over_all else ():
+        if item.outcome is None and comparison.matters < -item.estimate < math.inf:
+            rise = f"rose by {-item.estimate:.4g} %, more than {comparison.matters:g} %"
+            yield f"{item.name} {rise} (`fail_on_loss`)"
+
+
+def _found(comparison: Comparison) -> Verdict:
+    """The verdict without bounds.
 
     A loss or a gain is certain if its p-value is significant after the correction for the number of changes
     (`changes_of`); a perplexity must also change by more than 0.1 %. A loss is also certain if the distributions are as
@@ -226,14 +243,12 @@ def verdict(comparison: Comparison, broken: Sequence[str] = ()) -> Verdict:
     Few documents suffice for it. A claim about drawn documents comes first. It adds to the findings against the
     candidate and removes none.
 
-    Where all tasks together are to decide (`over_all`) and exclude a loss that matters, a single one in points may be
-    undecided: the worst of the other findings decides. So a larger bound never gives a worse status.
+    Where all tasks together, or the first metric of a single one, are to decide (`over_all`) and exclude a loss that
+    matters, others in points may be undecided: the worst of the other findings decides. So a larger bound never gives a
+    worse status.
     """
-    if broken:
-        bounds, found = [Reason("bound_broken", words=f"bound broken: {line}") for line in broken], verdict(comparison)
-        return _of([*bounds, *found.reasons], comparison, found.figures)
     if comparison.place is not None:
-        return _of_places(comparison.place, verdict(replace(comparison, place=None)), comparison)
+        return _of_places(comparison.place, _found(replace(comparison, place=None)), comparison)
     changes = changes_of(comparison)
     divergence, certainty = comparison.overall_divergence(), comparison.certainty
     figures = tuple(_figures(comparison, changes, divergence))
@@ -260,9 +275,9 @@ def verdict(comparison: Comparison, broken: Sequence[str] = ()) -> Verdict:
             judged = [str(item.figure) for item in deciding_changes(changes) if item.is_shown][:1]
             kept = Reason("no_loss_found", words=reach, figure="".join(judged))
             findings = [Reason("no_difference", words=reach) if is_same else kept]
-    undecided = [item for item in findings if item.code == "too_few" and item.unit == "pt"]
-    whole = [item.figure for item in changes if item.task == ALL and not item.may_lose(comparison.matters)]
-    pooled = [Reason("pooled", figure=str(figure)) for figure in whole]
+    undecided = [item for item in findings if item.code == "too_few" and item.unit == "pt" and not item.figure]
+    whole = [item for item in changes if item.is_whole and not item.may_lose(comparison.matters)]
+    pooled = [Reason("pooled", item.task, item.metric, figure=str(item.figure)) for item in whole]
     if comparison.over_all and pooled and undecided and not comparison.missing:
         findings = [*(item for item in findings if item not in undecided), *pooled]
     worst = min((item.code for item in findings), key=_CODES.index)
@@ -276,7 +291,7 @@ def verdict(comparison: Comparison, broken: Sequence[str] = ()) -> Verdict:
     elif certainty is not None and worst not in ("claim_broken", "claim_open"):
         others = [*_claimed(certainty), *others]
     if worst == "too_few":
-        others += pooled
+        others += [item for item in pooled if item.task == ALL]
     if comparison.stops is not None and comparison.stops.more and worst != "stops":
         others.append(Reason("more_stops", words=comparison.stops.more_sentence))
     others += [item for item in shorter if not is_cut]
@@ -359,17 +374,18 @@ def _against(comparison: Comparison, changes: Sequence[Change], overall: Diverge
         yield Reason("asked", words=words, grade="cannot tell")
     if words := _other_ends(comparison):
         yield Reason("stops", words=words, grade="not decided")
-    for item in changes:
-        if item.metric == CUT_OFF:
-            if item.is_lost and item.may_lose(matters):
-                yield _reason("cut_off", item, -item.estimate)
-        elif item.is_lost:
+    least = matters if comparison.over_all else 0.0  # a bound is broken by what was measured
+    lost = [item for item in changes if item.is_lost and (-item.estimate > least or not item.may_lose(matters))]
+    for item in lost:
+        if item.metric != CUT_OFF:
             yield _reason("loss" if item.may_lose(matters) else "small_loss", item, -item.estimate)
+        elif item.may_lose(matters):
+            yield _reason("cut_off", item, -item.estimate)
     yield from _distant(comparison, overall)
-    lost = [item for item in deciding_changes(changes) if not item.is_lost and item.may_lose(matters)]
-    possible = sorted(lost, key=lambda item: (item.task != ALL, item.low))
-    undecided = [replace(_reason("too_few", one, -one.low, one.advice), documents=one.documents) for one in possible]
-    yield from (replace(item, grade="not decided") for item in undecided)
+    possible = [item for item in deciding_changes(changes) if item not in lost and item.may_lose(matters)]
+    for item in sorted(possible, key=lambda item: (not item.is_whole, item.low)):
+        open_loss = _reason("too_few", item, -item.low, item.advice)
+        yield replace(open_loss, documents=item.documents, grade="not decided")
     if other := _incomparable(comparison):
         yield Reason("no_values", words=other, grade="not decided")
     known = [item for item in deciding_changes(changes) if item.metric != CUT_OFF]
@@ -379,7 +395,8 @@ def _against(comparison: Comparison, changes: Sequence[Change], overall: Diverge
 
 
 def _reason(code: Code, item: Change, size: float, words: str = "") -> Reason:
-    figure = "" if code == "too_few" else ", ".join(filter(None, (item.figure.value, item.figure.note)))
+    is_shown = code != "too_few" or item.is_lost
+    figure = ", ".join(filter(None, (item.figure.value, item.figure.note))) if is_shown else ""
     return Reason(code, item.task, item.metric, size if math.isfinite(size) else None, item.unit, words, figure=figure)
 
 

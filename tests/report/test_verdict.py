@@ -138,11 +138,36 @@ CASES: dict[str, tuple[Comparison, str]] = {
     "few documents without a flip": (of(unflipped("choice", 40)), "unknown: too_few choice acc 8.8 pt"),
     "enough without a flip": (of(unflipped("choice", 370)), "ok: no_loss_found"),
     # Several tasks and metrics.
-    "one of eleven by 14": (of(*worse_beside_ten(20, 6)), "unknown: too_few worse acc 13 pt, pooled"),
-    "one of eleven by 11": (of(*worse_beside_ten(14, 3)), "unknown: too_few worse acc 10 pt, pooled"),
+    "one of eleven by 14": (of(*worse_beside_ten(20, 6)), "unknown: too_few worse acc 13 pt, pooled all accuracy"),
+    "one of eleven by 11": (of(*worse_beside_ten(14, 3)), "unknown: too_few worse acc 10 pt, pooled all accuracy"),
     "one of eleven beside a small loss, over all": (
         of(*worse_beside_ten(20, 6), SMALL_LOSS, over_all=True),
-        "small_loss: small_loss wiki perplexity 0.4 %, pooled, too_few worse acc 13 pt",
+        "small_loss: small_loss wiki perplexity 0.4 %, pooled all accuracy, too_few worse acc 13 pt",
+    ),
+    "a certain loss of one, measured below the bound": (
+        of(
+            *(outcome(task, num_documents=4000, **SAFE) for task in "ab"),
+            outcome(ALL, ACCURACY, num_documents=12_000, **SAFE),
+            outcome("c", difference=-0.008, low=-0.012, high=-0.004, mcnemar_p=1e-4),
+            over_all=True,
+        ),
+        "unknown: too_few c acc 1.2 pt, pooled all accuracy",
+    ),
+    "first metric excludes it, over all": (
+        of(outcome(**SAFE), outcome(metric="acc_norm", low=-0.03, high=0.02), over_all=True),
+        "ok: pooled choice acc, too_few choice acc_norm 3 pt",
+    ),
+    "first metric excludes it": (
+        of(outcome(**SAFE), outcome(metric="acc_norm", low=-0.03, high=0.02)),
+        "unknown: too_few choice acc_norm 3 pt",
+    ),
+    "first metric is open, over all": (
+        of(outcome(), outcome(metric="acc_norm", low=-0.03, high=0.02), over_all=True),
+        "unknown: too_few choice acc 1.2 pt, too_few choice acc_norm 3 pt",
+    ),
+    "second metric is lost, over all": (
+        of(outcome(**SAFE), outcome(metric="acc_norm", **LOST, mcnemar_p=0.004), over_all=True),
+        "loss: loss choice acc_norm 3 pt",
     ),
     "the others alone": (of(*worse_beside_ten(14, 3)[:-1]), "ok: no_loss_found"),
     "many, the worst first": (
@@ -184,7 +209,7 @@ CASES: dict[str, tuple[Comparison, str]] = {
     ),
     "unsure behind a silent metric and all": (
         of(divergence("gsm8k"), STRICT, graded("exact_match", "flexible-extract", 900, 30, 24), BESIDE),
-        f"unknown: too_few gsm8k {FLEXIBLE} 1.6 pt, pooled",
+        f"unknown: too_few gsm8k {FLEXIBLE} 1.6 pt, pooled all accuracy",
     ),
     # Metrics without right or wrong.
     "values alone": (of(F1), "loss: loss one f1 2 pt"),
@@ -219,6 +244,22 @@ CASES: dict[str, tuple[Comparison, str]] = {
     "perplexity unsure": (
         of(divergence("wiki", perplexity_ratio=1.0, perplexity_ratio_stderr=0.02)),
         "unknown: too_few wiki perplexity 3.9 %",
+    ),
+    "perplexity certain, and measured below the bound": (
+        of(divergence("wiki", perplexity_ratio=1.0069, perplexity_ratio_stderr=0.0012), matters=0.8, over_all=True),
+        "unknown: too_few wiki perplexity 0.93 %",
+    ),
+    "perplexity certain, without a bound": (
+        of(divergence("wiki", perplexity_ratio=1.0069, perplexity_ratio_stderr=0.0012), matters=0.8),
+        "loss: loss wiki perplexity 0.69 %",
+    ),
+    "perplexity unsure, and measured beyond the bound": (
+        of(divergence("wiki", perplexity_ratio=1.011, perplexity_ratio_stderr=0.01), over_all=True),
+        "loss: bound_broken, too_few wiki perplexity 3.1 %",
+    ),
+    "accuracy certain, and measured below the bound": (
+        of(outcome(difference=-0.008, low=-0.012, high=-0.004, mcnemar_p=1e-4), over_all=True),
+        "unknown: too_few choice acc 1.2 pt",
     ),
     "four texts": (
         of(divergence("wiki", perplexity_ratio=1.3, perplexity_ratio_stderr=0.01, num_documents=4)),
@@ -392,6 +433,17 @@ SENTENCES = {
         f"loss found in accuracy ({MINUS}2.00 pt, {MINUS}3.00 to {MINUS}1.00) and wiki perplexity (+2.00 %, ± 0.79)"
     ),
     "four tasks lost": f"loss found in a acc ({LOST_CHANGE}), b acc ({LOST_CHANGE}), c acc ({LOST_CHANGE}) and 1 more",
+    "perplexity certain, and measured below the bound": (
+        "not decided: wiki perplexity (+0.69 %, ± 0.24) may have lost up to 0.93 % (near the loss that matters)"
+    ),
+    "perplexity unsure, and measured beyond the bound": (
+        "bound broken: wiki perplexity rose by 1.1 %, more than 1 % (`fail_on_loss`); wiki perplexity may have lost up "
+        "to 3.1 % (evaluate 1,600 documents or more to know)"
+    ),
+    "first metric excludes it, over all": (
+        f"in choice acc a loss of 1 pt is excluded: {SAFE_CHANGE}; choice acc_norm may have lost up to 3 pt (evaluate "
+        "1,500 documents or more to know)"
+    ),
     "many, the worst first": (
         "not decided: task40 acc may have lost up to 8.8 pt (40 documents can exclude 8.8 pt at best; evaluate 370 "
         "documents or more to know), task50 acc up to 7.1 pt, task60 acc up to 6 pt and 2 more"
