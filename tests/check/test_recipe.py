@@ -76,7 +76,16 @@ def test_good_recipe_has_no_problems_and_its_blocks_are_named(tmp_path: Path) ->
     assert "passes.measure   ortlmevaluation, tasks: mine" in findings.text()
 
 
-@pytest.mark.parametrize("keys", [{"fail_on_loss": 1}, {"documents": "enough", "certain": {"within": 0.01}}])
+BOUNDS = [
+    {"metric": "kl_mean", "task": "all", "max": 0.02},
+    {"metric": "acc", "filter": "none", "min": 0},
+    {"metric": "size_on_disk", "max": 1e9},
+]
+
+
+@pytest.mark.parametrize(
+    "keys", [{"fail_on_loss": 1}, {"documents": "enough", "certain": {"within": 0.01}}, {"require": BOUNDS}]
+)
 def test_what_needs_a_reference_may_have_one_that_the_recipe_names(tmp_path: Path, keys: dict[str, Any]) -> None:
     assert problems(tmp_path, of_onnx(tmp_path, reference="input_model", **keys)) == []
 
@@ -102,6 +111,8 @@ def test_variant_of_a_reference_that_its_package_has_not_is_named_before_a_pass_
     for path in (str(package / "gpu"), "input_model", "org/name"):
         (problem,) = problems(tmp_path, of_evaluator(reference={"path": path, "variant": "gpu"}))
         assert "is no model package" in problem
+    (problem,) = problems(tmp_path, with_value("input_model.variant", "gpu"))  # as Olive refuses it after a start
+    assert "'input_model.variant' = 'gpu'" in problem
 
 
 @pytest.mark.parametrize("key", ["path", "float_model"])
@@ -151,16 +162,19 @@ def test_only_variant_is_the_reference_of_a_checkpoint_whatever_it_is_for(tmp_pa
     assert [*mistakes(of_evaluator(reference=str(package)))] == []
 
 
-def test_variant_of_an_input_model_is_refused_as_olive_does_after_a_start(tmp_path: Path) -> None:
-    (problem,) = problems(tmp_path, with_value("input_model.variant", "gpu"))
-    assert "'input_model.variant' = 'gpu'" in problem
-
-
-def test_key_of_a_yaml_recipe_that_is_there_twice_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.yaml"
-    path.write_text("a: &a {x: 1}\nb: {<<: *a, <<: *a, x: 2}\nc:\n- d: 1\n  d: 2\n", encoding="utf-8")
-    with refused(ConfigError, "damaged", holds="5"):
-        check_recipe(path)
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("recipe.yaml", "a: &a {x: 1}\nb: {<<: *a, <<: *a, x: 2}\nc:\n- d: 1\n  d: 2\n", ("5",)),
+        ("recipe.json", "{", ()),
+        ("recipe.json", "[]", ()),
+    ],
+    ids=["a key twice", "half of a file", "a list"],
+)
+def test_file_that_is_no_recipe_is_refused(tmp_path: Path, name: str, text: str, line: tuple[str, ...]) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with refused(ConfigError, "damaged", holds=line):
+        check_recipe(tmp_path / name)
 
 
 UNKNOWN, NO_NAME, WRONG, NOT_FOUND, MISSING = "unknown_key", "unknown_name", "wrong_value", "not_found", "missing"
@@ -311,9 +325,6 @@ def test_arguments_of_a_hugging_face_model_are_lm_evals_and_of_an_onnx_model_our
     for recipe in (of_onnx(tmp_path, **eager), built(**eager)):
         (unknown,) = problems(tmp_path, recipe)
         assert unknown.startswith("unknown key 'evaluators.ours.model_args.attn_implementation'")
-
-
-def test_model_is_resolved_as_an_evaluation_opens_it_with_its_arguments(tmp_path: Path) -> None:
     found = problems(tmp_path, of_onnx(tmp_path, model_args={"execution_provider": "cudda"}))
     assert "names the unknown execution provider 'cudda': did you mean 'cuda' (extra 'gpu')?" in found[0]
 
@@ -367,12 +378,15 @@ def test_provider_of_what_passes_hand_on_is_checked(
     assert problem in found
 
 
-def test_provider_of_another_machine_is_no_problem(tmp_path: Path) -> None:
+def test_provider_of_another_machine_is_a_problem_of_the_input_model_alone(tmp_path: Path) -> None:
     recipe = on("CUDAExecutionProvider", built(provider_options={"enable_skip_layer_norm_strict_mode": "1"}))
     findings = check_recipe(put(tmp_path, recipe))
     assert findings.problems == []
     line = next(line for line in findings.text().splitlines() if "evaluators.ours: provider" in line)
     assert "CUDAExecutionProvider  (Olive's accelerator, which this machine has not)" in line
+    found = problems(tmp_path, on("CUDAExecutionProvider", of_onnx(tmp_path)))
+    assert found
+    assert all("CUDAExecutionProvider" in problem for problem in found)
 
 
 def on(accelerator: str | None, recipe: dict[str, Any]) -> dict[str, Any]:
@@ -383,14 +397,12 @@ def on(accelerator: str | None, recipe: dict[str, Any]) -> dict[str, Any]:
     return {**recipe, "systems": {"here": {"type": "LocalSystem", "accelerators": accelerators}}, "target": "here"}
 
 
-def test_onnx_input_model_is_resolved_with_the_targets_provider(tmp_path: Path) -> None:
-    found = problems(tmp_path, on("CUDAExecutionProvider", of_onnx(tmp_path)))
-    assert found
-    assert all("CUDAExecutionProvider" in problem for problem in found)
-
-
-def test_tasks_of_a_folder_are_known_without_their_data(tmp_path: Path) -> None:
-    assert problems(tmp_path, with_value(OURS, with_folder(tmp_path, "colours", "size_on_disk"))) == []
+def test_tasks_of_a_folder_are_known_without_their_data_and_unknown_members_named(tmp_path: Path) -> None:
+    block = with_folder(tmp_path, "colours", "size_on_disk")
+    assert problems(tmp_path, with_value(OURS, block)) == []
+    (tmp_path / "tasks" / "mine.yaml").write_text("group: mine\ntask: [colours, colour]\n", encoding="utf-8")
+    (problem,) = map(str, mistakes({**RECIPE, "evaluators": {"ours": {**block, "tasks": ["mine"]}}}))
+    assert problem.startswith("'evaluators.ours.tasks': unknown task 'colour': did you mean 'colours'")
 
 
 def test_functions_of_tasks_that_are_asked_for_are_listed_with_their_file_and_not_imported(tmp_path: Path) -> None:
@@ -416,14 +428,6 @@ def test_functions_of_tasks_that_are_asked_for_are_listed_with_their_file_and_no
     ]
 
 
-def test_unknown_member_of_a_group_is_told_by_the_files_alone(tmp_path: Path) -> None:
-    block = with_folder(tmp_path, "mine")
-    (tmp_path / "tasks" / "mine.yaml").write_text("group: mine\ntask: [colours, colour]\n", encoding="utf-8")
-    recipe = {**RECIPE, "evaluators": {"ours": block}}
-    (problem,) = map(str, mistakes(recipe))
-    assert problem.startswith("'evaluators.ours.tasks': unknown task 'colour': did you mean 'colours'")
-
-
 def test_answers_longer_than_the_context_of_the_input_model_are_refused(tmp_path: Path) -> None:
     folder = Path(__file__).parents[2] / "recipes" / "quickstart"
     block = {"type": "OrtLMEvaluator", "tasks": ["quickstart_generate"], "include_path": str(folder / "tasks")}
@@ -445,29 +449,12 @@ def with_folder(tmp_path: Path, *tasks: str) -> dict[str, Any]:
     return {"type": "OrtLMEvaluator", "tasks": list(tasks), "include_path": str(folder)}
 
 
-def test_bounds_on_what_will_be_measured_are_no_problem(tmp_path: Path) -> None:
-    bounds = [
-        {"metric": "kl_mean", "task": "all", "max": 0.02},
-        {"metric": "acc", "filter": "none", "min": 0},
-        {"metric": "size_on_disk", "max": 1e9},
-    ]
-    assert problems(tmp_path, of_evaluator(reference="input_model", require=bounds)) == []
-
-
 def test_recipe_without_a_block_of_ours_is_a_problem(tmp_path: Path) -> None:
     findings = check_recipe(put(tmp_path, {"input_model": {"type": "HfModel", "model_path": "m"}}))
     assert findings.problems == [
         "the recipe has no evaluator OrtLMEvaluator or OrtEvaluator and no pass OrtLMEvaluation or OrtLossMap or "
         "OrtMending"
     ]
-
-
-@pytest.mark.parametrize("text", ["{", "[]"])
-def test_file_that_is_no_recipe_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "recipe.json"
-    path.write_text(text, encoding="utf-8")
-    with refused(ConfigError, "damaged"):
-        check_recipe(path)
 
 
 def test_command_is_2_with_all_problems_on_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -477,8 +464,5 @@ def test_command_is_2_with_all_problems_on_one_line(tmp_path: Path, capsys: pyte
     assert err.count("\n") == 1
     assert "limt" in err
     assert "seed" in err
-
-
-def test_command_refuses_model_options_for_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(put(tmp_path, RECIPE)), "--provider", "cpu"]) == 2
     assert "options are for models" in capsys.readouterr().err

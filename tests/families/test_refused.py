@@ -251,15 +251,12 @@ def test_adapter_of_the_config_counts_on_every_run(tmp_path: Path, has_defaults:
         assert list(session.describe_execution()["adapters"]) == [adapter]
 
 
-def test_graph_with_defaults_runs_without_an_adapter(tmp_path: Path) -> None:
+def test_graph_with_defaults_runs_without_an_adapter_and_parameters_may_come_in_two_files(tmp_path: Path) -> None:
     package = _package(tmp_path / "model", has_defaults=True)
     with olive_ext.open(package, max_length=64) as session:
         _assert_scores(session, _expected(package, None))
         assert "adapters" not in session.describe_execution()
-
-
-def test_parameters_may_come_in_two_files(tmp_path: Path) -> None:
-    package = _package(tmp_path / "model", has_defaults=False)
+    package = _package(tmp_path / "without", has_defaults=False)
     weights = _weights(1)
     files = [_adapter(tmp_path / f"{i}.onnx_adapter", {PARAMETERS[i]: weights[i]}) for i in range(2)]
     with olive_ext.open(package, max_length=64, engine={"adapters": files}) as session:

@@ -149,23 +149,18 @@ def test_users_who_keep_it_themselves_or_do_not_want_it_are_left_alone(tmp_path:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_made_is_told_and_keeps_nothing(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    compiler = Compiler()
-    told = run(tmp_path / "file", QNN, compiler)["compiled_problem"]
-    assert told.startswith(f"nothing can be kept in '{tmp_path / 'file'}'")
-    assert compiler.compiled == 1
-
-
 @pytest.mark.skipif(os.name != "posix", reason="modes of folders")
-def test_a_folder_that_others_may_write_into_is_told_and_not_used(tmp_path: Path) -> None:
-    assert run(tmp_path, QNN, Compiler())["compiled_new"] == 1
-    tmp_path.chmod(0o777)
-    compiler = Compiler()
-    told = run(tmp_path, QNN, compiler)
+def test_a_folder_that_cannot_be_made_or_that_others_may_write_into_is_told_and_not_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "open").mkdir(mode=0o700)
+    assert run(tmp_path / "open", QNN, Compiler())["compiled_new"] == 1
+    (tmp_path / "open").chmod(0o777)
+    for name, reason in (("file", ""), ("open", ": others may write into it (chmod go-w)")):
+        compiler = Compiler()
+        told = run(tmp_path / name, QNN, compiler)
+        assert told["compiled_problem"].startswith(f"nothing can be kept in '{tmp_path / name}'{reason}")
+        assert compiler.compiled == 1
     assert (counts(told), told["compiled_bytes"]) == ((0, 0), 0)
-    assert told["compiled_problem"] == f"nothing can be kept in '{tmp_path}': others may write into it (chmod go-w)"
-    assert compiler.compiled == 1
 
 
 def test_key_changes_with_all_that_decides_what_is_compiled(tmp_path: Path) -> None:

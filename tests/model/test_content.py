@@ -84,18 +84,15 @@ def test_what_is_opened_beyond_the_digests_files_is_noted_with_its_content(files
     assert noted[0] != noted[1]
 
 
-def test_size_counts_graph_and_weights_once(files: ModelFiles) -> None:
+def test_size_counts_graph_and_weights_once_and_external_data_are_not_read_with_the_graph(files: ModelFiles) -> None:
     expected = sum((files.directory / name).stat().st_size for name in ("model.onnx", "a.data", "b.data"))
     assert size_on_disk(files) == expected
     link = files.directory / "c.data"
     link.symlink_to("a.data")
     assert size_on_disk(replace(files, weights=(*files.weights, link))) == expected
-
-
-def test_external_data_is_not_read_with_the_graph(tmp_path: Path) -> None:
-    file = put_graph(tmp_path / "model.onnx", locations=["a.data"])
-    (tmp_path / "a.data").unlink()
-    assert load_graph(file) == graph(locations=["a.data"])
+    for weight in files.weights:
+        weight.unlink()
+    assert load_graph(files.decoder) == graph(locations=["a.data", "b.data"])
 
 
 @pytest.mark.parametrize(

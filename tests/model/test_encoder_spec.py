@@ -64,17 +64,13 @@ def test_genai_config_names_cross_inputs_as_it_likes() -> None:
     assert _cross(key, config=config).kv == {"my_3_key": key}
 
 
-def test_encoder_that_returns_cross_kv_gives_it() -> None:
+def test_encoder_or_first_step_that_returns_cross_kv_gives_it() -> None:
     key = TensorSpec("past_key_cross_0", FLOAT, ("B", 2, 1500, 4))
     spec = read_encoder(_graph(SOUND, ["hidden_states", "present_key_cross_0"]), _cross(key), {})
     assert (spec.kind, spec.mask, spec.first_step) == (SourceKind.FEATURES, None, None)
     assert spec.outputs == {"past_key_cross_0": "present_key_cross_0"}
-
-
-def test_first_step_computes_cross_kv_from_the_states() -> None:
-    first = _graph(
-        {"encoder_hidden_states": (FLOAT, ("B", "T", 8)), "input_ids": TEXT["input_ids"]}, ["present.0.encoder.key"]
-    )
+    states = {"encoder_hidden_states": (FLOAT, ("B", "T", 8)), "input_ids": TEXT["input_ids"]}
+    first = _graph(states, ["present.0.encoder.key"])
     spec = read_encoder(_graph(TEXT, ["last_hidden_state"]), _cross(KEY, MASK), {}, first)
     assert spec.kind is SourceKind.TOKENS
     assert spec.mask is not None
@@ -233,6 +229,8 @@ def test_components_are_named_by_hand(by_hand: Path) -> None:
     files = resolve(ModelSettings(model=str(by_hand), components=named)).files
     assert files.companions["vision"].graph == by_hand / "other" / "model.onnx"
     assert (files.decoder, files.origins["vision"]) == (by_hand / "text" / "model.onnx", "the setting 'components'")
+    with refused(ConfigError, "wrong_value", "components", {"visoin": "a.onnx"}):
+        ModelSettings.of({"model": "x", "components": {"visoin": "a.onnx"}})
 
 
 @pytest.mark.parametrize(
@@ -251,11 +249,6 @@ def test_components_that_are_wrong_are_refused_by_name(
 ) -> None:
     with refused(ModelError, code, field, f"{folder}/model.onnx" if code == "not_found" else ..., holds=holds):
         resolve(ModelSettings.of({"model": by_hand, "components": {part: f"{folder}/model.onnx"}}))
-
-
-def test_component_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with refused(ConfigError, "wrong_value", "components", {"visoin": "a.onnx"}):
-        ModelSettings.of({"model": "x", "components": {"visoin": "a.onnx"}})
 
 
 def test_encoder_has_the_provider_of_the_setting_then_of_its_section_then_the_decoders(tmp_path: Path) -> None:

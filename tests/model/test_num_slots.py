@@ -166,21 +166,17 @@ class FakeRuntime:
 
 
 def test_memory_is_read_anew_each_time_and_no_other_device_gets_a_context() -> None:
-    """A worker of device 1 leaves device 0 to others, and its thread's own device is what it was."""
+    """A worker of device 1 leaves device 0 to others, and its thread's own device is what it was; a device that is not
+    there has the runtime's reason."""
     runtime = FakeRuntime()
     read = cuda_reader(1, lambda name: runtime)
     assert read() == Memory(2 * GIB, 8 * GIB)
     runtime.taken = GIB // 2
     assert read() == Memory(3 * GIB // 2, 8 * GIB)
-    assert runtime.contexts == {1}
-    assert runtime.present == 0
-
-
-def test_a_device_that_is_not_there_has_the_runtimes_reason() -> None:
-    runtime = FakeRuntime()
     with pytest.raises(UnmeasuredError, match=r"CUDA says 'invalid device ordinal' \(101\)"):
         cuda_reader(2, lambda name: runtime)()
-    assert not runtime.contexts
+    assert runtime.contexts == {1}
+    assert runtime.present == 0
 
 
 def test_the_newest_runtime_that_loads_is_taken_and_named_where_none_does() -> None:

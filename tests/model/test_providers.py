@@ -113,10 +113,6 @@ def test_the_first_that_names_providers_is_taken_and_the_cpu_appended_once(
     assert providers[0].origin == origin
 
 
-def test_the_cpu_may_be_first() -> None:
-    assert [one.name for one in resolve(["cpu", "cuda"])] == [CPU, CUDA]
-
-
 REFUSED: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
     ({"request": ["cuda", "cpu", CUDA]}, "contradiction", ("execution_provider", CUDA)),
     ({"request": "gpu"}, "unknown_name", ("'cuda' (extra 'gpu') or ", "or 'webgpu' (extra 'webgpu')?")),
@@ -148,11 +144,14 @@ def test_what_names_no_provider_is_refused(given: dict[str, Any], code: str, hol
         resolve(**given)
 
 
-def test_missing_provider_is_dropped_with_a_warning_where_allowed(caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_provider_is_dropped_with_a_warning_where_allowed_and_the_cpu_may_be_first(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.WARNING):
         providers = resolve(["cuda", "dml"], [{"a": 1}, {"b": 2}], available=(DML,), allow_cpu_fallback=True)
     assert [(p.name, dict(p.options)) for p in providers] == [(DML, {"b": "2"}), (CPU, {})]
     assert CUDA in caplog.text
+    assert [one.name for one in resolve(["cpu", "cuda"])] == [CPU, CUDA]
 
 
 def test_library_that_is_nowhere_is_refused(tmp_path: Path) -> None:

@@ -47,10 +47,13 @@ def test_hugging_face_model_is_found_relative_to_the_working_directory(
     assert (reference.path, reference.kind) == (str(tmp_path / "model"), "hf")
 
 
-def test_onnx_model_keeps_its_file_and_the_settings_beside_the_path(tmp_path: Path) -> None:
+def test_onnx_model_keeps_its_file_and_the_settings_beside_the_path_also_as_the_float_model(tmp_path: Path) -> None:
     with run_of("ONNXModel", model_path=str(tmp_path), onnx_file_name="m.onnx"):
         reference = found(settings({"path": "input_model", "mode": "recorded"}))
+        other = with_reference(settings({"path": "owner/name", "float_model": "input_model"})).reference
     assert (reference.kind, reference.onnx_file_name, reference.mode) == ("onnx", "m.onnx", "recorded")
+    assert other is not None
+    assert (other.path, other.float_model) == ("owner/name", str(tmp_path / "m.onnx"))
 
 
 @pytest.mark.parametrize("name", ["", "a[1].onnx"])
@@ -74,14 +77,6 @@ def test_output_of_a_pass_on_a_variant_may_have_the_tokenizer_of_its_package(tmp
     with run_of("ONNXModel", model_path=str(root / "one" / "model.onnx")):
         candidates = [Path(one) for one in tokenizer_candidates({})]
     assert candidates[-1].parent == root / "shared_assets"
-
-
-def test_float_model_may_be_the_input_model_too(tmp_path: Path) -> None:
-    written = settings({"path": "owner/name", "float_model": "input_model"})
-    with run_of("ONNXModel", model_path=str(tmp_path), onnx_file_name="m.onnx"):
-        reference = with_reference(written).reference
-    assert reference is not None
-    assert (reference.path, reference.float_model) == ("owner/name", str(tmp_path / "m.onnx"))
 
 
 def graph(path: Path, operator: str) -> ModelConfig:
@@ -116,50 +111,31 @@ def test_float_model_at_hand_is_the_last_that_is_not_quantized(
         with_reference(written)
 
 
-def test_input_model_that_olive_took_for_a_folder_is_still_the_word(
+def test_word_that_olive_took_for_a_folder_is_still_it_and_none_outside_of_a_workflow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Other references are left alone."""
     monkeypatch.chdir(tmp_path)
     reference = settings({"path": "owner/name", "float_model": str(tmp_path / "input_model")}).reference
     assert reference is not None
     assert reference.float_model == "input_model"
-
-
-def test_other_references_are_left_alone() -> None:
     for written in (settings("owner/name"), EvaluationSettings.parse({"tasks": ["t"]})):
         assert with_reference(written) is written
-
-
-def test_input_model_outside_of_a_workflow_is_refused() -> None:
     with refused(ConfigError, "contradiction", "reference", "input_model"):
         with_reference(settings())
 
 
 @pytest.mark.parametrize(
-    ("kind", "config", "message"),
+    ("kind", "config", "holds"),
     [
-        ("PyTorchModel", {"model_path": "m"}, {"code": "wrong_value", "field": "reference", "value": "input_model"}),
-        (
-            "HfModel",
-            {"model_path": "m", "adapter_path": "a"},
-            {"code": "wrong_value", "field": "reference", "value": "input_model", "holds": "input_model.adapter_path"},
-        ),
-        (
-            "HfModel",
-            {"model_path": "m", "load_kwargs": {"dtype": "bfloat16"}},
-            {"code": "wrong_value", "field": "reference", "value": "input_model"},
-        ),
-        (
-            "HfModel",
-            {"model_path": "azureml://x"},
-            {"code": "wrong_value", "field": "reference", "value": "input_model", "holds": "model_path"},
-        ),
+        ("PyTorchModel", {"model_path": "m"}, ()),
+        ("HfModel", {"model_path": "m", "adapter_path": "a"}, "input_model.adapter_path"),
+        ("HfModel", {"model_path": "m", "load_kwargs": {"dtype": "bfloat16"}}, ()),
+        ("HfModel", {"model_path": "azureml://x"}, "model_path"),
     ],
 )
-def test_input_model_that_a_path_does_not_say_is_refused(
-    kind: str, config: dict[str, Any], message: dict[str, Any]
-) -> None:
-    with run_of(kind, **config), refused(ConfigError, **message):
+def test_input_model_that_a_path_does_not_say_is_refused(kind: str, config: dict[str, Any], holds: Any) -> None:
+    with run_of(kind, **config), refused(ConfigError, "wrong_value", "reference", "input_model", holds=holds):
         with_reference(settings())
 
 

@@ -54,21 +54,16 @@ def test_recipes_own_lists_and_mappings_are_left_alone() -> None:
     assert task == {"task": "inline", "metadata": {}}
 
 
-def test_model_device_and_providers_reach_the_measurement() -> None:
-    fake, model = Measure(), object()
-    evaluator(fake).evaluate(model, [], device="cpu", execution_providers="CPUExecutionProvider")
-    call = fake.calls[0]
-    assert (call["model"], call["device"], call["execution_providers"]) == (model, "cpu", "CPUExecutionProvider")
-
-
-def test_declared_metrics_stand_beside_the_results() -> None:
+def test_model_device_and_providers_reach_the_measurement_and_declared_metrics_its_results() -> None:
     metrics = [
         DeclaredMetric(name="tiny_choice", type="accuracy", sub_types=[{"name": "accuracy_score", "priority": 1}]),
         DeclaredMetric(name="size", type="size_on_disk", sub_types=[{"name": "bytes", "priority": 2}]),
     ]
-    fake = Measure()
-    result = evaluator(fake).evaluate(object(), metrics)
+    fake, model = Measure(), object()
+    result = evaluator(fake).evaluate(model, metrics, device="cpu", execution_providers="CPUExecutionProvider")
+    (call,) = fake.calls
+    assert (call["model"], call["device"], call["execution_providers"]) == (model, "cpu", "CPUExecutionProvider")
+    assert call["settings"].tasks == ["tiny_choice", "size_on_disk"]
     assert result.get_value("tiny_choice", "accuracy_score") == 0.5
     assert result.get_value("size", "bytes") == 1024
     assert result.get_value("tiny_choice", "acc_norm") == 0.25
-    assert fake.calls[0]["settings"].tasks == ["tiny_choice", "size_on_disk"]

@@ -81,13 +81,6 @@ def _uri(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
 
 
-def test_nothing_is_logged_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE)
-    fake = FakeMlflow()
-    log(fake, report())
-    assert fake.runs == {}
-
-
 def test_params_metrics_tags_and_files_are_logged_as_one_run(tmp_path: Path) -> None:
     fake, made = FakeMlflow(), report(found=comparison(20))
     write_report(made, tmp_path)
@@ -104,10 +97,16 @@ def test_params_metrics_tags_and_files_are_logged_as_one_run(tmp_path: Path) -> 
     assert run["tags"]["olive_ext.verdict"] == tags_of(made)["olive_ext.verdict"]
 
 
-def test_report_that_was_not_written_is_logged_all_the_same() -> None:
-    fake = FakeMlflow()
+def test_report_that_was_not_written_is_logged_all_the_same_and_nothing_without_the_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, fake = dict(os.environ), FakeMlflow()
     log(fake, report())
     assert fake.runs["0"]["files"] == ["report.json", "report.md", "report.html"]
+    assert dict(os.environ) == before
+    monkeypatch.delenv(VARIABLE)
+    log(silent := FakeMlflow(), report())
+    assert silent.runs == {}
 
 
 def test_evaluations_of_a_workflow_are_children_and_their_metrics_steps_of_the_parent(tmp_path: Path) -> None:
@@ -145,19 +144,13 @@ def test_run_ends_as_the_evaluation_does(error: BaseException, status: str) -> N
     assert fake.runs["0"]["status"] == status
 
 
-@pytest.mark.parametrize(
-    ("name", "legal"),
-    [
+def test_names_become_legal_and_stay_different() -> None:
+    for name, legal in (
         ("gsm8k\0exact_match\0strict-match", "gsm8k/exact_match/strict-match"),
         ("a/../b\0p@1,x", "a_.._b/p_1_x"),
         ("..\0\0\u00e9", "_/_/_"),
-    ],
-)
-def test_names_become_legal(name: str, legal: str) -> None:
-    assert legal_name(name) == legal
-
-
-def test_names_that_become_the_same_or_too_long_stay_different() -> None:
+    ):
+        assert legal_name(name) == legal
     metrics = [Metric(task, "acc", "none", 0.5) for task in ("a@b", "a#b", "x" * 300 + "1", "x" * 300 + "2")]
     names = list(metrics_of(Report(metrics=tuple(metrics))))
     assert len(set(names)) == 4
@@ -178,9 +171,3 @@ def test_failure_is_one_warning(error: Exception, caplog: pytest.LogCaptureFixtu
         log(FakeMlflow(error), report())
     (record,) = caplog.records
     assert "\n" not in record.getMessage()
-
-
-def test_environment_is_as_before() -> None:
-    before = dict(os.environ)
-    log(FakeMlflow(), report())
-    assert dict(os.environ) == before

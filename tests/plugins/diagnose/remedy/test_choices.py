@@ -47,16 +47,13 @@ def test_damaged_weight_is_never_left_as_it_is_and_may_be_rounded_again() -> Non
     assert menu.precisions(menu.cured)[target] == Precision(4, 32)
 
 
-def test_weights_that_are_fine_have_fewer_choices() -> None:
-    assert [one.name for one in menu_of(graphs.nbits(8, 32, has_zero_points=False))[0].of_target(0)] == [
-        "as it is",
-        "float",
-    ]
-    assert [one.name for one in menu_of(graphs.qdq(None))[0].of_target(0)] == [
-        "as it is",
-        "int8 in blocks of 32",
-        "float",
-    ]
+def test_weights_that_are_fine_have_fewer_choices_and_a_negative_estimate_of_a_loss_is_none() -> None:
+    for stored, names in (
+        (graphs.nbits(8, 32, has_zero_points=False), ["as it is", "float"]),
+        (graphs.qdq(None), ["as it is", "int8 in blocks of 32", "float"]),
+    ):
+        assert [one.name for one in menu_of(stored)[0].of_target(0)] == names
+    assert menu_of(graphs.nbits(4, 64, has_zero_points=False), -1e-6)[0].kl((0,)) == 0
 
 
 def experts(bits: int, block: int, *, has_zero_points: bool = False) -> tuple[list[Target], Sources]:
@@ -112,10 +109,6 @@ def test_head_and_a_table_that_is_stored_apart_may_become_one(is_tied: bool) -> 
     assert not with_tables([target], changed)
 
 
-def test_negative_estimates_of_a_loss_count_as_none() -> None:
-    assert menu_of(graphs.nbits(4, 64, has_zero_points=False), -1e-6)[0].kl((0,)) == 0
-
-
 @pytest.fixture
 def menu() -> WeightChoices:
     """Three weights that differ in what they lose."""
@@ -128,7 +121,7 @@ def menu() -> WeightChoices:
     return WeightChoices(made)
 
 
-def test_smallest_within_a_bound_and_best_within_a_size(menu: WeightChoices) -> None:
+def test_smallest_within_a_bound_best_within_a_size_and_the_front_between(menu: WeightChoices) -> None:
     assert menu.smallest(1) == (0, 0, 0)
     assert menu.smallest(3e-3) == (1, 0, 0)
     assert menu.smallest(2e-4) == (1, 0, 1)
@@ -137,18 +130,11 @@ def test_smallest_within_a_bound_and_best_within_a_size(menu: WeightChoices) -> 
     assert menu.best(400) == (1, 0, 0)
     assert menu.num_bytes((1, 0, 0)) == 400
     assert menu.kl((1, 0, 0)) == pytest.approx(2.15e-3)
-
-
-def test_front_and_uniform_points(menu: WeightChoices) -> None:
     sizes = [menu.num_bytes(one) for one in menu.front(30)]
-    assert sizes[0] == 300
-    assert sizes[-1] == 2400
+    assert (sizes[0], sizes[-1]) == (300, 2400)
     assert menu.uniform(Precision(8, 32)) == (1, 1, 1)
     assert menu.uniform(Precision(4, 32)) == (0, 0, 0)
-
-
-def test_measured_loss_replaces_an_estimate(menu: WeightChoices) -> None:
-    menu.learn(0, 1, 4e-3)
+    menu.learn(0, 1, 4e-3)  # a measured loss replaces an estimate
     assert menu.of_target(0)[1].is_measured
     assert menu.smallest(3e-3) == (2, 0, 0)
 
@@ -235,11 +221,16 @@ def test_what_is_certain_is_among_the_largest_in_at_least_95_of_100_races() -> N
     assert wrong <= 10
 
 
-def test_clear_losses_are_all_certain_at_less_than_half_of_the_work() -> None:
+def test_clear_losses_are_all_certain_at_less_than_half_of_the_work_and_equal_ones_open() -> None:
     means, sums, positions = losses(1, None)
     race, certain = raced(sums, positions, 1)
     assert certain == set(np.argsort(-means)[:NUM_LARGEST].tolist())
     assert race.num_passes < 0.5 * len(means)
+    _, sums, positions = losses(2, 0.0)
+    race, certain = raced(sums, positions, 2)
+    assert not certain
+    assert race.num_passes == pytest.approx(len(sums))
+    assert estimate(np.array([3.0]), np.array([2.0])).high == np.inf, "one document has no interval"
 
 
 def test_211_losses_take_at_most_60_passes() -> None:
@@ -253,13 +244,6 @@ def test_211_losses_take_at_most_60_passes() -> None:
     assert np.median(passes) < 45
 
 
-def test_equal_losses_leave_the_order_open_and_every_document_measured() -> None:
-    _, sums, positions = losses(2, 0.0)
-    race, certain = raced(sums, positions, 2)
-    assert not certain
-    assert race.num_passes == pytest.approx(len(sums))
-
-
 @pytest.mark.parametrize("count", [30, 60, 240])
 def test_interval_covers_where_few_documents_have_most_of_the_loss(count: int) -> None:
     rng, covered = np.random.default_rng(0), 0
@@ -268,7 +252,3 @@ def test_interval_covers_where_few_documents_have_most_of_the_loss(count: int) -
         found = estimate(rng.gamma(0.3, size=count), positions)
         covered += found.low <= 0.03 <= found.high
     assert covered >= 0.93 * 1000, "Student's intervals of 30 documents hold in 87 % here"
-
-
-def test_one_document_has_no_interval() -> None:
-    assert estimate(np.array([3.0]), np.array([2.0])).high == np.inf
