@@ -197,12 +197,6 @@ def norms_only(p: Parts) -> None:
     head(p, "f")
 
 
-def hidden_output(p: Parts) -> None:
-    p.node("MatMul", ["o", weight(p, "w_p")], "p")
-    p.node("Add", ["present", "p"], "out")
-    head(p, "out")
-
-
 def one_scale(p: Parts) -> None:
     """The activations of all positions are quantized with one scale."""
     integers = _RNG.integers(-90, 90, (H, H)).astype(np.int8)

@@ -363,16 +363,13 @@ def test_kind_is_that_of_the_files(files: Files, path: str, kind: str, tmp_path:
     assert model_kind(put(tmp_path, files) / path) == kind
 
 
-def test_kind_of_a_hub_name_is_hf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kind_of_a_hub_name_is_hf_and_of_neither_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert model_kind("owner/name-0.5B") == "hf"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     for mistyped in ("out/model", "gone", "./owner/name", "a/b/c", "owner/model.onnx", str(tmp_path / "gone")):
         with refused(ModelError, "not_found", "model", mistyped):
             model_kind(mistyped)
-
-
-def test_kind_of_neither_is_refused(tmp_path: Path) -> None:
     put(tmp_path, {"config.json": {}})
     with refused(ModelError, "unsupported", holds=("ONNX", "config.json")):
         model_kind(tmp_path)

@@ -214,12 +214,6 @@ def test_static_cache_is_read_with_its_capacity_as_context():
     assert (spec.context_length, spec.is_kv_in_place) == (128, True)
 
 
-def _embedding(features: Sequence[Value] = (), outputs: Sequence[str] = ("inputs_embeds",)) -> onnx.ModelProto:
-    return model(
-        layers=[], tokens=[TOKENS[0]], extra=features, outputs=[(name, FLOAT, ["B", "S", 64]) for name in outputs]
-    )
-
-
 def test_paged_cache_is_in_place_and_its_inputs_have_roles():
     packed = [("input_ids", INT64, ["N"]), ("block_table", INT32, ["B", "M"])]
     packed += [("cumulative_sequence_lengths", INT32, ["B + 1"]), ("past_sequence_lengths", INT32, ["B"])]

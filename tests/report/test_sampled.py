@@ -80,17 +80,14 @@ def metrics_of(group: float) -> dict[str, Metric]:
 
 
 def test_groups_are_estimated_by_their_tasks_documents() -> None:
+    """One that weighs its tasks alike is of the drawn documents alone."""
     found = metrics_of(0.75)
     assert found["one"].value == pytest.approx(0.6 - 0.2)
     assert found["two"].value == pytest.approx(0.8 - 0.04)
     assert found["both"].value == pytest.approx(0.75 - (100 * 0.2 + 300 * 0.04) / 400)
     assert found["both"].documents == "100 of 400"
-
-
-def test_group_that_weighs_its_tasks_alike_is_of_the_drawn_documents_alone() -> None:
-    found = metrics_of(0.7)["both"]
-    assert (found.value, found.is_estimate) == (0.1, False)
-    assert found.documents == "100 of 400, unweighted"
+    alike = metrics_of(0.7)["both"]
+    assert (alike.value, alike.is_estimate, alike.documents) == (0.1, False, "100 of 400, unweighted")
 
 
 def sampled_report(**changes: Any) -> Any:

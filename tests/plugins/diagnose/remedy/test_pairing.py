@@ -30,10 +30,12 @@ def paired(floats: onnx.ModelProto, quantized: onnx.ModelProto, folder: Path) ->
     return pairing
 
 
-def test_quantized_node_is_paired_with_its_origin(tmp_path: Path) -> None:
+def test_quantized_node_is_paired_with_its_origin_and_has_the_bytes_of_all_that_is_stored(tmp_path: Path) -> None:
     pairing = paired(graphs.plain(ORIGIN), STORED.model, tmp_path)
     (target,) = pairing.targets
     assert (target.name, target.layer, target.kind) == ("/layers.0/mlp/down_proj/MatMul", 0, "mlp/down_proj")
+    product, blocks = graphs.NUM_INPUTS * graphs.NUM_OUTPUTS, graphs.NUM_OUTPUTS * graphs.NUM_INPUTS // 32
+    assert target.bytes == product // 2 + 4 * blocks + blocks // 2, "of numbers, scales and zero points"
     assert target.float_bytes == ORIGIN.nbytes > target.bytes
     assert not pairing.unpaired
 
@@ -218,8 +220,7 @@ def test_weight_in_a_form_that_is_not_compared_is_named(tmp_path: Path) -> None:
         paired(floats, both, tmp_path)
 
 
-NAME = "/layers.0/mlp/down_proj/MatMul"
-
+NAME, GEMM = "/layers.0/mlp/down_proj/MatMul", graphs.qdq(None, transposed=True)
 FORMS = {
     **{
         f"nbits-{bits}-{block}-{'zp' if zp else 'sym'}": graphs.nbits(bits, block, has_zero_points=zp)
@@ -231,6 +232,7 @@ FORMS = {
     "nbits-rounded-activations": graphs.nbits(4, 32, has_zero_points=True, level=4),
     "nbits-fp16": graphs.nbits(4, 32, has_zero_points=True, dtype=np.float16),
     "qdq-channels": graphs.qdq(None),
+    "qdq-gemm": graphs.Stored(GEMM.model, GEMM.matrix.T),
     "qdq-blocks": graphs.qdq(16),
     "qdq-int4": graphs.qdq(16, int4=True),
     "table-4": graphs.table(4, 16),
@@ -240,6 +242,7 @@ FORMS = {
 
 @pytest.mark.parametrize("stored", [pytest.param(stored, id=name) for name, stored in FORMS.items()])
 def test_stored_weight_is_read_to_the_bit(stored: graphs.Stored, tmp_path: Path) -> None:
+    """That of a Gemm stays as the node reads it."""
     weights = GraphWeights(stored.model, tmp_path)
     matrix = weights.matrix(weights.uses[NAME])
     assert matrix.dtype == stored.matrix.dtype
@@ -259,19 +262,6 @@ def test_numbers_have_the_scale_and_zero_point_of_the_block_that_the_node_names(
     weights = GraphWeights(stored.model, tmp_path)
     is_same = (weights.matrix(weights.uses[NAME]) == stored.matrix).mean(axis=1) == 1
     assert is_same.tolist() == (order == natural).tolist()
-
-
-def test_weight_of_a_gemm_stays_as_the_node_reads_it(tmp_path: Path) -> None:
-    stored = graphs.qdq(None, transposed=True)
-    weights = GraphWeights(stored.model, tmp_path)
-    np.testing.assert_array_equal(weights.matrix(weights.uses[NAME]), stored.matrix.T)
-
-
-def test_bytes_are_those_of_numbers_scales_and_zero_points(tmp_path: Path) -> None:
-    stored = graphs.nbits(4, 32, has_zero_points=True)
-    weights = GraphWeights(stored.model, tmp_path)
-    product, blocks = graphs.NUM_INPUTS * graphs.NUM_OUTPUTS, graphs.NUM_OUTPUTS * graphs.NUM_INPUTS // 32
-    assert weights.num_bytes(weights.uses[NAME]) == product // 2 + 4 * blocks + blocks // 2
 
 
 def test_two_nodes_of_one_name_are_refused(tmp_path: Path) -> None:
