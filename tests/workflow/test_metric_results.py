@@ -25,7 +25,7 @@ def declared(name: str, sub_type: str, type_name: str = "accuracy", **more: Any)
     return DeclaredMetric(name=name, type=type_name, sub_types=[{"name": sub_type, "priority": 1, **more}])
 
 
-def test_every_metric_has_a_key_with_the_filter_only_where_a_task_has_several() -> None:
+def test_every_metric_has_its_direction_no_priority_and_the_filter_in_its_key_where_a_task_has_several() -> None:
     result = to_metric_result(REPORT)
     assert isinstance(result, MetricResult)
     assert {key: entry.value for key, entry in result.items()} == {
@@ -39,6 +39,13 @@ def test_every_metric_has_a_key_with_the_filter_only_where_a_task_has_several() 
         "size_on_disk-bytes": 1024,
     }
     assert isinstance(result["size_on_disk-bytes"].value, int)
+    assert {key for key, entry in result.items() if not entry.higher_is_better} == {
+        "tiny_choice-acc_stderr",
+        "tiny_choice-acc_norm_stderr",
+        "tiny_rolling-word_perplexity",
+        "size_on_disk-bytes",
+    }
+    assert {entry.priority for entry in result.values()} == {-1}
 
 
 def test_run_history_has_what_a_person_reads_with_errors_and_what_bounds_are_on() -> None:
@@ -59,17 +66,6 @@ def test_run_history_has_what_a_person_reads_with_errors_and_what_bounds_are_on(
     assert broken_in(found, bound.require) == ["all/kl_p99 = 0.1000, required at most 0.0500"]
     one = EvaluationSettings.parse({"tasks": ["t"], "require": [{"metric": "acc", "min": 0.9}]})
     assert broken_in(to_metric_result(Report(metrics=(acc,))), one.require)
-
-
-def test_direction_is_the_metrics_and_nothing_has_a_priority() -> None:
-    result = to_metric_result(REPORT)
-    assert {key for key, entry in result.items() if not entry.higher_is_better} == {
-        "tiny_choice-acc_stderr",
-        "tiny_choice-acc_norm_stderr",
-        "tiny_rolling-word_perplexity",
-        "size_on_disk-bytes",
-    }
-    assert {entry.priority for entry in result.values()} == {-1}
 
 
 LESS = {"higher_is_better": False}
