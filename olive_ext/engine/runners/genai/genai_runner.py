@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -34,7 +34,7 @@ from olive_ext.model.files.package_config import GENAI_CONFIG, MEDIA_SECTIONS, i
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.spec.attention import rotary_rows
 from olive_ext.model.spec.checkpoint import least_limit, read_length
-from olive_ext.model.types import DecoderSpec, ModelFiles
+from olive_ext.model.types import DecoderSpec, GraphFiles, ModelFiles
 
 MAX_DEVIATION = 0.05
 """Part of the logits' own spread by which they may differ between two ways to feed the same tokens. Kernels for one and
@@ -187,7 +187,8 @@ def open_genai_runner(model: ResolvedModel, profile_prefix: Path | None = None) 
     package that it does not open or that gives different logits for the same tokens.
     """
     settings, config = model.settings, model.settings.engine
-    with _in_one_folder(model.files) as files:
+    with tempfile.TemporaryDirectory(prefix="olive-ext-") as made:
+        files = _in_one_folder(model.files, Path(made).resolve())
         overlay = overlay_of(files, config, profile_prefix)
         opened = GenaiModel(files, model.providers, overlay, settings.max_length)
     if not settings.allow_cpu_fallback:
@@ -199,7 +200,10 @@ def open_genai_runner(model: ResolvedModel, profile_prefix: Path | None = None) 
         "runtime": "genai",
         "runtime_origin": model.runtime_reason,
     }
-    runner = GenaiRunner(opened, facts, _spec_of(model))
+    spec = None
+    with suppress(ModelError):  # a pipeline's cannot be read
+        spec = model.spec
+    runner = GenaiRunner(opened, facts, spec)
     if not (runner.traits.chunked_prefill or opened.traits.returns_all_rows):
         opened.close()
         raise ModelError(
@@ -208,44 +212,27 @@ def open_genai_runner(model: ResolvedModel, profile_prefix: Path | None = None) 
     return OpenedRunner(runner, choose_chunk_size(config)[0])
 
 
-@contextmanager
-def _in_one_folder(files: ModelFiles) -> Iterator[ModelFiles]:
-    """The files, with a folder whose genai_config.json names all graphs. Of a variant it is made of what may lie in
-    several folders, without the names of components and assets, which onnxruntime-genai 0.14 does not know."""
+def _in_one_folder(files: ModelFiles, folder: Path) -> ModelFiles:
+    """The files of a variant with a genai_config.json of their own in `folder`, since what it names may lie in several
+    folders; without the names of components and assets, which onnxruntime-genai 0.14 does not know. Others as they are.
+    """
     model = files.genai_config.get("model") or {}
     has_asset = str(model.get("tokenizer_dir")).startswith(ASSET)
     if not model or ((files.directory / GENAI_CONFIG).is_file() and not has_asset):
-        yield files
-        return
-    with tempfile.TemporaryDirectory(prefix="olive-ext-") as made:
-        folder = Path(made).resolve()
-        graphs: dict[str | None, Path] = {part: one.graph for part, one in files.companions.items()}
-        whole = {key: item for key, item in model.items() if key != "tokenizer_dir"}
-        for section, written in whole.items():
-            graph = graphs.get(MEDIA_SECTIONS.get(section, section), files.decoder)
-            whole[section] = _moved(written, os.path.relpath(graph.parent, folder))
-        config = {**files.genai_config, "model": whole}
-        (folder / GENAI_CONFIG).write_text(json.dumps(config), encoding="utf-8")
-        yield replace(files, directory=folder, genai_config=config)
+        return files
 
+    def moved(keys: dict[str, Any]) -> dict[str, Any]:
+        own = {key: f"{way}/{keys[key]}" for key in ("filename", "custom_ops_library") if keys.get(key)}
+        return {key: item for key, item in (keys | own).items() if key not in ("component", "tokenizer_dir")}
 
-def _moved(value: Any, way: str) -> Any:
-    """A section of genai_config.json whose files lie another `way`."""
-    if isinstance(value, list):
-        return [_moved(one, way) for one in value]
-    if not isinstance(value, Mapping):
-        return value
-    kept = {key: item for key, item in value.items() if key != "component"}
-    files = ("filename", "custom_ops_library")
-    return {key: f"{way}/{item}" if key in files else _moved(item, way) for key, item in kept.items()}
-
-
-def _spec_of(model: ResolvedModel) -> DecoderSpec | None:
-    """The spec of the decoder's graph; None where it cannot be read, as in a pipeline."""
-    try:
-        return model.spec
-    except ModelError:
-        return None
+    whole = dict(model)
+    for section, written in model.items():
+        graph = files.companions.get(MEDIA_SECTIONS.get(section, section), GraphFiles(files.decoder)).graph
+        way = os.path.relpath(graph.parent, folder)
+        whole[section] = json.loads(json.dumps(written), object_hook=moved)
+    config = {**files.genai_config, "model": moved(whole)}
+    (folder / GENAI_CONFIG).write_text(json.dumps(config), encoding="utf-8")
+    return replace(files, directory=folder, genai_config=config)
 
 
 class GenaiRunner(Runner):
