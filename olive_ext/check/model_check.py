@@ -113,22 +113,17 @@ class Findings:
 
 
 def check_model(
-    config: EvaluationConfig,
-    *,
-    verify: bool = False,
-    against: str | None = None,
-    handed_over: str | None = None,
-    work: bool = False,
+    config: EvaluationConfig, *, verify: bool = False, against: str | None = None, work: bool = False
 ) -> Findings:
     """The decisions that opening the model of `config` takes, and what its encoders take; what goes wrong is a problem.
 
-    `handed_over` is the provider that Olive's accelerator names. With `verify` the model is also run, see
-    `verify_graphs` and `verify_steps`; with `against` it is compared with that checkpoint (`hold_against`). With `work`
-    the tasks are loaded, for how much they ask, and about how long that takes; else they are not checked.
+    With `verify` the model is also run, see `verify_graphs` and `verify_steps`; with `against` it is compared with that
+    checkpoint (`hold_against`). With `work` the tasks are loaded, for how much they ask, and about how long that takes;
+    else they are not checked.
     """
     findings = Findings()
     with findings.noting_problems():
-        model = replace(_given(config), handed_over=handed_over, is_compared=config.reference is not None)
+        model = replace(_given(config), is_compared=config.reference is not None)
         _check(model, config, findings)
         if work:
             _add_work(model, config, findings.section("Work"), verify=verify)

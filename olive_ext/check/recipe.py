@@ -49,7 +49,7 @@ from olive_ext.errors import (
     special_kind,
     suggest,
 )
-from olive_ext.model.files.model_package import choose, is_package, of_float_model, why_missing
+from olive_ext.model.files.model_package import choose, is_package, why_missing
 from olive_ext.model.files.package_config import is_hub_name
 from olive_ext.model.providers.resolution import first_name
 from olive_ext.model.providers.table import CPU
@@ -275,8 +275,8 @@ def _refuse_reference(
     ):
         is_there = path is not None and is_package(Path(path))
         for error in _raised(choose, Path(path or ""), variant, first_name(on)) if is_there else ():
-            told = error if key == "reference" else of_float_model(error)
-            raise told.inside(f"{where}.{key}", f"{where}.{key}")
+            text = str(error) if key == "reference" else str(error).removeprefix("'variant': ")
+            raise error.saying(text).inside(f"{where}.{key}", f"{where}.{key}")
 
 
 def of_input_model(reference: ReferenceConfig, kind: str, keys: Mapping[str, Any]) -> ReferenceConfig:

@@ -110,13 +110,13 @@ def _check_provider(recipe: Mapping[str, Any], where: str, settings: PassSetting
 
     if settings.provider_libraries:  # which are registered where the model is opened
         return
-    here = available_providers()
+    here, is_set = available_providers(), settings.execution_provider is not None
     try:
         providers = resolve_providers(
-            settings.execution_provider,
+            settings.execution_provider if is_set else accelerator(recipe),
             settings.provider_options,
-            handed_over=accelerator(recipe),
             available=[*here, *(row.name for row in TABLE)],
+            setting="execution_provider" if is_set else "Olive's accelerator",
         )
     except ProviderError as error:
         raise error.inside(f"'{where}'", where) from error
@@ -161,7 +161,8 @@ def _check_input_model(
     is_onnx, own = kind == "onnxmodel", valid[0].model_fields_set & set(EvaluationSettings.model_fields)
     if not is_onnx and (kind != "hfmodel" or not Path(path).exists() or keys.get("load_kwargs")):
         return
-    values = {name: getattr(valid[0], name) for name in own - _OF_REFERENCE}
+    on = {"execution_provider": accelerator(recipe)} if is_onnx else {}  # as Olive hands it over
+    values = on | {name: getattr(valid[0], name) for name in own - _OF_REFERENCE}
     model = {"path": path, "kind": "onnx", "onnx_file_name": name} if is_onnx else {"path": path, "kind": "hf"}
     from olive_ext.backends.lm_eval.generation_settings import refuse_generations
     from olive_ext.run.task_fit import refuse_arguments, refuse_misfits, refuse_texts
@@ -177,7 +178,7 @@ def _check_input_model(
                 return
         config = EvaluationConfig.parse({**values, "model": model}, "input_model")
         if is_onnx:
-            findings.extend(check_model(config, verify=verify, handed_over=accelerator(recipe)), "input_model")
+            findings.extend(check_model(config, verify=verify), "input_model")
         resolved = resolve(config.opening())
         if is_onnx:
             refuse_misfits(resolved, inputs)

@@ -17,7 +17,6 @@ from olive_ext.model.decisions import BucketPlan, CapturePlan, Decision, against
 from olive_ext.model.files.content import load_graph, model_digest, size_on_disk
 from olive_ext.model.files.hub import with_configs
 from olive_ext.model.files.locate import Kind, locate, locate_hf, model_kind
-from olive_ext.model.files.model_package import of_float_model
 from olive_ext.model.files.package_config import GENAI_CONFIG, MEDIA_SECTIONS, inside, missing_encoder
 from olive_ext.model.providers.devices import Device, Provider
 from olive_ext.model.providers.ort_session import read_adapter
@@ -46,28 +45,26 @@ def resolve(
     settings: ModelSettings,
     *,
     tokenizer_candidates: Sequence[str | Path] = (),
-    handed_over: Any = None,
     key: str = "model",
 ) -> ResolvedModel:
     """The model that `settings` name, its files found.
 
-    `tokenizer_candidates` are tried after the model's own folders; `handed_over` is the provider that Olive's
-    accelerator names. Raises `ModelError` where there is no such model, or none of its kind; `key` is the setting that
-    names it, and stands in front of a reference's own keys."""
+    `tokenizer_candidates` are tried after the model's own folders. Raises `ModelError` where there is no such model, or
+    none of its kind; `key` is the setting that names it, and stands in front of a reference's own keys."""
     try:
-        return _resolved(settings, tokenizer_candidates, handed_over)
+        return _resolved(settings, tokenizer_candidates)
     except ModelError as error:
         is_of_reference = key == "reference" and error.field.partition(".")[0] in ReferenceConfig.model_fields
         if key == "model" or not (is_of_reference or error.field in ("model", "variant")):
             raise
-        field, text = key, str(error if is_of_reference else of_float_model(error))
+        field, text = key, str(error) if is_of_reference else str(error).removeprefix("'variant': ")
         if is_of_reference:
             field = f"{key}.{error.field}"
             text = text.replace(f"'{error.field}'", f"'{field}'", 1)
         raise error.saying(text).about(field, error.value) from error
 
 
-def _resolved(settings: ModelSettings, tokenizer_candidates: Sequence[str | Path], handed_over: Any) -> ResolvedModel:
+def _resolved(settings: ModelSettings, tokenizer_candidates: Sequence[str | Path]) -> ResolvedModel:
     threads, processors = settings.engine.num_threads, os.cpu_count()
     if threads != "auto" and processors is not None and threads > processors:
         raise ConfigError(f"this machine has {processors} processors", "engine.num_threads", threads)
@@ -78,15 +75,14 @@ def _resolved(settings: ModelSettings, tokenizer_candidates: Sequence[str | Path
     if kind == "hf":
         if settings.variant is not None:
             raise MismatchError(f"'{path}' is no model package", "variant", settings.variant)
-        return ResolvedModel(settings, kind, reason, locate_hf(path, tokenizer), handed_over=handed_over)
+        return ResolvedModel(settings, kind, reason, locate_hf(path, tokenizer))
     components = {str(part): name for part, name in settings.components.items()}
-    provider = first_name(settings.execution_provider or handed_over)
-    which = settings.variant, provider
+    which = settings.variant, first_name(settings.execution_provider)
     files = locate(path, settings.onnx_file_name, tokenizer, tokenizer_candidates, components, *which)
     config, file = files.genai_config, files.directory / GENAI_CONFIG
     library = operators_library(config, file, is_trusted=settings.trust_remote_code)
     operators = None if library is None else inside(files.directory, library, "custom_ops_library")
-    return ResolvedModel(settings, kind, reason, files, operators, handed_over=handed_over)
+    return ResolvedModel(settings, kind, reason, files, operators)
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,6 @@ class ResolvedModel:
     is_compared: bool = False
     """Whether it is one of two models, whose rows of logits are left where they were computed."""
 
-    handed_over: Any = None
     session_providers: tuple[Provider, ...] = ()
     """The providers that a session was opened on, where these are not those of the settings."""
 
@@ -139,7 +134,7 @@ class ResolvedModel:
         """The model with other settings, which are validated already; looked for anew only where they name another."""
         settings: ModelSettings = self.settings.model_copy(update=changes)
         if settings.location != self.settings.location:
-            return replace(resolve(settings, handed_over=self.handed_over), is_compared=self.is_compared)
+            return replace(resolve(settings), is_compared=self.is_compared)
         return self if settings == self.settings else replace(self, settings=settings)
 
     @cached_property
@@ -152,7 +147,6 @@ class ResolvedModel:
         return resolve_providers(
             self.settings.execution_provider,
             self.settings.provider_options,
-            handed_over=self.handed_over,
             genai_config=self.files.genai_config,
             allow_cpu_fallback=self.settings.allow_cpu_fallback,
             variant=self.files.variant_provider,

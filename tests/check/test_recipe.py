@@ -125,7 +125,8 @@ def test_package_of_which_several_variants_fit_any_provider_is_named_before_a_pa
         (problem,) = problems(tmp_path, of_evaluator(reference=reference, **named))
         assert "several variants fit" in problem
         assert f"evaluators.ours.reference{'' if key == 'path' else '.float_model'}" in problem
-        assert ("give the folder of one" in problem, "'variant'" in problem) == (key != "path", key == "path")
+        assert "name one, or its folder" in problem
+        assert ("'variant'" in problem) == (key == "path"), "no key names a variant of a float model"
 
 
 GPU = {"device": "gpu", "execution_providers": ["CUDAExecutionProvider"]}
@@ -154,6 +155,17 @@ def test_variant_of_a_reference_is_for_the_provider_of_the_target(
     target = {"systems": {"here": system}, "target": "here"} if accelerators else {}
     found = [*mistakes(recipe | target)]
     assert [told in str(one) for one in found] == [True] * bool(told)
+
+
+def test_input_model_is_checked_on_the_provider_that_olive_hands_over(tmp_path: Path) -> None:
+    """The run has no other, whatever genai_config.json names."""
+    recipe = of_onnx(tmp_path)
+    options = {"session_options": {"provider_options": [{"qnn": {}}]}}
+    config = {"model": {"decoder": {"filename": "model.onnx", **options}}}
+    (tmp_path / "m" / "genai_config.json").write_text(json.dumps(config))
+    findings = check_recipe(put(tmp_path, recipe))
+    assert findings.problems == []
+    assert "QNN" not in findings.text()
 
 
 def test_only_variant_is_the_reference_of_a_checkpoint_whatever_it_is_for(tmp_path: Path) -> None:

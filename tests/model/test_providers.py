@@ -62,11 +62,10 @@ FROM_DML = genai({"DML": {}})
 TAKEN: list[tuple[dict[str, Any], list[tuple[str, dict[str, str]]], str]] = [
     ({"request": ["trt", "cuda"]}, [(TRT, {}), (CUDA, TF32)], "execution_provider"),
     ({"request": ["cuda", "cpu"]}, [(CUDA, TF32)], "execution_provider"),
-    ({"request": "cuda", "handed_over": TRT, "genai_config": FROM_DML}, [(CUDA, TF32)], "execution_provider"),
-    ({"handed_over": TRT, "genai_config": FROM_DML}, [(TRT, {})], "Olive's accelerator"),
-    ({"handed_over": [CUDA, CPU], "genai_config": FROM_DML}, [(CUDA, TF32)], "Olive's accelerator"),
+    ({"request": TRT, "genai_config": FROM_DML}, [(TRT, {})], "execution_provider"),
+    ({"request": [CUDA, CPU], "genai_config": FROM_DML}, [(CUDA, TF32)], "execution_provider"),
     ({"genai_config": FROM_DML}, [(DML, {})], "genai_config.json"),
-    ({"handed_over": [], "genai_config": genai()}, [], "default"),
+    ({"request": [], "genai_config": genai()}, [], "default"),
     ({"genai_config": {}}, [], "default"),
     ({"request": "CPU"}, [], "execution_provider"),
     (
@@ -80,7 +79,7 @@ TAKEN: list[tuple[dict[str, Any], list[tuple[str, dict[str, str]]], str]] = [
         [(TRT, {"device_id": "1"}), (CUDA, TF32)],
         "execution_provider",
     ),
-    ({"handed_over": "trt", "options": {"a": 1}}, [(TRT, {"a": "1"})], "Olive's accelerator"),
+    ({"request": "trt", "options": {"a": 1}}, [(TRT, {"a": "1"})], "execution_provider"),
     (
         {"request": ["trt", "cuda"], "options": [{}, {"use_tf32": True}]},
         [(TRT, {}), (CUDA, {"use_tf32": "1"})],
@@ -134,7 +133,7 @@ REFUSED: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
         ("execution_provider", "provider_options"),
     ),
     ({"request": "trt", "options": {"key": None}}, "wrong_value", ("'key'", TRT, "None")),
-    ({"handed_over": "cuda", "available": (DML, CPU)}, "provider", (CUDA, CPU, DML, "'gpu'")),
+    ({"request": "cuda", "available": (DML, CPU)}, "provider", (CUDA, CPU, DML, "'gpu'")),
 ]
 
 

@@ -88,13 +88,8 @@ def locate(
     elif variant is not None:
         raise MismatchError(f"'{root}' is no model package", "variant", variant)
     overlaid = with_overlay(root if root.is_dir() else root.parent, *(file.parent for file in graphs.values()))
-    file = overlaid[0].get("model", {}).get("decoder", {}).get("filename") if overlaid and root.is_dir() else None
-    if file and onnx_file_name is None:
-        given.setdefault(
-            "decoder", (inside(root, file, "model.decoder.filename"), f"{OVERLAY}'s model.decoder.filename")
-        )
     given |= {part: _component(root, part, name) for part, name in (components or {}).items()}
-    decoder, rule = _find_decoder(root, onnx_file_name, given.pop("decoder", None))
+    decoder, rule = _find_decoder(root, onnx_file_name, given.pop("decoder", None), overlaid and overlaid[0])
     outline = read_outline(decoder)
     weights = _weights(decoder, outline)
     config_file, config_rule = _find_genai_config(root, decoder)
@@ -214,7 +209,9 @@ def model_kind(path: str | Path) -> Kind:
     raise ModelError(f"'{root}' is neither an ONNX nor a Hugging Face model: {contents(root)}{hint if kind else ''}")
 
 
-def _find_decoder(root: Path, onnx_file_name: str | None, component: Named | None) -> Named:
+def _find_decoder(
+    root: Path, onnx_file_name: str | None, component: Named | None, overlaid: Mapping[str, Any] | None
+) -> Named:
     if component is not None:
         if onnx_file_name is not None and component[0] != root / onnx_file_name:
             raise MismatchError(f"{_BY_USER} has the decoder '{component[0]}'", "onnx_file_name", onnx_file_name)
@@ -228,7 +225,7 @@ def _find_decoder(root: Path, onnx_file_name: str | None, component: Named | Non
         if not (root / onnx_file_name).is_file():
             raise NotFoundError(f"it is not in '{root}': {contents(root)}", "onnx_file_name", onnx_file_name)
         return root / onnx_file_name, "the setting 'onnx_file_name'"
-    named, rule = _genai_decoder(root)
+    named, rule = _genai_decoder(root, overlaid)
     if named is not None:
         return named, rule
     if recorded := _olive_decoder(root):
@@ -238,18 +235,19 @@ def _find_decoder(root: Path, onnx_file_name: str | None, component: Named | Non
     return _only_decoder(root)
 
 
-def _genai_decoder(root: Path) -> tuple[Path | None, str]:
-    """The decoder that `root`'s genai_config.json names and by which key, or none and the reason why."""
-    file = root / GENAI_CONFIG
+def _genai_decoder(root: Path, overlaid: Mapping[str, Any] | None) -> tuple[Path | None, str]:
+    """The decoder that `root`'s genai_config.json, or its variant's, names and by which key, or none and the reason
+    why."""
+    file = root / (GENAI_CONFIG if overlaid is None else OVERLAY)
     if not file.is_file():
         return None, ""
-    config = read_json(file, GenaiConfig)
+    config = read_json(file, GenaiConfig) if overlaid is None else overlaid
     model = config.get("model", {})
     if "decoder" not in model:
         raise ModelError(f"'{file}' describes no text decoder (model type '{model.get('type')}')")
     if stages := _stages(root, config):
         problem = _missing_stage(root, stages)
-        rule = f"the first graph of {GENAI_CONFIG}'s model.decoder.pipeline"
+        rule = f"the first graph of {file.name}'s model.decoder.pipeline"
         return (None, problem) if problem else (next(iter(stages.values())), rule)
     name = model["decoder"].get("filename")
     if not name:
@@ -257,7 +255,7 @@ def _genai_decoder(root: Path) -> tuple[Path | None, str]:
     decoder = inside(root, name, "model.decoder.filename")
     if not decoder.is_file():
         return None, f"'{file}' names the decoder '{name}', which is not there: {contents(root)}"
-    return decoder, f"{GENAI_CONFIG}'s model.decoder.filename"
+    return decoder, f"{file.name}'s model.decoder.filename"
 
 
 def _olive_decoder(root: Path) -> Path | None:

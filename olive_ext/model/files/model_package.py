@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from olive_ext.config.model import Components
-from olive_ext.errors import DamagedError, ModelError, NotFoundError, OliveExtError, listed
+from olive_ext.errors import DamagedError, ModelError, NotFoundError, listed
 from olive_ext.model.files.package_config import (
     GENAI_CONFIG,
     MANIFEST,
@@ -157,11 +157,6 @@ def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant,
     return chosen, graphs, "; ".join([f"{rule}, of {', '.join(one.words for one in decoders)}", *notes])
 
 
-def of_float_model(error: OliveExtError) -> OliveExtError:
-    """An error about the variant of a float model, which no key names, with what does."""
-    return error.saying(str(error).removeprefix("'variant': ").replace("; name one", "; give the folder of one"))
-
-
 def asset(folder: Path, uri: str, key: str) -> Path:
     """The folder that a variant's configuration names by a digest under `key`, in the package that `folder` is in."""
     root = next((above for above in (folder, *folder.parents) if is_package(above)), None)
@@ -195,9 +190,9 @@ def _chosen(
         raise ModelError(f"{hint} {there}", "execution_provider", wanted[0], code="unknown_name")
     fit = [one for one in fit or variants if one.name == like] or fit
     if not fit:
-        raise NotFoundError(f"no variant is for {wanted[0]}: {there}; name one, or its provider", "variant")
+        raise NotFoundError(f"no variant is for {wanted[0]}: {there}; name one, its provider or its folder", "variant")
     if len(fit) > 1:
-        raise ModelError(f"several variants fit: {there}; name one", "variant", code="missing")
+        raise ModelError(f"several variants fit: {there}; name one, or its folder", "variant", code="missing")
     return fit[0], f"the variant for {wanted[0]}"
 
 

@@ -44,7 +44,6 @@ def resolve_providers(
     request: Any = None,
     options: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     *,
-    handed_over: Any = None,
     genai_config: Mapping[str, Any] | None = None,
     available: Iterable[str] | None = None,
     allow_cpu_fallback: bool = False,
@@ -53,15 +52,15 @@ def resolve_providers(
     variant: str = "",
 ) -> tuple[Provider, ...]:
     """Providers in order of preference, the CPU last (once). The first source that names providers is taken: `request`
-    (the user's `setting`: a name, a list of names or of (name, options)), `handed_over` (Olive's, same forms), the
-    `section` of genai_config.json, the model package's `variant` (the provider that it is for), the CPU.
+    (the user's `setting`: a name, a list of names or of (name, options)), the `section` of genai_config.json, the model
+    package's `variant` (the provider that it is for), the CPU.
 
     `options` belong to the first provider, or as a list one entry to each; one that only another provider has is left
     out with a warning, because recipes give CUDA's whatever their models run on. `available` are the full names of the
     providers in this build (by default ONNX Runtime's list). Raises `ProviderError` for a name that is unknown, twice
     there, or missing from this build; with `allow_cpu_fallback` a missing one is dropped with a warning.
     """
-    written, origin = _written({setting: request, "Olive's accelerator": handed_over}, genai_config, section, variant)
+    written, origin = (_pairs(request, setting), setting) if request else _written(genai_config, section, variant)
     written = _with_options(written, options, origin)
     names = frozenset(available_providers() if available is None else available) | {CPU}
     providers: list[Provider] = []
@@ -171,12 +170,7 @@ def check_distributions(is_installed: Callable[[str], bool] = _is_installed) -> 
             )
 
 
-def _written(
-    given: Mapping[str, Any], genai_config: Mapping[str, Any] | None, section: str, variant: str
-) -> tuple[list[Written], str]:
-    for origin, value in given.items():
-        if value:
-            return _pairs(value, origin), origin
+def _written(genai_config: Mapping[str, Any] | None, section: str, variant: str) -> tuple[list[Written], str]:
     written_section = ((genai_config or {}).get("model") or {}).get(section) or {}
     entries = (written_section.get("session_options") or {}).get("provider_options") or []
     written: list[Written] = [

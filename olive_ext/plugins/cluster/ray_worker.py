@@ -81,7 +81,7 @@ class _Cluster:
         resources, settings = dict(self.wanted.resources), job.settings
         threads = settings.get("engine", {}).get("num_threads", 1) if self.wanted.address is not None else 1
         # A GPU for a model on a provider of GPUs, for a Hugging Face model where its device is one.
-        places = str([settings.get("execution_provider"), job.handed_over, settings.get("device")]).lower()
+        places = str([settings.get("execution_provider"), settings.get("device")]).lower()
         options: dict[str, Any] = {
             "num_cpus": resources.pop("CPU", threads if isinstance(threads, int) else 1),
             "num_gpus": resources.pop("GPU", int(any(name in places for name in _GPU_PROVIDERS))),

@@ -129,7 +129,7 @@ def _job_of(model: ResolvedModel, reference: ResolvedModel | Records | None, rec
     elif reference is not None:
         other = _settings(reference, share)
     given = record_to if isinstance(record_to, Mapping) or record_to is None else {"folder": str(record_to)}
-    return WorkerJob(_settings(model, share), model.handed_over, other, given)
+    return WorkerJob(_settings(model, share), other, given)
 
 
 def _settings(model: ResolvedModel, share: int) -> dict[str, Any]:

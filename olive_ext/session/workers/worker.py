@@ -31,9 +31,6 @@ class WorkerJob:
     """What a worker opens: settings as JSON, so that a worker on another machine reads them as they were written."""
 
     settings: Mapping[str, Any]
-    handed_over: Any = None
-    """The provider that Olive's accelerator names."""
-
     reference: Mapping[str, Any] | str | None = None
     """Settings of a resident reference, or the folder of a recorded one."""
 
@@ -161,7 +158,7 @@ class ServedModel:
 
     def open(self, job: WorkerJob) -> Served:
         """Opens the models of `job` in this process; their facts."""
-        model = resolve(ModelSettings.parse(job.settings), handed_over=job.handed_over)
+        model = resolve(ModelSettings.parse(job.settings))
         reference: Any = job.reference
         if isinstance(reference, str):
             reference = Records.read(reference)
