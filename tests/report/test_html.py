@@ -83,6 +83,7 @@ def test_page_of_a_comparison_has_every_part_and_refers_to_nothing_outside() -> 
     text = " ".join("".join(parts) for parts in read.text.values()).replace("<wbr>", "")
     verdict = report(found=comparison(400)).verdict.headline.replace("loss", "Loss", 1)  # type: ignore[union-attr]
     assert re.fullmatch(r"Loss found in accuracy \(.+ pt, .+\) and hellaswag acc_norm \(.+ pt, .+\)", verdict)
+    verdict = verdict.replace(" pt", "\N{NO-BREAK SPACE}pt")
     step = "names the weights that lose it"
     assert [
         part for part in (verdict, step, "all tasks", "98.0\u00a0MB", "1.42\u00a0GB", "McNemar") if part not in text

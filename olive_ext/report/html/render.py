@@ -158,7 +158,8 @@ def _stage_parts(stages: Sequence[Stage]) -> Iterator[StagePart]:
 
 
 def _sentence(text: str) -> str:
-    return re.sub(r"-(?=\d)(?<!\w-)", numbers.MINUS, f"{text[:1].upper()}{text[1:]}".replace("`", ""))
+    text = re.sub(r"(?<=\d) (?=%|pt)", "\N{NO-BREAK SPACE}", f"{text[:1].upper()}{text[1:]}".replace("`", ""))
+    return re.sub(r"-(?=\d)(?<!\w-)", numbers.MINUS, text)
 
 
 def _basis(contrast: Contrast) -> str:
