@@ -57,7 +57,8 @@ def unknown_options(pass_type: str, values: Mapping[str, Any], where: str) -> It
     for (kind, name), source in _OPTIONS.items():
         options = values.get(name)
         if kind == pass_type.lower() and isinstance(options, Mapping):
-            yield from unlike(options, _known(source), f"{where}.{name}", _who(source))
+            who = f"the installed {source.package.replace('_', '-')}"
+            yield from unlike(options, _known(source), f"{where}.{name}", who)
     surgeries = values.get("surgeries") if pass_type.lower() == "graphsurgeries" else None
     for index, surgery in enumerate(surgeries if isinstance(surgeries, list) else ()):
         place, surgeons = f"{where}.surgeries.{index}", _surgeons()
@@ -109,10 +110,6 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     """Asks for a name with another beginning, which releases change, else for the nearest one."""
     longer = sorted(one for one in known if one.endswith(f"_{name}"))
     return f"did you mean {' or '.join(map(repr, longer))}?" if longer else suggest(name, known)
-
-
-def _who(source: _Source) -> str:
-    return f"the installed {source.package.replace('_', '-')}"
 
 
 @cache

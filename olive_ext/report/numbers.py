@@ -116,23 +116,12 @@ def percent(value: float, stderr: float | None = None) -> str:
     return f"{value * 100:.{places}f}{_SPACE}%"
 
 
-def points(difference: float, stderr: float | None = None) -> str:
-    """A difference of shares in percentage points, with its sign: +1.2."""
-    places = decimals(None if stderr is None else stderr * 100, most=2)
-    return plus(difference * 100, places)
-
-
 def plus(value: float, places: int) -> str:
     """`value` with its sign, a real minus; zero without."""
     if not math.isfinite(value):
         return _odd(value)
     text = f"{value:+.{places}f}"
     return text[1:] if float(text) == 0 else signed_minus(text)
-
-
-def probability(p: float) -> str:
-    """A p-value: three digits, "< 0.001" below."""
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def size(num_bytes: float) -> str:

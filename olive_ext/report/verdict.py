@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from olive_ext.errors import counted
+from olive_ext.errors import counted, listed
 from olive_ext.report import numbers
 from olive_ext.report.changes import Change, Figure, changes_of, deciding_changes, name_of, unjudged_tasks
 from olive_ext.report.comparison import ALL, CONSTANTS, ClaimResult, Comparison, Divergence
@@ -179,8 +179,7 @@ def sentence(reasons: Sequence[Reason], matters: float, *, is_headline: bool) ->
 
 
 def _few(texts: Sequence[str]) -> str:
-    more = [f"{len(texts) - _MOST_NAMED} more"] if len(texts) > _MOST_NAMED else []
-    return joined([*texts[:_MOST_NAMED], *more])
+    return listed(texts, _MOST_NAMED) if len(texts) > _MOST_NAMED else joined(texts)
 
 
 def possible_loss(item: Reason) -> str:
@@ -264,7 +263,9 @@ def _found(comparison: Comparison) -> Verdict:
     against = [] if is_same and not comparison.missing else _against(comparison, changes, divergence)
     damaged = [*_damaged(comparison)]
     shorter, is_cut = _shorter(comparison)
-    findings = [*_claimed(certainty), *damaged, *against, *(shorter if is_cut else ())]
+    claims = [] if certainty is None else [Reason(_CLAIM_CODES[certainty.verdict], words=certainty.sentence())]
+    is_kept = certainty is None or certainty.verdict == "kept"
+    findings = [*([] if is_kept else claims), *damaged, *against, *(shorter if is_cut else ())]
     if not findings:
         reach = "" if comparison.reach is None else f", {comparison.reach}"
         if is_same and comparison.is_same_content:
@@ -272,9 +273,8 @@ def _found(comparison: Comparison) -> Verdict:
         gained = [item for item in changes if item.is_gained and item.metric != CUT_OFF]
         findings = [_reason("gain", item, item.estimate, reach) for item in gained]
         if is_same or not findings:
-            judged = [str(item.figure) for item in deciding_changes(changes) if item.is_shown][:1]
-            kept = Reason("no_loss_found", words=reach, figure="".join(judged))
-            findings = [Reason("no_difference", words=reach) if is_same else kept]
+            judged = next((str(item.figure) for item in deciding_changes(changes) if item.is_shown), "")
+            findings = [Reason("no_difference" if is_same else "no_loss_found", words=reach, figure=judged)]
     undecided = [item for item in findings if item.code == "too_few" and item.unit == "pt" and not item.figure]
     whole = [item for item in changes if item.is_whole and not item.may_lose(comparison.matters)]
     pooled = [Reason("pooled", item.task, item.metric, figure=str(item.figure)) for item in whole]
@@ -286,10 +286,7 @@ def _found(comparison: Comparison) -> Verdict:
     others = [item for item in [*findings, *undecided] if item.code != worst and (not is_lost or item.code in _LOST)]
     stages = stage_sentences(comparison.stages, _most_kl(certainty))
     others = [*(Reason("stages", words=words) for words in stages), *(damaged if worst != "damaged" else []), *others]
-    if certainty is not None and certainty.verdict == "kept":
-        others.insert(0, Reason("claim_kept", words=certainty.sentence()))
-    elif certainty is not None and worst not in ("claim_broken", "claim_open"):
-        others = [*_claimed(certainty), *others]
+    others = [*(item for item in claims if item.code != worst), *others]
     if worst == "too_few":
         others += [item for item in pooled if item.task == ALL]
     if comparison.stops is not None and comparison.stops.more and worst != "stops":
@@ -326,7 +323,8 @@ def _of_places(place: PlaceFinding, answers: Verdict, comparison: Comparison) ->
     return _of([first, *evidence], comparison, answers.figures)
 
 
-_PLACE_CODES: dict[PlaceKind, Code] = {
+_CLAIM_CODES: Mapping[str, Code] = {"kept": "claim_kept", "broken": "claim_broken", "open": "claim_open"}
+_PLACE_CODES: Mapping[PlaceKind, Code] = {
     "same": "place_same",
     "kernels": "place_kernels",
     "different": "place_different",
@@ -339,12 +337,6 @@ def _most_kl(certainty: ClaimResult | None) -> float:
     nearest = BANDS[0].most_kl
     is_bound = certainty is not None and certainty.metric == "kl_mean" and certainty.side == "below"
     return min(nearest, certainty.bound) if is_bound and certainty is not None else nearest
-
-
-def _claimed(certainty: ClaimResult | None) -> Iterator[Reason]:
-    """The claim's sentence, where it is against the candidate."""
-    if certainty is not None and certainty.verdict != "kept":
-        yield Reason("claim_broken" if certainty.verdict == "broken" else "claim_open", words=certainty.sentence())
 
 
 def _damaged(comparison: Comparison) -> Iterator[Reason]:

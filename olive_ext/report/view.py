@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
+from olive_ext.errors import listed
 from olive_ext.report import numbers
 from olive_ext.report.comparison import ALL, Divergence, Outcome
 from olive_ext.report.metrics import COMPARISON_NAMES, Metric
@@ -215,8 +216,8 @@ def tone(outcome: Outcome) -> Tone:
 
 def flips_p(outcome: Outcome) -> str:
     """McNemar's p; empty where documents were drawn, and where no answer is right or wrong."""
-    has_p = outcome.is_binary and outcome.num_population is None
-    return numbers.probability(outcome.mcnemar_p) if has_p else ""
+    shown = "< 0.001" if outcome.mcnemar_p < 0.001 else f"{outcome.mcnemar_p:.3f}"
+    return shown if outcome.is_binary and outcome.num_population is None else ""
 
 
 def needed(outcome: Outcome) -> str:
@@ -231,8 +232,7 @@ def changed_documents(contrast: Contrast) -> Iterator[str]:
         flips, texts = [*each], []
         for word, direction in (("lost", "right_to_wrong"), ("won", "wrong_to_right")):
             if own := [str(flip.doc_id) for flip in flips if flip.direction == direction]:
-                more = len(own) - _MOST_NAMED
-                texts.append(f"{word} {', '.join(own[:_MOST_NAMED])}" + f" and {more} more" * (more > 0))
+                texts.append(f"{word} {listed(own, _MOST_NAMED)}")
         yield f"documents of {task} by number: {'; '.join(texts)}"
 
 

@@ -84,7 +84,9 @@ def with_named_metrics(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
         return recipe
     known = {item.get("name"): item for item in recipe.get("metrics") or () if isinstance(item, Mapping)}
     settled = {
-        name: {**block, "metrics": _named(block["metrics"], known, name)} if _has_metrics(block) else block
+        name: {**block, "metrics": _named(block["metrics"], known, name)}
+        if isinstance(block, Mapping) and isinstance(block.get("metrics"), list)
+        else block
         for name, block in evaluators.items()
     }
     changed = {**{name: value for name, value in recipe.items() if name != "metrics"}, "evaluators": settled}
@@ -97,10 +99,6 @@ def with_named_metrics(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _is_ours(block: Any) -> bool:
     return isinstance(block, Mapping) and block.get("type") == METRICS_TYPE
-
-
-def _has_metrics(block: Any) -> bool:
-    return isinstance(block, Mapping) and isinstance(block.get("metrics"), list)
 
 
 def _named(metrics: list[Any], known: Mapping[Any, Any], evaluator: str) -> list[Any]:

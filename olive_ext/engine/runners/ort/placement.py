@@ -9,13 +9,13 @@ is copied once, when it is bound, so that later steps would read a stale past. K
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import onnx
 import onnxruntime as ort
 
 from olive_ext.engine.forms.paged_attention import KERNELS
-from olive_ext.errors import ProviderError
+from olive_ext.errors import ProviderError, listed
 from olive_ext.graph.nodes import attribute
 from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.graph.value_shapes import Shapes
@@ -137,9 +137,9 @@ def misplaced(
     on_host = _on_host(session, caches)
     parts = []
     if nodes:
-        parts.append(f"ONNX Runtime would run {_some([words for _, words in nodes])} on the CPU")
+        parts.append(f"ONNX Runtime would run {listed([words for _, words in nodes], 3)} on the CPU")
     if on_host:
-        parts.append(f"{_some(on_host)} would lie in the host's memory")
+        parts.append(f"{listed(on_host, 3)} would lie in the host's memory")
     return "; ".join([*parts, *_hints(device, [operator for operator, _ in nodes])]) if parts else None
 
 
@@ -164,7 +164,7 @@ def predict_misplaced(model: ModelProto, device: str) -> str | None:
     ]
     if not words:
         return None
-    return "; ".join([f"{_some(words)} would run on the CPU", *_hints(device, map(_operator, words))])
+    return "; ".join([f"{listed(words, 3)} would run on the CPU", *_hints(device, map(_operator, words))])
 
 
 def _operator(words: str) -> str:
@@ -194,8 +194,3 @@ def _on_host(session: ort.InferenceSession, names: Iterable[str]) -> list[str]:
     values += zip(session.get_outputs(), session.get_output_memory_infos(), strict=True)
     wanted = set(names)
     return [value.name for value, memory in values if value.name in wanted and memory.name == "Cpu"]
-
-
-def _some(words: Sequence[str], most: int = 3) -> str:
-    more = len(words) - most
-    return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")
