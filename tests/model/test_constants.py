@@ -548,6 +548,17 @@ def test_epsilon_of_a_norm_with_zeros_beside_its_numbers_is_smaller_by_as_much(
     reference = with_arrays(decoder(), w=np.ones(32, np.float32))
     assert len(damaged(tmp_path / "graph", own, reference)) == num_named
     assert len(damaged(tmp_path / "config", own, CONFIG)) == (0 if width == 40 else num_named)
+    other = with_arrays(decoder(naming("LayerNorm", "Norm")), w=np.ones(32, np.float32))
+    assert len(damaged(tmp_path / "names", own, other)) == (0 if width == 40 else num_named), "perhaps other norms"
+
+
+def test_the_widths_of_scales_are_no_widths_of_norms(tmp_path: Path) -> None:
+    """Attention over a quantized cache with a scale for each channel was damaged beside one with a scale for all."""
+    own, reference = (with_arrays(decoder(), s=np.ones(width, np.float32)) for width in (32, 1))
+    for model in (own, reference):
+        for node in model.graph.node:
+            node.input.extend(["s"] * (node.op_type == "GroupQueryAttention"))
+    assert damaged(tmp_path, own, reference) == {}
 
 
 @pytest.mark.parametrize(
@@ -626,6 +637,7 @@ def test_a_window_that_is_lost_everywhere_is_named() -> None:
     assert numbers_against(config, decoder()) == {}, "of some layers, which config.json does not name"
 
 
+TURNS = (np.cos, np.sin)
 TURNED: list[tuple[Any, set[str]]] = [
     (tables(put(slice(20, None), 0.5)), {"cos_cache", "sin_cache"}),
     (tables(lambda array: np.roll(array, 1, 0), turns=("sin_cache",)), {"sin_cache"}),
@@ -646,6 +658,22 @@ def test_rotary_tables_are_held_by_their_use(edit: Any, names: set[str], tmp_pat
         assert {name.split(".")[0] for name in damaged(folder, own, reference)} == names
     scaled = {**CONFIG, "rope_scaling": {"rope_type": "yarn", "factor": 4}}
     assert rotary_tables(scaled, Constants(own, Path()).floats()) == {}
+
+
+def test_rotary_tables_of_windowed_and_full_layers_pair_by_their_angles(tmp_path: Path) -> None:
+    """Two exports of gemma3, equal to the checkpoint, were damaged beside each other: one reads full layers first."""
+    angles = {base: np.outer(np.arange(POSITIONS), base ** -(np.arange(4) / 4)) for base in (1e4, 1e6)}
+
+    def exported(prefix: str, *bases: float, edit: Edit = lambda array: array) -> onnx.ModelProto:
+        arrays = {f"{prefix}_{base:g}.{turn.__name__}_cache": turn(angles[base]) for base in bases for turn in TURNS}
+        model = with_arrays(decoder(), **{name: edit(array.astype(np.float32)) for name, array in arrays.items()})
+        model.graph.node.extend(helper.make_node("Gather", [name, "ids"], [f"of {name}"]) for name in arrays)
+        return model
+
+    reference = exported("local_first", 1e4, 1e6)
+    assert damaged(tmp_path / "same", exported("global_first", 1e6, 1e4), reference) == {}
+    other = exported("global_first", 1e6, 1e4, edit=put(slice(20, None), 0.5))
+    assert len(damaged(tmp_path / "other", other, reference)) == 4
 
 
 HEALTHY_NODES: list[Callable[..., None]] = [

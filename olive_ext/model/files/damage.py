@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -239,8 +239,8 @@ def hidden(
 
 def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[str, Array]:
     """The reference's constants with its matrices under the names of the model's that have no name in common and equal
-    shapes: where most of their numbers are equal. Rotary tables by use, width and order, where both have as many, and
-    the norm before the head by its names."""
+    shapes: where most of their numbers are equal. Rotary tables by use, width and the angles of position 1, where both
+    have as many: another exporter may read those of windowed layers first. The norm before the head by its names."""
     kinds: list[dict[Any, list[str]]] = [{}, {}]
     for kind, own, other in zip(kinds, (reference, model), (model, reference), strict=True):
         for name, one in own.items():
@@ -251,12 +251,18 @@ def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[st
     for kind, mine in kinds[1].items():
         theirs = kinds[0].get(kind, [])
         if kind[0]:
-            names |= dict(zip(theirs, mine, strict=True)) if len(theirs) == len(mine) else {}
+            by_angles = [sorted(own, key=_angles(of)) for own, of in ((theirs, reference), (mine, model))]
+            names |= dict(zip(*by_angles, strict=True)) if len(theirs) == len(mine) else {}
             continue
         for name in mine:
             rest = (one for one in theirs if one not in names and is_alike(reference[one], model[name]))
             names |= dict.fromkeys(islice(rest, 1), name)
     return {names.get(name, name): one for name, one in reference.items()}
+
+
+def _angles(tables: Mapping[str, Array]) -> Callable[[str], float]:
+    """Of a rotary table by name a number of its first angles."""
+    return lambda name: float(tables[name][:2].sum())
 
 
 def _turn(name: str) -> str:
@@ -358,8 +364,8 @@ def _unlike(
         own, *known = (_value(one, name, sizes) for one in (node, *pair))
         is_known = is_said or node.op_type == pair[0].op_type or name in ("epsilon", "softcap")
         over = [max(map(of.get, one.input, repeat(0))) for of, one in zip(widths, (node, pair[0]), strict=True)]
-        own = own * over[0] / over[1] if name == "epsilon" and all(over) else own
-        is_other = not any(_is_same(own, other) for other in known)
+        widened = own * over[0] / over[1] if name == "epsilon" and node.op_type.endswith(_NORMS) and all(over) else own
+        is_other = not any(_is_same(one, other) for one in {widened, widened if is_named else own} for other in known)
         if is_known and is_other and not ("heads" in name and 0 in (own, *known)):
             return {node.name: f"has '{name}' {_shown(own)}, the reference's {_shown(known[0])}"}
     return {}
