@@ -76,8 +76,12 @@ def refuse_names(
         (bound.task, bound.metric if bound.filter is None else f"{bound.metric},{bound.filter}")
         for bound in settings.bounds
     ]
-    if settings.documents == "enough":
-        _refuse_of_drawn(bounds, f"{prefix}require")
+    for task, name in bounds if settings.documents == "enough" else ():
+        if name.partition(",")[0].rpartition("/")[2] in DRAWN_ONLY:
+            others = ", ".join(name for name in COMPARISON_NAMES if name not in DRAWN_ONLY)
+            problem = f"'{name}'{_of(task)} is of the drawn documents alone where 'documents' = 'enough'"
+            problem = f"'{prefix}require': {problem}: evaluate 'all', or bound one of {others}"
+            raise NotComparableError(problem, f"{prefix}require")
     if tasks is not None:
         tasks = {**tasks, **measured_costs(with_measurements(settings, declared).tasks)}
     compared: Sequence[str] = COMPARISON_NAMES if settings.reference is not None else ()
@@ -90,17 +94,6 @@ def refuse_names(
     check_names(bounds, tasks, compared, f"{prefix}require")
     names = [(None, name) for kind, name in declared if DECLARABLE[kind] is None]
     check_names(names, tasks, compared, f"{prefix}metrics")
-
-
-def _refuse_of_drawn(bounds: Iterable[Name], where: str) -> None:
-    others = ", ".join(name for name in COMPARISON_NAMES if name not in DRAWN_ONLY)
-    for task, name in bounds:
-        if name.partition(",")[0].rpartition("/")[2] in DRAWN_ONLY:
-            raise NotComparableError(
-                f"'{where}': '{name}'{_of(task)} is of the drawn documents alone where 'documents' = 'enough': "
-                f"evaluate 'all', or bound one of {others}",
-                where,
-            )
 
 
 def check_names(names: Iterable[Name], tasks: Measured | None, compared: Collection[str], where: str) -> None:

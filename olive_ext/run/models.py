@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.instances import KnownAnswers
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.model.files.damage import Damage
-    from olive_ext.run.export import Exported
     from olive_ext.session.tokenizer import Tokenizer
 
 logger = logging.getLogger("olive.olive_ext")
@@ -71,7 +70,7 @@ class Models:
         self.recorder: Callable[[LM], KnownAnswers] | None = None
         """Where the model is recorded for comparisons elsewhere, and so its own reference: what gets its requests."""
 
-        self._exports: dict[tuple[str | None, ...], Exported] = {}
+        self._exports: dict[str, str] = {}
         self._tokenizers: dict[str, Tokenizer] = {}
         self._records: Path | None = None
         self._length: int | None = None
@@ -88,12 +87,12 @@ class Models:
 
         return OrtLMArguments.parse(self.config.model_args, where="model_args")
 
-    @property
+    @cached_property
     def candidate(self) -> ResolvedModel:
         """The evaluated model as it is run: a Hugging Face model as its export, where there is one."""
         return self._as_run(self.given_candidate)
 
-    @property
+    @cached_property
     def reference(self) -> ResolvedModel:
         """The reference as it is run; see `ModelSettings.of_reference`."""
         return self._as_run(self.given_reference)
@@ -143,7 +142,7 @@ class Models:
 
         try:
             with self.clock.phase("export"):
-                return str(float_export(self.given_reference, tell=say if self.progress else logger.info))
+                return str(float_export(self.given_reference, tell=self._tell))
         except OliveExtError as error:
             raise ConfigError(first_line(error), "reference.float_model", EXPORT) from error
 
@@ -225,20 +224,19 @@ class Models:
         reference = self.config.reference
         if model.kind != "hf" or (reference is not None and reference.export == "never"):
             return model
-        settings = model.settings
-        key = settings.model, settings.dtype, settings.device
-        if key not in self._exports:
-            from olive_ext.run.export import exported
+        from olive_ext.run.export import exported
 
-            with self.clock.phase("export"):
-                self._exports[key] = exported(model, tell=say if self.progress else logger.info)
-            logger.info("%s %s", settings.model, self._exports[key].note)
-        return self._exports[key].model
+        with self.clock.phase("export"):
+            made = exported(model, tell=self._tell)
+        logger.info("%s %s", model.settings.model, self._exports.setdefault(model.settings.model, made.note))
+        return made.model
+
+    def _tell(self, line: str) -> None:
+        (say if self.progress else logger.info)(line)
 
     def export_note(self, path: str) -> dict[str, str]:
         """The report's note on the export of the model at `path`; empty where there was nothing to export."""
-        notes = [made.note for key, made in self._exports.items() if key[0] == path]
-        return {"export": notes[0]} if notes else {}
+        return {"export": self._exports[path]} if path in self._exports else {}
 
     def known_size(self, lm: LM | None) -> int | None:
         """Bytes of the files of the model that `lm` runs, which a caller may have opened, or of the evaluated model;
@@ -290,8 +288,6 @@ class Models:
         ran alone, else with the model itself, resident with the candidate."""
         if observer is None:
             return self._open_ours(self.candidate, self.config.model_args)
-        from olive_ext.records import Records
-
         if self.records_file is not None:
             self._records, longest = self.records_file.folder, self.records_file.max_length
             own = self.candidate.context_length
@@ -495,21 +491,21 @@ class RecordsFile:
     def __init__(self, path: str) -> None:
         self.path = path
         self._stack = ExitStack()
-        self._folder: Path | None = None
 
     @cached_property
-    def manifest(self) -> Mapping[str, Any]:
-        """The recorded model, the versions that recorded it, and the machine."""
+    def _unpacked(self) -> tuple[Path, Mapping[str, Any]]:
         root = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="olive-ext-"))
-        self._folder, manifest = unpack(Path(self.path), Path(root))
-        return manifest
+        return unpack(Path(self.path), Path(root))
 
     @property
     def folder(self) -> Path:
         """Where the records lie."""
-        assert self.manifest
-        assert self._folder is not None
-        return self._folder
+        return self._unpacked[0]
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """The recorded model, the versions that recorded it, and the machine."""
+        return self._unpacked[1]
 
     @property
     def digest(self) -> str:
@@ -557,8 +553,6 @@ class RecordsFile:
         try:
             yield
         except (RecordsError, ConfigError) as error:
-            if self._folder is None:
-                raise
-            raise error.saying(str(error).replace(str(self._folder), self.path)) from error
+            raise error.saying(str(error).replace(str(self.folder), self.path)) from error
         finally:
             self._stack.close()

@@ -12,7 +12,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -218,27 +217,22 @@ class SampledRun:
     generated: Sequence[Generated]
     progress: bool
 
-    @cached_property
-    def _chosen(self) -> ChosenDocuments:
-        from olive_ext.backends.lm_eval_run import ChosenDocuments
-
-        return ChosenDocuments(self.tasks)
-
     def run(self, lm: LM, observer: Observer | None) -> tuple[dict[str, Any], Weights, ClaimResult]:
         """lm-eval's results over the documents drawn, with samples; these documents; and what they make certain.
         `observer` sees the model's positions."""
-        from olive_ext.backends.lm_eval_run import AnsweredRequests
+        from olive_ext.backends.lm_eval_run import AnsweredRequests, ChosenDocuments
 
+        chosen = ChosenDocuments(self.tasks)
         sampler = Sampler(self.question.population, self.question.claim, self.config.seed or 0)
         samples: dict[str, list[Any]] = defaultdict(list)
         quick = self.config.model_copy(update={"bootstrap_iters": 0})
         while not samples or sampler.asks:
             documents = [self.question.documents[index] for index in sampler.next_batch().tolist()]
-            batch = self._evaluate(lm, quick, documents)["samples"]
+            batch = self._evaluate(lm, quick, chosen, documents)["samples"]
             if observer is not None:
-                chosen = set(documents)
-                wanted = [item for item in self.generated if (item.task_name, item.doc_id) in chosen]
-                score_generated(lm, wanted, observer)
+                wanted = {*documents}
+                drawn = [item for item in self.generated if (item.task_name, item.doc_id) in wanted]
+                score_generated(lm, drawn, observer)
             answers = read_answers(batch, self.tasks.tasks)
             sampler.update(*self.question.values(BatchAnswers(documents, answers, observer, lost_documents(lm))))
             for task, lines in batch.items():
@@ -248,17 +242,18 @@ class SampledRun:
             task, number = self.question.documents[index]
             weights[task][number] = weight
         everything = [(task, number) for task, numbers in weights.items() for number in numbers]
-        results = self._evaluate(AnsweredRequests(lm, samples), self.config, everything)
+        results = self._evaluate(AnsweredRequests(lm, samples), self.config, chosen, everything)
         return results, weights, self._certainty(sampler, weights, observer)
 
-    def _evaluate(self, lm: LM, config: EvaluationConfig, documents: Sequence[Document]) -> dict[str, Any]:
+    def _evaluate(
+        self, lm: LM, config: EvaluationConfig, chosen: ChosenDocuments, documents: Sequence[Document]
+    ) -> dict[str, Any]:
         from olive_ext.backends.lm_eval_run import run_tasks
 
         by_task: dict[str, list[int]] = defaultdict(list)
         for task, number in documents:
             by_task[task].append(number)
-        tasks = self._chosen.of(by_task)
-        return run_tasks(lm, tasks, config, seeds=self.seeds, progress=self.progress)
+        return run_tasks(lm, chosen.of(by_task), config, seeds=self.seeds, progress=self.progress)
 
     def _certainty(self, sampler: Sampler, weights: Weights, observer: Observer | None) -> ClaimResult:
         certain, decision, cut = self.config.claim, sampler.decision(), self.question.cut
