@@ -74,6 +74,15 @@ class ReferenceRun:
     prompt: str = ""
     """A document's prompt as the model was asked it."""
 
+    num_lost: int = 0
+    """Requests that the reference alone could not answer."""
+
+    non_finite: int = 0
+    """Requests for which its output was not finite, where it ran alone."""
+
+    tokens_fed: int | None = None
+    """Fed to it where it ran alone; 0 where its records and kept generations held everything."""
+
     @property
     def generated(self) -> list[Generated]:
         """The generations that the engine saw; none of lm-eval's own models."""
@@ -98,15 +107,7 @@ class TaskRun:
 
         self.samples: Mapping[str, Any] = {}
         self.answers: list[Answers] = []
-        self._lost: list[Any] = []
-        """Requests that the reference could not answer where it ran alone."""
-
-        self._non_finite = 0
-        """Requests for which the reference's output was not finite where it ran alone."""
-
         self._certainty: ClaimResult | None = None
-        self._tokens_fed: int | None = None
-        """Fed to the reference where it ran alone; 0 where its records and kept generations held everything."""
 
     def run_reference_alone(self) -> None:
         """Runs the reference where it is run alone."""
@@ -117,13 +118,13 @@ class TaskRun:
         with clock.phase("reference"), closing(self._models.open_reference(observer)) as lm:
             if observer is None:
                 self._models.keep_answers(lm)
-            self.reference = self._run_reference(lm, observer)
+            run, tokens_fed = self._run_reference(lm, observer), None
             if observer is not None:
                 score_generated(lm, observer.generated)
-                self._tokens_fed = int(lm.session.counters.tokens_fed)
-                self.reference = replace(self.reference, lost=lost_documents(lm))
-            self._non_finite = _non_finite(lm)
-            self._lost = list(getattr(lm, "lost", ()))
+                tokens_fed = int(lm.session.counters.tokens_fed)
+            lost, num_lost = lost_documents(lm), len(getattr(lm, "lost", ()))
+            facts: dict[str, Any] = {"non_finite": _non_finite(lm), "tokens_fed": tokens_fed}
+            self.reference = replace(run, lost=lost, num_lost=num_lost, **facts)
         del lm
         gc.collect()  # the memory of the evaluated model is watched from here on
 
@@ -199,7 +200,7 @@ class TaskRun:
         outcomes, flips, lengths = compare_answers(*both, matters, weights, has_same_prompts=asked is None)
         unread = without_value(reference.answers, own) - {*reference.lost, *lost_documents(lm)}
         comparison = Comparison(
-            reference=self._facts(lm),
+            reference=self._facts(lm, reference.tokens_fed),
             divergences=observer.divergences(weights) if observer is not None else (),
             outcomes=outcomes,
             flips=flips,
@@ -212,8 +213,8 @@ class TaskRun:
             matters=matters,
             arguments=_arguments(self._models.config),
             over_all=self._models.config.fail_on_loss is not None,
-            non_finite=self._non_finite + _non_finite(lm),
-            missing=len(self._lost) + len(getattr(lm, "lost", ())) + len(unread),
+            non_finite=reference.non_finite + _non_finite(lm),
+            missing=reference.num_lost + len(getattr(lm, "lost", ())) + len(unread),
         )
         return comparison if self._certainty is None else certain_comparison(comparison, self._certainty)
 
@@ -233,9 +234,7 @@ class TaskRun:
             self.observer.scores.is_partial = True
             reference.lost += lm.lost
         number = len(reference.lost)
-        run = self._run_reference(reference, observer)
-        self._lost = list(reference.lost[number:])
-        return run
+        return replace(self._run_reference(reference, observer), num_lost=len(reference.lost) - number)
 
     def _run_reference(self, lm: LM, observer: Observer | None) -> ReferenceRun:
         from olive_ext.backends.lm_eval_run import run_tasks
@@ -247,7 +246,7 @@ class TaskRun:
         answers, prompt = read_answers(samples, tasks.tasks), _first_prompt(lm, samples)
         return ReferenceRun(results, answers, observer, lost_documents(lm), prompt)
 
-    def _facts(self, lm: LM) -> dict[str, Any]:
+    def _facts(self, lm: LM, tokens_fed: int | None) -> dict[str, Any]:
         reference = self._models.config.reference
         assert reference is not None
         session = getattr(lm, "session", None)
@@ -261,7 +260,7 @@ class TaskRun:
             facts[VARIANT] = variant
         if (size := self._models.given_reference.size) is not None:
             facts[SIZE] = size
-        return facts if self._tokens_fed is None else {**facts, "tokens_fed": self._tokens_fed}
+        return facts if tokens_fed is None else {**facts, "tokens_fed": tokens_fed}
 
 
 def mode_of(models: Models, lm: LM | None = None) -> Mode:
