@@ -7,8 +7,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import date
 from operator import attrgetter
@@ -33,10 +32,11 @@ from olive_ext.backends.task_checks import named_aggregations
 from olive_ext.backends.task_files import helpers_of
 from olive_ext.backends.task_loading import LoadedTasks, Seeds
 from olive_ext.config import EvaluationSettings
-from olive_ext.errors import ConfigError, UnsupportedError, named_failures
+from olive_ext.errors import named_failures
 from olive_ext.model.files.content import digest_of
 from olive_ext.report.page import TASK_HELPERS, TEMPLATE_DATE
-from olive_ext.session.bounded_templates import bounded_chat_templates, replaced
+from olive_ext.session.bounded_templates import bounded_chat_templates
+from olive_ext.session.tokenizer_fit import chosen_template
 
 _PASSED_ON = (
     *("num_fewshot", "limit", "bootstrap_iters", "apply_chat_template", "system_instruction", "fewshot_as_multiturn"),
@@ -109,26 +109,6 @@ def helpers_digest(config: Mapping[str, Any]) -> str:
             files.add(Path(code.co_filename))
     modules = {one.name: one for file in files for one in helpers_of(file)}
     return digest_of(sorted(modules.items())) if modules else ""
-
-
-@contextmanager
-def chosen_template(tokenizer: Any, name: bool | str) -> Iterator[None]:
-    """Selects the chat template `name` of a tokenizer that has several: lm-eval only reports the name, and transformers
-    uses an unknown name as the template itself. Raises `ConfigError` for a name that the tokenizer lacks."""
-    written: Any = getattr(tokenizer, "chat_template", None)
-    if isinstance(name, bool):
-        if name and tokenizer is not None and not written:
-            folder = getattr(tokenizer, "name_or_path", "")
-            raise UnsupportedError(f"the tokenizer in '{folder}' has no chat template", "apply_chat_template")
-        yield
-        return
-    templates: dict[str, str] = written if isinstance(written, dict) else {}
-    names = sorted(templates)
-    if tokenizer is None or name not in names:
-        known = f"one of {names}, or true" if names else "true: the tokenizer has no templates with names"
-        raise ConfigError(f"give {known}", "apply_chat_template", name)
-    with replaced(tokenizer, "chat_template", templates[name]):
-        yield
 
 
 def sample_line(sample: Mapping[str, Any]) -> str:

@@ -23,9 +23,8 @@ def refuse_texts(model: ResolvedModel, config: EvaluationConfig) -> None:
     if source is None and not config.apply_chat_template and config.reference is None:
         return
     from olive_ext.backends.lm_eval.arguments import OrtLMArguments
-    from olive_ext.backends.lm_eval_run import chosen_template
     from olive_ext.session.local import open_tokenizer, read_texts
-    from olive_ext.session.tokenizer_fit import refuse_template
+    from olive_ext.session.tokenizer_fit import chosen_template, refuse_template
 
     if is_ours and model.context_length is None:  # it takes the reference's, which is not open yet
         model = model.patched({"max_length": DEFAULT_LENGTH})

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from importlib.metadata import version
@@ -26,9 +26,11 @@ from olive_ext.errors import (
     ModelError,
     NotComparableError,
     TaskError,
+    UnsupportedError,
     first_line,
     panics_as_errors,
 )
+from olive_ext.session.bounded_templates import replaced
 from olive_ext.session.tokenizer import Tokenizer, tokenizer_file
 
 Traits = Mapping[str, Any]
@@ -112,6 +114,26 @@ def refuse_unknown(request: Request, tokenizer: Tokenizer, placeholders: Contain
         if unknown is not None:
             text = tokenizer.token_text(unknown)
             raise TaskError(f"token {unknown} ({text!r}) is beyond the model's {what} of {size}", code="contradiction")
+
+
+@contextmanager
+def chosen_template(tokenizer: Any, name: bool | str) -> Iterator[None]:
+    """Selects the chat template `name` of a tokenizer that has several: lm-eval only reports the name, and transformers
+    uses an unknown name as the template itself. Raises `ConfigError` for a name that the tokenizer lacks."""
+    written: Any = getattr(tokenizer, "chat_template", None)
+    if isinstance(name, bool):
+        if name and tokenizer is not None and not written:
+            folder = getattr(tokenizer, "name_or_path", "")
+            raise UnsupportedError(f"the tokenizer in '{folder}' has no chat template", "apply_chat_template")
+        yield
+        return
+    templates: dict[str, str] = written if isinstance(written, dict) else {}
+    names = sorted(templates)
+    if tokenizer is None or name not in names:
+        known = f"one of {names}, or true" if names else "true: the tokenizer has no templates with names"
+        raise ConfigError(f"give {known}", "apply_chat_template", name)
+    with replaced(tokenizer, "chat_template", templates[name]):
+        yield
 
 
 def refuse_template(tokenizer: Tokenizer, **kwargs: Any) -> None:

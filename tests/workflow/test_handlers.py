@@ -21,13 +21,13 @@ from olive.model import (
 
 import olive_ext
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.backends.lm_eval_run import chosen_template
 from olive_ext.config import EvaluationConfig, EvaluationSettings
 from olive_ext.errors import ConfigError, ModelError, RunError
 from olive_ext.model import resolve
 from olive_ext.report import Report
 from olive_ext.session.opening import open_model
 from olive_ext.session.requests import ScoringRequest
+from olive_ext.session.tokenizer_fit import chosen_template
 from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.evaluator import measure
 from olive_ext.workflow.handlers import (
