@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.engine.capacity import NO_BLOCKS, UNLIMITED, Blocks
+from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Move, Row, Step
@@ -47,7 +47,7 @@ class KvPlace:
 
 
 class KvStore(ABC):
-    """KV of `num_slots` slots with `capacity` positions each."""
+    """The KV of all slots."""
 
     form: StepForm
     """The form of the steps that the store can bind."""
@@ -62,8 +62,8 @@ class KvStore(ABC):
     """Rows of one step that have fewer positions than others are filled up in front, not at the end."""
 
     def __init__(self, place: KvPlace) -> None:
-        self.num_slots = place.num_slots
-        self.capacity = 0
+        most = UNLIMITED if place.most_positions is None else place.most_positions
+        self.capacity = Capacity(place.num_slots, most_positions=most)
         self.touched = 0, 0
         """The most slots and the most positions of one that were in use since memory was allocated."""
 
@@ -74,8 +74,8 @@ class KvStore(ABC):
         self._open_graph = place.open_graph
 
     @abstractmethod
-    def reserve(self, capacity: int) -> None:
-        """Allocates anew with `capacity` positions for each slot; what was resident is gone."""
+    def reserve(self, positions: int) -> None:
+        """Allocates anew with so many positions for each slot; what was resident is gone."""
 
     @abstractmethod
     def copy(self, copies: Sequence[Copy]) -> None:
@@ -85,35 +85,20 @@ class KvStore(ABC):
     def bind(self, rows: Sequence[Row]) -> ort.IOBinding:
         """A binding of the session in which past and present of `rows` are bound."""
 
-    @property
-    def blocks(self) -> Blocks:
-        """The blocks that slots take as they grow, where slots are made of blocks."""
-        return NO_BLOCKS
-
     def halve(self) -> bool:
         """Has the next `reserve` take half as much memory; False where less would not do."""
-        if self.num_slots == 1:
+        if self.capacity.num_slots == 1:
             return False
-        self.num_slots //= 2
+        self.capacity = self.capacity._replace(num_slots=self.capacity.num_slots // 2)
         return True
-
-    @property
-    def most_positions(self) -> int:
-        """Positions that all slots together may hold, where memory bounds them beside their number."""
-        return UNLIMITED if self._place.most_positions is None else self._place.most_positions
 
     def has_outgrown(self, num_slots: int, positions: int) -> bool:
         """Whether the memory touched so far (most slots times the longest slot) is more than this request needs, and
         than 125 % of `most_positions`."""
         slots, longest = self.touched
         self.touched = max(slots, num_slots), max(longest, positions)
-        most = max(num_slots * positions, self.most_positions * 5 // 4)
-        return self.most_positions < UNLIMITED and math.prod(self.touched) > most
-
-    @property
-    def num_cells(self) -> int:
-        """Cells that are held beside the slots, for texts that have none."""
-        return 0
+        in_all = self.capacity.most_positions
+        return in_all < UNLIMITED and math.prod(self.touched) > max(num_slots * positions, in_all * 5 // 4)
 
     def reserve_cells(self, num_cells: int) -> None:  # noqa: B027 (most stores have none)
         """Allocates so many cells anew."""
@@ -139,7 +124,7 @@ class KvStore(ABC):
     def release_memory(self) -> None:
         """Releases the memory until `reserve` allocates anew."""
         self.close()
-        self.capacity = 0
+        self.capacity = self.capacity._replace(positions=0, cells=0)
 
     @abstractmethod
     def close(self) -> None:

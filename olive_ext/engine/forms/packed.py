@@ -23,7 +23,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.capacity import UNLIMITED, Blocks
+from olive_ext.engine.capacity import UNLIMITED, Blocks, Capacity
 from olive_ext.engine.forms.attention_trial import AttentionTrial, attends_otherwise, attention_trials
 from olive_ext.engine.forms.base import MIN_FORK, ReadySequences, ScoredSteps, ScoringRule, StepForm
 from olive_ext.engine.forms.buckets import PADDING, Capture, Shape, filled, shape_of
@@ -148,23 +148,14 @@ class PagedKv(KvStore):
         self._num_spare = int(has_idle_rows)
         cells = place.num_slots * planned_positions(place.spec) if place.spec.gathered_bytes else UNLIMITED
         self.form = PackedSteps(cells, longest_step(place.device.kind))
-        self._most_blocks = super().most_positions // BLOCK_SIZE
-        self._tables = BlockTables(self.num_slots, 0, BLOCK_SIZE)
+        self._most_blocks = self.capacity.most_positions // BLOCK_SIZE
+        self.capacity = Capacity(place.num_slots, blocks=Blocks(0, BLOCK_SIZE))  # these bound the positions
+        self._tables = BlockTables(place.num_slots, 0, BLOCK_SIZE)
         self._forker: ort.InferenceSession | None = None
         self._pools: list[Pool] = []
         self._forking: ort.IOBinding | None = None
         self._binding: ort.IOBinding | None = None
         self._table = next(found.tensor.name for found in self._spec.inputs if found.role is Role.BLOCK_TABLE)
-
-    @property
-    @override
-    def blocks(self) -> Blocks:
-        return Blocks(self._tables.num_blocks, BLOCK_SIZE)
-
-    @property
-    @override
-    def most_positions(self) -> int:
-        return UNLIMITED  # blocks bound them
 
     @override
     def halve(self) -> bool:
@@ -175,15 +166,15 @@ class PagedKv(KvStore):
         return True
 
     @override
-    def reserve(self, capacity: int) -> None:
+    def reserve(self, positions: int) -> None:
         self.close()
-        self.capacity = capacity
-        longest = -(-capacity // BLOCK_SIZE)
-        number = max(longest, min(self._most_blocks, self.num_slots * longest))
-        self._tables = BlockTables(self.num_slots, capacity, BLOCK_SIZE, number)
+        num_slots, longest = self.capacity.num_slots, -(-positions // BLOCK_SIZE)
+        number = max(longest, min(self._most_blocks, num_slots * longest))
+        self.capacity = self.capacity._replace(positions=positions, blocks=Blocks(number, BLOCK_SIZE))
+        self._tables = BlockTables(num_slots, positions, BLOCK_SIZE, number)
         for tensor in self._spec.kv:
-            number = self._tables.num_blocks + self._num_spare
-            self._pools.append(Pool(self._session, tensor, number, self._device, self._open_graph))
+            where = self._device, self._open_graph
+            self._pools.append(Pool(self._session, tensor, number + self._num_spare, *where))
         self._binding = self._bound(KeptBinding(self._session))
 
     def copy(self, copies: Items[Copy]) -> None:

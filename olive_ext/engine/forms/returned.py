@@ -292,8 +292,8 @@ class ReturnedKv(KvStore):
         self.close()
 
     @override
-    def reserve(self, capacity: int) -> None:
-        self.capacity = capacity
+    def reserve(self, positions: int) -> None:
+        self.capacity = self.capacity._replace(positions=positions)
         self.close()
 
     @override
@@ -335,7 +335,7 @@ class ReturnedKv(KvStore):
         self._slots = self._fresh_slots()
 
     def _fresh_slots(self) -> list[_Slot]:
-        return [_Slot(self._nothing) for _ in range(self.num_slots)]
+        return [_Slot(self._nothing) for _ in range(self.capacity.num_slots)]
 
     def _empty(self, num_rows: int, width: int = 0) -> _ReturnedBatch:
         kv = (zeros(tensor.shape(num_rows, width), tensor.elem_type) for tensor in self._spec.kv)

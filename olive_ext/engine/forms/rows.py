@@ -183,11 +183,11 @@ class ViewKv(KvStore):
         self._copier: ort.InferenceSession | None = None
 
     @override
-    def reserve(self, capacity: int) -> None:
+    def reserve(self, positions: int) -> None:
         self._free()
-        self.capacity = capacity
+        self.capacity = self.capacity._replace(positions=positions)
         for tensor in self._spec.kv:
-            self._buffers.append(_Buffer(tensor, self.num_slots, capacity, self._place))
+            self._buffers.append(_Buffer(tensor, self.capacity.num_slots, positions, self._place))
 
     @override
     def copy(self, copies: Items[Copy]) -> None:
@@ -308,14 +308,14 @@ class StagedKv(KvStore):
         """The positions of the staged slot, where the pool lacks some of them."""
 
     @override
-    def reserve(self, capacity: int) -> None:
+    def reserve(self, positions: int) -> None:
         self.close()
-        self.capacity = capacity
+        self.capacity = self.capacity._replace(positions=positions)
         self._staging = [self._allocate(tensor, 1) for tensor in self._spec.kv]
         self._bindings[1] = self._binding(self._staging)
-        if self.num_slots > 1:
-            self._pool = [self._allocate(tensor, self.num_slots) for tensor in self._spec.kv]
-            self._bindings[self.num_slots] = self._binding(self._pool)
+        if (num_slots := self.capacity.num_slots) > 1:
+            self._pool = [self._allocate(tensor, num_slots) for tensor in self._spec.kv]
+            self._bindings[num_slots] = self._binding(self._pool)
 
     def copy(self, copies: Items[Copy]) -> None:
         """Positions from the first on, as many of each as the longest copy has. All are read before one is written."""
@@ -373,7 +373,8 @@ class StagedKv(KvStore):
             binding.bind_ortvalue_output(f"y{i}", target)
         for name, numbers in (("source", sources.values()), ("target", sources)):
             binding.bind_cpu_input(name, np.array([*numbers], np.int32).reshape(-1, 1, 1, 1))
-        binding.bind_cpu_input("count", np.array([min(self.capacity, 1 << (length - 1).bit_length())], np.int64))
+        count = min(self.capacity.positions, 1 << (length - 1).bit_length())
+        binding.bind_cpu_input("count", np.array([count], np.int64))
         self._mover.run_with_iobinding(binding)
 
     def _binding(self, values: Values) -> ort.IOBinding:
@@ -384,7 +385,7 @@ class StagedKv(KvStore):
         return binding
 
     def _allocate(self, tensor: KvTensor, num_rows: int) -> ort.OrtValue:
-        return allocate(self._session, tensor.shape(num_rows, self.capacity), tensor.elem_type, self._device)
+        return allocate(self._session, tensor.shape(num_rows, self.capacity.positions), tensor.elem_type, self._device)
 
 
 class RowsOnGraph(GraphForm):

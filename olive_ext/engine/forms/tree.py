@@ -203,14 +203,10 @@ class TreeKv(ViewKv):
         self._cells = ViewKv(replace(place, num_slots=1))
         self._biases = biases
 
-    @property
-    @override
-    def num_cells(self) -> int:
-        return self._cells.capacity
-
     @override
     def reserve_cells(self, num_cells: int) -> None:
         self._cells.reserve(num_cells)
+        self.capacity = self.capacity._replace(cells=num_cells)
 
     @override
     def move(self, move: Move) -> None:
@@ -230,11 +226,6 @@ class TreeKv(ViewKv):
             else:
                 visible = visible_positions(step.rows, bias.window)
             bind(bias.name, np.where(visible, dtype(0), dtype(hidden)))
-
-    @override
-    def release_memory(self) -> None:
-        super().release_memory()
-        self._cells.release_memory()
 
     @override
     def close(self) -> None:

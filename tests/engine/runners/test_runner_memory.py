@@ -34,18 +34,10 @@ class _Small:
     def __getattr__(self, name: str) -> object:
         return getattr(self.store, name)
 
-    @property
-    def num_slots(self) -> int:
-        return self.store.num_slots
-
-    @num_slots.setter
-    def num_slots(self, value: int) -> None:
-        self.store.num_slots = value
-
-    def reserve(self, capacity: int) -> None:
-        if self.store.num_slots > self.most:
+    def reserve(self, positions: int) -> None:
+        if self.store.capacity.num_slots > self.most:
             raise MemoryError("Unable to allocate 3 TiB")
-        self.store.reserve(capacity)
+        self.store.reserve(positions)
 
 
 @pytest.mark.parametrize("most", [3, 0])

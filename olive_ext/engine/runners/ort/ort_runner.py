@@ -240,8 +240,7 @@ class OrtRunner(Runner):
     @property
     @override
     def capacity(self) -> Capacity:
-        kv = self._kv
-        return Capacity(kv.num_slots, kv.capacity, kv.num_cells, kv.blocks, kv.most_positions)
+        return self._kv.capacity
 
     def reserve(self, positions: int, cells: int = 0) -> None:
         """Grows slots to `positions`, the shared-prefix cache to `cells`, by a quarter or more; never shrinks them."""
@@ -255,15 +254,16 @@ class OrtRunner(Runner):
 
     @override
     def renew(self, num_slots: int, positions: int) -> bool:
-        if has_outgrown := self._kv.capacity > 0 and self._kv.has_outgrown(num_slots, positions):
-            self._reserve_slots(self._kv.capacity)
+        own = self.capacity.positions
+        if has_outgrown := own > 0 and self._kv.has_outgrown(num_slots, positions):
+            self._reserve_slots(own)
             self._kv.touched = num_slots, positions
         return has_outgrown
 
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and ONNX Runtime's reason when the device fails."""
         try:
-            has_blocks = self._kv.blocks.number > 0
+            has_blocks = self.capacity.blocks.number > 0
             if copies := [copy for copy in step.copies if copy.length or has_blocks]:
                 self._kv.copy(copies)
             for move in step.moves:
@@ -325,7 +325,7 @@ class OrtRunner(Runner):
         except Exception as error:
             if not is_memory_error(error):
                 raise
-            slots, blocks = self._kv.num_slots, self._kv.blocks.number
+            slots, blocks = self.capacity.num_slots, self.capacity.blocks.number
             if not self._kv.halve():
                 raise MemoryShortageError(
                     f"no memory for a KV cache of {capacity} positions ({first_line(error)}): lower 'max_length'"
@@ -337,7 +337,7 @@ class OrtRunner(Runner):
     def _run(self, step: Step) -> StepOutput:
         padded, is_captured, capture = step, False, self._parts.capture
         if capture is not None:
-            padded, is_captured = capture.prepared(step, self._kv.num_slots)
+            padded, is_captured = capture.prepared(step, self.capacity.num_slots)
         layout = Layout.of(padded, self._kv.pads_in_front, self._greedy_ids)
         binding = self._kv.bind(step.rows)
         if capture is not None and is_captured:

@@ -151,7 +151,7 @@ class Paged:
         """The bytes of each pool, [blocks, positions, bytes of a position]."""
         found = []
         for (kind, heads, size), pool in zip(POOLS, self.kv._pools, strict=True):
-            shape = self.kv.blocks.number, BLOCK_SIZE, heads * size * ITEM_BYTES[kind]
+            shape = self.kv.capacity.blocks.number, BLOCK_SIZE, heads * size * ITEM_BYTES[kind]
             found.append(np.ctypeslib.as_array((ctypes.c_uint8 * prod(shape)).from_address(pool._value.data_ptr())))
             found[-1] = found[-1].reshape(shape)
         return found
