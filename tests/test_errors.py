@@ -131,6 +131,9 @@ def test_field_and_value_stand_before_the_message_that_does_not_name_them() -> N
     assert str(ConfigError("give more", "engine.slots", 0)) == "'engine.slots' = 0: give more"
     assert str(ConfigError("it is needed", "engine.slots")) == "'engine.slots': it is needed"
     assert str(ConfigError("unknown key 'slots'", "slots", 3, code="unknown_key")) == "unknown key 'slots'"
+    assert ConfigError("give a name", "tasks", ConfigError).value == str(ConfigError), "no plain data"
+    with refused(ConfigError, "wrong_value", "temperature", -1):
+        GenerationRequest(prompt="a", temperature=-1)
 
 
 def test_error_inside_of_another_place_keeps_its_code_and_crosses_processes() -> None:
@@ -138,12 +141,3 @@ def test_error_inside_of_another_place_keeps_its_code_and_crosses_processes() ->
     for same in (error, pickle.loads(pickle.dumps(error))):
         assert (type(same), same.code, same.field) == (ConfigError, "missing", "evaluators.a.tasks")
         assert str(same).startswith("evaluators.a: 'tasks' = ")
-
-
-def test_value_that_is_no_plain_data_is_kept_as_its_text() -> None:
-    assert ConfigError("give a name", "tasks", ConfigError).value == str(ConfigError)
-
-
-def test_setting_of_a_request_names_the_field_and_what_was_given() -> None:
-    with refused(ConfigError, "wrong_value", "temperature", -1):
-        GenerationRequest(prompt="a", temperature=-1)

@@ -93,12 +93,9 @@ def test_decisions_follow_the_settings(engine: dict[str, Any]) -> None:
     compare(resolve(settings(genai_export("llama"), batch_size=2, max_length=64, engine=engine)))
 
 
-def test_decisions_beside_a_reference_are_those_of_a_compared_model() -> None:
+def test_decisions_beside_a_reference_and_of_other_runtimes_are_those_that_opening_takes() -> None:
     path = genai_export("llama")
     compare(resolve(settings(path, engine={"shapes": "bucketed"})), reference=path)
-
-
-def test_decisions_of_other_runtimes_are_those_that_opening_takes() -> None:
     compare(resolve(settings(pipeline_package("llama"))))
     compare(resolve(settings(hf_model("llama"), device="cpu")))
 

@@ -46,8 +46,13 @@ def test_schema_is_valid_itself_and_takes_no_unknown_type(kind: Any) -> None:
         jsonschema.Draft7Validator.check_schema({**made, "type": "mapping"})
 
 
-def test_recipe_with_our_blocks_passes() -> None:
+def test_recipe_with_our_blocks_passes_and_blocks_of_others_are_left_open() -> None:
     assert problems(RECIPE) == []
+    document = copy.deepcopy(RECIPE)
+    document["evaluators"]["theirs"]["batch_size"] = "foo"
+    document["passes"]["builder"]["anything"] = 1
+    document["search_strategy"] = False
+    assert problems(document) == []
 
 
 @pytest.mark.parametrize(
@@ -70,14 +75,6 @@ def test_wrong_key_or_value_in_our_blocks_fails(path: tuple[Any, ...], key: str,
         block = block[part]
     block[key] = value
     assert problems(document)
-
-
-def test_blocks_of_others_are_left_open() -> None:
-    document = copy.deepcopy(RECIPE)
-    document["evaluators"]["theirs"]["batch_size"] = "foo"
-    document["passes"]["builder"]["anything"] = 1
-    document["search_strategy"] = False
-    assert problems(document) == []
 
 
 def test_evaluator_needs_tasks_here_or_in_type_args() -> None:

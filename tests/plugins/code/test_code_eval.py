@@ -94,8 +94,16 @@ def evaluated(folder: Path, **settings: Any) -> Report:
     return evaluate(EvaluationConfig.parse({"model": {"path": "nowhere"}, **given}), lm=Knows(ANSWERS))
 
 
-def test_pass_at_k_counts_answers_that_pass_with_errors_by_document(folder: Path) -> None:
+def test_pass_at_k_counts_answers_that_pass_with_errors_by_document(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs of all documents run at once."""
+    monkeypatch.setitem(CODE_EVAL.__dict__, "sandbox", counting := Counting(CODE_EVAL.sandbox))
+    load_tasks(["toy_code"], str(folder), runs_code=True)
+    counting.asked.clear()
     report = evaluated(folder)
+    different = len({(number, answer) for number, answers in ANSWERS.items() for answer in answers})
+    assert [number for number in counting.asked if number] == [different]
     found = {metric.metric: metric for metric in report.metrics if metric.task == "toy_code"}
     for k in (1, 2):
         values = [
@@ -136,19 +144,6 @@ class Counting:
         return self._own.run(programs, cpu_s)
 
 
-def test_programs_of_all_documents_run_at_once(folder: Path) -> None:
-    own = CODE_EVAL.sandbox
-    CODE_EVAL.__dict__["sandbox"] = counting = Counting(own)
-    try:
-        load_tasks(["toy_code"], str(folder), runs_code=True)
-        counting.asked.clear()
-        evaluated(folder)
-    finally:
-        CODE_EVAL.__dict__["sandbox"] = own
-    different = len({(number, answer) for number, answers in ANSWERS.items() for answer in answers})
-    assert [number for number in counting.asked if number] == [different]
-
-
 def test_equal_programs_are_run_once_until_they_are_forgotten() -> None:
     metric = CodeEval()
     metric.__dict__["sandbox"] = counting = Counting(metric.sandbox)
@@ -185,17 +180,13 @@ def test_task_that_runs_code_by_its_own_python_is_refused(folder: Path) -> None:
         evaluated(folder)
 
 
-def test_names_of_pass_at_k_are_known_before_the_run(folder: Path) -> None:
-    names = loaded_metrics(load_tasks(["toy_code"], str(folder), runs_code=True))["toy_code"]
-    assert names is not None
-    assert {"pass@1", "pass@2,create_test"} <= set(names)
-
-
-def test_evaluates_own_door_is_as_it_was(folder: Path) -> None:
+def test_names_of_pass_at_k_are_known_before_the_run_and_evaluates_own_door_is_as_it_was(folder: Path) -> None:
     import evaluate as library
 
     own = library.load
-    load_tasks(["toy_code"], str(folder), runs_code=True)
+    names = loaded_metrics(load_tasks(["toy_code"], str(folder), runs_code=True))["toy_code"]
+    assert names is not None
+    assert {"pass@1", "pass@2,create_test"} <= set(names)
     assert library.load is own
 
 
