@@ -73,21 +73,14 @@ def test_fault_of_another_form_alone_is_told(faulty: Faulty) -> None:
     assert place.kind == "different" or "gives other numbers by rows" in place.reason
 
 
-def test_place_that_does_not_repeat_itself_is_no_scale(faulty: Faulty) -> None:
-    """Random numbers in place of rounding make every scale that is measured there as large as they are."""
+@pytest.mark.parametrize(("noise", "reason"), [(1.0, "does not repeat itself"), (0.04, "shows no difference")])
+def test_place_that_does_not_repeat_itself_is_no_scale(faulty: Faulty, noise: float, reason: str) -> None:
+    """Random numbers in place of rounding make every scale that is measured there as large as they are. Those of 3e-4
+    nats are a scale as good as rounding's, and no plain pass over the nodes shows them."""
     rng = np.random.default_rng(0)
-    model = faulty(lambda step: True, lambda step, output: off(step, output, rng.standard_normal(len(step.targets))))
-    place = place_of(model)
-    assert (place.kind, "does not repeat itself" in place.reason) == ("cannot_tell", True)
-
-
-def test_place_that_hardly_repeats_itself_is_not_green(faulty: Faulty) -> None:
-    """Random numbers of 3e-4 nats are a scale as good as rounding's, and no plain pass over the nodes shows them."""
-    rng = np.random.default_rng(0)
-    noise = 0.04
     model = faulty(lambda _: True, lambda step, out: off(step, out, noise * rng.standard_normal(len(step.targets))))
     place = place_of(model)
-    assert (place.kind, "shows no difference" in place.reason) == ("cannot_tell", True)
+    assert (place.kind, reason in place.reason) == ("cannot_tell", True)
 
 
 def test_what_decoding_steps_alone_make_wrong_is_different(faulty: Faulty, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,20 +121,15 @@ def place_against(reference: Any, model: Path, **settings: Any) -> PlaceFinding:
     return found
 
 
-def test_fault_within_rounding_of_activations_is_found_by_its_node(tmp_path: Path) -> None:
-    """A scale 1 % too large is less than rounding to 8 bits does; on equal inputs one kernel gives one result."""
+def test_fault_within_rounding_of_activations_is_found_by_its_node_and_not_beside_records(tmp_path: Path) -> None:
+    """A scale 1 % too large is less than rounding to 8 bits does; on equal inputs one kernel gives one result. The same
+    against records cannot be told, with the reason; equal numbers are the same without any node."""
     model = quantized(4, 32, accuracy_level=4)
     node = planted(model, tmp_path / "model", GATE, factor=1.01)
     place = place_against({"path": str(model), "is_same_model": True}, tmp_path / "model")
     assert place.largest < place.kernel_limit
     assert (place.kind, place.first.node, place.reason) == ("different", node.name, "")
-
-
-def test_records_hold_no_node_and_rounding_of_activations_is_not_green(tmp_path: Path) -> None:
-    """The same against records cannot be told, with the reason; equal numbers are the same without any node."""
-    model = quantized(4, 32, accuracy_level=4)
     record(EvaluationConfig.of(model, WORK), tmp_path / "float.records")
-    planted(model, tmp_path / "model", GATE, factor=1.01)
     reference = {"path": str(tmp_path / "float.records"), "is_same_model": True}
     place = place_against(reference, tmp_path / "model")
     assert (place.kind, "both places are on one machine" in place.reason) == ("cannot_tell", True)
