@@ -63,16 +63,6 @@ def test_checker_fires_at_the_token_that_completes_a_stop_and_cuts_before_it(mak
     assert checker.text(tokens[:count]) == whole[: min(cuts, default=len(whole))]
 
 
-@TOKENIZERS
-@given(data=st.data(), stops=STOPS)
-def test_checker_survives_any_tokens_and_never_leaves_a_stop_in_the_text(make, data, stops) -> None:
-    tokenizer = make()
-    tokens = data.draw(st.lists(st.integers(0, len(tokenizer.hf) - 1), max_size=40))
-    checker = StopChecker(tokenizer, stops)
-    text = checker.text(tokens[: fired(checker, tokens)])
-    assert not any(stop in text for stop in stops)
-
-
 @given(data=st.data())
 @example(None)
 def test_checker_equals_the_oracle_over_byte_level_tokens_of_any_kind(data) -> None:

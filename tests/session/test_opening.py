@@ -57,18 +57,12 @@ def test_settings_open_the_model_that_their_fields_open() -> None:
     assert facts[0] == facts[1]
 
 
-def test_settings_are_given_once() -> None:
+def test_mistakes_in_keywords_are_named_with_what_is_accepted() -> None:
     with refused(ConfigError, "contradiction", "max_length"):
         olive_ext.open(ModelSettings.of({"model": "x"}), max_length=8)
-
-
-def test_misspelt_keyword_is_named_with_the_nearest_known() -> None:
     given: dict[str, Any] = {"batchsize": 3}
     with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize': did you mean 'batch_size'"):
         olive_ext.open("x", **given)
-
-
-def test_wrong_value_is_told_with_what_is_accepted() -> None:
     with refused(ConfigError, "wrong_value", "max_length", 0):
         olive_ext.open("x", max_length=0)
 
@@ -119,8 +113,12 @@ REQUESTS = [ScoringRequest([5, 6, number], [7, 8]) for number in range(9, 40)]
 PROMPTS = [GenerationRequest([5, number], max_new_tokens=70) for number in range(9, 14)]
 
 
-def check_release(model: Path) -> None:
-    with olive_ext.open(model, engine={"num_slots": 3}, max_length=256) as session:
+@pytest.mark.parametrize(
+    "make", [put_model, lambda _: genai_export("llama"), lambda _: genai_export("gemma3_text")],
+    ids=["returned", "in place", "windows in place"],
+)  # fmt: skip
+def test_memory_of_a_cache_is_released_and_taken_again(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    with olive_ext.open(make(tmp_path), engine={"num_slots": 3}, max_length=256) as session:
         scores, texts = session.loglikelihood(REQUESTS), session.generate(PROMPTS)
         assert session.describe_execution()["capacity"] > 0
         session.release_memory()
@@ -131,15 +129,6 @@ def check_release(model: Path) -> None:
         assert [output.logprob for output in again] == expected
 
 
-def test_returned_cache_is_released(tmp_path: Path) -> None:
-    check_release(put_model(tmp_path))
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
-def test_cache_in_place_is_released(family: str) -> None:
-    check_release(genai_export(family))
-
-
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[olive_ext.Session]:
     folder = put_model(tmp_path_factory.mktemp("model"))
@@ -147,23 +136,19 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[olive_ext.Sess
         yield opened
 
 
-def test_last_token_is_taken(session: olive_ext.Session) -> None:
+@pytest.mark.parametrize("token", [VOCABULARY, 5000, 2**31 - 1])
+def test_token_beyond_the_embedding_is_named_and_the_last_one_taken(session: olive_ext.Session, token: int) -> None:
     (output,) = session.loglikelihood([([1, VOCABULARY - 1], [VOCABULARY - 1])])
     assert output.token_count == 1
-
-
-@pytest.mark.parametrize("token", [VOCABULARY, 5000, 2**31 - 1])
-def test_token_beyond_the_embedding_is_named(session: olive_ext.Session, token: int) -> None:
-    with refused(TaskError, "contradiction", holds=("request 1", f"token {token}", str(VOCABULARY))):
-        session.loglikelihood([([1], [2]), ([1, token], [2])])
-    with refused(TaskError, "contradiction", holds=("request 0", f"token {token}", str(VOCABULARY))):
-        session.loglikelihood([([1], [token])])
-    with refused(TaskError, "contradiction", holds=("request 0", f"token {token}", str(VOCABULARY))):
-        session.generate([GenerationRequest([1, token], max_new_tokens=2)])
-    with refused(TaskError, "contradiction", holds=("request 0", f"token {token}", str(VOCABULARY))):
-        session.loglikelihood_rolling([RollingRequest([5, 6], prefix=token)])
-    with refused(TaskError, "contradiction", holds=("request 'a'", f"token {token}", str(VOCABULARY))):
-        list(session.generate_continuous([("a", GenerationRequest([token], max_new_tokens=2))]))
+    for request, call in (
+        ("1", lambda: session.loglikelihood([([1], [2]), ([1, token], [2])])),
+        ("0", lambda: session.loglikelihood([([1], [token])])),
+        ("0", lambda: session.generate([GenerationRequest([1, token], max_new_tokens=2)])),
+        ("0", lambda: session.loglikelihood_rolling([RollingRequest([5, 6], prefix=token)])),
+        ("'a'", lambda: [*session.generate_continuous([("a", GenerationRequest([token], max_new_tokens=2))])]),
+    ):
+        with refused(TaskError, "contradiction", holds=(f"request {request}", f"token {token}", str(VOCABULARY))):
+            call()
 
 
 def test_end_of_reasoning_beyond_the_embedding_is_named(session: olive_ext.Session) -> None:

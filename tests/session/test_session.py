@@ -65,29 +65,16 @@ def test_rolling_scores_each_token_once_and_not_the_bos(texts: list[str], max_le
         assert outputs[0].logprob == pytest.approx(sum(logprob for logprob, _ in naive([BOS], ids[0])))
 
 
-def test_rolling_of_ids_scores_exactly_those_behind_the_prefix() -> None:
-    session = make_session()
+def test_scored_texts_and_ids_get_their_prefix() -> None:
+    session, encode = make_session(), byte_level().encode
     session.loglikelihood_rolling([RollingRequest([BOS, 9, 10], prefix=7), [BOS, 9]])
     assert [request.tokens for request in engine_of(session).requests] == [(7, BOS, 9, 10), (BOS, BOS, 9)]
     assert [request.num_targets for request in engine_of(session).requests] == [3, 2]
-
-
-def test_loglikelihood_takes_texts_ids_and_both() -> None:
-    session = make_session()
-    encode = byte_level().encode
     the = encode(" the", add_special_tokens=False)
     session.loglikelihood([("on", " the"), ScoringRequest("on", the), (encode("on"), " the"), ([], the), ("", the)])
-    tokens = [request.tokens for request in engine_of(session).requests]
+    tokens = [request.tokens for request in engine_of(session).requests[2:]]
     assert tokens[:3] == [tuple(encode("on the"))] * 3
     assert tokens[3:] == [(BOS, *the)] * 2
-
-
-def test_loglikelihood_joins_the_windows_of_a_long_target_in_order_when_they_complete_in_another() -> None:
-    session = make_session(context_length=4)
-    target = list(range(10, 20))
-    (output,) = session.loglikelihood([([5, 6], target)])
-    windows = naive([6], target[:4]), naive([13], target[4:8]), naive(target[5:8], target[8:])
-    assert output.token_logprobs == tuple(logprob for window in windows for logprob, _ in window)
 
 
 def test_generate_keeps_the_order_and_calls_back_with_each_index() -> None:
@@ -99,21 +86,17 @@ def test_generate_keeps_the_order_and_calls_back_with_each_index() -> None:
     assert sorted(seen, key=lambda item: item[0]) == list(enumerate(outputs))
 
 
-def test_generate_cuts_the_text_before_the_stop_and_says_why_it_ended() -> None:
-    session = make_session({"on": " the mat. stop here", "a": "cat<eos>dog"})
-    stopped, ended, full = session.generate(
-        [GenerationRequest("on", stop=["top h"]), "a", GenerationRequest("on", max_new_tokens=2)]
-    )
-    assert (stopped.text, stopped.finish_reason) == (" the mat. s", FinishReason.STOPPED)
-    assert (ended.text, ended.finish_reason) == ("cat", FinishReason.STOP_ID)
-    assert (len(full.tokens), full.finish_reason) == (2, FinishReason.LENGTH)
-
-
 def test_settings_of_a_call_are_those_of_each_prompt_and_mistakes_are_one_line() -> None:
-    session = make_session({"on": " the mat. stop here"})
-    short, stopped = session.generate(["on"], max_new_tokens=2) + session.generate(["on"], stop=["top h"])
-    assert (len(short.tokens), short.finish_reason) == (2, FinishReason.LENGTH)
-    assert stopped.text == " the mat. s"
+    session = make_session({"on": " the mat. stop here", "a": "cat<eos>dog"})
+    stopped = GenerationRequest("on", stop=["top h"])
+    outputs = session.generate([stopped, "a", GenerationRequest("on", max_new_tokens=2)])
+    assert [(output.text, output.finish_reason, output.stop_id) for output in outputs] == [
+        (" the mat. s", FinishReason.STOPPED, None),
+        ("cat", FinishReason.STOP_ID, EOS),
+        (outputs[2].text, FinishReason.LENGTH, None),
+    ]
+    assert len(outputs[2].tokens) == 2
+    assert session.generate(["on"], max_new_tokens=2) + session.generate(["on"], stop=["top h"]) == outputs[::-2]
     mistakes: list[tuple[object, dict[str, object], str]] = [
         ("a", {"max_new_token": 2}, "unknown_key"),
         ("a", {"max_new_tokens": 0}, "wrong_value"),
@@ -208,14 +191,6 @@ def test_outputs_come_as_they_are_complete_and_slices_are_read_as_there_is_room(
     session.gc()
 
 
-def test_a_reader_that_stops_gives_the_session_back() -> None:
-    session = make_session()
-    for _ in session.as_completed("loglikelihood", [[([5], [6]), ([5], [7])]] * 2):
-        break
-    assert len(engine_of(session).requests) == 2
-    assert session.loglikelihood([("a", "b")])
-
-
 def test_mistakes_of_as_completed_are_one_line() -> None:
     session = make_session()
     with refused(ConfigError, "wrong_value", "call", "score", holds="loglikelihood_rolling"):
@@ -242,32 +217,11 @@ def test_close_waits_for_a_list_of_answers() -> None:
     assert engine_of(session).num_closed == 1
 
 
-def test_requests_may_come_from_an_iterator() -> None:
+def test_requests_may_come_from_an_iterator_and_none_give_an_empty_list() -> None:
     session, texts = make_session(), ["the cat", "a dog"]
     assert session.generate(iter(texts), max_new_tokens=2) == session.generate(texts, max_new_tokens=2)  # type: ignore[arg-type]
-
-
-def test_empty_lists_give_empty_lists() -> None:
-    session = make_session()
     assert session.generate([]) == session.loglikelihood([]) == session.loglikelihood_rolling([]) == []
     assert list(session.generate_continuous([])) == []
-
-
-def test_generate_continuous_reads_lazily_and_keeps_the_callers_keys() -> None:
-    session = make_session({"a": " cat", "the": " dog", "on": " mat"})
-    read: list[str] = []
-
-    def items() -> Iterator[tuple[str, str]]:
-        for key, prompt in (("x", "the"), ("y", "a"), ("x", "on")):
-            read.append(key)
-            yield key, prompt
-
-    results = session.generate_continuous(items())
-    assert read == []
-    first = next(results)
-    assert (first[0], first[1].text, read) == ("y", " cat", ["x", "y"])
-    assert [(key, output.text) for key, output in results] == [("x", " dog"), ("x", " mat")]
-    assert engine_of(session).num_open_iterators == 0
 
 
 def test_generate_continuous_gives_the_session_back_when_closed_early_or_failed() -> None:
@@ -317,19 +271,12 @@ def test_close_is_idempotent_and_a_closed_session_says_so() -> None:
             use()
 
 
-def test_stream_reads_on_behind_none_and_released_memory_is_the_engines() -> None:
+def test_stream_reads_on_after_none_keeps_keys_that_repeat_and_released_memory_is_the_engines() -> None:
     session = make_session()
-    items = [None, (0, GenerationRequest("a", max_new_tokens=2)), None, (1, "the")]
-    assert {key for key, _ in session.generate_continuous(items)} == {0, 1}
+    items = [None, ("x", GenerationRequest("a", max_new_tokens=2)), None, ("x", "the")]
+    assert [key for key, _ in session.generate_continuous(items)] == ["x", "x"]
     session.release_memory()
     assert engine_of(session).num_released == 1
-
-
-def test_output_names_the_stop_id_that_ended_it() -> None:
-    session = make_session()
-    ended, cut = session.generate([GenerationRequest([9, EOS, 8]), GenerationRequest([9, 8], max_new_tokens=1)])
-    assert (ended.tokens, ended.stop_id) == ((9,), EOS)
-    assert cut.stop_id is None
 
 
 def test_close_ends_an_open_iterator_and_lets_those_who_wait_go() -> None:
@@ -355,15 +302,11 @@ def test_close_ends_an_open_iterator_and_lets_those_who_wait_go() -> None:
     assert list(results) == []
 
 
-def test_a_call_inside_a_callback_is_refused() -> None:
+def test_a_call_inside_a_callback_is_refused_and_no_failure_there_ends_the_session() -> None:
     session = make_session()
     with refused(SessionError, "closed"):
         session.generate(["a"], on_result=lambda *_: session.gc())
     assert session.generate(["a"])
-
-
-def test_an_engine_failure_leaves_the_session_usable() -> None:
-    session = make_session()
     with pytest.raises(ZeroDivisionError):
         session.generate(["a"], on_result=lambda *_: 1 // 0)
     assert session.generate(["a"])

@@ -81,7 +81,7 @@ def test_pieces_of_any_tokens_and_what_is_left_are_the_answer(name: str) -> None
         " ",
         "<|im_end|>\ufffd",
     ]
-    for _ in range(2000):
+    for _ in range(1000):
         tokens, stops = _random_tokens(tokenizer, random), random.sample(pick, random.randrange(3))
         pieces, text = _streamed(tokenizer, tokens, stops)
         assert text.startswith("".join(pieces)), (tokens, stops)
@@ -134,15 +134,15 @@ def test_tokens_decoded_grow_as_the_answer_does(name: str, kind: str, stops: lis
     own, counts = TOKENIZERS[name], []
     broken, t = own.hf.convert_tokens_to_ids("\xff" if name == "byte_level" else "<0xFF>"), own.encode("t")[-1]
     text = own.encode("the cat sat on the mat. " * 300, add_special_tokens=False)
-    tokens = {"text": text, "broken": [broken] * 2000, "special": [1] * 2000, "t": [t] * 2000}[kind][:2000]
-    for length in (1000, 2000):
+    tokens = {"text": text, "broken": [broken] * 1000, "special": [1] * 1000, "t": [t] * 1000}[kind][:1000]
+    for length in (500, 1000):
         tokenizer = Counting(own.hf, "counting")
         stream, grown = TextStream(tokenizer, stops), []
         for token in tokens[:length]:
             grown.append(token)
             stream.piece(grown)
         counts.append(tokenizer.num_decoded)
-    assert counts[1] < 3 * counts[0] < 3 * 100 * 1000  # 3.9 times, and 168,168,000, where each token decodes all
+    assert counts[1] < 3 * counts[0] < 3 * 100 * 500  # some 4 times, and millions, where each token decodes all
 
 
 def test_text_comes_token_by_token() -> None:

@@ -41,72 +41,55 @@ def lm_eval_pair(tokenizer: Tokenizer, context: str, target: str) -> tuple[list[
     return TemplateLM._encode_pair(Stub(), context, target)  # type: ignore[arg-type]
 
 
-def test_encode_adds_bos_by_default_and_not_when_the_text_begins_with_it() -> None:
-    tokenizer = byte_level()
+def test_encode_adds_bos_unless_the_text_begins_with_it_or_a_setting_decides() -> None:
+    tokenizer, without = byte_level(), Tokenizer(byte_level().hf, "x", add_bos_token=False)
     assert tokenizer.encode("the")[0] == BOS
     assert tokenizer.encode("<bos>the") == tokenizer.encode("the")
     assert tokenizer.encode("<bos>the", add_special_tokens=True)[:2] == [BOS, BOS]
     assert BOS not in tokenizer.encode("the", add_special_tokens=False)
-
-
-def test_encode_follows_add_bos_token_when_it_is_given() -> None:
-    without = Tokenizer(byte_level().hf, "x", add_bos_token=False)
     assert BOS not in without.encode("the")
     assert without.encode("the", add_special_tokens=True)[0] == BOS
 
 
-def test_prefix_token_id_is_the_custom_one_then_bos_then_eos() -> None:
-    assert Tokenizer(byte_level().hf, "x", prefix_token_id=7).prefix_token_id == 7
-    assert byte_level().prefix_token_id == BOS
-    assert byte_level(has_bos=False).prefix_token_id == EOS
-
-
-def test_prefix_token_id_is_a_task_error_when_there_is_none() -> None:
+def test_prefix_token_id_is_the_custom_one_then_bos_then_eos_and_else_a_task_error() -> None:
     class Bare:
         bos_token_id = eos_token_id = None
         all_special_ids: tuple[int, ...] = ()
         added_tokens_decoder: Mapping[int, object] = MappingProxyType({})
 
+    assert Tokenizer(byte_level().hf, "x", prefix_token_id=7).prefix_token_id == 7
+    assert byte_level().prefix_token_id == BOS
+    assert byte_level(has_bos=False).prefix_token_id == EOS
     with refused(TaskError, "task", holds=("BOS", "EOS")):
         _ = Tokenizer(Bare(), "somewhere").prefix_token_id
 
 
-@given(context=TEXT, target=TEXT)
-def test_encode_pair_is_lm_evals_when_no_token_spans_the_join(context: str, target: str) -> None:
-    tokenizer = byte_level()
-    assume(context.strip() and target)
-    theirs = lm_eval_pair(tokenizer, context, target)
-    joint = tokenizer.encode(context + target)
-    assume(joint == theirs[0] + theirs[1])
-    assume(theirs[1])
-    assert tokenizer.encode_pair(context, target) == theirs
-
-
 @pytest.mark.parametrize("has_bos", [True, False])
 @given(context=TEXT, target=TEXT)
-def test_encode_pair_always_gives_the_joint_tokens_in_two_parts(has_bos: bool, context: str, target: str) -> None:
+def test_encode_pair_gives_the_joint_tokens_in_two_parts_lm_evals_where_no_token_spans_the_join(
+    has_bos: bool, context: str, target: str
+) -> None:
     tokenizer = byte_level(has_bos)
     assume(target)
     context_ids, target_ids = tokenizer.encode_pair(context, target)
     assert context_ids
     assert target_ids
-    prefix = [tokenizer.prefix_token_id]
-    joint = tokenizer.encode(context + target)
+    prefix, joint = [tokenizer.prefix_token_id], tokenizer.encode(context + target)
     assert context_ids + target_ids in (joint, prefix + joint)
+    theirs = lm_eval_pair(tokenizer, context, target) if context.strip() else ([], [])
+    if theirs[1] and joint == theirs[0] + theirs[1]:
+        assert (context_ids, target_ids) == theirs
 
 
-def test_encode_pair_scores_the_spanning_token_when_one_token_covers_the_join() -> None:
+def test_encode_pair_scores_the_token_that_covers_the_join_and_white_space_before_it() -> None:
     tokenizer = byte_level()
     (the,) = tokenizer.encode(" the", add_special_tokens=False)
     assert lm_eval_pair(tokenizer, "on t", "he")[1] == []
-    context, target = tokenizer.encode_pair("on t", "he")
-    assert target == [the]
-    assert context == tokenizer.encode("on")
-
-
-def test_encode_pair_moves_white_space_to_the_target() -> None:
-    tokenizer = byte_level()
+    assert tokenizer.encode_pair("on t", "he") == (tokenizer.encode("on"), [the])
     assert tokenizer.encode_pair("on ", "the") == tokenizer.encode_pair("on", " the")
+    assert tokenizer.encode_pair("", "<bos>") == ([BOS], [BOS]), "a prefix that is all there is"
+    with pytest.raises(TaskError, match="target is empty"):
+        tokenizer.encode_pair("the ", "")
 
 
 @pytest.mark.parametrize(("has_bos", "prefix"), [(True, BOS), (False, EOS)])
@@ -118,15 +101,6 @@ def test_encode_pair_puts_the_prefix_before_the_target_when_the_context_is_empty
     assert tokenizer.encode_pair(" \n", "the")[0] == [prefix]
 
 
-def test_encode_pair_scores_a_prefix_that_is_all_there_is() -> None:
-    assert byte_level().encode_pair("", "<bos>") == ([BOS], [BOS])
-
-
-def test_encode_pair_refuses_an_empty_target() -> None:
-    with pytest.raises(TaskError, match="target is empty"):
-        byte_level().encode_pair("the ", "")
-
-
 def test_encode_rolling_leaves_out_the_bos_only_where_it_is_the_prefix() -> None:
     tokenizer = byte_level()
     the = tokenizer.encode("the", add_special_tokens=False)
@@ -136,24 +110,21 @@ def test_encode_rolling_leaves_out_the_bos_only_where_it_is_the_prefix() -> None
     assert tokenizer.encode_rolling("", BOS) == []
 
 
-def test_render_chat_opens_an_assistant_turn_or_continues_the_last_message() -> None:
+def test_render_chat_opens_an_assistant_turn_or_continues_the_last_message_and_passes_variables() -> None:
     tokenizer = byte_level(template=TEMPLATE)
     opened = tokenizer.render_chat(CHAT)
     assert opened.startswith("<bos><|im_start|>system\nBe brief.")
     assert opened.endswith("<|im_start|>assistant\n")
     begun = [*CHAT, {"role": "assistant", "content": "Hel"}]
     assert tokenizer.render_chat(begun, add_generation_prompt=False).endswith("<|im_start|>assistant\nHel")
+    thinks = byte_level(template="{% if enable_thinking %}think{% else %}answer{% endif %}")
+    assert thinks.render_chat(CHAT, enable_thinking=True) == "think"
+    assert thinks.render_chat(CHAT, enable_thinking=False) == "answer"
 
 
 def test_render_chat_drops_the_system_message_when_the_template_refuses_it() -> None:
     tokenizer = byte_level(template=NO_SYSTEM + "[{{ m.content }}]{% endfor %}")
     assert tokenizer.render_chat(CHAT) == "[Hi]"
-
-
-def test_render_chat_passes_variables_to_the_template() -> None:
-    tokenizer = byte_level(template="{% if enable_thinking %}think{% else %}answer{% endif %}")
-    assert tokenizer.render_chat(CHAT, enable_thinking=True) == "think"
-    assert tokenizer.render_chat(CHAT, enable_thinking=False) == "answer"
 
 
 def test_render_chat_names_the_problem_when_there_is_no_template_or_it_refuses() -> None:
@@ -225,28 +196,23 @@ def test_panic_of_the_tokenizers_library_is_a_model_error_and_prints_nothing(
         (byte_fallback(), "a\n", [" ", "a", "\n"]),
     ],
 )
-def test_text_of_a_token_has_its_space(tokenizer: Tokenizer, text: str, texts: list[str]) -> None:
+def test_text_of_a_token_has_its_space_and_is_empty_where_there_is_no_token(
+    tokenizer: Tokenizer, text: str, texts: list[str]
+) -> None:
     assert [tokenizer.token_text(number) for number in tokenizer.encode(text)] == texts
-
-
-def test_token_that_is_not_there_has_no_text() -> None:
-    assert [byte_level(False).token_text(number) for number in (10**6, -1, 1 << 40)] == ["", "", ""]
+    assert [tokenizer.token_text(number) for number in (10**6, -1, 1 << 40)] == ["", "", ""]
 
 
 @pytest.mark.parametrize("options", [{}, {"add_bos_token": True}, {"add_bos_token": False}])
-def test_many_texts_are_encoded_as_each_by_itself(options: dict[str, bool]) -> None:
+def test_many_texts_are_encoded_as_each_by_itself_whatever_the_file_cuts_and_pads(options: dict[str, bool]) -> None:
     tokenizer = Tokenizer(byte_level().hf, "here", **options)
     bos = str(tokenizer.hf.bos_token)
-    texts = ["on the", " the\n\nthe", bos + "the", "on the", "", "the" * 50]
-    assert tokenizer.encode_many(texts) == {text: (*tokenizer.encode(text),) for text in texts}
-
-
-def test_many_texts_are_neither_cut_nor_padded_where_the_tokenizers_file_would() -> None:
-    tokenizer = byte_level()
+    texts = ["on the", " the\n\nthe", bos + "the", "on the mat on the mat", "on the", "", "the" * 50]
+    expected = {text: (*tokenizer.encode(text),) for text in texts}
+    assert tokenizer.encode_many(texts) == expected
     tokenizer.hf.backend_tokenizer.enable_truncation(3)
     tokenizer.hf.backend_tokenizer.enable_padding(length=9)
-    texts = ["on the mat on the mat", "the", "the cat on the mat"]
-    assert tokenizer.encode_many(texts) == {text: (*byte_level().encode(text),) for text in texts}
+    assert tokenizer.encode_many(texts) == expected
 
 
 @pytest.mark.parametrize("skips", [True, False])
@@ -312,12 +278,16 @@ def test_same_tokenizers_pass_whatever_their_template_and_begin() -> None:
     assert json.loads(json.dumps(tokenizer_traits(byte_level()))) == tokenizer_traits(byte_level())
 
 
-def test_another_vocabulary_is_refused_with_both_sizes() -> None:
+def test_another_vocabulary_other_merges_and_another_pre_tokenizer_are_refused_by_name() -> None:
     message = refusal(byte_fallback(), byte_level())
     assert message.startswith(
         "the tokenizer of the reference 'ref' differs from that of 'own' in its vocabulary, merges"
     )
     assert f"({len(byte_fallback().hf.get_vocab())} and {len(byte_level().hf.get_vocab())} tokens)" in message
+    merges = json.loads(byte_level().hf.backend_tokenizer.to_str())["model"]["merges"]
+    assert "in its merges" in refusal(changed(["model", "merges"], merges[:-3]), byte_level())
+    prefixing = json.loads(pre_tokenizers.ByteLevel(add_prefix_space=True).__getstate__())
+    assert "in its encoding:" in refusal(changed(["pre_tokenizer"], prefixing), byte_level())
 
 
 def with_added(text: str, **kwargs: object) -> Tokenizer:
@@ -336,16 +306,6 @@ def test_added_token_is_refused_where_it_is_used_or_lost() -> None:
     unused.hf.pad_token = "<new>"
     assert "added tokens" in refusal(plain, unused), "a role's"
     assert "encoding" in refusal(plain, with_added("fox")), "texts have it"
-
-
-def test_other_merges_of_one_vocabulary_are_refused() -> None:
-    merges = json.loads(byte_level().hf.backend_tokenizer.to_str())["model"]["merges"]
-    assert "in its merges" in refusal(changed(["model", "merges"], merges[:-3]), byte_level())
-
-
-def test_another_pre_tokenizer_is_refused_by_what_it_encodes() -> None:
-    prefixing = json.loads(pre_tokenizers.ByteLevel(add_prefix_space=True).__getstate__())
-    assert "in its encoding:" in refusal(changed(["pre_tokenizer"], prefixing), byte_level())
 
 
 REPLACE = {"type": "Replace", "pattern": {"String": "8"}, "content": "3"}
@@ -385,13 +345,11 @@ def put(folder: Path, tokenizer_class: str, **config: object) -> Tokenizer:
     return load_tokenizer(str(folder))
 
 
-def test_tokenizer_that_encodes_as_its_files_say_is_not_named(tmp_path: Path) -> None:
-    # Releases of transformers until 5.21 drop the spaces here.
-    assert hold_to_files(put(tmp_path, "LlamaTokenizer")) == ""
-
-
-def test_file_that_the_library_alone_cannot_read_is_named(tmp_path: Path) -> None:
+def test_tokenizer_that_cuts_other_tokens_than_its_files_say_is_named_and_unreadable_files_are(tmp_path: Path) -> None:
+    told = hold_to_files(put(tmp_path, "Qwen2Tokenizer"))  # a class with a normalizer of its own
+    assert re.search(r"^transformers [\d.]+ \(Qwen2Tokenizer\) makes \d+ tokens of '.*json' alone \d+$", told)
     tokenizer = put(tmp_path, "LlamaTokenizer")
+    assert hold_to_files(tokenizer) == ""  # releases of transformers until 5.21 drop the spaces here
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
     with pytest.raises(ModelError, match=r"tokenizer.json' is not readable by tokenizers alone: "):
         hold_to_files(tokenizer)
@@ -415,11 +373,6 @@ def test_tokenizer_that_leaves_spaces_at_the_ends_out_is_named(tmp_path: Path) -
     core.normalizer = normalizers.Strip()
     tokenizer.hf = PreTrainedTokenizerFast(tokenizer_object=core)
     assert "tokens of '  leading" in hold_to_files(tokenizer)
-
-
-def test_tokenizer_that_cuts_other_tokens_of_the_same_text_is_named(tmp_path: Path) -> None:
-    told = hold_to_files(put(tmp_path, "Qwen2Tokenizer"))  # a class with a normalizer of its own
-    assert re.search(r"^transformers [\d.]+ \(Qwen2Tokenizer\) makes \d+ tokens of '.*json' alone \d+$", told)
 
 
 def test_bos_that_the_configuration_asks_for_and_that_is_not_added_is_refused_unless_the_setting_decides(
