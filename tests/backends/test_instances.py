@@ -45,25 +45,23 @@ def test_every_item_comes_once_and_neighbours_are_alike(items: list[str], count:
     assert encoded == sorted(item.upper() for item in items)
 
 
-def test_the_next_slice_is_encoded_while_one_is_scored() -> None:
+def test_the_next_slice_is_encoded_while_one_is_scored_and_its_error_raised_to_the_caller() -> None:
     begun = [threading.Event() for _ in range(3)]
 
     def encode(numbers: Sequence[int]) -> int:
+        if numbers[0] == 3:
+            raise ValueError("planted at 3")
         begun[numbers[0]].set()
         return numbers[0]
 
-    for place, number in enumerate(encoded_slices(range(3), str, encode, size=1)):
+    slices = enumerate(encoded_slices(range(4), str, encode, size=1))
+    for _ in range(3):
+        place, number = next(slices)
         assert place == number
         if number < 2:
             assert begun[number + 1].wait(5)
-
-
-def test_what_encoding_raises_is_raised_to_the_caller() -> None:
-    def encode(numbers: Sequence[int]) -> None:
-        raise ValueError(f"planted at {numbers[0]}")
-
-    with pytest.raises(ValueError, match="planted at 0"):
-        list(encoded_slices(range(3), str, encode, size=2))
+    with pytest.raises(ValueError, match="planted at 3"):
+        next(slices)
 
 
 @given(st.lists(st.text("ab", max_size=6), max_size=8))
@@ -137,9 +135,12 @@ def is_shown(request: pytest.FixtureRequest) -> Iterator[bool | None]:
     shown.reset(token)
 
 
-def test_line_a_minute_says_what_is_left(is_shown: bool | None, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("is_quiet", [True, False])
+def test_line_a_minute_says_what_is_left_unless_it_is_told_to_be_quiet(
+    is_shown: bool | None, is_quiet: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     seconds = iter(range(0, 10_000, 20))
-    with progress_bar("Scoring", 10, lambda: 600, False, now=lambda: float(next(seconds))) as advance:
+    with progress_bar("Scoring", 10, lambda: 600, is_quiet, now=lambda: float(next(seconds))) as advance:
         for _ in range(8):
             advance(1)
     lines = capsys.readouterr().err.splitlines()
@@ -148,7 +149,7 @@ def test_line_a_minute_says_what_is_left(is_shown: bool | None, capsys: pytest.C
         "olive-ext: Scoring: 5 of 10 requests, 0 tokens/s, 01:40 left",
         "olive-ext: Scoring: 8 of 10 requests, 0 tokens/s, 00:40 left",
     ]
-    assert lines == (expected if is_shown else [])
+    assert lines == (expected if is_shown and not is_quiet else [])
 
 
 # Tokens fed at each answer's end, and the answers' tokens; 10 prompts of 30 tokens. One token takes 1 s.
@@ -174,12 +175,3 @@ def test_time_left_is_that_of_the_tokens_left(
     first, *lines = capsys.readouterr().err.splitlines()
     assert first == "olive-ext: Generating: 3 of it"
     assert f"{left} left" in lines[-1]
-
-
-def test_model_that_is_told_to_be_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    token = shown.set(True)
-    seconds = iter(range(0, 10_000, 100))
-    with progress_bar("Scoring", 2, lambda: 0, True, now=lambda: float(next(seconds))) as advance:
-        advance(1)
-    shown.reset(token)
-    assert capsys.readouterr().err == ""

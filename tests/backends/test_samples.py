@@ -135,7 +135,8 @@ def _is(metric: Metric, values: list[float]) -> None:
     assert (metric.n, metric.higher_is_better) == (NUM_DOCUMENTS, True)
 
 
-def test_metrics_of_all_answers_are_those_counted_by_hand(folder: Path) -> None:
+def test_metrics_of_all_answers_are_those_counted_by_hand_and_the_majority_lm_evals(folder: Path) -> None:
+    """Whole answers have no majority, and shares no pass."""
     found = _by_name(evaluated(folder, "toy", repeats=NUM_ANSWERS))
     right = [[text == str(number) for text in _found(number)] for number in range(NUM_DOCUMENTS)]
     _is(found["exact_match", "found"], [float(each[0]) for each in right])
@@ -147,17 +148,9 @@ def test_metrics_of_all_answers_are_those_counted_by_hand(folder: Path) -> None:
     _is(found["maj@6", "found"], [float(vote == str(number)) for number, vote in enumerate(votes)])
     assert len({*right[0], *right[1]}) == 2
     assert any(list(Counter(_found(number)).values()).count(2) > 1 for number in range(NUM_DOCUMENTS))  # ties
-
-
-def test_majority_is_lm_evals_majority_vote(folder: Path) -> None:
-    found = _by_name(evaluated(folder, "toy", repeats=NUM_ANSWERS))
     assert found["maj@6", "found"].value == found["exact_match", "voted"].value
     assert found["maj@6", "found"].stderr == found["exact_match", "voted"].stderr
     assert ("avg@6", "voted") not in found
-
-
-def test_whole_answers_have_no_majority_and_shares_no_pass(folder: Path) -> None:
-    found = _by_name(evaluated(folder, "toy", repeats=NUM_ANSWERS))
     assert ("avg@6", "raw") in found
     assert ("maj@6", "raw") not in found
     own = _by_name(evaluated(folder, "toy_own", repeats=4))

@@ -37,9 +37,16 @@ def found(path: Path) -> dict[bytes, Any]:
     return known
 
 
-def test_answers_come_back_bit_by_bit(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl")
-    assert len(found(tmp_path / "a.jsonl")) == 30
+def test_answers_come_back_bit_by_bit_to_their_owner_and_one_writer_unless_it_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    write(path)
+    assert path.stat().st_mode & 0o077 == 0
+    assert len(found(path)) == 30
+    with closing(Journal(path, FACTS, resume=False)) as journal:
+        assert journal.num_known == 0
+        with pytest.raises(RecordsError, match="another run is writing"):
+            Journal(path, FACTS)
+    assert found(path) == {}
 
 
 @given(part=st.floats(0, 1))
@@ -74,13 +81,6 @@ def test_damage_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
     assert "the 20 answers in the others are used" in caplog.text
 
 
-def test_without_resuming_it_begins_anew(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl")
-    with closing(Journal(tmp_path / "a.jsonl", FACTS, resume=False)) as journal:
-        assert journal.num_known == 0
-    assert found(tmp_path / "a.jsonl") == {}
-
-
 def test_a_full_disk_ends_the_writing_and_not_the_evaluation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "a.jsonl"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -94,11 +94,6 @@ def test_a_full_disk_ends_the_writing_and_not_the_evaluation(tmp_path: Path, cap
     assert 0 < len(found(path)) < 30
 
 
-def test_two_writers_are_one_too_many(tmp_path: Path) -> None:
-    with closing(Journal(tmp_path / "a.jsonl", FACTS)), pytest.raises(RecordsError, match="another run is writing"):
-        Journal(tmp_path / "a.jsonl", FACTS)
-
-
 def test_a_link_and_a_folder_in_the_way_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("precious")
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "other")
@@ -108,11 +103,6 @@ def test_a_link_and_a_folder_in_the_way_are_refused_by_name(tmp_path: Path) -> N
         with refused(RecordsError, "records", holds=(f"{path}",)):
             Journal(path, FACTS, resume=False)
     assert (tmp_path / "other").read_text() == "precious"
-
-
-def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl")
-    assert (tmp_path / "a.jsonl").stat().st_mode & 0o077 == 0
 
 
 def forged(body: str) -> bytes:

@@ -97,27 +97,19 @@ def test_files_of_version_1_are_read(tmp_path: Path) -> None:
     assert kept["tail"].tolist() == [0.25, 1.25]
 
 
-def test_requests_are_told_apart_by_tokens_targets_and_source() -> None:
+def test_requests_are_kept_once_by_tokens_targets_and_source_and_references_apart(tmp_path: Path) -> None:
     keys = {request_key(*asked) for asked in [((1, 2), 1, ""), ((1, 2), 2, ""), ((1, 3), 1, ""), ((1, 2), 1, "x")]}
     assert len(keys) == 4
     assert request_key([1, 2], 1) == request_key((1, 2), 1, "")
-
-
-def test_a_request_that_is_put_twice_is_kept_once(tmp_path: Path) -> None:
-    with closing(Records.write(tmp_path, FORM, FACTS)) as records:
-        fill(records, range(1))
-        fill(records, range(1))
-        assert records.num_requests == 1
-        records.flush()
-        fill(records, range(1))
-        assert records.num_requests == 1
-
-
-def test_another_reference_or_form_has_another_folder(tmp_path: Path) -> None:
     folders = set()
     for form, facts in [(FORM, FACTS), (FORM, {"model": "other"}), (Form(100, 3, 2, seed=1), FACTS)]:
         with closing(Records.write(tmp_path, form, facts)) as records:
             folders.add(records.folder)
+            if facts is FACTS and form is FORM:
+                for again in range(3):
+                    fill(records, range(1))
+                    assert records.num_requests == 1
+                    records.flush() if again else None
     assert len(folders) == 3
 
 
@@ -224,15 +216,12 @@ def test_no_file_is_opened_through_a_link_and_new_ones_are_their_owners(tmp_path
         assert_holds(Records.read(folder), range(6))
 
 
-def test_a_folder_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_or_has_no_records_is_refused_by_name(tmp_path: Path) -> None:
+    with refused(RecordsError, "not_found"):
+        Records.read(tmp_path)
     (tmp_path / "file").touch()
     with refused(RecordsError, "no_access", holds="file/"):
         Records.write(tmp_path / "file", FORM, FACTS)
-
-
-def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
-    with refused(RecordsError, "not_found"):
-        Records.read(tmp_path)
 
 
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:

@@ -121,11 +121,8 @@ def test_metrics_are_found_by_name_and_the_only_evaluator_is_used() -> None:
     assert (settled["evaluator"], settled["evaluate_input_model"]) == ("e", True)
     with refused(ConfigError, "unknown_name", "evaluators.e.metrics.0", "speech"):
         with_named_metrics({**recipe, "metrics": [{**METRIC, "name": "other"}]})
-
-
-def test_recipe_of_others_is_left_as_it_is() -> None:
-    recipe = {**changed("evaluators", "e", "type", value="LMEvaluator"), "metrics": [METRIC]}
-    assert with_named_metrics(recipe) is recipe
+    of_others = {**changed("evaluators", "e", "type", value="LMEvaluator"), "metrics": [METRIC]}
+    assert with_named_metrics(of_others) is of_others
 
 
 def test_names_are_olives() -> None:

@@ -36,23 +36,15 @@ def test_equal_noise_is_called_more_in_at_most_one_per_cent() -> None:
     assert binomtest(called, 1000, ALPHA, alternative="greater").pvalue > 0.01, called
 
 
-def test_ten_times_the_noise_is_found() -> None:
-    """A pair ten times as far apart as its noise is called farther, whatever documents it is of."""
+def test_what_is_beyond_the_noise_is_found() -> None:
+    """Ten times the noise, whatever documents it is of; a single position, by the test of positions alone; and beyond
+    float32's resolution where there is no noise."""
     rng = np.random.default_rng(4)
     assert all(pair(rng, 10.0).is_farther for _ in range(50))
-
-
-def test_one_wrong_position_is_found_and_is_no_overall_difference() -> None:
-    """A single position far beyond the noise is found, by the test of positions alone."""
-    rng = np.random.default_rng(5)
     whole = drawn(rng, [30] * 40)
     whole[33][7] = 10.0
     found = held(whole[:12], [drawn(rng, [30] * 12) for _ in range(2)], np.concatenate(whole))
     assert (found.is_farther_somewhere, found.is_farther_overall) == (True, False)
-
-
-def test_bit_equal_pair_is_never_farther_and_float32_spacing_is_no_difference() -> None:
-    """Noise of zero leaves float32's resolution as the limit: what is below is no difference, what is above is one."""
     nothing = [np.zeros(5)] * 8
     assert not held(nothing, [nothing], np.zeros(40)).is_farther
     assert not held(nothing, [nothing], np.full(40, RESOLUTION)).is_farther
