@@ -40,10 +40,15 @@ def session(package: Path) -> Session:
     return olive_ext.open(package)
 
 
-def test_features_are_the_raw_form_of_sound(session: Session) -> None:
+def test_features_are_the_raw_form_of_sound_and_two_sounds_or_both_forms_are_refused(session: Session) -> None:
     sound, raw = GenerationRequest(audio=[(noise(2, 4), RATE)], max_new_tokens=8), features(noise(2, 4))
     outputs = session.generate([sound, GenerationRequest(source=raw, max_new_tokens=8)])
     assert outputs[0] == outputs[1]
+    short = (noise(0, 1), RATE)
+    with refused(LostRequestsError, "incomplete", holds="2"):
+        session.generate([GenerationRequest(audio=[short, short])])
+    with refused(LostRequestsError, "incomplete", holds=("source", "audio")):
+        session.generate([GenerationRequest(audio=[short], source=features(short[0]))])
 
 
 def test_long_sound_is_answered_window_by_window(session: Session) -> None:
@@ -117,14 +122,6 @@ def test_message_with_other_sound_than_is_needed_is_refused(
     code, _, field = code.partition(":")
     with refused(OliveExtError, code, field, holds=holds):
         session.generate([GenerationRequest([{"role": "user", "content": [part]}], audio=[b"RIFF"] * audio)])
-
-
-def test_two_sounds_or_a_sound_beside_features_are_refused(session: Session) -> None:
-    sound = (noise(0, 1), RATE)
-    with refused(LostRequestsError, "incomplete", holds="2"):
-        session.generate([GenerationRequest(audio=[sound, sound])])
-    with refused(LostRequestsError, "incomplete", holds=("source", "audio")):
-        session.generate([GenerationRequest(audio=[sound], source=features(sound[0]))])
 
 
 def test_task_of_speech_has_a_word_error_rate(package: Path) -> None:

@@ -98,10 +98,16 @@ def test_default_is_kept_and_says_why_where_the_models_device_cannot_be_measured
     assert (slots, why) == (DEFAULT_SLOTS, "auto: 8, free memory of a webgpu device is not measured")
 
 
-def test_what_the_user_says_goes_before(spec: DecoderSpec) -> None:
-    both = settings(batch_size=3, engine=EngineConfig(num_slots=5))
-    assert choose_num_slots(both, spec, Device("cuda"), has(9, spec)) == (5, "engine.num_slots")
-    assert choose_num_slots(settings(batch_size=3), spec, Device("cuda"), has(9, spec)) == (3, "batch_size")
+def test_what_the_user_says_goes_before_and_memory_that_attention_gathers_counts_as_the_slots_do(
+    spec: DecoderSpec,
+) -> None:
+    """As much beside the caches as they hold themselves halves the slots."""
+    both, device = settings(batch_size=3, engine=EngineConfig(num_slots=5)), Device("cuda")
+    assert choose_num_slots(both, spec, device, has(9, spec)) == (5, "engine.num_slots")
+    assert choose_num_slots(settings(batch_size=3), spec, device, has(9, spec)) == (3, "batch_size")
+    twice = replace(spec, gathered_bytes=spec.bytes_per_position)
+    assert choose_num_slots(settings(), spec, device, has(40.5, spec))[0] == 20
+    assert choose_num_slots(settings(), twice, device, has(40.5, spec))[0] == 10
 
 
 @pytest.mark.parametrize(("cap", "expected"), [(96, 64), (16, 16), (4, 4)])
@@ -113,13 +119,6 @@ def test_the_largest_batch_caps_what_auto_takes_and_is_no_number_of_its_own(
     assert f"{cap} by max_batch_size" in why
     assert choose_num_slots(settings(max_batch_size=cap), spec, Device("webgpu"))[0] == min(cap, DEFAULT_SLOTS)
     assert choose_num_slots(settings(max_batch_size=cap, batch_size=5), spec, Device("cpu")) == (5, "batch_size")
-
-
-def test_memory_that_attention_gathers_counts_as_the_slots_do(spec: DecoderSpec) -> None:
-    """As much beside the caches as they hold themselves halves the slots."""
-    twice = replace(spec, gathered_bytes=spec.bytes_per_position)
-    assert choose_num_slots(settings(), spec, Device("cuda"), has(40.5, spec))[0] == 20
-    assert choose_num_slots(settings(), twice, Device("cuda"), has(40.5, spec))[0] == 10
 
 
 GIB = 2**30

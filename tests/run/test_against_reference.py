@@ -217,7 +217,9 @@ def quantized(folder: Path, out: Path) -> dict[str, Report]:
     return found
 
 
-def test_both_modes_find_the_same(quantized: dict[str, Report]) -> None:
+def test_both_modes_find_the_same_beside_own_metrics_which_are_those_without_a_reference(
+    quantized: dict[str, Report],
+) -> None:
     resident, recorded = (by_task(quantized[mode]) for mode in ("resident", "recorded"))
     assert list(resident) == [*NAMES, ALL]
     for task, found in resident.items():
@@ -226,23 +228,19 @@ def test_both_modes_find_the_same(quantized: dict[str, Report]) -> None:
         assert recorded[task].perplexity_ratio == pytest.approx(found.perplexity_ratio, rel=1e-5)
     assert compared(quantized["recorded"]).outcomes == compared(quantized["resident"]).outcomes
     assert compared(quantized["recorded"]).flips == compared(quantized["resident"]).flips
-
-
-def test_own_metrics_are_those_without_a_reference(quantized: dict[str, Report]) -> None:
     alone = {(metric.task, metric.metric, metric.filter): metric.value for metric in quantized["alone"].metrics}
     for mode in ("resident", "recorded"):
-        found = {(metric.task, metric.metric, metric.filter): metric.value for metric in quantized[mode].metrics}
-        assert {key: found[key] for key in alone} == pytest.approx(alone, rel=1e-5)
+        own = {(metric.task, metric.metric, metric.filter): metric.value for metric in quantized[mode].metrics}
+        assert {key: own[key] for key in alone} == pytest.approx(alone, rel=1e-5)
 
 
-def test_later_runs_ask_the_reference_nothing(quantized: dict[str, Report]) -> None:
+def test_later_runs_ask_the_reference_nothing_and_report_and_logs_hold_the_comparison(
+    quantized: dict[str, Report], out: Path
+) -> None:
     first, again = (compared(quantized[mode]).reference for mode in ("recorded", "again"))
     assert first["tokens_fed"] > 0
     assert again["tokens_fed"] == 0
     assert by_task(quantized["again"]) == by_task(quantized["recorded"])
-
-
-def test_report_and_logs_hold_the_comparison(quantized: dict[str, Report], out: Path) -> None:
     assert from_json((out / "report.json").read_text()).comparison == compared(quantized["again"])
     lines = [json.loads(line) for line in (out / "samples_tiny_rolling.jsonl").read_text().splitlines()]
     assert all(line["olive_ext"]["kl_mean"] > 0 for line in lines)

@@ -52,12 +52,6 @@ def sounds() -> list[np.ndarray]:
     return made
 
 
-def test_evaluation_of_tasks_is_refused_by_name(packages: dict[bool, Path]) -> None:
-    """Where a decoder is wanted, the error says what measures a transducer."""
-    with refused(ModelError, "unsupported", holds=("nemotron_speech", "OrtEvaluator")):
-        open_session(packages[True])
-
-
 def opened(folder: Path, **settings: object) -> TransducerSession:
     return TransducerSession(
         resolve(ModelSettings.of({"model": str(folder), "engine": {"num_threads": 1}, **settings}))
@@ -231,8 +225,10 @@ def test_public_recipe_of_nemotron_ports_by_its_type(packages: dict[bool, Path],
     assert values["wer"] == (found["speech_accuracy-wer"]["value"], 2)
 
 
-def test_tasks_are_refused_for_a_transducer(packages: dict[bool, Path]) -> None:
-    """The graph or the folder is given, and a task; without one it is a model for `OrtEvaluator`."""
+def test_tasks_are_refused_for_a_transducer_and_where_a_decoder_is_wanted(packages: dict[bool, Path]) -> None:
+    """The graph or the folder is given, and a task; the error says what measures a transducer."""
     assert transducer_in(packages[False] / "decoder.onnx", [])
     with refused(ModelError, "unsupported", holds=("nemotron_speech", "OrtEvaluator")):
         transducer_in(packages[False], ["task"])
+    with refused(ModelError, "unsupported", holds=("nemotron_speech", "OrtEvaluator")):
+        open_session(packages[True])

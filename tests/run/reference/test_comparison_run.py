@@ -69,12 +69,18 @@ def test_modes_find_the_same_and_answers_alone_no_distributions(found: Found) ->
     }
 
 
-def test_rolling_tasks_alone_are_texts(found: Found) -> None:
+def test_rolling_tasks_alone_are_texts_and_all_tasks_together_weigh_by_positions(found: Found) -> None:
     comparison = found["recorded"][0]
     assert {item.task for item in comparison.divergences if item.is_text} == {"tiny_rolling"}
     assert "values by document" not in verdict(comparison).finding
     rest = "tiny_rolling (word_perplexity, bits_per_byte) has no values by document to compare"
     assert rest in verdict(found["answers"][0]).finding
+    *each, whole = comparison.divergences
+    assert [item.task for item in (*each, whole)] == [*NAMES, ALL]
+    assert whole.num_positions == sum(item.num_positions for item in each)
+    weighted = sum(item.num_positions * item.kl.mean for item in each) / whole.num_positions
+    assert whole.kl.mean == pytest.approx(weighted)
+    assert whole.num_documents == 18
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -171,16 +177,6 @@ def test_generated_answers_of_the_reference_are_scored_by_both(found: Found) -> 
     assert sum(item.count for item in generated.by_position[1:]) == late > 0
     assert generated.num_positions == len(kl)
     assert generated.kl.mean == pytest.approx(np.mean(kl), rel=1e-5)
-
-
-def test_all_tasks_together_weigh_by_positions(found: Found) -> None:
-    *each, whole = found["recorded"][0].divergences
-    assert whole.task == ALL
-    assert [item.task for item in each] == NAMES[:2] + NAMES[2:]
-    assert whole.num_positions == sum(item.num_positions for item in each)
-    weighted = sum(item.num_positions * item.kl.mean for item in each) / whole.num_positions
-    assert whole.kl.mean == pytest.approx(weighted)
-    assert whole.num_documents == 18
 
 
 def test_flips_are_the_documents_whose_value_changed_and_the_references_own_results_are_kept(

@@ -39,12 +39,19 @@ def whole() -> LossMap:
     return located(quickstart.quantized(4, 128), top=3)
 
 
-def test_all_products_are_measured_and_nearly_add_up(whole: LossMap) -> None:
+def test_all_products_are_measured_and_nearly_add_up_in_the_map_that_is_written(whole: LossMap, tmp_path: Path) -> None:
     assert len(whole.entries) == 21
     assert not whole.unpaired
     assert [entry.kl for entry in whole.entries] == sorted((entry.kl for entry in whole.entries), reverse=True)
     assert 0.7 < whole.sum.mean / whole.total.mean < 1.4
     assert whole.total.mean == pytest.approx(whole.model_kl.mean, rel=0.05)
+    data, _, page = write_loss_map(whole, tmp_path)
+    stored = json.loads(data.read_text(encoding="utf-8"))
+    assert {"name", "nodes", "kl", "low", "high", "bytes"} <= stored["entries"][0].keys()
+    assert stored["total"]["mean"] == whole.total.mean
+    text = page.read_text(encoding="utf-8")
+    assert whole.additivity.split(":")[0] in text.replace("&#39;", "'")
+    assert text.count('class="cell') == 21
 
 
 def test_quantized_models_own_loss_is_that_of_a_comparison(whole: LossMap) -> None:
@@ -160,25 +167,14 @@ def test_weights_that_make_up_for_each_other_are_no_damage(whole: LossMap) -> No
     assert made_up.sentences[0] == whole.certainty
 
 
-def test_upper_end_that_says_nothing_is_not_printed() -> None:
-    assert interval(Estimate(0.0184, 0.004, 7.56, 8)) == "from 0.00400 on"
-    assert interval(Estimate(0.0184, 0.004, 0.05, 8)) == "0.00400 to 0.0500"
-
-
-def test_single_document_shows_nothing_of_kernels(whole: LossMap) -> None:
+def test_single_document_shows_nothing_of_kernels_and_an_upper_end_that_says_nothing_is_not_printed(
+    whole: LossMap,
+) -> None:
     single = replace(whole, num_documents=1, kernels=Estimate(0.0, -math.inf, math.inf, 1))
     assert single.rest.endswith("too few documents to know what other kernels add.")
     assert "after 1 document, which are all" in replace(single, num_largest=len(single.entries)).certainty
-
-
-def test_map_is_written_as_json_and_as_a_page(whole: LossMap, tmp_path: Path) -> None:
-    data, _, page = write_loss_map(whole, tmp_path)
-    stored = json.loads(data.read_text(encoding="utf-8"))
-    assert {"name", "nodes", "kl", "low", "high", "bytes"} <= stored["entries"][0].keys()
-    assert stored["total"]["mean"] == whole.total.mean
-    text = page.read_text(encoding="utf-8")
-    assert whole.additivity.split(":")[0] in text.replace("&#39;", "'")
-    assert text.count('class="cell') == 21
+    assert interval(Estimate(0.0184, 0.004, 7.56, 8)) == "from 0.00400 on"
+    assert interval(Estimate(0.0184, 0.004, 0.05, 8)) == "0.00400 to 0.0500"
 
 
 def test_model_of_another_origin_is_refused_by_its_values(tmp_path: Path) -> None:

@@ -66,20 +66,17 @@ def plain_models() -> Models:
     return models()
 
 
-@pytest.fixture(scope="module")
-def mixed(plain_models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def test_package_has_the_same_files_and_configuration_and_one_score_on_all_runtimes(
+    plain_models: Models, tmp_path: Path
+) -> None:
     """The head float, the products into the residual stream int8, the rest as it is."""
+    mixed = tmp_path / "mixed"
     choices = {
         target: FLOAT if target.layer is None else Precision(8, 32)
         for target in plain_models.targets
         if target.layer is None or target.kind == "mlp/down_proj"
     }
-    folder = tmp_path_factory.mktemp("mended") / "mixed"
-    package(choices, plain_models).write(folder)
-    return folder
-
-
-def test_package_has_the_same_files_and_configuration(mixed: Path) -> None:
+    package(choices, plain_models).write(mixed)
     original = quickstart.quantized(4, 128)
     assert sorted(path.name for path in mixed.iterdir()) == sorted(path.name for path in original.iterdir())
     assert (mixed / "genai_config.json").read_bytes() == (original / "genai_config.json").read_bytes()
@@ -87,6 +84,13 @@ def test_package_has_the_same_files_and_configuration(mixed: Path) -> None:
     assert nodes["/lm_head/MatMul"].op_type == "MatMul"
     assert nodes["/model/layers.2/mlp/down_proj/MatMul_Q8"].op_type == "MatMulNBits"
     assert nodes["/model/layers.2/mlp/up_proj/MatMul_Q4"].op_type == "MatMulNBits"
+    expected = logits(mixed)
+    expected = expected - np.logaddexp.reduce(expected, -1, keepdims=True)
+    wanted = [float(expected[n - 1, TOKENS[n]]) for n in range(4, len(TOKENS))]
+    for runtime in ("onnxruntime", "genai"):
+        with olive_ext.open(mixed, engine={"runtime": runtime}) as session:
+            (output,) = session.loglikelihood([ScoringRequest(TOKENS[:4], TOKENS[4:])])
+        np.testing.assert_allclose(output.token_logprobs, wanted, atol=1e-4)
 
 
 def test_everything_float_is_the_float_model_to_the_bit_and_its_size_is_predicted(
@@ -99,16 +103,6 @@ def test_everything_float_is_the_float_model_to_the_bit_and_its_size_is_predicte
     inside = sum(new.num_bytes <= SMALL for new in made.graphs[0].new.values())
     assert written <= made.num_bytes <= written + INLINE_BYTES * inside
     assert written - size_on_disk(locate(tmp_path / "all")) == made.num_bytes - made.graph_bytes
-
-
-def test_mended_model_gives_one_score_on_all_runtimes(mixed: Path) -> None:
-    expected = logits(mixed)
-    expected = expected - np.logaddexp.reduce(expected, -1, keepdims=True)
-    wanted = [float(expected[n - 1, TOKENS[n]]) for n in range(4, len(TOKENS))]
-    for runtime in ("onnxruntime", "genai"):
-        with olive_ext.open(mixed, engine={"runtime": runtime}) as session:
-            (output,) = session.loglikelihood([ScoringRequest(TOKENS[:4], TOKENS[4:])])
-        np.testing.assert_allclose(output.token_logprobs, wanted, atol=1e-4)
 
 
 @pytest.mark.parametrize("level", [None, 4])
