@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Callable
@@ -179,14 +180,24 @@ def test_bytes_stand_for_words_and_a_baseline_without_texts_is_refused(tmp_path:
         gate_answers([replace(before, text_metric="")], [before])
 
 
-def test_a_task_that_nothing_judges_by_document_is_never_passed(baseline: Path) -> None:
-    """A corpus' F1 beside an accuracy of another task, as the verdict on a reference has it."""
+def test_what_nothing_judges_by_document_and_a_cache_that_continues_texts_otherwise_are_not_passed(
+    baseline: Path,
+) -> None:
+    """A corpus' F1 beside an accuracy of another task, as the verdict on a reference has it. The cache's answers to
+    whole texts are all right; a baseline that had it, too, is no worse."""
     run = folder(baseline.parent, "after", 40)
-    report = json.loads((run / "report.json").read_text())
+    whole = json.loads((run / "report.json").read_text())
+    report = copy.deepcopy(whole)
     report["results"]["configs"]["shapes"] = {"metric_list": [{"metric": "f1"}]}
     (run / "report.json").write_text(json.dumps(report))
     gated = held(run, baseline)
     assert (gated.decision, gated.verdict.code) == ("cannot tell", "no_values")
+    whole["model"]["parts_failure"] = "the last token, fed alone, scores 11 nats off"
+    (run / "report.json").write_text(json.dumps(whole))
+    gated = held(run, baseline)
+    assert (gated.decision, gated.verdict.code) == ("cannot tell", "damaged")
+    gate(str(run), str(baseline), update=True)
+    assert held(run, baseline).decision == "passed"
 
 
 def _shorter(text: str) -> str:
@@ -235,18 +246,6 @@ def test_documents_of_another_day_are_told(baseline: Path) -> None:
         gate(str(run), str(baseline))
 
 
-def test_a_cache_that_continues_texts_otherwise_is_not_passed(baseline: Path) -> None:
-    """Its answers to whole texts are all right; a baseline that had it, too, is no worse."""
-    run = folder(baseline.parent, "after", 40)
-    report = json.loads((run / "report.json").read_text())
-    report["model"]["parts_failure"] = "the last token, fed alone, scores 11 nats off"
-    (run / "report.json").write_text(json.dumps(report))
-    gated = held(run, baseline)
-    assert (gated.decision, gated.verdict.code) == ("cannot tell", "damaged")
-    gate(str(run), str(baseline), update=True)
-    assert held(run, baseline).decision == "passed"
-
-
 @pytest.mark.parametrize("claim", ["within=0.05", [0.05]])
 def test_a_claim_that_is_no_mapping_is_a_mistake(baseline: Path, claim: Any) -> None:
     """It is named, as every other malformed setting is: status 1 would call it a loss."""
@@ -266,34 +265,23 @@ def test_a_missing_baseline_and_missing_answers_are_named(tmp_path: Path) -> Non
     assert not (tmp_path / "no.json").exists()
 
 
-def decided(baseline: Path, wrong: int) -> GateResult:
-    """The decision on an evaluation with so many wrong answers."""
-    return held(folder(baseline.parent, f"run{wrong}", wrong), baseline)
-
-
-def test_junit_has_a_case_a_bound_with_its_figures(baseline: Path) -> None:
-    """A loss is a failure, what cannot be told an error; Python's own parser reads it."""
-    lost, unknown = (ElementTree.fromstring(junit(decided(baseline, wrong))) for wrong in (80, 42))
+def test_decision_is_written_as_junit_as_annotations_and_as_markdown(baseline: Path) -> None:
+    """A loss is a failure, what cannot be told an error; Python's own parser reads it. GitHub's and Azure's commands
+    are one line each, nothing elsewhere, and nothing where all passed. The summary says what 5 % means."""
+    folders = (folder(baseline.parent, f"run{wrong}", wrong) for wrong in (80, 42, 40))
+    loss, open_, passed = (held(one, baseline) for one in folders)
+    lost, unknown = (ElementTree.fromstring(junit(item)) for item in (loss, open_))
     assert (lost.get("failures"), lost.get("errors"), unknown.get("errors")) == ("1", "0", "1")
     (failure,) = lost.iter("failure")
     assert "flips 40 lost / 0 won" in str(failure.get("message"))
     assert [case.get("name") for case in lost.iter("testcase")] == ["colours acc"]
-
-
-def test_annotations_are_of_the_machine_that_reads_them(baseline: Path) -> None:
-    """GitHub's and Azure's commands are one line each, nothing elsewhere, and nothing where all passed."""
-    lost = decided(baseline, 80)
-    (github,) = annotation_lines(lost, {"GITHUB_ACTIONS": "true"})
-    (azure,) = annotation_lines(lost, {"TF_BUILD": "True"})
+    (github,) = annotation_lines(loss, {"GITHUB_ACTIONS": "true"})
+    (azure,) = annotation_lines(loss, {"TF_BUILD": "True"})
     assert github.startswith("::error title=colours acc::loss: ")
     assert azure.startswith("##vso[task.logissue type=error]")
-    assert list(annotation_lines(lost, {})) == []
-    assert list(annotation_lines(decided(baseline, 40), {"GITHUB_ACTIONS": "true"})) == []
-
-
-def test_markdown_states_the_level(baseline: Path) -> None:
-    """The summary has a row a bound and says what 5 % means."""
-    text = markdown(decided(baseline, 80))
+    assert list(annotation_lines(loss, {})) == []
+    assert list(annotation_lines(passed, {"GITHUB_ACTIONS": "true"})) == []
+    text = markdown(loss)
     assert "| ❌ loss | colours acc |" in text
     assert "at most 5 %" in text
 

@@ -159,14 +159,6 @@ def test_last_layer_that_is_missing_is_named(tmp_path: Path) -> None:
     assert found.omission.text == "the last layer is missing"
 
 
-def test_texts_within_the_window_are_equal_and_the_window_is_said_to_be_out_of_reach(tmp_path: Path) -> None:
-    path = edited(genai_export("gemma3_text"), tmp_path / "model", without_windows)
-    found = held(path, hf_model("gemma3_text"), max_length=WINDOW + 1)
-    assert found.is_equal
-    assert found.unseen == {"sliding_window": WINDOW}
-    assert f"no text reached 'sliding_window' of {WINDOW}" in found.sentence()
-
-
 def test_long_factors_that_are_missing_are_told_by_whole_texts(tmp_path: Path) -> None:
     """Everything but the short factors is as the checkpoint says: a checkpoint whose long factors are changed."""
     package = export("phi3_longrope-genai-0.14")
@@ -276,16 +268,13 @@ def test_other_vocabulary_is_refused_by_name(tmp_path: Path) -> None:
         held(genai_export("llama"), hf)
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_or_no_plain_decoder_is_refused() -> None:
     with pytest.raises(ConfigError, match="is no checkpoint: give a Hugging Face model"):
         held(genai_export("llama"), genai_export("llama"))
     with refused(ConfigError, "unsupported", holds="'transformers' runs it; only a graph"):
         held(hf_model("llama"), hf_model("llama"))
     with refused(ConfigError, "unsupported", holds="'genai' runs it; only a graph"):
         held(genai_export("llama"), hf_model("llama"), engine={"runtime": "genai"})
-
-
-def test_encoder_decoder_is_refused() -> None:
     package = export("whisper-genai-0.18")
     with refused(ModelError, "unsupported", holds="decoder.onnx"):
         held(package.path, package.hf)
@@ -300,9 +289,15 @@ def test_multimodal_package_is_compared_in_its_text(name: str) -> None:
     assert found.nats < 1e-4
 
 
-def test_command_ends_with_the_difference_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = edited(genai_export("gemma3_text"), tmp_path / "model", without_windows)
-    hf = str(hf_model("gemma3_text"))
+def test_window_that_is_missing_is_out_of_reach_of_short_texts_and_else_the_commands_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, hf = edited(genai_export("gemma3_text"), tmp_path / "model", without_windows), str(hf_model("gemma3_text"))
+    found = held(path, hf_model("gemma3_text"), max_length=WINDOW + 1)
+    assert found.is_equal
+    assert found.unseen == {"sliding_window": WINDOW}
+    assert f"no text reached 'sliding_window' of {WINDOW}" in found.sentence()
+    capsys.readouterr()
     assert main(["check", str(genai_export("gemma3_text")), "--against", hf, "--max-length", "64"]) == 0
     good = capsys.readouterr()
     assert "equal to the checkpoint" in good.out
