@@ -340,9 +340,8 @@ def accelerator(recipe: Mapping[str, Any]) -> str | None:
     target = keys.get("target")
     system = mapping(mapping(recipe.get("systems")).get(target) if isinstance(target, str) else target)
     first = next(iter(mappings({**mapping(system.get("config")), **system}.get("accelerators"))), {})
-    written = first.get("execution_providers") or [None]
-    name = written if isinstance(written, str) else written[0]
-    if name is not None:
+    if names := first.get("execution_providers"):
+        name = names if isinstance(names, str) else names[0]
         return str(name[0] if isinstance(name, list) else name)
     is_evaluated = keys.get("evaluator") and keys["evaluate_input_model"] and input_model(recipe)[0] == "onnxmodel"
     made = [pass_classes().get(_plain(block.type), "") for block in blocks(recipe) if block.is_pass]

@@ -52,37 +52,30 @@ def resolve(
     `tokenizer_candidates` are tried after the model's own folders. Raises `ModelError` where there is no such model, or
     none of its kind; `key` is the setting that names it, and stands in front of a reference's own keys."""
     try:
-        return _resolved(settings, tokenizer_candidates)
+        threads, processors = settings.engine.num_threads, os.cpu_count()
+        if threads != "auto" and processors is not None and threads > processors:
+            raise ConfigError(f"this machine has {processors} processors", "engine.num_threads", threads)
+        path, tokenizer = settings.model, settings.tokenizer
+        kind, reason = settings.kind, "the setting 'kind'"
+        if kind == "auto":
+            kind, reason = model_kind(path), "by the files"
+        if kind == "hf":
+            if settings.variant is not None:
+                raise MismatchError(f"'{path}' is no model package", "variant", settings.variant)
+            return ResolvedModel(settings, kind, reason, locate_hf(path, tokenizer))
+        components = {str(part): name for part, name in settings.components.items()}
+        which = settings.variant, first_name(settings.execution_provider)
+        files = locate(path, settings.onnx_file_name, tokenizer, tokenizer_candidates, components, *which)
+        config, file = files.genai_config, files.directory / GENAI_CONFIG
+        library = operators_library(config, file, is_trusted=settings.trust_remote_code)
+        operators = None if library is None else inside(files.directory, library, "custom_ops_library")
+        return ResolvedModel(settings, kind, reason, files, operators)
     except ModelError as error:
         is_of_reference = key == "reference" and error.field.partition(".")[0] in ReferenceConfig.model_fields
         if key == "model" or not (is_of_reference or error.field in ("model", "variant")):
             raise
-        field, text = key, str(error) if is_of_reference else str(error).removeprefix("'variant': ")
-        if is_of_reference:
-            field = f"{key}.{error.field}"
-            text = text.replace(f"'{error.field}'", f"'{field}'", 1)
-        raise error.saying(text).about(field, error.value) from error
-
-
-def _resolved(settings: ModelSettings, tokenizer_candidates: Sequence[str | Path]) -> ResolvedModel:
-    threads, processors = settings.engine.num_threads, os.cpu_count()
-    if threads != "auto" and processors is not None and threads > processors:
-        raise ConfigError(f"this machine has {processors} processors", "engine.num_threads", threads)
-    path, tokenizer = settings.model, settings.tokenizer
-    kind, reason = settings.kind, "the setting 'kind'"
-    if kind == "auto":
-        kind, reason = model_kind(path), "by the files"
-    if kind == "hf":
-        if settings.variant is not None:
-            raise MismatchError(f"'{path}' is no model package", "variant", settings.variant)
-        return ResolvedModel(settings, kind, reason, locate_hf(path, tokenizer))
-    components = {str(part): name for part, name in settings.components.items()}
-    which = settings.variant, first_name(settings.execution_provider)
-    files = locate(path, settings.onnx_file_name, tokenizer, tokenizer_candidates, components, *which)
-    config, file = files.genai_config, files.directory / GENAI_CONFIG
-    library = operators_library(config, file, is_trusted=settings.trust_remote_code)
-    operators = None if library is None else inside(files.directory, library, "custom_ops_library")
-    return ResolvedModel(settings, kind, reason, files, operators)
+        field = f"{key}.{error.field}" if is_of_reference else key
+        raise error.saying(str(error).replace(f"'{error.field}'", f"'{field}'", 1)).about(field, error.value) from error
 
 
 @dataclass(frozen=True)

@@ -88,9 +88,7 @@ def _reference(reference: ReferenceConfig) -> list[Any]:
     if reference.is_records or (reference.variant is None and is_package(path)):  # one for any provider's variant
         files = [file for file in sorted({path, *path.rglob("*")}) if file.is_file()]
         return [settings, digest_of((str(file.relative_to(path)), file) for file in files)]
-    which = {
-        name: getattr(reference, name) for name in ("kind", "onnx_file_name", "variant", "components", "tokenizer")
-    }
+    which = reference.model_dump(include={"kind", "onnx_file_name", "variant", "components", "tokenizer"})
     return [settings, _content((), model=reference.path, **which)]
 
 

@@ -138,17 +138,18 @@ def damage(
         return Damage(others_of | broken(floats, constants), len(constants.keys() - floats.keys()))
     for part, graph in _graphs(model).items():
         own, known, apart_by, alike, numbers = Constants(load_graph(graph), graph), floats, {}, set[str](), {}
-        constants = own.floats()
+        constants, grids = own.floats(), quantized_weights(own)
         _without_idle_windows(own.model, longest)
         if part in others:
             other = Constants(load_graph(others[part]), others[part])
             _without_idle_windows(other.model, longest)
-            known, apart_by, alike = other.floats(), distances(other, own), _same_weights(other, own)
+            known, apart_by, held = other.floats(), distances(other, own), quantized_weights(other)
+            alike = {name for name in grids.keys() & held.keys() if all(map(np.array_equal, grids[name], held[name]))}
             numbers = differing_numbers(other, own, without)
         elif config and not part:
             known = floats | rotary_tables(config, constants)
             numbers, apart_by = numbers_against(config, own.model, without, longest), checkpoint_distances(floats, own)
-        uncompared += len(quantized_weights(own).keys() - {name.split(",")[0] for name in apart_by} - alike)
+        uncompared += len(grids.keys() - {name.split(",")[0] for name in apart_by} - alike)
         far = outliers(apart_by)
         known, constants = (_reached(one, num_tokens, vocab_sizes) for one in (known, constants))
         known = _renamed(known, constants)
@@ -161,12 +162,6 @@ def damage(
         found |= broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
     return Damage(findings, uncompared)
-
-
-def _same_weights(reference: Constants, model: Constants) -> set[str]:
-    """The quantized weights that both graphs have, with the same content."""
-    grids, others = quantized_weights(model), quantized_weights(reference)
-    return {name for name in grids.keys() & others.keys() if all(map(np.array_equal, grids[name], others[name]))}
 
 
 def checkpoint_distances(tensors: Mapping[str, Array], model: Constants) -> dict[str, Distance]:

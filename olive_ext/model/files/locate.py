@@ -236,8 +236,7 @@ def _find_decoder(
 
 
 def _genai_decoder(root: Path, overlaid: Mapping[str, Any] | None) -> tuple[Path | None, str]:
-    """The decoder that `root`'s genai_config.json, or its variant's, names and by which key, or none and the reason
-    why."""
+    """The decoder that genai_config.json of `root` names and by which key, or none and the reason why."""
     file = root / (GENAI_CONFIG if overlaid is None else OVERLAY)
     if not file.is_file():
         return None, ""
@@ -369,24 +368,21 @@ def _missing_stage(folder: Path, stages: Mapping[str, Path]) -> str:
 def find_companions(
     decoder: Path, directory: Path, genai_config: Mapping[str, Any], given: Collection[str] = ()
 ) -> dict[str, Named]:
-    """The graphs beside `decoder` by what they do, each with the rule that found it, but for those `given`; `directory`
-    has genai_config.json.
+    """The graphs beside `decoder` by what they do, each with the rule that found it; `directory` has genai_config.json.
 
     "embedding": takes ids where the decoder takes embeddings. "encoder": takes the source of an encoder-decoder.
     "first_step": a decoder without a past, which computes the cross-attention KV. "vision" and "audio": encoders whose
     features the embedding graph puts among the embeddings; only pictures and sound miss those that do not exist.
-    Raises `ModelError` for another graph that genai_config.json names and that does not exist.
+    Raises `ModelError` for another graph that genai_config.json names and that does not exist, but for those `given`.
     """
     graphs = _by_name(decoder)
     for section, part in {**MEDIA_SECTIONS, **_TEXT_SECTIONS}.items():
         name = (genai_config.get("model", {}).get(section) or {}).get("filename")
         key = f"model.{section}.filename"
         file = inside(directory, name, key) if name else None
-        if part in given or file is None:
-            continue
-        if file.is_file():
+        if file is not None and file.is_file():
             graphs[part] = (file, f"{GENAI_CONFIG}'s {key}")
-        elif section in _TEXT_SECTIONS:
+        elif file is not None and section in _TEXT_SECTIONS and part not in given:
             raise NotFoundError(f"{GENAI_CONFIG} names '{name}' for {key}; '{file}' does not exist")
     return graphs
 

@@ -87,11 +87,6 @@ class Variant:
             raise ModelError(f"'{self.folder}': {problem}; put them beside the graph", code="unsupported")
         return (asset if file.startswith(ASSET) else inside)(self.folder, file, "model_file") if file else None
 
-    @property
-    def words(self) -> str:
-        """Its name, and what it is for."""
-        return f"{self.name} ({self.provider or 'any provider'})"
-
 
 def is_package(root: Path) -> bool:
     """Whether a folder is a model package: a manifest.json beside a genai_config.json is another program's, and beside
@@ -154,7 +149,7 @@ def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant,
             notes += [f"the variant '{own.name}' of its {part}"] if own.name != chosen.name else []
         elif variants is not decoders:
             notes.append(f"the component '{part}' is left alone")
-    return chosen, graphs, "; ".join([f"{rule}, of {', '.join(one.words for one in decoders)}", *notes])
+    return chosen, graphs, "; ".join([rule, *notes])
 
 
 def asset(folder: Path, uri: str, key: str) -> Path:
@@ -176,14 +171,15 @@ def _chosen(
 ) -> tuple[Variant, str]:
     """The variant of a part with the name; without one that for the first of `providers` that has any, of several or of
     none the one with the name `like`; and the rule."""
-    there = f"'{root}' has of its {part} {', '.join(one.words for one in variants)}"
+    names = ", ".join(f"{one.name} ({one.provider or 'any provider'})" for one in variants)
+    there = f"'{root}' has of its {part} {names}"
     if name is not None:
         named = next((one for one in variants if one.name == name), None)
         if named is None:
             raise NotFoundError(there, "variant", name)
-        return named, "the setting 'variant'"
+        return named, f"the setting 'variant', of {names}"
     if not providers and len(variants) == 1:
-        return variants[0], "the only variant"
+        return variants[0], f"the only variant, of {names}"
     wanted = providers or (CPU,)
     fit = next(filter(None, ([v for v in variants if v.provider == one] for one in (*wanted, ""))), [])
     if not fit and part == "decoder" and wanted[0].lower() not in ROWS and (hint := meant_provider(wanted[0])):
@@ -193,7 +189,7 @@ def _chosen(
         raise NotFoundError(f"no variant is for {wanted[0]}: {there}; name one, its provider or its folder", "variant")
     if len(fit) > 1:
         raise ModelError(f"several variants fit: {there}; name one, or its folder", "variant", code="missing")
-    return fit[0], f"the variant for {wanted[0]}"
+    return fit[0], f"the variant for {wanted[0]}, of {names}"
 
 
 def _graph(variant: Variant, part: str) -> Path:

@@ -556,5 +556,4 @@ def _refusal(error: Exception, files: ModelFiles, providers: tuple[Provider, ...
     names = [provider.name for provider in providers if provider.device != "cpu"]
     if names and "provider" in reason.replace(str(files.directory), "").lower():
         return ProviderError(f"{', '.join(names)} did not come up in onnxruntime-genai for '{files.decoder}': {reason}")
-    text = f"onnxruntime-genai cannot run '{files.decoder}': {reason}"
-    return ModelError(text, "engine.runtime", code="unsupported")
+    return ModelError(f"onnxruntime-genai cannot run '{files.decoder}': {reason}", "engine.runtime", code="unsupported")
