@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 from olive_ext.report import to_html  # noqa: E402
 from olive_ext.report.html.render import render  # noqa: E402
 from olive_ext.report.metrics import read_metrics  # noqa: E402
-from olive_ext.report.page import Column, Contrast, Page  # noqa: E402
+from olive_ext.report.page import Column, ComparedModels, Page  # noqa: E402
 from tests.report.chromium import Chromium, find_chromium  # noqa: E402
 from tests.report.synthetic import comparison, report  # noqa: E402
 
@@ -52,7 +52,7 @@ def made_up() -> dict[str, str]:
     page = Page(
         title="int8, int4-block32 and int4-block128 against fp32",
         columns=tuple(columns),
-        contrasts=tuple(Contrast(name, "fp32", found[name]) for name in kinds),
+        compared=tuple(ComparedModels(name, "fp32", found[name]) for name in kinds),
         created="2026-11-21T12:00:00+00:00",
         kind="Comparison",
     )

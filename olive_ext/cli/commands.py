@@ -118,7 +118,7 @@ def compare_command(arguments: Namespace) -> int:
         print_page(page, is_short=arguments.output is not None)
         if arguments.output is not None:
             sys.stdout.write(f"{write_page(page, arguments.output)}\n")
-    return worst_status([contrast.for_verdict for contrast in page.contrasts])
+    return worst_status([models.for_verdict for models in page.compared])
 
 
 def run_command(arguments: Namespace) -> int:

@@ -59,7 +59,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Contrast:
+class ComparedModels:
     """A candidate against a reference."""
 
     candidate: str
@@ -91,7 +91,7 @@ class Page:
 
     title: str
     columns: tuple[Column, ...]
-    contrasts: tuple[Contrast, ...] = ()
+    compared: tuple[ComparedModels, ...] = ()
     created: str = ""
     kind: str = "Evaluation"
 
@@ -106,8 +106,8 @@ def page_of(report: Report) -> Page:
     if name == candidate.name:
         name = f"{name} (reference)"
     reference = Column(name, read_metrics(comparison.metrics), size=comparison.reference.get(SIZE))
-    contrast = Contrast(candidate.name, name, comparison, broken=report.broken)
-    return Page(f"{candidate.name} against {name}", (reference, candidate), (contrast,), report.created)
+    models = ComparedModels(candidate.name, name, comparison, broken=report.broken)
+    return Page(f"{candidate.name} against {name}", (reference, candidate), (models,), report.created)
 
 
 def column_of(name: str, report: Report) -> Column:

@@ -64,7 +64,7 @@ def print_page(
     lines = [told(line) for line in verdict_lines(page)]
     print_lines([line for line in lines if not line.startswith("  ")], file)
     print_cells(page_table(page, is_short=is_short), file)
-    if page.contrasts:
+    if page.compared:
         print_lines([f"{SIGNS['loss']} loss, {SIGNS['gain']} gain: the paired 95 % interval excludes zero"], file)
     print_lines([*notes, *lines], file)
 
@@ -87,11 +87,11 @@ def print_lines(lines: Iterable[str], file: TextIO | None = None) -> None:
 
 def verdict_lines(page: Page) -> Iterator[str]:
     """The verdict on each candidate, and below it its evidence; of earlier reports the documents that changed, too."""
-    for contrast in page.contrasts:
-        headline, *evidence = contrast.verdict.lines
-        yield f"{contrast.candidate}: {headline}"
-        changed = changed_documents(contrast) if page.kind == COMPARISON else ()
-        yield from (f"  {text}" for text in [*evidence, contrast.note, *changed] if text)
+    for models in page.compared:
+        headline, *evidence = models.verdict.lines
+        yield f"{models.candidate}: {headline}"
+        changed = changed_documents(models) if page.kind == COMPARISON else ()
+        yield from (f"  {text}" for text in [*evidence, models.note, *changed] if text)
 
 
 def _notes(report: Report) -> Iterator[str]:
@@ -120,7 +120,7 @@ def to_markdown(report: Report) -> str:
     table = page_table(page)
     heads = ("name", "device", "options", "origin")
     providers = [[fact(provider.get(head, "")) for head in heads] for provider in report.providers]
-    judged = [contrast.verdict for contrast in page.contrasts]
+    judged = [models.verdict for models in page.compared]
     parts = [
         f"# Evaluation of {literal(page.title)}",
         f"Created {literal(report.created)}." if report.created else "",

@@ -49,7 +49,7 @@ def page_table(page: Page, *, is_short: bool = False) -> Table:
 def _scores(page: Page) -> Iterator[Sequence[str]]:
     for row in view.scores(page.columns):
         first, baseline = view.known(row)[0], row[0][0]
-        changes = [view.change(metric, baseline, page.contrasts) for metric, _ in row]
+        changes = [view.change(metric, baseline, page.compared) for metric, _ in row]
         values = [str(view.shown(metric)) for metric, _ in row]
         cells = [f"{value} ({change})" if change else value for value, change in zip(values, changes, strict=True)]
         metric = f"{with_filter(first.metric, first.filter)} {'↑' if first.higher_is_better else '↓'}"
@@ -58,7 +58,7 @@ def _scores(page: Page) -> Iterator[Sequence[str]]:
 
 def _differences(page: Page) -> Iterator[Sequence[str]]:
     """The difference of each candidate with its 95 % interval, what it lost and won, and the p-value."""
-    for group in view.differences(page.contrasts):
+    for group in view.differences(page.compared):
         cells, outcome = {}, group[0][1]
         for candidate, outcome, _ in group:
             shown, interval = difference_texts(outcome)
@@ -73,7 +73,7 @@ def _differences(page: Page) -> Iterator[Sequence[str]]:
 
 
 def _distances(page: Page) -> Iterator[Sequence[str]]:
-    for group in view.divergences(page.contrasts):
+    for group in view.divergences(page.compared):
         task = view.task_title(group[0][1].task)
         lines = {
             _KL: {
@@ -95,7 +95,7 @@ def _distances(page: Page) -> Iterator[Sequence[str]]:
 
 def _counts(page: Page) -> Iterator[Sequence[str]]:
     """Rows that are neither metrics of documents nor costs: requests without an answer, for instance."""
-    compared = COMPARISON_NAMES if page.contrasts else ()
+    compared = COMPARISON_NAMES if page.compared else ()
     metrics = [
         {(item.task, item.metric): item for item in column.metrics if item.n is None and item.metric not in compared}
         for column in page.columns

@@ -14,7 +14,7 @@ from olive_ext.report import numbers
 from olive_ext.report.comparison import ALL, Divergence, Outcome
 from olive_ext.report.metrics import COMPARISON_NAMES, Metric
 from olive_ext.report.numbers import NO_VALUE, Z95, FormattedValue
-from olive_ext.report.page import Column, Contrast
+from olive_ext.report.page import Column, ComparedModels
 
 _MOST_NAMED = 12
 """Documents whose numbers are printed; the page lists all."""
@@ -83,13 +83,13 @@ def shown(metric: Metric | None) -> FormattedValue:
     return FormattedValue(NO_VALUE) if metric is None else numbers.with_error(metric.value, metric.stderr)
 
 
-def change(metric: Metric | None, baseline: Metric | None, contrasts: Iterable[Contrast] = ()) -> str:
+def change(metric: Metric | None, baseline: Metric | None, compared: Iterable[ComparedModels] = ()) -> str:
     """The difference from the baseline's, which is the row's first, with the decimals of the value itself; in powers of
-    ten where the value is written in those. Empty where there is none, and where `contrasts` have one in points."""
+    ten where the value is written in those. Empty where there is none, and where `compared` have one in points."""
     difference = math.nan if metric is None or baseline is None else metric.value - baseline.value
     if metric is None or metric is baseline or not math.isfinite(difference):
         return ""
-    paired = [item for each in contrasts for item in each.comparison.outcomes if item.is_share]
+    paired = [item for each in compared for item in each.comparison.outcomes if item.is_share]
     if (metric.task, metric.metric, metric.filter) in map(_key, paired):
         return ""
     if abs(metric.value) >= 1e7:
@@ -188,11 +188,11 @@ Difference = tuple[str, Outcome, Bar | None]
 """A candidate, its outcome, and a bar on one axis with all other shares; None of other metrics."""
 
 
-def differences(contrasts: Iterable[Contrast]) -> list[list[Difference]]:
+def differences(compared: Iterable[ComparedModels]) -> list[list[Difference]]:
     """The outcomes by metric, those over all tasks first; of each metric every candidate's."""
     pairs = [
         (each.candidate, outcome)
-        for each in contrasts
+        for each in compared
         for outcome in (*each.comparison.outcomes, *each.comparison.lengths)
     ]
     order = {key: rank for rank, key in enumerate(dict.fromkeys(_key(outcome) for _, outcome in pairs))}
@@ -226,9 +226,9 @@ def needed(outcome: Outcome) -> str:
     return next((f"{numbers.count(item)} for {float(key) * 100:g} pt" for key, item in known if item is not None), "")
 
 
-def changed_documents(contrast: Contrast) -> Iterator[str]:
+def changed_documents(models: ComparedModels) -> Iterator[str]:
     """A line for each task: the numbers of the documents that the candidate lost and won, of many the first."""
-    for task, each in groupby(contrast.comparison.flips, lambda flip: flip.task):
+    for task, each in groupby(models.comparison.flips, lambda flip: flip.task):
         flips, texts = [*each], []
         for word, direction in (("lost", "right_to_wrong"), ("won", "wrong_to_right")):
             if own := [str(flip.doc_id) for flip in flips if flip.direction == direction]:
@@ -236,9 +236,9 @@ def changed_documents(contrast: Contrast) -> Iterator[str]:
         yield f"documents of {task} by number: {'; '.join(texts)}"
 
 
-def divergences(contrasts: Iterable[Contrast]) -> list[list[tuple[str, Divergence]]]:
+def divergences(compared: Iterable[ComparedModels]) -> list[list[tuple[str, Divergence]]]:
     """The distances by task, all tasks together first; of each task every candidate's."""
-    rows = [(each.candidate, item) for each in contrasts for item in overall_first(each.comparison.divergences)]
+    rows = [(each.candidate, item) for each in compared for item in overall_first(each.comparison.divergences)]
     tasks = dict.fromkeys(item.task for _, item in rows)
     return [[row for row in rows if row[1].task == task] for task in tasks]
 

@@ -16,7 +16,7 @@ from olive_ext.report.numbers import joined
 from olive_ext.report.page import (
     COMPARISON,
     PASSES,
-    Contrast,
+    ComparedModels,
     Page,
     check_comparable,
     column_of,
@@ -79,7 +79,7 @@ def compare(given: Sequence[str], baseline: str | None = None) -> Page:
     created = max(item.report.created for item in reports)
     names = [item.name for item in others]
     candidates = joined(names) if len(names) <= _MOST_IN_TITLE else f"{len(names)} models"
-    return Page(f"{candidates} against {first.name}", columns, tuple(_contrasts(first, others)), created, COMPARISON)
+    return Page(f"{candidates} against {first.name}", columns, tuple(_compared(first, others)), created, COMPARISON)
 
 
 def load(given: Sequence[str]) -> list[Named]:
@@ -160,18 +160,18 @@ def _tasks(report: Report) -> dict[str, None]:
     )
 
 
-def _contrasts(first: Named, others: Sequence[Named]) -> Iterator[Contrast]:
+def _compared(first: Named, others: Sequence[Named]) -> Iterator[ComparedModels]:
     """The comparison of each report with the first, where there is any; `is_same` where its own reference was that."""
     model = first.report.model
     facts = {key: model[key] for key in ("path", "kind", "content_hash") if key in model}
     for item in others:
-        own, compared, notes = item.report.comparison or Comparison({}), _paired(first, item), []
+        own, paired, notes = item.report.comparison or Comparison({}), _paired(first, item), []
         kept: dict[str, Any] = {name: getattr(own, name) for name in ("divergences", "over_all", "damaged")}
         if is_same := _is_model(own.reference, model):
             kept |= {name: getattr(own, name) for name in ("asked", "reach", "contexts", "changed_answers")}
-            kept |= {} if compared.outcomes else {name: getattr(own, name) for name in ("outcomes", "flips", "lengths")}
+            kept |= {} if paired.outcomes else {name: getattr(own, name) for name in ("outcomes", "flips", "lengths")}
             kept |= {"texts": ()} if own.divergences else {}
-        comparison = replace(compared, reference=facts, **kept)
+        comparison = replace(paired, reference=facts, **kept)
         if own.divergences and not is_same:
             notes.append(f"divergence is from {own.reference.get('path', 'its own reference')}, not from {first.name}")
         if own.certainty is not None:
@@ -179,7 +179,7 @@ def _contrasts(first: Named, others: Sequence[Named]) -> Iterator[Contrast]:
         if not first.matters == item.matters == Comparison.matters:
             notes.append(f"a loss of {item.matters:g} matters, as in the evaluation of {item.name}")
         if comparison.outcomes or comparison.texts or comparison.divergences:
-            yield Contrast(item.name, first.name, comparison, "; ".join(notes), is_of_another=not is_same)
+            yield ComparedModels(item.name, first.name, comparison, "; ".join(notes), is_of_another=not is_same)
 
 
 def _is_model(reference: Mapping[str, Any], model: Mapping[str, Any]) -> bool:

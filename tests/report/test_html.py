@@ -18,7 +18,7 @@ from olive_ext.report import Metric, Report, from_json, to_html, to_json
 from olive_ext.report import write as write_report
 from olive_ext.report.comparison import Bin, Comparison, Flip
 from olive_ext.report.html.render import CHUNK, MAX_CHARACTERS, flip_data, render
-from olive_ext.report.page import Column, Contrast, Page
+from olive_ext.report.page import Column, ComparedModels, Page
 from tests.report.synthetic import HOSTILE, comparison, report
 
 pytest.importorskip("jinja2")
@@ -72,8 +72,8 @@ def pair_of(*names: str, size: int = 50) -> Page:
     """The page of several candidates against one float model."""
     reports = [report(f"models/{name}", comparison(size, seed=seed)) for seed, name in enumerate(names)]
     columns = [Column("float", report().metrics, report()), *map(Column, names, (item.metrics for item in reports))]
-    contrasts = [Contrast(name, "float", item.comparison) for name, item in zip(names, reports, strict=True)]  # type: ignore[arg-type]
-    return Page("several against one", tuple(columns), tuple(contrasts))
+    compared = [ComparedModels(name, "float", item.comparison) for name, item in zip(names, reports, strict=True)]  # type: ignore[arg-type]
+    return Page("several against one", tuple(columns), tuple(compared))
 
 
 def test_page_of_a_comparison_has_every_part_and_refers_to_nothing_outside() -> None:
@@ -171,7 +171,7 @@ def test_flips_survive_the_way_into_the_page_and_out() -> None:
     texts = (*HOSTILE, "x" * (MAX_CHARACTERS + 7))
     flips = [Flip("t", place, "right_to_wrong", *[text] * 4, "acc", "none") for place, text in enumerate(texts)]
     flips += [flips[-1]] * (CHUNK + 1 - len(flips))
-    head, chunks = flip_data([Contrast("candidate", "reference", Comparison({}, flips=tuple(flips)))])
+    head, chunks = flip_data([ComparedModels("candidate", "reference", Comparison({}, flips=tuple(flips)))])
     assert not re.search(r"[<>&]", "".join(chunks) + head)
     rows, (last,) = (json.loads(chunk) for chunk in chunks)
     assert len(rows) == CHUNK

@@ -95,12 +95,12 @@ def test_logs_give_flips_and_paired_differences(tmp_path: Path) -> None:
     page = compare([str(place(tmp_path, "float", BASE)), str(place(tmp_path, "int4", WORSE))])
     assert page.title == "int4 against float"
     assert [column.name for column in page.columns] == ["float", "int4"]
-    (contrast,) = page.contrasts
-    (outcome,) = contrast.comparison.outcomes
+    (models,) = page.compared
+    (outcome,) = models.comparison.outcomes
     assert (outcome.task, outcome.metric, outcome.num_documents) == ("colours", "acc", 10)
     assert (outcome.right_to_wrong, outcome.wrong_to_right) == (2, 1)
     assert outcome.difference == pytest.approx(-0.1)
-    flips = {flip.doc_id: flip for flip in contrast.comparison.flips}
+    flips = {flip.doc_id: flip for flip in models.comparison.flips}
     assert sorted(flips) == [0, 1, 7]
     assert (flips[0].reference_answer, flips[0].candidate_answer) == ("red", "blue\u2028ish")
     assert flips[0].target == "red"
@@ -122,7 +122,7 @@ def test_one_model_with_the_same_answers_has_no_difference(
 
     each = iter(contents)
     pair = [str(place(tmp_path, name, lines, change)) for name, lines in (("a", BASE), ("b", answers))]
-    found = compare(pair).contrasts[0].verdict
+    found = compare(pair).compared[0].verdict
     assert (found.code, found.status == "ok") == (code, code == "no_difference")
 
 
@@ -130,13 +130,13 @@ def test_reports_without_logs_have_scores_only_and_margins_of_old_ones_are_left_
     """A report of when there were margins has its whole comparison."""
     first = place(tmp_path, "a", [])
     page = compare([str(first), str(place(tmp_path, "b", []))])
-    assert page.contrasts == ()
+    assert page.compared == ()
     assert "Scores" in render(page)
     found = json.loads(to_json(report(found=comparison(40))))["comparison"]
     found["margins"] = {"tasks": [], "fragile": [], "differences": []}
     second = place(tmp_path, "int4", [], lambda values: values.update(comparison=found))
     page = compare([str(first), str(second)])
-    assert page.contrasts[0].comparison.divergences == comparison(40).divergences
+    assert page.compared[0].comparison.divergences == comparison(40).divergences
     assert "Margins" not in render(page)
 
 
@@ -144,7 +144,7 @@ def test_reports_without_logs_have_scores_only_and_margins_of_old_ones_are_left_
 def test_documents_that_are_not_logged_are_paired_too(num_logged: int, tmp_path: Path) -> None:
     """The report keeps what each answer is worth; texts alone are in the logs."""
     pair = [place(tmp_path, "float", BASE), place(tmp_path, "int4", WORSE)]
-    whole = compare([*map(str, pair)]).contrasts[0].comparison
+    whole = compare([*map(str, pair)]).compared[0].comparison
     for folder in pair:
         log = folder / "samples_colours.jsonl"
         lines = log.read_text(encoding="utf-8").split("\n")[:num_logged]
@@ -152,7 +152,7 @@ def test_documents_that_are_not_logged_are_paired_too(num_logged: int, tmp_path:
         if num_logged:
             log.write_text("\n".join(lines), encoding="utf-8")
     page = compare([*map(str, pair)])
-    found = page.contrasts[0].comparison
+    found = page.compared[0].comparison
     assert found.outcomes == whole.outcomes
     assert [(flip.doc_id, flip.direction, bool(flip.question)) for flip in found.flips] == [
         (flip.doc_id, flip.direction, flip.doc_id < num_logged) for flip in whole.flips
@@ -190,10 +190,10 @@ def test_report_with_a_reference_keeps_its_divergences(tmp_path: Path) -> None:
     first = place(tmp_path, "float", [])
     found = json.loads(to_json(report(found=comparison(40))))["comparison"]
     second = place(tmp_path, "int4", [], lambda values: values.update(comparison=found))
-    (contrast,) = compare([str(first), str(second)]).contrasts
-    assert contrast.comparison.divergences
-    assert contrast.comparison.outcomes == ()
-    assert contrast.note.startswith("divergence is from models/quickstart-135m, not from float")
+    (models,) = compare([str(first), str(second)]).compared
+    assert models.comparison.divergences
+    assert models.comparison.outcomes == ()
+    assert models.note.startswith("divergence is from models/quickstart-135m, not from float")
 
 
 @pytest.mark.parametrize(
@@ -210,18 +210,18 @@ def test_own_reference_is_known_by_its_content_else_by_its_path_from_here(
     first = place(tmp_path, "float", [], lambda values: values.update(model=model))
     found = json.loads(to_json(report(found=comparison(40))))["comparison"] | {"reference": reference, "over_all": True}
     second = place(tmp_path, "int4", [], lambda values: values.update(comparison=found))
-    (contrast,) = compare([str(first), str(second)]).contrasts
-    assert contrast.comparison.over_all, "it was 'not decided', and advised what the report was made with"
-    assert (contrast.is_of_another, "divergence is from" in contrast.note) == (not is_same, not is_same)
+    (models,) = compare([str(first), str(second)]).compared
+    assert models.comparison.over_all, "it was 'not decided', and advised what the report was made with"
+    assert (models.is_of_another, "divergence is from" in models.note) == (not is_same, not is_same)
 
 
 def test_a_loss_that_matters_is_said_where_a_report_had_another(tmp_path: Path) -> None:
     first, other = place(tmp_path, "float", BASE), place(tmp_path, "plain", BASE)
     second = place(tmp_path, "int4", BASE, lambda values: values.update(config={**values["config"], "matters": 0.5}))
-    notes = [contrast.note for contrast in compare([str(first), str(second), str(other)]).contrasts]
+    notes = [models.note for models in compare([str(first), str(second), str(other)]).compared]
     assert notes == ["a loss of 0.5 matters, as in the evaluation of int4", ""]
-    (contrast,) = compare([str(second), str(other)]).contrasts
-    assert contrast.note == "a loss of 1 matters, as in the evaluation of plain"
+    (models,) = compare([str(second), str(other)]).compared
+    assert models.note == "a loss of 1 matters, as in the evaluation of plain"
 
 
 @pytest.mark.parametrize(("change", "status"), [(1.0, "ok"), (1.3, "loss")])
@@ -243,10 +243,10 @@ def test_texts_are_compared_between_the_reports_and_not_with_another_reference(
         (folder / "report.json").write_text(json.dumps(kept))
         return str(folder)
 
-    (contrast,) = compare([of_texts("first", 1.0), of_texts("second", change)]).contrasts
-    judged = verdict(contrast.for_verdict)
-    assert contrast.comparison.divergences
-    (text,) = contrast.comparison.texts
+    (models,) = compare([of_texts("first", 1.0), of_texts("second", change)]).compared
+    judged = verdict(models.for_verdict)
+    assert models.comparison.divergences
+    (text,) = models.comparison.texts
     assert (text.num_documents, text.perplexity_ratio) == (20, pytest.approx(change))
     assert judged.status == status, judged.lines
 
@@ -264,7 +264,7 @@ def test_missing_answers_and_broken_outputs_stay_against_a_model(tmp_path: Path)
         ("broken", broken, "cannot tell: non-finite"),
     ):
         for pair in [str(base), str(place(tmp_path, name, BASE, change))], [str(tmp_path / name), str(base)]:
-            assert told in verdict(compare(pair).contrasts[0].comparison).finding
+            assert told in verdict(compare(pair).compared[0].comparison).finding
 
 
 def test_damage_and_lost_ends_of_the_reports_stay_against_a_model(tmp_path: Path) -> None:
@@ -281,8 +281,8 @@ def test_damage_and_lost_ends_of_the_reports_stay_against_a_model(tmp_path: Path
         ("lost", ends(1), "stops"),
         ("broken", damaged, "damaged"),
     ):
-        (contrast,) = compare([str(base), str(place(tmp_path, name, BASE, change))]).contrasts
-        assert verdict(contrast.comparison).code == code
+        (models,) = compare([str(base), str(place(tmp_path, name, BASE, change))]).compared
+        assert verdict(models.comparison).code == code
 
 
 def results(path: str, value: Any) -> Callable[[dict[str, Any]], Any]:
@@ -425,5 +425,5 @@ def test_a_task_of_both_reports_without_values_by_document_is_named(tmp_path: Pa
 
     folders = [place(tmp_path, name, BASE, change) for name, change in (("a", with_cola), ("b", with_cola))]
     other = place(tmp_path, "c", BASE, without)
-    said = [verdict(item.comparison).finding for item in compare([*map(str, folders), str(other)]).contrasts]
+    said = [verdict(item.comparison).finding for item in compare([*map(str, folders), str(other)]).compared]
     assert ["cola (mcc) has no values by document to compare" in finding for finding in said] == [True, False]

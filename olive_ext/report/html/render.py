@@ -18,7 +18,7 @@ from olive_ext.report import numbers, view
 from olive_ext.report.changes import difference_texts, perplexity_change
 from olive_ext.report.comparison import Divergence
 from olive_ext.report.numbers import NO_VALUE, Bin
-from olive_ext.report.page import Column, Contrast, Page, page_of
+from olive_ext.report.page import Column, ComparedModels, Page, page_of
 from olive_ext.report.report import Report
 from olive_ext.report.stages import Stage
 from olive_ext.report.verdict import Code, Status, Verdict
@@ -104,16 +104,16 @@ def _breakable(name: str) -> Any:
 def _context(page: Page) -> dict[str, Any]:
     measured = [column for column in page.columns if cost_rows([column])]
     reports = {column.name: column.report for column in page.columns if column.report is not None}
-    flip_head, flip_chunks = flip_data(page.contrasts)
+    flip_head, flip_chunks = flip_data(page.compared)
     return {
         "page": page,
-        "leads": [_lead(contrast, page.columns) for contrast in page.contrasts] or [_scores_only(page)],
+        "leads": [_lead(models, page.columns) for models in page.compared] or [_scores_only(page)],
         "rows": view.scores(page.columns),
-        "differences": view.differences(page.contrasts),
+        "differences": view.differences(page.compared),
         "tones": {tone: {"word": WORDS[tone], "sign": SIGNS[tone]} for tone in WORDS},
-        "divergences": view.divergences(page.contrasts),
+        "divergences": view.divergences(page.compared),
         "charts": list(_charts(page)),
-        "legend": list(zip(MARKERS, (contrast.candidate for contrast in page.contrasts), strict=False)),
+        "legend": list(zip(MARKERS, (models.candidate for models in page.compared), strict=False)),
         "flip_head": flip_head,
         "flip_chunks": flip_chunks,
         "cost_names": [column.name for column in measured],
@@ -121,7 +121,7 @@ def _context(page: Page) -> dict[str, Any]:
         "tasks": list(_task_rows(list(reports.values()))),
         "setup": _fact_tables(list(reports.values())),
         "names": list(reports),
-        "several": len(page.contrasts) > 1,
+        "several": len(page.compared) > 1,
         "view": view,
         "numbers": numbers,
         "difference_texts": difference_texts,
@@ -129,15 +129,15 @@ def _context(page: Page) -> dict[str, Any]:
     }
 
 
-def _lead(contrast: Contrast, columns: Sequence[Column]) -> Lead:
-    judged = contrast.verdict
+def _lead(models: ComparedModels, columns: Sequence[Column]) -> Lead:
+    judged = models.verdict
     headline, *evidence = (_sentence(text) for text in (judged.headline, *judged.evidence))
     names = [(item, item.name.partition(" ")[0].isalpha()) for item in judged.figures]  # a task's name stays as it is
     titles = [f"{item.name[:1].upper()}{item.name[1:]}" if is_word else item.name for item, is_word in names]
     tiles = [(title, item.value, item.note) for title, item in zip(titles, judged.figures, strict=True)]
-    tiles += _sizes(columns, contrast.candidate, contrast.reference)
-    stages = list(_stage_parts(contrast.comparison.stages))
-    lead = (contrast.candidate, contrast.reference, _basis(contrast), tone_of(judged), headline)
+    tiles += _sizes(columns, models.candidate, models.reference)
+    stages = list(_stage_parts(models.comparison.stages))
+    lead = (models.candidate, models.reference, _basis(models), tone_of(judged), headline)
     return Lead(*lead, evidence, tiles, stages, judged.next_step)
 
 
@@ -162,14 +162,14 @@ def _sentence(text: str) -> str:
     return re.sub(r"-(?=\d)(?<!\w-)", numbers.MINUS, text)
 
 
-def _basis(contrast: Contrast) -> str:
-    comparison = contrast.comparison
+def _basis(models: ComparedModels) -> str:
+    comparison = models.comparison
     documents = comparison.documents()
     parts = [f"{numbers.count(sum(documents.values()))} documents of {counted(len(documents), 'task')}"]
     overall = comparison.overall_divergence()
     if overall is not None:
         parts.append(f"{numbers.count(overall.num_positions)} token positions")
-    return ", ".join([*parts, *([contrast.note] if contrast.note else [])])
+    return ", ".join([*parts, *([models.note] if models.note else [])])
 
 
 def _sizes(columns: Sequence[Column], candidate: str, reference: str = "") -> list[Tile]:
@@ -214,8 +214,8 @@ of the widest, and its number as a text."""
 
 def _charts(page: Page) -> Iterator[tuple[str, list[Chart]]]:
     """The charts of all tasks together, and of each task."""
-    for group in view.divergences(page.contrasts):
-        if len(group) == len(page.contrasts):
+    for group in view.divergences(page.compared):
+        if len(group) == len(page.compared):
             divergences = [item for _, item in group]
             yield task_title(divergences[0].task), list(_kl_charts(divergences))
 
@@ -313,11 +313,11 @@ def _task_rows(reports: Sequence[Report]) -> Iterator[tuple[str, ...]]:
         yield task, kind, version, shots, documents
 
 
-def flip_data(contrasts: Sequence[Contrast]) -> tuple[str, list[str]]:
-    """Every flip of the contrasts, one comparison after the other, as JSON that is safe inside a `<script>` element:
+def flip_data(compared: Sequence[ComparedModels]) -> tuple[str, list[str]]:
+    """Every flip of the comparisons, one after the other, as JSON that is safe inside a `<script>` element:
     names of tasks and candidates with numbers of flips, and chunks of flips that a browser reads when needed. A flip's
     fields come in the order that page.js.j2 reads."""
-    flips = [(pair, flip) for pair, contrast in enumerate(contrasts) for flip in contrast.comparison.flips]
+    flips = [(pair, flip) for pair, models in enumerate(compared) for flip in models.comparison.flips]
     names = list(dict.fromkeys((flip.task, flip.metric, flip.filter) for _, flip in flips))
     indexes = {name: index for index, name in enumerate(names)}
     rows = [
@@ -331,7 +331,7 @@ def flip_data(contrasts: Sequence[Contrast]) -> tuple[str, list[str]]:
     ]
     head = {
         "tasks": [" · ".join(part for part in name if part not in ("", "none")) for name in names],
-        "pairs": [[contrast.reference, contrast.candidate] for contrast in contrasts],
+        "pairs": [[models.reference, models.candidate] for models in compared],
         "total": len(rows),
         "losses": sum(flip.direction == "right_to_wrong" for _, flip in flips),
         "chunk": CHUNK,

@@ -29,7 +29,7 @@ Verdict = Literal["kept", "not kept", "not decided", "none"]
 
 
 @dataclass(frozen=True)
-class Priced:
+class Option:
     """One way in which a weight may be stored."""
 
     precision: str
@@ -49,11 +49,11 @@ class Line:
 
     layer: int | None
     kind: str
-    choices: tuple[Priced, ...]
+    choices: tuple[Option, ...]
     chosen: int
 
     @property
-    def choice(self) -> Priced:
+    def choice(self) -> Option:
         """What was chosen."""
         return self.choices[self.chosen]
 

@@ -21,7 +21,7 @@ from olive_ext.graph.nodes import attribute
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import size_on_disk
 from olive_ext.model.files.locate import locate as locate_files
-from olive_ext.plugins.diagnose.remedy.bill import Bill, Line, Measured, Point, Priced, Trial, bill_texts, with_interval
+from olive_ext.plugins.diagnose.remedy.bill import Bill, Line, Measured, Option, Point, Trial, bill_texts, with_interval
 from olive_ext.plugins.diagnose.remedy.choices import CANDIDATES, Selection, WeightChoices
 from olive_ext.plugins.diagnose.remedy.documents import Document, document_key
 from olive_ext.plugins.diagnose.remedy.locate import Location, opened_location
@@ -178,7 +178,7 @@ class Mender:
                 layer=target.layer,
                 kind=target.kind,
                 choices=tuple(
-                    Priced(one.name, one.bytes, one.kl, one.is_measured) for one in self.menu.of_target(number)
+                    Option(one.name, one.bytes, one.kl, one.is_measured) for one in self.menu.of_target(number)
                 ),
                 chosen=selection[number],
             )
