@@ -140,14 +140,11 @@ def test_long_prompt_keeps_its_end() -> None:
     assert request.tokens == tuple(byte_level(True).encode(context)[-(MAX_LENGTH - 8) :])
 
 
-def test_equal_greedy_requests_are_generated_once() -> None:
+def test_equal_greedy_requests_are_generated_once_and_repeats_of_a_sampled_one_differ_and_come_again() -> None:
     engine = ForwardEngine()
     texts = generate(ort_lm(engine=engine), {"max_gen_toks": 5}, "the", "the cat", repeats=3)
     assert len(engine.requests) == 2
     assert texts[0] == texts[1] == texts[2]
-
-
-def test_repeats_of_a_sampled_request_differ_and_come_again() -> None:
     kwargs = {"do_sample": True, "temperature": 1.5, "max_gen_toks": 8}
     texts = generate(ort_lm(), kwargs, "the", repeats=6)
     assert len(set(texts)) > 3

@@ -132,13 +132,12 @@ def _read(tmp_path: Path, config: dict[str, object]) -> MediaText:
     return read_markers(processor, files, byte_level(), ItemLimit())
 
 
-def test_text_needs_no_token_around_pictures(tmp_path: Path) -> None:
+def test_tokens_around_a_picture_are_those_of_config_json_and_texts_need_none(tmp_path: Path) -> None:
     media = _read(tmp_path, {"model_type": "gemma4"})
     assert media.insert_items([5, 6, 7], []) == ([5, 6, 7], ())
     with refused(TaskError, "unsupported", holds="boi_token"):
         media.insert_items([5, 6, 7], [object()])
-
-
-def test_tokens_around_a_picture_are_those_of_config_json(tmp_path: Path) -> None:
-    media = _read(tmp_path, {"model_type": "gemma4", "boi_token_id": IM_START, "eoi_token_id": 9})
-    assert (media.markers[Modality.IMAGE].before, media.markers[Modality.IMAGE].after) == ((IM_START,), (9,))
+    image = _read(tmp_path, {"model_type": "gemma4", "boi_token_id": IM_START, "eoi_token_id": 9}).markers[
+        Modality.IMAGE
+    ]
+    assert (image.before, image.after) == ((IM_START,), (9,))

@@ -176,10 +176,16 @@ def test_evaluation_is_made_anew_where_its_report_is_gone(model: ModelConfig, tm
     assert evaluate(engine, model, evaluator) == 2
 
 
-def test_same_evaluation_is_known_again_when_its_folders_exist(model: ModelConfig, tmp_path: Path) -> None:
+def test_same_evaluation_is_known_again_when_its_folders_exist_and_by_other_bounds(
+    model: ModelConfig, tmp_path: Path
+) -> None:
     engine, places = new_engine()(), (str(tmp_path / "a"), "a")
     evaluators = [ours(reference={"path": "owner/name", "records_dir": place}) for place in places]
     assert [evaluate(engine, model, evaluator) for evaluator in evaluators] == [1, 1]
+    engine = new_engine()()
+    with pytest.raises(AttributeError):  # this fake's numbers are no MetricResult, so that only the key is of interest
+        evaluate(engine, model, ours(require=[STRICT]))
+    assert evaluate(engine, model, ours()) == 1
 
 
 def test_second_mending_changes_nothing(model: ModelConfig) -> None:
@@ -353,10 +359,3 @@ def test_candidate_of_a_search_is_out_at_once_and_the_input_model_where_there_is
     engine = evaluated(ours(tasks=[GROUP], require=[{"metric": "size_on_disk", "max": 1}]), has_passes=False)
     with refused(RequirementError, "bound_broken", holds=("size_on_disk/bytes", "1024")):
         engine.run(model)
-
-
-def test_other_bounds_are_no_other_evaluation(model: ModelConfig) -> None:
-    engine = new_engine()()
-    with pytest.raises(AttributeError):  # this fake's numbers are no MetricResult, so that only the key is of interest
-        evaluate(engine, model, ours(require=[STRICT]))
-    assert evaluate(engine, model, ours()) == 1

@@ -31,15 +31,9 @@ def test_document_of_a_picture_task_has_its_own_picture() -> None:
     assert url != thumbnails_of(loaded, 4)[0]
 
 
-def test_few_pictures_of_a_document_are_shown() -> None:
+def test_few_pictures_of_a_document_are_shown_and_none_that_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
     assert len(thumbnails_of(task([picture(0, 8, 8)] * 9), 0)) == MOST_THUMBNAILS
     assert len(thumbnails_of(task(picture(0, 8, 8)), 0)) == 1
-
-
-def test_document_of_a_text_has_none() -> None:
-    assert thumbnails_of(SimpleNamespace(), 0) == ()
-
-
-def test_picture_that_cannot_be_read_costs_no_comparison(caplog: pytest.LogCaptureFixture) -> None:
+    assert thumbnails_of(SimpleNamespace(), 0) == (), "a document of a text"
     assert thumbnails_of(task([b"no picture"]), 0) == ()
     assert "no thumbnails of document 0: a picture cannot be read" in caplog.text
