@@ -233,7 +233,7 @@ def test_interrupted_run_resumes_and_computes_only_the_chunk_in_flight_again(fol
     expected = evaluate(config(folder), lm=ort_lm(engine=whole))
     num_answers = evaluate(config(folder, output_dir=str(tmp_path)), lm=ort_lm()).model["journal"]["answers_written"]
     known = []
-    for fails_after in range(1, len(whole.requests), 3):
+    for fails_after in range(1, len(whole.requests), 6):
         stem = str(tmp_path / str(fails_after) / "answers")
         first, second, third = ForwardEngine(), ForwardEngine(), ForwardEngine()
         first.fails_after = fails_after

@@ -156,7 +156,7 @@ def test_float_model_that_cannot_be_is_refused_before_anything_runs(
         evaluate(EvaluationConfig.parse({**values, "reference": named}))
 
 
-@pytest.mark.parametrize("mode", ["recorded", "resident"])
+@pytest.mark.parametrize("mode", ["recorded", pytest.param("resident", marks=pytest.mark.long)])
 def test_drawn_documents_are_those_of_every_stage(tmp_path: Path, mode: str) -> None:
     folder = write_tasks(tmp_path / "tasks")
     write_many(folder)
@@ -243,18 +243,16 @@ def test_provider_is_a_stage_and_the_others_are_on_the_cpu(monkeypatch: pytest.M
     assert {part.engine.num_threads for part in parts.values()} == {2}
 
 
-def test_provider_named_in_the_model_arguments_is_left_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    reference = {"path": str(hf_model("llama")), "float_model": str(genai_export("llama"))}
-    arguments = {"execution_provider": "cuda", "add_bos_token": True}
-    parts = planned(monkeypatch, "CUDAExecutionProvider", reference=reference, model_args=arguments)
-    assert [part.model_args for part in parts.values()] == [{"add_bos_token": True}] * 2 + [arguments]
-
-
-def test_provider_is_no_stage_on_the_cpu_or_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provider_is_no_stage_on_the_cpu_or_where_it_is_not_wanted_and_stays_in_the_model_arguments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reference = {"path": str(hf_model("llama")), "float_model": str(genai_export("llama"))}
     assert list(planned(monkeypatch, CPU, reference=reference)) == ["conversion", "quantization"]
     unwanted = planned(monkeypatch, "CUDAExecutionProvider", reference={**reference, "provider_stage": False})
     assert [places(part) for part in unwanted.values()] == [(None, None)] * 2
+    arguments = {"execution_provider": "cuda", "add_bos_token": True}
+    parts = planned(monkeypatch, "CUDAExecutionProvider", reference=reference, model_args=arguments)
+    assert [part.model_args for part in parts.values()] == [{"add_bos_token": True}] * 2 + [arguments]
 
 
 def test_onnx_reference_leaves_quantization_and_provider(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -268,8 +268,7 @@ CLAIMS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("mode", ["recorded", "resident"])
-@pytest.mark.parametrize("certain", CLAIMS)
+@pytest.mark.parametrize(("mode", "certain"), zip(("recorded", "resident", "recorded"), CLAIMS, strict=True))
 def test_document_without_an_answer_is_whatever_breaks_the_claim(
     tasks: LoadedTasks, mode: Mode, certain: dict[str, Any]
 ) -> None:
@@ -298,8 +297,7 @@ def test_claim_stays_open_where_what_is_lost_would_decide(tasks: LoadedTasks, wh
     assert "is undecided" in line
 
 
-@pytest.mark.parametrize("mode", ["recorded", "resident"])
-@pytest.mark.parametrize("certain", CLAIMS)
+@pytest.mark.parametrize(("mode", "certain"), zip(("resident", "recorded", "resident"), CLAIMS, strict=True))
 def test_documents_that_the_reference_lost_are_not_drawn(
     tasks: LoadedTasks, mode: Mode, certain: dict[str, Any]
 ) -> None:

@@ -140,16 +140,20 @@ def test_named_file_is_measured_where_the_float_model_lies_beside_it(tmp_path: P
     assert not (folder / "mended" / "model.onnx").exists()
 
 
-def test_variant_of_a_model_package_is_mended_in_its_place(tmp_path: Path) -> None:
+def test_command_mends_a_variant_of_a_model_package_in_its_place_and_prints_the_bill(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     root = packed(tmp_path / "m.ortpackage", one=quickstart.exported(), int4=quickstart.quantized(4, 128))
-    output = tmp_path / "mended"
-    goal = {
-        "reference": str(quickstart.exported()),
-        "like": str(quickstart.quantized(4, 32)),
-        "output_dir": str(output),
-    }
-    bill = olive_ext.mend({"model": {"path": str(root), "variant": "int4"}, **FEW, **goal})
-    assert bill.chosen.bytes == size_on_disk(locate_files(output, variant="int4")) > bill.unchanged.bytes
+    output, like = tmp_path / "mended", quickstart.quantized(4, 32)
+    arguments = ["mend", str(root), "--variant", "int4", "--reference", str(quickstart.exported()), "--like", str(like)]
+    arguments += ["--tasks", "quickstart_choice", "--include-path", str(quickstart.TASKS), "--limit", "8"]
+    assert main([*arguments, "--top", "1", "--output", str(output)]) == 0
+    out = capfd.readouterr().out
+    assert "in another precision" in out
+    assert "HighsMip" not in out
+    assert "int8 in blocks of" in out
+    bill = json.loads((output / "bill.json").read_text(encoding="utf-8"))
+    assert bill["chosen"]["bytes"] == size_on_disk(locate_files(output, variant="int4")) > bill["unchanged"]["bytes"]
     assert locate_files(output, variant="one").tokenizer == locate_files(output, variant="int4").tokenizer
     assert model_digest(locate_files(output, variant="one")) == model_digest(locate_files(root, variant="one"))
 
@@ -335,15 +339,3 @@ def test_documents_are_told_apart_by_pictures_and_features() -> None:
 
     assert key(1, 0.0) == key(1, 0.0)
     assert len({key(1, 0.0), key(2, 0.0), key(1, 1.0)}) == 3
-
-
-def test_command_writes_the_model_and_prints_the_bill(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    arguments = ["mend", str(quickstart.quantized(4, 128)), "--reference", str(quickstart.exported()), "--limit", "8"]
-    arguments += ["--tasks", "quickstart_choice", "--include-path", str(quickstart.TASKS), "--top", "1"]
-    like = ["--like", str(quickstart.quantized(4, 32)), "--output", str(tmp_path / "mended")]
-    assert main([*arguments, *like]) == 0
-    out = capfd.readouterr().out
-    assert "in another precision" in out
-    assert "HighsMip" not in out
-    assert "int8 in blocks of" in out
-    assert (tmp_path / "mended" / "genai_config.json").is_file()
