@@ -198,7 +198,7 @@ class RequirementError(OliveExtError):
 
     code = "bound_broken"
 
-    def __init__(self, message: str, report: object = None) -> None:
+    def __init__(self, message: str, report: Any = None) -> None:
         super().__init__(message)
         self.report = report
 
@@ -226,7 +226,7 @@ class UnwrittenError(RunError):
 
     code = "unwritten"
 
-    def __init__(self, message: str, report: object) -> None:
+    def __init__(self, message: str, report: Any) -> None:
         super().__init__(message)
         self.report = report
 

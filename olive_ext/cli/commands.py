@@ -11,7 +11,6 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 from olive_ext.cli.exit_status import going_on
 from olive_ext.cli.options import RECORD_OPTIONS, advised, written_values
@@ -25,9 +24,6 @@ from olive_ext.errors import (
     printable,
     reading,
 )
-
-if TYPE_CHECKING:
-    from olive_ext.report import Report
 
 Function = Callable[[Namespace], int]
 
@@ -83,7 +79,7 @@ def evaluate_command(arguments: Namespace) -> int:
 
             report = evaluate(config, progress=True)
     except (UnwrittenError, RequirementError) as error:
-        print_table(report := cast("Report", error.report), page=page_of_report(report), told=advised)
+        print_table(error.report, page=page_of_report(error.report), told=advised)
         raise
     print_table(report, page=page_of_report(report), told=advised)
     check_complete(report, config.on_error)

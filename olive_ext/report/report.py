@@ -72,7 +72,7 @@ class Report:
     """The engine's counters, and `seconds`."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
-    """The configuration as written, in a workflow without bounds."""
+    """The configuration as written, in a workflow without `require`."""
 
     missing: tuple[Mapping[str, Any], ...] = ()
     """Requests without an answer: task, document and reason. Their documents count in no metric."""

@@ -105,12 +105,12 @@ class Run:
         """Olive's configurations of the models that the current one was made from, itself last."""
         return self.lineages.get(self.model_id, (self.input_model,))
 
-    def as_saved(self, comparison: Comparison, **changes: Any) -> Comparison:
-        """The comparison with `changes`, and in its commands an output model by the path that it will have."""
+    def as_saved(self, comparison: Comparison) -> Comparison:
+        """The comparison, in whose commands an output model has the path that it will have."""
         words = shlex.split(comparison.arguments)
         if self.made_by.get(self.model_id) and not self.is_search:
             words[0] = str(self.output_dir).removeprefix(f"{Path.cwd()}{os.sep}")
-        return replace(comparison, arguments=shlex.join(words), **changes)
+        return replace(comparison, arguments=shlex.join(words))
 
     @property
     def artifacts(self) -> Path:

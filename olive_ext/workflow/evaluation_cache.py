@@ -110,13 +110,13 @@ def _snapshot(name: str) -> str:
 def deciding_settings(
     values: Mapping[str, Any], without: Collection[str] = (), *, bounds_decide: bool = False
 ) -> dict[str, Any]:
-    """Settings as written, less those that change no number: bounds (which decide the documents where these are
+    """Settings as written, less those that change no number: `require` (which decides the documents where these are
     "enough", and with `bounds_decide` the model that is made), the folder of the records, and `without`.
 
     Olive makes folders absolute once they exist, so that they would also make a second run unlike the first.
     """
     is_free = not bounds_decide and values.get("documents") != "enough"
-    free = {*without, "require", "fail_on_loss"} if is_free else {*without}
+    free = {*without, "require"} if is_free else {*without}
     kept = {name: value for name, value in values.items() if name not in free}
     if isinstance(kept.get("reference"), Mapping):
         kept["reference"] = {name: value for name, value in kept["reference"].items() if name != "records_dir"}
@@ -235,7 +235,7 @@ def _judge(evaluator: Any, signal: Any, known: int) -> None:
     lines = broken_in(signal, settings.bounds) if settings.bounds and signal is not None else []
     if run is not None and len(run.reports) > known:
         old = run.reports[-1]
-        comparison = old.comparison and run.as_saved(old.comparison, over_all=settings.fail_on_loss is not None)
+        comparison = old.comparison and run.as_saved(old.comparison)
         run.reports[-1] = replace(old, broken=tuple(lines), comparison=comparison)
         if run.reports[-1] != old and (folder := old.config.get("output_dir")):
             write(run.reports[-1], folder)

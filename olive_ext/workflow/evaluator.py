@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ from typing import Any, ClassVar
 from olive.evaluator.olive_evaluator import OliveEvaluator
 
 from olive_ext.config import EVALUATOR_TYPE, EvaluationConfig, EvaluationSettings
-from olive_ext.errors import RunError, named_failures
+from olive_ext.errors import RequirementError, RunError, named_failures
 from olive_ext.report import Report
 from olive_ext.run import check_complete
 from olive_ext.run import evaluate as run_evaluate
@@ -59,7 +60,10 @@ def measure(
             if is_hf and requested_tasks(config) and is_changed(handler):
                 which = config.model.model_copy(update={"path": stack.enter_context(as_loaded(handler))})
                 config = config.model_copy(update={"model": which})
-            report = evaluate(config.as_job(), progress=True, names=names)
+            try:
+                report = evaluate(config.as_job(), progress=True, names=names)
+            except RequirementError as error:  # the workflow decides which models are held to bounds
+                report = replace(error.report, broken=())
         if (run := running.get()) is not None:
             run.reports.append(report)
         check_complete(report, config.on_error)

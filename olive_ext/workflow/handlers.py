@@ -28,7 +28,6 @@ _DECODER_NAMES = ("decoder", "model", "text_decoder", "language_model")
 _COMPONENT_NAMES = {"embedding": "embedding", "vision_encoder": "vision", "audio_encoder": "audio"}
 """mobius's names of a composite model's components, by what these do."""
 
-_BOUNDS = {"require", "fail_on_loss"}
 COMPONENTS = "olive_ext_components"
 """Attribute of a decoder's handler: the other components' files by what they do."""
 
@@ -105,10 +104,10 @@ def torch_device(written_device: str | None, handed_over: Any) -> str:
 
 
 def written(settings: EvaluationSettings) -> dict[str, Any]:
-    """The evaluation's settings that the recipe has, so that defaults stay defaults; without bounds, which the workflow
-    judges, but with the claim that one of them is."""
-    own = [name for name in EvaluationSettings.model_fields if name in settings.model_fields_set - _BOUNDS]
-    claim = settings.claim if settings.documents == "enough" and settings.bounds else settings.certain
+    """The evaluation's settings that the recipe has, so that defaults stay defaults; without `require`, which the
+    workflow judges, but with the claim that one of its bounds is."""
+    own = [name for name in EvaluationSettings.model_fields if name in settings.model_fields_set - {"require"}]
+    claim = settings.claim if settings.documents == "enough" and settings.require else settings.certain
     return {**{name: getattr(settings, name) for name in own}, **({} if claim is None else {"certain": claim})}
 
 

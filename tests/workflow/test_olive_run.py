@@ -17,6 +17,7 @@ import pytest
 from olive_ext.cli import main
 from olive_ext.errors import RequirementError, TaskError
 from olive_ext.report import from_json
+from olive_ext.run import evaluate
 from olive_ext.workflow import cli_run
 from tests.backends.local_tasks import write_tasks
 from tests.exports import genai_export, hf_model
@@ -252,6 +253,25 @@ def test_olives_own_command_fails_by_the_evaluators_bounds_behind_the_saved_mode
         assert compared.arguments.split()[0].endswith(where_it_is), "not in Olive's cache"
         assert compared.over_all
     assert "tiny_choice-acc" in metrics(folder / "out/metrics.json")
+
+
+def test_verdict_of_the_same_settings_is_the_same_by_every_door(folder: Path) -> None:
+    """And in a second run, whose Olive has the first one's evaluations in its cache."""
+    package = str(Path("package").resolve())
+    settings = {"tasks": ["tiny_choice"], "include_path": "tasks", "reference": package, "tokenizer": package}
+    block = recipe(folder, onnx(), passes={"q": {"type": "OnnxKQuantQuantization"}}, evaluator="e")
+    options = ["--tasks", "tiny_choice", "--include-path", "tasks", "--reference", package, "--tokenizer", package]
+    for loss in (2, 60):
+        block["passes"]["measure"] = {"type": "OrtLMEvaluation", **settings, "fail_on_loss": loss}
+        block["evaluators"] = {"e": {"type": "OrtLMEvaluator", **settings, "fail_on_loss": loss, "output_dir": "r"}}
+        status = main(["run", saved(folder, block)])
+        assert main(["evaluate", "out", *options, "--fail-on-loss", str(loss), "--output", "cli"]) in (status, 3)
+        of_python = evaluate("out", **settings, fail_on_loss=loss, isolation="none").verdict
+        for door in ("cli", "out", "r/q"):
+            found = from_json(Path(door, "report.json").read_text())
+            assert found.comparison.over_all
+            assert found.comparison.matters == loss
+            assert (found.verdict.status, found.verdict.headline) == (of_python.status, of_python.headline), door
 
 
 def test_search_with_shared_passes_keeps_to_a_threshold_or_fails(folder: Path) -> None:
