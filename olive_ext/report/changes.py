@@ -271,7 +271,8 @@ def _advice_of_answers(item: Outcome, matters: float, certainty: ClaimResult | N
             return "", None
         low = item.low if item.higher_is_better else -item.high
         bound = size - (certainty.low - low)
-        return f"a claim within {bound:.2g} would exclude it" if bound > 0 else "all documents would be too few", None
+        words = f"a claim within {item.unit * bound:.2g} pt would exclude it"
+        return words if bound > 0 else "all documents would be too few", None
     needed = item.documents_needed.get(f"{size:g}")
     if not item.is_share or not size < 1:
         return _advice(needed, item.num_documents)

@@ -36,14 +36,17 @@ Code = Literal[
     "loss", "place_different", "cut_off", "far", "claim_broken",
     "distant", "damaged", "stops", "shorter", "too_few", "distance_open", "no_values", "none_right", "claim_open",
     "small_loss",
-    "place_kernels", "place_same", "no_loss_found", "no_difference", "gain", "nothing_compared",
-    "stages", "claim_kept", "pooled", "more_stops", "missing", "template", "place", "two_models",
+    "place_kernels", "place_same", "claim_kept", "no_loss_found", "no_difference", "gain", "nothing_compared",
+    "stages", "pooled", "more_stops", "missing", "template", "place", "two_models",
 ]  # fmt: skip
 """Codes of reasons, the worst first; the codes of the last line are only evidence."""
 
 _CODES: tuple[Code, ...] = get_args(Code)
 _LOST: tuple[Code, ...] = ("bound_broken", "loss", "place_different", "cut_off", "far", "claim_broken")
-_KEPT: tuple[Code, ...] = ("place_kernels", "place_same", "no_loss_found", "no_difference", "gain", "pooled")
+_KEPT: tuple[Code, ...] = (
+    *("place_kernels", "place_same", "claim_kept", "no_loss_found", "no_difference", "gain", "pooled"),
+)
+_CLAIM_CODES: Mapping[str, Code] = {"kept": "claim_kept", "broken": "claim_broken", "open": "claim_open"}
 _MOST_NAMED = 3
 _SAME_GRADE = 1e-5
 """A graded metric that moves by less, of distributions that are equal but for rounding, is rounding."""
@@ -131,7 +134,9 @@ class Verdict:
     @property
     def lines(self) -> tuple[str, ...]:
         """Headline, evidence, the figures with the number of documents, and the next step, a line each."""
-        figures = f"{', '.join(map(str, self.figures))} ({counted(self.num_documents, 'document')})"
+        is_counted = any(item.code in _CLAIM_CODES.values() for item in self.reasons)  # a claim's sentence says it
+        number = "" if is_counted else f" ({counted(self.num_documents, 'document')})"
+        figures = f"{', '.join(map(str, self.figures))}{number}"
         next_step = f"next: {self.next_step}" if self.next_step else ""
         return (self.headline, *filter(None, (*self.evidence, figures if self.figures else "", next_step)))
 
@@ -239,8 +244,8 @@ def _found(comparison: Comparison) -> Verdict:
     get it, whatever the number of tasks. A loss in one task is a loss of the model.
 
     "No difference found" needs distributions that are equal but for rounding, or models of one content, and no flip.
-    Few documents suffice for it. A claim about drawn documents comes first. It adds to the findings against the
-    candidate and removes none.
+    Few documents suffice for it. A claim about drawn documents comes first. If it is certainly kept, no more documents
+    are asked: what these leave undecided follows as a reason. It removes no other finding.
 
     Where all tasks together, or the first metric of a single one, are to decide (`over_all`) and exclude a loss that
     matters, others in points may be undecided: the worst of the other findings decides. So a larger bound never gives a
@@ -264,8 +269,8 @@ def _found(comparison: Comparison) -> Verdict:
     damaged = [*_damaged(comparison)]
     shorter, is_cut = _shorter(comparison)
     claims = [] if certainty is None else [Reason(_CLAIM_CODES[certainty.verdict], words=certainty.sentence())]
-    is_kept = certainty is None or certainty.verdict == "kept"
-    findings = [*([] if is_kept else claims), *damaged, *against, *(shorter if is_cut else ())]
+    claimed = [item for item in claims if item.code == "claim_kept"]
+    findings = [*(claims if not claimed else ()), *damaged, *against, *(shorter if is_cut else ())]
     if not findings:
         reach = "" if comparison.reach is None else f", {comparison.reach}"
         if is_same and comparison.is_same_content:
@@ -275,11 +280,13 @@ def _found(comparison: Comparison) -> Verdict:
         if is_same or not findings:
             judged = next((str(item.figure) for item in deciding_changes(changes) if item.is_shown), "")
             findings = [Reason("no_difference" if is_same else "no_loss_found", words=reach, figure=judged)]
-    undecided = [item for item in findings if item.code == "too_few" and item.unit == "pt" and not item.figure]
+    few = [item for item in findings if item.code == "too_few" and not item.figure]
+    undecided = [item for item in few if claimed or item.unit == "pt"]
     whole = [item for item in changes if item.is_whole and not item.may_lose(comparison.matters)]
     pooled = [Reason("pooled", item.task, item.metric, figure=str(item.figure)) for item in whole]
-    if comparison.over_all and pooled and undecided and not comparison.missing:
-        findings = [*(item for item in findings if item not in undecided), *pooled]
+    deciding = claimed or (pooled if comparison.over_all else [])
+    if deciding and undecided and not comparison.missing:
+        findings = [*(item for item in findings if item not in undecided), *deciding]
     worst = min((item.code for item in findings), key=_CODES.index)
     first = [item for item in findings if item.code == worst]
     is_lost = worst in _LOST and worst != "claim_broken"
@@ -323,7 +330,6 @@ def _of_places(place: PlaceFinding, answers: Verdict, comparison: Comparison) ->
     return _of([first, *evidence], comparison, answers.figures)
 
 
-_CLAIM_CODES: Mapping[str, Code] = {"kept": "claim_kept", "broken": "claim_broken", "open": "claim_open"}
 _PLACE_CODES: Mapping[PlaceKind, Code] = {
     "same": "place_same",
     "kernels": "place_kernels",

@@ -102,7 +102,7 @@ def sampled_report(**changes: Any) -> Any:
     ("changes", "least"),
     [
         ({"bound": -0.004, "low": -0.004}, "no_loss_found"),
-        ({}, "too_few"),
+        ({}, "claim_kept"),
         ({"verdict": "open", "bound": -0.004, "low": -0.005, "num_evaluated": 10_042, "num_unknown": 90}, "claim_open"),
         ({"verdict": "broken", "estimate": -0.03, "low": -0.06, "high": -0.01}, "loss"),
         ({"verdict": "broken", "bound": 0.02, "estimate": 0.01, "low": -0.001, "high": 0.02}, "claim_broken"),
@@ -168,3 +168,11 @@ def test_unlike_samples_are_not_compared() -> None:
     for second in other, whole:
         with refused(ConfigError, "not_comparable", holds="one"):
             check_comparable([("one", one), ("other", second)])
+
+
+@pytest.mark.parametrize("over_all", [False, True])
+def test_claim_that_is_kept_ends_the_evaluation_and_asks_no_more_documents(over_all: bool) -> None:
+    found = verdict(replace(sampled_report().comparison, divergences=(), over_all=over_all, metrics={}))
+    assert (found.status, found.headline, found.next_step) == ("ok", certainty().sentence(), "")
+    assert "accuracy may have lost up to 1.3 pt (a claim within 0.72 pt would exclude it)" in found.evidence[0]
+    assert "documents)" not in found.lines[-1], "the claim says how many"
