@@ -476,6 +476,9 @@ class Comparison:
     over_all: bool = False
     """Whether all tasks together decide (`fail_on_loss`), and single ones may be undecided."""
 
+    kept_bounds: tuple[str, ...] = ()
+    """A sentence for each bound of `require` that is kept."""
+
     arguments: str = "MODEL --reference REFERENCE --tasks TASKS"
     """The candidate, the reference and the tasks as a shell takes them."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,7 @@ def next_step(reasons: Sequence[Reason], comparison: Comparison) -> str:
     """The next step without its full stop, with whole commands; empty where there is none."""
     first = reasons[0].code
     if first == "bound_broken":
-        return _of_broken([item for item in reasons if item.code != first], comparison)
+        return _of_broken(reasons, comparison)
     if (
         comparison.missing
         and not comparison.non_finite
@@ -90,11 +91,16 @@ def _step_after(code: str, comparison: Comparison) -> str:
     return _STEPS.get(code, "").format(arguments=arguments, model=arguments.partition(" --")[0], nats=nats)
 
 
-def _of_broken(others: Sequence[Reason], comparison: Comparison) -> str:
-    """More documents, where the fall may be chance, or what the worst other finding needs; else a finer model."""
+def _of_broken(reasons: Sequence[Reason], comparison: Comparison) -> str:
+    """More documents, where the fall may be chance, or what the worst other finding needs; else a finer model, which
+    keeps the bound."""
+    others = [item for item in reasons if item.code != "bound_broken"]
+    most = [float(text) for item in reasons for text in re.findall(r"kl_mean = .* at most ([\d.e+-]+)", item.words)]
     may_be_chance = others[0].code == "too_few" and not comparison.missing
     step = _documents(others[0], comparison, "") if may_be_chance else next_step(others, comparison)
-    return f"{step or _step_after('loss', comparison)}, or allow more (`fail_on_loss`, `require`)"
+    step = step or _step_after("loss", comparison)
+    step = re.sub(r"(?<=kl_mean=)[\d.e-]+", lambda nats: f"{min(float(nats[0]), *most, math.inf):g}", step)
+    return f"{step}, or allow more (`fail_on_loss`, `require`)"
 
 
 def _of_too_few(reasons: Sequence[Reason], comparison: Comparison) -> str:
@@ -144,11 +150,16 @@ def _documents(item: Reason, comparison: Comparison, together: str) -> str:
 
 
 def _measures(comparison: Comparison) -> str:
-    """The distance, if it is near, and the perplexities: of both the figures have the values."""
+    """The distance, if it is near, and the perplexities: of both the figures have the values; not if bounds do."""
     from olive_ext.report.verdict import band_of
 
     overall = comparison.overall_divergence()
-    if overall is None or not math.isfinite(overall.kl.mean) or band_of(overall, 1).code is not None:
+    if (
+        overall is None
+        or comparison.kept_bounds
+        or not math.isfinite(overall.kl.mean)
+        or band_of(overall, 1).code is not None
+    ):
         return ""
     has_texts = any(one.is_text and one.task != ALL for one in comparison.divergences)
     return f"judge by the mean KL{' and perplexity' if has_texts else ''}"

@@ -37,7 +37,7 @@ Code = Literal[
     "distant", "damaged", "stops", "shorter", "too_few", "distance_open", "no_values", "none_right", "claim_open",
     "small_loss",
     "place_kernels", "place_same", "claim_kept", "no_loss_found", "no_difference", "gain", "nothing_compared",
-    "stages", "pooled", "more_stops", "missing", "template", "place", "two_models",
+    "stages", "pooled", "more_stops", "missing", "template", "place", "two_models", "bound_kept",
 ]  # fmt: skip
 """Codes of reasons, the worst first; the codes of the last line are only evidence."""
 
@@ -220,8 +220,9 @@ def verdict(comparison: Comparison, broken: Sequence[str] = ()) -> Verdict:
     """The verdict on a comparison, whose worst findings are `broken` bounds, a sentence each, and perplexities that
     break `fail_on_loss`: measured values break a bound, whatever their intervals."""
     bounds = [Reason("bound_broken", words=f"bound broken: {line}") for line in (*broken, *_risen(comparison))]
+    kept = [Reason("bound_kept", words=f"bound kept: {line}") for line in comparison.kept_bounds]
     found = _found(comparison)
-    return _of([*bounds, *found.reasons], comparison, found.figures) if bounds else found
+    return _of([*bounds, *found.reasons, *kept], comparison, found.figures) if bounds or kept else found
 
 
 def _risen(comparison: Comparison) -> Iterator[str]:

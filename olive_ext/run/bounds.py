@@ -149,6 +149,17 @@ def broken_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric]) -> list[st
     return list(dict.fromkeys(lines))
 
 
+def kept_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric]) -> list[str]:
+    """The value and the limits of each bound that is kept, but for `fail_on_loss`, whose figure a verdict has."""
+    lines = []
+    for bound in bounds:
+        if not isinstance(bound, LossBound) and not broken_bounds([bound], metrics):
+            metric, limits = _bounded(bound, metrics), (("at most", bound.max), ("at least", bound.min))
+            required = " and ".join(f"{words} {_exact(limit)}" for words, limit in limits if limit is not None)
+            lines.append(f"{_name(bound, metric)} = {number(metric.value)}, required {required}")
+    return lines
+
+
 def _bounded(bound: Bound, metrics: Sequence[Metric]) -> Metric:
     matches = matching(metrics, bound.metric, bound.task, bound.filter)
     if len(matches) == 1:
@@ -159,21 +170,29 @@ def _bounded(bound: Bound, metrics: Sequence[Metric]) -> Metric:
 
 
 def _broken(bound: Bound, metric: Metric, metrics: Sequence[Metric]) -> Iterator[str]:
-    short, long = long_names(metric)
-    name = long if bound.filter else short
+    name = _name(bound, metric)
     if is_open(metric, metrics):
         yield f"{name} is undecided: documents without an answer could change it"
     elif metric.is_of_drawn:
         yield f"{name} is of the drawn documents only ({metric.documents}), and the bound is on all of them"
     if bound.max is not None and not metric.value <= bound.max:
-        yield f"{name} = {_apart(metric.value, bound.max)}, required at most {number(bound.max)}"
+        yield f"{name} = {_apart(metric.value, bound.max)}, required at most {_exact(bound.max)}"
     if bound.min is not None and not metric.value >= bound.min:
         if isinstance(bound, LossBound):
             most = f"{-100 * bound.min:g}"
             fallen = next(text for digits in (2, 4, 12) if (text := f"{-100 * metric.value:.{digits}g}") != most)
             yield f"accuracy over all tasks fell by {fallen} pt, more than {most} pt (`fail_on_loss`)"
         else:
-            yield f"{name} = {_apart(metric.value, bound.min)}, required at least {number(bound.min)}"
+            yield f"{name} = {_apart(metric.value, bound.min)}, required at least {_exact(bound.min)}"
+
+
+def _name(bound: Bound, metric: Metric) -> str:
+    return long_names(metric)[bool(bound.filter)]
+
+
+def _exact(bound: float) -> str:
+    """The bound as it is: a model may be made to keep what is printed."""
+    return number(bound) if float(number(bound)) == bound else f"{bound:.12g}"
 
 
 def _apart(value: float, bound: float) -> str:

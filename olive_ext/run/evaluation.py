@@ -35,7 +35,7 @@ from olive_ext.report.numbers import SAME_NATS
 from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.report.verdict import BANDS
-from olive_ext.run.bounds import broken_bounds, refuse_names
+from olive_ext.run.bounds import broken_bounds, kept_bounds, refuse_names
 from olive_ext.run.costs import cost_metrics, requested_costs, requested_tasks, with_costs
 from olive_ext.run.machine import Clock, PeakMemory, describe_hardware
 from olive_ext.run.models import Models, OtherPromptsError, damaged_cache
@@ -113,6 +113,9 @@ def evaluate_models(
             for finished in hooks("finish_report").values():
                 report = finished(report, models, task_run, partial(_compared, models, task_run.weights))
         report = replace(_named(report, names), broken=tuple(broken_bounds(config.bounds, report.metrics)))
+        if report.comparison is not None:
+            kept = tuple(kept_bounds(config.bounds, report.metrics))
+            report = replace(report, comparison=replace(report.comparison, kept_bounds=kept))
         try:
             if log_folder is not None and task_run is not None:
                 write_samples(task_run.samples, config.sample_log_num, log_folder, task_run.fields())

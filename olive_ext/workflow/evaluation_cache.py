@@ -33,6 +33,7 @@ from olive_ext.model.files.model_package import is_package
 from olive_ext.model.files.package_config import GENAI_CONFIG, read_json
 from olive_ext.registry import hooks
 from olive_ext.report import from_json, write
+from olive_ext.run.bounds import kept_bounds
 from olive_ext.run.task_fit import is_onnx_model
 from olive_ext.workflow.current_run import logger, recorded_failures, requirement_error, running, settled
 from olive_ext.workflow.evaluator import surfaced
@@ -227,7 +228,7 @@ def _keyed(model: Any, evaluator: Any) -> _Evaluation:
 
 def _judge(evaluator: Any, signal: Any, known: int) -> None:
     """Checks a model against the evaluator's bounds; None in place of its `signal` for an input model, which has to
-    keep none. Its report, which comes after `known` others of the run, names the broken ones.
+    keep none. Its report, which comes after `known` others of the run, names the broken and the kept ones.
 
     In a search the candidate is out at once; else Olive first saves the model and its metrics.
     """
@@ -235,7 +236,8 @@ def _judge(evaluator: Any, signal: Any, known: int) -> None:
     lines = broken_in(signal, settings.bounds) if settings.bounds and signal is not None else []
     if run is not None and len(run.reports) > known:
         old = run.reports[-1]
-        comparison = old.comparison and run.as_saved(old.comparison)
+        kept = broken_in(signal, settings.bounds, kept_bounds) if settings.bounds and signal is not None else []
+        comparison = old.comparison and replace(run.as_saved(old.comparison), kept_bounds=tuple(kept))
         run.reports[-1] = replace(old, broken=tuple(lines), comparison=comparison)
         if run.reports[-1] != old and (folder := old.config.get("output_dir")):
             write(run.reports[-1], folder)

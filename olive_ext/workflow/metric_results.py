@@ -6,7 +6,7 @@ Olive knows only its own names of metrics ("accuracy_score", "bytes"); their mea
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -69,8 +69,8 @@ def names_kept_for(bounds: Iterable[Bound]) -> list[tuple[str, str]]:
     return sorted(item for item in names if item[1].rpartition("/")[2] in COMPARISON_NAMES and item not in _KEPT)
 
 
-def broken_in(result: Any, bounds: Iterable[Bound]) -> list[str]:
-    """As `run.bounds.broken_bounds`, for a result of `to_metric_result`, whose keys hold less."""
+def broken_in(result: Any, bounds: Iterable[Bound], judge: Callable[..., list[str]] = broken_bounds) -> list[str]:
+    """As `judge` of `run.bounds`, for a result of `to_metric_result`, whose keys hold less."""
     metrics = []
     for name, entry in result.items():
         if name.endswith(_STDERR):
@@ -79,7 +79,7 @@ def broken_in(result: Any, bounds: Iterable[Bound]) -> list[str]:
         metric, _, filter_name = rest.partition(",")
         metrics.append(Metric(task, metric, filter_name, entry.value, higher_is_better=entry.higher_is_better))
     renamed = (bound.model_copy(update={"filter": bound.filter and bound.filter.replace("-", "_")}) for bound in bounds)
-    return broken_bounds(renamed, metrics)
+    return judge(renamed, metrics)
 
 
 def key(metric: Metric, report: Report) -> str:

@@ -682,6 +682,22 @@ def test_broken_bound_is_the_headline_the_status_and_what_the_next_step_is_about
     assert broken.next_step == f"{step}, or allow more (`fail_on_loss`, `require`)"
 
 
+@pytest.mark.parametrize(("bound", "proposed"), [("0.0010", "0.001"), ("0.00123", "0.00123"), ("0.0100", "0.005")])
+def test_model_is_mended_to_keep_the_bound_that_was_broken(bound: str, proposed: str) -> None:
+    found = of(outcome(**SAFE), divergence("choice", kl=0.01), arguments="M")
+    step = verdict(found, [f"all/kl_mean = 0.0100, required at most {bound}"]).next_step
+    assert f"--within kl_mean={proposed} --output" in step
+
+
+def test_kept_bound_is_said_and_not_advised_again() -> None:
+    line = "all/kl_mean = 0.0050, required at most 0.0100"
+    found = of(outcome(), divergence("choice", kl=0.005))
+    assert "judge by the mean KL" in verdict(found).next_step
+    kept = verdict(replace(found, kept_bounds=(line,)))
+    assert (kept.status, kept.evidence[-1]) == (verdict(found).status, f"bound kept: {line}")
+    assert "judge by the mean KL" not in kept.next_step
+
+
 @pytest.mark.parametrize(
     ("kl", "agreement", "words"),
     [  # llama.cpp's numbers for Llama 3 8B: q8_0, q6_K, q4_K_M, q2_K; for Llama 2 7B: q4_K_M

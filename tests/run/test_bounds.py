@@ -17,7 +17,7 @@ from olive_ext.errors import ConfigError
 from olive_ext.report import Metric
 from olive_ext.report.comparison import ClaimResult, Comparison
 from olive_ext.report.metrics import comparison_metrics, matching
-from olive_ext.run.bounds import broken_bounds, check_names, refuse_names
+from olive_ext.run.bounds import broken_bounds, check_names, kept_bounds, refuse_names
 from tests.backends.local_tasks import write_tasks
 from tests.refusals import refused
 from tests.report.synthetic import comparison
@@ -70,6 +70,14 @@ def broken(metrics: Sequence[Metric] = METRICS, **bound: Any) -> list[str]:
 )
 def test_each_broken_bound_has_its_line_with_the_value_and_the_bound(bound: dict[str, Any], lines: list[str]) -> None:
     assert broken(**bound) == lines
+
+
+def test_kept_bounds_have_the_value_and_the_limits_as_written() -> None:
+    bounds = [{"metric": "kl_mean", "max": 0.0412345}, {"metric": "acc", "task": "letters", "min": 0.7, "max": 0.8}]
+    made = [Bound.parse(bound) for bound in [*bounds, {"metric": "kl_mean", "max": 0.01}]]
+    one, other = kept_bounds(made, METRICS)
+    assert one == "all/kl_mean = 0.0312, required at most 0.0412345"
+    assert other == "letters/acc = 0.7500, required at most 0.8000 and at least 0.7000"
 
 
 def test_loss_is_told_in_points_as_fail_on_loss_is_written() -> None:

@@ -14,7 +14,7 @@ from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report
 from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import COMPARISON_NAMES
-from olive_ext.run.bounds import with_measurements
+from olive_ext.run.bounds import kept_bounds, with_measurements
 from olive_ext.workflow.evaluation_cache import deciding_settings
 from olive_ext.workflow.handlers import written
 from olive_ext.workflow.metric_results import broken_in, declared_pairs, text_of, to_metric_result
@@ -64,6 +64,8 @@ def test_run_history_has_what_a_person_reads_with_errors_and_what_bounds_are_on(
     found = to_metric_result(report, bounds=bound.require)
     assert found["all-kl_p99"].value == 0.1
     assert broken_in(found, bound.require) == ["all/kl_p99 = 0.1000, required at most 0.0500"]
+    looser = [bound.require[0].model_copy(update={"max": 0.2})]
+    assert broken_in(found, looser, kept_bounds) == ["all/kl_p99 = 0.1000, required at most 0.2000"]
     one = EvaluationSettings.parse({"tasks": ["t"], "require": [{"metric": "acc", "min": 0.9}]})
     assert broken_in(to_metric_result(Report(metrics=(acc,))), one.require)
 
