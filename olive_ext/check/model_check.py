@@ -209,7 +209,8 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
         elif models.other_template:
             section.add("chat template", "another text than the checkpoint's", "held against nothing without tasks")
     by_length = ", ".join(f"{text.num_tokens}: {text.nats:.2g}" for text in found.texts)
-    section.add("nats by length", by_length, f"of random tokens the largest difference; {found.reason}")
+    why = f"of random tokens the largest difference; at most {found.bound:.2g} is {found.bound_reason}"
+    section.add("nats by length", by_length, why)
     if contexts := contexts_of(model.context_length, other.context_length):
         section.add("context length", "{} of {}".format(*contexts), "longer texts are cut, and held against nothing")
     for name, number in found.unseen.items():
@@ -222,7 +223,7 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
         if files.uncompared:
             section.add("constants not compared", files.uncompared, "the checkpoint has none of their names and shapes")
     findings.errors += [DamagedError(f"damaged: '{name}' {how}") for name, how in damaged.items()]
-    if found.is_equal or found.quantized_by:
+    if found.is_equal or not found.is_judged:
         section.add("result", found.sentence())
     else:
         findings.errors.append(NotComparableError(found.sentence()))

@@ -291,7 +291,7 @@ def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[s
     last = dict(sorted(_layer(name) for name in model if known[kind_of(name)] > 1))
     lost = {name for name, array in reference.items() if array.ndim == 1 and name not in model}
     for name in lost:  # equal ones, as norms of ones, may be stored once, and zeros not at all
-        is_there = any(array.ndim == 1 and _is_one(reference[name], array) for array in model.values())
+        is_there = any(array.ndim == 1 and is_one(reference[name], array) for array in model.values())
         stem, number = _layer(name)
         if kind_of(name) in kinds and number <= last.get(stem, -1) and reference[name].any() and not is_there:
             causes[name] = "is missing"
@@ -304,7 +304,8 @@ def is_alike(own: Array, other: Array) -> bool:
     return (what := _apart("", own[some], other[some])) is None or what.share < 0.5
 
 
-def _is_one(own: Array, other: Array) -> bool:
+def is_one(own: Array, other: Array) -> bool:
+    """Whether two constants are equal but for rounding and a 1 that is added, as to Gemma's norms."""
     return own.shape == other.shape and not (_apart("", own, other) and _apart("", own, other, 1))
 
 
@@ -551,6 +552,17 @@ def distance(own: Array, grid: Grid, begin: int = 0) -> Distance:
     if is_nearest:
         is_far |= ((blocks > BLOCK_STEPS) & (sizes > BLOCK_SIZE)).any(1)
     return Distance(count / own.size, np.flatnonzero(is_far).tolist(), len(rows))
+
+
+def decode_into(own: Array, grid: Grid, begin: int = 0) -> float:
+    """Writes rows of a quantized weight, from `begin` on, over their float ones [N, K]: the relative error of these."""
+    squares = size = 0.0
+    for first, rows in _blocks(own):
+        numbers = grid.rows(begin + first, begin + first + len(rows))[0]
+        squares += float(np.square(numbers - rows, dtype=np.float64).sum())
+        size += float(np.square(rows, dtype=np.float64).sum())
+        rows[:] = numbers
+    return math.sqrt(squares / (size or 1.0))
 
 
 def unpacked(bytes_: Array, bits: int) -> Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 
-from olive_ext.graph.nodes import attribute, layer_of, quantizing_operator
+from olive_ext.graph.nodes import attribute, is_quantizing, layer_of, quantizing_operator
 from olive_ext.model.files.constants import (
     FLOATS,
     ROTARY,
@@ -26,13 +26,16 @@ from olive_ext.model.files.constants import (
     Array,
     Constants,
     Distance,
+    Grid,
     apart,
     broken,
     checkpoint_floats,
+    decode_into,
     distance,
     distances,
     graph_nodes,
     is_alike,
+    is_one,
     kind_of,
     meant_others,
     outliers,
@@ -95,6 +98,9 @@ JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 
 _PLAIN_WORDS = ("", "weight", "MatMul", "Gemm", "Gather")
 _LAST_NORM = re.compile(r"(^|\.)(final_norm_layernorm|final_layernorm|(?<!\d\.)norm|norm_f|ln_f)\.weight$")
+_NEAR = 0.7
+"""Relative error below which a weight was only rounded: at 2 bits 0.5 and less, of a rotated one 1.4."""
+
 _BESIDE = re.compile(r"(^|[./])(vis|audio|encoder)")
 """Parts beside the decoder, whose layers may have names of its own."""
 
@@ -165,9 +171,30 @@ def damage(
 
 
 def checkpoint_distances(tensors: Mapping[str, Array], model: Constants) -> dict[str, Distance]:
-    """As `distances`, of a checkpoint's tensors. Weights pair by layer, last word and shape, and a packed product of
-    one side (`JOINED`) with its parts by rows. A head that the checkpoint does not have is its table."""
-    grids, found = quantized_weights(model), dict[str, Distance]()
+    """As `distances`, of a checkpoint's tensors. A part of a packed product has its own name, too."""
+    return {name: distance(whole, grid, first) for name, whole, grid, first in _paired(tensors, model)}
+
+
+def replace_weights(tensors: Mapping[str, Array], model: Constants) -> bool:
+    """Writes what a graph's quantized weights decode to into the `tensors` of its checkpoint. Returns whether the graph
+    should then compute what the checkpoint does: all that is rounded in it are weights that pair and are near, and its
+    other constants are the checkpoint's, where smoothing changes them."""
+    found = True
+    for name, own in model.floats().items():
+        found &= name not in tensors or tensors[name].shape != own.shape or is_one(tensors[name], own)
+    names = set()
+    for name, whole, grid, first in _paired(tensors, model) if found else ():
+        found &= decode_into(whole, grid, first) < _NEAR
+        names.add(name.split(",")[0])
+    read = (model.scales.intersection(node.input) for node in model.model.graph.node if is_quantizing(node))
+    return found and bool(names) and quantized_weights(model).keys() == names and all(read)
+
+
+def _paired(tensors: Mapping[str, Array], model: Constants) -> Iterator[tuple[str, Array, Grid, int]]:
+    """A checkpoint's tensors with the quantized weights of a graph that hold them from some row on. They pair by layer,
+    last word and shape, and a packed product of one side (`JOINED`) with its parts by rows. A head that the checkpoint
+    does not have is its table."""
+    grids = quantized_weights(model)
     names, owns = _by_word(grids), {key: tensors[name] for key, name in _by_word(tensors).items()}
     for (layer, word), whole in [*owns.items()]:
         if word == "embed_tokens":
@@ -181,8 +208,7 @@ def checkpoint_distances(tensors: Mapping[str, Array], model: Constants) -> dict
         ends = np.cumsum([0, *(len(owns[part]) for part in parts)])
         for part, first in zip(parts, ends, strict=False) if ends[-1] == grids[name].shape[0] else ():
             if owns[part].shape[1:] == grids[name].shape[1:]:
-                found[name if part[1] == word else f"{name}, {part[1]}"] = distance(owns[part], grids[name], first)
-    return found
+                yield name if part[1] == word else f"{name}, {part[1]}", owns[part], grids[name], int(first)
 
 
 def _by_word(names: Iterable[str]) -> dict[tuple[int | None, str], str]:

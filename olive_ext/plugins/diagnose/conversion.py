@@ -16,16 +16,15 @@ import numpy.typing as npt
 
 from olive_ext.engine.runners.hf.hf_model import PlainPass
 from olive_ext.engine.runners.ort.plain_graph import PlainGraph
-from olive_ext.errors import ModelError, UnsupportedError, first_line
+from olive_ext.errors import ModelError, UnsupportedError
 from olive_ext.graph.nodes import few_bits, half_type, quantizing_operator
 from olive_ext.model import ResolvedModel
+from olive_ext.model.files.constants import Constants
 from olive_ext.model.files.content import load_graph
-from olive_ext.plugins.diagnose.module_states import EMBEDDED, NORMED, Rotated, States, layers_of, regroup, states_of
+from olive_ext.plugins.diagnose.module_states import EMBEDDED, NORMED, Rotated, layers_of, regroup, reweight, states_of
 from olive_ext.run.export import LARGEST_DIFFERENCE, logprobs
 from olive_ext.session.opening import open_model
 from olive_ext.session.tokenizer import load_tokenizer
-
-logger = logging.getLogger(__name__)
 
 Text = tuple[int, ...]
 Logprobs = npt.NDArray[np.float64]
@@ -48,12 +47,19 @@ SHORTEST, LONGEST = 4, 1024
 class _Scored:
     """The same texts by both."""
 
+    checkpoint: ResolvedModel
     plain: PlainPass
     texts: list[Text]
     expected: list[Logprobs]
     given: list[Logprobs]
+    num_ids: int
+    """Those that are tokens."""
+
     parts: str = ""
     """As `Agreement.parts`."""
+
+    weights: Constants | None = None
+    """The graph whose quantized weights transformers get."""
 
     @classmethod
     def by(cls, model: ResolvedModel, checkpoint: ResolvedModel) -> _Scored:
@@ -64,19 +70,44 @@ class _Scored:
         if len(sizes) > 1 and num_tokens > min(sizes):
             problem = f"'{model.name}' has {model.spec.vocab_size} tokens, '{checkpoint.name}' {plain.vocab_size}"
             raise ModelError(problem, code="not_comparable")
-        texts = _texts(model, plain, min(num_tokens, *sizes))
+        num_ids = min(num_tokens, *sizes)
+        texts = _texts(model, plain, num_ids)
         with open_model(model) as session:
             given, parts = logprobs(session, texts), session.describe_execution().get("parts_failure", "")
         expected = [plain.logprobs(text) for text in texts]
         if num_tokens < plain.vocab_size:
             rows = zip(texts, given, expected, strict=True)
             given = [_without_taken(plain, num_tokens, *row) for row in rows]
-        return cls(plain, texts, expected, given, parts)
+        return cls(checkpoint, plain, texts, expected, given, num_ids, parts)
+
+    def with_weights_of(self, model: ResolvedModel) -> _Scored:
+        """By transformers with the weights of `model`, and its graph without rounded activations. Raises `ModelError`
+        where these need not be alike."""
+        graph = PlainGraph(model, ())
+        constants = Constants(load_graph(model.files.decoder), model.files.decoder)
+        is_cache_rounded = few_bits(one.elem_type for one in model.spec.kv)
+        if is_cache_rounded or not reweight(self.plain, constants):
+            raise ModelError("they do not pair with the checkpoint's, or are far off, or more than weights is rounded")
+        given = [graph.logprobs(text, self.num_ids) for text in self.texts]
+        expected = [self.plain.logprobs(text, self.num_ids) for text in self.texts]
+        return replace(self, expected=expected, given=given, weights=constants)
+
+    def changed(self, dtype: str | None = None, changes: Mapping[str, Any] | None = None) -> PlainPass:
+        """The checkpoint once more, as `PlainPass` takes it, with the same weights."""
+        plain = PlainPass(self.checkpoint, dtype, changes)
+        if self.weights is not None:
+            reweight(plain, self.weights)
+        return plain
 
     @cached_property
     def apart(self) -> list[Logprobs]:
         """Nats of each text's tokens."""
         return [_apart(one, other) for one, other in zip(self.given, self.expected, strict=True)]
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """The largest of each text."""
+        return tuple(Difference(len(row) + 1, float(row.max())) for row in self.apart)
 
     def farthest_from(self, other: PlainPass, rows: Sequence[Logprobs], limit: float = np.inf) -> float:
         """The largest difference between `rows` and `other`; the first above `limit` ends it."""
@@ -96,31 +127,34 @@ def hold_against(model: ResolvedModel, checkpoint: ResolvedModel) -> Agreement:
     """
     _refuse(model, checkpoint)
     graph, scored = load_graph(model.files.decoder), _Scored.by(model, checkpoint)
-    lengths = scored.plain.lengths.items()
     agreement = Agreement(
         checkpoint=checkpoint.name,
-        texts=tuple(Difference(len(row) + 1, float(row.max())) for row in scored.apart),
+        texts=scored.differences,
         bound=LARGEST_DIFFERENCE,
         bound_reason="rounding in fp32",
         quantized_by=quantizing_operator(graph) or few_bits(one.elem_type for one in model.spec.kv),
-        unseen={name: number for name, number in lengths if number + 2 > len(scored.texts[-1])},
+        unseen={name: number for name, number in scored.plain.lengths.items() if number + 2 > len(scored.texts[-1])},
         parts=scored.parts,
     )
+    if agreement.quantized_by:
+        try:
+            scored = scored.with_weights_of(model)
+        except ModelError as reason:
+            return replace(agreement, states_note=f"the graph is not compared with its own weights: {reason}")
+        agreement = replace(agreement, texts=scored.differences, is_decoded=True)
     states_bound = LARGEST_ERROR
-    if not agreement.nats <= agreement.bound and not agreement.quantized_by:
+    if not agreement.is_equal:
         other = half_type(graph) or "float64"
-        nats, error = _rounding(checkpoint, other, scored)
+        nats, error = _rounding(other, scored)
         if ROUNDING_FACTOR * nats > agreement.bound:
-            reason = f"{ROUNDING_FACTOR:g} times the distance of transformers in {other}"
-            agreement = replace(agreement, bound=ROUNDING_FACTOR * nats, bound_reason=reason)
+            why = f"{ROUNDING_FACTOR:g} times the distance of transformers in {other}"
+            agreement = replace(agreement, bound=ROUNDING_FACTOR * nats, bound_reason=why)
         states_bound += ROUNDING_FACTOR * error
     first = next((place for place, text in enumerate(agreement.texts) if not text.nats <= agreement.bound), None)
     if first is None:
         return agreement
     agreement = _placed(agreement, scored, first)
-    if agreement.quantized_by:
-        return agreement
-    agreement = replace(agreement, omission=_omission(checkpoint, scored, agreement))
+    agreement = replace(agreement, omission=_omission(scored, agreement))
     shown = next((text for text in reversed(scored.texts[first:]) if len(text) <= MOST_TOKENS), scored.texts[first])
     try:
         state_difference = first_state_difference(scored.plain, model, shown, states_bound)
@@ -130,10 +164,10 @@ def hold_against(model: ResolvedModel, checkpoint: ResolvedModel) -> Agreement:
     return replace(agreement, state_difference=state_difference, states_note="" if state_difference else note)
 
 
-def _rounding(checkpoint: ResolvedModel, dtype: str, scored: _Scored) -> tuple[float, float]:
+def _rounding(dtype: str, scored: _Scored) -> tuple[float, float]:
     """How far transformers in that precision are: in nats, and in states of any module that both have.
     Nothing where they cannot compute in it, as experts in fp64 and large states in fp16, which overflow."""
-    other, text = PlainPass(checkpoint, dtype), scored.texts[0]
+    other, text = scored.changed(dtype), scored.texts[0]
     try:
         exact, rounded = states_of(scored.plain, text), states_of(other, text)
         states = max(float(_errors(rounded[name], exact[name]).max()) for name in exact.keys() & rounded.keys())
@@ -192,28 +226,27 @@ def _without_taken(plain: PlainPass, num_tokens: int, text: Text, given: Logprob
     return given - np.clip(given - expected, 0, plain.logprobs(text, num_tokens) - expected)
 
 
-def _omission(checkpoint: ResolvedModel, scored: _Scored, agreement: Agreement) -> Omission | None:
+def _omission(scored: _Scored, agreement: Agreement) -> Omission | None:
     """Quietly, as transformers warn of weights that a shorter configuration leaves over: see `_explanation`."""
     disabled = logging.root.manager.disable
     logging.disable(max(disabled, logging.WARNING))
     try:
-        return _explanation(checkpoint, scored, agreement)
+        return _explanation(scored, agreement)
     finally:
         logging.disable(disabled)
 
 
-def _explanation(checkpoint: ResolvedModel, scored: _Scored, agreement: Agreement) -> Omission | None:
+def _explanation(scored: _Scored, agreement: Agreement) -> Omission | None:
     """The first hypothesis by which transformers equal the graph on all texts; else the best by which they come
     `EXPLAINED` times as near."""
     best, limit = None, agreement.nats / EXPLAINED
     for one in hypotheses(scored.plain.config):
         try:
-            changed = PlainPass(checkpoint, changes=one.changes)
+            changed = scored.changed(changes=one.changes)
             if one.rotated is not None:
                 regroup(changed, one.rotated)
             nats = scored.farthest_from(changed, scored.given, limit)
-        except Exception as error:  # noqa: BLE001 - whatever transformers raise for what nobody has configured
-            logger.debug("'%s' cannot be tried: %s", one.text, first_line(error))
+        except Exception:  # noqa: BLE001 - whatever transformers raise for what nobody has configured
             continue
         if nats <= limit:
             best, limit = Omission(one.text, nats), nats
@@ -297,7 +330,7 @@ def _place(name: str, layers: str) -> str:
     return "the embeddings" if name == EMBEDDED else f"layer {name[len(layers) + 1 :]}"
 
 
-def _nearest(states: States, values: Mapping[str, npt.NDArray[Any]], bound: float) -> dict[str, _Nearest]:
+def _nearest(states: Mapping[str, Floats], values: Mapping[str, npt.NDArray[Any]], bound: float) -> dict[str, _Nearest]:
     """For each state the value of the graph that has the most equal tokens, and of these the least error."""
     by_size: dict[int, list[tuple[str, Floats]]] = defaultdict(list)
     for name, value in values.items():
@@ -524,15 +557,18 @@ class Agreement:
 
     omission: Omission | None = None
 
-    @property
-    def reason(self) -> str:
-        """The bound of equality, with its reason."""
-        return f"at most {self.bound:.2g} is {self.bound_reason}"
+    is_decoded: bool = False
+    """Whether transformers have a quantized model's weights, and its graph does not round activations."""
 
     @property
     def is_equal(self) -> bool:
         """Whether all texts are."""
-        return self.equal_up_to is None
+        return self.nats <= self.bound
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether texts that differ are the model's fault, not its quantization's."""
+        return self.is_decoded or not self.quantized_by
 
     @property
     def nats(self) -> float:
@@ -542,18 +578,19 @@ class Agreement:
     def sentence(self) -> str:
         """The result in one sentence."""
         apart = f"up to {self.nats:.2g} nats apart on texts of up to {self.texts[-1].num_tokens} random tokens"
+        weights = " with the model's weights" * self.is_decoded
         if self.is_equal:
             short = [f"no text reached '{name}' of {number}" for name, number in self.unseen.items()]
-            return "; ".join([f"equal to the checkpoint: {apart}", *short])
-        if self.quantized_by:
+            return "; ".join([f"equal to the checkpoint{weights}: {apart}", *short])
+        if not self.is_judged:
             return (
                 f"{apart}; the model is quantized ({self.quantized_by}), and then the largest difference of a random "
-                f"token says little of its loss ({USUAL}): `olive-ext evaluate --reference` measures that. The float "
-                "model, which can be held against the checkpoint in the same way, separates conversion and quantization"
+                f"token says little of its loss ({USUAL}): `olive-ext evaluate --reference` measures that, and "
+                f"{self.states_note}"
             )
         where = self._where() + (f": {self.omission.sentence()}" if self.omission is not None else "")
         layer = self.state_difference.sentence() if self.state_difference is not None else self.states_note
-        return "; ".join(filter(None, (f"differs from '{self.checkpoint}', {apart}", where, layer)))
+        return "; ".join(filter(None, (f"differs from '{self.checkpoint}'{weights}, {apart}", where, layer)))
 
     def _where(self) -> str:
         if not self.equal_up_to:

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.runners.hf.hf_model import PlainPass
+from olive_ext.model.files.constants import Constants
+from olive_ext.model.files.damage import replace_weights
 
 EMBEDDED, NORMED = "embeddings", "last hidden states"
 """What the first layer and the head are given, in `states_of`."""
@@ -55,6 +57,22 @@ def states_of(plain: PlainPass, tokens: Sequence[int]) -> States:
         for hook in hooks:
             hook.remove()
     return states
+
+
+def reweight(plain: PlainPass, model: Constants) -> bool:
+    """What `replace_weights` returns for a graph and the module's parameters. A head that is its table becomes one of
+    its own."""
+    import torch
+
+    head, table = plain.model.get_output_embeddings(), plain.model.get_input_embeddings()
+    if head is not None and head.weight is table.weight:
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+    tensors = {name: one.detach() for name, one in plain.model.named_parameters()}
+    arrays = {name: one.float().cpu().numpy() for name, one in tensors.items()}
+    result = replace_weights(arrays, model)
+    for name, one in tensors.items():
+        one.copy_(torch.from_numpy(arrays[name]))
+    return result
 
 
 def regroup(plain: PlainPass, rotated: Rotated) -> None:

@@ -179,7 +179,7 @@ def test_half_precision_is_equal_within_its_own_rounding() -> None:
     package = export("llama-genai-0.18-fp16-cpu")
     found = held(package.path, package.hf)
     assert found.is_equal
-    assert "4 times the distance of transformers in float16" in found.reason
+    assert "4 times the distance of transformers in float16" in found.bound_reason
 
 
 def test_half_precision_that_overflows_in_transformers_excuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,9 +216,36 @@ def test_configuration_that_transformers_refuse_is_passed_over(tmp_path: Path, m
 def test_quantized_model_is_not_charged_to_the_conversion(name: str, by: str) -> None:
     package = export(name)
     found = held(package.path, package.hf)
-    assert (found.quantized_by, found.state_difference, found.omission) == (by, None, None)
+    is_judged = by != "INT8"
+    assert (found.quantized_by, found.is_judged, found.is_equal, found.omission) == (by, is_judged, is_judged, None)
     assert f"{found.texts[-1].num_tokens} random tokens" in found.sentence()
-    assert USUAL in found.sentence()
+    assert ("equal to the checkpoint with the model's weights" if is_judged else USUAL) in found.sentence()
+
+
+def clipped(model: onnx.ModelProto) -> None:
+    """What few tokens pass: no constant of the checkpoint's shows it."""
+    node = next(node for node in model.graph.node if "layers.1/post_attention_layernorm" in node.name)
+    model.graph.initializer.extend(numpy_helper.from_array(np.float32(bound), f"{bound}") for bound in (-2, 2))
+    model.graph.node.insert(0, onnx.helper.make_node("Clip", [node.output[0], "-2", "2"], ["clipped"]))
+    for other in model.graph.node[1:]:
+        other.input[:] = ["clipped" if name == node.output[0] else name for name in other.input]
+
+
+def quick_gelu(model: onnx.ModelProto) -> None:
+    node = next(node for node in model.graph.node if node.op_type == "Sigmoid" and "layers.1" in node.name)
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(1.7), "alpha"))
+    model.graph.node.append(onnx.helper.make_node("Mul", [node.input[0], "alpha"], ["scaled"]))
+    node.input[0] = "scaled"
+
+
+@pytest.mark.parametrize("edit", [clipped, quick_gelu])
+def test_graph_of_a_quantized_model_that_computes_otherwise_than_its_weights(edit: Any, tmp_path: Path) -> None:
+    """Its files are right: transformers with its weights give other numbers."""
+    package = export("llama-genai-0.14-int4")
+    found = held(edited(package.path, tmp_path / "model", edit), package.hf)
+    assert (found.is_equal, found.is_judged) == (False, True)
+    assert "with the model's weights, up to" in found.sentence()
+    assert "hidden states part in layer 1 (mlp)" in found.sentence()
 
 
 def test_damaged_file_of_a_quantized_model_is_a_problem(tmp_path: Path) -> None:
@@ -237,8 +264,11 @@ def test_damaged_file_of_a_quantized_model_is_a_problem(tmp_path: Path) -> None:
         path = edited(package.path, tmp_path / f"{expected}", edit) if edit else package.path
         config = EvaluationConfig.parse({"tasks": ["a"], "model": {"path": str(path)}, "max_length": 16})
         problems = check_model(config, against=str(package.hf)).problems
-        assert len(problems) == expected
-        assert all(what in problem for problem in problems)
+        named = [problem for problem in problems if problem.startswith("damaged: ")]
+        assert len(named) == expected
+        assert all(what in problem for problem in named)
+        others = [problem for problem in problems if problem not in named]
+        assert ["differs from" in problem for problem in others] == [True] * (edit is another_epsilon)
 
 
 def test_a_cache_that_whole_texts_do_not_show_is_a_problem(tmp_path: Path) -> None:
