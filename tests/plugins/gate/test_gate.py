@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,7 +32,7 @@ from olive_ext.report import Report
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.verdict import Reason, Verdict
 from olive_ext.run.reference.answers import Answers, DocumentAnswer
-from olive_ext.run.reference.packed_answers import packed
+from olive_ext.run.reference.packed_answers import packed, unpacked
 from tests.backends.local_tasks import write_tasks
 from tests.refusals import refused
 from tests.report.test_comparison import outcome
@@ -482,6 +483,27 @@ def test_a_metric_over_the_corpus_beside_an_accuracy_is_named(baseline: Path) ->
     rows = [line(number, number >= 40, prompt_hash=f"p{number}") for number in range(NUMBER)]
     gated = held(place(baseline.parent, "after", rows, with_f1), baseline, 5.0)
     assert gated.notes == ("colours f1: not held, there is no value for each document",)
+
+
+@pytest.mark.parametrize(
+    ("share", "spread", "decision"),
+    [(0.0, 4.0, "cannot tell"), (0.9, 4.0, "cannot tell"), (0.99, 4.0, "passed"), (0.0, 0.2, "passed")],
+)
+def test_another_model_does_not_pass_a_task_whose_answers_are_wrong(share: float, spread: float, decision: str) -> None:
+    """Both are right as often. Where nothing is decided, as of margins near 0, they are rounding."""
+    random = np.random.default_rng(0)
+    theirs, noise = spread * random.normal(size=(2, 4000))
+    columns = theirs, share * theirs + math.sqrt(1 - share**2) * noise
+    runs = []
+    for margins in columns:
+        documents = {
+            number: DocumentAnswer(f"d p{number} t", {"acc": float(margin > 0)}, "", abs(margin))
+            for number, margin in enumerate(margins)
+        }
+        runs += unpacked(packed([Answers("choice", "none", {"acc": True}, documents)]))
+    gated = gate_answers(runs[:1], runs[1:], Comparison({}, matters=4))
+    assert gated.decision == decision
+    assert (gated.verdict.code == "damaged") == (decision != "passed")
 
 
 @pytest.mark.parametrize(("task", "metric", "decision"), [("all", "accuracy", "passed"), ("essay", "f1", "loss")])
