@@ -34,7 +34,7 @@ from olive_ext.report.page import SIZE
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, requested_costs
 from olive_ext.run.machine import Clock
 from olive_ext.run.reference.observer import Observer
-from olive_ext.session.tokenizer_fit import TEMPLATE, PromptFormat, excerpts
+from olive_ext.session.tokenizer_fit import TEMPLATE, PromptFormat, excerpts, unwritten_specials
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.arguments import OrtLMArguments
@@ -199,6 +199,9 @@ class Models:
             shown = jinja.read_text(encoding="utf-8", errors="replace")
             if isinstance(template, str) and template.split() != shown.split():
                 found[other.name] = f"has another chat template than {jinja.name}, and is not judged"
+        if given.files.genai_config and self.config.apply_chat_template:
+            split = ", ".join(unwritten_specials(self._tokenizer(given)))
+            found["tokenizer.json"] = split and f"lacks {split}: onnxruntime-genai splits what chats may have"
         free = {name: value for name, value in self.config.model_args.items() if name != "add_bos_token"}
         if free != self.config.model_args and self.config.reference is not None and self.records_file is None:
             asked = Models(self.config.model_copy(update={"model_args": free})).prompt_diff

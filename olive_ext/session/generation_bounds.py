@@ -103,6 +103,7 @@ def read_search(files: ModelFiles) -> dict[str, Any]:
         "do_sample": bool(section.get("do_sample")) and section.get("top_k") != 1 and section.get("temperature") != 0,
         "max_length": section["max_length"] if is_other else None,
         **{name: written[name] for name in _TRANSFORMERS_SEARCH if written.get(name)},
+        **{name: value for name, value in written.items() if (name, value) == ("cache_implementation", "quantized")},
     }
 
 

@@ -90,6 +90,19 @@ def hold_to_files(tokenizer: Tokenizer, add_bos_token: bool | None = None) -> st
     return ""
 
 
+def unwritten_specials(tokenizer: Tokenizer) -> list[str]:
+    """Special tokens that tokenizer_config.json's `extra_special_tokens` alone has, and neither tokenizer.json nor
+    `added_tokens_decoder`: transformers add them, onnxruntime-genai (0.18) does not."""
+    found = (tokenizer_file(tokenizer.where, name) for name in ("tokenizer.json", "tokenizer_config.json"))
+    core, config = ({} if file is None else json.loads(file.read_text(encoding="utf-8-sig")) for file in found)
+    known = {
+        one["content"] for one in (*core.get("added_tokens", ()), *config.get("added_tokens_decoder", {}).values())
+    }
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
+    texts = extra.values() if isinstance(extra, Mapping) else extra
+    return sorted({text for text in texts if isinstance(text, str)} - known) if core else []
+
+
 def refuse_smaller_vocabulary(tokenizer: Tokenizer, vocab_size: int, model: str) -> None:
     """Raises `ModelError` where a text may have tokens that the model does not know. Added tokens, which texts have
     where they are written out only, may lie beyond: some published models have such."""

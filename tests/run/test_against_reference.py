@@ -614,6 +614,27 @@ def test_a_second_chat_template_is_named_where_chats_are_asked(
     assert [*Models(config).unjudged] == ["tokenizer_config.json"] * is_named
 
 
+@pytest.mark.parametrize(
+    ("config", "is_named"),
+    [
+        ({"extra_special_tokens": ["<|user|>"]}, 1),
+        ({"extra_special_tokens": {"user_token": "<|user|>"}}, 1),
+        ({"extra_special_tokens": ["<eos>"]}, 0),
+        ({"extra_special_tokens": ["<|user|>"], "added_tokens_decoder": {"1019": {"content": "<|user|>"}}}, 0),
+    ],
+)
+def test_special_tokens_of_transformers_alone_are_named_where_chats_are_asked(
+    config: dict[str, Any], is_named: int, tmp_path: Path
+) -> None:
+    """onnxruntime-genai splits them."""
+    settings = shipped(tmp_path, {}, {}, {})
+    file = Path(settings["model"]["path"]) / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
+    for is_asked in (True, False):
+        asked = EvaluationConfig.parse({**settings, "apply_chat_template": is_asked})
+        assert [*Models(asked).unjudged] == ["tokenizer.json"] * is_named * is_asked
+
+
 def test_constants_that_cannot_be_compared_are_a_finding(tmp_path: Path) -> None:
     hf = shutil.copytree(hf_model("llama"), tmp_path / "other")
     (hf / "model.safetensors").write_bytes(b"\x08" + bytes(15))

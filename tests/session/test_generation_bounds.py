@@ -191,7 +191,13 @@ def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("suppress_tokens", [5]), ("bad_words_ids", [[7]]), ("sequence_bias", [[[7], -9.0]]), ("max_new_tokens", 2)],
+    [
+        ("suppress_tokens", [5]),
+        ("bad_words_ids", [[7]]),
+        ("sequence_bias", [[[7], -9.0]]),
+        ("max_new_tokens", 2),
+        ("cache_implementation", "quantized"),
+    ],
 )
 def test_search_of_transformers_that_makes_other_answers_is_named(name: str, value: object, tmp_path: Path) -> None:
     searches = []
@@ -200,6 +206,8 @@ def test_search_of_transformers_that_makes_other_answers_is_named(name: str, val
         searches.append(read_search(model_files(tmp_path, {})))
     assert other_search(*searches) == (f"{name} {value} for None",)
     assert other_search(searches[1], searches[1]) == ()
+    (tmp_path / "generation_config.json").write_text(json.dumps({"cache_implementation": "hybrid"}))
+    assert other_search(searches[0], read_search(model_files(tmp_path, {}))) == ()
 
 
 def test_a_search_of_null_is_the_default(tmp_path: Path) -> None:
