@@ -618,7 +618,14 @@ def test_node_that_computes_with_another_number_than_config_json_says_is_named(
 
 
 @pytest.mark.parametrize(
-    ("written", "what"), [({}, ""), ({"num_experts_per_tok": 2}, "'k' 1, {} 2"), ({"swiglu_limit": 6.0}, "{} 6")]
+    ("written", "what"),
+    [
+        ({}, ""),
+        ({"num_experts_per_tok": 2}, "'k' 1, {} 2"),
+        ({"swiglu_limit": 6.0}, "{} 6"),
+        ({"norm_topk_prob": True}, "'normalize_routing_weights' 0, {} True"),
+        ({"norm_topk_prob": False}, ""),
+    ],
 )
 def test_experts_that_compute_otherwise_than_config_json_says_are_named(written: Any, what: str) -> None:
     """Beside a graph they were; a quantized one is held against a checkpoint by its files alone."""

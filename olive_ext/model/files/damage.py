@@ -69,7 +69,11 @@ _ABSENT: Mapping[str, Any] = {
 """Values of attributes that are left out, of others 0. An epsilon is ONNX's; ONNX Runtime's operators "Skip..." have
 1e-12."""
 
-_EXPERTS = {"k": ("experts_per_tok", "experts_per_token", "top_k"), "swiglu_limit": ("swiglu_limit",)}
+_EXPERTS = {
+    "k": ("experts_per_tok", "experts_per_token", "top_k"),
+    "swiglu_limit": ("swiglu_limit",),
+    "normalize_routing_weights": ("norm_topk_prob",),
+}
 """Attributes of experts by the ends of config.json's keys."""
 
 _NORMS = ("LayerNormalization", "RMSNormalization", "RMSNorm")
