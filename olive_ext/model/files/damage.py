@@ -167,7 +167,7 @@ def damage(
         differing = apart(known, constants)
         told = {name: what.sentence(constants[name]) for name, what in differing.items()} | far
         is_quantized = quantizing_operator(own.model) != ""
-        facts = {"is_quantized": is_quantized, "is_same": is_same}
+        facts: Any = {"num_paired": len(apart_by), "is_quantized": is_quantized, "is_same": is_same}
         found = told if part in unreached else hidden(differing, far, constants, **facts)
         found |= broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
@@ -239,6 +239,7 @@ def hidden(
     far: Mapping[str, str],
     constants: Mapping[str, Array],
     *,
+    num_paired: int = 0,
     is_quantized: bool = False,
     is_same: bool = False,
 ) -> dict[str, str]:
@@ -246,8 +247,9 @@ def hidden(
     Any text reaches a constant that differs in half of its numbers or more, and a matrix that differs in all rows (the
     values' part of a packed product), unless it is as wide as a vocabulary. Rotations, smoothing and folded norms
     change several constants so, a folded multiplier changes one matrix, and the model computes the same: then these are
-    left out, and so is a vector alone where texts gave the same distributions (`is_same`). A norm of ones beside
-    quantized products may be in these."""
+    left out, and so is a vector alone where texts gave the same distributions (`is_same`). Up to a quarter of the
+    `num_paired` products are none of these where no vector changed with them. A norm of ones beside quantized products
+    may be in these."""
     tables = (one.shape for name, one in constants.items() if one.ndim == 2 and not ROTARY.search(name))
     widest, whole = max(map(max, tables), default=0), set()
     for name, what in others.items():
@@ -255,7 +257,8 @@ def hidden(
         is_product = len(shape) == 2 and len(what.rows) == shape[0] and max(shape) < widest
         if not ROTARY.search(name) and (is_product or 2 * what.share >= 1):
             whole.add(name)
-    is_meant = len(whole) + len(far) > 1
+    is_smooth = is_same or any(constants[name].ndim < 2 for name in whole)
+    is_meant = len(whole) + len(far) > max(1, 0 if is_smooth else num_paired // 4)
     is_folded = {name: is_quantized and bool((constants[name] == 1).all()) for name in whole}
     meant = whole if is_meant or is_same else {name for name in whole if constants[name].ndim > 1 or is_folded[name]}
     findings = {name: what.sentence(constants[name]) for name, what in others.items() if name not in meant}

@@ -259,8 +259,13 @@ def test_damaged_file_of_a_quantized_model_is_a_problem(tmp_path: Path) -> None:
     def another_scale(model: onnx.ModelProto) -> None:
         change(weight(model, "layers.1", "o_proj", "scale"), np.negative)
 
+    def another_two(model: onnx.ModelProto) -> None:
+        another_scale(model)
+        change(weight(model, "layers.0", "down_proj", "scale"), np.negative)
+
     package, epsilon = export("llama-genai-0.14-int4"), "has 'epsilon' 0.1, config.json 1e-06"
-    for edit, expected, what in ((None, 0, ""), (another_epsilon, 5, epsilon), (another_scale, 1, "% of its numbers")):
+    scales = ((another_scale, 1, "% of its numbers"), (another_two, 2, "% of its numbers"))
+    for edit, expected, what in ((None, 0, ""), (another_epsilon, 5, epsilon), *scales):
         path = edited(package.path, tmp_path / f"{expected}", edit) if edit else package.path
         config = EvaluationConfig.parse({"tasks": ["a"], "model": {"path": str(path)}, "max_length": 16})
         problems = check_model(config, against=str(package.hf)).problems
