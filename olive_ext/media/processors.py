@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +43,37 @@ def folders_of(files: ModelFiles) -> tuple[Path, ...]:
 def load_image_processor(folders: Iterable[Path], named: str | None) -> tuple[Any, Path]:
     """The image processor that the first of `folders` has, and its file; `named` is the file that genai_config.json
     names. Raises `ModelError` where there is none, or it is not understood."""
-    folders = list(dict.fromkeys(folders))
-    for folder in folders:
-        for name in HF_FILES:
-            if (folder / name).is_file() and _is_hf(read_json(folder / name)):
-                return _loaded("AutoImageProcessor", folder, backend="pil"), folder / name
-    for folder in folders:
+    for found in _image_processors(folders, named):
+        return found
+    looked, names = ", ".join(f"'{folder}'" for folder in dict.fromkeys(folders)), {*HF_FILES, *EXTENSIONS_FILES}
+    raise NotFoundError(f"no image processor found: none of {', '.join(names)} is in {looked}")
+
+
+def _image_processors(folders: Iterable[Path], named: str | None) -> Iterator[tuple[Any, Path]]:
+    """transformers' own first, then those of onnxruntime-extensions."""
+    for file in (folder / name for folder in dict.fromkeys(folders) for name in HF_FILES):
+        if file.is_file() and _is_hf(read_json(file)):
+            yield _loaded("AutoImageProcessor", file.parent, backend="pil"), file
+    for folder in dict.fromkeys(folders):
         first = [inside(folder, named, "model.vision.config_filename")] if named else []
         for file in (*first, *(folder / name for name in EXTENSIONS_FILES)):
             if file.is_file() and "processor" in (content := read_json(file)):
-                return _of_extensions(content, file), file
-    looked = ", ".join(f"'{folder}'" for folder in folders)
-    raise NotFoundError(f"no image processor found: none of {', '.join({*HF_FILES, *EXTENSIONS_FILES})} is in {looked}")
+                yield _of_extensions(content, file), file
+
+
+def other_image_processor(folders: Iterable[Path], named: str | None) -> dict[str, str]:
+    """By the file that onnxruntime-genai reads, what it prepares pictures with otherwise than `load_image_processor`;
+    empty where that is the only one, or the file is not understood."""
+    found: list[tuple[Any, Path]] = []
+    with suppress(ModelError):
+        found.extend(_image_processors(folders, named))
+    if len(found) < 2:
+        return {}
+    (one, read), *_, (other, own) = found
+    known, written = one.to_dict(), other.to_dict()
+    shared = [key for key, value in written.items() if isinstance(value, int | float | list | dict) and known.get(key)]
+    what = [f"{key} {written[key]} for {known[key]}" for key in shared if written[key] != known[key]]
+    return {own.name: f"prepares pictures with {', '.join(what)} of {read.name}"} if what else {}
 
 
 def load_feature_extractor(folders: Iterable[Path], source: TensorSpec) -> Any:

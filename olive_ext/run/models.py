@@ -177,6 +177,8 @@ class Models:
     def unjudged(self) -> dict[str, str]:
         """What the evaluated package holds for its own runtime and is not judged, by file: numbers that its graph
         contradicts, another decoder, and a tokenizer that asks otherwise than the one that was given."""
+        from olive_ext.media.processors import other_image_processor
+
         given = self.given_candidate
         if given.kind != "onnx" or not given.runtime.runs_graph:
             return {}
@@ -202,6 +204,8 @@ class Models:
         if given.files.genai_config and self.config.apply_chat_template:
             split = ", ".join(unwritten_specials(self._tokenizer(given)))
             found["tokenizer.json"] = split and f"lacks {split}: onnxruntime-genai splits what chats may have"
+        if vision := given.files.genai_config.get("model", {}).get("vision"):
+            found |= other_image_processor([given.files.directory], vision.get("config_filename"))
         free = {name: value for name, value in self.config.model_args.items() if name != "add_bos_token"}
         if free != self.config.model_args and self.config.reference is not None and self.records_file is None:
             asked = Models(self.config.model_copy(update={"model_args": free})).prompt_diff

@@ -16,7 +16,13 @@ import pytest
 from olive_ext.errors import LostItemError, ModelError, TaskError
 from olive_ext.media.items import token_bucket, token_buckets
 from olive_ext.media.processor import MediaProcessor
-from olive_ext.media.processors import load_feature_extractor, load_image_processor, load_sound_processor, refuse_sizes
+from olive_ext.media.processors import (
+    load_feature_extractor,
+    load_image_processor,
+    load_sound_processor,
+    other_image_processor,
+    refuse_sizes,
+)
 from olive_ext.model.types import GraphFiles, MediaEncoderSpec, MediaSpec, Modality, ModelFiles, TensorSpec
 from tests.families.pictures import picture
 from tests.refusals import refused
@@ -117,6 +123,27 @@ def test_file_of_onnxruntime_extensions_is_read(tmp_path: Path, content: dict[st
     (tmp_path / "vision.json").write_text(json.dumps(content), encoding="utf-8")
     processor, file = load_image_processor([tmp_path], "vision.json")
     assert (type(processor).__name__, file) == (expected, tmp_path / "vision.json")
+
+
+@pytest.mark.parametrize(
+    ("size", "what"),
+    [
+        ({}, None),
+        ({"min_pixels": 784}, "prepares pictures with size {'longest_edge': 4096, 'shortest_edge': 784} for "),
+        ({"patch_size": 14}, "prepares pictures with patch_size 14 for 8 of preprocessor_config.json"),
+    ],
+)
+def test_processor_of_onnxruntime_extensions_is_held_against_the_one_in_use(
+    size: dict[str, int], what: str | None, tmp_path: Path
+) -> None:
+    own = {"smart_resize": 1, "patch_size": 8, "merge_size": 2, "min_pixels": 256, "max_pixels": 4096, **size}
+    used = {**QWEN, "size": {"shortest_edge": 256, "longest_edge": 4096}}
+    for file, content in (("vision", _steps(("Resize", own))), ("preprocessor_config", used)):
+        assert other_image_processor([tmp_path], "vision.json") == {}
+        (tmp_path / f"{file}.json").write_text(json.dumps(content), encoding="utf-8")
+    found = other_image_processor([tmp_path], "vision.json")
+    assert [*found] == ["vision.json"] * (what is not None)
+    assert found.get("vision.json", "").startswith(what or "")
 
 
 def test_processor_that_is_missing_or_not_understood_is_refused_by_name(tmp_path: Path) -> None:

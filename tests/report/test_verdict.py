@@ -535,6 +535,7 @@ def test_next_step_raises_the_bound_that_all_tasks_are_held_to() -> None:
     [
         ({"damaged": {"genai_config.json": "says 3 layers"}}, ("genai_config.json", "onnx_file_name")),
         ({"damaged": {"tokenizer_config.json": "has another"}}, ("tokenizer_config.json", "chat_template.jinja")),
+        ({"damaged": {"processor_config.json": "prepares"}}, ("the same numbers", "preprocessor_config.json")),
         ({"damaged": {"tokenizer.json": "lacks <|user|>"}}, ("`added_tokens` of tokenizer.json",)),
         ({"damaged": {PACKAGE_TOKENIZER: "is another"}}, ("into the package", "`tokenizer`")),
         ({"damaged": {CONSTANTS: "are not compared: no access"}}, ("repair the file", "evaluate again")),
