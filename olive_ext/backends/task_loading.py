@@ -234,16 +234,18 @@ def declared_metrics(
 
 
 def loaded_metrics(loaded: LoadedTasks) -> Declared:
-    """The metrics of loaded tasks, and of the groups that aggregate any."""
-    tasks = {name: _of_task(task) for name, task in loaded.tasks.items()}
-    groups = {}
-    for name, group in loaded.groups.items():  # a metric without filters is aggregated for all filters of the tasks
-        of_tasks = frozenset[str]().union(*map(_of_task, group.get_all_tasks()))
-        listed = group.aggregate_metric_list or ()
-        every = {item.metric for item in listed if not item.filter_list}
-        named = (_with_filters([item.metric], item.filter_list) for item in listed if item.filter_list)
-        groups[name] = {full for full in of_tasks if full.partition(",")[0] in every}.union(*named)
-    return {**tasks, **{name: frozenset(metrics) for name, metrics in groups.items() if metrics}}
+    """The metrics of loaded tasks, and of the groups that aggregate any. Raises `TaskError` for what is no list of a
+    group's metrics."""
+    with named_failures("the tasks' metrics cannot be read"):
+        tasks = {name: _of_task(task) for name, task in loaded.tasks.items()}
+        groups = {}
+        for name, group in loaded.groups.items():  # a metric without filters is aggregated for all of the tasks'
+            of_tasks = frozenset[str]().union(*map(_of_task, group.get_all_tasks()))
+            listed = group.aggregate_metric_list or ()
+            every = {item.metric for item in listed if not item.filter_list}
+            named = (_with_filters([item.metric], item.filter_list) for item in listed if item.filter_list)
+            groups[name] = {full for full in of_tasks if full.partition(",")[0] in every}.union(*named)
+        return {**tasks, **{name: frozenset(metrics) for name, metrics in groups.items() if metrics}}
 
 
 def _of_task(task: Any) -> frozenset[str]:

@@ -178,7 +178,7 @@ COMMANDS: list[tuple[str, str, str, str | None, str]] = [
     ("evaluate m --set =3", WRONG, "--set", "'=3'", "NAME=VALUE"),
     ("evaluate m --set limit=3 --set limit.x=3", UNKNOWN, "--set", "'limit.x'", "limit"),
     ("evaluate m --provider-option a", WRONG, "--provider-option", "'a'", "NAME=VALUE"),
-    ("evaluate m --gen-kwargs a=1,b", WRONG, "--gen-kwargs", "'b'", "NAME=VALUE"),
+    ("evaluate m --gen-kwargs a=1,b", WRONG, "--gen-kwargs", "'a=1,b'", "NAME=VALUE"),
     ("evaluate m --gen-kwargs {", "damaged", "--gen-kwargs", "'{'", "JSON"),
     # numbers of more digits than Python reads
     (f"evaluate m --tasks a --set limit={'9' * 5000}", WRONG, "limit", None, ""),
