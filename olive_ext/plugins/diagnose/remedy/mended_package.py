@@ -5,6 +5,7 @@ Knows files and graphs; not which weights are changed, or why.
 
 from __future__ import annotations
 
+import re
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -27,6 +28,12 @@ from olive_ext.report.report_files import check_writable
 
 LARGEST_GRAPH = 1 << 30
 """Bytes up to which a package without external weights gets none: protobuf ends at twice as many."""
+
+_RECORDS = re.compile(
+    rf"{re.escape(OLIVE_RECORD)}|(input_model_)?metrics\.json|(output_)?footprint\.json|run_history\.txt|"
+    r"(report|eval_results)(-\d+)?\.(json|md|html|yaml)|chain\.(json|md)"
+)
+"""What is written beside a model about that model alone, by Olive and by a pass that measures."""
 
 
 @dataclass(frozen=True)
@@ -167,13 +174,13 @@ def _package_files(model: ResolvedModel) -> list[Path]:
     model, and the graphs that it works with."""
     root, files = root_of(model), model.files
     if _named(model).is_dir():
-        return [path for path in sorted(root.rglob("*")) if path.is_file() and path.name != OLIVE_RECORD]
+        return [path for path in sorted(root.rglob("*")) if path.is_file() and not _RECORDS.fullmatch(path.name)]
     companions = (path for part in files.companions.values() for path in (part.graph, *part.weights))
     own = {path for path in (files.decoder, *files.weights, *companions) if path.is_relative_to(root)}
     graphs = {path for path in root.glob("*.onnx") if path not in own}
     strangers = {path.resolve() for graph in graphs for path in (graph, *_weights(graph))}
     strangers -= {path.resolve() for path in own}
-    beside = {path for path in root.iterdir() if path.is_file() and path.name != OLIVE_RECORD}
+    beside = {path for path in root.iterdir() if path.is_file() and not _RECORDS.fullmatch(path.name)}
     return sorted(own | {path for path in beside if path.resolve() not in strangers})
 
 

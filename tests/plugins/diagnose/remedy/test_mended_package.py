@@ -61,6 +61,16 @@ def logits(folder: Path) -> np.ndarray:
     return plain_logits(export, TOKENS)
 
 
+OF_THE_OLD_MODEL = {
+    "metrics.json",
+    "input_model_metrics.json",
+    "output_footprint.json",
+    "run_history.txt",
+    "report-2.md",
+}
+"""Files that Olive, and a pass that measures, write beside a model."""
+
+
 @pytest.fixture(scope="module")
 def plain_models() -> Models:
     return models()
@@ -142,6 +152,8 @@ def test_package_of_links_becomes_one_of_files(plain_models: Models, tmp_path: P
     for path in plain_models.quantized.iterdir():
         shutil.copyfile(path, cache / "blobs" / f"of-{path.name}")
         (linked / path.name).symlink_to(Path("..", "..", "blobs", f"of-{path.name}"))
+    for name in OF_THE_OLD_MODEL:
+        (linked / name).touch()
     decoder = resolve(ModelSettings.of({"model": str(linked)})).files.decoder
     weights = GraphWeights(load_graph(decoder), decoder)
     assert [weights.matrix(use).size for use in weights.uses.values()]
@@ -149,6 +161,7 @@ def test_package_of_links_becomes_one_of_files(plain_models: Models, tmp_path: P
         package(choices, plain_models).write(tmp_path / name)
         package(choices, plain_models._replace(quantized=linked)).write(tmp_path / f"{name}-linked")
         assert not any(path.is_symlink() for path in (tmp_path / f"{name}-linked").iterdir())
+        assert OF_THE_OLD_MODEL.isdisjoint(path.name for path in (tmp_path / f"{name}-linked").iterdir())
         np.testing.assert_array_equal(logits(tmp_path / f"{name}-linked"), logits(tmp_path / name))
 
 
@@ -158,6 +171,7 @@ def test_named_file_is_copied_without_the_models_beside_it_and_found_again(
     folder = shutil.copytree(plain_models.float, tmp_path / "both")
     (folder / "genai_config.json").unlink()
     (folder / "notes").mkdir()
+    (folder / "metrics.json").touch()
     (folder / "notes" / "large.bin").write_bytes(b"mine")
     small = onnx.load(plain_models.quantized / "model.onnx")
     onnx.save(small, folder / "model_q4.onnx", save_as_external_data=True, location="model_q4.onnx.data")
@@ -165,7 +179,12 @@ def test_named_file_is_copied_without_the_models_beside_it_and_found_again(
     sources = {"": Sources.of(folder / "model.onnx", folder / "model_q4.onnx")}
     mended(model, sources, {plain_models.targets[0]: FLOAT}).write(tmp_path / "mended")
     copied = {path.name for path in (tmp_path / "mended").iterdir()}
-    assert copied == {path.name for path in folder.iterdir()} - {"model.onnx", "model.onnx.data", "notes"}
+    assert copied == {path.name for path in folder.iterdir()} - {
+        "model.onnx",
+        "model.onnx.data",
+        "notes",
+        "metrics.json",
+    }
     found = copy_of(model, tmp_path / "mended").files
     assert found.decoder == tmp_path / "mended" / "model_q4.onnx"
     shutil.copy(folder / "model.onnx", tmp_path / "mended")
