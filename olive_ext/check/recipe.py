@@ -33,6 +33,7 @@ from olive_ext.config.pass_options import (
     undrivable_builder,
     unknown_keys,
     unknown_options,
+    unknown_values,
     unlike,
 )
 from olive_ext.config.work import NEEDS_ONNX
@@ -97,7 +98,7 @@ class Passes:
 def passes_in_source() -> Passes:
     """Olive's passes as its source has them."""
     classes = pass_classes()
-    return Passes(classes, lambda kind: pass_parameters(classes.get(_plain(kind), "")))
+    return Passes(classes, lambda kind: pass_parameters(classes.get(_plain(kind), "")).keys())
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,7 @@ def mistakes(
             yield from undrivable or unknown_options(block.type, block.settings(), block.where)
             if values := block.settings():
                 yield from unlike(values, olives.parameters(block.type), block.where, f"'{block.type}'")
+                yield from unknown_values(pass_classes().get(_plain(block.type), ""), values, block.where)
     yield from _undefined(recipe, "evaluators", _evaluator_references(recipe))
     yield from _undefined(recipe, "systems", _system_references(recipe))
     if has_model:

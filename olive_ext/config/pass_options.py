@@ -73,6 +73,15 @@ def unknown_options(pass_type: str, values: Mapping[str, Any], where: str) -> It
             yield ConfigError(problem, f"{place}.surgeon", surgeon, code="unknown_name")
 
 
+def unknown_values(path: str, values: Mapping[str, Any], where: str) -> Iterator[ConfigError]:
+    """An error for each text that is none of the enumeration that the pass's parameter takes; words of Olive's search
+    are in capitals."""
+    for name, known in pass_parameters(path).items():
+        value = values.get(name)
+        if known and isinstance(value, str) and not value.isupper() and value.lower() not in {*map(str.lower, known)}:
+            yield ConfigError(f"give {', '.join(sorted(known))}", f"{where}.{name}", value, code="unknown_name")
+
+
 def unknown_keys(recipe: Mapping[str, Any]) -> Iterator[ConfigError]:
     """An error for each key at the top of a recipe that Olive does not know; "$schema" is reported elsewhere."""
     known = _fields()
@@ -212,10 +221,11 @@ def pass_classes() -> Mapping[str, str]:
 
 
 @cache
-def pass_parameters(path: str) -> frozenset[str]:
+def pass_parameters(path: str) -> Mapping[str, frozenset[str]]:
     """The parameters of the pass whose class is `path`, and of five passes a few more that stand inside of one: what
-    `_default_config` and all that it names list. None where there is no source."""
-    parameters: set[str] = set()
+    `_default_config` and all that it names list, each with the texts that it takes where its type is an enumeration.
+    None where there is no source."""
+    parameters: dict[str, frozenset[str]] = {}
     asked = [path]
     for one in asked:  # grows by each name that is found
         module, _, name = one.rpartition(".")
@@ -236,9 +246,24 @@ def pass_parameters(path: str) -> frozenset[str]:
                 written = list(zip(item.keys, item.values, strict=True))
             if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Subscript):
                 written = [(item.targets[0].slice, item.value)]
-            parameters.update(getattr(key, "value", "") for key, value in written if _is_parameter(value))
+            for key, value in written:
+                if isinstance(value, ast.Call) and _is_parameter(value):
+                    kind = next((one.value for one in value.keywords if one.arg == "type_"), None)
+                    parameters[getattr(key, "value", "")] = _enumerated(f"{module}.{getattr(kind, 'id', '')}")
         asked += [name for name in dict.fromkeys(names) if name not in asked]
-    return frozenset(parameters)
+    return parameters
+
+
+def _enumerated(path: str) -> frozenset[str]:
+    """The texts of an enumeration; none of another class."""
+    module, _, name = path.rpartition(".")
+    defined, imported = _module(module)
+    node = defined.get(name)
+    if node is None and name in imported:
+        return _enumerated(imported[name])
+    if not isinstance(node, ast.ClassDef) or not any("Enum" in getattr(base, "id", "") for base in node.bases):
+        return frozenset()
+    return frozenset(text for item in node.body if isinstance(item, ast.Assign) for text in _texts(item.value))
 
 
 @cache

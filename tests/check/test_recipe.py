@@ -66,6 +66,15 @@ def built(**keys: Any) -> dict[str, Any]:
     return {**of_evaluator(**keys), "passes": {"build": {"type": "ModelBuilder", "precision": "int4"}}}
 
 
+@pytest.mark.parametrize(("precision", "is_known"), [("int5", False), ("INT4", True), ("SEARCHABLE_VALUES", True)])
+def test_value_of_a_pass_that_olive_does_not_take_is_named_before_it_runs(
+    tmp_path: Path, precision: str, is_known: bool
+) -> None:
+    found = problems(tmp_path, {**built(), "passes": {"build": {"type": "ModelBuilder", "precision": precision}}})
+    told = "'passes.build.precision' = 'int5': give bf16, fp16, "
+    assert [problem for problem in found if "precision" in problem and problem.startswith(told)] == found[is_known:]
+
+
 def test_good_recipe_has_no_problems_and_its_blocks_are_named(tmp_path: Path) -> None:
     findings = check_recipe(put(tmp_path, RECIPE))
     assert findings.problems == []
