@@ -282,7 +282,8 @@ class Session(AbstractContextManager["Session"]):
         """As `as_completed`, by keys: `(key, output)` for the `(key, request)` pairs of each slice, all under different
         keys. Errors name a request by its key, and warnings its task, `whose(key)`."""
         self._turns.check_open()
-        return self._turns.outputs_of(call, self._completed(Call(self, call, _REQUEST_OF[call]), slices, whose))
+        asked = Call(self, call, _REQUEST_OF[call])
+        return self._turns.outputs_of(call, asked.outputs(self._results(call, asked.put_all(slices, whose))))
 
     def loglikelihood(
         self,
@@ -375,16 +376,13 @@ class Session(AbstractContextManager["Session"]):
         on_result: Callable[[int, Any], None] | None,
     ) -> list[Any]:
         outputs: dict[int, Any] = {}
-        completed = self._completed(Call(self, call, to_request), _numbered(call, [requests]))
+        asked = Call(self, call, to_request)
+        completed = asked.outputs(self._results(call, asked.put_all(_numbered(call, [requests]), None)))
         for index, output in self._turns.outputs_of(call, completed, is_whole=True):
             outputs[index] = output
             if on_result is not None:
                 on_result(index, output)
         return [outputs[index] for index in range(len(outputs))]
-
-    def _completed(self, call: Call, slices: Iterable[Sequence[tuple[Any, Any]]], whose: Whose = None) -> Outputs:
-        """Key and output of every request of the call."""
-        return call.outputs(self._results(call.name, call.put_all(slices, whose)))
 
     def _results(self, call: str, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
         journal = self.journal if call == "generate" or self.records is None else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -20,6 +20,7 @@ import onnx.numpy_helper
 
 from olive_ext.graph.nodes import attribute, is_quantizing, layer_of, quantizing_operator
 from olive_ext.model.files.constants import (
+    AT_A_TIME,
     FLOATS,
     ROTARY,
     Apart,
@@ -91,9 +92,6 @@ _SCALAR_READERS = ("Add", "Sub", *_FACTORS, "Pow", "Clip", "Min", "Max", "TopK")
 _LARGE = 6e4
 """Numbers beyond stand for infinity in masks: each type of floats has its own."""
 
-_ROWS = 1 << 14
-"""Rows of a rotary table that are computed at a time."""
-
 _BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
 
 
@@ -131,9 +129,9 @@ def damage(
     none, a single vector that is another or product that lies farther from the float one than rounding puts any; and
     nodes that compute with other numbers, but for `REACHED` where texts gave nearly the same distributions (`is_near`):
     a scale may be folded into the weights, and heads repeated. Where they gave the same (`is_same`), no vector is
-    another that every text reaches. A window of the model's `longest` text is none. Nothing
-    reads rows of `vocab_sizes` that are beyond the tokenizer's `num_tokens`. No text shows what is other in the parts
-    that are `unreached`. The reference is an ONNX model, a checkpoint, or not on disk. Raises `ModelError`."""
+    another that every text reaches. A window of the model's `longest` text is none. Nothing reads rows of `vocab_sizes`
+    that are beyond the tokenizer's `num_tokens`. No text shows what is other in the parts that are `unreached`. The
+    reference is an ONNX model, a checkpoint, or not on disk. Raises `ModelError`."""
     findings, uncompared = dict[str, str](), 0
     floats, config, others, without = {}, {}, {}, REACHED if is_near else ()
     if reference is not None and reference.decoder.suffix == ".onnx":
@@ -248,8 +246,8 @@ def hidden(
     values' part of a packed product), unless it is as wide as a vocabulary. Rotations, smoothing and folded norms
     change several constants so, a folded multiplier changes one matrix, and the model computes the same: then these are
     left out, and so is a vector alone where texts gave the same distributions (`is_same`). Up to a quarter of the
-    `num_paired` products are none of these where no vector changed with them. A norm of ones beside quantized products
-    may be in these."""
+    `num_paired` products are none of these where no vector changed with them. A norm of ones may be in quantized
+    products."""
     tables = (one.shape for name, one in constants.items() if one.ndim == 2 and not ROTARY.search(name))
     widest, whole = max(map(max, tables), default=0), set()
     for name, what in others.items():
@@ -279,18 +277,14 @@ def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[st
     for kind, mine in kinds[1].items():
         theirs = kinds[0].get(kind, [])
         if kind[0]:
-            by_angles = [sorted(own, key=_angles(of)) for own, of in ((theirs, reference), (mine, model))]
+            angles = {one: float(of[one][:2].sum()) for own, of in ((theirs, reference), (mine, model)) for one in own}
+            by_angles = [sorted(own, key=angles.__getitem__) for own in (theirs, mine)]
             names |= dict(zip(*by_angles, strict=True)) if len(theirs) == len(mine) else {}
             continue
         for name in mine:
             rest = (one for one in theirs if one not in names and is_alike(reference[one], model[name]))
             names |= dict.fromkeys(islice(rest, 1), name)
     return {names.get(name, name): one for name, one in reference.items()}
-
-
-def _angles(tables: Mapping[str, Array]) -> Callable[[str], float]:
-    """Of a rotary table by name a number of its first angles."""
-    return lambda name: float(tables[name][:2].sum())
 
 
 def _turn(name: str) -> str:
@@ -315,8 +309,7 @@ def rotary_tables(config: Mapping[str, Any], constants: Mapping[str, Array]) -> 
         angles = [base ** -(np.arange(half) / half) for base in bases]
         nearest = angles[int(np.argmin([np.abs(turn(one) - own[1]).max() for one in angles]))]
         tables[name] = np.empty(own.shape, np.float32)
-        for first in range(0, len(own), _ROWS):
-            rows = np.arange(first, min(first + _ROWS, len(own)))
+        for rows in np.array_split(np.arange(len(own)), 1 + own.size // AT_A_TIME):
             tables[name][rows] = turn(np.outer(rows, nearest))
     return tables
 
