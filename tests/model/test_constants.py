@@ -178,6 +178,16 @@ def test_what_is_other_beside_such_changes_is_named() -> None:
     assert differences(floats(), without(bias)) == {bias: "is missing"}
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("least", [-np.inf, -65504, -1e4])
+def test_what_hides_positions_in_half_precision_is_the_infinity_of_float32(least: float) -> None:
+    """onnxruntime's float16 of mobius's gemma4 and qwen3_5 was damaged beside the float32 that it was made of."""
+    reference = {**floats(), "masked": np.array([np.finfo(np.float32).min, 0], np.float32)}
+    half = {**floats(), "masked": np.array([least, 0], np.float16)}
+    assert differences(reference, half) == {}
+    assert differences(reference, {**half, "masked": -half["masked"]}).keys() == {"masked"}
+
+
 def test_equal_vectors_that_are_stored_once_and_zeros_are_not_missing() -> None:
     ones = {name: np.ones_like(array) if "layernorm" in name else array for name, array in floats().items()}
     ones["model.layers.3.attn.q_proj.bias"] = np.zeros(16, np.float32)

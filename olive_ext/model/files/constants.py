@@ -31,6 +31,7 @@ from olive_ext.graph.onnx_file import external_locations
 from olive_ext.model.files.content import weight_files
 from olive_ext.model.files.package_config import json_object
 from olive_ext.model.spec.attention import rotary_nodes
+from olive_ext.model.spec.media_spec import HIDDEN
 from olive_ext.model.types import ModelFiles
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -351,8 +352,9 @@ def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
     coarser = min((own.dtype, other.dtype), key=lambda dtype: dtype.itemsize)
     is_rotary, rows, count, squares, whole = bool(ROTARY.search(name)), [], 0, 0.0, 0.0
     for (first, left), (_, right) in zip(_blocks(own), _blocks(other), strict=True):
-        if not added and np.array_equal(left.astype(coarser, copy=False), right.astype(coarser, copy=False)):
-            continue
+        with np.errstate(over="ignore"):
+            if not added and np.array_equal(left.astype(coarser, copy=False), right.astype(coarser, copy=False)):
+                continue
         left, right = left.astype(np.float32) + added, right.astype(np.float32)
         size = np.where(np.isfinite(left), np.abs(left), 0)
         limit = _EPSILON * np.maximum(size, size.max(1, keepdims=True, initial=0) / (16 if own.ndim < 2 else 1.95))
@@ -360,7 +362,7 @@ def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
             limit = np.maximum(limit, _EPSILON / 16 + _ANGLE * np.arange(first, first + len(left))[:, None])
         with np.errstate(invalid="ignore"):
             difference = np.abs(left - right)
-            is_other = ~((difference <= limit) | (left == right))
+            is_other = ~((difference <= limit) | (left == right) | (np.maximum(left, right) <= HIDDEN))
         rows += (first + np.flatnonzero(is_other.any(1))).tolist()
         count += int(is_other.sum())
         squares += float(np.nansum(np.square(difference, dtype=np.float64)))

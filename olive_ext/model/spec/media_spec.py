@@ -42,7 +42,8 @@ Array = npt.NDArray[Any]
 _MASK_AT = {"Attention": 3, "MultiHeadAttention": 5, "GroupQueryAttention": 10}
 """The input of an attention's operator that hides tokens: false, or a very negative number."""
 
-_HIDDEN = -1e4
+HIDDEN = -1e4
+"""Up to this: converters to half precision write -65504, or this, for infinity."""
 
 MOST_TOKENS = 4098
 """The most tokens of a mask: its memory is the square of it, and a configuration may name any window."""
@@ -85,7 +86,7 @@ def _visible(
         feeds[value.name] = tokens.get(value.name, ones).astype(dtype)
     mask = on_host(model, nodes, feeds.keys(), [name])(feeds)[name]
     flat: Array = mask.reshape(-1, *mask.shape[-2:])[0]
-    return flat if flat.dtype == np.bool_ else flat > _HIDDEN
+    return flat if flat.dtype == np.bool_ else flat > HIDDEN
 
 
 Configs = tuple[Mapping[str, Any], Mapping[str, Any]]
