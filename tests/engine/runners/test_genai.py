@@ -151,14 +151,12 @@ def test_traits_are_found_by_trying(kind: str, is_silent: bool) -> None:
 
 
 def test_inputs_of_fixed_length_are_never_continued_and_are_checked_on_a_full_window() -> None:
+    """A rewind that is known to go wrong later is not used either."""
     model = FakeModel(KINDS["once"], is_silent=True, window=8)
     assert model.find(8, window_size=8) == KINDS["once"]
     assert len(model.capacities) == 2
     with pytest.raises(ModelError, match="different logits for the same tokens"):
         FakeModel(KINDS["once"], is_silent=True, window=7).find(8, window_size=8)
-
-
-def test_rewind_that_is_known_to_go_wrong_later_is_not_used() -> None:
     assert not FakeModel(ALL).find(may_rewind=False).rewinds
 
 
@@ -234,7 +232,7 @@ def test_sampling_draws_from_the_same_rows() -> None:
     assert results[0].finish_reason is FinishReason.LENGTH
 
 
-def test_failure_names_the_step_and_leaves_the_engine_usable() -> None:
+def test_failure_names_the_step_and_leaves_the_engine_usable_until_it_is_closed() -> None:
     model = FakeModel(ALL)
     engine = Engine(GenaiRunner(model, {}), 64)
     model.is_broken = True
@@ -242,11 +240,7 @@ def test_failure_names_the_step_and_leaves_the_engine_usable() -> None:
         engine.run([Request(tuple(range(10)), 1)])
     model.is_broken = False
     assert engine.run(requests()[:3])[1].is_greedy == oracle(requests()[1]).is_greedy
-
-
-def test_close_releases_the_model() -> None:
-    model = FakeModel(ALL)
-    Engine(GenaiRunner(model, {}), 64).close()
+    engine.close()
     assert model.is_closed
 
 

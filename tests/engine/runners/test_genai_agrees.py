@@ -170,13 +170,10 @@ def test_another_graph_beside_the_configured_one_is_the_one_that_runs(tmp_path: 
     assert found.token_logprobs == pytest.approx(expected()[0][0].token_logprobs, abs=1e-4)
 
 
-def test_max_length_limits_positions_and_beams_are_refused() -> None:
+def test_max_length_limits_positions_and_beams_and_a_provider_that_is_missing_are_refused() -> None:
     with opened("plain", max_length=32) as session:
         assert session.describe_execution()["context_length"] == 32
         with refused(OliveExtError, "unsupported", "num_beams", holds="2"):
             session.generate([GenerationRequest([4, 5], max_new_tokens=3, num_beams=2)])
-
-
-def test_provider_that_is_missing_is_named() -> None:
     with pytest.raises(ProviderError, match="QNNExecutionProvider"):
         olive_ext.open(package("plain"), execution_provider="qnn", engine={"runtime": "genai"})

@@ -191,19 +191,17 @@ def test_context_is_the_configurations_or_shorter() -> None:
         HfRunner(model, {}, max_length=129)
 
 
-def test_a_source_is_refused_and_so_is_what_cannot_be_loaded(tmp_path: Any) -> None:
-    engine = Engine(HfRunner(make("llama"), {}), 64)
+def test_a_source_beams_and_what_cannot_be_loaded_are_refused_and_a_failing_device_is_named(tmp_path: Any) -> None:
+    runner = HfRunner(make("llama"), {"num_slots_origin": "a reason"})
+    engine = Engine(runner, 64)
     with pytest.raises(OliveExtError, match="has no encoder"):
         engine.run([Request((1, 2), 1, source=Source(np.array([1])))])
+    with refused(OliveExtError, "unsupported", "num_beams", holds=("2", "1")):
+        engine.run([Request((1, 2), 0, Generation(3, beams=Beams(2)))])
+    with refused(RunError, "failed", holds=("1", "0")):
+        runner.run(Step((Row(0, 0, (VOCAB + 5,)),), (LogitsRow(0, 0),)))
     with pytest.raises(ModelError, match="transformers cannot load"):
         load_model(str(tmp_path), "auto", None)
-
-
-def test_beams_are_refused_by_name() -> None:
-    runner = HfRunner(make("llama"), {"num_slots_origin": "a reason"})
-    asked = Request((1, 2), 0, Generation(3, beams=Beams(2)))
-    with refused(OliveExtError, "unsupported", "num_beams", holds=("2", "1")):
-        Engine(runner, 64).run([asked])
 
 
 def test_a_model_is_loaded_in_the_wanted_type(tmp_path: Any) -> None:
@@ -213,9 +211,3 @@ def test_a_model_is_loaded_in_the_wanted_type(tmp_path: Any) -> None:
     assert load_model(str(tmp_path), "auto", "cpu")[1]["dtype"] == "float32"
     output = HfRunner(model, facts).run(Step((Row(0, 0, (5,)),), (LogitsRow(0, 0),)))
     assert output.logits_RV.dtype == np.float32
-
-
-def test_a_failing_device_is_a_run_error_with_the_step() -> None:
-    runner = HfRunner(make("llama"), {})
-    with refused(RunError, "failed", holds=("1", "0")):
-        runner.run(Step((Row(0, 0, (VOCAB + 5,)),), (LogitsRow(0, 0),)))

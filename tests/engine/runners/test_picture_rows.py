@@ -60,16 +60,14 @@ def _item(num_tokens: int, grid: tuple[int, int, int] | None) -> MediaItem:
 
 
 def test_rotary_positions_are_qwen2_vls() -> None:
-    """A text of 2, a picture of 2 x 3, a text of 2, a picture of 2 x 2, a text of 1; numbers counted by hand."""
+    """A text of 2, a picture of 2 x 3, a text of 2, a picture of 2 x 2, a text of 1; numbers counted by hand. Items
+    without a grid have the positions of text."""
     media = (MediaRun(2, _item(6, (1, 2, 3))), MediaRun(10, _item(4, (1, 2, 2))))
     found = rotary_positions(media, range(15))
     assert found[0].tolist() == [0, 1, 2, 2, 2, 2, 2, 2, 5, 6, 7, 7, 7, 7, 9]
     assert found[1].tolist() == [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 7, 7, 8, 8, 9]
     assert found[2].tolist() == [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7, 8, 7, 8, 9]
     np.testing.assert_array_equal(rotary_positions(media, range(7, 12)), found[:, 7:12])
-
-
-def test_items_without_a_grid_have_the_positions_of_text() -> None:
     assert rotary_positions((MediaRun(1, _item(3, None)),), range(6))[2].tolist() == list(range(6))
 
 
@@ -85,12 +83,9 @@ def test_runs_within_are_those_of_the_positions_asked_for() -> None:
         runs_within(MEDIA, 0, 8)
 
 
-def test_borders_are_the_positions_where_no_item_is_cut() -> None:
+def test_borders_and_ends_of_chunks_are_positions_where_no_item_is_cut() -> None:
     assert [border(MEDIA, position) for position in range(15)] == [0, 1, 2, 2, 2, 2, 6, 6, 6, 9, 10, 11, 11, 13, 14]
     assert [border(MEDIA, position, 2) for position in range(15)] == [0, 0, 2, 2, 2, 2, 6, 6, 6, 6, 10, 10, 10, 10, 14]
-
-
-def test_chunk_ends_before_an_item_that_it_would_cut_or_behind_one_that_it_begins_with() -> None:
     assert [chunk_end(MEDIA, 0, stop) for stop in (1, 3, 5, 6, 8, 10)] == [1, 2, 2, 6, 6, 10]
     assert [chunk_end(MEDIA, 2, stop) for stop in (3, 8, 9)] == [6, 6, 9]
     assert chunk_end(MEDIA, 6, 9, 2) == 9  # no multiple of 2 is a border within the chunk
