@@ -36,13 +36,13 @@ def put(tmp_path: Path, recipe: Mapping[str, Any]) -> Path:
 
 
 def with_value(path: str, value: Any) -> dict[str, Any]:
-    """The recipe with `value` at a dotted path."""
+    """The recipe with `value` at a dotted path, a copy of its own: Olive puts objects into a list of metrics."""
     recipe = copy.deepcopy(RECIPE)
     *parents, last = path.split(".")
     block: Any = recipe
     for part in parents:
         block = block.setdefault(part, {})
-    block[last] = value
+    block[last] = copy.deepcopy(value)
     return recipe
 
 
