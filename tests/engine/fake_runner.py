@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -74,6 +75,9 @@ class FakeRunner(Runner):
 
     num_lost = 0
     """How often it has failed."""
+
+    embedding = SimpleNamespace(check=id, expect=id)
+    """Takes requests with items and without, behind padding too."""
 
     def __init__(
         self,
@@ -139,9 +143,6 @@ class FakeRunner(Runner):
 
     def check_source(self, source: Source | None) -> None:
         """Takes requests with a source and without."""
-
-    def check_media(self, media: Media) -> None:
-        """Takes requests with items and without."""
 
     def run(self, step: Step) -> StepOutput:
         assert self._running.acquire(blocking=False), "two steps at once"
