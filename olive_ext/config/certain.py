@@ -3,6 +3,7 @@ statistics."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
@@ -17,6 +18,12 @@ CertainMetric = Literal["accuracy_difference", "kl_mean", "top1_agreement"]
 
 EQUAL: dict[CertainMetric, float] = {"accuracy_difference": 0.0, "kl_mean": 0.0, "top1_agreement": 1.0}
 """Each metric's value of a candidate that equals its reference."""
+
+_RANGES = {
+    **dict.fromkeys(("accuracy_difference", "accuracy_difference_low", "accuracy_difference_high"), (-1.0, 1.0)),
+    **dict.fromkeys(("top1_agreement", "top_probability_rms", "mcnemar_p"), (0.0, 1.0)),
+}
+"""Least and greatest values of metrics that are shares."""
 
 Number = Annotated[float, BeforeValidator(not_bool), Field(allow_inf_nan=False)]
 Distance = Annotated[float, BeforeValidator(not_bool), Field(gt=0, allow_inf_nan=False)]
@@ -106,6 +113,11 @@ class Bound(StrictModel):
             raise ContradictionError(f"give 'max' or 'min' for '{self.metric}'")
         if self.max is not None and self.min is not None and self.min > self.max:
             raise ContradictionError(f"'min' = {self.min:g} of '{self.metric}' is above 'max' = {self.max:g}", "min")
+        low, high = _RANGES.get(self.metric.rpartition("/")[2], (-math.inf, math.inf))
+        for key, bound, is_open in (("min", self.min, self.min != low), ("max", self.max, self.max != high)):
+            if bound is not None and not (low <= bound <= high and is_open):
+                problem = f"'{self.metric}' is from {low:g} to {high:g} (0.01 is one point): this decides nothing"
+                raise ContradictionError(problem, key, bound)
         return self
 
 

@@ -42,10 +42,10 @@ class ComparisonSettings(StrictModel):
     Needs `reference`."""
 
     require: list[WrittenBound] = Field(default_factory=list)
-    """Bounds on measured metrics: if one is broken, the evaluation fails after report and model are written, and both
-    are kept (exit status 1 of a command; from Python an error that has the `report`). A pass judges the model that it
-    measures. An evaluator of a workflow judges output models, and the input model if there are no passes. In a search a
-    candidate that breaks a bound is out."""
+    """Bounds on measured metrics, as "kl_mean<=0.01", or "TASK/acc>=0.7" for one task. If one is broken, the evaluation
+    fails after report and model are written, and both are kept (exit status 1 of a command; from Python an error that
+    has the `report`). A pass judges the model that it measures. An evaluator of a workflow judges output models, and
+    the input model if there are no passes. In a search a candidate that breaks a bound is out."""
 
     use_cache: PathText | None = None
     """Path stem of the journal, which keeps every answer so that an interrupted run resumes. Its file belongs to the

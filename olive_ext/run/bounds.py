@@ -119,7 +119,9 @@ def check_names(names: Iterable[Name], tasks: Measured | None, compared: Collect
         if task is None:
             there |= {*known, *(f"{key}/{metric}" for key, metrics in known.items() for metric in metrics or ())}
         if name not in there and None not in asked.values():
+            turned = "/".join(reversed(name.split("@")))
             near = _near(name, (each for each in there if ("," in each) == ("," in name)))
+            near = f": did you mean '{turned}'?" if turned in there else near
             raise ConfigError(f"'{where}': no metric '{name}'{_of(task)} is measured{near}", where, code="unknown_name")
 
 

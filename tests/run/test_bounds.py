@@ -225,6 +225,7 @@ LISTED = {"metric": "acc_norm", "task": "tiny_group"}
             "unknown_name",
             ("'accuracy_difference'", "perplexity_ratio"),
         ),
+        ({"metric": "acc@tiny_group"}, {}, "unknown_name", ("did you mean 'tiny_group/acc'?",)),
         # names of a group pass where nothing is loaded
         ({"metric": "ac"}, {"loads": False}, "", ()),
         ({"metric": "kl_mean"}, {"loads": False}, "missing", ("'reference'",)),
@@ -237,7 +238,7 @@ def test_names_of_bounds_are_refused_by_the_tasks(
     given = {"tasks": ["tiny_group", "tiny_generate"], "include_path": str(write_tasks(tmp_path / "tasks"))}
     how = {"loads": more.get("loads", True)}
     more = {key: value for key, value in more.items() if key != "loads"}
-    settings = EvaluationSettings.parse({**given, "require": [{"max": 1, **bound}], **more})
+    settings = EvaluationSettings.parse({**given, "require": [{"max": 0.5, **bound}], **more})
     with refused(ConfigError, code, "passes.g.require", holds=holds) if code else nullcontext():
         refuse_names(settings, metrics_of(settings, **how), "passes.g")
 
