@@ -29,7 +29,7 @@ _AXES_AS_INPUT = {"ReduceSum": 13, "ReduceMax": 18, "ReduceMean": 18}
 LAYER = re.compile(r"(?:^|[/._])(?:layers?|h|blocks?)[./_](\d+)(?:[/._]|$)")
 """A decoder layer's number in the name of a node, as exporters write it."""
 
-_QUANTIZING = frozenset(
+QUANTIZING = frozenset(
     (
         "DequantizeLinear",
         "DynamicQuantizeLinear",
@@ -285,15 +285,10 @@ def remove_dead(graph: onnx.GraphProto, value: str) -> None:
     delete_at(graph.initializer, {index for index, tensor in enumerate(graph.initializer) if tensor.name in gone})
 
 
-def is_quantizing(node: onnx.NodeProto) -> bool:
-    """Whether its operator quantizes, or takes what is quantized."""
-    return node.op_type in _QUANTIZING
-
-
 def quantizing_operator(model: onnx.ModelProto) -> str:
     """The first operator by which weights or activations are quantized, else the type of a matrix that is stored in 8
     bits or fewer; empty where there is none."""
-    operators = (node.op_type for node in model.graph.node if is_quantizing(node))
+    operators = (node.op_type for node in model.graph.node if node.op_type in QUANTIZING)
     return next(operators, "") or few_bits(tensor.data_type for tensor in _matrices(model))
 
 

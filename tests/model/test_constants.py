@@ -330,6 +330,22 @@ PACKED: dict[str, tuple[list[str], dict[str, slice], set[str]]] = {
         {"model.layers.0.mlp.gate_up_proj.weight": slice(0, 48)},
         {"model/layers.0/mlp/up_proj/MatMul"},
     ),
+    "experts": (
+        ["model/layers.0/mlp/experts.0/up_proj/MatMul_node_3", "model/layers.0/mlp/experts.1/up_proj/MatMul_node_4"],
+        {
+            "model.layers.0.mlp.experts.0.up_proj.weight": slice(0, 24),
+            "model.layers.0.mlp.experts.1.up_proj.weight": slice(24, 48),
+        },
+        {"model/layers.0/mlp/experts.1/up_proj/MatMul"},
+    ),
+    "other words": (
+        ["/model/layers.0/mlp/gate_proj/MatMul", "/model/layers.0/attn/o_proj/MatMul"],
+        {
+            "model.layers.0.feed_forward.w1.weight": slice(0, 24),
+            "model.layers.0.self_attn.out_proj.weight": slice(24, 48),
+        },
+        {"/model/layers.0/attn/o_proj/MatMul"},
+    ),
     "a tied head": (["/lm_head/MatMul"], {"model.embed_tokens.weight": slice(0, 24)}, {"/lm_head/MatMul"}),
 }
 

@@ -556,17 +556,6 @@ def distance(own: Array, grid: Grid, begin: int = 0) -> Distance:
     return Distance(count / own.size, np.flatnonzero(is_far).tolist(), len(rows))
 
 
-def decode_into(own: Array, grid: Grid, begin: int = 0) -> float:
-    """Writes rows of a quantized weight, from `begin` on, over their float ones [N, K]: the relative error of these."""
-    squares = size = 0.0
-    for first, rows in _blocks(own):
-        numbers = grid.rows(begin + first, begin + first + len(rows))[0]
-        squares += float(np.square(numbers - rows, dtype=np.float64).sum())
-        size += float(np.square(rows, dtype=np.float64).sum())
-        rows[:] = numbers
-    return math.sqrt(squares / (size or 1.0))
-
-
 def unpacked(bytes_: Array, bits: int) -> Array:
     """Numbers of `bits` bits as bytes, along the last axis; the first one of a byte is in its lowest bits."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)

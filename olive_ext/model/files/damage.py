@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 
-from olive_ext.graph.nodes import attribute, is_quantizing, layer_of, quantizing_operator
+from olive_ext.graph.nodes import QUANTIZING, attribute, layer_of, quantizing_operator
 from olive_ext.model.files.constants import (
     AT_A_TIME,
     FLOATS,
@@ -31,7 +31,6 @@ from olive_ext.model.files.constants import (
     apart,
     broken,
     checkpoint_floats,
-    decode_into,
     distance,
     distances,
     graph_nodes,
@@ -97,6 +96,9 @@ _BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
 
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Products that one export may have as one, and the parts that another has of it, in the order of their outputs."""
+
+_SYNONYMS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj", "out_proj": "o_proj"}
+"""Words of checkpoints (LFM2's) by those that exporters have for them."""
 
 _PLAIN_WORDS = ("", "weight", "MatMul", "Gemm", "Gather")
 _LAST_NORM = re.compile(r"(^|\.)(final_norm_layernorm|final_layernorm|(?<!\d\.)norm|norm_f|ln_f)\.weight$")
@@ -186,9 +188,11 @@ def replace_weights(tensors: Mapping[str, Array], model: Constants) -> bool:
         found &= name not in tensors or tensors[name].shape != own.shape or is_one(tensors[name], own)
     names = set()
     for name, whole, grid, first in _paired(tensors, model) if found else ():
-        found &= decode_into(whole, grid, first) < _NEAR
+        decoded, _ = grid.rows(first, first + len(whole))
+        found &= bool(np.linalg.norm(decoded - whole) < _NEAR * np.linalg.norm(whole))
+        whole[:] = decoded
         names.add(name.split(",")[0])
-    read = (model.scales.intersection(node.input) for node in model.model.graph.node if is_quantizing(node))
+    read = (model.scales.intersection(node.input) for node in model.model.graph.node if node.op_type in QUANTIZING)
     return found and bool(names) and quantized_weights(model).keys() == names and all(read)
 
 
@@ -214,9 +218,13 @@ def _paired(tensors: Mapping[str, Array], model: Constants) -> Iterator[tuple[st
 
 
 def _by_word(names: Iterable[str]) -> dict[tuple[int | None, str], str]:
-    """The names of a decoder's weights by layer and last word, where no other has both."""
-    words = {name: [word for word in re.split(r"[./]", name) if word not in _PLAIN_WORDS] for name in names}
-    keys = {name: (layer_of(name), own[-1]) for name, own in words.items() if own and not _BESIDE.search(name)}
+    """The names of a decoder's weights by layer and last word, of experts with their number, if no other has both."""
+    keys = {}
+    for name in names:
+        words = [word for word in re.split(r"[./]", name) if word not in _PLAIN_WORDS]
+        if words and not _BESIDE.search(name):
+            begin = words.index("experts") if "experts" in words else -1
+            keys[name] = layer_of(name), _SYNONYMS.get(words[-1], ".".join(words[begin:]))
     known = Counter(keys.values())
     return {key: name for name, key in keys.items() if known[key] == 1}
 
