@@ -394,6 +394,25 @@ def test_the_norm_before_the_head_may_be_folded_into_it(
     assert len(damaged(tmp_path, quantizer.model.model, {"hidden_size": 64})) == num_named
 
 
+def test_two_products_that_make_up_for_each_other_are_no_damage_where_distributions_are_near(tmp_path: Path) -> None:
+    """One layer's smoothed `up_proj` and `down_proj`, in 8 bits: nothing was lost, and both were damaged."""
+    rng = np.random.default_rng(1)
+    rows, smooth = rng.normal(size=(64, 64)).astype(np.float32), np.exp(rng.normal(size=64)).astype(np.float32)
+    own, reference = graphs.plain(rows.T), graphs.plain(rows.T)
+    for number in range(8):
+        for model, factor in ((own, {2: smooth[:, None], 5: 1 / smooth}.get(number, 1)), (reference, 1)):
+            with_arrays(model, **{f"w{number}": (rows * factor).T.astype(np.float32)})
+            node = helper.make_node(
+                "MatMul", ["x", f"w{number}"], [f"y{number}"], f"/layers.0/{'abcdefgh'[number]}/MatMul"
+            )
+            model.graph.node.append(node)
+    quantizer = MatMulNBitsQuantizer(own, algo_config=DefaultWeightOnlyQuantConfig(block_size=32, bits=8))
+    quantizer.process()
+    for is_near in (False, True):
+        found = damaged(tmp_path / str(is_near), quantizer.model.model, reference, is_near=is_near)
+        assert len(found) == (0 if is_near else 2)
+
+
 def test_rounding_of_every_kind_has_no_row_of_damage() -> None:
     rng = np.random.default_rng(0)
     for weight in (rng.normal(size=(256, 128)), rng.standard_t(3, (256, 128)), np.exp(rng.normal(size=(256, 1))) + 0):

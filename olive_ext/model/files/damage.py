@@ -166,8 +166,8 @@ def damage(
         uncompared += sum(own.float_names[name] not in own.scales for name in constants.keys() - known.keys())
         differing = apart(known, constants)
         told = {name: what.sentence(constants[name]) for name, what in differing.items()} | far
-        is_quantized = quantizing_operator(own.model) != ""
-        facts: Any = {"num_paired": len(apart_by), "is_quantized": is_quantized, "is_same": is_same}
+        is_quantized, num_paired = quantizing_operator(own.model) != "", 0 if is_near else len(apart_by)
+        facts: Any = {"num_paired": num_paired, "is_quantized": is_quantized, "is_same": is_same}
         found = told if part in unreached else hidden(differing, far, constants, **facts)
         found |= broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
@@ -254,8 +254,8 @@ def hidden(
     values' part of a packed product), unless it is as wide as a vocabulary. Rotations, smoothing and folded norms
     change several constants so, a folded multiplier changes one matrix, and the model computes the same: then these are
     left out, and so is a vector alone where texts gave the same distributions (`is_same`). Up to a quarter of the
-    `num_paired` products are none of these where no vector changed with them. A norm of ones may be in quantized
-    products."""
+    `num_paired` products are none of these where no vector changed with them; 0 where texts gave nearly the same
+    distributions. A norm of ones may be in quantized products."""
     tables = (one.shape for name, one in constants.items() if one.ndim == 2 and not ROTARY.search(name))
     widest, whole = max(map(max, tables), default=0), set()
     for name, what in others.items():
