@@ -101,7 +101,7 @@ def test_calls_of_ever_more_and_shorter_answers_touch_no_more_memory_than_one() 
     assert isinstance(engine.runner, OrtRunner)
     store = engine.runner._kv
     assert isinstance(store, ViewKv)
-    store._place = replace(store._place, most_positions=MOST)
+    store.capacity = store.capacity._replace(most_positions=MOST)
     touched, alone = [], open_engine(resolve(settings))
     for count in (2, 4, 8, 16, 32):
         tokens = tuple(5 + place % 40 for place in range(MOST // count - 8))
@@ -122,7 +122,7 @@ def test_slots_of_a_reference_touch_no_more_memory_than_planned_either() -> None
         for runner in (engine.runner, *engine._tap.runners):
             assert isinstance(runner, OrtRunner)
             assert isinstance(runner._kv, ViewKv)
-            runner._kv._place = replace(runner._kv._place, most_positions=MOST)
+            runner._kv.capacity = runner._kv.capacity._replace(most_positions=MOST)
             stores.append(runner._kv)
         touched = []
         for count in (2, 4, 8, 16, 32):
