@@ -18,7 +18,7 @@ from olive_ext.report.numbers import fact, joined
 from olive_ext.report.page import COMPARISON, Page, page_of
 from olive_ext.report.report import Report
 from olive_ext.report.tables import ChainStep, Table, chain_table, page_table
-from olive_ext.report.view import SIGNS, changed_documents
+from olive_ext.report.view import SIGNS, WORDS, changed_documents
 
 _MOST_EVIDENCE = 4
 _NO_WRAP = 10_000
@@ -65,7 +65,8 @@ def print_page(
     print_lines([line for line in lines if not line.startswith("  ")], file)
     print_cells(page_table(page, is_short=is_short), file)
     if page.compared:
-        print_lines([f"{SIGNS['loss']} loss, {SIGNS['gain']} gain: the paired 95 % interval excludes zero"], file)
+        kinds = f"{SIGNS['loss']} loss, {SIGNS['gain']} gain: the paired 95 % interval excludes zero"
+        print_lines([f"{kinds}; {SIGNS['unclear']} {WORDS['unclear']}"], file)
     print_lines([*notes, *lines], file)
 
 
@@ -114,6 +115,9 @@ _REFERENCE = re.compile(r"(?<=@)(?=\w)|(?<=#)(?=\d)|(?<=GH-)(?=\d)", re.IGNORECA
 """Where an address of mail, a name or an issue becomes a link on GitHub, escaped or not; an empty comment parts it."""
 
 
+_ESCAPED = re.compile(r"<!-- -->|\\(.)")
+
+
 def to_markdown(report: Report) -> str:
     """The report as GitHub markdown: the verdict and the table first, then model, providers, engine and versions."""
     page = page_of(report)
@@ -124,9 +128,9 @@ def to_markdown(report: Report) -> str:
     parts = [
         f"# Evaluation of {literal(page.title)}",
         f"Created {literal(report.created)}." if report.created else "",
-        *(f"**{literal(item.headline[:1].upper() + item.headline[1:])}.**" for item in judged),
-        *(f"- {literal(text)}" for item in judged for text in item.evidence),
-        *(f"Next: {literal(item.next_step)}." for item in judged if item.next_step),
+        *(f"**{_with_code(item.headline[:1].upper() + item.headline[1:])}.**" for item in judged),
+        *(f"- {_with_code(text)}" for item in judged for text in item.evidence),
+        *(f"Next: {_with_code(item.next_step)}." for item in judged if item.next_step),
         *(f"**Bound broken: {literal(line)}.**" for line in report.broken if not judged),
         markdown_table(table.heads, table.rows),
         _facts("Model", report.model),
@@ -195,6 +199,11 @@ def literal(text: str) -> str:
     """Markdown of one line that shows exactly `text`: names and answers are written by others, who could put links,
     pictures and HTML into them. Control characters are replaced, as on a terminal."""
     return _REFERENCE.sub("<!-- -->", _MARKUP.sub(r"\\\g<0>", " ".join(printable(text).split())))
+
+
+def _with_code(text: str) -> str:
+    """As `literal`, but what stands between two backticks is code."""
+    return re.sub(r"\\`(.+?)\\`", lambda code: "`" + _ESCAPED.sub(r"\1", code[1]) + "`", literal(text))
 
 
 def markdown_page(sentences: Iterable[str], *tables: Table) -> str:

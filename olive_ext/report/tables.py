@@ -40,7 +40,7 @@ def page_table(page: Page, *, is_short: bool = False) -> Table:
     if is_short:
         kept = {(distances[0][0], _KL), (distances[0][0], _TOP)} if distances else set()
         distances = [row for row in distances if row[1] == _TEXT or (row[0], row[1]) in kept]
-        costs = [row for row in costs if not row[0].startswith("of which")]
+        costs = [row for row in costs if not row[0].startswith(("of which", "Tokens computed"))]
     rows = [*_differences(page), *_scores(page), *distances, *_counts(page)]
     rows += [("", name, "", *cells) for name, cells in costs]
     return Table(page.title, heads, rows, heads[:2])
@@ -86,7 +86,11 @@ def _distances(page: Page) -> Iterator[Sequence[str]]:
                 if item.kl_reverse is not None
             },
             _TOP: {name: percent(item.top1_agreement, item.top1_agreement_stderr) for name, item in group},
-            _TEXT: {name: str(perplexity_change(item)) for name, item in group if item.is_text},
+            _TEXT: {
+                name: f"{SIGNS[view.perplexity_tone(item)]} {perplexity_change(item)}"
+                for name, item in group
+                if item.is_text
+            },
         }
         for line, cells in lines.items():
             if cells:

@@ -472,10 +472,10 @@ def _figures(comparison: Comparison, changes: Sequence[Change], divergence: Dive
         name = "flips lost / won" if overall.task == ALL else f"{overall.task} flips lost / won"
         yield Figure(name, f"{overall.right_to_wrong} / {overall.wrong_to_right}")
     if divergence is not None:
-        mean = numbers.nats_with_error(divergence.kl.mean, divergence.kl.stderr)
-        words = distance_words(divergence)
-        note = ", ".join(filter(None, (mean.margin, f"distance {words}" if words.startswith("as") else words)))
-        yield Figure("mean KL", f"{mean.value} nats", note)
+        words, ends = distance_words(divergence), divergence.kl_interval
+        interval = " to ".join(map(numbers.nats, ends)) if all(map(math.isfinite, ends)) else ""
+        note = ", ".join(filter(None, (interval, f"distance {words}" if words.startswith("as") else words)))
+        yield Figure("mean KL", f"{numbers.nats(divergence.kl.mean)} nats", note)
         yield Figure("same top token", numbers.percent(divergence.top1_agreement, divergence.top1_agreement_stderr))
     yield from (item.figure for item in changes if item.outcome is None)
 

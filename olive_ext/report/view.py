@@ -137,7 +137,7 @@ COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "seconds": ("Time, all of it", numbers.duration),
     **{f"seconds_{name}": (f"of which {words}", numbers.duration) for name, words in PHASES.items()},
     "tokens_naive": ("Tokens in the requests", numbers.count),
-    "tokens_fed": ("of which computed (the rest was shared)", numbers.count),
+    "tokens_fed": ("Tokens computed, with generated ones, shared ones once", numbers.count),
     "tokens_generated": ("Tokens generated", numbers.count),
 }
 """Titles and forms of the costs, by their names."""
@@ -214,15 +214,23 @@ def tone(outcome: Outcome) -> Tone:
     return "gain" if (outcome.difference > 0) == outcome.higher_is_better else "loss"
 
 
+def perplexity_tone(item: Divergence) -> Tone:
+    """As `tone`, of the change of a perplexity."""
+    change = item.perplexity_ratio - 1
+    low, high = item.interval(change, item.perplexity_ratio_stderr, item.perplexity_ratio_skewness)
+    return "unclear" if low <= 0 <= high else "loss" if change > 0 else "gain"
+
+
 def flips_p(outcome: Outcome) -> str:
     """McNemar's p; empty where documents were drawn, and where no answer is right or wrong."""
     shown = "< 0.001" if outcome.mcnemar_p < 0.001 else f"{outcome.mcnemar_p:.3f}"
     return shown if outcome.is_binary and outcome.num_population is None else ""
 
 
-def needed(outcome: Outcome) -> str:
-    """Documents that resolve a difference of one point, or of another size where that is unknown; may be empty."""
-    known = ((key, outcome.documents_needed.get(key)) for key in ("0.01", "0.02", "0.005"))
+def needed(outcome: Outcome, matters: float) -> str:
+    """Documents that resolve a difference that matters, or of another size where that is unknown; may be empty."""
+    sizes = (f"{matters / 100:g}", "0.01", "0.02", "0.005") if outcome.is_share else ()
+    known = ((key, outcome.documents_needed.get(key)) for key in sizes)
     return next((f"{numbers.count(item)} for {float(key) * 100:g} pt" for key, item in known if item is not None), "")
 
 

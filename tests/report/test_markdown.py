@@ -18,7 +18,7 @@ from tests.report.synthetic import comparison
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 LINK = "[x](javascript:alert(1)) ![y](http://evil/p.png) <img src=x onerror=alert(1)> **b** _i_ `c` ~~d~~ | e\n# f"
-HARMLESS = {"strong", "table", "thead", "tbody", "tr", "th", "td", "p", "h1", "h2", "ul", "li"}
+HARMLESS = {"strong", "code", "table", "thead", "tbody", "tr", "th", "td", "p", "h1", "h2", "ul", "li"}
 
 
 class Seen(HTMLParser):

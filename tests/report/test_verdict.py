@@ -586,7 +586,7 @@ def test_figures_stand_on_the_last_line_with_the_documents() -> None:
     figures = {name: next(line for line in reversed(own) if not line.startswith("next")) for name, own in lines.items()}
     assert figures["excluded"] == (
         f"choice acc difference {MINUS}0.20 pt ({MINUS}0.80 to +0.40), choice flips lost / won 4 / 2, "
-        "mean KL 0.0123 nats (± 0.0010, distance as with weights of 4 to 5 bits), same top token "
+        "mean KL 0.0123 nats (0.0103 to 0.0143, distance as with weights of 4 to 5 bits), same top token "
         "97.10\N{NO-BREAK SPACE}% (400 documents)"
     )
     assert "as with weights of 6 to 8 bits), same top token 0.75" in figures["ties"]

@@ -16,7 +16,6 @@ from olive_ext.report import (
     Table,
     chain_markdown,
     chain_table,
-    literal,
     print_cells,
     print_table,
     to_json,
@@ -28,6 +27,7 @@ from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.numbers import NO_VALUE
 from olive_ext.report.page import column_of
 from olive_ext.report.tables import chain_steps
+from olive_ext.report.view import needed
 from tests.report.test_comparison import divergence, outcome
 
 MINUS, NBSP = "\N{MINUS SIGN}", "\N{NO-BREAK SPACE}"
@@ -53,7 +53,7 @@ TABLE = f"""
 | all tasks | same top token ↑ |  |  | 97.10 % |
 | wiki | mean KL, nats ↓ |  |  | {DIVERGENCE} |
 | wiki | same top token ↑ |  |  | 97.10 % |
-| wiki | perplexity, change ↓ |  |  | +2.00 % ± 0.79 |
+| wiki | perplexity, change ↓ |  |  | ▼ +2.00 % ± 0.79 |
 | choice | mean KL, nats ↓ |  |  | 0.0123 ± 0.0010 |
 | choice | reverse KL, nats ↓ |  |  | 0.0151 ± 0.0020 |
 | choice | same top token ↑ |  |  | 97.10 % |
@@ -70,7 +70,7 @@ def test_markdown_leads_with_the_verdict_and_has_one_table_of_all() -> None:
     text = to_markdown(REPORT)
     assert "\n**Loss found in wiki perplexity (+2.00 %, ± 0.79).**\n" in text
     assert REPORT.verdict is not None
-    assert f"\n\nNext: {literal(REPORT.verdict.next_step)}.\n\n" in text
+    assert "\n\nNext: `olive-ext locate MODEL --reference REFERENCE --tasks TASKS` names the weights" in text
     assert json.loads(to_json(REPORT))["verdict"]["next_step"] == REPORT.verdict.next_step != ""
     assert TABLE in text
 
@@ -189,3 +189,12 @@ def test_resumed_run_is_not_timed_beside_a_fresh_one() -> None:
     both = view.cost_rows([column_of("a", fresh), column_of("b", resumed)])
     assert [cells[1] for _, cells in both] == [NO_VALUE, NO_VALUE]
     assert NO_VALUE not in [cells[0] for _, cells in [*both, *view.cost_rows([column_of("b", resumed)])]]
+
+
+def test_documents_needed_are_for_the_loss_that_matters() -> None:
+    known = outcome(documents_needed={"0.01": 1500, "0.005": 6000, "0.02": None})
+    assert [needed(known, matters) for matters in (0.5, 1, 3)] == [
+        "6,000 for 0.5 pt",
+        "1,500 for 1 pt",
+        "1,500 for 1 pt",
+    ]

@@ -110,6 +110,7 @@ def _context(page: Page) -> dict[str, Any]:
         "leads": [_lead(models, page.columns) for models in page.compared] or [_scores_only(page)],
         "rows": view.scores(page.columns),
         "differences": view.differences(page.compared),
+        "matters": page.compared[0].comparison.matters if page.compared else None,
         "tones": {tone: {"word": WORDS[tone], "sign": SIGNS[tone]} for tone in WORDS},
         "divergences": view.divergences(page.compared),
         "charts": list(_charts(page)),
