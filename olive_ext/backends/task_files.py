@@ -23,6 +23,7 @@ from olive_ext.config.yaml_files import LOADER, WRONG_TAGS, UnboundedError, doub
 from olive_ext.errors import TaskError, first_line, special_kind, suggest
 
 _SUFFIXES = (".yaml", ".yml")
+_DATA = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt")
 
 MOST_INCLUDED = 100
 """Files that a task file includes, those that they include among them; lm-eval's include three."""
@@ -293,12 +294,14 @@ def refuse_unknown(specs: Sequence[Spec], folders: Sequence[str]) -> None:
             return
         known.update(name.decode() for name in _DEFINED.findall(content))
     if missing:
-        raise unknown([name for name in asked if name in missing], known, folders)
+        tasks = known - (stems - {*files.defined_names()})
+        raise unknown([name for name in asked if name in missing], tasks, folders)
 
 
 def unknown(names: Sequence[str], known: Collection[str], folders: Sequence[str]) -> TaskError:
     """The error of names that are not among those `known`, with the nearest of these; and without `folders` the key."""
     hints = {name: suggest(name, known, most=3) or "no task has a similar name" for name in names}
+    hints |= {name: "a task is a YAML file that names its data" for name in names if name.lower().endswith(_DATA)}
     own = "" if folders else "; task files of your own are in the folders that 'include_path' names"
     message = "; ".join(f"unknown task '{name}': {hint}" for name, hint in hints.items())
     return TaskError(message + own, code="unknown_name").about("tasks", names)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from olive_ext.cli.exit_status import going_on
 from olive_ext.cli.options import RECORD_OPTIONS, advised, written_values
-from olive_ext.config import EvaluationConfig, schema
+from olive_ext.config import RECIPE_SUFFIXES, EvaluationConfig, schema
 from olive_ext.errors import (
     ConfigError,
     OliveExtError,
@@ -70,6 +70,8 @@ def copy_quickstart(target: Path) -> None:
 def evaluate_command(arguments: Namespace) -> int:
     """Evaluates one model and prints the table, also where the disk refuses the report: the numbers may have taken
     hours."""
+    if arguments.model.lower().endswith(RECIPE_SUFFIXES):
+        raise ConfigError(f"'{arguments.model}' is a recipe: `olive-ext run` runs it")
     config = EvaluationConfig.parse(written_values(arguments, arguments.model)).as_job()
     try:
         with going_on(config.journal and Path(config.journal).parent):
@@ -113,7 +115,7 @@ def compare_command(arguments: Namespace) -> int:
         page = compare(arguments.reports, arguments.baseline)
         print_page(page, is_short=arguments.output is not None)
         if arguments.output is not None:
-            sys.stdout.write(f"{write_page(page, arguments.output)}\n")
+            sys.stdout.write(f"page: {write_page(page, arguments.output)}\n")
     return worst_status([models.for_verdict for models in page.compared])
 
 

@@ -110,7 +110,8 @@ class _Parser(ArgumentParser):
     """Whether another program reads the arguments that this one does not know."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (see '{self.prog} --help')")
+        listed = f": {', '.join(commands())}" if message.endswith("required: COMMAND") else ""
+        raise ConfigError(f"{message}{listed} (see '{self.prog} --help')")
 
     def _check_value(self, action: Any, value: Any) -> None:
         """As argparse's, with the nearest name."""
@@ -122,7 +123,10 @@ class _Parser(ArgumentParser):
         """As argparse's, which has the command's own parser leave it to the whole one to refuse what is unknown."""
         arguments, unknown = super().parse_known_args(args, namespace)
         if unknown and not self.passes_on:
+            words = [*(args or ())]
+            place = words.index("--tasks") + 2 if "--tasks" in words else len(words)
             hint = suggest(unknown[0].partition("=")[0], self._option_string_actions)
+            hint = "--tasks takes names with commas between: A,B" if unknown[:1] == words[place : place + 1] else hint
             self.error(": ".join(filter(None, [f"unrecognized arguments: {' '.join(unknown)}", hint])))
         return arguments, unknown
 

@@ -75,7 +75,8 @@ def resolve(
         if key == "model" or not (is_of_reference or error.field in ("model", "variant")):
             raise
         field = f"{key}.{error.field}" if is_of_reference else key
-        raise error.saying(str(error).replace(f"'{error.field}'", f"'{field}'", 1)).about(field, error.value) from error
+        text = str(error).replace(f"'{error.field}'", f"'{field}'", 1).replace("model path", f"'{key}':", 1)
+        raise error.saying(text).about(field, error.value) from error
 
 
 @dataclass(frozen=True)

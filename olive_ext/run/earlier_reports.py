@@ -120,7 +120,8 @@ def _files_at(text: str) -> list[Path]:
         return [path / REPORT_FILE]
     below = sorted(path.glob(f"*/{REPORT_FILE}")) if path.is_dir() else []
     if not below:
-        raise ConfigError(f"'{text}': give a folder with {REPORT_FILE}, or the file", code="not_found")
+        problem = f"give a folder with {REPORT_FILE}, or the file" if path.exists() else "no such file or folder"
+        raise ConfigError(f"'{text}': {problem}", code="not_found")
     return sorted(below, key=lambda file: (_read(file).created, file))
 
 

@@ -17,7 +17,7 @@ from lm_eval.tasks import TaskManager
 
 from olive_ext.backends.lm_eval_patches import no_code_of_the_working_directory, quiet_bars, sandboxed_templates
 from olive_ext.backends.lm_eval_run import helpers_digest
-from olive_ext.backends.task_files import TaskFiles
+from olive_ext.backends.task_files import TaskFiles, refuse_unknown
 from olive_ext.backends.task_loading import Seeds, _find, load_tasks
 from olive_ext.errors import TaskError
 from olive_ext.model.files import hub
@@ -222,3 +222,10 @@ def test_library_that_was_set_offline_says_why_the_hub_cannot_be_asked(monkeypat
     monkeypatch.setattr(hub, "why_unreachable", lambda: "no route to host")
     with refused(TaskError, "needs_network", holds="no route to host"), offline_if_unreachable(has_data=True):
         raise TaskError("task 't': ConnectionError: Couldn't reach 'a/b' on the Hub (OfflineModeIsEnabled)")
+
+
+def test_stem_of_a_file_that_is_no_task_is_not_suggested(tmp_path: Path) -> None:
+    (tmp_path / "homes.yaml").write_text("task: prices\ndataset_path: csv\n", encoding="utf-8")
+    with refused(TaskError, "unknown_name", "tasks") as caught:
+        refuse_unknown(["home"], [str(tmp_path)])
+    assert "'homes'" not in str(caught.value)

@@ -56,8 +56,15 @@ def ends(*commands: list[str], **environment: str) -> list[str]:
 TWO = {"int4": {"type": "ModelBuilder", "precision": "int4"}, "next": {"type": "ModelBuildr"}}
 MISTAKES: list[tuple[list[str], dict[str, Any], str]] = [
     (["evaluate", "nowhere", *TASKS], {}, "model path 'nowhere' does not exist"),
-    (["evaluate", MODEL, *TASKS, "--reference", "gone/it"], {}, "model path 'gone/it' does not exist"),
+    (["evaluate", MODEL, *TASKS, "--reference", "gone/it"], {}, "--reference: 'gone/it' does not exist"),
     (["evaluate", MODEL, "--tasks", "hellaswagg"], {}, "unknown task 'hellaswagg': did you mean 'hellaswag'"),
+    (
+        ["evaluate", MODEL, "--tasks", "homes.csv"],
+        {},
+        "unknown task 'homes.csv': a task is a YAML file that names its data",
+    ),
+    (["evaluate", "recipe.json"], {}, "'recipe.json' is a recipe: `olive-ext run` runs it"),
+    (["compare", "gone/it", "gone"], {}, "'gone/it': no such file or folder"),
     (["evalution", "no.yaml"], {}, "'no.yaml': no such file"),
     (["run"], {}, "the following arguments are required: --config/--run-config (see 'olive-ext run --help')"),
     (["run", "--config", "no.json"], {}, "cannot read the recipe 'no.json': No such file or directory"),

@@ -162,7 +162,8 @@ def is_refused(row: Row, door: Door, where: str) -> str:
 
 
 COMMANDS: list[tuple[str, str, str, str | None, str]] = [
-    ("", WRONG, "", None, "COMMAND"),
+    ("", WRONG, "", None, "COMMAND: evaluate, compare,"),
+    ("evaluate m --tasks a b", WRONG, "", None, "b: --tasks commas A,B"),
     ("evaluate", WRONG, "", None, "MODEL"),
     ("evalute m", WRONG, "", None, "'evalute' 'evaluate'"),
     ("evaluate m --tasks a --limit -1", WRONG, "limit", "'-1'", "--limit"),

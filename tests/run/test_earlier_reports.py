@@ -404,7 +404,7 @@ def test_forged_report_is_refused_in_a_line(
     for paths, told in (
         ([one, two], error),
         ([one], "holds one report: give two or more"),
-        ([one, tmp_path / "none two"], "none two': give a folder with report.json, or the file"),
+        ([one, tmp_path / "none two"], "none two': no such file or folder"),
     ):
         assert main(["compare", *map(str, paths)]) == 2
         (said,) = capsys.readouterr().err.splitlines()

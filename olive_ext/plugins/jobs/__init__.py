@@ -10,6 +10,7 @@ import shlex
 import sys
 from argparse import Namespace
 
+from olive_ext import __version__
 from olive_ext.registry import Command, Plugin
 
 
@@ -59,4 +60,5 @@ def job_command(arguments: Namespace) -> int:
 
     make_azureml_job(arguments.recipe, arguments.compute, arguments.output, arguments.nodes)
     sys.stdout.write(f"cd {shlex.quote(arguments.output)} && {submit_command(arguments.nodes)}\n")
+    sys.stdout.write(f"first put a wheel of olive-ext {__version__} into environment/, unless a package index has it\n")
     return 0

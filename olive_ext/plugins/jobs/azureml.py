@@ -82,7 +82,7 @@ _DISTRIBUTION = """distribution:
 _README = """# {name} on Azure ML
 
 ```sh
-{submit} --workspace-name WORKSPACE --resource-group GROUP
+{submit}
 ```
 
 from this folder submits it. Before that:
@@ -111,7 +111,8 @@ the nodes are those of its "pytorch" distribution; nothing of PyTorch's is used.
 def submit_command(num_nodes: int) -> str:
     """The command line that submits a job from its folder, with the token that its nodes have in common."""
     token = f" --set environment_variables.{TOKEN}=$(openssl rand -hex 32)"
-    return f"az ml job create --file job.yml{token if num_nodes > 1 else ''}"
+    where = " --workspace-name WORKSPACE --resource-group GROUP"
+    return f"az ml job create --file job.yml{token if num_nodes > 1 else ''}{where}"
 
 
 def make_azureml_job(recipe: str | Path, compute: str, output: str | Path, num_nodes: int = 1) -> None:

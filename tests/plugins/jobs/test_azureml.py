@@ -50,7 +50,10 @@ def job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """The quickstart's job."""
     folder = tmp_path / "a job"
     assert main(["job", "azureml", str(RECIPE), "--compute", "cpus", "--output", str(folder)]) == 0
-    assert capsys.readouterr().out == f"cd '{folder}' && az ml job create --file job.yml\n"
+    submit, wheel = capsys.readouterr().out.splitlines()
+    where = "--workspace-name WORKSPACE --resource-group GROUP"
+    assert submit == f"cd '{folder}' && az ml job create --file job.yml {where}"
+    assert "wheel" in wheel
     return folder
 
 
