@@ -301,7 +301,11 @@ def refuse_unknown(specs: Sequence[Spec], folders: Sequence[str]) -> None:
 def unknown(names: Sequence[str], known: Collection[str], folders: Sequence[str]) -> TaskError:
     """The error of names that are not among those `known`, with the nearest of these; and without `folders` the key."""
     hints = {name: suggest(name, known, most=3) or "no task has a similar name" for name in names}
-    hints |= {name: "a task is a YAML file that names its data" for name in names if name.lower().endswith(_DATA)}
+    hints |= {
+        name: "a task is a YAML file that names its data (docs/start/shell.md)"
+        for name in names
+        if name.lower().endswith(_DATA)
+    }
     own = "" if folders else "; task files of your own are in the folders that 'include_path' names"
     message = "; ".join(f"unknown task '{name}': {hint}" for name, hint in hints.items())
     return TaskError(message + own, code="unknown_name").about("tasks", names)

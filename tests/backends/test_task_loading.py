@@ -229,3 +229,15 @@ def test_stem_of_a_file_that_is_no_task_is_not_suggested(tmp_path: Path) -> None
     with refused(TaskError, "unknown_name", "tasks") as caught:
         refuse_unknown(["home"], [str(tmp_path)])
     assert "'homes'" not in str(caught.value)
+
+
+def test_task_of_ones_own_in_the_documentation_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[2] / "docs" / "start" / "shell.md"
+    (tmp_path / "tasks").mkdir()
+    file, data = tmp_path / "tasks" / "homes.yaml", tmp_path / "tasks" / "homes.csv"
+    file.write_text(page.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0], encoding="utf-8")
+    data.write_text("question,a,b,answer\nIs 1 even?,yes,no,1\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    task = load_tasks(["tasks/homes.yaml"], None).tasks["homes"]
+    (doc,) = task.test_docs()
+    assert (task.doc_to_text(doc), task.doc_to_choice(doc), task.doc_to_target(doc)) == ("Is 1 even?", ["yes", "no"], 1)

@@ -61,7 +61,7 @@ MISTAKES: list[tuple[list[str], dict[str, Any], str]] = [
     (
         ["evaluate", MODEL, "--tasks", "homes.csv"],
         {},
-        "unknown task 'homes.csv': a task is a YAML file that names its data",
+        "unknown task 'homes.csv': a task is a YAML file that names its data (docs/",
     ),
     (["evaluate", "recipe.json"], {}, "'recipe.json' is a recipe: `olive-ext run` runs it"),
     (["compare", "gone/it", "gone"], {}, "'gone/it': no such file or folder"),
