@@ -100,7 +100,7 @@ def choose_num_slots(
     fitting = max(1, int(free * share / max(1, slot_bytes)))
     divided = "" if share == MEMORY_SHARE[device.kind] else f", of which each worker may take {share:.2g}"
     size, room = f"{slot_bytes / 2**20:.1f} MiB for {unit}", f"{free / 2**20:.0f} MiB {kind}{divided}"
-    why = f"auto: as many sequences as fit, {size} of {room}, and at most {most}"
+    why = f"auto: as many sequences as fit into {room}, {size}, and at most {most}"
     return min(most, fitting, cap or most), why + limited
 
 

@@ -34,6 +34,8 @@ _LEAST_CHANGE = 0.1
 """The least change of a perplexity, in per cent, and of a graded metric, in points, that counts: much less is certain
 on many documents, and on few whose values all move the same way, and matters to nobody."""
 
+_MOST_ADVISED = 1_000_000
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -289,4 +291,5 @@ def _advice(needed: float | None, known: int) -> tuple[str, int | None]:
         return "" if needed is None else "near the loss that matters", None
     unit = 10 ** max(0, math.floor(math.log10(max(needed, 1))) - 1)  # two significant digits, upwards
     documents = math.ceil(needed / unit) * unit
-    return f"evaluate {documents:,} documents or more to know", documents
+    words = "a million documents would be too few"
+    return f"evaluate {documents:,} documents or more to know" if documents <= _MOST_ADVISED else words, documents

@@ -137,7 +137,7 @@ COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "seconds": ("Time, all of it", numbers.duration),
     **{f"seconds_{name}": (f"of which {words}", numbers.duration) for name, words in PHASES.items()},
     "tokens_naive": ("Tokens in the requests", numbers.count),
-    "tokens_fed": ("Tokens computed, with generated ones, shared ones once", numbers.count),
+    "tokens_fed": ("Tokens computed (prompts and answers)", numbers.count),
     "tokens_generated": ("Tokens generated", numbers.count),
 }
 """Titles and forms of the costs, by their names."""

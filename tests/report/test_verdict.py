@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from olive_ext.report.changes import changes_of
 from olive_ext.report.comparison import (
     ACCURACY,
     ALL,
@@ -682,6 +683,11 @@ def test_broken_bound_is_the_headline_the_status_and_what_the_next_step_is_about
     assert broken.evidence == ("bound broken: kl_mean = 0.2", graded, *kept.evidence)
     assert broken.figures == kept.figures
     assert broken.next_step == f"{step}, or allow more (`fail_on_loss`, `require`)"
+
+
+def test_nobody_is_sent_for_two_hundred_million_documents() -> None:
+    (change, *_) = changes_of(of(outcome(documents_needed={"0.01": 200_000_000})))
+    assert change.advice.endswith("a million documents would be too few")
 
 
 @pytest.mark.parametrize(("bound", "proposed"), [("0.0010", "0.001"), ("0.00123", "0.00123"), ("0.0100", "0.005")])

@@ -20,7 +20,7 @@ def run(folder: Path, output: str, mode: str, **settings: Any) -> Report:
     model = str(genai_export("llama"))
     reference = {"path": model, "mode": mode, "records_dir": str(folder / "records")}
     given = {"model": {"path": model}, "reference": reference, "tasks": ["many_choice"], "include_path": str(folder)}
-    return evaluate(EvaluationConfig.parse({**given, "output_dir": str(folder / output), **settings}))
+    return evaluate(EvaluationConfig.parse({**given, "output_dir": str(folder / output), **settings}), progress=True)
 
 
 def answered(*folders: Path) -> set[str]:
@@ -34,9 +34,13 @@ def answered(*folders: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("mode", ["resident", pytest.param("recorded", marks=pytest.mark.long)])
-def test_enough_goes_on_to_all_without_asking_anything_twice(tmp_path: Path, mode: str) -> None:
+def test_enough_goes_on_to_all_without_asking_anything_twice(
+    tmp_path: Path, mode: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     write_many(write_tasks(tmp_path))
     first = run(tmp_path, "out", mode, documents="enough", certain={"within": 0.1})
+    said = [line for line in capfd.readouterr().err.splitlines() if "to compute" in line]
+    assert len(said) == 2, "one of the reference, and one of the model, which is asked in many batches"
     own = tmp_path / "out" / "journal"
     after = answered(own)
     assert first.comparison is not None

@@ -86,6 +86,9 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
         self.lost = LostRequests()  # what lm-eval is given as their answers means nothing
         self._encoded: Mapping[str, Sequence[int]] = {}
         self._begins = True
+        self.says_work = True
+        """Whether a line says before each call what is asked."""
+
         self.role = ""
         """Of a comparison "the reference" or "the evaluated model", for lines of progress."""
 
@@ -321,7 +324,7 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
         work = workload_of([requests[at] for at in left], self.tok_encode) if is_seen else Workload()
         tokens, doing = dict(zip(left, work.tokens, strict=False)), " by ".join(filter(None, (doing, self.role)))
         expected, about = sum(work.tokens), ""
-        if is_seen and shown.get():  # a line, which is not written beside the bars of who drives the model themselves
+        if is_seen and shown.get() and self.says_work:  # not beside the bars of who drives the model themselves
             time = "" if self.resolved is None else f": {forecast(self.resolved, work, begins=self._begins)}"
             todo = f"{work}{time}" if left else "nothing is left to compute"
             about, self._begins = f"{todo}{self._kept if self._begins else ''}", False

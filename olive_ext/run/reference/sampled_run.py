@@ -229,6 +229,7 @@ class SampledRun:
         while not samples or sampler.asks:
             documents = [self.question.documents[index] for index in sampler.next_batch().tolist()]
             batch = self._evaluate(lm, quick, chosen, documents)["samples"]
+            lm.says_work = False  # a line for the first batch alone
             if observer is not None:
                 wanted = {*documents}
                 drawn = [item for item in self.generated if (item.task_name, item.doc_id) in wanted]

@@ -189,7 +189,7 @@ def with_interval(loss: Estimate) -> str:
 
 def changes_table(bill: Bill) -> Table:
     """The weights that changed, those that gain most first."""
-    heads = ("weight", "was", "is", "bytes", "KL, nats")
+    heads = ("weight", "bytes before", "precision now", "bytes now", "KL, nats")
     lines = sorted(bill.changed, key=lambda line: line.choice.kl - line.choices[0].kl)
     rows = [
         (

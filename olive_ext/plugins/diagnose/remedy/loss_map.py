@@ -154,7 +154,7 @@ class LossMap:
         """How much of the order is certain, in one sentence."""
         wanted = min(self.num_largest, len(self.entries))
         if self.num_certain == wanted:
-            return f"Which the {wanted} largest are is certain (95 %)."
+            return f"The {wanted} largest are certain (95 %)."
         documents = counted(self.num_documents, "document")
         return (
             f"Of the {wanted} largest {self.num_certain} are certain (95 %) after {documents}, which are all: more "

@@ -337,7 +337,7 @@ def _notes(choices: Mapping[Target, Precision | None], sources: Sources, algorit
     elif algorithm == RTN:
         yield (
             "the weights that stay have the scales of ModelBuilder's 'int4_algo_config' = 'rtn': 'builder_passes' make "
-            "them, and the first of 'passes' takes others"
+            "the same scales, 'passes' make others"
         )
     elif not algorithm:
         yield (
