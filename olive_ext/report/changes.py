@@ -34,8 +34,6 @@ _LEAST_CHANGE = 0.1
 """The least change of a perplexity, in per cent, and of a graded metric, in points, that counts: much less is certain
 on many documents, and on few whose values all move the same way, and matters to nobody."""
 
-_MOST_ADVISED = 1_000_000
-
 
 @dataclass(frozen=True)
 class Figure:
@@ -265,16 +263,12 @@ def _of_text(item: Divergence | TextChange, matters: float) -> Change:
 
 
 def _advice_of_answers(item: Outcome, matters: float, certainty: ClaimResult | None) -> tuple[str, int | None]:
-    """By `Outcome.documents_needed`, at least so many that documents without any change would exclude the loss. Of a
-    claim the bound that would do: all documents have an error of their own."""
-    size = matters / item.unit
+    """By `Outcome.documents_needed`, at least so many that documents without any change would exclude the loss. A claim
+    is about its documents alone."""
     if item.num_population is not None:
-        if certainty is None or certainty.outcome != (item.task, item.metric, item.filter):
-            return "", None
-        low = item.low if item.higher_is_better else -item.high
-        bound = size - (certainty.low - low)
-        words = f"a claim within {item.unit * bound:.2g} pt would exclude it"
-        return words if bound > 0 else "all documents would be too few", None
+        is_claimed = certainty is not None and certainty.outcome == (item.task, item.metric, item.filter)
+        return "on other documents of these tasks" * is_claimed, None
+    size = matters / item.unit
     needed = item.documents_needed.get(f"{size:g}")
     if not item.is_share or not size < 1:
         return _advice(needed, item.num_documents)
@@ -291,5 +285,6 @@ def _advice(needed: float | None, known: int) -> tuple[str, int | None]:
         return "" if needed is None else "near the loss that matters", None
     unit = 10 ** max(0, math.floor(math.log10(max(needed, 1))) - 1)  # two significant digits, upwards
     documents = math.ceil(needed / unit) * unit
-    words = "a million documents would be too few"
-    return f"evaluate {documents:,} documents or more to know" if documents <= _MOST_ADVISED else words, documents
+    if documents > 1_000_000:
+        return "a million documents would be too few", documents
+    return f"evaluate {documents:,} documents or more to know", documents

@@ -123,7 +123,7 @@ def test_interval_has_the_error_of_all_documents_beside_that_of_the_draws() -> N
     margin = 1.96 * (flipped / 10_042) ** 0.5
     assert (overall.low, overall.high) == pytest.approx((-0.01 - margin, 0.02 + margin), rel=1e-4)
     told = verdict(replace(sampled_report().comparison, divergences=())).finding
-    assert f"accuracy may have lost up to {100 * (0.01 + margin):.2g} pt (a claim within " in told
+    assert f"accuracy may have lost up to {100 * (0.01 + margin):.2g} pt (on other documents of these tasks)" in told
 
 
 def test_interval_belongs_to_the_claims_own_metric() -> None:
@@ -174,5 +174,5 @@ def test_unlike_samples_are_not_compared() -> None:
 def test_claim_that_is_kept_ends_the_evaluation_and_asks_no_more_documents(over_all: bool) -> None:
     found = verdict(replace(sampled_report().comparison, divergences=(), over_all=over_all, metrics={}))
     assert (found.status, found.headline, found.next_step) == ("ok", certainty().sentence(), "")
-    assert "accuracy may have lost up to 1.3 pt (a claim within 0.72 pt would exclude it)" in found.evidence[0]
+    assert "accuracy may have lost up to 1.3 pt (on other documents of these tasks)" in found.evidence[0]
     assert "documents)" not in found.lines[-1], "the claim says how many"
