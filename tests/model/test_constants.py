@@ -746,6 +746,15 @@ def test_names_and_rounding_of_another_exporter_are_no_damage(edit: Any, tmp_pat
     assert differing_numbers(*(Constants(one, Path()) for one in unsaid)) == {}, "what attentions have by themselves"
 
 
+def test_nodes_of_one_name_but_for_counters_pair_by_these_whatever_their_order(tmp_path: Path) -> None:
+    """Dynamic quantization sorts nodes anew: mobius's qwen3_5 had the heads of keys for those of queries."""
+    own, reference = decoder(), decoder()
+    for model, counts in ((own, (2, 1)), (reference, (1, 2))):
+        nodes = [helper.make_node("RotaryEmbedding", ["x"], [f"r{n}"], f"rotary_node_{n}", num_heads=n) for n in counts]
+        model.graph.node.extend(nodes)
+    assert damaged(tmp_path, own, reference) == {}
+
+
 def test_a_node_of_another_name_is_held_against_the_one_that_is_left(tmp_path: Path) -> None:
     """Its name was no reference's, and its window was none of ours."""
     fused = naming("layers.1/attn/Attention", "layers.1/attn/fused")

@@ -341,9 +341,9 @@ def _without_idle_windows(model: onnx.ModelProto, longest: int | None) -> None:
 def differing_numbers(reference: Constants, model: Constants, without: Sequence[str] = ()) -> dict[str, str]:
     """Nodes of `model` that compute with other numbers than the reference's, by name: which.
 
-    Nodes pair by name. Those of a kind that have no name of the reference's, as in another exporter's graph, pair by
-    order. Where their number differs, a node's numbers must be those of some node of the reference. In both cases only
-    attributes that do not depend on other nodes are compared.
+    Nodes pair by name, in order if counters differ. Those of a kind that have no name of the reference's, as in another
+    exporter's graph, pair by order. Where their number differs, a node's numbers must be those of some node of the
+    reference. In both cases only attributes that do not depend on other nodes are compared.
     """
     findings: dict[str, str] = {}
     sizes = {dim.dim_value for value in model.model.graph.input for dim in value.type.tensor_type.shape.dim[3:4]}
@@ -355,6 +355,8 @@ def differing_numbers(reference: Constants, model: Constants, without: Sequence[
         shared = groups.keys() & others.keys()
         rest = [[one for name in own if name not in shared for one in own[name]] for own in (groups, others)]
         for group, known in (*((groups[name], others[name]) for name in groups if name in shared), rest):
+            if {one.name for one in group} == {one.name for one in known}:
+                group, known = (sorted(own, key=lambda one: str(one.name)) for own in (group, known))
             pairs = [[one] for one in known] if len(known) == len(group) else [known] * len(group)
             for node, pair in zip(group, pairs, strict=True):
                 findings |= _unlike(node, pair, sizes, without, widths, is_named=group is not rest[0])
