@@ -301,6 +301,8 @@ class Crew:
             try:
                 reply = worker.run(which, [to_send(request) for request in chunk.next])
             except WorkerLostError as error:
+                if worker.name in self._closed:  # it was stopped: whoever called is closing everything
+                    raise RunError(f"{worker.name} {error}") from error
                 problem = str(error)
                 self._closed.add(worker.name)
             with self._lock:

@@ -174,6 +174,26 @@ def test_a_caller_that_stops_reading_ends_the_call() -> None:
     assert "one" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_a_worker_that_is_stopped_under_an_open_call_is_not_lost_and_not_opened_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As a session is closed after Ctrl-C."""
+    stopped, calls = threading.Event(), []
+
+    def running() -> None:
+        calls.append(len(calls))
+        assert calls == [0] or stopped.wait(9)
+
+    crew = Crew([worker := FakeWorker("one", running=running)])
+    results = crew.run(OWN, [requests_of(3), requests_of(2)])
+    next(results)
+    crew.stop()
+    stopped.set()
+    with pytest.raises(RunError, match="one not running"):
+        next(results)
+    assert (worker.num_openings, crew.num_lost, caplog.records) == (1, 0, [])
+
+
 def test_a_worker_that_does_not_come_up_again_is_left_out_until_none_is_left() -> None:
     at_once, again = [0.0] * len(PAUSES_S), range(2, 2 + len(PAUSES_S))
     broken = FakeWorker("one", losses=[1], opening=failing(RunError("no memory"), again))

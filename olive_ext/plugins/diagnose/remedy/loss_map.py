@@ -151,14 +151,14 @@ class LossMap:
 
     @property
     def certainty(self) -> str:
-        """How much of the order is certain, in one sentence."""
+        """How many entries are certainly among the largest, in one sentence."""
         wanted = min(self.num_largest, len(self.entries))
         if self.num_certain == wanted:
             return f"The {wanted} largest are certain (95 %)."
         documents = counted(self.num_documents, "document")
         return (
-            f"Of the {wanted} largest {self.num_certain} are certain (95 %) after {documents}, which are all: more "
-            "would decide the others."
+            f"{self.num_certain} are certainly among the {wanted} largest (95 %, by differences on the same documents) "
+            f"after {documents}, which are all: more would decide the others."
         )
 
     def to_json(self) -> str:
@@ -185,7 +185,15 @@ def table(loss_map: LossMap, most: int | None = None) -> Table:
     return Table(title, HEADS, [row(entry, loss_map) for entry in loss_map.entries[:most]], HEADS[:1])
 
 
-HEADS = ("quantized alone", "KL, nats", "95 % interval", "share of the sum", "certain", "bytes", "kept float gains")
+HEADS = (
+    "quantized alone",
+    "KL, nats",
+    "95 % interval",
+    "share of the sum",
+    "among the largest",
+    "bytes",
+    "kept float gains",
+)
 
 
 def interval(entry: Entry | Estimate) -> str:
@@ -202,7 +210,7 @@ def row(entry: Entry, loss_map: LossMap) -> tuple[str, ...]:
         numbers.nats(entry.kl),
         interval(entry),
         f"{100 * share:.0f} %",
-        "yes" if entry.is_certain else "",
+        "certainly" if entry.is_certain else "",
         numbers.size(entry.bytes),
         "" if entry.gained is None else numbers.signed_minus(numbers.nats(entry.gained)),
     )
