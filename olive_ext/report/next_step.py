@@ -99,7 +99,8 @@ def _of_broken(reasons: Sequence[Reason], comparison: Comparison) -> str:
     others = [item for item in reasons if item.code != "bound_broken"]
     most = [float(text) for item in reasons for text in re.findall(r"kl_mean = .* at most ([\d.e+-]+)", item.words)]
     may_be_chance = others[0].code == "too_few" and not comparison.missing
-    step = _documents(others[0], comparison, "") if may_be_chance else next_step(others, comparison)
+    documents = "" if most else _documents(others[0], comparison, "")
+    step = documents if may_be_chance else next_step(others, comparison)
     step = step or _step_after("loss", comparison)
     step = re.sub(r"(?<=kl_mean=)[\d.e-]+", lambda nats: f"{min(float(nats[0]), *most, math.inf):g}", step)
     return f"{step}, or allow more (`fail_on_loss`, `require`)"
