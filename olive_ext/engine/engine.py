@@ -98,15 +98,15 @@ class Engine:
         """Sequences that are decoded together at most."""
         return self.runner.capacity.num_slots
 
-    def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[tuple[int, list[Result | Lost]]]:
+    def run_chunks(self, chunks: Iterable[Sequence[KeyedRequest]]) -> Iterator[tuple[int, list[Result | Lost]]]:
         """The number of each chunk and its results, in the order of its requests. Each runs by itself, from an empty
         cache; an empty one is complete at once."""
         ahead = ReadAhead(chunks)
-        for number, requests in enumerate(ahead):
-            if requests:
+        for number, items in enumerate(ahead):
+            if items:
                 self.reset()
-            results = dict(self._run(list(enumerate(requests)), ahead.read))
-            yield number, [results[place] for place in range(len(requests))]
+            results = dict(self._run(items, ahead.read))
+            yield number, [results[key] for key, _ in items]
 
     def run_continuous(self, items: Iterable[KeyedRequest | None]) -> Iterator[KeyedResult]:
         """`(key, result)` pairs in the order in which they complete, without the tap. `items` is read as far ahead as

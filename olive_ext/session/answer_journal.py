@@ -67,7 +67,7 @@ class Executor(Protocol):
         holds is planned together."""
         return in_chunks(self, slices)
 
-    def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[ChunkResults]:
+    def run_chunks(self, chunks: Iterable[Sequence[KeyedRequest]]) -> Iterator[ChunkResults]:
         """Runs each chunk by itself, in any order. `chunks` is read as there is room; an empty one is complete at
         once."""
 
@@ -135,7 +135,7 @@ def in_chunks(
 
     in_flight: dict[bytes, list[Hashable]] = {}  # of all slices, where there is a journal
 
-    def read() -> Iterator[list[Request]]:
+    def read() -> Iterator[list[KeyedRequest]]:
         for items in slices:
             if not items:
                 under_way[next(numbers)] = [], {}
@@ -161,7 +161,7 @@ def in_chunks(
                         in_flight.update({} if journal is None else {digest: keys[digest]})
                 if missing or known:
                     under_way[next(numbers)] = known, missing
-                    yield [distinct[digest] for digest in missing]
+                    yield [(of_it[0], distinct[digest]) for digest, of_it in missing.items()]
 
     for number, results in executor.run_chunks(read()):
         known, missing = under_way.pop(number)

@@ -19,7 +19,7 @@ from olive_ext.config import StrictModel
 from olive_ext.engine.opening import engine_on, open_runner
 from olive_ext.engine.reference.kernels import DivergenceKernels, comparable_tokens, vocab_size_of
 from olive_ext.engine.reference.tap import ReadingTap, ResidentTap, Tap, WritingTap, key_of, known_result
-from olive_ext.engine.requests import NUMBERS, Counters, Request, Result
+from olive_ext.engine.requests import NUMBERS, Counters, KeyedRequest, Request, Result
 from olive_ext.engine.runners.runner import OpenedRunner, Runner
 from olive_ext.errors import ModelError, RecordsError
 from olive_ext.media.items import ItemLimit, Source
@@ -266,9 +266,9 @@ class RecordedResults(Executor):
         self._records = records
         self.context_length = context_length
 
-    def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[ChunkResults]:
+    def run_chunks(self, chunks: Iterable[Sequence[KeyedRequest]]) -> Iterator[ChunkResults]:
         """Answers each chunk as it is read."""
-        yield from ((number, list(map(self._answer, chunk))) for number, chunk in enumerate(chunks))
+        yield from ((number, [self._answer(request) for _, request in chunk]) for number, chunk in enumerate(chunks))
 
     def describe(self) -> dict[str, Any]:
         """The records' facts."""

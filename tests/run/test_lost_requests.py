@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from olive_ext.engine.requests import Lost, Request, Result
+from olive_ext.engine.requests import KeyedRequest, Lost, Result
 from olive_ext.errors import IncompleteError
 from olive_ext.report import from_json
 from olive_ext.run import check_complete, evaluate
@@ -23,7 +23,7 @@ CRASH = Lost("each worker that ran it ended by SIGSEGV")
 class CrashingEngine(ForwardEngine):
     """As workers that crash on the first request of each chunk."""
 
-    def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[tuple[int, list[Result | Lost]]]:
+    def run_chunks(self, chunks: Iterable[Sequence[KeyedRequest]]) -> Iterator[tuple[int, list[Result | Lost]]]:
         for number, results in super().run_chunks(chunks):
             yield number, [CRASH, *results[1:]] if results else []
 

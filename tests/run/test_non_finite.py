@@ -48,9 +48,11 @@ def run(path: Path, tmp_path: Path, **values: object) -> Report:
     return evaluate(EvaluationConfig.parse(given))
 
 
-def test_run_stops_by_name(broken: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_run_stops_by_name(is_kept: bool, broken: Path, tmp_path: Path) -> None:
+    kept = {"output_dir": str(tmp_path / "out")} if is_kept else {}
     with refused(NonFiniteError, "not_finite", holds=("non_finite", "tiny_choice", "document")):
-        run(broken, tmp_path)
+        run(broken, tmp_path, **kept)
 
 
 def test_reported_requests_are_counted_and_no_bound_holds(broken: Path, whole: Path, tmp_path: Path) -> None:

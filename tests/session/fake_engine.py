@@ -47,8 +47,8 @@ class FakeEngine:
         for items in slices:
             yield from reversed([(key, self._answer(request)) for key, request in items])
 
-    def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[tuple[int, list[Result]]]:
-        yield from ((number, [*map(self._answer, requests)]) for number, requests in enumerate(chunks))
+    def run_chunks(self, chunks: Iterable[Sequence[KeyedRequest]]) -> Iterator[tuple[int, list[Result]]]:
+        yield from ((number, [self._answer(one) for _, one in items]) for number, items in enumerate(chunks))
 
     def run_continuous(self, items: Iterable[KeyedRequest | None]) -> Iterator[KeyedResult]:
         source = (item for item in items if item is not None)

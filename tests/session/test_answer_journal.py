@@ -202,10 +202,11 @@ class EagerEngine(FakeEngine):
     def run_slices(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
         return in_chunks(self, slices)
 
-    def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[tuple[int, list[Result]]]:
+    def run_chunks(self, chunks: Iterable[Sequence[KeyedRequest]]) -> Iterator[tuple[int, list[Result]]]:
         source = enumerate(chunks)
         while read := list(islice(source, self.ahead)):
-            for number, requests in reversed(read):
+            for number, items in reversed(read):
+                requests = [request for _, request in items]
                 assert tuple(requests) not in self.ran
                 self.ran.update([tuple(requests)] if requests else [])
                 yield number, [*map(self._answer, requests)]

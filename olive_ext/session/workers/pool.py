@@ -62,9 +62,9 @@ class WorkerPool(Executor):
         """See `Crew.at_work`."""
         return self._crew.at_work
 
-    def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[ChunkResults]:
+    def run_chunks(self, chunks: Iterable[Sequence[KeyedRequest]]) -> Iterator[ChunkResults]:
         """Runs each chunk on whichever worker is free."""
-        return self._crew.run(self._which, chunks)
+        return self._crew.run(self._which, ([request for _, request in items] for items in chunks))
 
     def run_continuous(self, items: Iterable[KeyedRequest | None]) -> Iterator[KeyedResult]:
         """Runs what is there, up to what the slots of all workers are filled with some times over; then reads on."""

@@ -178,7 +178,7 @@ class ServedModel:
         session = self._sessions[which]
         chunk = [_received(request, session) for request in requests]
         before = asdict(session.counters)
-        ((_, results),) = session.executor.run_chunks([chunk])
+        ((_, results),) = session.executor.run_chunks([list(enumerate(chunk))])
         counted = {name: count - before[name] for name, count in asdict(session.counters).items()}
         return Reply(results, counted, session.executor.describe())
 

@@ -65,7 +65,7 @@ def test_generations_are_counted_by_slots() -> None:
 def test_an_engine_answers_chunks_as_it_answers_requests(requests: list[int], reverse: bool) -> None:
     asked = [Request((1, 2, *range(3, 4 + count)), 1) for count in requests]
     engine = Engine(FakeRunner(2, RANGE, has_tree_batches=True), 4)
-    order = [[asked[place]] for place in range(len(asked))]
+    order = [[(place, asked[place])] for place in range(len(asked))]
     found = dict(engine.run_chunks(order[::-1] if reverse else order))
     results = [found[number][0] for number in range(len(asked))]
     for result, request in zip(results[::-1] if reverse else results, asked, strict=True):

@@ -46,7 +46,7 @@ class FakeServed(ServedModel):
         if SLOW in tokens:
             time.sleep(1.5)
         before = asdict(self._engine.counters)
-        ((_, results),) = self._engine.run_chunks([requests])
+        ((_, results),) = self._engine.run_chunks([list(enumerate(requests))])
         counted = {name: count - before[name] for name, count in asdict(self._engine.counters).items()}
         return Reply(results, counted, {"pid": os.getpid()})
 
