@@ -28,8 +28,8 @@ FLOORS = {
         "olive_ext.model.files": ("package_config < content hub < constants < damage < model_package < locate"),
         "olive_ext.model.providers": ("devices table < resolution bindings < compiled < ort_session < ort_failures"),
         "olive_ext.session": (
-            "bounded_templates < tokenizer requests < generation_bounds tokenizer_fit < placeholders < "
-            "conversion < answer_journal < session < local < workers < opening"
+            "tokenizer requests < generation_bounds tokenizer_fit < placeholders < conversion < answer_journal < "
+            "session < local < workers < opening"
         ),
         "olive_ext.session.workers": "worker < crew < pool",
         "olive_ext.engine": (
@@ -59,10 +59,8 @@ DOORS = {
             "plugins.diagnose.places.place plugins.diagnose.remedy.weights"
         ),
         "onnxruntime_genai": "engine.runners.genai.genai_runner",
-        # bounded_templates puts its limits where templates are compiled; runners.hf runs references in their own form
-        "transformers": (
-            "session.tokenizer session.bounded_templates media.processors engine.runners.hf.hf_model backends.*"
-        ),
+        # runners.hf runs references in their own form
+        "transformers": "session.tokenizer media.processors engine.runners.hf.hf_model backends.*",
         "PIL": "media.pictures",
         "lm_eval": "backends.* plugins.suites.*",
         "evalution": "plugins.suites.*",
@@ -70,7 +68,7 @@ DOORS = {
         "lmms_eval": "plugins.suites.*",
         "ray": "plugins.cluster.ray_worker",
         "mlflow": "plugins.mlflow.mlflow_log",
-        "jinja2": "report.html.render session.tokenizer session.bounded_templates backends.*",
+        "jinja2": "report.html.render session.tokenizer backends.*",
         "matplotlib": "",
         "olive": "workflow workflow.* plugins.*.passes plugins.speech.*",
         "onnx": (

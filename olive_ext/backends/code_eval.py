@@ -12,9 +12,9 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from olive_ext.backends.lm_eval_patches import replaced
 from olive_ext.errors import TaskError
 from olive_ext.registry import hook
-from olive_ext.session.bounded_templates import replaced
 
 logger = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ from typing import Any, NoReturn
 
 import jinja2
 import lm_eval.utils
+from jinja2.sandbox import SandboxedEnvironment
 
 from olive_ext.backends.progress import shown
 from olive_ext.model.files.content import digest_of
-from olive_ext.session.bounded_templates import BoundedEnvironment, replaced
 
 logger = logging.getLogger(__name__)
 
@@ -31,15 +31,30 @@ _BARS = ("tqdm", "lm_eval.api.model", "lm_eval.api.task", "lm_eval.models.huggin
 
 
 @contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute of a module, a class or an object has another value in the block; what was inherited is so again
+    after it."""
+    own, is_own = getattr(owner, name), name in vars(owner)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if is_own:
+            setattr(owner, name, own)
+        else:
+            delattr(owner, name)
+
+
+@contextmanager
 def sandboxed_templates() -> Iterator[None]:
     """Templates of task files are rendered in jinja's sandbox, where they reach no attribute that leads to the
-    interpreter, and within limits: lm-eval renders them as code of its own. Each is compiled once: lm-eval compiles
-    anew for every render (6.3 ms against 0.05 ms)."""
+    interpreter: lm-eval renders them as code of its own. Each is compiled once: lm-eval compiles anew for every render
+    (6.3 ms against 0.05 ms)."""
     own: Any = getattr(lm_eval.utils, "env", None)
     if type(own) is not jinja2.Environment:
         yield
         return
-    sandbox = BoundedEnvironment(loader=own.loader, undefined=own.undefined, keep_trailing_newline=True)
+    sandbox = SandboxedEnvironment(loader=own.loader, undefined=own.undefined, keep_trailing_newline=True)
     sandbox.filters.update(own.filters)
     vars(sandbox)["from_string"] = functools.lru_cache(maxsize=4096)(sandbox.from_string)
     with replaced(lm_eval.utils, "env", sandbox):

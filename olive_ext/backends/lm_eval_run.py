@@ -35,7 +35,6 @@ from olive_ext.config import EvaluationSettings
 from olive_ext.errors import named_failures
 from olive_ext.model.files.content import digest_of
 from olive_ext.report.page import TASK_HELPERS, TEMPLATE_DATE
-from olive_ext.session.bounded_templates import bounded_chat_templates
 from olive_ext.session.tokenizer_fit import chosen_template
 
 _PASSED_ON = (
@@ -68,7 +67,6 @@ def run_tasks(
         loading_metrics(settings.confirm_run_unsafe_code),
         quiet_bars(progress),
         chosen_template(getattr(lm, "tokenizer", None), settings.apply_chat_template),
-        bounded_chat_templates(),
         programs_at_once(tasks.tasks) as confined,
     ):
         lost = getattr(lm, "lost", ())

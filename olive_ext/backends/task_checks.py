@@ -16,10 +16,10 @@ from lm_eval import evaluator_utils
 from lm_eval.api.registry import AGGREGATION_REGISTRY, METRIC_REGISTRY
 from lm_eval.api.task import ConfigurableTask
 
+from olive_ext.backends.lm_eval_patches import replaced
 from olive_ext.backends.task_files import data_files
 from olive_ext.config.base import MOST_REPEATS
 from olive_ext.errors import ANY_FAILURE, TaskError, first_line, keys_once, named_failures, one_line
-from olive_ext.session.bounded_templates import replaced
 
 logger = logging.getLogger(__name__)
 

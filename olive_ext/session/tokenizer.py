@@ -1,5 +1,5 @@
-"""The only door to transformers' tokenizers: text to token ids and back, chat templates, special ids; and bounds of the
-ids: in a tokenizer's files, before the library makes arrays of so many, and how many tokens a model has rows for.
+"""The only door to transformers' tokenizers: text to token ids and back, chat templates, special ids; and bounds: of
+files, texts and ids, and how many tokens a model has rows for.
 
 Follows lm-eval's HFLM in when special tokens are added. Knows no request and no engine.
 """
@@ -10,9 +10,7 @@ import copy
 import functools
 import importlib
 import itertools
-import json
 import logging
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,12 +32,14 @@ from olive_ext.errors import (
 )
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import load_graph
-from olive_ext.session.bounded_templates import bounded_chat_templates
 
 logger = logging.getLogger(__name__)
 
 _TOGETHER = 256
 """Texts that are encoded at once: enough for all cores, few enough for what the library notes of each token."""
+
+LONGEST_TEXT = 2**24
+"""Characters of a text: some four million tokens, which take a tokenizer gigabytes."""
 
 LARGEST_ID = 2**22 - 1
 """The largest id of a token in a tokenizer's files; the largest vocabulary that is published has a million."""
@@ -48,17 +48,10 @@ LARGEST_FILE = 2**28
 """Bytes of a file of a tokenizer; the largest that are published have 35 million."""
 
 _FILES = (".json", ".jinja", ".model", ".txt")
-_LARGE = re.compile(rb'[:,\[][ \t\r\n]*[0-9]{7,}|"(-[0-9]+|[0-9]{7,})"[ \t\r\n]*:[ \t\r\n]*\{')
-"""What a number beyond the bound may be."""
-
-_WHOLE = re.compile(r"-?[0-9]+")
-_MOST_DIGITS = 20
-"""More than the largest id has; Python reads no numbers of thousands."""
 
 
-def refuse_large_ids(folder: Path) -> None:
-    """Raises `ModelError` for a file of a tokenizer in `folder` that is a pipe or a device, or too large, or that gives
-    a token an id that no embedding has."""
+def _refuse_files(folder: Path) -> None:
+    """Raises `ModelError` for a file of a tokenizer in `folder` that is a pipe or a device, or too large."""
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         if file.suffix not in _FILES or file.is_dir():
             continue
@@ -68,46 +61,6 @@ def refuse_large_ids(folder: Path) -> None:
             raise ModelError(
                 f"'{file}' has {file.stat().st_size:,} bytes: at most {LARGEST_FILE:,} (LARGEST_FILE)", code="too_large"
             )
-    for name in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "vocab.json"):
-        file = folder / name
-        if file.is_file() and _LARGE.search(content := file.read_bytes()):
-            for entry, number in _ids(_parsed(content)):
-                if isinstance(number, int) and not 0 <= number <= LARGEST_ID:
-                    bounds = f"from 0 to {LARGEST_ID} (LARGEST_ID)"
-                    raise ModelError(f"'{file}': {entry} has the id {number}: give one {bounds}")
-
-
-def _parsed(content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError):  # which the library refuses
-        return {}
-
-
-def _ids(content: Any) -> Iterator[tuple[str, Any]]:
-    """The ids that a tokenizer's file gives, each with what it is given to."""
-    if not isinstance(content, Mapping):
-        return
-    if all(isinstance(number, int) for number in content.values()):  # a vocabulary
-        yield from ((f"the token {text!r}", number) for text, number in content.items())
-    for token in _list(content.get("added_tokens")):
-        if isinstance(token, Mapping):
-            yield f"the added token {token.get('content')!r}", token.get("id")
-    vocabulary = _mapping(content.get("model")).get("vocab")
-    yield from ((f"the token {text!r}", number) for text, number in _mapping(vocabulary).items())
-    for text, token in _mapping(_mapping(content.get("post_processor")).get("special_tokens")).items():
-        yield from ((f"the special token {text!r}", number) for number in _list(_mapping(token).get("ids")))
-    for number, token in _mapping(content.get("added_tokens_decoder")).items():
-        whole = _WHOLE.fullmatch(number)
-        yield f"the added token {_mapping(token).get('content')!r}", int(whole[0][:_MOST_DIGITS]) if whole else number
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 class Rows(NamedTuple):
@@ -152,7 +105,7 @@ def load_tokenizer(
     trust_remote_code: bool = False,
 ) -> Tokenizer:
     """The tokenizer in folder (or hub name) `where`. Raises `ModelError` where it cannot be loaded or brings code."""
-    refuse_large_ids(Path(where))
+    _refuse_files(Path(where))
     try:
         with panics_as_errors(), activations_when_used():
             from transformers import AutoTokenizer
@@ -162,6 +115,10 @@ def load_tokenizer(
             hf.encode("a")  # some files can be loaded, and not be used
         if not hf.vocab_size:
             raise ValueError("its vocabulary is empty")
+        vocabulary = hf.get_vocab()
+        last = max(vocabulary, key=vocabulary.__getitem__)
+        if vocabulary[last] > LARGEST_ID:  # of so many ids the library makes an array where it copies itself
+            raise ValueError(f"the token {last!r} has the id {vocabulary[last]}: at most {LARGEST_ID} (LARGEST_ID)")
     except ANY_FAILURE as error:
         raise ModelError(f"no tokenizer can be loaded from '{where}': {why_not_loaded(error)}") from error
     return Tokenizer(hf, where, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id)
@@ -432,15 +389,23 @@ class Tokenizer:
         template = f"the chat template of '{self.where}'"
         without_system = [message for message in messages if message.get("role") != "system"]
         try:
-            with bounded_chat_templates():
-                return str(self.hf.apply_chat_template([dict(message) for message in messages], **options))
+            text = str(self.hf.apply_chat_template([dict(message) for message in messages], **options))
+            refuse_long(text)
         except TemplateError as error:
             if len(without_system) in (0, len(messages)):
                 raise ConfigError(f"{template} refuses the messages: {error}") from error
             logger.warning("%s refuses the messages (%s); rendering them without the system role", template, error)
         except ANY_FAILURE as error:
             raise ConfigError(f"{template} cannot render the messages: {one_line(error)}") from error
+        else:
+            return text
         return self.render_chat(without_system, add_generation_prompt, **kwargs)
+
+
+def refuse_long(text: str) -> None:
+    """Raises `ValueError` for a text beyond `LONGEST_TEXT`."""
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"a text has {len(text):,} characters: at most {LONGEST_TEXT:,} (LONGEST_TEXT)")
 
 
 def _is_fast(hf: Any, methods: Sequence[str] = ("__call__", "_encode_plus", "_batch_encode_plus")) -> bool:

@@ -30,7 +30,6 @@ from olive_ext.errors import (
     first_line,
     panics_as_errors,
 )
-from olive_ext.session.bounded_templates import replaced
 from olive_ext.session.tokenizer import Tokenizer, tokenizer_file
 
 Traits = Mapping[str, Any]
@@ -145,8 +144,11 @@ def chosen_template(tokenizer: Any, name: bool | str) -> Iterator[None]:
     if tokenizer is None or name not in names:
         known = f"one of {names}, or true" if names else "true: the tokenizer has no templates with names"
         raise ConfigError(f"give {known}", "apply_chat_template", name)
-    with replaced(tokenizer, "chat_template", templates[name]):
+    tokenizer.chat_template = templates[name]
+    try:
         yield
+    finally:
+        tokenizer.chat_template = written
 
 
 def refuse_template(tokenizer: Tokenizer, **kwargs: Any) -> None:

@@ -232,11 +232,9 @@ GENAI: list[tuple[Any, ...]] = [
     ),
 ]
 
-ADDED = '{"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {"4000000000": {"content": "cat"}}}'
 OWN_TOKENIZER = '{"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}'
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n"
 FILES: list[tuple[str, ...]] = [
-    ("tokenizer_config.json", ADDED, UNFIT, "tokenizer_config cat 4000000000 4194303"),
     ("tokenizer_config.json", OWN_TOKENIZER, UNFIT, "auto_map trust_remote_code"),
     (
         "tokenizer_config.json",
@@ -257,8 +255,7 @@ FILES: list[tuple[str, ...]] = [
 ]
 TEMPLATES: list[tuple[str, str]] = [
     ("{% for x in %}", "model"),
-    ("{{ 9 ** 999999999 }}", "65,536 LARGEST_NUMBER"),
-    ("{{ 'x' * 10000000000 }}", "10,000,000,000 16,777,216"),
+    ("{{ 'x' * 20000000 }}", "20,000,000 16,777,216 LONGEST_TEXT"),
     ("{{ 1 // 0 }}", "model ZeroDivisionError"),
     ("{{ 1 + 'x' }}", "model TypeError"),
     ("{% include 'x' %}", "model TypeError loader"),
@@ -280,7 +277,11 @@ MODELS: dict[str, Row] = {
     "folder through a link": Row(
         lambda p: p.link("model/out", p.whole).genai(decoder={"filename": "out/model.onnx"}), ALIEN, "out/model"
     ),
-    "token with a giant id": Row(lambda p: with_token(p, 4 * 10**9), UNFIT, "cat 4000000000 4194303 LARGEST_ID"),
+    "token with a giant id": Row(
+        lambda p: p.tokenizer(lambda c: c["model"]["vocab"].update(cat=4 * 10**9)),
+        UNFIT,
+        "cat 4000000000 4194303 LARGEST_ID",
+    ),
     "no vocabulary": Row(lambda p: p.tokenizer(lambda c: c["model"].update(vocab={}, merges=[])), UNFIT, "model"),
     **{
         f"token beyond the embedding, {kind}": Row(
@@ -320,8 +321,8 @@ TASKS: list[tuple[str, ...]] = [
     (GENERATE + "repeats: 100000000\n", WRONG, "mine", "repeats", "100000000"),
     (CHOICE + "num_fewshot: -3\n", WRONG, "mine 0", "num_fewshot", "-3"),
     (CHOICE + "num_fewshot: 100000000\n", WRONG, "mine 6", "num_fewshot", "100000000"),
-    (CHOICE.replace("{{question}}", "{{ 'x' * 2000000000 }}"), TASK, "mine 2,000,000,000 16,777,216"),
-    (CHOICE.replace("{{question}}", "{{ 'x' * 2000000000 if answer == 2 else 'x' }}"), TASK, "mine 16,777,216"),
+    (CHOICE.replace("{{question}}", "{{ 'x' * 20000000 }}"), TASK, "mine 20,000,000 16,777,216"),
+    (CHOICE.replace("{{question}}", "{{ 'x' * 20000000 if answer == 2 else 'x' }}"), TASK, "mine 16,777,216"),
     (CHOICE.replace("{{question}}", "{{ question.__class__.__mro__ }}"), TASK, "SecurityError"),
     ("group: mine\ntask: []\n", WRONG, "mine", "task", "[]"),
     (GENERATE.replace("max_gen_toks: 6", "bogus: 6"), UNFIT, "mine", "bogus", "6"),

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -23,7 +22,7 @@ from tokenizers import Tokenizer as Core
 from transformers import PreTrainedTokenizerFast
 
 from olive_ext.errors import ConfigError, ModelError, TaskError
-from olive_ext.session.tokenizer import Tokenizer, load_tokenizer, refuse_large_ids
+from olive_ext.session.tokenizer import Tokenizer, load_tokenizer
 from olive_ext.session.tokenizer_fit import PromptFormat, hold_to_files, refuse_other_tokenizer, tokenizer_traits
 from tests.refusals import refused
 from tests.session.tiny import BOS, EOS, NO_SYSTEM, TEMPLATE, byte_fallback, byte_level
@@ -232,28 +231,6 @@ def test_ids_are_decoded_as_transformers_does(skips: bool, cleans: bool, ids: li
         finally:
             hf.clean_up_tokenization_spaces = before
     assert tokenizer._decodes_alone
-
-
-@pytest.mark.parametrize("number", ["4000000000", "1" * 5000, "-5"])
-def test_id_as_a_key_is_bounded_however_many_digits_it_has(number: str, tmp_path: Path) -> None:
-    content = {"model_max_length": 10**30, "added_tokens_decoder": {number: {"content": "cat"}}}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
-    with refused(ModelError, "unsupported", holds="cat"):
-        refuse_large_ids(tmp_path)
-
-
-@pytest.mark.parametrize("number", ["²", "--5", "x", "7", "0" * 30 + "7"])
-def test_key_that_is_no_number_is_left_to_the_library(number: str, tmp_path: Path) -> None:
-    content: dict[str, Any] = {
-        "model_max_length": 10**30,
-        "added_tokens_decoder": {number: {"content": "cat"}},
-    }
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
-    refuse_large_ids(tmp_path)
-    content["added_tokens_decoder"]["4000000000"] = {"content": "dog"}  # which is looked for beside it
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
-    with refused(ModelError, "unsupported", holds="dog"):
-        refuse_large_ids(tmp_path)
 
 
 def changed(path: list[object], value: object) -> Tokenizer:
