@@ -97,12 +97,12 @@ def mended(model: ResolvedModel, sources: Mapping[str, Sources], choices: Mappin
         for part in loaded
         if part in changed or not all(path.is_relative_to(root) for path in weights[part].values())
     ]
-    rewritten = {paths[part].resolve() for part in written}
-    strangers = (path for path in package if path.suffix == ".onnx" and path.resolve() not in rewritten)
+    rewritten = {paths[part] for part in written}  # by name: a file that is a link to one of them stays what it is
+    strangers = {path for path in package if path.suffix == ".onnx"} - rewritten
     taken = {path for other in strangers for path in _weights(other)}  # stays for those that are copied
     replaced, graphs = set(rewritten), []
     for part in written:
-        own = {location: path for location, path in weights[part].items() if path.resolve() not in taken}
+        own = {location: path for location, path in weights[part].items() if path not in taken}
         chosen = {target: precision for target, precision in choices.items() if target.part == part}
         new, constants = {}, Constants(loaded[part], paths[part])
         if chosen:
@@ -111,11 +111,11 @@ def mended(model: ResolvedModel, sources: Mapping[str, Sources], choices: Mappin
             new = mending.tensors
         data = _data_file(loaded[part], new, paths[part], own, has_weights=bool(weights[part]))
         graphs.append(GraphFile(loaded[part], constants, new, paths[part], data))
-        replaced |= {path.resolve() for path in own.values()}
+        replaced |= {*own.values()}
         taken |= replaced
-    left = [path for path in package if path.resolve() not in replaced]
-    models = {path.resolve() for part in loaded for path in (paths[part], *weights[part].values())}
-    kept, others = (tuple(path for path in left if (path.resolve() in models) is wanted) for wanted in (True, False))
+    left = [path for path in package if path not in replaced]
+    models = {path for part in loaded for path in (paths[part], *weights[part].values())}
+    kept, others = (tuple(path for path in left if (path in models) is wanted) for wanted in (True, False))
     return Package(tuple(graphs), root, kept, others)
 
 
@@ -174,16 +174,17 @@ def _package_files(model: ResolvedModel) -> list[Path]:
     model, and the graphs that it works with."""
     root, files = root_of(model), model.files
     if _named(model).is_dir():
-        return [path for path in sorted(root.rglob("*")) if path.is_file() and not _RECORDS.fullmatch(path.name)]
+        linked = (one for one in root.rglob("*") if one.is_symlink() and one.resolve().is_relative_to(root))
+        below = {path for folder in (root, *linked) if folder.is_dir() for path in folder.rglob("*")}
+        return [path for path in sorted(below) if path.is_file() and not _RECORDS.fullmatch(path.name)]
     companions = (path for part in files.companions.values() for path in (part.graph, *part.weights))
     own = {path for path in (files.decoder, *files.weights, *companions) if path.is_relative_to(root)}
     graphs = {path for path in root.glob("*.onnx") if path not in own}
-    strangers = {path.resolve() for graph in graphs for path in (graph, *_weights(graph))}
-    strangers -= {path.resolve() for path in own}
+    strangers = {path for graph in graphs for path in (graph, *_weights(graph))} - own
     beside = {path for path in root.iterdir() if path.is_file() and not _RECORDS.fullmatch(path.name)}
-    return sorted(own | {path for path in beside if path.resolve() not in strangers})
+    return sorted(own | {path for path in beside if path not in strangers})
 
 
 def _weights(graph: Path) -> set[Path]:
     """The files of a graph's weights."""
-    return {path.resolve() for path in weight_files(graph, external_locations(load_graph(graph))).values()}
+    return {*weight_files(graph, external_locations(load_graph(graph))).values()}

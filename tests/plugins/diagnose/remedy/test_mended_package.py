@@ -18,7 +18,7 @@ import olive_ext
 from olive_ext.config import ModelSettings
 from olive_ext.errors import ConfigError, RunError
 from olive_ext.model import resolve
-from olive_ext.model.files.content import load_graph, size_on_disk
+from olive_ext.model.files.content import load_graph, model_digest, size_on_disk
 from olive_ext.model.files.locate import locate
 from olive_ext.plugins.diagnose.remedy.mended_graph import INLINE_BYTES, SMALL
 from olive_ext.plugins.diagnose.remedy.mended_package import (
@@ -34,6 +34,7 @@ from tests.exports import quickstart
 from tests.exports.cache import ROOT
 from tests.exports.catalog import Export
 from tests.exports.plain import plain_logits
+from tests.model.tiny import packed
 from tests.refusals import refused
 
 TOKENS = [3, 200, 17, 511, 90, 44, 7, 1000, 250]
@@ -163,6 +164,29 @@ def test_package_of_links_becomes_one_of_files(plain_models: Models, tmp_path: P
         assert not any(path.is_symlink() for path in (tmp_path / f"{name}-linked").iterdir())
         assert OF_THE_OLD_MODEL.isdisjoint(path.name for path in (tmp_path / f"{name}-linked").iterdir())
         np.testing.assert_array_equal(logits(tmp_path / f"{name}-linked"), logits(tmp_path / name))
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+@pytest.mark.parametrize("mended_one", ["own", "linked"])
+def test_variant_that_links_to_the_mended_one_keeps_its_files(
+    mended_one: str, is_folder: bool, plain_models: Models, tmp_path: Path
+) -> None:
+    root = packed(tmp_path / "m.ortpackage", own=plain_models.quantized, linked=plain_models.quantized)
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    (root / "out").symlink_to(tmp_path / "elsewhere")  # is not copied
+    if is_folder:
+        shutil.rmtree(root / "linked")
+        (root / "linked").symlink_to("own")
+    for path in () if is_folder else (root / "own").glob("model.onnx*"):
+        (root / "linked" / path.name).unlink()
+        (root / "linked" / path.name).symlink_to(Path("..", "own", path.name))
+    sources = {"": Sources.of(plain_models.float / "model.onnx", root / mended_one / "model.onnx")}
+    model = resolve(ModelSettings.of({"model": str(root), "variant": mended_one}))
+    mended(model, sources, {plain_models.targets[0]: FLOAT}).write(tmp_path / "mended")
+    found = {name: model_digest(locate(tmp_path / "mended", variant=name)) for name in ("own", "linked")}
+    is_kept = {name: digest == model_digest(locate(root, variant=name)) for name, digest in found.items()}
+    assert is_kept == {"own": mended_one != "own", "linked": mended_one != "linked"}
+    assert not (tmp_path / "mended" / "out").exists()
 
 
 def test_named_file_is_copied_without_the_models_beside_it_and_found_again(
