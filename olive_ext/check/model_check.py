@@ -144,16 +144,16 @@ def _add_work(model: ResolvedModel, config: EvaluationConfig, section: Section, 
     from olive_ext.backends.task_loading import Seeds, load_tasks
     from olive_ext.backends.workload import CountingLM, forecast
     from olive_ext.run.costs import requested_tasks
+    from olive_ext.run.task_fit import refuse_misfits
     from olive_ext.session.local import open_tokenizer
 
     seeds, lm = Seeds.of(config.seed), CountingLM(open_tokenizer(model).encode)
     more: dict[str, Any] = {"runs_code": config.confirm_run_unsafe_code, "repeats": config.repeats}
     tasks = load_tasks(requested_tasks(config), config.include_path, seeds, config.metadata, **more)
-    plain = config.model_copy(
-        update={"bootstrap_iters": 0, "apply_chat_template": False, "confirm_run_unsafe_code": False}
-    )
+    refuse_misfits(model, tasks.configs)
+    plain = {"bootstrap_iters": 0, "apply_chat_template": False, "confirm_run_unsafe_code": False}
     with suppress(TaskError):  # a task's own code may refuse answers of nothing
-        run_tasks(lm, tasks, plain, seeds=seeds)
+        run_tasks(lm, tasks, config.model_copy(update=plain), seeds=seeds)
     tokens = sum(lm.work.tokens)
     section.add("asked", lm.work)
     section.add("takes", forecast(model, lm.work), "a reference that runs beside it takes as long again")

@@ -39,21 +39,20 @@ def refuse_texts(model: ResolvedModel, config: EvaluationConfig) -> None:
 
 def refuse_misfits(model: ResolvedModel, tasks: Mapping[str, Mapping[str, Any]]) -> None:
     """Raises `TaskError` for a task, by name with its configuration, whose requests the model would refuse: pictures or
-    sound that it does not take, no sound for a model of speech, whole texts for an encoder-decoder. It is not known of
-    an ONNX package whose graphs another library runs.
-    """
-    if model.kind == "onnx" and not model.runtime.runs_graph:
-        return
+    sound that it does not take, no sound for a model of speech, whole texts for an encoder-decoder. Where another
+    library runs the graphs of an ONNX package, it takes text alone."""
+    is_ours = model.kind == "hf" or model.runtime.runs_graph
+    who = "this model" if is_ours else f"'engine.runtime' = '{model.runtime.name}'"
     source = model.source
     is_speech = source is not None and source[0] is SourceKind.FEATURES
     taken = () if model.media is None else model.media.modalities
+    hears = is_speech or Modality.AUDIO in taken
+    media = {"doc_to_image": ("pictures", Modality.IMAGE in taken), "doc_to_audio": ("sound", hears)}
     for name, config in tasks.items():
-        has_sound = config.get("doc_to_audio") is not None
-        if config.get("doc_to_image") is not None and Modality.IMAGE not in taken:
-            raise UnfitTaskError(f"task '{name}' gives pictures, which this model does not take")
-        if has_sound and not is_speech and Modality.AUDIO not in taken:
-            raise UnfitTaskError(f"task '{name}' gives sound, which this model does not take")
-        if is_speech and not has_sound:
+        for key, (what, is_taken) in media.items():
+            if config.get(key) is not None and not is_taken:
+                raise UnfitTaskError(f"task '{name}' gives {what}, which {who} does not take")
+        if is_speech and config.get("doc_to_audio") is None:
             raise UnfitTaskError(f"task '{name}' gives no sound ('doc_to_audio'); this model takes only sound")
         if config.get("output_type") == "loglikelihood_rolling" and source is not None:
             raise UnfitTaskError(f"task '{name}' scores whole texts; an encoder-decoder cannot")

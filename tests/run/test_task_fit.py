@@ -10,11 +10,17 @@ import pytest
 
 from olive_ext.backends.task_loading import declared_configs, load_tasks
 from olive_ext.check import check_recipe
-from olive_ext.config import EvaluationConfig
+from olive_ext.cli import main
+from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.errors import TaskError
+from olive_ext.model import resolve
 from olive_ext.run import evaluate
+from olive_ext.run.task_fit import refuse_misfits
 from tests.check.tiny import put_model
+from tests.exports import quickstart
 from tests.exports.genai import genai_export
+from tests.exports.genai_layout import genai_layout
+from tests.refusals import refused
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SPEECH, VISION = RECIPES / "speech" / "tasks", RECIPES / "vision" / "tasks"
@@ -42,8 +48,21 @@ def problems(model: Path, task: str, folder: Path, tmp_path: Path) -> tuple[str,
         ("shapes_colour", VISION, "task 'shapes_colour' gives pictures, which this model does not take"),
     ],
 )
-def test_pictures_and_sound_for_a_model_of_text(task: str, folder: Path, problem: str, tmp_path: Path) -> None:
+def test_pictures_and_sound_for_a_model_of_text(
+    task: str, folder: Path, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(quickstart.exported()), "--tasks", task, "--include-path", str(folder)]) == 2
+    assert problem in capsys.readouterr().err
     assert problems(put_model(tmp_path / "model"), task, folder, tmp_path) == (problem, [problem])
+
+
+@pytest.mark.parametrize(("key", "what"), [("doc_to_image", "pictures"), ("doc_to_audio", "sound")])
+def test_pictures_and_sound_for_a_runtime_that_takes_text_alone(key: str, what: str) -> None:
+    values = {"model": genai_layout("qwen2_5_vl_genai"), "engine": {"runtime": "genai"}}
+    with refused(
+        TaskError, "unsupported", holds=(f"task 'seen' gives {what}", "'engine.runtime' = 'genai' does not take")
+    ):
+        refuse_misfits(resolve(ModelSettings.of(values)), {"seen": {key: "it"}})
 
 
 def test_text_for_a_model_of_speech(tmp_path: Path) -> None:
