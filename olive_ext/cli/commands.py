@@ -85,7 +85,7 @@ def evaluate_command(arguments: Namespace) -> int:
         raise
     print_table(report, page=page_of_report(report), told=advised)
     check_complete(report, config.on_error)
-    return worst_status([] if report.comparison is None else [report.comparison])
+    return worst_status([report.verdict])
 
 
 def record_command(arguments: Namespace) -> int:
@@ -113,10 +113,10 @@ def compare_command(arguments: Namespace) -> int:
         check_writable(arguments.output, "--output")
     with reading(", ".join(arguments.reports), "report", ConfigError):
         page = compare(arguments.reports, arguments.baseline)
-        print_page(page, is_short=arguments.output is not None)
+        print_page(page, told=advised, is_short=arguments.output is not None)
         if arguments.output is not None:
             sys.stdout.write(f"page: {write_page(page, arguments.output)}\n")
-    return worst_status([models.for_verdict for models in page.compared])
+    return worst_status(models.verdict for models in page.compared)
 
 
 def run_command(arguments: Namespace) -> int:

@@ -122,7 +122,12 @@ class Bound(StrictModel):
 
 
 class LossBound(Bound):
-    """The bound of `fail_on_loss`, which is written in points."""
+    """A bound of `fail_on_loss`, which is written in points of accuracy and per cent of a perplexity."""
+
+    @classmethod
+    def of(cls, loss: float) -> LossBound:
+        """The bound on accuracy over all tasks."""
+        return cls(metric="accuracy_difference", min=-loss / 100)
 
 
 def _read(value: Any) -> Any:

@@ -37,9 +37,8 @@ class ComparisonSettings(StrictModel):
 
     fail_on_loss: Points | None = None
     """Fails if accuracy over all tasks (of a single task, its first metric) was measured to be lower than the
-    reference's by more than this many points, whatever the interval. If such a loss is excluded, `evaluate` ends with 0
-    even if other metrics are not decided. As the default of `matters` it also holds perplexities to as many per cent.
-    Needs `reference`."""
+    reference's by more than this many points, or a perplexity to be higher by more per cent, whatever the interval. If
+    such a loss is excluded, `evaluate` ends with 0 even if other metrics are not decided. Needs `reference`."""
 
     require: list[WrittenBound] = Field(default_factory=list)
     """Bounds on measured metrics, as "kl_mean<=0.01", or "TASK/acc>=0.7" for one task. If one is broken, the evaluation
@@ -80,7 +79,7 @@ class ComparisonSettings(StrictModel):
     def bounds(self) -> list[Bound]:
         """All bounds."""
         loss = self.fail_on_loss
-        return [*self.require, *([] if loss is None else [LossBound(metric="accuracy_difference", min=-loss / 100)])]
+        return [*self.require, *([] if loss is None else [LossBound.of(loss)])]
 
     @property
     def journal(self) -> str | None:

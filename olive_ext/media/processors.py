@@ -52,7 +52,8 @@ def load_image_processor(folders: Iterable[Path], named: str | None) -> tuple[An
 def _image_processors(folders: Iterable[Path], named: str | None) -> Iterator[tuple[Any, Path]]:
     """transformers' own first, then those of onnxruntime-extensions."""
     for file in (folder / name for folder in dict.fromkeys(folders) for name in HF_FILES):
-        if file.is_file() and _is_hf(read_json(file)):
+        content = read_json(file) if file.is_file() else {}
+        if "image_processor_type" in {*content, *content.get("image_processor", {})}:
             yield _loaded("AutoImageProcessor", file.parent, backend="pil"), file
     for folder in dict.fromkeys(folders):
         first = [inside(folder, named, "model.vision.config_filename")] if named else []
@@ -156,10 +157,6 @@ def _without_pictures(content: Mapping[str, Any], folder: Path) -> Any:
     numbers = {name: content[name] for name in asked & content.keys() if isinstance(content[name], (int, float))}
     extractor, tokenizer = (_loaded(name, folder) for name in ("AutoFeatureExtractor", "AutoTokenizer"))
     return lenient(feature_extractor=extractor, tokenizer=tokenizer, **parts, **numbers)
-
-
-def _is_hf(content: Mapping[str, Any]) -> bool:
-    return "image_processor_type" in content or "image_processor_type" in content.get("image_processor", {})
 
 
 def _loaded(name: str, folder: Path, **options: Any) -> Any:

@@ -118,7 +118,7 @@ def changes_of(comparison: Comparison) -> list[Change]:
     lengths = [item for item in comparison.lengths if item.metric == CUT_OFF]
     ranked = sorted(comparison.outcomes, key=lambda item: item.task != ALL)
     outcomes = [(item, _of_answers(item, comparison)) for item in (*ranked, *lengths)]
-    texts = [_of_text(item, comparison.matters) for item in _texts(comparison)]
+    texts = [_of_text(item, comparison.matters) for item in comparison.whole_texts().values()]
     is_single = len({(item.task, item.metric.startswith("avg@")) for item in comparison.outcomes}) == 1
     first = [change for item, change in outcomes if item is leading and item.is_binary]
     others = [change for _, change in outcomes if change not in first] + texts
@@ -149,16 +149,10 @@ def deciding_changes(changes: Sequence[Change]) -> list[Change]:
     return kept
 
 
-def _texts(comparison: Comparison) -> list[Divergence | TextChange]:
-    answered = {ALL, *(item.task for item in comparison.outcomes)}
-    texts: list[Divergence | TextChange] = [item for item in comparison.divergences if item.is_text]
-    return [item for item in [*texts, *comparison.texts] if item.task not in answered]
-
-
 def unjudged_tasks(comparison: Comparison) -> dict[str, str]:
     """Names of the evaluated tasks that nothing judges, with their metrics: no texts, and no metric is a mean over
     documents (MCC, F1 over a corpus, BLEU, chrF), or no document has a value in both runs."""
-    judged = {ALL, *(item.task for item in comparison.outcomes), *(item.task for item in _texts(comparison))}
+    judged = {ALL, *(item.task for item in comparison.outcomes), *comparison.whole_texts()}
     evaluated = [*comparison.metrics.get("configs", {}), *(item.task for item in comparison.divergences)]
     metrics, named = read_metrics(comparison.metrics), {}
     for task in (task for task in evaluated if task not in judged):

@@ -506,6 +506,12 @@ class Comparison:
         numbers = {item.task: item.num_documents for item in scored if item.task != ALL}
         return numbers | {item.task: item.num_documents for item in self.outcomes if item.task != ALL}
 
+    def whole_texts(self) -> dict[str, Divergence | TextChange]:
+        """By task the change of whole texts' perplexity: per token where distributions were compared."""
+        texts: list[Divergence | TextChange] = [*(item for item in self.divergences if item.is_text), *self.texts]
+        answered = {ALL, *(item.task for item in self.outcomes)}
+        return {item.task: item for item in texts if item.task not in answered}
+
     def overall_outcome(self) -> Outcome | None:
         """The outcome of all tasks, else of the first with right and wrong answers, else the first; None if none."""
         items = [*primary_outcomes(self.outcomes).values(), *self.outcomes]

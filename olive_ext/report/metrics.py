@@ -151,7 +151,9 @@ def comparison_metrics(comparison: Comparison) -> tuple[Metric, ...]:
         about = firsts if claim.metric == "accuracy_difference" else divergences
         number = sum(item.task != ALL for item in about)
         wrong.append(Metric(OPEN_CLAIM, f"{OPEN_CLAIM}_{claim.metric}", "none", float(number), higher_is_better=False))
-    return (*of_divergences, *(metric for item in firsts for metric in _of_outcome(item)), *wrong)
+    ratios = ((item.task, item.perplexity_ratio, item.num_documents) for item in comparison.texts)
+    of_texts = (Metric(name, "perplexity_ratio", "none", ratio, None, False, n) for name, ratio, n in ratios)
+    return (*of_divergences, *of_texts, *(metric for item in firsts for metric in _of_outcome(item)), *wrong)
 
 
 def _of_divergence(item: Divergence) -> Iterator[Metric]:

@@ -216,19 +216,11 @@ def _of(reasons: Sequence[Reason], comparison: Comparison, figures: Sequence[Fig
 
 
 def verdict(comparison: Comparison, broken: Sequence[str] = ()) -> Verdict:
-    """The verdict on a comparison, whose worst findings are `broken` bounds, a sentence each, and perplexities that
-    break `fail_on_loss`: measured values break a bound, whatever their intervals."""
-    bounds = [Reason("bound_broken", words=f"bound broken: {line}") for line in (*broken, *_risen(comparison))]
+    """The verdict on a comparison, whose worst findings are `broken` bounds, a sentence each (`run.bounds`)."""
+    bounds = [Reason("bound_broken", words=f"bound broken: {line}") for line in broken]
     kept = [Reason("bound_kept", words=f"bound kept: {line}") for line in comparison.kept_bounds]
     found = _found(comparison)
     return _of([*bounds, *found.reasons, *kept], comparison, found.figures) if bounds or kept else found
-
-
-def _risen(comparison: Comparison) -> Iterator[str]:
-    for item in changes_of(comparison) if comparison.over_all else ():
-        if item.outcome is None and comparison.matters < -item.estimate < math.inf:
-            rise = f"rose by {-item.estimate:.4g} %, more than {comparison.matters:g} %"
-            yield f"{item.name} {rise} (`fail_on_loss`)"
 
 
 def _found(comparison: Comparison) -> Verdict:
@@ -309,9 +301,9 @@ def _found(comparison: Comparison) -> Verdict:
     return _of([*first, *dict.fromkeys(others)], comparison, figures)
 
 
-def worst_status(comparisons: Iterable[Comparison]) -> int:
+def worst_status(verdicts: Iterable[Verdict | None]) -> int:
     """The exit status of a command that compared: the status of a loss, else of an unknown verdict, else 0."""
-    statuses = {EXIT_STATUS[verdict(one).status] for one in comparisons}
+    statuses = {EXIT_STATUS[one.status] for one in verdicts if one is not None}
     return next((status for status in (EXIT_STATUS["loss"], EXIT_STATUS["unknown"]) if status in statuses), 0)
 
 

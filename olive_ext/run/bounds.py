@@ -3,12 +3,13 @@ after an evaluation. Knows no model."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from olive_ext.config import Bound, EvaluationSettings, LossBound
 from olive_ext.errors import ConfigError, MissingError, NotComparableError, counted, suggest
 from olive_ext.report import Metric
-from olive_ext.report.comparison import ALL
+from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.metrics import (
     COMPARISON_NAMES,
     DRAWN_ONLY,
@@ -40,7 +41,8 @@ DECLARABLE = {"accuracy": None, "throughput": TOKENS_PER_SECOND, SIZE_ON_DISK: S
 """Olive's types of metrics that a recipe may declare for goals and search, and the cost that each means; None: a metric
 of a task."""
 
-_OF_NO_ANSWER = {*("word_perplexity", "byte_perplexity", "bits_per_byte", "bytes"), *COSTS, REQUESTS_PER_SECOND}
+_OF_TEXTS = {"word_perplexity", "byte_perplexity", "bits_per_byte"}
+_OF_NO_ANSWER = {*_OF_TEXTS, "bytes", *COSTS, REQUESTS_PER_SECOND}
 """Metrics of whole texts, and costs: no answer is right or wrong by them."""
 
 _OF_ANSWERS = [name for name in COMPARISON_NAMES if name.startswith(("flips", "accuracy", "mcnemar"))]
@@ -74,7 +76,7 @@ def refuse_names(
     prefix = f"{where}." if where else ""
     bounds = [
         (bound.task, bound.metric if bound.filter is None else f"{bound.metric},{bound.filter}")
-        for bound in settings.bounds
+        for bound in settings.require
     ]
     for task, name in bounds if settings.documents == "enough" else ():
         if name.partition(",")[0].rpartition("/")[2] in DRAWN_ONLY:
@@ -88,8 +90,8 @@ def refuse_names(
     known = [{name.partition(",")[0] for name in metrics or ()} for metrics in (tasks or {}).values()]
     if known and all(names and names <= _OF_NO_ANSWER for names in known):
         compared = tuple(name for name in compared if name not in _OF_ANSWERS)
-        if settings.fail_on_loss is not None:
-            words = "no task has right or wrong answers, and perplexities are judged by 'matters'"
+        if settings.fail_on_loss is not None and not any(names & _OF_TEXTS for names in known):
+            words = "no task has answers or whole texts to compare"
             raise NotComparableError(words, f"{prefix}fail_on_loss", settings.fail_on_loss)
     check_names(bounds, tasks, compared, f"{prefix}require")
     names = [(None, name) for kind, name in declared if DECLARABLE[kind] is None]
@@ -135,9 +137,9 @@ def _near(name: str, known: Iterable[str]) -> str:
     return f": {near}" if near else f"; there are {', '.join(names)}"
 
 
-def broken_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric]) -> list[str]:
-    """A line for each bound that is broken, in their order; a value that is no number breaks every bound, and so do
-    requests without a finite output.
+def broken_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric], found: Comparison | None = None) -> list[str]:
+    """A line for each of the `single_bounds` that is broken, in their order; a value that is no number breaks every
+    bound, and so do requests without a finite output.
 
     Raises `ConfigError` with the metrics there are for a bound that names none of them, or several.
     """
@@ -145,10 +147,19 @@ def broken_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric]) -> list[st
     wrong = f"{counted(number_wrong, 'request')} had no finite output: no metric can be trusted"
     lines = [
         line
-        for bound in bounds
+        for bound in single_bounds(bounds, metrics, [] if found is None else found.whole_texts())
         for line in ([wrong] if number_wrong else _broken(bound, _bounded(bound, metrics), metrics))
     ]
     return list(dict.fromkeys(lines))
+
+
+def single_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric], texts: Iterable[str]) -> Iterator[Bound]:
+    """The bounds; in place of `fail_on_loss` one on accuracy over all tasks, if any has answers, and one on the
+    perplexity of each task of `texts`."""
+    for bound in bounds:
+        most = {"metric": "perplexity_ratio", "max": 1 - (bound.min or 0.0)}
+        risen = [LossBound(task=task, **most) for task in texts] if isinstance(bound, LossBound) else []
+        yield from [bound, *risen] if not risen or matching(metrics, bound.metric) else risen
 
 
 def kept_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric]) -> list[str]:
@@ -177,15 +188,19 @@ def _broken(bound: Bound, metric: Metric, metrics: Sequence[Metric]) -> Iterator
         yield f"{name} is undecided: documents without an answer could change it"
     elif metric.is_of_drawn:
         yield f"{name} is of the drawn documents only ({metric.documents}), and the bound is on all of them"
-    if bound.max is not None and not metric.value <= bound.max:
-        yield f"{name} = {_apart(metric.value, bound.max)}, required at most {_exact(bound.max)}"
-    if bound.min is not None and not metric.value >= bound.min:
-        if isinstance(bound, LossBound):
-            most = f"{-100 * bound.min:g}"
-            fallen = next(text for digits in (2, 4, 12) if (text := f"{-100 * metric.value:.{digits}g}") != most)
-            yield f"accuracy over all tasks fell by {fallen} pt, more than {most} pt (`fail_on_loss`)"
-        else:
-            yield f"{name} = {_apart(metric.value, bound.min)}, required at least {_exact(bound.min)}"
+    for words, limit, is_within in (("at most", bound.max, operator.le), ("at least", bound.min, operator.ge)):
+        if limit is not None and not is_within(metric.value, limit):
+            beyond = f"{name} = {_apart(metric.value, limit)}, required {words} {_exact(limit)}"
+            yield _lost(metric, limit) if isinstance(bound, LossBound) else beyond
+
+
+def _lost(metric: Metric, limit: float) -> str:
+    """Accuracy is a difference in points, a perplexity a ratio in per cent."""
+    of_text = f"{metric.task} perplexity rose", "%", 1.0
+    what, unit, unchanged = ("accuracy over all tasks fell", "pt", 0.0) if metric.task == ALL else of_text
+    loss, most = 100 * abs(metric.value - unchanged), f"{100 * abs(limit - unchanged):g}"
+    lost = next(text for digits in (2, 4, 12) if (text := f"{loss:.{digits}g}") != most)
+    return f"{what} by {lost} {unit}, more than {most} {unit} (`fail_on_loss`)"
 
 
 def _name(bound: Bound, metric: Metric) -> str:

@@ -8,10 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from olive_ext.config import LossBound
 from olive_ext.errors import ConfigError, ContradictionError, NotComparableError, TaskError
 from olive_ext.report import Report, from_json
-from olive_ext.report.comparison import Comparison
-from olive_ext.report.metrics import COMPARISON_NAMES, non_finite_requests
+from olive_ext.report.comparison import ALL, Comparison
+from olive_ext.report.metrics import COMPARISON_NAMES, comparison_metrics, matching, non_finite_requests
 from olive_ext.report.numbers import joined
 from olive_ext.report.page import (
     COMPARISON,
@@ -23,6 +24,7 @@ from olive_ext.report.page import (
     model_name,
     short_names,
 )
+from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.models import stops_of
 from olive_ext.run.reference.answers import Answers, Sample
 from olive_ext.run.reference.packed_answers import unpacked
@@ -180,7 +182,16 @@ def _compared(first: Named, others: Sequence[Named]) -> Iterator[ComparedModels]
         if not first.matters == item.matters == Comparison.matters:
             notes.append(f"a loss of {item.matters:g} matters, as in the evaluation of {item.name}")
         if comparison.outcomes or comparison.texts or comparison.divergences:
-            yield ComparedModels(item.name, first.name, comparison, "; ".join(notes), is_of_another=not is_same)
+            models = ComparedModels(item.name, first.name, comparison, "; ".join(notes), is_of_another=not is_same)
+            yield replace(models, broken=tuple(_beyond_loss(item.report, models.for_verdict)))
+
+
+def _beyond_loss(report: Report, comparison: Comparison) -> list[str]:
+    """A line for each bound of the evaluation's `fail_on_loss` that the comparison with the first report breaks."""
+    loss, metrics = report.config.get("fail_on_loss"), comparison_metrics(comparison)
+    is_of_drawn = report.comparison is not None and report.comparison.certainty is not None
+    is_known = not is_of_drawn and (matching(metrics, "accuracy_difference", ALL) or comparison.whole_texts())
+    return broken_bounds([LossBound.of(float(loss))] if loss and is_known else [], metrics, comparison)
 
 
 def _is_model(reference: Mapping[str, Any], model: Mapping[str, Any]) -> bool:

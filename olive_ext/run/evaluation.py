@@ -112,7 +112,8 @@ def evaluate_models(
             report = replace(report, comparison=_with_constants(report.comparison, report.model, models, task_run))
             for finished in hooks("finish_report").values():
                 report = finished(report, models, task_run, partial(_compared, models, task_run.weights))
-        report = replace(_named(report, names), broken=tuple(broken_bounds(config.bounds, report.metrics)))
+        broken = broken_bounds(config.bounds, report.metrics, report.comparison)
+        report = replace(_named(report, names), broken=tuple(broken))
         if report.comparison is not None:
             kept = tuple(kept_bounds(config.bounds, report.metrics))
             report = replace(report, comparison=replace(report.comparison, kept_bounds=kept))

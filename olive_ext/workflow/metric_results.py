@@ -17,7 +17,7 @@ from olive_ext.errors import ConfigError, ContradictionError
 from olive_ext.report import Metric, Report, has_several_filters
 from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import COMPARISON_NAMES, is_open, listed, matching, non_finite_requests
-from olive_ext.run.bounds import DECLARABLE, broken_bounds
+from olive_ext.run.bounds import DECLARABLE, broken_bounds, single_bounds
 from olive_ext.run.costs import SIZE_ON_DISK, why_missing
 
 _ONE_OF_ITSELF = ("top1_agreement", "perplexity_ratio", "mcnemar_p")
@@ -45,7 +45,8 @@ def to_metric_result(report: Report, declared: Iterable[Any] = (), bounds: Itera
     Olive prints and keeps these, of a comparison only `_READ`. The report has the rest. `declared` are Olive's
     `Metric` objects. Raises `ConfigError` for one that no metric of the report matches.
     """
-    bounded = [item for bound in bounds for item in matching(report.metrics, bound.metric, bound.task, bound.filter)]
+    single = single_bounds(bounds, report.metrics, report.comparison.whole_texts() if report.comparison else ())
+    bounded = [item for bound in single for item in matching(report.metrics, bound.metric, bound.task, bound.filter)]
     entries = {}
     for item in report.metrics:
         if item.metric not in COMPARISON_NAMES or (item.task, item.metric) in _KEPT or item in bounded:
@@ -79,7 +80,8 @@ def broken_in(result: Any, bounds: Iterable[Bound], judge: Callable[..., list[st
         metric, _, filter_name = rest.partition(",")
         metrics.append(Metric(task, metric, filter_name, entry.value, higher_is_better=entry.higher_is_better))
     renamed = (bound.model_copy(update={"filter": bound.filter and bound.filter.replace("-", "_")}) for bound in bounds)
-    return judge(renamed, metrics)
+    texts = [item.task for item in metrics if item.metric == "perplexity_ratio" and item.task != ALL]
+    return judge(single_bounds(renamed, metrics, texts), metrics)
 
 
 def key(metric: Metric, report: Report) -> str:

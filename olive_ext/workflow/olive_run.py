@@ -140,8 +140,7 @@ def cli_run(argv: Sequence[str]) -> int:
         except FileNotFoundError as error:
             raise ConfigError(f"'{error.filename}': no such file", code="not_found") from error
     if not any(run.gave_up for run in runs):
-        last = [run.reports[-1].comparison for run in runs if run.reports and not run.is_search]
-        status = worst_status(comparison for comparison in last if comparison is not None)
+        status = worst_status(run.reports[-1].verdict for run in runs if run.reports and not run.is_search)
         return status if status == EXIT_STATUS["loss"] else 0  # the model is made, whatever is not decided
     logger.error("Olive went on without a model or its metrics: %s", reasons[-1] if reasons else "see its log")
     return 1

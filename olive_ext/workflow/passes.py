@@ -188,7 +188,7 @@ class OrtLMEvaluation(ReadOnlyPass):
             report = replace(report, model={**report.model, PASSES: list(run.current)})
         with surfaced("the report cannot be kept with the model"):
             paths = write(report, folder)
-        if run is None and (lines := broken_bounds(settings.bounds, report.metrics)):
+        if run is None and (lines := broken_bounds(settings.bounds, report.metrics, report.comparison)):
             raise RequirementError(f"a bound of '{PASS_TYPE}' is broken: {'; '.join(lines)}")
         return paths
 
@@ -237,7 +237,7 @@ def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, st
         if not run.is_search:
             write_chain(steps, run.artifacts)
         print_cells(chain_table(steps))
-    lines = broken_bounds(bounds, reports[-1].metrics)
+    lines = broken_bounds(bounds, reports[-1].metrics, reports[-1].comparison)
     if lines:
         if not run.is_search:
             engine.cache.save_model(model_id=model_id, output_dir=run.output_dir, overwrite=True)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from olive_ext.config import LossBound
 from olive_ext.report.changes import changes_of
 from olive_ext.report.comparison import (
     ACCURACY,
@@ -24,8 +25,10 @@ from olive_ext.report.comparison import (
     StopTokens,
     TextChange,
 )
+from olive_ext.report.metrics import comparison_metrics, matching
 from olive_ext.report.place import PlaceFinding
 from olive_ext.report.verdict import Verdict, band_of, verdict, worst_status
+from olive_ext.run.bounds import broken_bounds
 from olive_ext.stats.paired_answers import compare_outcomes
 from tests.report.test_comparison import divergence, outcome
 
@@ -254,10 +257,6 @@ CASES: dict[str, tuple[Comparison, str]] = {
         of(divergence("wiki", perplexity_ratio=1.0069, perplexity_ratio_stderr=0.0012), matters=0.8),
         "loss: loss wiki perplexity 0.69 %",
     ),
-    "perplexity unsure, and measured beyond the bound": (
-        of(divergence("wiki", perplexity_ratio=1.011, perplexity_ratio_stderr=0.01), over_all=True),
-        "loss: bound_broken, too_few wiki perplexity 3.1 %",
-    ),
     "accuracy certain, and measured below the bound": (
         of(outcome(difference=-0.008, low=-0.012, high=-0.004, mcnemar_p=1e-4), over_all=True),
         "unknown: too_few choice acc 1.2 pt",
@@ -437,10 +436,6 @@ SENTENCES = {
     "perplexity certain, and measured below the bound": (
         "not decided: wiki perplexity (+0.69 %, ± 0.24) may have lost up to 0.93 % (near the loss that matters)"
     ),
-    "perplexity unsure, and measured beyond the bound": (
-        "bound broken: wiki perplexity rose by 1.1 %, more than 1 % (`fail_on_loss`); wiki perplexity may have lost up "
-        "to 3.1 % (evaluate 1,600 documents or more to know)"
-    ),
     "first metric excludes it, over all": (
         f"in choice acc a loss of 1 pt is excluded: {SAFE_CHANGE}; choice acc_norm may have lost up to 3 pt (evaluate "
         "1,500 documents or more to know)"
@@ -614,7 +609,9 @@ def test_what_would_decide_is_of_the_loss_that_matters() -> None:
 
 def test_exit_status_is_the_worst_of_all_comparisons() -> None:
     kept, open_, lost = (CASES[name][0] for name in ("excluded", "not excluded", "certain"))
-    assert [*map(worst_status, ([], [kept], [kept, open_], [kept, open_, lost]))] == [0, 0, 3, 1]
+    given = ([], [kept], [kept, open_], [kept, open_, lost])
+    assert [worst_status(map(verdict, found)) for found in given] == [0, 0, 3, 1]
+    assert worst_status([None]) == 0
 
 
 @pytest.mark.parametrize(
@@ -626,12 +623,32 @@ def test_loss_excluded_over_all_tasks_passes_where_only_single_ones_are_undecide
 ) -> None:
     found = of(*worse_beside_ten(20, 6), **more)
     over_all = replace(found, over_all=True)
-    assert (worst_status([found]), worst_status([over_all])) == (3, status)
+    assert (worst_status([verdict(found)]), worst_status([verdict(over_all)])) == (3, status)
     assert "fail_on_loss" not in verdict(over_all).next_step
     assert verdict(over_all).headline.startswith("over all tasks together a loss of 1 pt is excluded") == (status == 0)
     assert "worse acc may have lost up to 13 pt" in verdict(over_all).finding
-    assert worst_status([of(*worse_beside_ten(20, 0), over_all=True)]) == 1
-    assert worst_status([of(outcome(), over_all=True)]) == 3
+    assert worst_status([verdict(of(*worse_beside_ten(20, 0), over_all=True))]) == 1
+    assert worst_status([verdict(of(outcome(), over_all=True))]) == 3
+
+
+def broken_by(loss: float, found: Comparison) -> list[str]:
+    """The lines of a `fail_on_loss`, which needs answers or texts."""
+    metrics = comparison_metrics(found)
+    is_bound = matching(metrics, "accuracy_difference", ALL) or found.whole_texts()
+    return broken_bounds([LossBound.of(loss)] if is_bound else [], metrics, found)
+
+
+def test_perplexity_measured_beyond_the_bound_breaks_it_whatever_matters() -> None:
+    wiki = divergence("wiki", perplexity_ratio=1.011, perplexity_ratio_stderr=0.01)
+    found = of(wiki, over_all=True)
+    broken = verdict(found, broken_by(1, found))
+    assert [reason.code for reason in broken.reasons] == ["bound_broken", "too_few"]
+    assert broken.finding == (
+        "bound broken: wiki perplexity rose by 1.1 %, more than 1 % (`fail_on_loss`); wiki perplexity may have lost up "
+        "to 3.1 % (evaluate 1,600 documents or more to know)"
+    )
+    assert broken.status == "loss"
+    assert broken_by(2, found) == broken_by(1, of(divergence("cola", perplexity_ratio=1.5, is_text=False))) == []
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -643,7 +660,8 @@ def test_larger_bound_never_gives_a_worse_status(name: str) -> None:
         for bound in (0.01, 0.1, 0.3, 0.6, 1.0, 1.3, 2.0, 4.0, 7.0, 11.0, 15.0, 40.0, 99.0):
             is_broken = over_all and overall is not None and overall.difference < -bound / 100
             judged = replace(found, matters=bound, over_all=over_all)
-            ranks.append(worst_first.index(verdict(judged, ["a bound"] if is_broken else []).status))
+            broken = [*(broken_by(bound, judged) if over_all else []), *(["a bound"] if is_broken else [])]
+            ranks.append(worst_first.index(verdict(judged, broken).status))
         assert ranks == sorted(ranks), f"with over_all = {over_all}"
 
 

@@ -243,10 +243,11 @@ def test_names_of_bounds_are_refused_by_the_tasks(
         refuse_names(settings, metrics_of(settings, **how), "passes.g")
 
 
-def test_loss_of_points_where_no_answer_is_right_or_wrong_is_refused_by_its_own_name(tmp_path: Path) -> None:
-    given = {"tasks": ["tiny_rolling"], "include_path": str(write_tasks(tmp_path / "tasks")), "reference": "m"}
-    with refused(ConfigError, "not_comparable", "fail_on_loss", holds=("perplexities", "'matters'")):
-        refuse_names(EvaluationSettings.parse({**given, "fail_on_loss": 2}), {"tiny_rolling": ["word_perplexity"]})
+def test_loss_is_of_answers_or_of_texts_alone_and_refused_by_its_own_name_without_either() -> None:
+    settings = EvaluationSettings.parse({"tasks": ["size_on_disk"], "reference": "m", "fail_on_loss": 2})
+    refuse_names(settings, {"tiny_rolling": ["word_perplexity"]})
+    with refused(ConfigError, "not_comparable", "fail_on_loss", holds=("answers or whole texts",)):
+        refuse_names(settings, {})
 
 
 @pytest.mark.parametrize("name", ["kl_max", "all/kl_p99", "flips_right_to_wrong", "mcnemar_p,none"])

@@ -224,6 +224,32 @@ def test_a_loss_that_matters_is_said_where_a_report_had_another(tmp_path: Path) 
     assert models.note == "a loss of 1 matters, as in the evaluation of plain"
 
 
+@pytest.mark.parametrize(
+    ("loss", "status", "words"),
+    [
+        (5, 1, "int4: bound broken: accuracy over all tasks fell by 10 pt, more than 5 pt (`--fail-on-loss`)"),
+        (10, 3, "int4: not decided: colours acc may have lost up to 45 pt"),
+    ],
+)
+def test_bound_of_the_candidates_evaluation_is_held_against_what_is_measured(
+    loss: float, status: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = {"matters": loss, "fail_on_loss": loss}
+    given = (
+        place(tmp_path, "float", BASE),
+        place(
+            tmp_path,
+            "int4",
+            [line(number, number < 6) for number in range(10)],
+            lambda values: values.update(config={**values["config"], **kept}),
+        ),
+    )
+    assert main(["compare", *map(str, given)]) == status
+    out = capsys.readouterr().out
+    assert words in out
+    assert "`--limit`" in out
+
+
 @pytest.mark.parametrize(("change", "status"), [(1.0, "ok"), (1.3, "loss")])
 def test_texts_are_compared_between_the_reports_and_not_with_another_reference(
     tmp_path: Path, change: float, status: str

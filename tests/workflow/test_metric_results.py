@@ -9,15 +9,16 @@ import pytest
 from olive.evaluator.metric import Metric as DeclaredMetric
 from olive.evaluator.metric_result import MetricResult, joint_metric_key
 
-from olive_ext.config import Bound, ClaimConfig, EvaluationConfig, EvaluationSettings
+from olive_ext.config import Bound, ClaimConfig, EvaluationConfig, EvaluationSettings, LossBound
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report
-from olive_ext.report.comparison import ALL
-from olive_ext.report.metrics import COMPARISON_NAMES
-from olive_ext.run.bounds import kept_bounds, with_measurements
+from olive_ext.report.comparison import ALL, Comparison
+from olive_ext.report.metrics import COMPARISON_NAMES, comparison_metrics
+from olive_ext.run.bounds import broken_bounds, kept_bounds, with_measurements
 from olive_ext.workflow.evaluation_cache import deciding_settings
 from olive_ext.workflow.handlers import written
 from olive_ext.workflow.metric_results import broken_in, declared_pairs, text_of, to_metric_result
+from tests.report.test_comparison import divergence
 from tests.workflow.recipes import ACC, NORM, REPORT
 
 
@@ -68,6 +69,17 @@ def test_run_history_has_what_a_person_reads_with_errors_and_what_bounds_are_on(
     assert broken_in(found, looser, kept_bounds) == ["all/kl_p99 = 0.1000, required at most 0.2000"]
     one = EvaluationSettings.parse({"tasks": ["t"], "require": [{"metric": "acc", "min": 0.9}]})
     assert broken_in(to_metric_result(Report(metrics=(acc,))), one.require)
+
+
+def test_loss_bounds_perplexities_of_texts_and_of_nothing_else_in_olives_results() -> None:
+    both = divergence("wiki", perplexity_ratio=1.03), divergence("cola", perplexity_ratio=1.5, is_text=False)
+    found, loss = Comparison({}, divergences=both), [LossBound.of(2)]
+    report = Report(metrics=comparison_metrics(found), comparison=found)
+    line = "wiki perplexity rose by 3 %, more than 2 % (`fail_on_loss`)"
+    assert (
+        broken_in(to_metric_result(report, bounds=loss), loss) == broken_bounds(loss, report.metrics, found) == [line]
+    )
+    assert broken_in(to_metric_result(report, bounds=[LossBound.of(4)]), [LossBound.of(4)]) == []
 
 
 LESS = {"higher_is_better": False}
