@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 from olive_ext.cli import main
+from olive_ext.config import LossBound
 from olive_ext.errors import ConfigError
 from olive_ext.plugins.gate.decision import (
+    STATUS,
     GateBound,
     GateResult,
     _decided,
@@ -28,11 +30,16 @@ from olive_ext.plugins.gate.decision import (
     refuse_other_definitions,
 )
 from olive_ext.plugins.gate.formats import annotation_lines, junit, lines, markdown
-from olive_ext.report import Report
+from olive_ext.report import Report, from_json, to_json
+from olive_ext.report.changes import changes_of
 from olive_ext.report.comparison import Comparison
-from olive_ext.report.verdict import Reason, Verdict
+from olive_ext.report.metrics import comparison_metrics
+from olive_ext.report.verdict import Reason, Verdict, worst_status
+from olive_ext.run.bounds import broken_bounds
+from olive_ext.run.earlier_reports import load
 from olive_ext.run.reference.answers import Answers, DocumentAnswer
 from olive_ext.run.reference.packed_answers import packed, unpacked
+from olive_ext.run.reference.pairing import compare_answers, compare_texts
 from tests.backends.local_tasks import write_tasks
 from tests.refusals import refused
 from tests.report.test_comparison import outcome
@@ -168,6 +175,31 @@ def test_perplexity_of_texts_is_held(
     assert main(["gate", str(texts(tmp_path, "before", 3.0)), "--baseline", file, "--update-baseline"]) == 0
     assert main(["gate", str(texts(tmp_path, "after", nats, lost=lost)), "--baseline", file]) == status
     assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", [30, 41, 47, 60, 80, 3.0, 3.004, 3.02, 3.06])
+def test_every_command_gives_the_same_answers_the_same_status_for_every_bound(wrong: float, tmp_path: Path) -> None:
+    """Wrong answers of 400, or nats a word: of texts `evaluate` has tokens instead, where it compares distributions."""
+    make = folder if isinstance(wrong, int) else texts
+    before, after = make(tmp_path, "before", 40 if make is folder else 3.0), make(tmp_path, "after", wrong)
+    file, written = tmp_path / "baseline.json", after / "report.json"
+    assert main(["gate", str(before), "--baseline", str(file), "--update-baseline"]) == 0
+    kept, answers = from_json(written.read_text()), [load([str(one)])[0].answers for one in (before, after)]
+    for bound in (0.5, 1, 2, 4, 7, 11):
+        found = Comparison({}, (), compare_answers(*answers, {}, {}, bound)[0], matters=bound)
+        found = replace(found, texts=tuple(compare_texts(*answers)))
+        for loss in ({}, {"fail_on_loss": bound}):
+            compared = replace(found, over_all=bool(loss))
+            broken = broken_bounds([LossBound.of(bound)] if loss else [], comparison_metrics(found), found)
+            evaluated = replace(kept, comparison=compared, config={"matters": bound, **loss}, broken=tuple(broken))
+            written.write_text(to_json(evaluated))
+            statuses = {worst_status([evaluated.verdict]), main(["compare", str(before), str(after)])}
+            if not loss:
+                gated = held(after, file, bound)
+                statuses.add(STATUS[gated.decision])
+                names = [item.name for item in changes_of(found)]
+                assert [item.name for item in gated.bounds] == names
+            assert len(statuses) == 1, (bound, loss, statuses)
 
 
 def test_bytes_stand_for_words_and_a_baseline_without_texts_is_refused(tmp_path: Path) -> None:
