@@ -252,29 +252,20 @@ def forms() -> dict[str, tuple[onnx.ModelProto, onnx.ModelProto, str]]:
 
 
 @pytest.mark.parametrize("form", forms())
-def test_scales_of_a_weight_that_is_compared_are_no_constants_without_a_counterpart(form: str, tmp_path: Path) -> None:
-    files = []
-    for name, model in zip(("own", "reference"), forms()[form], strict=False):
-        (tmp_path / name).mkdir()
-        onnx.save(model, tmp_path / name / "model.onnx")
-        files.append(ModelFiles(tmp_path / name / "model.onnx", tmp_path / name, {}, {}, ""))
-    assert damage(*files) == ({}, 0)
-
-
-@pytest.mark.parametrize("form", forms())
-def test_quantized_weight_of_the_same_content_is_compared(form: str, tmp_path: Path) -> None:
-    """An int4 model against itself had all of them "not compared"."""
-    model, _, name = forms()[form]
+def test_quantized_weight_is_compared_with_its_float_one_and_with_the_same_content(form: str, tmp_path: Path) -> None:
+    """Its scales are no constants without a counterpart. An int4 model against itself had all of them "not
+    compared"."""
+    model, reference, name = forms()[form]
     other = copy.deepcopy(model)
     scales = next(tensor for tensor in other.graph.initializer if name in tensor.name)
     scales.CopyFrom(numpy_helper.from_array(2 * numpy_helper.to_array(scales), scales.name))
     files = []
-    for number, one in enumerate((model, model, other)):
+    for number, one in enumerate((model, reference, model, other)):
         (tmp_path / str(number)).mkdir()
         onnx.save(one, tmp_path / str(number) / "model.onnx")
         files.append(ModelFiles(tmp_path / str(number) / "model.onnx", tmp_path, {}, {}, ""))
-    assert damage(files[0], files[1]) == ({}, 0)
-    assert damage(files[0], files[2]).uncompared == 1
+    assert damage(files[0], files[1]) == damage(files[0], files[2]) == ({}, 0)
+    assert damage(files[0], files[3]).uncompared == 1
 
 
 @pytest.mark.parametrize("form", forms())

@@ -133,15 +133,22 @@ class Constants:
         """The numbers of a tensor, mapped from the file where they lie outside of the graph; those of 4 bits are
         read, a byte each."""
         tensor = self.tensors[name]
-        if not uses_external_data(tensor):
-            return onnx.numpy_helper.to_array(tensor)
-        path, offset, length = self.place(tensor)
-        if tensor.data_type in (TensorProto.INT4, TensorProto.UINT4):
-            stored = np.memmap(path, np.uint8, "r", offset, (length,)).tobytes()
-            inside = onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=stored)
-            return onnx.numpy_helper.to_array(inside)
+        if not uses_external_data(tensor) or tensor.data_type in (TensorProto.INT4, TensorProto.UINT4):
+            return onnx.numpy_helper.to_array(self.tensor(name))
+        path, offset, _ = self.place(tensor)
         dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
         return np.memmap(path, dtype, "r", offset, tuple(tensor.dims))
+
+    def tensor(self, name: str) -> onnx.TensorProto:
+        """A tensor with its numbers inside."""
+        tensor = self.tensors[name]
+        if not uses_external_data(tensor):
+            return tensor
+        path, offset, length = self.place(tensor)
+        with path.open("rb") as file:
+            file.seek(offset)
+            stored = file.read(length)
+        return onnx.TensorProto(name=name, data_type=tensor.data_type, dims=tensor.dims, raw_data=stored)
 
     def packed(self, node: onnx.NodeProto, inputs: Sequence[int]) -> tuple[Array, Array, Array | None] | None:
         """The node's inputs that are stored numbers, scales and zero points (None where left out); None where one of

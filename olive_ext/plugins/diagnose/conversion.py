@@ -227,20 +227,12 @@ def _without_taken(plain: PlainPass, num_tokens: int, text: Text, given: Logprob
 
 
 def _omission(scored: _Scored, agreement: Agreement) -> Omission | None:
-    """Quietly, as transformers warn of weights that a shorter configuration leaves over: see `_explanation`."""
-    disabled = logging.root.manager.disable
-    logging.disable(max(disabled, logging.WARNING))
-    try:
-        return _explanation(scored, agreement)
-    finally:
-        logging.disable(disabled)
-
-
-def _explanation(scored: _Scored, agreement: Agreement) -> Omission | None:
     """The first hypothesis by which transformers equal the graph on all texts; else the best by which they come
-    `EXPLAINED` times as near."""
+    `EXPLAINED` times as near. Their warnings of weights that a shorter configuration leaves over are not shown."""
     best, limit = None, agreement.nats / EXPLAINED
+    disabled = logging.root.manager.disable
     for one in hypotheses(scored.plain.config):
+        logging.disable(max(disabled, logging.WARNING))
         try:
             changed = scored.changed(changes=one.changes)
             if one.rotated is not None:
@@ -248,6 +240,8 @@ def _explanation(scored: _Scored, agreement: Agreement) -> Omission | None:
             nats = scored.farthest_from(changed, scored.given, limit)
         except Exception:  # noqa: BLE001 - whatever transformers raise for what nobody has configured
             continue
+        finally:
+            logging.disable(disabled)
         if nats <= limit:
             best, limit = Omission(one.text, nats), nats
         if limit <= agreement.bound and best is not None:

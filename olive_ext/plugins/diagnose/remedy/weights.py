@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -210,18 +209,6 @@ class GraphWeights(Constants):
         model = helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)
         (value,) = open_session(model.SerializeToString(), [HOST]).run([name], {})
         return np.asarray(value)
-
-    def tensor(self, name: str) -> onnx.TensorProto:
-        """A copy of an initializer with its numbers inside."""
-        tensor = deepcopy(self.initializers[name])
-        if uses_external_data(tensor):
-            path, offset, length = self.place(tensor)
-            with path.open("rb") as file:
-                file.seek(offset)
-                tensor.raw_data = file.read(length)
-            tensor.data_location = TensorProto.DEFAULT
-            del tensor.external_data[:]
-        return tensor
 
 
 SLAB_BYTES = 1 << 26
