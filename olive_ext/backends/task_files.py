@@ -30,7 +30,7 @@ MOST_INCLUDED = 100
 
 
 class EndlessTaskError(TaskError):
-    """A task file that lm-eval would read for ever, or that has it read such a file."""
+    """A task file beyond a limit of `yaml_files`, or that has lm-eval read such a file."""
 
 
 class _Function(str):

@@ -300,7 +300,7 @@ MODELS: dict[str, Row] = {
     "version": Row(lambda p: p.graph(lambda g: setattr(g, "ir_version", 999)), UNFIT, "model 999"),
 }
 
-MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
+DEEP = "a: " + "[" * 50_000 + "]" * 50_000
 NONE_LEFT = 'doc_to_choice: "{{ [] if answer == 2 else choices }}"'
 TASK, UNKNOWN = "task", "unknown_name"
 TASKS: list[tuple[str, ...]] = [
@@ -312,9 +312,9 @@ TASKS: list[tuple[str, ...]] = [
     (CHOICE.replace("acc_norm", "../.."), UNKNOWN, "mine"),
     (CHOICE.replace("acc_norm", "-1"), TASK, "mine metric_list -1"),
     (CHOICE.replace("metric: acc\n", "metric: acc\n    aggregation: nosuch\n"), UNKNOWN, "nosuch"),
-    (CHOICE + MERGES, TASK, "200,000 MOST_NODES"),
     (CHOICE + "metadata: &a {a: *a}\n", TASK, "*a 14"),
-    (CHOICE + "a: " + "[" * 50_000 + "]" * 50_000, TASK, "14 64 DEEPEST"),
+    (CHOICE + f"metadata: {{a: 1{':1' * 999}.5}}\n", DAMAGED, "mine.yaml float"),
+    (CHOICE + DEEP, TASK, "14 64 DEEPEST"),
     (CHOICE + "#" * (5 << 20), TASK, "4,194,304 LARGEST_FILE"),
     (CHOICE + "include: mine.yaml\n", DAMAGED, "", "include"),
     (CHOICE + "include: nosuch.yaml\n", "not_found", "", "include", "nosuch.yaml"),
@@ -354,7 +354,7 @@ OF_OWN = "metric: !function mine.f, aggregation: mean, higher_is_better: true"
 TWO = ROLLING.replace("tiny_rolling", "two")
 MORE_TASKS: dict[str, Row] = {
     "misspelt": Row(lambda p: p.tasks_are("tiny_choise"), UNKNOWN, "tiny_choice", "tasks", "['tiny_choise']"),
-    "merges beside it": Row(lambda p: p.task(CHOICE, other_yaml=MERGES), TASK, "200,000 MOST_NODES"),
+    "brackets beside it": Row(lambda p: p.task(CHOICE, other_yaml=DEEP), TASK, "64 DEEPEST"),
     "pipe beside it": Row(lambda p: p.task(CHOICE).pipe("tasks/other.yaml"), TASK, "other.yaml"),
     "ring": Row(lambda p: p.task(CHOICE).link("tasks/mine.yaml", p.here / "tasks/mine.yaml"), DAMAGED),
     "includes a pipe": Row(lambda p: p.task(CHOICE + "include: pipe\n").pipe("tasks/pipe"), TASK, "pipe"),
