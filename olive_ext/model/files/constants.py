@@ -141,7 +141,7 @@ class Constants:
 
     def tensor(self, name: str) -> onnx.TensorProto:
         """A tensor with its numbers inside."""
-        tensor = self.tensors[name]
+        tensor: onnx.TensorProto = self.tensors[name]
         if not uses_external_data(tensor):
             return tensor
         path, offset, length = self.place(tensor)
