@@ -243,12 +243,17 @@ def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, st
             engine.cache.save_model(model_id=model_id, output_dir=run.output_dir, overwrite=True)
             refresh_reports(model_config.config, run.artifacts)
             broken = replace(reports[-1], broken=tuple(lines))  # in the cache it has no bounds, which may change
-            run.reports = [broken if item.created == broken.created else item for item in run.reports]
-            with tempfile.TemporaryDirectory() as folder:
-                number = max(_report_files(model_config.config).values())
-                for path in write(broken, folder):
-                    shutil.copy2(path, _numbered(run.artifacts / path.name, number))
+            _put_last(broken, run, model_config.config)
         raise requirement_error(where, lines)
+
+
+def _put_last(report: Report, run: Run, model_config: Mapping[str, Any]) -> None:
+    """Writes the output model's last report as this run has it: in the cache its commands have paths of the cache."""
+    report = replace(report, comparison=report.comparison and run.as_saved(report.comparison))
+    run.reports = [report if item.created == report.created else item for item in run.reports]
+    with tempfile.TemporaryDirectory() as folder:
+        for path in write(report, folder):
+            shutil.copy2(path, _numbered(run.artifacts / path.name, max(_report_files(model_config).values())))
 
 
 def publish(engine: Any, run: Run, output: Any) -> None:
@@ -264,6 +269,9 @@ def publish(engine: Any, run: Run, output: Any) -> None:
             refresh_reports(saved["config"], run.artifacts)
             write_chain(chain_steps(reports), run.artifacts)
             later = run.made_by.get(best.model_id, ())[len(reports[-1].model.get(PASSES, ())) :]
+            run.model_id = best.model_id
+            if not later:
+                _put_last(reports[-1], run, saved["config"])
             run.unmeasured = run.described(later) if later and not any(our_evaluators(engine)) else ""
 
 

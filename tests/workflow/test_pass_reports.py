@@ -14,7 +14,8 @@ from olive.model import ModelConfig
 
 from olive_ext.config import PASS_TYPE
 from olive_ext.errors import RequirementError, RunError
-from olive_ext.report import Report, write
+from olive_ext.report import Report, from_json, write
+from olive_ext.report.comparison import Comparison
 from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.passes import carried_reports, publish, run_pass
 from olive_ext.workflow.registration import wrap_once
@@ -120,6 +121,26 @@ def test_output_model_that_a_later_pass_changed_is_named(
     engine.evaluator_config = evaluator
     publish(engine, run, SimpleNamespace(get_best_candidate=lambda: SimpleNamespace(model_id="best")))
     assert run.unmeasured == unmeasured
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_commands_of_the_output_models_report_have_the_path_that_it_is_saved_in(
+    is_broken: bool, run: Run, tmp_path: Path
+) -> None:
+    run.output_dir.mkdir()
+    run.made_by["best"] = run.made_by["in"] = ("q",)
+    found = Comparison({}, arguments="cache/m --reference r --tasks t")
+    run.reports = [replace(report("q"), comparison=found)]
+    engine = engine_with(measured(tmp_path / "m", *run.reports), {"g": gate(*BROKEN)})
+    if is_broken:
+        with pytest.raises(RequirementError):
+            engine._run_pass("g", None, "in", None)
+    else:
+        publish(engine, run, SimpleNamespace(get_best_candidate=lambda: SimpleNamespace(model_id="best")))
+    written = from_json((run.output_dir / "report.json").read_text())
+    for one in (written, *run.reports):
+        assert one.comparison is not None
+        assert one.comparison.arguments == f"{run.output_dir} --reference r --tasks t"
 
 
 def test_output_model_of_a_search_gets_its_chain(run: Run, tmp_path: Path) -> None:
