@@ -56,7 +56,7 @@ class Workload:
     def __str__(self) -> str:
         parts = [counted(len(self.documents), "document"), counted(len(self.tokens), "request")]
         generated = f", at most {self.answers:,} to generate" if self.answers else ""
-        return f"{', '.join(parts)}, about {_rounded(sum(self.tokens))} tokens to compute{generated}"
+        return f"{', '.join(parts)}, about {float(f'{sum(self.tokens):.2g}'):,.0f} tokens to compute{generated}"
 
     def __add__(self, other: Workload) -> Workload:
         return Workload(self.documents | other.documents, self.tokens + other.tokens, self.answers + other.answers)
@@ -71,10 +71,6 @@ def workload_of(requests: Sequence[Any], encode: Callable[[str], Sequence[int]])
     answers = sum(int(one.get("max_gen_toks") or _MOST_TOKENS) for one in settings)
     documents = {(str(request.task_name), request.doc_id) for request in requests}
     return Workload(documents, [share * letters for letters in new_letters(texts)], answers)
-
-
-def _rounded(number: float) -> str:
-    return f"{float(f'{number:.2g}'):,.0f}"
 
 
 class CountingLM(LM):  # type: ignore[misc]

@@ -417,11 +417,12 @@ def baseline_of(report: Report) -> Baseline:
         raise MissingError("a baseline needs a value for each document, which no task of the report has")
     facts = ("path", "kind", "content_hash", "mode", "parts_failure", *STOP_FACTS)
     reference = {} if report.comparison is None else report.comparison.reference
+    records = {"records": Path(str(reference["folder"])).name} if "folder" in reference else {}  # their key
     return Baseline(
         format=FORMAT,
         created=report.created,
         model={key: report.model[key] for key in facts if key in report.model},
-        reference={key: reference[key] for key in facts if key in reference} | _records(reference),
+        reference={key: reference[key] for key in facts if key in reference} | records,
         versions=report.versions,
         metrics=tuple(item for item in report.metrics if item.n is not None),
         documents=report.answers,
@@ -450,11 +451,6 @@ def refuse_other_definitions(baseline: Baseline, results: Mapping[str, Any]) -> 
         what = "asked or scored otherwise than the baseline's (version, choices, targets, generation settings, filters"
         what = f"{what}, metrics):" if other[0] in now else "in the baseline and not in the run: evaluate the same, or"
         raise NotComparableError(f"task '{other[0]}' is {what} write the baseline anew with --update-baseline")
-
-
-def _records(reference: Mapping[str, Any]) -> dict[str, str]:
-    """The key of a recorded reference's records: the name of their folder in the cache."""
-    return {"records": Path(str(reference["folder"])).name} if "folder" in reference else {}
 
 
 def read_baseline(file: Path) -> Baseline:

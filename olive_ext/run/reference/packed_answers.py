@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import zlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,9 +52,10 @@ def _short(digest: str) -> str:
 def _packed(answers: Answers) -> PackedAnswers:
     documents = answers.by_document
     margins = [item.margin for item in documents.values()]
+    words = [WORDS] if any(WORDS in item.values for item in documents.values()) else []  # of a word error rate
     values = {
         metric: _text(np.array([item.values.get(metric, np.nan) for item in documents.values()], "<f8"))
-        for metric in [*answers.metrics, *_beside(answers.text_metric), *_words(documents.values())]
+        for metric in [*answers.metrics, *_beside(answers.text_metric), *words]
     }
     with np.errstate(over="ignore"):
         narrow = None if None in margins else _text(np.array(margins, "<f8").astype("<f2"))
@@ -101,11 +102,6 @@ def _unpacked(kept: PackedAnswers) -> Answers:
 def _beside(text_metric: str) -> tuple[str, ...]:
     """What a document's values have beside those of its metrics."""
     return (NATS, UNITS) if text_metric else ()
-
-
-def _words(documents: Collection[DocumentAnswer]) -> tuple[str, ...]:
-    """What is kept beside word error rates; a task whose rate of a document is a number has none."""
-    return (WORDS,) if any(WORDS in item.values for item in documents) else ()
 
 
 def _text(array: npt.NDArray[Any]) -> str:

@@ -124,12 +124,13 @@ def _job_of(model: ResolvedModel, reference: ResolvedModel | Records | None, rec
     """The job of each of `share` workers on this machine: the model's settings, with the machine's threads divided.
     What memory each may take follows from their number."""
     other: Mapping[str, Any] | str | None = None
+    digests = [model.digest, None]
     if isinstance(reference, Records):
         other = str(reference.folder.resolve())
     elif reference is not None:
-        other = _settings(reference, share)
+        other, digests[1] = _settings(reference, share), reference.digest
     given = record_to if isinstance(record_to, Mapping) or record_to is None else {"folder": str(record_to)}
-    return WorkerJob(_settings(model, share), other, given)
+    return WorkerJob(_settings(model, share), other, given, digests=digests)
 
 
 def _settings(model: ResolvedModel, share: int) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 from olive_ext.config import ModelSettings
 from olive_ext.engine.requests import Lost, Request, Result
-from olive_ext.errors import ANY_FAILURE, OliveExtError, RunError, one_line
+from olive_ext.errors import ANY_FAILURE, MismatchError, OliveExtError, RunError, one_line
 from olive_ext.media.items import ItemLimit
-from olive_ext.model import resolve
+from olive_ext.model import ResolvedModel, resolve
 from olive_ext.records import Records
 from olive_ext.session.generation_bounds import StopChecker
 from olive_ext.session.local import open_local
@@ -37,6 +37,9 @@ class WorkerJob:
     record_to: Mapping[str, Any] | None = None
     tokenizers: Sequence[Tokenizer | None] = (None, None)
     """Those of both models, where the parent hands them over."""
+
+    digests: Sequence[str | None] = (None, None)
+    """Those of both models' files when the job was made: a worker that opens them later has to find the same."""
 
 
 @dataclass(frozen=True)
@@ -158,12 +161,12 @@ class ServedModel:
 
     def open(self, job: WorkerJob) -> Served:
         """Opens the models of `job` in this process; their facts."""
-        model = resolve(ModelSettings.parse(job.settings))
+        model = _resolved(job.settings, job.digests[0])
         reference: Any = job.reference
         if isinstance(reference, str):
             reference = Records.read(reference)
         elif reference is not None:
-            reference = resolve(ModelSettings.parse(reference))
+            reference = _resolved(reference, job.digests[1])
         own = open_local(model, reference, job.record_to, job.tokenizers)
         self._sessions = {OWN: own, **({} if own.reference is None else {REFERENCE: own.reference})}
         models = {name: ModelFacts.of(session) for name, session in self._sessions.items()}
@@ -190,6 +193,13 @@ class ServedModel:
         """Releases the models."""
         for session in self._sessions.values():
             session.close()
+
+
+def _resolved(settings: Mapping[str, Any], digest: str | None) -> ResolvedModel:
+    model = resolve(ModelSettings.parse(settings))
+    if model.digest != digest:
+        raise MismatchError(f"files of '{model.name}' have changed since the run began: run again")
+    return model
 
 
 def to_send(request: Request) -> Request:

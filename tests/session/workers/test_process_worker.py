@@ -4,6 +4,7 @@ does not come to have its model open: what is said, and with which exit status."
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,14 +24,14 @@ from olive_ext import python_processes
 from olive_ext.cli import main
 from olive_ext.config import ModelSettings
 from olive_ext.engine.requests import Lost, Request, Result
-from olive_ext.errors import LostRequestsError, TaskError, WorkerError
+from olive_ext.errors import LostRequestsError, MismatchError, TaskError, WorkerError
 from olive_ext.model import resolve
 from olive_ext.model.decisions import shared_positions
 from olive_ext.model.providers.devices import Device
 from olive_ext.session.requests import GenerationRequest
 from olive_ext.session.workers.crew import Crew
 from olive_ext.session.workers.pool import ProcessWorker, _job_of
-from olive_ext.session.workers.worker import OWN, Watchdog, WorkerJob, WorkerLostError
+from olive_ext.session.workers.worker import OWN, ServedModel, Watchdog, WorkerJob, WorkerLostError
 from tests.engine.fake_runner import oracle
 from tests.exports import genai_export
 from tests.refusals import refused
@@ -193,6 +194,18 @@ def test_each_of_several_workers_here_plans_with_its_part_of_the_memory() -> Non
     rooms = [shared_positions(one, model.spec, Device("cpu")) or 0 for one in (alone, sent, model.settings)]
     assert rooms[0] >= 7 * rooms[1] > 0
     assert rooms[1] == rooms[2]
+
+
+def test_a_worker_that_comes_later_refuses_changed_files(tmp_path: Path) -> None:
+    """Else answers of two models would be in one journal, under the first one's digest."""
+    folder = Path(shutil.copytree(genai_export("llama"), tmp_path / "model"))
+    model = resolve(ModelSettings(model=str(folder), isolation="process"))
+    job = _job_of(model, model, None, 1)
+    config = folder / "genai_config.json"
+    config.write_text(config.read_text().replace('"eos_token_id"', '"eos_token_id" '))
+    for changed in (job, replace(job, digests=(resolve(model.settings).digest, model.digest))):
+        with refused(MismatchError, "contradiction", holds="have changed since the run began"):
+            ServedModel().open(changed)
 
 
 def test_no_room_for_a_process_is_said() -> None:
