@@ -81,6 +81,8 @@ class Findings:
 
     sections: list[Section] = field(default_factory=list)
     errors: list[OliveExtError] = field(default_factory=list)
+    is_undecided: bool = False
+    """Whether the comparison with a checkpoint decides nothing."""
 
     @property
     def problems(self) -> list[str]:
@@ -223,7 +225,8 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
         if files.uncompared:
             section.add("constants not compared", files.uncompared, "the checkpoint has none of their names and shapes")
     findings.errors += [DamagedError(f"damaged: '{name}' {how}") for name, how in damaged.items()]
-    if found.is_equal or not found.is_judged:
+    findings.is_undecided = found.is_undecided
+    if found.is_equal or found.is_undecided:
         section.add("result", found.sentence())
     else:
         findings.errors.append(NotComparableError(found.sentence()))

@@ -135,6 +135,7 @@ def check_command(arguments: Namespace) -> int:
     """Prints what a recipe or model resolves to. Where there are problems, prints only what was measured, and raises
     `ConfigError` that names all of them."""
     from olive_ext.check import check
+    from olive_ext.report.verdict import EXIT_STATUS
 
     written = written_values(arguments)
     findings = check(arguments.target, verify=arguments.verify, against=arguments.against, **written)
@@ -143,7 +144,7 @@ def check_command(arguments: Namespace) -> int:
     sys.stdout.write(printable(findings.text()))
     if findings.errors:
         raise combined(findings.errors)
-    return 0
+    return EXIT_STATUS["unknown"] if findings.is_undecided else 0
 
 
 def schema_command(arguments: Namespace) -> int:

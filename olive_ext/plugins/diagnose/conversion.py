@@ -560,9 +560,9 @@ class Agreement:
         return self.nats <= self.bound
 
     @property
-    def is_judged(self) -> bool:
-        """Whether texts that differ are the model's fault, not its quantization's."""
-        return self.is_decoded or not self.quantized_by
+    def is_undecided(self) -> bool:
+        """Whether texts differ, and by the model's quantization alone may do so."""
+        return bool(self.quantized_by) and not (self.is_decoded or self.is_equal)
 
     @property
     def nats(self) -> float:
@@ -576,12 +576,10 @@ class Agreement:
         if self.is_equal:
             short = [f"no text reached '{name}' of {number}" for name, number in self.unseen.items()]
             return "; ".join([f"equal to the checkpoint{weights}: {apart}", *short])
-        if not self.is_judged:
-            return (
-                f"{apart}; the model is quantized ({self.quantized_by}), and then the largest difference of a random "
-                f"token says little of its loss ({USUAL}): `olive-ext evaluate --reference` measures that, and "
-                f"{self.states_note}"
-            )
+        if self.is_undecided:
+            usual = f"which says little of a quantized model ({self.quantized_by}; {USUAL})"
+            measured = "`olive-ext evaluate --reference` measures what it lost"
+            return f"not decided: {apart}, {usual}; {self.states_note}; {measured}"
         where = self._where() + (f": {self.omission.sentence()}" if self.omission is not None else "")
         layer = self.state_difference.sentence() if self.state_difference is not None else self.states_note
         return "; ".join(filter(None, (f"differs from '{self.checkpoint}'{weights}, {apart}", where, layer)))
