@@ -220,8 +220,9 @@ def run_pass(engine: Any, arguments: dict[str, Any], original: Callable[..., Any
             model_config, str
         ):  # a text is the reason why the pass was left out
             values = config.config if isinstance(config.config, Mapping) else config.config.model_dump()
-            settings = parse(EvaluationSettings, {name: value for name, value in values.items() if value is not None})
-            _finish(engine, run, f"passes.{name}", settings.bounds, (model_config, model_id))
+            given = {key: value for key, value in values.items() if value is not None and key != "matters"}  # a default
+            bounds = parse(EvaluationSettings, given).bounds
+            _finish(engine, run, f"passes.{name}", bounds, (model_config, model_id))
     return model_config, model_id
 
 
