@@ -72,7 +72,9 @@ class MediaProcessor:
         """`num_threads`: torch's, while a sound is prepared; pictures are prepared without it."""
         self.spec = spec
         self._files = files
-        self.kept: ItemStore[Arrays] = ItemStore(KEPT_BYTES, _nbytes)
+        self.kept: ItemStore[Arrays] = ItemStore(
+            KEPT_BYTES, lambda arrays: sum(array.nbytes for array in arrays.values())
+        )
         self._known: dict[str, Extent] = {}
         self._sounds = SoundItems(files, num_threads)
 
@@ -225,7 +227,3 @@ def arrays_key(arrays: Arrays) -> str:
         digest.update(f"{name} {array.dtype} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
-
-
-def _nbytes(arrays: Arrays) -> int:
-    return sum(array.nbytes for array in arrays.values())
