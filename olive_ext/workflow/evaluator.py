@@ -15,6 +15,7 @@ from olive.evaluator.olive_evaluator import OliveEvaluator
 
 from olive_ext.config import EVALUATOR_TYPE, EvaluationConfig, EvaluationSettings
 from olive_ext.errors import RequirementError, RunError, named_failures
+from olive_ext.model.files.package_config import is_same_path
 from olive_ext.report import Report
 from olive_ext.run import check_complete
 from olive_ext.run import evaluate as run_evaluate
@@ -54,6 +55,8 @@ def measure(
         is_hf = kind == "hf"
         config = hf_config(handler, settings, device) if is_hf else onnx_config(handler, settings, execution_providers)
         path = str(model.get_resource("model_path") or config.model.path)
+        if is_hf and config.reference is not None and is_same_path(config.model.path, config.reference.path):
+            config = config.model_copy(update={"fail_on_loss": None})  # it is not compared with itself
         config = _with_own_folders(config, path)
         names = {"model": name_of(path), "reference": "the input model" if is_input else None}
         with ExitStack() as stack:

@@ -39,6 +39,7 @@ from olive_ext.workflow.handlers import (
     text_decoder,
     torch_device,
 )
+from tests.backends.local_tasks import write_tasks
 from tests.exports import genai_export, hf_model
 from tests.exports.media import media_export
 from tests.families.pictures import picture
@@ -187,6 +188,14 @@ def test_plain_baseline_goes_the_references_way_and_a_changed_one_as_the_handler
     measure(HfModelHandler(path, load_kwargs={"dtype": "bfloat16"}), settings(), device=Device.CPU, evaluate=loaded)
     assert dtypes == ["bfloat16"]
     assert not Path(fake.configs[1].model.path).exists()
+
+
+def test_input_model_against_itself_is_held_to_no_bound_on_its_loss(tmp_path: Path) -> None:
+    path, tasks = str(hf_model("llama")), str(write_tasks(tmp_path / "tasks"))
+    given = {"tasks": ["tiny_choice"], "include_path": tasks, "reference": path, "fail_on_loss": 1}
+    report = measure(HfModelHandler(path), EvaluationSettings.parse(given), device=Device.CPU)
+    assert report.comparison is None
+    assert report.broken == ()
 
 
 class Adapted:
