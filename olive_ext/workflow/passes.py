@@ -221,8 +221,7 @@ def run_pass(engine: Any, arguments: dict[str, Any], original: Callable[..., Any
         ):  # a text is the reason why the pass was left out
             values = config.config if isinstance(config.config, Mapping) else config.config.model_dump()
             given = {key: value for key, value in values.items() if value is not None and key != "matters"}  # a default
-            bounds = parse(EvaluationSettings, given).bounds
-            _finish(engine, run, f"passes.{name}", bounds, (model_config, model_id))
+            _finish(engine, run, f"passes.{name}", parse(EvaluationSettings, given).bounds, (model_config, model_id))
     return model_config, model_id
 
 
