@@ -36,7 +36,8 @@ def word_errors(pairs: Iterable[Pair]) -> list[tuple[int, int]]:
     try:
         from jiwer import process_words
     except ImportError as error:
-        raise TaskError("word error rates need jiwer: pip install olive-ext[speech]", code="needs_package") from error
+        problem = "word error rates need jiwer: install the extra 'speech' ('.[speech]' in a clone)"
+        raise TaskError(problem, code="needs_package") from error
     found = (process_words(reference, hypothesis) for reference, hypothesis in pairs)
     return [
         (one.substitutions + one.deletions + one.insertions, one.hits + one.substitutions + one.deletions)

@@ -296,7 +296,7 @@ def test_missing_folder_task_and_model_are_refused_by_name(
         with refused(ModelError, "not_found", field, "nowhere"):
             evaluate(config(folder, ["unknown_task"], **more))
     monkeypatch.setitem(sys.modules, "ray", None)
-    with refused(ConfigError, "needs_package", "workers", holds="olive-ext[ray]"):
+    with refused(ConfigError, "needs_package", "workers", holds="'.[ray]' in a clone"):
         evaluate(config(folder, ["unknown_task"], model={"path": str(genai_export("llama"))}, workers=2))
 
 

@@ -50,7 +50,7 @@ def ray_workers(job: WorkerJob, wanted: WorkerSettings, watchdogs: Sequence[Watc
     try:
         import ray  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
-        problem = f"needs Ray (pip install 'olive-ext[ray]'): {one_line(error)}"
+        problem = f"needs Ray: install the extra 'ray' ('.[ray]' in a clone): {one_line(error)}"
         raise ConfigError(problem, "workers", code="needs_package") from error
     if not watchdogs:
         return []

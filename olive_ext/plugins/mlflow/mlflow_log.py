@@ -21,7 +21,6 @@ from olive_ext.report import Report, has_several_filters, model_name, write
 from olive_ext.report.numbers import flat
 
 VARIABLE = "MLFLOW_TRACKING_URI"
-_INSTALL = "pip install 'olive-ext[mlflow]'"
 _MAX_NAME = 250
 _MAX_VALUE = 500
 """MLflow's own limits: characters of a name, and of a value (servers before 2.10)."""
@@ -142,7 +141,8 @@ def _warned(what: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        logger.warning("%s: %s is set, but %s; get it with: %s", what, VARIABLE, error, _INSTALL)
+        install = "install the extra 'mlflow' ('.[mlflow]' in a clone)"
+        logger.warning("%s: %s is set, but %s; %s", what, VARIABLE, error, install)
     except Exception as error:  # noqa: BLE001 - whatever a server, or a store on disk, throws
         logger.warning("%s: %s: %s", what, type(error).__name__, " ".join(str(error).split())[:300])
 

@@ -34,7 +34,7 @@ def evalution_command(arguments: Namespace) -> int:
     except ModuleNotFoundError as error:
         if error.name != "evalution":
             raise
-        raise ConfigError("Evalution is not installed: pip install 'olive-ext[evalution]'") from error
+        raise ConfigError("needs Evalution: install the extra 'evalution' ('.[evalution]' in a clone)") from error
 
     text = json.dumps(run_spec(Path(arguments.spec)), indent=2) + "\n"
     if arguments.output is None:

@@ -502,7 +502,7 @@ def _import() -> Any:
     except ImportError as error:
         raise ProviderError(
             f"this model needs onnxruntime-genai, which cannot be imported ({joined_lines(error)}): install "
-            f"olive-ext[cpu] or olive-ext[gpu], which bring it, or set 'engine.runtime' to \"onnxruntime\""
+            f"the extra 'cpu' or 'gpu' ('.[cpu]' in a clone), or set 'engine.runtime' to \"onnxruntime\""
         ) from error
     return onnxruntime_genai
 

@@ -59,9 +59,8 @@ def evaluate_tasks(model: ResolvedModel, reference: ResolvedModel | None, settin
     try:
         from olive_ext.plugins.suites.mteb import mteb_models
     except ImportError as error:
-        raise ConfigError(
-            f"'tasks' need mteb, which is not installed ({error}): pip install 'olive-ext[mteb]'", code="needs_package"
-        ) from error
+        problem = f"'tasks' need mteb ({error}): install the extra 'mteb' ('.[mteb]' in a clone)"
+        raise ConfigError(problem, code="needs_package") from error
 
     def scored(one: ResolvedModel, own: EmbeddingSettings) -> tuple[Any, ...]:
         tasks = mteb_models.load_tasks(settings.tasks)  # before the model is opened; each model's are its own
