@@ -294,3 +294,27 @@ def test_sound_of_which_the_extractor_would_drop_the_end_is_refused() -> None:
     assert model.media is not None
     with refused(TaskError, "media", holds=("31.0 s", "30.0 s")):
         MediaProcessor(model.media, model.files).item(Modality.AUDIO, sound(0, 31 * 16000))
+
+
+def test_components_of_a_model_package_give_the_numbers_of_its_folder(tmp_path: Path) -> None:
+    """Decoder, encoder of pictures and what joins them are components of one variant each. Another encoder is another
+    model, whose answers are not taken from a journal."""
+    source, components = media_export("qwen2_5_vl")[0], {}
+    for part in ("decoder", "vision_encoder", "embedding"):
+        shutil.copytree(source / part, tmp_path / part / "cpu")
+        variant = {"variant_directory": f"{part}/cpu", "executor_info": {"ort": {"model_file": "model.onnx"}}}
+        components[part] = {"variants": {"cpu": {**variant, "ep": "CPUExecutionProvider"}}}
+    for file in source.glob("*.j*"):
+        shutil.copy(file, tmp_path / "decoder" / "cpu")
+    (tmp_path / "manifest.json").write_text(json.dumps({"schema_version": 1, "components": components}))
+    text = f"Ann sees the {marker(package('qwen2_5_vl'))} and"
+    requests = [ScoringRequest(text, " blue stone", images=[one]) for one in pictures()[:2]]
+    found = []
+    for path in (source, tmp_path):
+        with olive_ext.open(path) as session:
+            found.append([output.logprob for output in session.loglikelihood(requests)])
+    assert found[0] == found[1] != found[0][::-1]
+    before = resolve(ModelSettings(model=str(tmp_path))).digest
+    with (tmp_path / "vision_encoder" / "cpu" / "model.onnx").open("ab") as file:
+        file.write(b"\x12\x00")  # a producer without a name
+    assert resolve(ModelSettings(model=str(tmp_path))).digest != before
