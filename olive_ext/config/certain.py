@@ -12,16 +12,17 @@ from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
 from olive_ext.config.base import StrictModel, Word, not_bool, word
-from olive_ext.errors import ContradictionError
+from olive_ext.errors import ConfigError, ContradictionError
 
 CertainMetric = Literal["accuracy_difference", "kl_mean", "top1_agreement"]
 
 EQUAL: dict[CertainMetric, float] = {"accuracy_difference": 0.0, "kl_mean": 0.0, "top1_agreement": 1.0}
 """Each metric's value of a candidate that equals its reference."""
 
+_ANSWERED = ("acc", "acc_norm", "acc_bytes", "exact_match")
 _RANGES = {
     **dict.fromkeys(("accuracy_difference", "accuracy_difference_low", "accuracy_difference_high"), (-1.0, 1.0)),
-    **dict.fromkeys(("top1_agreement", "top_probability_rms", "mcnemar_p"), (0.0, 1.0)),
+    **dict.fromkeys((*_ANSWERED, "top1_agreement", "top_probability_rms", "mcnemar_p"), (0.0, 1.0)),
 }
 """Least and greatest values of metrics that are shares."""
 
@@ -113,9 +114,10 @@ class Bound(StrictModel):
             raise ContradictionError(f"give 'max' or 'min' for '{self.metric}'")
         if self.max is not None and self.min is not None and self.min > self.max:
             raise ContradictionError(f"'min' = {self.min:g} of '{self.metric}' is above 'max' = {self.max:g}", "min")
-        low, high = _RANGES.get(self.metric.rpartition("/")[2], (-math.inf, math.inf))
-        for key, bound, is_open in (("min", self.min, self.min != low), ("max", self.max, self.max != high)):
-            if bound is not None and not (low <= bound <= high and is_open):
+        name = self.metric.rpartition("/")[2].partition(",")[0]
+        low, high = _RANGES.get(name, (-math.inf, math.inf))
+        for key, bound, end in (("min", self.min, low), ("max", self.max, high)):
+            if bound is not None and (not low <= bound <= high or (bound == end and name not in _ANSWERED)):
                 problem = f"'{self.metric}' is from {low:g} to {high:g} (0.01 is one point): this decides nothing"
                 raise ContradictionError(problem, key, bound)
         return self
@@ -136,7 +138,7 @@ def _read(value: Any) -> Any:
         return value
     match = re.fullmatch(r"\s*([^<>=]+?)\s*([<>])=\s*([^<>=]+)", value)
     if match is None:
-        raise ValueError(f"give METRIC<=NUMBER or METRIC>=NUMBER, not {value!r}")
+        raise ConfigError(f"give METRIC<=NUMBER or METRIC>=NUMBER, not {value!r}", "", value)
     return {"metric": match[1], "max" if match[2] == "<" else "min": match[3]}
 
 

@@ -253,6 +253,6 @@ def test_loss_is_of_answers_or_of_texts_alone_and_refused_by_its_own_name_withou
 @pytest.mark.parametrize("name", ["kl_max", "all/kl_p99", "flips_right_to_wrong", "mcnemar_p,none"])
 def test_bound_on_what_drawn_documents_do_not_tell_is_refused(name: str) -> None:
     given = {"tasks": ["a"], "reference": "r", "documents": "enough", "certain": {"within": 0.01}}
-    settings = EvaluationSettings.parse({**given, "require": [{"metric": name, "max": 1}]})
+    settings = EvaluationSettings.parse({**given, "require": [{"metric": name, "max": 0.5}]})
     with refused(ConfigError, "not_comparable", "passes.g.require", holds=("documents", "enough", "all")):
         refuse_names(settings, None, "passes.g")
