@@ -159,7 +159,8 @@ def sentence(reasons: Sequence[Reason], matters: float, *, is_headline: bool) ->
         case "far" | "distant":
             of_task = f" of {first.task}" if first.task else ""
             distance = f"{first.words} (KL {numbers.nats(first.size or 0.0)} nats)"
-            return f"the distributions{of_task} are far apart, {distance}"
+            grade = "not decided: " * (is_headline and first.code == "distant")
+            return f"{grade}the distributions{of_task} are far apart, {distance}"
         case "small_loss":
             found = "small loss found" if is_headline else "a small loss"
             return f"{found} in {names}, of less than {matters:g} {first.unit}"

@@ -449,7 +449,7 @@ SENTENCES = {
     ),
     "one text": "not decided: wiki perplexity is known of too few texts (1 text, 5 are needed)",
     "far": "the distributions are far apart, as with weights of 2 bits or fewer (KL 0.310 nats)",
-    "distant": "the distributions are far apart, as with weights of 3 bits (KL 0.150 nats)",
+    "distant": "not decided: the distributions are far apart, as with weights of 3 bits (KL 0.150 nats)",
     "another model": "the distributions are far apart, this looks like another model (KL 3.00 nats)",
     "one task far": "the distributions of far are far apart, as with weights of 2 bits or fewer (KL 3.00 nats)",
     "shorter context": (
