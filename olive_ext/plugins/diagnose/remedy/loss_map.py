@@ -158,7 +158,7 @@ class LossMap:
         documents = counted(self.num_documents, "document")
         return (
             f"{self.num_certain} are certainly among the {wanted} largest (95 %, by differences on the same documents) "
-            f"after {documents}, which are all: more would decide the others."
+            f"after {documents}, all that were asked: more would decide the others."
         )
 
     def to_json(self) -> str:

@@ -172,7 +172,7 @@ def test_single_document_shows_nothing_of_kernels_and_an_upper_end_that_says_not
 ) -> None:
     single = replace(whole, num_documents=1, kernels=Estimate(0.0, -math.inf, math.inf, 1))
     assert single.rest.endswith("too few documents to know what other kernels add.")
-    assert "after 1 document, which are all" in replace(single, num_largest=len(single.entries)).certainty
+    assert "after 1 document, all that were asked" in replace(single, num_largest=len(single.entries)).certainty
     assert interval(Estimate(0.0184, 0.004, 7.56, 8)) == "from 0.00400 on"
     assert interval(Estimate(0.0184, 0.004, 0.05, 8)) == "0.00400 to 0.0500"
 
