@@ -78,9 +78,7 @@ class ClaimConfig(StrictModel):
         """The bound in the metric's own units."""
         if self.within is not None:
             return EQUAL[self.metric] + (self.within if self.side == "below" else -self.within)
-        bound = self.above if self.above is not None else self.below
-        assert bound is not None
-        return bound
+        return next(bound for bound in (self.above, self.below) if bound is not None)
 
     @property
     def distance(self) -> float:

@@ -270,7 +270,7 @@ def _advice_of_answers(item: Outcome, matters: float, certainty: ClaimResult | N
     least = item.unit * (1 - (LEVEL / 2) ** (1 / item.num_documents))
     if not least > matters:
         return advice, documents
-    return f"{counted(item.num_documents, 'document')} can exclude {least:.2g} pt at best; {advice}", documents
+    return f"{counted(item.num_documents, 'document')} without a flip would exclude {least:.2g} pt; {advice}", documents
 
 
 def _advice(needed: float | None, known: int) -> tuple[str, int | None]:

@@ -103,7 +103,9 @@ def _of_broken(reasons: Sequence[Reason], comparison: Comparison) -> str:
     step = documents if may_be_chance else next_step(others, comparison)
     step = step or _step_after("loss", comparison)
     step = re.sub(r"(?<=kl_mean=)[\d.e-]+", lambda nats: f"{min(float(nats[0]), *most, math.inf):g}", step)
-    return f"{step}, or allow more (`fail_on_loss`, `require`)"
+    broken = reasons[: len(reasons) - len(others)]
+    keys = sorted({"`fail_on_loss`" if "`fail_on_loss`" in item.words else "`require`" for item in broken})
+    return f"{step}, or allow more ({', '.join(keys)})"
 
 
 def _of_too_few(reasons: Sequence[Reason], comparison: Comparison) -> str:
@@ -123,7 +125,8 @@ def _of_too_few(reasons: Sequence[Reason], comparison: Comparison) -> str:
         key, deciding = "fail_on_loss", open_ones[:1] if is_alone else open_ones
     largest = max(math.inf if item.size is None else item.size for item in deciding)
     least = "" if largest > MOST_ACCEPTED else f"{math.ceil(10 * largest) / 10:g}"
-    accepted = f"accept a loss of {least} (`{key}: {least}`)" if least else ""
+    unit = " or ".join(dict.fromkeys(item.unit for item in deciding))
+    accepted = f"accept a loss of {least} {unit} (`{key}: {least}`)" if least else ""
     found = filter(None, [*ways[:1], accepted, *ways[1:]])
     return ", or ".join(found) or "evaluate other tasks, of more documents"
 

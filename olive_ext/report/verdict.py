@@ -287,7 +287,7 @@ def _found(comparison: Comparison) -> Verdict:
     stages = stage_sentences(comparison.stages, _most_kl(certainty))
     others = [*(Reason("stages", words=words) for words in stages), *(damaged if worst != "damaged" else []), *others]
     others = [*(item for item in claims if item.code != worst), *others]
-    if worst == "too_few":
+    if worst == "too_few" or (comparison.over_all and worst != "pooled" and not (is_lost or is_same)):
         others += [item for item in pooled if item.task == ALL]
     if comparison.stops is not None and comparison.stops.more and worst != "stops":
         others.append(Reason("more_stops", words=comparison.stops.more_sentence))

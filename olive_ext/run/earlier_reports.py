@@ -180,7 +180,7 @@ def _compared(first: Named, others: Sequence[Named]) -> Iterator[ComparedModels]
         if own.certainty is not None:
             notes.append("of the drawn documents alone, which do not stand for all alike")
         if not first.matters == item.matters == Comparison.matters:
-            notes.append(f"a loss of {item.matters:g} matters, as in the evaluation of {item.name}")
+            notes.append(f"a loss of {item.matters:g} pt or % matters, as in the evaluation of {item.name}")
         if comparison.outcomes or comparison.texts or comparison.divergences:
             models = ComparedModels(item.name, first.name, comparison, "; ".join(notes), is_of_another=not is_same)
             yield replace(models, broken=tuple(_beyond_loss(item.report, models.for_verdict)))

@@ -441,8 +441,8 @@ SENTENCES = {
         "1,500 documents or more to know)"
     ),
     "many, the worst first": (
-        "not decided: task40 acc may have lost up to 8.8 pt (40 documents can exclude 8.8 pt at best; evaluate 370 "
-        "documents or more to know), task50 acc up to 7.1 pt, task60 acc up to 6 pt and 2 more"
+        "not decided: task40 acc may have lost up to 8.8 pt (40 documents without a flip would exclude 8.8 pt; "
+        "evaluate 370 documents or more to know), task50 acc up to 7.1 pt, task60 acc up to 6 pt and 2 more"
     ),
     "perplexity unsure": (
         "not decided: wiki perplexity may have lost up to 3.9 % (evaluate 6,400 documents or more to know)"
@@ -486,14 +486,14 @@ def test_sentences(name: str) -> None:
 ALL_OF_IT = "400 documents are all that choice has: add tasks (`mmlu` has 14,042) and decide over all tasks together"
 OVER_ALL = "decide over all tasks together (`fail_on_loss: 1`)"
 NEXT_STEPS = {
-    "not excluded": f"{ALL_OF_IT} (`fail_on_loss: 1`), or accept a loss of 1.2 (`matters: 1.2`)",
+    "not excluded": f"{ALL_OF_IT} (`fail_on_loss: 1`), or accept a loss of 1.2 pt (`matters: 1.2`)",
     "one of eleven by 14": OVER_ALL,
     "the same but a third": "run it again: what has an answer is not asked twice",
     "values by Holm": (
         "400 documents are all that one has: ask another task in its place (`mmlu` has 14,042), or accept a loss of "
-        "3.9 (`matters: 3.9`)"
+        "3.9 pt (`matters: 3.9`)"
     ),
-    "perplexity unsure": "accept a loss of 4 (`matters: 4`), or judge by the mean KL and perplexity",
+    "perplexity unsure": "accept a loss of 4 % (`matters: 4`), or judge by the mean KL and perplexity",
     "one text": "1 document is all that wiki has: ask another task in its place (`wikitext` has 62)",
     "few of few missing": "run it again: what has an answer is not asked twice",
     "shorter context that texts fill": "give the candidate's files the reference's context length, 512 tokens",
@@ -523,7 +523,7 @@ def test_next_step_has_this_run_s_command_and_names_of_tasks_as_they_are() -> No
 def test_next_step_raises_the_bound_that_all_tasks_are_held_to() -> None:
     """A larger `matters` beside it would let a loss of that bound pass."""
     step = verdict(replace(CASES["not excluded"][0], over_all=True)).next_step
-    assert step.endswith("accept a loss of 1.2 (`fail_on_loss: 1.2`)")
+    assert step.endswith("accept a loss of 1.2 pt (`fail_on_loss: 1.2`)")
 
 
 @pytest.mark.parametrize(
@@ -627,6 +627,7 @@ def test_loss_excluded_over_all_tasks_passes_where_only_single_ones_are_undecide
     assert "fail_on_loss" not in verdict(over_all).next_step
     assert verdict(over_all).headline.startswith("over all tasks together a loss of 1 pt is excluded") == (status == 0)
     assert "worse acc may have lost up to 13 pt" in verdict(over_all).finding
+    assert "over all tasks together a loss of 40 pt is excluded" in verdict(replace(over_all, matters=40)).finding
     assert worst_status([verdict(of(*worse_beside_ten(20, 0), over_all=True))]) == 1
     assert worst_status([verdict(of(outcome(), over_all=True))]) == 3
 
@@ -700,7 +701,8 @@ def test_broken_bound_is_the_headline_the_status_and_what_the_next_step_is_about
     graded = graded.replace("no loss found", "otherwise no loss found")
     assert broken.evidence == ("bound broken: kl_mean = 0.2", graded, *kept.evidence)
     assert broken.figures == kept.figures
-    assert broken.next_step == f"{step}, or allow more (`fail_on_loss`, `require`)"
+    assert broken.next_step == f"{step}, or allow more (`require`)", "the bound that is broken"
+    assert verdict(found, ["fell (`fail_on_loss`)"]).next_step.endswith(", or allow more (`fail_on_loss`)")
 
 
 def test_nobody_is_sent_for_two_hundred_million_documents() -> None:

@@ -219,9 +219,9 @@ def test_a_loss_that_matters_is_said_where_a_report_had_another(tmp_path: Path) 
     first, other = place(tmp_path, "float", BASE), place(tmp_path, "plain", BASE)
     second = place(tmp_path, "int4", BASE, lambda values: values.update(config={**values["config"], "matters": 0.5}))
     notes = [models.note for models in compare([str(first), str(second), str(other)]).compared]
-    assert notes == ["a loss of 0.5 matters, as in the evaluation of int4", ""]
+    assert notes == ["a loss of 0.5 pt or % matters, as in the evaluation of int4", ""]
     (models,) = compare([str(second), str(other)]).compared
-    assert models.note == "a loss of 1 matters, as in the evaluation of plain"
+    assert models.note == "a loss of 1 pt or % matters, as in the evaluation of plain"
 
 
 @pytest.mark.parametrize(
