@@ -168,9 +168,8 @@ def _with_unanswered(change: Change, comparison: Comparison) -> Change:
         return change
     known = comparison.documents()
     everything = comparison.missing + (sum(known.values()) if change.task == ALL else known.get(change.task, 0))
-    advice = f"{counted(comparison.missing, 'request has', 'requests have')} no answer"
     low = change.low - 100 * comparison.missing / everything
-    return replace(change, low=max(low, -100.0) if change.unit == "pt" else -math.inf, advice=advice)
+    return replace(change, low=max(low, -100.0) if change.unit == "pt" else -math.inf, advice=comparison.unanswered)
 
 
 def difference_texts(item: Outcome) -> tuple[str, str]:

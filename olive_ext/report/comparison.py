@@ -500,6 +500,11 @@ class Comparison:
     lengths: tuple[Outcome, ...] = ()
     """Outcomes of how long answers are (`report.metrics.LENGTHS`): of these the verdict judges those cut off."""
 
+    @property
+    def unanswered(self) -> str:
+        """The sentence on what is `missing`; a baseline's facts say it where a limit left out its documents."""
+        return self.reference.get("not_asked") or f"{counted(self.missing, 'request has', 'requests have')} no answer"
+
     def documents(self) -> dict[str, int]:
         """The number of documents of each task."""
         scored: list[Divergence | TextChange] = [*self.divergences, *self.texts]

@@ -62,11 +62,8 @@ def next_step(reasons: Sequence[Reason], comparison: Comparison) -> str:
     first = reasons[0].code
     if first == "bound_broken":
         return _of_broken(reasons, comparison)
-    if (
-        comparison.missing
-        and not comparison.non_finite
-        and first in ("cannot_tell", "too_few", "nothing_compared", "place_unknown")
-    ):
+    is_open = first in ("cannot_tell", "too_few", "nothing_compared", "place_unknown")
+    if is_open and comparison.missing and not comparison.non_finite:
         return _AGAIN
     if first == "damaged" and (repair := _REPAIRS.get(next(iter(comparison.damaged)))):
         return repair
@@ -160,12 +157,8 @@ def _measures(comparison: Comparison) -> str:
     from olive_ext.report.verdict import band_of
 
     overall = comparison.overall_divergence()
-    if (
-        overall is None
-        or comparison.kept_bounds
-        or not math.isfinite(overall.kl.mean)
-        or band_of(overall, 1).code is not None
-    ):
+    if overall is None or comparison.kept_bounds or not math.isfinite(overall.kl.mean):
         return ""
+    is_near = band_of(overall, 1).code is None
     has_texts = any(one.is_text and one.task != ALL for one in comparison.divergences)
-    return f"judge by the mean KL{' and perplexity' if has_texts else ''}"
+    return f"judge by the mean KL{' and perplexity' if has_texts else ''}" if is_near else ""

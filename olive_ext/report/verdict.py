@@ -253,7 +253,7 @@ def _found(comparison: Comparison) -> Verdict:
         unknown = Reason("cannot_tell", words=f"non-finite {joined(wrong)}", grade="cannot tell")
         return _of([unknown], comparison, figures)
     if not figures and comparison.missing:
-        return _of([Reason("cannot_tell", words=f"nothing was compared: {_unanswered(comparison)}")], comparison)
+        return _of([Reason("cannot_tell", words=f"nothing was compared: {comparison.unanswered}")], comparison)
     if not figures:
         why = _incomparable(comparison) or "the tasks gave neither scores nor answers"
         return _of([Reason("nothing_compared", words=why)], comparison)
@@ -269,7 +269,7 @@ def _found(comparison: Comparison) -> Verdict:
         if is_same and comparison.is_same_content:
             reach = ": the models' files and answers are the same"
         gained = [item for item in changes if item.is_gained and item.metric != CUT_OFF]
-        findings = [_reason("gain", item, item.estimate, reach) for item in gained]
+        findings = [reason_of("gain", item, item.estimate, reach) for item in gained]
         if is_same or not findings:
             judged = next((str(item.figure) for item in deciding_changes(changes) if item.is_shown), "")
             findings = [Reason("no_difference" if is_same else "no_loss_found", words=reach, figure=judged)]
@@ -298,7 +298,7 @@ def _found(comparison: Comparison) -> Verdict:
         )
     if comparison.missing:
         isnt = "and is" if comparison.missing == 1 else "and are"
-        others.append(Reason("missing", words=f"{_unanswered(comparison)} {isnt} not in this"))
+        others.append(Reason("missing", words=f"{comparison.unanswered} {isnt} not in this"))
     return _of([*first, *dict.fromkeys(others)], comparison, figures)
 
 
@@ -369,13 +369,13 @@ def _against(comparison: Comparison, changes: Sequence[Change], overall: Diverge
     lost = [item for item in changes if item.is_lost and (-item.estimate > least or not item.may_lose(matters))]
     for item in lost:
         if item.metric != CUT_OFF:
-            yield _reason("loss" if item.may_lose(matters) else "small_loss", item, -item.estimate)
+            yield reason_of("loss" if item.may_lose(matters) else "small_loss", item, -item.estimate)
         elif item.may_lose(matters):
-            yield _reason("cut_off", item, -item.estimate)
+            yield reason_of("cut_off", item, -item.estimate)
     yield from _distant(comparison, overall)
     possible = [item for item in deciding_changes(changes) if item not in lost and item.may_lose(matters)]
     for item in sorted(possible, key=lambda item: (not item.is_whole, item.low)):
-        open_loss = _reason("too_few", item, -item.low, item.advice)
+        open_loss = reason_of("too_few", item, -item.low, item.advice)
         yield replace(open_loss, documents=item.documents, grade="not decided")
     if other := _incomparable(comparison):
         yield Reason("no_values", words=other, grade="not decided")
@@ -385,7 +385,8 @@ def _against(comparison: Comparison, changes: Sequence[Change], overall: Diverge
         yield Reason("none_right", words=words, grade="not decided")
 
 
-def _reason(code: Code, item: Change, size: float, words: str = "") -> Reason:
+def reason_of(code: Code, item: Change, size: float, words: str = "") -> Reason:
+    """A change as a reason, whose `size` is None where it is not finite."""
     is_shown = code != "too_few" or item.is_lost
     figure = ", ".join(filter(None, (item.figure.value, item.figure.note))) if is_shown else ""
     return Reason(code, item.task, item.metric, size if math.isfinite(size) else None, item.unit, words, figure=figure)
@@ -408,10 +409,6 @@ def _distant(comparison: Comparison, overall: Divergence | None) -> Iterator[Rea
         band = band_of(item, -1)
         if band.code is not None and band.most_kl > whole.most_kl:
             yield Reason(band.code, item.task, "", item.kl.mean, "nats", band.words)
-
-
-def _unanswered(comparison: Comparison) -> str:
-    return f"{counted(comparison.missing, 'request has', 'requests have')} no answer"
 
 
 def _incomparable(comparison: Comparison) -> str:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from olive_ext.config import ClaimConfig, EvaluationConfig
+from olive_ext.config import RECIPE_SUFFIXES, ClaimConfig, EvaluationConfig
 from olive_ext.errors import (
     ConfigError,
     ContradictionError,
@@ -36,7 +36,7 @@ from olive_ext.report.metrics import LENGTHS, non_finite_requests, read_metrics
 from olive_ext.report.numbers import joined
 from olive_ext.report.page import TASK_HELPERS, TEMPLATE_DATE
 from olive_ext.report.sampled import certain_comparison
-from olive_ext.report.verdict import BANDS, EXIT_STATUS, Reason, Status, Verdict, possible_loss, verdict
+from olive_ext.report.verdict import BANDS, EXIT_STATUS, Status, Verdict, possible_loss, reason_of, verdict
 from olive_ext.run import check_complete, evaluate
 from olive_ext.run.earlier_reports import Named, load
 from olive_ext.run.models import STOP_FACTS, damaged_cache, stops_of
@@ -83,8 +83,7 @@ def bounds_of(comparison: Comparison, found: Verdict) -> list[GateBound]:
             decision = "loss" if change.may_lose(comparison.matters) else "passed"
             note = f"loss of less than {comparison.matters:g} {change.unit}" * (decision == "passed")
         elif change in deciding and change.may_lose(comparison.matters):
-            reason = Reason("too_few", change.task, change.metric, -change.low, change.unit, change.advice)
-            decision, note = "cannot tell", possible_loss(reason)
+            decision, note = "cannot tell", possible_loss(reason_of("too_few", change, -change.low, change.advice))
         text = f"perplexity {change.figure.value} ({change.figure.note})"
         name, figures = (change.name, text) if change.outcome is None else _named(change.outcome)
         bounds.append(GateBound(name, decision, "; ".join(filter(None, [figures, note]))))
@@ -112,7 +111,6 @@ _DECISIONS: Mapping[Status, Decision] = {
 STATUS: Mapping[Decision, int] = {decision: EXIT_STATUS[status] for status, decision in _DECISIONS.items()}
 """Exit status of a decision."""
 
-_SETTINGS = (".json", ".yaml", ".yml")
 _ALIKE = 0.95
 """Correlation of two models' margins between the right choice and the best other one from which on they answer alike:
 of the quickstart's 0.998 and more at 4 bits, 0.67 to 0.94 with two heads of one layer exchanged. Margins near 0 are
@@ -140,7 +138,7 @@ def gate(run: str, file: str, within: float | None = None, *, update: bool = Fal
     """
     path = Path(run)
     baseline = None if update else read_baseline(Path(file))
-    if path.name == "report.json" or path.suffix.lower() not in _SETTINGS:
+    if path.name == "report.json" or path.suffix.lower() not in RECIPE_SUFFIXES:
         if len(named := load([run])) != 1:
             raise ConfigError(f"'{run}' holds {len(named)} reports: give one")
         return _of_report(named[0], file, baseline, within)
@@ -192,7 +190,8 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
     if not (own := run.answers):
         raise MissingError(f"'{run.name}' has no value for any document: evaluate it anew")
     matters = run.matters if within is None else within
-    faults = Comparison({}, (), (), (), {}, len(report.missing), non_finite_requests(report.metrics), matters=matters)
+    number_wrong, limit = non_finite_requests(report.metrics), report.config.get("limit")
+    faults = Comparison({"limit": limit}, (), (), (), {}, len(report.missing), number_wrong, matters=matters)
     faults = replace(faults, stops=stops_of(baseline.model, report.model), metrics=report.results)
     faults = replace(faults, damaged=damaged_cache(baseline.model, report.model))
     date = report.results.get(TEMPLATE_DATE)
@@ -248,6 +247,9 @@ def gate_answers(
         raise NotComparableError(f"cannot compare '{names[0]}' and '{names[1]}': {error}") from error
     missing, texts, damaged = max(faults.missing, len(lacking)), tuple(compare_texts(*both)), _other_choices(common)
     comparison = replace(faults, outcomes=outcomes, texts=texts, lengths=lengths, missing=missing)
+    if (limit := faults.reference.get("limit")) and not faults.missing and all(place < 0 for _, place in lacking):
+        many = counted(missing, "document of the baseline was", "documents of the baseline were")
+        comparison = replace(comparison, reference={"not_asked": f"{many} not asked (limit {limit})"})
     comparison = replace(comparison, damaged={**faults.damaged, **damaged})
     return _decided(comparison, tuple(dict.fromkeys(notes)))
 
@@ -295,12 +297,10 @@ def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: t
     )
     if one != two:
         tasks = [", ".join(sorted({item.task for item in own})) or "none" for own in (before, after)]
-        what = "tasks" if tasks[0] != tasks[1] else "metrics"
-        both = (
-            tasks
-            if what == "tasks"
-            else [", ".join(sorted(item - other)) or "no other" for item, other in ((one, two), (two, one))]
-        )
+        what, both = "tasks", tasks
+        if tasks[0] == tasks[1]:
+            what, pairs = "metrics", ((one, two), (two, one))
+            both = [", ".join(sorted(item - other)) or "no other" for item, other in pairs]
         raise NotComparableError(
             f"'--baseline' = '{names[0]}' has the {what} {both[0]}, and '{names[1]}' {both[1]}: evaluate the same, or "
             "write the baseline anew with --update-baseline",

@@ -92,6 +92,18 @@ def test_statuses_tell_passed_lost_and_unknown(
     assert "400 documents" in out
 
 
+def test_documents_that_a_limit_left_out_are_not_called_requests_without_an_answer(
+    baseline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = baseline.parent / "after"
+    answers = [line(number, number >= 8, prompt_hash=f"p{number}") for number in range(80)]
+    place(baseline.parent, run.name, answers, lambda values: values.update(config={**values["config"], "limit": 80}))
+    assert main(["gate", str(run), "--baseline", str(baseline)]) == 3
+    out = capsys.readouterr().out
+    assert "320 documents of the baseline were not asked (limit 80)" in out
+    assert "no answer" not in out
+
+
 def test_baseline_keeps_every_value_number_and_error(baseline: Path) -> None:
     """What was packed comes back: numbers, values, margins, the metric with its error, the versions."""
     read = read_baseline(baseline)
@@ -174,7 +186,9 @@ def test_perplexity_of_texts_is_held(
     file = str(tmp_path / "baseline.json")
     assert main(["gate", str(texts(tmp_path, "before", 3.0)), "--baseline", file, "--update-baseline"]) == 0
     assert main(["gate", str(texts(tmp_path, "after", nats, lost=lost)), "--baseline", file]) == status
-    assert words in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert words in out
+    assert "inf" not in out
 
 
 @pytest.mark.parametrize("wrong", [30, 41, 47, 60, 80, 3.0, 3.004, 3.02, 3.06])
