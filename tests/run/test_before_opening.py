@@ -93,9 +93,9 @@ def test_mistake_of_settings_is_known_before_opening(mistake: str, folder: Path)
 @pytest.mark.parametrize("name", ["generation_config.json", "tokenizer.json"])
 def test_mistake_of_a_package_is_known_before_its_reference_is_opened(folder: Path, mode: str, name: str) -> None:
     shutil.copytree(folder / "model", folder / "reference")
-    (folder / "model" / name).write_text('{"eos_token_id": "x", "added_tokens": [{"content": "a", "id": 4000000000}]}')
+    (folder / "model" / name).write_text('{"eos_token_id": "x"}')
     reference = {"path": str(folder / "reference"), "mode": mode}
-    with pytest.raises(OliveExtError, match=r"'eos_token_id' = 'x'|has the id 4000000000"):
+    with pytest.raises(OliveExtError, match=r"'eos_token_id' = 'x'|no tokenizer can be loaded from .*/model'"):
         evaluate(config(folder, CHOICE, reference=reference))
 
 
