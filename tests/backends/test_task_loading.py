@@ -235,8 +235,10 @@ def test_task_of_ones_own_in_the_documentation_is_one(tmp_path: Path, monkeypatc
     page = Path(__file__).parents[2] / "docs" / "start" / "shell.md"
     (tmp_path / "tasks").mkdir()
     file, data = tmp_path / "tasks" / "homes.yaml", tmp_path / "tasks" / "homes.csv"
-    file.write_text(page.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0], encoding="utf-8")
-    data.write_text("question,a,b,answer\nIs 1 even?,yes,no,1\n", encoding="utf-8")
+    block = page.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
+    file.write_text(block, encoding="utf-8")
+    rows = [line.partition(": ")[2] for line in block.splitlines() if line.startswith("# ")]
+    data.write_text("\n".join(rows), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     task = load_tasks(["tasks/homes.yaml"], None).tasks["homes"]
     (doc,) = task.test_docs()
