@@ -159,8 +159,7 @@ def sentence(reasons: Sequence[Reason], matters: float, *, is_headline: bool) ->
         case "far" | "distant":
             of_task = f" of {first.task}" if first.task else ""
             distance = f"{first.words} (KL {numbers.nats(first.size or 0.0)} nats)"
-            grade = "not decided: " * (is_headline and first.code == "distant")
-            return f"{grade}the distributions{of_task} are far apart, {distance}"
+            words = f"the distributions{of_task} are far apart, {distance}"
         case "small_loss":
             found = "small loss found" if is_headline else "a small loss"
             return f"{found} in {names}, of less than {matters:g} {first.unit}"
@@ -399,7 +398,7 @@ def _distant(comparison: Comparison, overall: Divergence | None) -> Iterator[Rea
         return
     whole = band_of(overall)
     if whole.code is not None:
-        yield Reason(whole.code, size=overall.kl.mean, unit="nats", words=distance_words(overall))
+        yield _far(whole.code, overall, distance_words(overall))
     elif overall.kl.maximum < SAME_NATS:
         return
     elif overall.num_population not in (None, overall.num_documents) and (far := band_of(overall, 1)).code:
@@ -408,7 +407,12 @@ def _distant(comparison: Comparison, overall: Divergence | None) -> Iterator[Rea
     for item in comparison.divergences:
         band = band_of(item, -1)
         if band.code is not None and band.most_kl > whole.most_kl:
-            yield Reason(band.code, item.task, "", item.kl.mean, "nats", band.words)
+            yield _far(band.code, item, band.words, item.task)
+
+
+def _far(code: Literal["distant", "far"], item: Divergence, words: str, task: str = "") -> Reason:
+    grade: Literal["", "not decided"] = "not decided" if code == "distant" else ""
+    return Reason(code, task, size=item.kl.mean, unit="nats", words=words, grade=grade)
 
 
 def _incomparable(comparison: Comparison) -> str:
