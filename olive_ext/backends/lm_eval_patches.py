@@ -129,7 +129,7 @@ def quiet_data() -> Iterator[None]:
         known: tuple[str, ...] = origin(file, *args, **options)
         return (*known, digest_of([("", Path(file))])) if Path(file).is_file() else known
 
-    resolve: Any = files.resolve_pattern
+    resolve: Any = getattr(files, "resolve_pattern", None)
 
     def of_file(pattern: str, base_path: str, *args: Any, **options: Any) -> list[str]:
         is_file = Path(base_path or "", pattern).is_file()
@@ -145,9 +145,9 @@ def quiet_data() -> Iterator[None]:
         datasets.disable_progress_bars()
     try:
         with ExitStack() as undo:
-            undo.enter_context(replaced(files, resolve.__name__, of_file))
-            if origin is not None:
-                undo.enter_context(replaced(files, origin.__name__, by_content))
+            for own, instead in ((resolve, of_file), (origin, by_content)):
+                if own is not None:
+                    undo.enter_context(replaced(files, own.__name__, instead))
             yield
     finally:
         noisy.removeFilter(_of_no_option)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias, overload
@@ -386,9 +386,13 @@ class Session(AbstractContextManager["Session"]):
 
     def _results(self, call: str, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
         journal = self.journal if call == "generate" or self.records is None else None
-        if journal is not None or self.executor.describe().get("deterministic"):
+        if journal is not None or self._is_deterministic:
             return in_chunks(self.executor, slices, journal)
         return self.executor.run_slices(slices)
+
+    @cached_property
+    def _is_deterministic(self) -> bool:
+        return bool(self.executor.describe().get("deterministic"))
 
     def _continuous(self, items: Iterable[tuple[Hashable, ToGenerate] | None]) -> Outputs:
         call, keys = Call(self, "generate_continuous", to_generation), dict[int, Hashable]()

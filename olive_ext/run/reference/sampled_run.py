@@ -238,6 +238,7 @@ class SampledRun:
             sampler.update(*self.question.values(BatchAnswers(documents, answers, observer, lost_documents(lm))))
             for task, lines in batch.items():
                 samples[task] += lines
+        lm.says_work = True
         weights: dict[str, dict[int, float]] = defaultdict(dict)
         for index, weight in sampler.representation().items():
             task, number = self.question.documents[index]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import olive_ext
@@ -13,7 +12,6 @@ from olive_ext.errors import ConfigError, RequirementError
 from olive_ext.model.files.content import load_graph, size_on_disk
 from olive_ext.model.files.locate import locate as locate_files
 from olive_ext.plugins.diagnose.remedy.bill import Bill
-from olive_ext.session.requests import ScoringRequest
 from tests.backends import local_tasks
 from tests.exports import genai_export
 from tests.exports.cache import ROOT
@@ -22,6 +20,7 @@ from tests.exports.hf import hf_model
 from tests.exports.media import media_export
 from tests.exports.plain import plain_logits
 from tests.plugins.diagnose.remedy.test_corruption import in_bits
+from tests.plugins.diagnose.remedy.test_mended_package import assert_scored_alike
 from tests.refusals import refused
 
 TOKENS = [3, 200, 17, 511, 90, 44, 7, 900, 250]
@@ -37,13 +36,7 @@ def mend(model: Path, reference: Path, output: Path, **settings: Any) -> Bill:
 def assert_one_score_on_all_runtimes(folder: Path, family: str) -> None:
     """The engine's, onnxruntime-genai's, and those of a plain pass of ONNX Runtime."""
     export = Export("mended", folder, hf_model(family), family, "genai", "int4", "", "", "", one_token=False)
-    rows = plain_logits(export, TOKENS)
-    rows = rows - np.logaddexp.reduce(rows, -1, keepdims=True)
-    wanted = [float(rows[n - 1, TOKENS[n]]) for n in range(4, len(TOKENS))]
-    for runtime in ("onnxruntime", "genai"):
-        with olive_ext.open(folder, engine={"runtime": runtime}) as session:
-            (output,) = session.loglikelihood([ScoringRequest(TOKENS[:4], TOKENS[4:])])
-        np.testing.assert_allclose(output.token_logprobs, wanted, atol=1e-4)
+    assert_scored_alike(folder, TOKENS, plain_logits(export, TOKENS))
 
 
 @pytest.mark.exporters
