@@ -7,7 +7,6 @@ are: an `ActorPool` of `ray.util` retries nothing, and keeps a dead actor.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
 import time
@@ -138,7 +137,7 @@ class _Cluster:
             job._runtime_env_has_working_dir = lambda: True  # else the driver's comes first on the path of the actors
         try:
             _connect(address)
-            with _own_sigterm():
+            with _own_sigterm(self.ray._private.utils):
                 self.ray.init(address=address or "local", log_to_driver=False, logging_level="error", **given)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = f"'workers.address' = '{address}': no Ray cluster can be joined" if address else "Ray cannot start"
@@ -228,21 +227,15 @@ class RayWorker(Worker):
 
 
 @contextmanager
-def _own_sigterm() -> Iterator[None]:
-    """Keeps the program's SIGTERM handler, in whose place Ray has it exit mutely, with a status of its own."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
+def _own_sigterm(utils: Any) -> Iterator[None]:
+    """Keeps the program's SIGTERM handler. Ray's own (2.60, `utils` of `ray._private`) raises a SystemExit, which Ray
+    itself loses at some moments of its start: the program then ran on.
+    """
+    ray_sets, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda handler: None
     try:
         yield
-    except SystemExit as end:
-        signal.signal(signal.SIGTERM, before)
-        if end.code == signal.SIGTERM:
-            signal.raise_signal(signal.SIGTERM)
-        raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        utils.set_sigterm_handler = ray_sets
 
 
 def _connect(address: str | None) -> None:

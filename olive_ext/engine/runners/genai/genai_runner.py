@@ -214,7 +214,8 @@ def open_genai_runner(model: ResolvedModel, profile_prefix: Path | None = None) 
 
 def _in_one_folder(files: ModelFiles, folder: Path) -> ModelFiles:
     """The files of a variant with a genai_config.json of their own in `folder`, since what it names may lie in several
-    folders; without the names of components and assets, which onnxruntime-genai 0.14 does not know. Others as they are.
+    folders: by links, since 0.18 takes no path that leaves its folder; without the names of components and assets,
+    which 0.14 does not know. Others as they are.
     """
     model = files.genai_config.get("model") or {}
     has_asset = str(model.get("tokenizer_dir")).startswith(ASSET)
@@ -222,13 +223,13 @@ def _in_one_folder(files: ModelFiles, folder: Path) -> ModelFiles:
         return files
 
     def moved(keys: dict[str, Any]) -> dict[str, Any]:
-        own = {key: f"{way}/{keys[key]}" for key in ("filename", "custom_ops_library") if keys.get(key)}
+        own = {key: f"{section}/{keys[key]}" for key in ("filename", "custom_ops_library") if keys.get(key)}
         return {key: item for key, item in (keys | own).items() if key not in ("component", "tokenizer_dir")}
 
     whole = dict(model)
     for section, written in model.items():
         graph = files.companions.get(MEDIA_SECTIONS.get(section, section), GraphFiles(files.decoder)).graph
-        way = os.path.relpath(graph.parent, folder)
+        (folder / section).symlink_to(graph.parent.resolve(), target_is_directory=True)
         whole[section] = json.loads(json.dumps(written), object_hook=moved)
     config = {**files.genai_config, "model": moved(whole)}
     (folder / GENAI_CONFIG).write_text(json.dumps(config), encoding="utf-8")
