@@ -7,6 +7,7 @@ are: an `ActorPool` of `ray.util` retries nothing, and keeps a dead actor.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 import time
@@ -137,7 +138,7 @@ class _Cluster:
             job._runtime_env_has_working_dir = lambda: True  # else the driver's comes first on the path of the actors
         try:
             _connect(address)
-            with _own_sigterm(self.ray._private.utils):
+            with _uninterrupted(self.ray._private.utils):
                 self.ray.init(address=address or "local", log_to_driver=False, logging_level="error", **given)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = f"'workers.address' = '{address}': no Ray cluster can be joined" if address else "Ray cannot start"
@@ -227,15 +228,26 @@ class RayWorker(Worker):
 
 
 @contextmanager
-def _own_sigterm(utils: Any) -> Iterator[None]:
-    """Keeps the program's SIGTERM handler. Ray's own (2.60, `utils` of `ray._private`) raises a SystemExit, which Ray
-    itself loses at some moments of its start: the program then ran on.
+def _uninterrupted(utils: Any) -> Iterator[None]:
+    """SIGINT and SIGTERM wait until Ray (2.60) has started. Meanwhile Ray would lose the SystemExit of a handler that
+    it sets by `utils` of `ray._private`; its handler in C++ calls ours, and aborts the process three seconds later.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list[int] = []
+    watched = (signal.SIGINT, signal.SIGTERM)
+    handlers = [signal.signal(number, lambda received, _: waiting.append(received)) for number in watched]
     ray_sets, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda handler: None
     try:
         yield
     finally:
         utils.set_sigterm_handler = ray_sets
+        for number, handler in zip(watched, handlers, strict=True):
+            signal.signal(number, handler)
+        if waiting:
+            signal.alarm(0)
+            signal.raise_signal(waiting[0])
 
 
 def _connect(address: str | None) -> None:

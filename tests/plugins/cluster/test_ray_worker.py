@@ -221,16 +221,18 @@ def test_a_killed_driver_resumes_and_its_workers_end(expected: Any, tmp_path: Pa
 
 
 def test_sigterm_ends_the_command_with_one_line_and_its_workers_and_nothing_that_was_answered(tmp_path: Path) -> None:
-    """At a moment of its run, and as Ray starts, which has its own way to end a program."""
+    """At a moment of its run, and as Ray starts, which has its own way to end a program, or aborts."""
     command = [sys.executable, "-c", "import sys; from olive_ext.cli import main; sys.exit(main())", "evaluate"]
     command += [str(exported()), "--tasks", "quickstart_letters", "--include-path", str(TASKS), "--workers", "2"]
     command += ["--output", str(tmp_path)]
     early = "import os, signal, threading, ray; old = ray.init\ndef init(*a, **k):\n    threading.Timer(0.3, os.kill, "
     early += "(os.getpid(), signal.SIGTERM)).start(); return old(*a, **k)\nray.init = init\n"
-    starting = [command[0], "-c", early + command[2], *command[3:]]
-    for given, is_running in ((command, True), (starting, False)):
+    late = "import os, signal; from ray._private import worker; old = worker.connect\ndef connect(*a, **k):\n    "
+    late += "old(*a, **k); os.kill(os.getpid(), signal.SIGTERM)\nworker.connect = connect\n"
+    for script, is_running in (("", True), (early, False), (late, False)):
         before = {process.pid for process in actors()}
         environment = {**os.environ, "RAY_ADDRESS": ""}
+        given = [command[0], "-c", script + command[2], *command[3:]]
         driver = subprocess.Popen(given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         while is_running and not any(file.stat().st_size > 2000 for file in tmp_path.rglob("*.jsonl")):
             assert driver.poll() is None
