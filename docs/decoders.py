@@ -71,7 +71,7 @@ class Reference:
         return answer
 
     def _last(self, prompt: list[int], answer: list[int]) -> Any:
-        """Logits behind an answer. Integer weights round their activations, in a step of one token with another kernel
+        """Logits after an answer. Integer weights round their activations, in a step of one token with another kernel
         than in a whole pass: an answer is what such steps say, here as everywhere."""
         from tests.exports.plain import cached_logits
         from tests.exports.ropes import FIRST_MAXIMUM

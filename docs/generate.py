@@ -214,7 +214,7 @@ def _first(text: str) -> str:
 
 
 def _called(names: str, metavar: str) -> str:
-    """An argument as it is written: by its place, or behind the first of its names."""
+    """An argument as it is written: by its place, or after the first of its names."""
     several = " ..." if names == "reports" else ""
     return f"{names.split()[0]} {metavar}".strip() if names.startswith("-") else f"{metavar}{several}"
 

@@ -79,7 +79,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Takes the mark behind a block's language away, which tests read and MkDocs does not know."""
+    """Takes the mark after a block's language away, which tests read and MkDocs does not know."""
     return re.sub(r"^(```\w+) \w+$", r"\1", markdown, flags=re.M)
 
 

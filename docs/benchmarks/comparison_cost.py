@@ -5,7 +5,7 @@
 
 MODELS holds fp32, the reference, and int4, the candidate. Both are scored alone, then the candidate with a resident
 reference, then the reference while it is recorded, and the candidate against the record; each in a process of its own,
-which times the scoring alone, behind a warm-up. The two comparisons run once more on a quarter of the documents, for
+which times the scoring alone, after a warm-up. The two comparisons run once more on a quarter of the documents, for
 memory. At 200 documents (46,000 tokens) that takes ten minutes on two cores; --documents 8 tries it out.
 The task is lm-eval's own, which needs the network once; --task and --include-path take another that scores whole texts.
 """

@@ -3,7 +3,7 @@
     python docs/benchmarks/make_models.py MODELS --shape smollm2-135m --precision fp32,int4
     python docs/benchmarks/cpu_peers.py MODELS --peers generator,engine=GENAI/bin/python,llama=LLAMA/bin/python
 
-MODELS holds hf, fp32 and int4. A peer is optional, and runs in the Python that is named behind it (this one else):
+MODELS holds hf, fp32 and int4. A peer is optional, and runs in the Python that is named after it (this one else):
 
     generator   onnxruntime-genai's Generator, all rows in one batch of equally long prompts
     engine      onnxruntime-genai's Engine (0.18 and later), which takes requests as they come

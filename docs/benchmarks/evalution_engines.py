@@ -29,7 +29,7 @@ NUM_NEW_TOKENS = 64
 
 
 def suites(rows: int, given: argparse.Namespace) -> list[Any]:
-    """Those of `given.suites`: scores in a stream, scores in lists, generations behind eight examples."""
+    """Those of `given.suites`: scores in a stream, scores in lists, generations after eight examples."""
     from evalution.benchmarks.gsm8k import GSM8K
     from evalution.benchmarks.hellaswag import HellaSwag
     from evalution.benchmarks.mmlu import MMLU

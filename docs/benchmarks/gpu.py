@@ -73,7 +73,7 @@ def run_part(name: str, given: argparse.Namespace) -> dict[str, Any]:
             results["error"] = f"status {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1]}"
     except subprocess.TimeoutExpired:
         results = json.loads(file.read_text()) if file.exists() else {}
-        results["error"] = f"stopped behind {limit:g} s"
+        results["error"] = f"stopped after {limit:g} s"
     results["seconds"] = round(time.perf_counter() - begin, 1)
     file.write_text(json.dumps(results, indent=1), encoding="utf-8")
     return results

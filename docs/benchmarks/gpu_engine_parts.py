@@ -84,7 +84,7 @@ def questions(
 
 
 def packed(device: Any, models: Path) -> Iterator[Results]:
-    """64 texts behind shared blocks: packed steps against one text a step."""
+    """64 texts after shared blocks: packed steps against one text a step."""
     if (package := _package(models / "tiny-fp16")) is None:
         yield {"not run": "no package tiny-fp16"}
         return
@@ -156,7 +156,7 @@ def int4(device: Any, models: Path) -> Iterator[Results]:
 
 
 def decode(device: Any, models: Path) -> Iterator[Results]:
-    """Tokens a second of 8, 64 and 256 rows behind 1,500 positions: plain steps and captured ones, fp16 and int4."""
+    """Tokens a second of 8, 64 and 256 rows after 1,500 positions: plain steps and captured ones, fp16 and int4."""
     from olive_ext.engine.requests import Generation, Request
 
     captured: Mapping[str, Any] = {"graph_capture": "auto"}

@@ -74,7 +74,7 @@ def load(device: Device, _: Path) -> Iterator[Results]:
 
 
 def attention(device: Device, _: Path) -> Iterator[Results]:
-    """GroupQueryAttention against numpy, for head sizes, windows, and several tokens behind nothing and behind 700."""
+    """GroupQueryAttention against numpy, for head sizes, windows, and several tokens after none and after 700."""
     rows: list[Results] = []
     for size in (64, 128, 256):
         for window in (-1, 512):

@@ -2,8 +2,8 @@
 
     python docs/benchmarks/gpu_table.py OUT
 
-Makes the models (Gemma-4 E2B and Llama-3.2-1B shapes, random weights) and the tasks: N questions of ~150 tokens behind
-5 fixed shots of ~700 tokens together, with 10 answers of one token each, or of five; and prompts behind 8 shots of ~900
+Makes the models (Gemma-4 E2B and Llama-3.2-1B shapes, random weights) and the tasks: N questions of ~150 tokens after
+5 fixed shots of ~700 tokens together, with 10 answers of one token each, or of five; and prompts after 8 shots of ~900
 tokens, as GSM8K-CoT has them, that are answered greedily. Each is a row: against Hugging Face in the same rounds, the
 last against onnxruntime-genai, too, and a few questions against a plain session and Olive's ortgenai. Ours alone: more
 of the prompts with 64 and with 256 rows in a step, and long answers to short prompts, as AIME has them. A few questions

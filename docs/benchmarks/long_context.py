@@ -41,12 +41,12 @@ POSITION_BYTES = 4 * 2 * 2 * 64 * 4
 
 
 def documents(count: Callable[[str], int], length: int) -> list[tuple[str, str]]:
-    """Contexts of nearly `length` tokens with their answers: behind the needle at each depth, and at the end."""
+    """Contexts of nearly `length` tokens with their answers: after the needle at each depth, and at the end."""
     sentences = (length - 64) / (count(HAY * 9) / 9)
     pairs = []
     for depth in DEPTHS:
-        before, behind = HAY * int(sentences * depth), HAY * int(sentences * (1 - depth))
-        pairs += [(before + NEEDLE, ANSWER), (before + NEEDLE + ANSWER + " . " + behind + NEEDLE, ANSWER)]
+        before, after = HAY * int(sentences * depth), HAY * int(sentences * (1 - depth))
+        pairs += [(before + NEEDLE, ANSWER), (before + NEEDLE + ANSWER + " . " + after + NEEDLE, ANSWER)]
     return pairs
 
 

@@ -111,7 +111,7 @@ class Losses:
 
 
 def main() -> None:
-    """Measures the models of one checkpoint; writes what there is behind each."""
+    """Measures the models of one checkpoint; writes what there is after each."""
     parser = parser_of(__doc__, "checkpoint", "work")
     parser.add_argument("--tasks", required=True)
     parser.add_argument("--include-path")

@@ -4,7 +4,7 @@
     python -m docs.benchmarks places rates MODEL [--comparisons N] [--documents N] [--draws N]
 
 `cost`: the processor's seconds of `evaluate` in each place alone and with the two against each other, each in a process
-of its own behind a warm-up. `rates`: pairs that differ by nothing but the rounding of kernels, by inputs that are moved
+of its own after a warm-up. `rates`: pairs that differ by nothing but the rounding of kernels, by inputs that are moved
 by random numbers of their own, and the share of them that is called different (exact interval of Clopper and Pearson);
 another form of running the model; and the same with distances that a fault makes so many times as large.
 The tasks are the quickstart's, or --tasks in --include-path.

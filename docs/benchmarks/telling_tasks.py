@@ -9,7 +9,7 @@ difference over its standard deviation between documents, times the root of the 
 tasks' order. Documents and tokens are those on which a two-sided test at 5 % finds the observed difference with a
 power of 80 % (`stats.paired_answers`); where the logged documents do not find it the row says so, because the
 observed difference may be none. Tokens are those of every document's distinct prompts and of all that is scored or
-written behind them.
+written after them.
 """
 
 from __future__ import annotations
@@ -120,12 +120,12 @@ def measures(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 def tokens_of(line: Mapping[str, Any], tokenizer: Tokenizer) -> int:
     """Tokens that one document asks: shared prompts once, and every continuation."""
-    prompts, behind = set[str](), list[str]()
+    prompts, after = set[str](), list[str]()
     for asked, said in zip(line["arguments"].values(), line["resps"], strict=True):
         prompts.add(str(asked["arg_0"]))
         more = asked.get("arg_1")
-        behind += [more] if isinstance(more, str) else [text for text in said if isinstance(text, str) and more]
-    return sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in (*prompts, *behind) if text)
+        after += [more] if isinstance(more, str) else [text for text in said if isinstance(text, str) and more]
+    return sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in (*prompts, *after) if text)
 
 
 if __name__ == "__main__":

@@ -192,7 +192,7 @@ def _beside_config(graph: Path, hf: Path, staging: Path) -> Path:
         if not file.is_file() or link.exists():
             continue
         try:
-            os.link(file.resolve(), link)  # ONNX Runtime refuses weights behind a symbolic link
+            os.link(file.resolve(), link)  # ONNX Runtime refuses weights that are reached by a link
         except OSError:  # another file system
             shutil.copyfile(file, link)
     return staging / graph.name
