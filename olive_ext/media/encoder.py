@@ -1,14 +1,14 @@
 """Encoders of pictures and sound, and the graph that embeds tokens with their features. Each item is encoded once, and
 its features stay on the device. Knows no prompt, no processor and no step.
 
-This module chooses the items of one run, up to a number of rows of features. Trials check that neither the other items
-of a run nor padding change an item's features: each trial gets a function that runs the encoder on items. Patches with
-a grid are of pictures of any size. Sounds with a mask are filled up to the longest, unless shapes are to be few. Others
-are alike, and as many as a power of two, so that shapes are few: 1, 2, 4, ... items.
+This module chooses which items share a run, up to a number of rows of features. Pictures as patches with a grid may
+have any size. Sounds with a mask are padded to the longest of the run, unless shapes are to be few. Other items share a
+run where they have the same size, in powers of two (1, 2, 4, ...), so that shapes are few.
 
-One item does to another what nothing in the interface says: attention across pictures, a norm over all of them, a
-scale by the largest activation of the run (dynamic quantization), a branch for their number. Some of it shows only for
-some numbers of items, sizes or contents. Axes: B rows, S tokens of a row, N rows of features, H size.
+Items of a run can change each other's features in ways that no interface shows: attention across pictures, a norm over
+all of them, one scale for the whole run (dynamic quantization), a branch on their number. Some of it shows only for
+some numbers of items, sizes or contents. So trials compare the features of items together, or padded, with those of
+each item alone. Axes: B rows, S tokens of a row, N rows of features, H size.
 """
 
 from __future__ import annotations
@@ -57,12 +57,13 @@ Item = TypeVar("Item")
 
 
 class EncoderBatches:
-    """The items of requests that were admitted and are not encoded, in the order in which they came."""
+    """The items of admitted requests that are not encoded yet, in order of arrival."""
 
     def __init__(self, spec: MediaEncoderSpec, max_rows: int = 1, *, is_bucketed: bool = False) -> None:
-        """`max_rows`: of a run of several items, padding too. `is_bucketed`: shapes are few."""
+        """`max_rows`: the most rows of features, padding included, of a run of several items. `is_bucketed`: shapes are
+        few."""
         self.problem = spec.one_by_one
-        """Why items run one by one; empty where several may."""
+        """Why items run one by one; empty where several may share a run."""
 
         self.max_rows = max_rows
         self._has_grid = spec.grid is not None
@@ -70,21 +71,21 @@ class EncoderBatches:
         self._takes_filled = spec.has_mask and not is_bucketed
         self._filled_problem = ""
         self._tried: dict[tuple[int, bool], range] = {}
-        """The fewest to the most tokens together that were tried, by number of items and whether some are filled up."""
+        """The range of token sums that was tried, by the number of items and whether some are padded."""
 
         self._waiting: dict[str, MediaItem] = {}
 
     def expect(self, items: Iterable[MediaItem]) -> None:
-        """Adds items that will be wanted, and may be encoded beside others."""
+        """Adds items of requests that wait: they may be encoded together with others."""
         for item in items:
             self._waiting.setdefault(item.key, item)
 
     def forget(self) -> None:
-        """Drops all items that wait."""
+        """Drops all waiting items."""
         self._waiting.clear()
 
     def take(self, item: MediaItem) -> list[MediaItem]:
-        """The item that is wanted now, and waiting ones to be encoded with it, the most like it in length first."""
+        """The item that is needed now, and the waiting items that are encoded with it, nearest in length first."""
         self._waiting.pop(item.key, None)
         chosen = [item]
         if self.problem or self.max_rows <= item.num_tokens:
@@ -98,16 +99,16 @@ class EncoderBatches:
         return chosen
 
     def whole(self, items: list[Item]) -> list[Item]:
-        """The first of them, as many as a run may have."""
+        """As many of the first items as a run may have."""
         return items if self._has_grid and self._is_bucketed else items[: _power(len(items))]
 
     def counts(self, item: MediaItem) -> Sequence[int]:
-        """Numbers of items like this one in a run, where all such runs are to be made beforehand."""
+        """The numbers of such items in a run, where all of them are run beforehand."""
         most = 1 if self.problem or self._has_grid else _power(self.max_rows // item.num_tokens)
         return [1 << power for power in range(most.bit_length())]
 
     def is_trial_due(self, items: Sequence[MediaItem], is_filled: bool) -> bool:
-        """Whether such items are still to be held against each alone; if so, they count as tried."""
+        """Whether such a run must be compared with each item alone first; if so, it counts as tried."""
         tokens = sum(item.num_tokens for item in items)
         tried = self._tried.get((len(items), is_filled), range(tokens, tokens))
         if not self.takes(is_filled) or tokens in tried:
@@ -116,7 +117,7 @@ class EncoderBatches:
         return True
 
     def note_trial(self, is_filled: bool, problem: str) -> None:
-        """Items run one by one because of a `problem`; where only those that are filled up have it, these do."""
+        """Because of `problem`, items run one by one; where only padded items have the problem, only those do."""
         if problem and is_filled:
             self._takes_filled, self._filled_problem = False, problem
         elif problem:
@@ -128,7 +129,7 @@ class EncoderBatches:
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """Why items do not share a run: all, or those of other lengths."""
+        """Why items do not share a run: all items, or those of different lengths."""
         return {"one_by_one": self.problem, "filled_alone": self._filled_problem}
 
     def _has_room(self, items: Sequence[MediaItem]) -> bool:
@@ -139,29 +140,30 @@ class EncoderBatches:
 
 
 def _power(number: int) -> int:
-    """The largest power of two that is not above `number`; 1 at least."""
+    """The largest power of two that is not above `number`, at least 1."""
     return 1 << max(0, number.bit_length() - 1)
 
 
 _PROBLEMS: tuple[type[Exception], ...] = (*FAILURES, ValueError)
-"""What several items or padding may end in: failures of the provider, and rows that do not fit (numpy's and ours)."""
+"""How several items or padding may fail: errors of the provider, and rows that do not fit (numpy's and ours)."""
 
 Loaded = tuple[MediaItem, Arrays]
-"""An item, and what an encoder is given of it."""
+"""An item, and the encoder's inputs for it."""
 
 Encode = Callable[[Sequence[Loaded]], list[list[Array]]]
-"""From items to the rows of each [N, H], of each output."""
+"""From items to their features, an array [N, H] for each output."""
 
 ROUNDING = {8: 1e-5, 4: 1e-5, 2: 2e-3}
-"""For the bytes of a number: the most that features may be off beside others, relative to the largest."""
+"""By bytes of a number: the largest difference between features alone and together, relative to the largest feature."""
 
 SCALES = (1.0, 8.0, 1 / 64, 0.0)
-"""Scales of the values of items that are tried together: a value that is taken over all of them is then none's own."""
+"""Scales of the values of items that are tried together. They differ, so that a maximum or mean over the run is not any
+item's own."""
 
 
 def company_problem(items: Sequence[Loaded], encode: Encode) -> str:
-    """What is wrong with so many items in a run; empty where nothing is. They are tried as they are, and in the other
-    order with noise of unlike sizes in place of their contents."""
+    """Why so many items must not share a run; empty where they may. They are tried as they are, and in reverse order
+    with noise of different scales as content."""
     noise = [(item, _noise(arrays, seed)) for seed, (item, arrays) in enumerate(items)]
     for tried in (list(items), noise[::-1]):
         try:
@@ -178,7 +180,7 @@ def company_problem(items: Sequence[Loaded], encode: Encode) -> str:
 
 
 def padding_problem(one: Loaded, shapes: EncoderShapes, encode: Encode) -> str:
-    """What is wrong with an item in a bucket; empty where nothing is."""
+    """Why an item must not be padded to its bucket; empty where it may."""
     item, arrays = one
     for content in (arrays, *(_noise(arrays, seed) for seed in range(len(SCALES)))):
         shapes.note_trial("not yet tried")
@@ -196,7 +198,7 @@ def padding_problem(one: Loaded, shapes: EncoderShapes, encode: Encode) -> str:
 
 
 def _difference(expected: Sequence[Array], found: Sequence[Array]) -> str:
-    """How far the features [N, H] of an item are from those expected, of each output; empty where that is rounding."""
+    """How far an item's features [N, H] of each output are from those expected; empty where only rounding differs."""
     for other, own in zip(expected, found, strict=True):
         if own.shape != other.shape:
             return f"are {len(own)} rows, not {len(other)}"
@@ -207,7 +209,7 @@ def _difference(expected: Sequence[Array], found: Sequence[Array]) -> str:
 
 
 def _noise(arrays: Arrays, seed: int) -> Arrays:
-    """An item of the same shapes with noise for content; masks and positions stay."""
+    """The item's arrays with noise for content; shapes, masks and positions stay."""
     rng, scale = np.random.default_rng(seed), SCALES[seed % len(SCALES)]
     return {
         name: (scale * rng.standard_normal(array.shape)).astype(array.dtype)
@@ -221,11 +223,11 @@ BindWeights = Callable[[ort.IOBinding], None]
 """Binds weights that a graph takes as inputs."""
 
 FEATURE_BYTES = 1 << 28
-"""Features that are kept on the device at most, unless one item has more."""
+"""The most bytes of features that are kept on the device; a single item may have more."""
 
 
 class MediaEncoder:
-    """One encoder's session, opened when the first item comes, and the features that it has made."""
+    """One encoder's session, which is opened when the first item comes, and the features that it has computed."""
 
     def __init__(
         self,
@@ -235,13 +237,13 @@ class MediaEncoder:
         max_rows: int = 1,
         bind_weights: BindWeights | None = None,
     ) -> None:
-        """`graphs`: the device, and how what cuts and joins features is opened there; `max_rows`: of features that one
-        run makes of several items, an item with more runs alone; `bind_weights` binds weights to every run: features
-        that are kept are of the old ones where other numbers are put."""
+        """`graphs`: the device, and how the graphs that cut and join features are opened. `max_rows`: the most rows of
+        features of a run of several items; a larger item runs alone. `bind_weights` binds weights to every run;
+        features that were kept stay those of the earlier weights."""
         self.spec, self._bind_weights = spec, bind_weights
         self.encoded = self.runs = self.hits = self.evicted = 0
-        """Items, runs on one or several of them (the warm-up's are not among them), and features that were kept or
-        dropped, since it was opened."""
+        """Since the encoder was opened: items encoded, runs (without the warm-up's), features that were found kept, and
+        features that were dropped."""
 
         self.kept: ItemStore[Features] = ItemStore(FEATURE_BYTES, num_bytes)
         self._open_session = open_session
@@ -254,8 +256,8 @@ class MediaEncoder:
         self._early: set[str] = set()
 
     def bind(self, binding: ort.IOBinding, items: Sequence[MediaItem], num_rows: int | None) -> None:
-        """Binds the features of `items`, one after the other, as the embedding graph's inputs; none for text. Zeros
-        fill them up to `num_rows` where that is given: a step's shape is then that of its tokens."""
+        """Binds the features of `items`, in order, as inputs of the embedding graph; empty ones for text. With
+        `num_rows` they are padded with zeros to that many rows, so that a step's shape depends on its tokens alone."""
         encoded = [self.features(item) for item in items]
         for number, tensor in enumerate(self.spec.features):
             parts = [features[number] for features in encoded]
@@ -282,7 +284,8 @@ class MediaEncoder:
         }
 
     def warm_up(self, items: Sequence[MediaItem], sizes: Sequence[int]) -> None:
-        """Runs the encoder on items of every shape, and what puts features among those of steps of `sizes` tokens."""
+        """Runs the encoder on items of every shape, and the graphs that put features among those of steps of `sizes`
+        tokens."""
         self._shapes.learn([item.num_tokens for item in items], [self._arrays(item) for item in items])
         for item in items:
             for count in self._batches.counts(item):
@@ -298,7 +301,7 @@ class MediaEncoder:
             put_rows(self._small, [Pieces((piece,), 1)], base)
 
     def expect(self, items: Iterable[MediaItem]) -> None:
-        """Takes note of items of requests that wait: they may be encoded together."""
+        """Adds items of requests that wait: they may be encoded together."""
         self._batches.expect(item for item in items if item.key not in self.kept)
 
     def close(self) -> None:
@@ -323,8 +326,8 @@ class MediaEncoder:
         return encoded[0][1]
 
     def _encode_or_lose(self, items: Sequence[MediaItem]) -> list[tuple[MediaItem, Features]]:
-        """As `_encode`. Where the encoder fails on several, the first is encoded alone; the others are when they are
-        wanted themselves. Raises `LostItemError` where it fails on the first, for another reason than memory."""
+        """As `_encode`. Where the encoder fails on several items, the first is encoded alone, and the others when they
+        are needed. Raises `LostItemError` where it fails on the first for another reason than memory."""
         try:
             return self._encode(items)
         except FAILURES as error:
@@ -336,11 +339,9 @@ class MediaEncoder:
         return self._encode_or_lose(items[:1])
 
     def _encode(self, items: Sequence[MediaItem], bucket: Bucket | None = None) -> list[tuple[MediaItem, Features]]:
-        """The rows of each item, of each output: the one way in which items are encoded, beforehand and for requests.
-
-        Items that cannot be had, or do not fit beside the first, are left out; so are all but the first where the
-        encoder does not take several. `bucket`: another one than the items'.
-        """
+        """The features of each item, for each output. Warm-up and requests encode items here alone. Left out are items
+        that cannot be loaded or do not fit beside the first, and all but the first where the encoder does not take
+        several. `bucket` replaces the items' own."""
         loaded = self._loaded(items)
         features, parts = self._run(loaded, self._graphs.device, bucket)
         if all(value.shape()[:-1] == [self._shapes.whole(len(parts[0]))] for value in features):
@@ -373,7 +374,7 @@ class MediaEncoder:
         return {tensor.name: fitted(tensor, arrays, self.spec) for tensor in self.spec.inputs}
 
     def _takes_several(self, loaded: Sequence[Loaded]) -> bool:
-        """Whether items together have the features of each alone: tried for each number, size and filling."""
+        """Whether items together have the features of each alone: tried once for each number, size and padding."""
         is_filled = any(is_padded(arrays, loaded[0][1]) for _, arrays in loaded[1:])
         if self._batches.is_trial_due([item for item, _ in loaded], is_filled):
             self._batches.note_trial(is_filled, company_problem(loaded, self._on_host))
@@ -388,7 +389,7 @@ class MediaEncoder:
     def _run(
         self, loaded: Sequence[Loaded], device: Device, bucket: Bucket | None = None
     ) -> tuple[tuple[ort.OrtValue, ...], list[Rows]]:
-        """What the encoder returns of features, on `device`, and which of their rows are each item's."""
+        """The encoder's outputs on `device`, and which of their rows belong to each item."""
         items = [item for item, _ in loaded]
         inputs, num_rows = self._shapes.padded(joined([arrays for _, arrays in loaded]), items, bucket)
         binding = self._session.io_binding()
@@ -423,9 +424,8 @@ class MediaEncoder:
 
 
 class Embedding:
-    """The session of the graph that turns token ids into what the decoder of a multimodal package takes in their place,
-    with the features of pictures and sound among them. Text has no features, and the encoders are not opened for it.
-    """
+    """The session of the graph that a multimodal package runs before its decoder: it turns token ids and features of
+    pictures and sound into embeddings. Text has no features, and opens no encoder."""
 
     def __init__(
         self,
@@ -435,8 +435,8 @@ class Embedding:
         graphs: ItemGraphs,
         bind_weights: BindWeights | None = None,
     ) -> None:
-        """`graphs` counts the encoders' shapes, too; where it is bucketed a step's tokens are filled up.
-        `bind_weights` binds weights of the session's graph to its runs."""
+        """`graphs` also counts the encoders' shapes; where it is bucketed, a step's tokens are padded. `bind_weights`
+        binds weights of the session's graph to its runs."""
         self._bind_weights = bind_weights
         self._graphs = graphs
         self._session = graphs.count.of(session, "the embedding graph")
@@ -448,7 +448,7 @@ class Embedding:
         self._small = SmallGraphs(graphs, "after the embedding graph")
 
     def check(self, media: Media) -> None:
-        """Raises `OliveExtError` for items that there is no encoder of."""
+        """Raises `OliveExtError` for items that have no encoder."""
         for run in media:
             if run.item.modality not in self._encoders:
                 taken = " and ".join(f"{modality.kind}s" for modality in self._encoders) or "text only"
@@ -456,12 +456,12 @@ class Embedding:
                 raise OliveExtError(f"the request has a {kind}; this model's encoders take {taken}")
 
     def expect(self, media: Media) -> None:
-        """Takes note of the items of a request that waits."""
+        """Adds the items of a request that waits."""
         for modality, encoder in self._encoders.items():
             encoder.expect(run.item for run in media if run.item.modality is modality)
 
     def bind(self, rows: StepArrays, items: Sequence[MediaItem], decoder: ort.IOBinding) -> None:
-        """Computes the embeddings of the step's tokens, features of `items` among them, as inputs of the decoder."""
+        """Computes the embeddings of the step's tokens, with the features of `items`, as inputs of the decoder."""
         # Packed rows are one to the graph.
         num_rows = len(rows.past_B) if len(self._spec.inputs[0].tensor.shape) == 2 else 1
         # The graph counts placeholders from the beginning of each row, and features are counted over all rows.
@@ -474,7 +474,7 @@ class Embedding:
             decoder.bind_ortvalue_input(name, self._fold(value, shape) if is_folded else value)
 
     def _embedded(self, rows: StepArrays, items: Sequence[MediaItem] = ()) -> Mapping[str, ort.OrtValue]:
-        """The graph's outputs, by name; with buckets those of a bucket of tokens."""
+        """The graph's outputs by name; with buckets, those of the padded tokens."""
         num_rows = None
         if self._graphs.is_bucketed:
             num_rows = token_bucket(len(rows.tokens_N) - 1)
@@ -493,12 +493,12 @@ class Embedding:
         return dict(zip(self._spec.outputs, binding.get_outputs(), strict=True))
 
     def _fold(self, value: ort.OrtValue, shape: Sequence[int]) -> ort.OrtValue:
-        """The first tokens of what was computed as one row, in the shape of a step's."""
+        """The first tokens of a padded row, in the shape of the step's tokens."""
         form = value.element_type(), len(value.shape())
         return self._small.run(fold_graph, form, {"x": value}, rows=shape, count=[prod(shape)])
 
     def warm_up(self, items: Sequence[MediaItem], most: int) -> None:
-        """Runs each encoder on its `items`, and all graphs after them for steps of up to `most` tokens."""
+        """Runs each encoder on its `items`, and all graphs after it for steps of up to `most` tokens."""
         sizes = token_buckets(most - 1)
         with named_ort_failures("on a picture of the warm-up"):
             for modality, encoder in self._encoders.items():
@@ -509,7 +509,7 @@ class Embedding:
         self._graphs.count.freeze()
 
     def describe(self) -> Mapping[str, Any]:
-        """Counters of the encoders that there are."""
+        """Counters of the encoders."""
         counters = {name: value for encoder in self._encoders.values() for name, value in encoder.describe().items()}
         return {**counters, **self._graphs.count.describe()}
 

@@ -1,10 +1,10 @@
-"""What the graphs of a picture or a sound are run with: the few shapes of their inputs, buckets of items and pieces of
-features; sessions that count these shapes; small graphs from features to features. Knows no step.
+"""What keeps the shapes of pictures and sounds few: buckets of items, pieces of features, sessions that count their
+shapes, and the small graphs from features to features. Knows no step.
 
-An encoder of patches with a grid takes several pictures one after the other, so a bucket is filled with more: tails of
-zeros with a grid of their own, which no picture's patches attend to. One picture has one tail. Up to `MOST_GRIDS`
-pictures have as many tails as make `MOST_GRIDS` + 1 grids. Sounds with a mask are filled up to one of a few lengths.
-Encoders of one size have one shape anyway. Axes: N rows of features, H size.
+An encoder of patches with a grid takes several pictures one after the other. A bucket is filled up with tails: zeros
+with a grid of their own, which no picture's patches attend to. One picture has one tail. Up to `MOST_GRIDS` pictures
+get as many tails as make `MOST_GRIDS` + 1 grids. Sounds with a mask are padded to one of a few lengths. Encoders of one
+size have one shape anyway. Axes: N rows of features, H size.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from olive_ext.model.types import ITEM_BYTES, MediaEncoderSpec, TensorSpec
 
 Rows = npt.NDArray[np.int64]
 MOST_GRIDS = 7
-"""Pictures in a run at most."""
+"""The most pictures in a run."""
 
 PIECE = 64
-"""Rows of a piece of features, where items have different numbers of tokens. What is picked from an encoder's output
-and put among a step's features is a piece, so that the shapes of both graphs are as many as those of outputs and of
-steps, and not as their products with the sizes of items."""
+"""Rows of a piece of features, where items differ in their number of tokens. An encoder's output is cut into pieces,
+and a step's features are put together from pieces. The two kinds of graphs then need one shape for each output and for
+each step, and not for each pair with an item's size."""
 
 
 class Bucket(NamedTuple):
-    """Pictures with their tails: how many grids, and tokens of all."""
+    """The size of pictures with their tails: the number of grids, and of all tokens."""
 
     grids: int
     tokens: int
 
 
 def bucket_of(count: int, num_tokens: int) -> Bucket:
-    """The bucket of so many pictures with `num_tokens` together: each of its tails has a token at least."""
+    """The bucket of `count` pictures with `num_tokens` together. Each of its tails has at least one token."""
     grids = 2 if count == 1 else MOST_GRIDS + 1
     return Bucket(grids, token_bucket(num_tokens + grids - count - 1))
 
 
 class EncoderShapes:
-    """How one encoder's inputs are padded and its features cut. Without `is_bucketed` neither is."""
+    """How one encoder's inputs are padded and its features cut; neither without `is_bucketed`."""
 
     def __init__(self, spec: MediaEncoderSpec, *, is_bucketed: bool = False) -> None:
         self._spec = spec
@@ -62,34 +62,34 @@ class EncoderShapes:
 
         self.is_bucketed = is_bucketed
         self.is_padding_due = is_bucketed and (spec.grid is not None or spec.has_mask)
-        """Whether it is still to be tried if padding changes an item's features."""
+        """Whether a trial of padding is still to come."""
 
         self.problem = ""
-        """Why inputs are not padded."""
+        """Why inputs are not padded; empty where they are."""
 
     def learn(self, num_tokens: Iterable[int], inputs: Iterable[Arrays]) -> None:
-        """Takes what is expected from items of every shape: the rows of a piece, and the lengths that masks have."""
+        """Reads the rows of a piece and the lengths of masks from items of every shape."""
         sizes = set(num_tokens)
         self.piece = sizes.pop() if len(sizes) == 1 else PIECE
         self._lengths = sorted({length for arrays in inputs if (length := self._length(arrays)) is not None})
 
     def note_trial(self, problem: str) -> None:
-        """Padding was tried: because of a `problem` inputs keep their shapes."""
+        """Ends the trial of padding: with a `problem`, inputs keep their shapes."""
         self.is_padding_due, self.problem = False, problem
 
     def whole(self, num_rows: int) -> int:
-        """Rows that an encoder's output must have to be an item's features as it is; none has -1."""
+        """Rows that an encoder's output must have to be an item's features without cutting; -1 where none can be."""
         return num_rows if not self.is_bucketed or num_rows == self.piece else -1
 
     def pieces(self, rows_N: Rows) -> list[Rows]:
-        """Numbers of rows, `rows_N` [N], in pieces [`piece`], the last one filled up with the first row."""
+        """Row numbers `rows_N` [N] in pieces [`piece`]; the last one is filled up with the first row."""
         if not self.is_bucketed:
             return [rows_N]
         filled = np.concatenate([rows_N, np.full(-len(rows_N) % self.piece, rows_N[0])])
         return list(filled.reshape(-1, self.piece))
 
     def filled(self, inputs: Arrays) -> Arrays:
-        """The item's inputs with zeros up to the next length that was expected, which its mask marks."""
+        """The item's inputs, padded with zeros to the next expected length; the mask says what is real."""
         own = self._length(inputs)
         if own is None or self.problem or not self.is_bucketed or not own <= max(self._lengths, default=0):
             return inputs
@@ -106,7 +106,7 @@ class EncoderShapes:
         return next((array.shape[1] for name, array in inputs.items() if "mask" in name), None)
 
     def padded(self, inputs: Arrays, items: Sequence[MediaItem], bucket: Bucket | None = None) -> tuple[Arrays, int]:
-        """The items' inputs in their bucket, or in another, and the rows of features that come of them."""
+        """The items' inputs, padded to their bucket or to `bucket`, and the rows of features that they give."""
         num_tokens = sum(item.num_tokens for item in items)
         if not self.is_bucketed or self._grid is None or self.problem:
             return inputs, num_tokens
@@ -121,7 +121,7 @@ class EncoderShapes:
         return {name: np.concatenate([array, more[name]]) for name, array in inputs.items()}, size
 
     def shared_buckets(self, items: Sequence[MediaItem], max_rows: int) -> list[Bucket]:
-        """The buckets of several pictures with up to `max_rows` tokens; `items`: smallest to largest."""
+        """The buckets of several pictures with up to `max_rows` tokens. `items` go from the smallest to the largest."""
         if not self.is_bucketed or self._grid is None or not items or 2 * items[0].num_tokens > max_rows:
             return []
         largest = bucket_of(2, min(max_rows, MOST_GRIDS * items[-1].num_tokens)).tokens
@@ -140,14 +140,14 @@ _ALIASES = {
     "grid_thw": "image_grid_thw",
     "feature_attention_mask": "input_features_mask",
 }
-"""The processor's name for what an exporter calls otherwise."""
+"""Other names of the same input: what exporters and processors call it."""
 
 
 def fitted(tensor: TensorSpec, arrays: Mapping[str, Array], spec: MediaEncoderSpec) -> Array:
-    """The processor's array for an input of an encoder, by its name or another for the same, in its type and shape.
+    """The processor's array for an encoder's input, by its name or an alias, in its type and shape.
 
-    An axis for a single item is added or taken away. Raises `ModelError` where there is none, or its shape does not
-    fit.
+    An axis of size 1 for the item is added or removed. Raises `ModelError` where there is no such array, or its shape
+    does not fit.
     """
     array = arrays.get(tensor.name, arrays.get(_ALIASES.get(tensor.name, "")))
     if array is None:
@@ -170,33 +170,33 @@ def fitted(tensor: TensorSpec, arrays: Mapping[str, Array], spec: MediaEncoderSp
 
 
 def joined(items: Sequence[Arrays]) -> Arrays:
-    """Arrays of several items, one after the other on axis 0, each filled up by zeros to the longest: [sum, ...]."""
+    """Arrays of several items, one after the other on axis 0, each padded with zeros to the longest: [sum, ...]."""
     return items[0] if len(items) == 1 else {name: filled_up([arrays[name] for arrays in items]) for name in items[0]}
 
 
 def is_padded(arrays: Arrays, other: Arrays) -> bool:
-    """Whether one of two items would be filled up beside the other: axes after the first differ."""
+    """Whether one of two items would be padded beside the other: axes after the first differ."""
     return any(array.shape[1:] != other[name].shape[1:] for name, array in arrays.items())
 
 
 def real_rows(told: Array, num_rows: int) -> Array:
-    """The rows of features [B, rows] that are not of padding: by each item's number [B], or a mask [B, rows]."""
+    """The rows of features [B, rows] that are not padding, by each item's count [B] or a mask [B, rows]."""
     return np.flatnonzero(np.arange(num_rows) < told[:, None] if told.ndim == 1 else told)
 
 
 OpenGraph = Callable[[bytes], Any]
-"""Opens a serialized graph: an `InferenceSession`, or what is used like one."""
+"""Opens a serialized graph: as an `InferenceSession`, or as something that is used like one."""
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class LateShapeError(RunError):
-    """A session was about to be run with a shape that it was not run with beforehand, as it had to be."""
+    """A session was about to run with a shape that should have been run beforehand."""
 
 
 class ShapeCount:
-    """The input shapes that the sessions of one model have been run with on the way of its items: beforehand, and since
-    then. With `is_strict` a shape that was not run beforehand raises `LateShapeError`."""
+    """The input shapes of all sessions that a model's items pass through: those run beforehand, and those met later.
+    With `is_strict`, a later shape raises `LateShapeError`."""
 
     def __init__(self, *, is_strict: bool = False) -> None:
         self._is_strict = is_strict
@@ -206,21 +206,21 @@ class ShapeCount:
         self._is_frozen = False
 
     def of(self, session: ort.InferenceSession, name: str) -> CountedSession:
-        """`session`, whose runs count from now on; an error calls it by `name`."""
+        """`session`, whose runs count from now on. Errors call it `name`."""
         self._num_sessions += 1
         return CountedSession(session, name, self, self._num_sessions)
 
     def freeze(self) -> None:
-        """All shapes that are expected have been run."""
+        """Ends the warm-up: all expected shapes have been run."""
         self._is_frozen = True
 
     def refuse(self, problem: str) -> None:
-        """Raises `ConfigError` where shapes must be few, which `problem` speaks against."""
+        """Raises `ConfigError` where shapes must be few and `problem` prevents it."""
         if self._is_strict:
             raise ConfigError(f"'engine.strict_shapes' = true: {problem}", "engine.strict_shapes")
 
     def note(self, number: int, name: str, shapes: Shapes) -> None:
-        """Counts a run that is about to happen. Raises `LateShapeError` where it may not."""
+        """Counts a run before it happens. Raises `LateShapeError` for a shape that is not allowed."""
         key = number, shapes
         if key in self._warmed:
             return
@@ -230,7 +230,7 @@ class ShapeCount:
         (self._late if self._is_frozen else self._warmed).add(key)
 
     def describe(self) -> Mapping[str, Any]:
-        """Shapes run beforehand, where they were, and those met later, of all sessions together."""
+        """The number of shapes run beforehand and of those met later, over all sessions; empty without a warm-up."""
         if not self._is_frozen:
             return {}
         return {"encoder_shapes_warmed": len(self._warmed), "encoder_shapes_late": len(self._late)}
@@ -238,7 +238,7 @@ class ShapeCount:
 
 @dataclass(frozen=True)
 class CountedSession:
-    """A session whose runs are counted. It is used like ONNX Runtime's, by bindings of its own."""
+    """A session that counts its runs. It is used as ONNX Runtime's, with bindings that it makes."""
 
     session: ort.InferenceSession
     name: str
@@ -279,7 +279,7 @@ class CountedBinding(ort.IOBinding):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class ItemGraphs:
-    """Where the graphs on the way of items run, and how they are opened."""
+    """The device of the graphs that items pass through, and how they are opened."""
 
     device: Device
     open_graph: OpenGraph
@@ -289,10 +289,10 @@ class ItemGraphs:
 
 
 class SmallGraphs:
-    """Graphs without weights from features to features, opened when they are first needed, whose runs count."""
+    """Graphs without weights, from features to features. Each is opened when first needed, and counts its runs."""
 
     def __init__(self, graphs: ItemGraphs, where: str) -> None:
-        """`where` they are on the way of items, for errors: "after the image encoder"."""
+        """`where` the graphs run among those of the items, for errors: "after the image encoder"."""
         self._graphs = graphs
         self._where = where
         self._sessions: dict[tuple[object, ...], CountedSession] = {}
@@ -322,30 +322,31 @@ class SmallGraphs:
 
 
 class Pieces(NamedTuple):
-    """Rows of features on their device, of which the last value may have more than there are."""
+    """Rows of features on their device. The last value may have more rows than count."""
 
     values: tuple[ort.OrtValue, ...]
     num_rows: int
 
 
 Features = tuple[Pieces, ...]
-"""An item's rows, of each of the embedding graph's inputs."""
+"""An item's features, for each input of the embedding graph."""
 
 
 def num_bytes(features: Features) -> int:
-    """Memory of an item's features."""
+    """Bytes of an item's features."""
     values = [value for pieces in features for value in pieces.values]
     return sum(prod(value.shape()) * ITEM_BYTES[value.element_type()] for value in values)
 
 
 def pick_rows(graphs: SmallGraphs, features: ort.OrtValue, pieces: Sequence[Array], num_rows: int) -> Pieces:
-    """Rows of `features`, whose axes before the last count rows, in pieces [N, H]; `num_rows` of them count."""
+    """Rows of `features`, whose axes before the last are numbered through, as pieces [N, H] of which `num_rows` rows
+    count."""
     form = features.element_type(), len(features.shape()), features.shape()[-1]
     return Pieces(tuple(graphs.run(pick_graph, form, {"x": features}, rows=rows_N) for rows_N in pieces), num_rows)
 
 
 def put_rows(graphs: SmallGraphs, parts: Sequence[Pieces], base: ort.OrtValue) -> ort.OrtValue:
-    """`base` [N, H] with the rows of all parts, one after the other, in place of its first ones."""
+    """`base` [N, H], whose first rows are replaced by those of all parts, one after the other."""
     numbers_N, begin = np.arange(base.shape()[0]), 0
     for part in parts:
         left = part.num_rows

@@ -1,6 +1,6 @@
-"""Pictures and sounds of a request: which of its tokens stand for which item, and what an encoder is given of it.
+"""Pictures and sounds of a request: which of its tokens stand for which item, and the encoder's inputs for each.
 
-An item's tokens are a run of placeholders that the item's features replace. Knows no picture, no file and no session.
+An item's tokens are a run of placeholders, which the item's features replace. Knows no picture, no file and no session.
 """
 
 from __future__ import annotations
@@ -25,35 +25,37 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class MediaItem:
-    """One picture or sound as an encoder takes it. Two are equal when their content and its preparation are."""
+    """One picture or sound, prepared for an encoder. Two are equal when content and preparation are."""
 
     modality: Modality
     key: str
-    """Digest of what an encoder is given of it: of the content, and of how that is prepared."""
+    """Digest of the content and of how it is prepared."""
 
     num_tokens: int
-    """Placeholders in the prompt, by the processor: the rows of features that the encoder must return."""
+    """Number of placeholders in the prompt, as the processor counts: the encoder must return as many rows of features.
+    """
 
     placeholder: int
-    """The token id in whose place the embedding graph puts a row of features."""
+    """The id of the placeholder token, which the embedding graph replaces by features."""
 
     load: Callable[[], Mapping[str, Array]] = field(compare=False, repr=False)
-    """The processor's arrays of this item by name, made anew with each call: pixels of many pictures would not fit."""
+    """Loads the processor's arrays of this item by name. They are not kept: the pixels of many pictures would not fit.
+    """
 
     grid: tuple[int, int, int] | None = None
     """Features in time, height and width, for multimodal rotary positions; None where the processor names none."""
 
     shown: str = field(default="an item", compare=False)
-    """The picture or sound in an error: its path where it has one, and its size."""
+    """How an error names the item: its path where it has one, and its size."""
 
     def arrays(self) -> Mapping[str, Array]:
-        """What `load` gives. Raises `LostItemError` where it cannot be had any more."""
+        """The arrays by name. Raises `LostItemError` where they cannot be loaded any more."""
         with self.or_lost():
             return self.load()
 
     @contextmanager
     def or_lost(self) -> Iterator[None]:
-        """Makes a `LostItemError` of a `TaskError`: this item costs the requests that have it, and no other."""
+        """Turns a `TaskError` into a `LostItemError`: the item costs only the requests that have it."""
         try:
             yield
         except TaskError as error:
@@ -79,18 +81,18 @@ Media = tuple[MediaRun, ...]
 
 @dataclass(frozen=True)
 class ItemLimit:
-    """The most tokens of an item, which is fed in one step: None where steps grow with it."""
+    """The most tokens of an item, which is fed in one step; None where steps grow with items."""
 
     tokens: int | None = None
     reason: str = ""
-    """Which setting or device it comes from, and how it is raised."""
+    """Which setting or device the limit comes from, and how it is raised."""
 
     is_strict: bool = False
-    """Whether every shape is run beforehand: then a model all of whose items have more is refused when it is opened,
-    and not with its first item, which texts do not have."""
+    """Whether every shape is run beforehand. A model whose items are all above the limit is then refused when it is
+    opened, and not at its first item, which a text does not have."""
 
     def problem(self, modality: Modality, num_tokens: int) -> str:
-        """What is wrong with an item of so many tokens; empty where nothing is."""
+        """Why an item of so many tokens is too large; empty where it is not."""
         if self.tokens is None or num_tokens <= self.tokens:
             return ""
         return f"a {modality.kind} takes {num_tokens} tokens and is fed in one step: {self.reason}"
@@ -101,14 +103,14 @@ class ItemLimit:
             raise MediaError(problem)
 
     def both(self, other: ItemLimit) -> ItemLimit:
-        """The lower one."""
+        """The lower of two limits."""
         limits = [limit for limit in (self, other) if limit.tokens is not None]
         return min(limits, key=lambda limit: limit.tokens or 0, default=self)
 
 
 def token_bucket(num_tokens: int) -> int:
-    """The bucket of items with so many tokens: 8, 16, 32 and from there on a third to a half more each time; always
-    larger, so that there is a tail to be filled."""
+    """The bucket of an item of so many tokens: 8, 16, 32, then a third to a half more each time. It is always larger
+    than the item, so that a tail is left to fill."""
     return next(size for size in _sizes() if size > num_tokens)
 
 
@@ -133,19 +135,19 @@ def media_key(media: Media) -> str:
 
 
 def moved(media: Media, distance: int) -> Media:
-    """The same items, each `distance` positions further on."""
+    """The same items, each moved by `distance` positions."""
     return tuple(replace(run, start=run.start + distance) for run in media)
 
 
 def runs_within(media: Media, first: int, stop: int) -> list[MediaRun]:
-    """The items at positions `first` to `stop`, neither of which is within one."""
+    """The items at positions `first` to `stop`. Neither bound may be inside an item."""
     found = [run for run in media if run.start < stop and first < run.stop]
     assert all(first <= run.start and run.stop <= stop for run in found), "a step cuts an item"
     return found
 
 
 def border(media: Media, position: int, group: int = 1) -> int:
-    """The last position up to `position`, a multiple of `group`, that is not within an item."""
+    """The last multiple of `group` up to `position` that is not inside an item."""
     position -= position % group
     for run in reversed(media):
         if run.start < position < run.stop:
@@ -154,7 +156,7 @@ def border(media: Media, position: int, group: int = 1) -> int:
 
 
 def chunk_end(media: Media, start: int, stop: int, group: int = 1) -> int:
-    """Where a chunk from `start` to `stop` ends that cuts no item, a multiple of `group` where there is one."""
+    """Where a chunk from `start` to `stop` ends so that it cuts no item: a multiple of `group` where there is one."""
     for end in (border(media, stop, group), border(media, stop)):
         if end > start:
             return end
@@ -162,7 +164,7 @@ def chunk_end(media: Media, start: int, stop: int, group: int = 1) -> int:
 
 
 def filled_up(parts: Sequence[Array]) -> Array:
-    """The parts one after the other, filled up by zeros to the longest on every other axis: [sum, ...]."""
+    """The parts one after the other, padded with zeros to the longest on every other axis: [sum, ...]."""
     longest = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
     filled = []
     for part in parts:
@@ -172,11 +174,9 @@ def filled_up(parts: Sequence[Array]) -> Array:
 
 
 def rotary_positions(media: Media, positions_N: Sequence[int] | Array) -> Array:
-    """Time, height and width [3, N] of the tokens at `positions_N` of a sequence.
-
-    Tokens of text have one number for all three. An item with a grid counts from the number after the token before it,
-    and the text after it goes on from the largest of the item's numbers (Qwen2-VL, arXiv:2409.12191, section 2.1).
-    """
+    """Time, height and width [3, N] of the tokens at `positions_N` of a sequence. A token of text has one number for
+    all three. An item with a grid counts from the number after the token before it, and the text after it goes on from
+    the item's largest number (Qwen2-VL, arXiv:2409.12191, section 2.1)."""
     positions_N = np.asarray(positions_N, np.int64)
     found_3N = np.stack([positions_N] * 3)
     offset = 0
@@ -195,7 +195,7 @@ def rotary_positions(media: Media, positions_N: Sequence[int] | Array) -> Array:
 
 
 class ItemStore(Generic[Value]):
-    """What was made of the items used last, by their keys: up to `budget` bytes, or one that has more."""
+    """The values of the items used last, by key: up to `budget` bytes, or a single larger one."""
 
     def __init__(self, budget: int, nbytes: Callable[[Value], int]) -> None:
         self.budget = budget
@@ -207,13 +207,13 @@ class ItemStore(Generic[Value]):
         return key in self._values
 
     def get(self, key: str) -> Value | None:
-        """The value, which is now the one used last."""
+        """The value, which now counts as the one used last."""
         if key in self._values:
             self._values.move_to_end(key)
         return self._values.get(key)
 
     def put(self, key: str, value: Value) -> int:
-        """Keeps `value` as the one used last; returns how many others went for it."""
+        """Keeps `value` as the one used last; returns how many others were dropped for it."""
         if key in self._values:
             self.num_bytes -= self._nbytes(self._values.pop(key))
         self._values[key] = value

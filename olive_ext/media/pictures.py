@@ -24,30 +24,31 @@ RawMedia: TypeAlias = Any
 """A PIL picture, a path, or the bytes of a file."""
 
 FILES = (str, Path, bytes, bytearray)
-"""The types by which a file is given."""
+"""The types in which a file is given."""
 
 THUMBNAIL_SIDE = 128
 """Pixels of a thumbnail's longer side."""
 
 LONGEST_NAME = 300
-"""Characters of a path that a message has."""
+"""The most characters of a path in a message."""
 
 _FORMATS = {
     *("AVIF", "BMP", "DIB", "GIF", "ICO", "JPEG", "JPEG2000", "PCX", "PNG", "PPM", "PSD", "SGI", "TGA", "TIFF"),
     "WEBP",
 }
-"""PIL's formats that are pixels (MPO is read as JPEG): of EPS it has Ghostscript run a program."""
+"""Those of PIL's formats that hold pixels (MPO is read as JPEG). PIL runs Ghostscript for EPS, so it is not among them.
+"""
 
 LARGEST_SIDE = 16384
-"""Pixels of a side at most."""
+"""The most pixels of a side."""
 
 LARGEST_RATIO = 200
-"""The largest ratio of the sides, as in transformers' processor of Qwen2-VL: others enlarge the shorter side in
-proportion, which takes any memory."""
+"""The largest ratio of the sides, as in transformers' processor of Qwen2-VL. Other processors enlarge the shorter side
+in proportion, so that a longer picture could take any amount of memory."""
 
 
 def read_picture(raw: RawMedia) -> Image.Image:
-    """The picture upright and in RGB. Raises `MediaError` for what is none, or one that no model was made for."""
+    """The picture upright and in RGB. Raises `MediaError` for what is not a picture, or is beyond the bounds above."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
@@ -84,8 +85,8 @@ def _formats() -> list[str]:
 
 
 def _of_8_bits(picture: Image.Image, raw: RawMedia) -> Image.Image:
-    """The picture with shades from 0 to 255, where PIL would make 255 of all above. Raises `MediaError` for numbers of
-    which no range is known."""
+    """The picture with shades from 0 to 255, where PIL would clip all above to 255. Raises `MediaError` for numbers
+    whose range is unknown."""
     from PIL import Image
 
     if not picture.mode.startswith(("I", "F")):
@@ -97,7 +98,7 @@ def _of_8_bits(picture: Image.Image, raw: RawMedia) -> Image.Image:
 
 
 def as_bytes(raw: RawMedia, kind: str = "picture") -> RawMedia:
-    """The same for a process that may not see this one's files. Raises `MediaError` where it is gone."""
+    """The source for a process that may not see this one's files. Raises `MediaError` where the file is gone."""
     if not isinstance(raw, (str, Path)):
         return raw
     try:
@@ -115,7 +116,7 @@ def thumbnail(raw: RawMedia) -> str:
 
 
 def blank(width: int, height: int) -> Image.Image:
-    """A picture of nothing."""
+    """A blank picture."""
     from PIL import Image
 
     return Image.new("RGB", (width, height))
@@ -129,8 +130,8 @@ def content_key(content: Image.Image | npt.NDArray[Any]) -> str:
 
 
 def media_digest(args: Sequence[Any]) -> str:
-    """Digest of what a framework's request holds besides texts: pictures by their pixels, sounds by their samples, the
-    rest by its JSON."""
+    """Digest of a framework's request without its texts: pictures by their pixels, sounds by their samples, the rest as
+    JSON."""
 
     def shown(value: Any) -> Any:
         from PIL import Image
@@ -156,7 +157,7 @@ def data_of_url(url: Any) -> bytes:
 
 
 def decoded(body: str) -> bytes:
-    """The bytes of base64; `MediaError` where it is none."""
+    """The decoded bytes. Raises `MediaError` for what is not base64."""
     try:
         return base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -173,12 +174,12 @@ def opened(raw: str | Path | bytes | bytearray) -> io.BytesIO | Path:
 
 
 def reason(error: Exception) -> str:
-    """What was wrong, without the path, which `name_of` has."""
+    """The message of an error without the path, which `name_of` has."""
     return error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
 
 
 def name_of(raw: RawMedia, kind: str = "picture") -> str:
-    """The picture or sound in an error: by its path, where it has one."""
+    """How an error names the picture or sound: by its path, where it has one."""
     if not isinstance(raw, (str, Path)):
         return f"a {kind}"
     text = str(raw)

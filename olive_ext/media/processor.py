@@ -1,8 +1,5 @@
-"""Pictures and sounds as items for the engine: how many placeholders each takes, its key, and its arrays when they are
-needed.
-
-Knows no prompt and no session.
-"""
+"""Turns pictures and sounds into items for the engine: the number of placeholders of each, its key, and its arrays when
+they are needed. Knows no prompt and no session."""
 
 from __future__ import annotations
 
@@ -28,15 +25,16 @@ from olive_ext.model.types import MediaInput, MediaSpec, Modality, ModelFiles
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 KEPT_BYTES = 1 << 26
-"""Bytes of prepared pixels that are kept between a request's coming and its run, unless one picture has more."""
+"""The most bytes of prepared pixels that are kept between a request's arrival and its run; a single picture may have
+more."""
 
 _FIXED = ("mm_tokens_per_image", "image_seq_length", "num_image_tokens")
-"""Keys of config.json for the tokens of a picture where all have as many."""
+"""Keys of config.json for the number of tokens of a picture, where all pictures have the same."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """What of a picture's preparation the prompt depends on, and its key."""
+    """What the prompt depends on: the number of tokens and the grid, and the key."""
 
     num_tokens: int
     grid: tuple[int, int, int] | None = None
@@ -45,8 +43,8 @@ class Extent:
 
 @dataclass(frozen=True)
 class ItemArrays:
-    """The arrays of what a user gave, whenever they are asked for. What is sent to another process is the picture or
-    sound without its processor: that process has one of its own (`MediaProcessor.adopt`)."""
+    """Loads the arrays of a picture or sound on demand. Only the picture or sound is sent to another process, which
+    prepares it with its own processor (`MediaProcessor.adopt`)."""
 
     processor: MediaProcessor | None
     modality: Modality
@@ -54,7 +52,7 @@ class ItemArrays:
     raw: RawMedia
 
     def __call__(self) -> Arrays:
-        """The arrays by name. Raises `TaskError` where the file holds other content by now."""
+        """The arrays by name. Raises `TaskError` where the file's content has changed."""
         assert self.processor is not None
         return self.processor.load(self.modality, self.key, self.raw)
 
@@ -69,7 +67,7 @@ class MediaProcessor:
     """Makes items of pictures and sounds for one model. A processor is loaded when the first of its kind comes."""
 
     def __init__(self, spec: MediaSpec, files: ModelFiles, num_threads: int | None = None) -> None:
-        """`num_threads`: torch's, while a sound is prepared; pictures are prepared without it."""
+        """`num_threads`: torch's threads while a sound is prepared; pictures are prepared without torch."""
         self.spec = spec
         self._files = files
         self.kept: ItemStore[Arrays] = ItemStore(
@@ -79,8 +77,8 @@ class MediaProcessor:
         self._sounds = SoundItems(files, num_threads)
 
     def item(self, modality: Modality, raw: RawMedia) -> MediaItem:
-        """The item of what a user gave. Raises `TaskError` for one that cannot be read or prepared, or of
-        which the model takes none."""
+        """The item of a picture or sound. Raises `TaskError` for one that cannot be read or prepared, or of a kind that
+        the model does not take."""
         taken = next((one for one in self.spec.inputs if one.modality is modality), None)
         if taken is None:
             names = " and ".join(f"{taken.kind}s" for taken in self.spec.modalities)
@@ -101,12 +99,12 @@ class MediaProcessor:
         return MediaItem(modality, extent.key, extent.num_tokens, taken.placeholder, load, extent.grid, shown)
 
     def adopt(self, item: MediaItem) -> MediaItem:
-        """An item that was sent from another process, to be prepared by this processor."""
+        """An item from another process, which this processor will prepare."""
         return replace(item, load=replace(item.load, processor=self)) if isinstance(item.load, ItemArrays) else item
 
     def own(self, item: MediaItem) -> MediaItem:
-        """The item of the same content as this model has it, where `item` is another model's. Raises `TaskError` where
-        it takes another number of tokens, so that no text holds it for both models."""
+        """Another model's `item`, prepared for this model. Raises `TaskError` where this model takes another number of
+        tokens for it: no text then fits both models."""
         if not isinstance(item.load, ItemArrays):
             return item
         own = self.item(item.modality, item.load.raw)
@@ -118,7 +116,7 @@ class MediaProcessor:
         return own
 
     def load(self, modality: Modality, key: str, raw: RawMedia) -> Arrays:
-        """The arrays of that key's item by name, each [1, ...]. Raises `TaskError` if `raw` now holds another one."""
+        """The arrays by name of the item with that key, each [1, ...]. Raises `TaskError` if `raw` has changed."""
         if (kept := self.kept.get(key)) is not None:
             return kept
         arrays = self._prepare(modality, self._read(modality, raw))
@@ -129,14 +127,14 @@ class MediaProcessor:
         return arrays
 
     def dummies(self, most: int) -> list[MediaItem]:
-        """Pictures and sounds of every shape that an encoder can meet with up to `most` tokens."""
+        """Pictures and sounds of every shape that an encoder can meet, up to `most` tokens."""
         silences = self._sounds.silences() if Modality.AUDIO in self.spec.modalities else []
         items = [self.item(Modality.AUDIO, silence) for silence in silences]
         items += self._blanks(most) if Modality.IMAGE in self.spec.modalities else []
         return [item for item in items if item.num_tokens <= most]
 
     def _blanks(self, most: int) -> list[MediaItem]:
-        """One picture where the processor makes all alike, else one for each bucket."""
+        """One picture where the processor gives all the same size, else one for each bucket."""
         items = [self.item(Modality.IMAGE, blank(64, 64))]
         if items[0].grid is None:
             return items
@@ -154,18 +152,18 @@ class MediaProcessor:
         return items
 
     def fixed_tokens(self, taken: MediaInput) -> int | None:
-        """Tokens of each item by config.json or the encoder's output, where all have as many."""
+        """Tokens of each item by config.json or the encoder's output, where all have the same number."""
         config = self._files.hf_config
         counts = [config[key] for key in _FIXED if isinstance(config.get(key), int)]
         return next(iter(counts), taken.num_rows) if taken.modality is Modality.IMAGE else taken.num_rows
 
     def problem_of(self, limit: ItemLimit) -> str:
-        """Why `limit` allows no item of a modality; empty where it allows some of each."""
+        """Why `limit` allows no item of some modality; empty where it allows some of each."""
         problems = (limit.problem(taken.modality, self.fixed_tokens(taken) or 0) for taken in self.spec.inputs)
         return next(filter(None, problems), "")
 
     def check_fixed(self, limit: ItemLimit) -> None:
-        """Raises `ConfigError` where a strict limit allows no item of a modality."""
+        """Raises `ConfigError` where a strict limit allows no item of some modality."""
         if limit.is_strict and (problem := self.problem_of(limit)):
             raise ConfigError(problem)
 
@@ -202,7 +200,7 @@ class MediaProcessor:
         return {name: np.asarray(value) for name, value in prepared.items()}
 
     def _extent(self, arrays: Arrays, taken: MediaInput) -> Extent:
-        """The placeholders by what the processor returned, else by config.json, else by the encoder's output."""
+        """The number of placeholders, by the processor's output, else by config.json, else by the encoder's output."""
         for name in (NUM_TOKENS, "num_soft_tokens_per_image"):
             if name in arrays:
                 return Extent(int(arrays[name].reshape(-1)[0]))

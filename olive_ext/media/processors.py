@@ -1,8 +1,8 @@
-"""The door to transformers' image processors and feature extractors, made from a package's own files. They run on PIL
-and numpy, and run no code of the package: not with `trust_remote_code` either.
+"""Loads transformers' image processors and feature extractors from a package's own files. They run on PIL and numpy. No
+code of the package runs, with `trust_remote_code` either.
 
-A package has them as transformers writes them (preprocessor_config.json, processor_config.json), or in the form of
-onnxruntime-extensions, which mobius and onnxruntime-genai's packages have; that is read here.
+A package has these files in transformers' form (preprocessor_config.json, processor_config.json), or in the form of
+onnxruntime-extensions, which mobius and onnxruntime-genai write and this module reads.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ LARGEST_SIZES: Mapping[str, int] = {
     **dict.fromkeys(("n_samples", "nb_max_frames"), 2**28),
     **dict.fromkeys(("image_seq_length", "audio_seq_length", "max_soft_tokens", "max_num_tiles", "num_crops"), 2**20),
 }
-"""The most of each: an edge in pixels, an area (which Qwen's processors call edges), mels, samples of a frame, seconds,
-samples a second or a window, tokens. Published ones are far below."""
+"""Upper bounds: an edge in pixels, an area (which Qwen's processors call edges), mels, samples of a frame, seconds,
+samples a second or a window, tokens. Published models are far below."""
 
 
 def folders_of(files: ModelFiles) -> tuple[Path, ...]:
-    """Where a model's processors may have their files, in the order of looking."""
+    """Where a model's processors may have their files, in order of preference."""
     return files.directory, files.decoder.parent, Path(files.tokenizer)
 
 
 def load_image_processor(folders: Iterable[Path], named: str | None) -> tuple[Any, Path]:
-    """The image processor that the first of `folders` has, and its file; `named` is the file that genai_config.json
-    names. Raises `ModelError` where there is none, or it is not understood."""
+    """The image processor of the first of `folders` that has one, and its file; `named` is the file that
+    genai_config.json names. Raises `ModelError` where there is none, or its file is not understood."""
     for found in _image_processors(folders, named):
         return found
     looked, names = ", ".join(f"'{folder}'" for folder in dict.fromkeys(folders)), {*HF_FILES, *EXTENSIONS_FILES}
@@ -50,7 +50,7 @@ def load_image_processor(folders: Iterable[Path], named: str | None) -> tuple[An
 
 
 def _image_processors(folders: Iterable[Path], named: str | None) -> Iterator[tuple[Any, Path]]:
-    """transformers' own first, then those of onnxruntime-extensions."""
+    """The loaders of files: transformers' form first, then that of onnxruntime-extensions."""
     for file in (folder / name for folder in dict.fromkeys(folders) for name in HF_FILES):
         content = read_json(file) if file.is_file() else {}
         if "image_processor_type" in {*content, *content.get("image_processor", {})}:
@@ -63,8 +63,8 @@ def _image_processors(folders: Iterable[Path], named: str | None) -> Iterator[tu
 
 
 def other_image_processor(folders: Iterable[Path], named: str | None) -> dict[str, str]:
-    """By the file that onnxruntime-genai reads, what it prepares pictures with otherwise than `load_image_processor`;
-    empty where that is the only one, or the file is not understood."""
+    """How the file that onnxruntime-genai reads prepares pictures otherwise than `load_image_processor` does. Empty
+    where it does not, where that is the only file, or where it is not understood."""
     found: list[tuple[Any, Path]] = []
     with suppress(ModelError):
         found.extend(_image_processors(folders, named))
@@ -78,8 +78,8 @@ def other_image_processor(folders: Iterable[Path], named: str | None) -> dict[st
 
 
 def load_feature_extractor(folders: Iterable[Path], source: TensorSpec) -> Any:
-    """The extractor of features of sound that the first of `folders` has; where none has one, Whisper's for an encoder
-    that takes `source` [B, mels, frames]. Raises `ModelError` where its features would not fit."""
+    """The feature extractor of the first of `folders` that has one; else Whisper's, for an encoder that takes `source`
+    [B, mels, frames]. Raises `ModelError` where its features would not fit."""
     from transformers import WhisperFeatureExtractor
 
     _, mels, frames = source.shape
@@ -98,20 +98,20 @@ def load_feature_extractor(folders: Iterable[Path], source: TensorSpec) -> Any:
 
 
 def slaney_filters(num_bins: int, num_mels: int, rate: int) -> Any:
-    """Triangles [bins, mels] of Slaney's scale and area, from 0 to half the sampling rate, as float64."""
+    """The mel filter bank [bins, mels] in Slaney's scale and norm, from 0 to half the sampling rate, as float64."""
     from transformers.audio_utils import mel_filter_bank
 
     return mel_filter_bank(num_bins, num_mels, 0.0, rate / 2, rate, norm="slaney", mel_scale="slaney")
 
 
 def repeats_silence(extractor: Any) -> bool:
-    """Whether each frame of padding is the same: Whisper's extractor, unless it adds noise."""
+    """Whether all frames of padding are alike: with Whisper's extractor, unless it adds noise."""
     return type(extractor).__name__ == "WhisperFeatureExtractor" and not extractor.dither
 
 
 @contextmanager
 def torch_threads(number: int | None) -> Iterator[None]:
-    """Inside, torch's operators, which feature extractors use, have `number` threads; None changes nothing."""
+    """Within it, torch's operators, which feature extractors use, have `number` threads; None changes nothing."""
     if number is None:
         yield
         return
@@ -160,8 +160,8 @@ def _without_pictures(content: Mapping[str, Any], folder: Path) -> Any:
 
 
 def _loaded(name: str, folder: Path, **options: Any) -> Any:
-    """What transformers' class `name` makes of `folder`; Python that the folder brings is neither run nor asked about.
-    Raises `ModelError`."""
+    """What transformers' class `name` loads from `folder`. Python code in the folder does not run and is not asked
+    about. Raises `ModelError`."""
     import transformers
 
     refuse_strangers(folder)
@@ -176,7 +176,7 @@ def _loaded(name: str, folder: Path, **options: Any) -> Any:
 
 
 def _of_extensions(content: Mapping[str, Any], file: Path) -> Any:
-    """transformers' processor for what a file of onnxruntime-extensions describes."""
+    """transformers' processor for a file of onnxruntime-extensions."""
     import transformers
 
     refuse_sizes(content, file)
@@ -195,7 +195,7 @@ def _of_extensions(content: Mapping[str, Any], file: Path) -> Any:
 
 
 def _plain(by_type: Mapping[str, Any], resize: Mapping[str, Any], scales: Mapping[str, Any]) -> Any:
-    """Resized, perhaps cropped, scaled and normalized pictures of one size (CLIP's and SigLIP's)."""
+    """An image processor that resizes, may crop, scales and normalizes pictures to one size (CLIP's and SigLIP's)."""
     from transformers import CLIPImageProcessorPil
 
     crop = by_type.get("CenterCrop")

@@ -1,8 +1,5 @@
-"""Sound, read and checked: cut into windows for the encoder of a model of speech, or as the arrays and the number of
-placeholders of an item among a text's tokens; both prepared by transformers' own classes.
-
-Knows no model's text. Axes: N samples.
-"""
+"""Reads and checks sound, and prepares it by transformers' classes: in windows for the encoder of a speech model, or as
+arrays and a number of placeholders for an item among a text's tokens. Knows no model's text. Axes: N samples."""
 
 from __future__ import annotations
 
@@ -36,23 +33,23 @@ RawMedia: TypeAlias = Any
 """A path or the bytes of a WAV file, {"array": samples, "sampling_rate": rate} (datasets' form), or (samples, rate)."""
 
 _SCALES: Mapping[str, tuple[float, float]] = {"uint8": (128, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
-"""For samples that are whole numbers: what silence is, and what the loudest is; WAV files of 24 bits are read as 32."""
+"""For integer samples: the value of silence, and the largest distance from it. WAV files of 24 bits are read as 32."""
 
 _OPEN_SIZES = (0, 0xFFFFFFFF)
-"""In a WAV file's header: written before the size was known, as ffmpeg does into a pipe."""
+"""The size in a WAV file's header that was written before the size was known, as by ffmpeg into a pipe."""
 
 FRAME_GROUP = 192
-"""Frames are computed in whole groups: products of matrices round the columns of a last tile otherwise, and this is a
-multiple of the tiles' 8, 16, 24, 32 or 64 columns."""
+"""Frames are computed in multiples of this number, which is a multiple of the tiles of matrix products (8, 16, 24, 32
+or 64 columns): the columns of a partial tile are rounded otherwise."""
 
 
 class SoundProcessor:
-    """Makes features for the encoder of a model of speech. The extractor is loaded when the first sound comes."""
+    """Computes features for the encoder of a speech model. The extractor is loaded at the first sound."""
 
     def __init__(self, files: ModelFiles, source: TensorSpec, num_threads: int | None = None) -> None:
-        """`source`: the encoder's input, [B, mels, frames]. `num_threads`: torch's, while features are computed; None
-        is one: on two busy cores a sound took 10 to 25 ms, and with two threads beside ONNX Runtime's, which spin, 56
-        to 190."""
+        """`source`: the encoder's input, [B, mels, frames]. `num_threads`: torch's threads while features are computed;
+        None is one. On two busy cores a sound took 10 to 25 ms with one, and 56 to 190 with two threads beside ONNX
+        Runtime's, which spin."""
         self._files = files
         self._source = source
         self._num_threads = num_threads or 1
@@ -68,8 +65,8 @@ class SoundProcessor:
         return float(self._extractor.n_samples) / self.rate
 
     def windows(self, raw: RawMedia) -> list[npt.NDArray[np.float32]]:
-        """The features [mels, frames] of each window of a sound that a user gave; a sound has one window unless it is
-        longer than the encoder takes, and windows do not overlap. Raises `MediaError` for what cannot be read."""
+        """The features [mels, frames] of each window of a sound. A sound that is longer than the encoder takes has
+        several windows, which do not overlap. Raises `MediaError` for what cannot be read."""
         samples_N = read_samples(raw, self.rate)
         length = int(self._extractor.n_samples)
         parts = [samples_N[start : start + length] for start in range(0, len(samples_N), length)]
@@ -80,8 +77,8 @@ class SoundProcessor:
         return self._features(np.zeros(1, np.float32))
 
     def _features(self, samples_N: Samples) -> npt.NDArray[np.float32]:
-        """Where the extractor pads with silence, all frames of which are alike, it is given no more of it than that its
-        last frame holds nothing else, and that frame is repeated."""
+        """The features of a window. Where the extractor pads with silence, whose frames are all alike, it gets only so
+        much silence that its last frame holds nothing else, and that frame is repeated."""
         extractor = self._extractor
         whole = length = int(extractor.n_samples)
         if repeats_silence(extractor):
@@ -105,15 +102,16 @@ class SoundProcessor:
 
 
 def refuse_non_finite(arrays: Mapping[str, npt.NDArray[Any]], kind: str) -> None:
-    """Raises `MediaError` for what a processor makes of samples or pixels that are far out of any range: an encoder
-    would give NaN, and the request would look like a broken model's."""
+    """Raises `MediaError` where what a processor makes of samples or pixels is far out of any range. An encoder would
+    give NaN, and the model would be blamed."""
     wrong = [name for name, array in arrays.items() if array.dtype.kind == "f" and not np.isfinite(array).all()]
     if wrong:
         raise MediaError(f"a {kind} has features of NaN or infinity ('{wrong[0]}'): its numbers are far out of range")
 
 
 def warn_other_features(reference: SoundProcessor | None, own: SoundProcessor | None) -> None:
-    """Warns where a reference's extractor makes other features of a sound than the model's, which both are given."""
+    """Warns where the reference's extractor gives other features for a sound than the model's: both models get the
+    model's."""
     if reference is None or own is None:
         return
     noise_N = np.random.default_rng(0).normal(scale=0.1, size=8000).astype(np.float32)
@@ -123,7 +121,7 @@ def warn_other_features(reference: SoundProcessor | None, own: SoundProcessor | 
 
 
 def read_samples(raw: RawMedia, wanted: int) -> Samples:
-    """Samples [N] of one channel at the rate that is `wanted`. Raises `MediaError` for another rate, too."""
+    """Samples [N] of one channel at the `wanted` rate. Raises `MediaError` for another rate, too."""
     samples_N, rate = read_sound(raw)
     if rate != wanted:
         shown = name_of(raw, "sound")
@@ -132,8 +130,8 @@ def read_samples(raw: RawMedia, wanted: int) -> Samples:
 
 
 def read_sound(raw: RawMedia) -> tuple[Samples, float]:
-    """Samples [N] of one channel, whole numbers scaled to -1 to 1, and their number in a second. Of an array with two
-    axes the shorter one is that of channels, which are averaged. Raises `MediaError`: what is wrong."""
+    """Samples [N] of one channel, and the sampling rate. Integers are scaled to -1 to 1. Of an array with two axes the
+    shorter one is the channels, which are averaged. Raises `MediaError` for what is not sound."""
     shown = name_of(raw, "sound")
     pair = (raw.get("array"), raw.get("sampling_rate")) if isinstance(raw, Mapping) else raw
     if isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], (int, float, np.number)):
@@ -159,7 +157,7 @@ def read_sound(raw: RawMedia) -> tuple[Samples, float]:
 
 
 def _array(raw: Any, shown: str) -> npt.NDArray[Any]:
-    """The array that a user gave. Raises `MediaError` for what is none."""
+    """The array that a user gave. Raises `MediaError` where it is not one."""
     try:
         return np.asarray(raw)
     except (ValueError, TypeError) as error:
@@ -183,8 +181,8 @@ def _read_wave(raw: str | Path | bytes | bytearray) -> tuple[npt.NDArray[Any], i
 
 
 def _sized(file: io.BytesIO | Path) -> io.BytesIO | Path:
-    """The WAV file with the sizes of its whole and of its samples, where the program that wrote it into a pipe could
-    not go back to fill them in: the samples then go on to the end."""
+    """The WAV file with its two sizes filled in, where the program that wrote it into a pipe could not: the samples
+    then go on to the end."""
     with file.open("rb") if isinstance(file, Path) else nullcontext(file) as stream:
         head = stream.read(8)
         stream.seek(0)
@@ -202,13 +200,13 @@ def _sized(file: io.BytesIO | Path) -> io.BytesIO | Path:
 
 
 NUM_TOKENS = "num_audio_tokens"
-"""The name of the array that holds the number of placeholders, among the processor's."""
+"""The processor's name for the array that holds the number of placeholders."""
 
 _OF_TEXT = ("input_ids", "attention_mask")
 
 
 class SoundItems:
-    """Reads and prepares sounds for one model. Its processor is loaded when the first comes."""
+    """Reads and prepares sounds for one model. Its processor is loaded at the first sound."""
 
     def __init__(self, files: ModelFiles, num_threads: int | None = None) -> None:
         """`num_threads`: torch's, while a sound is prepared."""
@@ -236,8 +234,8 @@ class SoundItems:
         return [(np.zeros(rate * seconds, np.float32), rate) for seconds in range(1, longest + 1)]
 
     def prepare(self, samples_N: Samples) -> Mapping[str, npt.NDArray[Any]]:
-        """The arrays for the encoder, each [1, ...], and the number of placeholders [1]. Raises `MediaError` for one
-        that the processor refuses, or whose end it would drop."""
+        """The arrays for the encoder, each [1, ...], and the number of placeholders [1]. Raises `MediaError` for a
+        sound that the processor refuses, or whose end it would drop."""
         processor, rate = self._loaded[0], int(self.extractor.sampling_rate)
         text = processor.audio_token
         try:
@@ -252,7 +250,8 @@ class SoundItems:
         return {**arrays, NUM_TOKENS: np.count_nonzero(np.asarray(prepared["input_ids"]) == placeholder, keepdims=True)}
 
     def _refuse_cut(self, samples_N: Samples, arrays: Mapping[str, npt.NDArray[Any]], rate: int) -> None:
-        """Extractors cut what is longer than they take without a word: then their mask ends before the sound."""
+        """Raises `MediaError` where the mask ends before the sound does: extractors cut a sound that is too long
+        silently."""
         mask = next((array for name, array in arrays.items() if "mask" in name), None)
         hop = getattr(self.extractor, "hop_length", None)
         if mask is None or hop is None:

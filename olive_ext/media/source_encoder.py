@@ -1,7 +1,5 @@
-"""The encoder of an encoder-decoder: what a decoder takes of the sources of its rows. All of it stays on the device.
-
-Knows no step and no cache of the decoder. Axes: B rows, T positions of the encoder.
-"""
+"""The encoder of an encoder-decoder model: what its decoder takes of the sources of its rows. All of it stays on the
+device. Knows no step and no cache of the decoder. Axes: B rows, T positions of the encoder."""
 
 from __future__ import annotations
 
@@ -23,18 +21,19 @@ from olive_ext.model.spec.role_inputs import DTYPES
 from olive_ext.model.types import TensorSpec
 
 MOST_BATCHES = 2
-"""Steps whose rows' values are kept together: rows of two lengths decode in turns."""
+"""For so many steps what their rows take together is kept: rows of two lengths decode in turns."""
 
 Values = Mapping[str, ort.OrtValue]
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What a decoder takes of the sources of some rows: hidden states and cross KV, by the decoder's inputs."""
+    """What a decoder takes of the sources of some rows: hidden states and cross-attention KV, by the decoder's input
+    names."""
 
     values: Values
     lengths: tuple[int, ...]
-    """The encoder's positions of each row."""
+    """The number of encoder positions of each row."""
 
     def mask(self, tensor: TensorSpec) -> npt.NDArray[Any]:
         """1 for each of a row's positions, [B, T], in the type that `tensor` declares."""
@@ -43,11 +42,9 @@ class Encoded:
 
 
 class SourceEncoder:
-    """The encoder's session, and the one that computes cross-attention KV where that is another graph's work.
-
-    What the last `num_kept` sources gave is kept, so that several targets after one source encode it once. So is what
-    the rows of the last steps take together.
-    """
+    """The encoder's session, and the session of cross-attention KV where that is a graph of its own. The results of the
+    last `num_kept` sources are kept, so that several targets of one source encode it once; so are the joined rows of
+    the last steps."""
 
     def __init__(
         self,
@@ -75,7 +72,7 @@ class SourceEncoder:
         refuse_other_source(source, self._spec.kind, self._spec.source)
 
     def bind(self, sources: Sequence[Source | None], decoder: ort.IOBinding) -> None:
-        """Binds what the decoder takes of each row's source; computes it unless it is kept."""
+        """Binds what the decoder takes of each row's source, which is computed unless it is kept."""
         given = [source for source in sources if source is not None]
         assert len(given) == len(sources), "checked when the request came"
         key = " ".join(source.key for source in given)
@@ -92,12 +89,12 @@ class SourceEncoder:
             decoder.bind_ortvalue_input(tensor.name, zeros(sizes, tensor.elem_type))
 
     def describe(self) -> Mapping[str, Any]:
-        """What the encoder takes, and its counters."""
+        """The encoder's inputs, and its counters."""
         facts = {"source": self._spec.kind.value, "encoder_runs": self.num_runs}
         return {**facts, "encoder_outputs_kept": self._num_kept, **self._graphs.count.describe()}
 
     def warm_up(self, source: Source) -> None:
-        """Runs the encoder on a source of the one shape, and what makes batches of up to as many as are kept."""
+        """Runs the encoder on a source of the one shape, and the graphs that join up to as many rows as are kept."""
         with named_ort_failures("on a source of the warm-up"):
             for num_rows in range(1, self._num_kept + 1):
                 self._stacked([self._encoded(source)] * num_rows)
@@ -106,7 +103,7 @@ class SourceEncoder:
         self.close()
 
     def close(self) -> None:
-        """Releases what is kept."""
+        """Drops all kept results."""
         self._sources.clear()
         self._batches.clear()
 
@@ -118,7 +115,7 @@ class SourceEncoder:
         return encoded
 
     def _stacked(self, rows: Sequence[Encoded]) -> Encoded:
-        """The rows as one batch, shorter ones filled up, which masks hide."""
+        """The rows as one batch; shorter ones are padded, and masks hide the padding."""
         if len(rows) == 1:
             return rows[0]
         names, lengths = list(rows[0].values), [row.lengths[0] for row in rows]
