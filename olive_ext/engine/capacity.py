@@ -1,4 +1,4 @@
-"""The memory of a runner, as far as steps are planned by it."""
+"""The memory of a runner, as far as the planning of steps depends on it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Blocks(NamedTuple):
 NO_BLOCKS = Blocks(0, 0)
 
 UNLIMITED = 2**31
-"""The most tokens of a step, or positions of all slots, where nothing limits them."""
+"""The most tokens of a step, or positions of all slots, where nothing else limits them."""
 
 
 class Capacity(NamedTuple):
-    """The memory that a runner has allocated. It changes as requests need more, or memory turns out to be short."""
+    """The memory that a runner has allocated. It changes when requests need more, or when memory runs short."""
 
     num_slots: int
     positions: int = 0
@@ -29,18 +29,18 @@ class Capacity(NamedTuple):
     """Cells of the shared-prefix cache."""
 
     blocks: Blocks = NO_BLOCKS
-    """The blocks that slots take as they grow: there may be fewer than all of them could need."""
+    """The blocks that slots take as they grow. There may be fewer than all slots together could need."""
 
     most_positions: int = UNLIMITED
-    """Positions of all slots together that memory holds."""
+    """The positions of all slots together that fit in memory."""
 
     def for_sequences(self, positions: int) -> Capacity:
-        """The capacity with as many slots as may hold sequences of so many positions."""
+        """The capacity with as many slots as fit for sequences of that many positions."""
         fitting = max(1, self.most_positions // max(1, positions))
         return self if fitting >= self.num_slots else self._replace(num_slots=fitting)
 
     def both(self, other: Capacity) -> Capacity:
-        """The lesser of each kind of memory."""
+        """The smaller value of each kind of memory."""
         blocks = [one.blocks for one in (self, other) if one.blocks.number]
         positions, cells = min(self.positions, other.positions), min(self.cells, other.cells)
         most = min(self.most_positions, other.most_positions)

@@ -1,7 +1,5 @@
-"""A step and its output: the scheduler gives integers to a runner and gets small arrays back. Knows no runner.
-
-Axes: R logits rows of a step, T targets, K sampled rows, N rows of beams, C candidates, V vocabulary.
-"""
+"""A step and its output: the scheduler gives integers to a runner, and gets small arrays back. Knows no runner. Axes: R
+logits rows of a step, T targets, K sampled rows, N rows of beams, C candidates, V vocabulary."""
 
 from __future__ import annotations
 
@@ -26,31 +24,31 @@ CellArray = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Copy:
-    """The first `length` positions of slot `source` are copied to slot `target` before the rows run. Where that is none
-    the blocks of `target` are free."""
+    """The first `length` positions of slot `source` are copied to slot `target` before the rows run. With `length` 0
+    the blocks of `target` become free."""
 
     source: int
     target: int
     length: int
     num_equal: int = 0
-    """The number of these positions that are the same in both slots already, and need not be copied."""
+    """The number of these positions that are equal in both slots already, and need not be copied."""
 
 
 class Side(NamedTuple):
-    """Texts of `first` to `last` positions, which a model computes alike."""
+    """A range of lengths, `first` to `last` positions, within which a model computes texts alike."""
 
     first: int = 0
     last: int = UNLIMITED
 
 
 ONE_SIDE = Side()
-"""All texts."""
+"""The range of all lengths."""
 
 SHARED_PREFIX = -1
-"""The slot of a tree batch's rows: the shared-prefix cache."""
+"""In place of a slot, for the rows of a tree batch: the shared-prefix cache."""
 
 FIRST_CELL = 1
-"""Cell 0 of the shared-prefix cache is never seen: without a past, GroupQueryAttention counts positions by
+"""Cell 0 of the shared-prefix cache is never attended to: without a past, GroupQueryAttention counts positions by
 itself."""
 
 
@@ -63,33 +61,34 @@ class Move:
 
 
 class Row(NamedTuple):
-    """`tokens` are fed after the `past` positions resident in `slot`."""
+    """`tokens` are fed after the `past` positions that are resident in `slot`."""
 
     slot: int
     past: int
     tokens: tuple[int, ...]
     is_checkpoint: bool = False
-    """The slot's content after these tokens is kept, for other sequences to go on from."""
+    """Whether the slot's content after these tokens is kept, so that other sequences can continue from it."""
 
     source: Source | None = None
-    """The input of an encoder-decoder's encoder; the same for all that is resident in the slot."""
+    """The input of an encoder-decoder's encoder. It is the same for all that is resident in the slot."""
 
     media: Media = ()
     """The pictures and sounds of the whole sequence. `tokens` hold numbers in place of their placeholders."""
 
     cells_P: CellArray | None = None
-    """For a row of a tree batch the cell of each of the `past` positions; None where position and cell are equal."""
+    """For a row of a tree batch, the cell of each of the `past` positions; None where cells are numbered as positions.
+    """
 
 
 class Ban(IntEnum):
-    """The suppressed tokens that a logits row must not generate; scores are the model's own."""
+    """The suppressed tokens, which a logits row must not generate; scores stay the model's own."""
 
     NONE = 0
     LATER = 1
     """The tokens that are never generated."""
 
     FIRST = 2
-    """The same, and those that are not generated as the first token."""
+    """The tokens that are never generated, and those that are not generated as the first token."""
 
 
 class LogitsRow(NamedTuple):
@@ -98,17 +97,17 @@ class LogitsRow(NamedTuple):
     row: int
     offset: int
     record: int = -1
-    """Number of that distribution in the reference log-prob cache, where one is read."""
+    """The number of that distribution in the reference log-prob cache, where one is read."""
 
     ban: Ban = Ban.NONE
 
 
 IDLE_TOKEN = 0
-"""The token that is fed where nobody reads the outputs."""
+"""The token of idle rows, whose outputs nobody reads."""
 
 
 class Columns(NamedTuple):
-    """The rows of a step as arrays of B rows, so that numpy handles all of them at once."""
+    """The rows of a step as arrays of B rows, so that numpy handles all rows at once."""
 
     slots_B: IntArray
     past_B: IntArray
@@ -128,7 +127,8 @@ class Columns(NamedTuple):
         return cls(integers(slots), integers(past), lengths_B, starts_B, integers([*chain.from_iterable(tokens)]))
 
     def tokens_after(self, follows: Sequence[int], greedy_R: IntArray) -> IntArray:
-        """All tokens, [N]; a row whose `follows` is 0 or more takes its token from those that a step has found."""
+        """All tokens, [N]. A row whose `follows` is 0 or more takes its token from those that the step before has
+        found."""
         if not follows:
             return self.tokens_N
         follows_B, tokens_N = integers(follows), np.array(self.tokens_N)
@@ -148,21 +148,21 @@ class Step:
     copies: tuple[Copy, ...] = ()
     moves: tuple[Move, ...] = ()
     first_cell: int | None = None
-    """For a tree batch the cell of the first row's first token; the other tokens follow it. None for other steps."""
+    """For a tree batch, the cell of the first row's first token; the other tokens follow it. None for other steps."""
 
     width: int | None = None
-    """Positions that masks and caches have where these are more than the rows': what lies beyond the rows is masked."""
+    """The positions of masks and caches, where these are more than the rows'; the excess is masked."""
 
     follows: tuple[int, ...] = ()
-    """For each row the logits row of the step before whose greedy token it is fed with, in place of its one token; -1
+    """For each row, the logits row of the step before whose greedy token is fed in place of the row's one token; -1
     where its tokens are known. Empty where all are."""
 
     beams: tuple[int, ...] = ()
     num_candidates: int = 0
-    """The number of most probable tokens that are read of each row of `beams`."""
+    """The number of most probable tokens that are read for each row of `beams`."""
 
     whole_length: int = 0
-    """The least positions of the texts that all rows are parts of, where the model computes long texts otherwise."""
+    """The shortest length of the texts that all rows belong to, where the model computes long texts otherwise."""
 
     @property
     def whole_rows(self) -> tuple[int, ...]:
@@ -198,8 +198,8 @@ class StepOutput:
     greedy_ids: IntArray
     sample_logits_KV: FloatArray
     logits_RV: Any = None
-    """The logits rows' logits in fp32, where the runner returns them: an OrtValue on its device, or a numpy array. One
-    row, which means nothing, where there are no logits rows."""
+    """The logits of the logits rows in fp32, where the runner returns them: an OrtValue on its device, or a numpy
+    array. Without logits rows it is one row without meaning."""
 
     notes_T: Notes | None = None
     """The tap's note on each target."""
@@ -215,8 +215,8 @@ class StepOutput:
 
 
 def visible_cells(rows: Sequence[Row], first_cell: int, window: int | None) -> npt.NDArray[np.bool_]:
-    """[1, 1, S, T], S tokens of a tree batch and T cells: a token sees the cells of its own row and of the row's past,
-    within the window. Cells after the token itself count as seen: attention hides those."""
+    """[1, 1, S, T] for S tokens of a tree batch and T cells: a token sees the cells of its own row and of the row's
+    past, within the window. Cells after the token itself count as seen, because attention hides those."""
     num_tokens = sum(len(row.tokens) for row in rows)
     visible_ST = np.zeros((num_tokens, first_cell + num_tokens), np.bool_)
     positions_T = np.arange(first_cell + num_tokens) - FIRST_CELL

@@ -1,4 +1,2 @@
-"""From requests to steps: prefix tree, sequences, slots, beam searches, overlapped steps; chunks for workers.
-
-The step loop drives a `Scheduler`; which rows share a step is up to `forms`. Knows no runner but its traits.
-"""
+"""From requests to steps: prefix tree, sequences, slots, beam searches, overlapped steps, and chunks for workers. The
+step loop drives a `Scheduler`; `forms` decide which rows share a step. Knows a runner only by its traits."""

@@ -24,35 +24,35 @@ class BlockCopy(NamedTuple):
 
 
 class BlockTables:
-    """The blocks of each slot. A slot writes only into blocks that it alone names."""
+    """The blocks of each slot. A slot writes only into blocks that no other slot holds."""
 
     def __init__(self, num_slots: int, capacity: int, block_size: int, num_blocks: int | None = None) -> None:
-        """`capacity`: positions of a slot. Without a number there are as many blocks as all slots need if they share
-        nothing."""
+        """`capacity`: positions of a slot. Without `num_blocks` there are as many blocks as all slots need if they
+        share nothing."""
         self.block_size = block_size
         self.blocks_per_slot = self.covering(capacity)
         self.tables_SP: CellArray = np.zeros((num_slots, self.blocks_per_slot), np.int32)
-        """The blocks of each slot in the order of its positions, and any numbers of blocks after those."""
+        """The blocks of each slot in the order of its positions; what follows them has no meaning."""
 
         self._held: list[list[int]] = [[] for _ in range(num_slots)]
         self._num_users = [0] * (num_slots * self.blocks_per_slot if num_blocks is None else num_blocks)
         self._free = list(reversed(range(self.num_blocks)))
         self._own_from_S = np.zeros(num_slots, np.int64)
         self._num_own_S = np.zeros(num_slots, np.int64)
-        """The number of blocks of a slot from that position on that only it names; 0 where unknown."""
+        """The number of blocks of a slot, from that position on, that no other slot holds; 0 where unknown."""
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in all."""
+        """The number of blocks."""
         return len(self._num_users)
 
     @property
     def num_free(self) -> int:
-        """Blocks that hold nothing."""
+        """The number of free blocks."""
         return len(self._free)
 
     def covering(self, positions: int) -> int:
-        """Blocks of so many positions."""
+        """The number of blocks that hold so many positions."""
         return -(-positions // self.block_size)
 
     def table(self, slot: int) -> list[int]:
@@ -60,7 +60,8 @@ class BlockTables:
         return [*self._held[slot]]
 
     def fork(self, copy: Copy) -> None:
-        """Makes the first positions of a slot those of another, by naming its blocks; none drops the slot's own."""
+        """Shares the blocks of another slot's first positions with this slot, in place of its own; with none, drops its
+        own."""
         shared = self._held[copy.source][: self.covering(copy.length)]
         for block in shared:
             self._num_users[block] += 1
@@ -70,8 +71,8 @@ class BlockTables:
         self._held[copy.target] = shared
 
     def without_room(self, rows: Columns) -> list[tuple[int, int, int]]:
-        """Slot, past and tokens of the rows for which `make_room` may have to do something, the shortest past first: of
-        those that share a block the one that has most of it keeps it, and the others copy fewer positions."""
+        """Slot, past and tokens of the rows for which `make_room` may have something to do, the shortest past first. Of
+        rows that share a block, the one that has most of it keeps it, and the others copy fewer positions."""
         stops_B, slots_B = rows.past_B + rows.lengths_B, rows.slots_B
         has_room_B = -(-stops_B // self.block_size) == self._num_own_S[slots_B]
         is_due_B = ~(has_room_B & (rows.past_B >= self._own_from_S[slots_B]))
@@ -79,15 +80,15 @@ class BlockTables:
         return sorted(zip(*due, strict=True), key=lambda row: row[1])
 
     def missing(self, slot: int, past: int, num_tokens: int) -> int:
-        """Blocks that `make_room` takes at most, beyond those that it gives back."""
+        """The most blocks that `make_room` takes, without those that it gives back."""
         held, kept = self._held[slot], self.covering(past)
         freed = sum([self._num_users[block] == 1 for block in held[kept:]])
         return self.covering(past + num_tokens) - kept + self._is_last_shared(slot, past) - freed
 
     def make_room(self, slot: int, past: int, num_tokens: int) -> BlockCopy | None:
-        """Cuts the slot back to `past` positions and gives it blocks for `num_tokens` more; the copy that must be made
-        where the last of those positions lie in a block that others name, too. Calling it again changes nothing. Raises
-        `MemoryShortageError` where there are too few."""
+        """Cuts the slot back to `past` positions and gives it blocks for `num_tokens` more. Returns the copy that must
+        be made where the last of those positions lie in a shared block. Calling it again changes nothing. Raises
+        `MemoryShortageError` where there are too few blocks."""
         held, kept = self._held[slot], self.covering(past)
         copy = None
         if len(held) > kept:
@@ -103,7 +104,7 @@ class BlockTables:
         return copy
 
     def _is_last_shared(self, slot: int, past: int) -> bool:
-        """Whether the last of so many positions lie in a block that others name, too, and that is not full."""
+        """Whether the last of so many positions lies in a block that is shared and not full."""
         return past % self.block_size > 0 and self._num_users[self._held[slot][past // self.block_size]] > 1
 
     def _take(self) -> int:

@@ -37,7 +37,7 @@ from olive_ext.errors import NonFiniteError, RunError
 
 
 class _Beam(NamedTuple):
-    """One of the sequences of a search that go on."""
+    """One sequence of a beam search that continues."""
 
     sequence: Sequence
     tokens: tuple[int, ...]
@@ -48,16 +48,16 @@ class _Beam(NamedTuple):
 
 
 class BeamGroup:
-    """A search by `generation.beams`: begins with one sequence, the prompt's; the others follow once its candidates are
-    known."""
+    """A search by `generation.beams`. It begins with one sequence, that of the prompt; the others follow when its
+    candidates are known."""
 
     def __init__(self, root: Sequence, slots: Slots, wanted: Container[int]) -> None:
-        """Takes slots for the others, the `wanted` ones last."""
+        """Reserves slots for the other sequences, the `wanted` ones last."""
         assert root.generation is not None
         assert root.generation.beams is not None
         self._generation, self._beams, self._result = root.generation, root.generation.beams, root.result
         self.num_candidates = max(2, 1 + len(self._generation.stop_ids)) * self._beams.num_beams
-        """Number of continuations to look at, so that enough remain if some end on a stop id."""
+        """The number of candidates to read, so that enough remain if some end on a stop id."""
 
         self._slots = slots
         self._running = [_Beam(root, (), np.float32(0), self._generation.is_finished)]
@@ -69,15 +69,16 @@ class BeamGroup:
 
     @property
     def members(self) -> list[Sequence]:
-        """All sequences, whether they go on or not."""
+        """All sequences, whether they continue or not."""
         return [*(beam.sequence for beam in self._running), *self._others]
 
     def put(self, sequence: Sequence, logprobs_C: FloatArray, ids_C: IntArray) -> None:
-        """Takes in the candidates of one sequence."""
+        """Takes the candidates of one sequence."""
         self._candidates[sequence.slot] = logprobs_C[: self.num_candidates], ids_C[: self.num_candidates]
 
     def advance(self) -> int:
-        """Once the candidates of all are known: lets sequences go on, or ends the search. Returns how many forked."""
+        """When the candidates of all sequences are known, continues the sequences or ends the search. Returns the
+        number of forks."""
         if len(self._candidates) < len(self._running):
             return 0
         rows = zip(*(self._candidates[beam.sequence.slot] for beam in self._running), strict=True)
@@ -95,7 +96,7 @@ class BeamGroup:
         return 0
 
     def _followers(self, logprobs_BC: FloatArray, ids_BC: IntArray) -> list[_Beam]:
-        """The beams that go on, best first, each with the sequence of the one that it continues."""
+        """The beams that continue, best first, each with the sequence that it continues."""
         running_B1 = np.array([[beam.score] for beam in self._running], np.float32)
         scores = (running_B1 + logprobs_BC).ravel()
         going: list[_Beam] = []
@@ -140,7 +141,7 @@ class BeamGroup:
         return float(score) / float(length**self._beams.length_penalty)
 
     def _place(self, going: list[_Beam]) -> int:
-        """Gives each of the beams that go on a sequence in a slot, and that its next token."""
+        """Gives each beam that continues a sequence in a slot, and appends its next token."""
         free = [one for one in self.members if all(one is not beam.sequence for beam in going)]
         num_free, self._running = len(free), []
         for beam in going:
@@ -158,20 +159,20 @@ class BeamGroup:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A step, and the sequence of each of its rows (None for idle ones)."""
+    """A step, and the sequence of each of its rows (None for idle rows)."""
 
     step: Step
     sequences: tuple[Sequence | None, ...]
     targets: list[Targets]
-    """The step's targets are these, one after the other."""
+    """The sequences' targets, in the order of the step's targets."""
 
     decoding: list[tuple[Sequence, int]]
-    """The sequences whose next token the step finds, each with its logits row."""
+    """The sequences whose next token this step finds, each with its logits row."""
 
 
 def planned(chosen: Items[ChosenRow], beams: Mapping[int, BeamGroup], **more: Any) -> PlannedStep:
-    """The step of these rows, with all logits rows, targets and samples of their sequences; `beams` by slot; `more`:
-    other fields of the step."""
+    """The step of these rows, with all logits rows, targets and samples of their sequences. `beams` are keyed by slot;
+    `more` are other fields of the step."""
     logits_rows: list[LogitsRow] = []
     targets: list[tuple[int, int]] = []
     read: list[Targets] = []
@@ -222,9 +223,9 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 def non_finite(output: StepOutput) -> tuple[BoolArray, BoolArray]:
-    """Which targets [T] have a log-probability that is NaN or +inf, or a KL divergence from a reference that is not
-    finite (it is infinite where the model gives a token no probability at all that the reference gives one); and which
-    rows to sample from [K] hold NaN or +inf."""
+    """Which targets [T] and which sampled rows [K] are broken. A target is, where its log-probability is NaN or +inf,
+    or its KL divergence from the reference is not finite (which is infinite where the model gives no probability to a
+    token that the reference gives some). A sampled row is, where it holds NaN or +inf."""
     targets_T: BoolArray = ~(output.target_logprobs < np.inf)
     if (kl_T := _kl(output)) is not None:
         targets_T |= ~np.isfinite(kl_T)
@@ -232,7 +233,7 @@ def non_finite(output: StepOutput) -> tuple[BoolArray, BoolArray]:
 
 
 def _kl(output: StepOutput) -> Any:
-    """KL of each target [T], where a tap compares them; one that records notes none."""
+    """KL of each target [T], where a tap compares distributions; a tap that records them notes none."""
     notes_T = output.notes_T
     return None if notes_T is None or "kl" not in (notes_T.dtype.names or ()) else notes_T["kl"]
 
@@ -240,7 +241,7 @@ def _kl(output: StepOutput) -> Any:
 def refuse_non_finite(
     planned: PlannedStep, output: StepOutput, wrong_T: BoolArray, wrong_K: BoolArray, num_steps: int
 ) -> None:
-    """Raises `NonFiniteError` for the first wrong request and position; `num_steps` is the step's number."""
+    """Raises `NonFiniteError` for the first broken request and position. `num_steps` is the step's number."""
     if wrong_T.any():
         place = int(wrong_T.argmax())
         index, token = planned.step.targets[place]
@@ -264,8 +265,8 @@ def refuse_non_finite(
 
 
 def put_scores(planned: PlannedStep, output: StepOutput, wrong_T: BoolArray) -> tuple[list[PendingResult], int]:
-    """Puts the scores of a step's targets into their results: those that are complete now, and how many have an output
-    that is not finite for the first time. Probes of generations that have ended meanwhile mean nothing."""
+    """Puts the scores of a step's targets into their results. Returns the results that are complete now, and how many
+    have their first output that is not finite. Probes of generations that ended meanwhile are ignored."""
     completed: list[PendingResult] = []
     num_wrong, notes_T, has_wrong = 0, output.notes_T, bool(wrong_T.any())
     greedy, logprobs = output.greedy_ids.tolist(), output.target_logprobs.tolist()
@@ -287,12 +288,12 @@ def put_scores(planned: PlannedStep, output: StepOutput, wrong_T: BoolArray) -> 
 THREAD_NAME = "olive_ext-steps"
 
 PAUSE_S = 1e-5
-"""How long the host lets go of Python's lock between parts of its work, for the thread of the steps."""
+"""Seconds for which the host releases Python's lock between parts of its work, for the thread of the steps."""
 
 
 class ReadAhead:
-    """Slices in their order, of which the next one that is not empty may be read before it is due. Empty ones before it
-    stand for parts of the work that it is."""
+    """Passes slices on in order, and can fetch the next slice that is not empty before it is needed. The empty slices
+    before it stand for the parts of the work to get there."""
 
     def __init__(self, slices: Iterable[Items[Any]]) -> None:
         self._source = iter(slices)
@@ -300,7 +301,7 @@ class ReadAhead:
         self._end: Exception | None = None
 
     def read(self) -> bool:
-        """Does a part of that work; False where it is done."""
+        """Does one part of the work; False where all is done."""
         if self._end is not None or (self._read and self._read[-1]):
             return False
         try:
@@ -318,8 +319,8 @@ class ReadAhead:
 
 
 class StepThread:
-    """Runs steps in the order in which they are begun; their outputs are taken in that order. The thread starts with
-    the first step, and ends with `close`, when nobody holds this object, or with Python."""
+    """Runs steps in the order in which they are begun, and hands out their outputs in that order. The thread starts
+    with the first step. It ends with `close`, when nobody holds this object any more, or with Python."""
 
     def __init__(self, run: Callable[[Step], StepOutput]) -> None:
         self._run = run
@@ -328,28 +329,28 @@ class StepThread:
 
     @property
     def num_begun(self) -> int:
-        """Steps whose output has not been taken."""
+        """The number of steps whose output has not been taken."""
         return len(self._begun)
 
     def begin(self, step: Step) -> None:
-        """Puts `step` after those that were begun before. It is not run where the one before it fails."""
+        """Queues `step`. It does not run where the step before it fails."""
         self._executor = self._executor or ThreadPoolExecutor(1, THREAD_NAME)
         before = self._begun[-1] if self._begun else None
         self._begun.append(self._executor.submit(_run_after, before, self._run, step))
 
     def wait(self, work: Callable[[], bool]) -> None:
-        """Does `work` again and again, up to the first output, or until it returns False."""
+        """Calls `work` until the first output is there, or until it returns False."""
         while not self._begun[0].done() and work():
             time.sleep(PAUSE_S)
 
     def take(self) -> StepOutput:
-        """Waits for the first output that has not been taken. Raises the error that there was instead."""
+        """Waits for the first output that has not been taken. Raises the error of its step."""
         output = self._begun[0].result()
         self._begun.popleft()
         return output
 
     def settle(self) -> None:
-        """Drops what waits and what was found, and returns when nothing runs. May be interrupted, and called again."""
+        """Drops queued steps and their outputs, and returns when nothing runs. It may be interrupted, and called again."""
         for future in self._begun:
             future.cancel()
         if self._executor is not None:
@@ -358,7 +359,7 @@ class StepThread:
         self._begun.clear()
 
     def close(self) -> None:
-        """Settles and ends the thread. Calling it again does nothing."""
+        """Ends the thread when nothing runs. Calling it again does nothing."""
         self.settle()
         if self._executor is not None:
             self._executor.shutdown()

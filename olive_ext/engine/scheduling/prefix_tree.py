@@ -40,21 +40,22 @@ _ITEM = 4
 
 
 FIRST_ID = 1 << 30
-"""Larger than any token id."""
+"""A number that is larger than any token id."""
 
 _LAST_ID = (1 << 31) - 1
-"""The largest number that the slots' int32 holds."""
+"""The largest number that the slots' int32 can hold."""
 
 
 class MediaIds:
-    """The numbers of each item's tokens, given when it is first met. A runner puts the placeholders back."""
+    """Gives each picture or sound numbers in place of its placeholder tokens, when it is first met. A runner puts the
+    placeholders back."""
 
     def __init__(self) -> None:
         self._first: dict[str, int] = {}
         self._next = FIRST_ID
 
     def put(self, request: Request) -> Request:
-        """The request with its items' numbers in place of the placeholders."""
+        """The request, whose placeholders are replaced by the numbers of its items."""
         if not request.media:
             return request
         tokens = list(request.tokens)
@@ -71,25 +72,26 @@ class MediaIds:
 
 @dataclass(frozen=True)
 class Plan:
-    """Sequences in the order in which they should be admitted, and the tokens they stand for."""
+    """Sequences in the order of admission, and how many tokens they stand for."""
 
     sequences: tuple[Sequence, ...]
     tokens_naive: int
     """Tokens if every request were fed alone."""
 
     tokens_distinct: int
-    """Nodes of the prefix tree: the least that exact prefix sharing has to feed (generated tokens not counted)."""
+    """Nodes of the prefix tree: the fewest tokens that exact prefix sharing can feed, without generated tokens."""
 
 
 def make_plan(requests: Iterable[tuple[Hashable, Request]], *given: Any) -> Plan:
-    """The plan that `plan_in_parts` makes."""
+    """The plan that `plan_in_parts` makes, in one go."""
     *_, plan = plan_in_parts(requests, *given)
     assert plan is not None
     return plan
 
 
 PART = 64
-"""Requests that are planned at a time, while a device may wait for Python's lock: 0.2 ms."""
+"""Requests that are planned at a time, which takes 0.2 ms: meanwhile the thread of the device may wait for Python's
+lock."""
 
 
 def plan_in_parts(
@@ -97,12 +99,10 @@ def plan_in_parts(
     can_share: bool = True,
     side_of: Callable[[int], Side] = lambda _: ONE_SIDE,
 ) -> Iterator[Plan | None]:
-    """Plans `(key, request)` pairs: None after each part of that, then the plan. Every request has an input token to
-    read from, and its targets lie after it.
-
-    Without `can_share` only equal inputs are computed once. `side_of` says which side an input of so many tokens
-    belongs to; what is fed is its whole length, so that a scored text's last target does not count.
-    """
+    """Plans `(key, request)` pairs: yields None after each part of the work, then the plan. Every request has an input
+    token to read from, and its targets lie after it. Without `can_share`, only equal inputs are computed once.
+    `side_of` gives the side of an input of so many tokens; the number is the whole length that is fed, without a scored
+    text's last target."""
     items = list(requests)
     inputs: list[bytes] = []
     for begin in range(0, len(items), PART):
@@ -151,7 +151,7 @@ def plan_in_parts(
 
 
 def input_key(request: Request) -> bytes:
-    """The tokens to be fed, in a form that sorts by token and shorter first (big-endian, compared as memory)."""
+    """The tokens to feed, as bytes that sort by token, shorter inputs first (big-endian, compared as memory)."""
     return request.fed.astype(">i4").tobytes()
 
 
@@ -168,7 +168,8 @@ def _sequence(tokens: TokenArray, result: PendingResult, side: Side) -> Sequence
 
 
 def _parent(length: int, owners: list[tuple[int, Sequence]]) -> Sequence | None:
-    """The sequence that computes the last of the first `length` tokens, which the next shares; marked there."""
+    """The sequence that computes the last of the first `length` tokens, which the next sequence shares; it is marked
+    there."""
     if not length:
         return None
     parent = next(owner for end, owner in owners if end >= length)
@@ -188,25 +189,23 @@ def _place_targets(result: PendingResult, owners: list[tuple[int, Sequence]]) ->
 
 
 MOST_TOKENS, LEAST_TOKENS = 16384, 4096
-"""Tokens that a chunk of scored texts feeds, about: what a crash costs, and what makes up for a last step that is not
-full."""
+"""About the tokens that a chunk of scored texts feeds. It bounds what a crash costs, and is large enough that a last
+step which is not full does not matter."""
 
 USUAL_CHUNKS = 32
-"""Into so many chunks a call is cut where that keeps within the bounds."""
+"""A call is cut into so many chunks, where that keeps them within the bounds."""
 
 STEM_SHARE = 0.05
-"""Part of a chunk's tokens that a prefix may have which the next chunk must compute again. Chunks grow beyond
-`MOST_TOKENS` for it, up to four times as much."""
+"""The part of a chunk's tokens that a prefix may have which the next chunk must compute again. To keep to it, chunks
+grow beyond `MOST_TOKENS`, up to four times as much."""
 
 GENERATIONS_PER_SLOT = 8
-"""Generations of a chunk, for each slot: while the last of them end, slots are empty."""
+"""Generations of a chunk for each slot: while the last of them end, slots are idle."""
 
 
 def cut(requests: Items[Request], num_slots: int) -> list[list[int]]:
-    """The chunks, as indices into `requests`, in the order of the prefix tree.
-
-    A chunk ends where its neighbour shares least with it, between half and the whole of its size.
-    """
+    """The chunks, as indices into `requests`, in the order of the prefix tree. A chunk ends where two neighbours share
+    least, between half and the whole of its size."""
     ids = MediaIds()
     requests = [ids.put(request) for request in requests]
     keys = [(source_key(request.source), input_key(request)) for request in requests]
@@ -224,14 +223,14 @@ def cut(requests: Items[Request], num_slots: int) -> list[list[int]]:
 
 
 def predicted_tokens(requests: Items[Request]) -> int:
-    """Most tokens that a chunk computes: what makes one chunk larger than another."""
+    """The work of a request, by which chunks are made equal."""
     shared = _shared_prefixes(requests)
     fed = sum(len(request.fed) - common for request, common in zip(requests, shared, strict=True))
     return fed + sum(request.generation.max_new_tokens for request in requests if request.generation)
 
 
 def _bounds(work: Items[float], dues: Items[float], size: float) -> list[int]:
-    """Where chunks begin, and the end. `dues`: the least work before a request for a chunk to begin with it."""
+    """Where chunks begin, and the end. `dues`: the least work before a request at which a chunk may begin with it."""
     bounds, done, best = [0], 0.0, -1
     for at, part in enumerate(work):
         if done > size / 2 and done >= dues[at] and (best < 0 or dues[at] <= dues[best]):
@@ -244,7 +243,7 @@ def _bounds(work: Items[float], dues: Items[float], size: float) -> list[int]:
 
 
 def _shared_prefixes(requests: Items[Request]) -> list[int]:
-    """Tokens that each of the sorted requests shares with the one before it."""
+    """The number of tokens that each of the sorted requests shares with the one before it."""
     found = []
     previous: TokenArray = np.empty(0, np.int32)
     source = ""
@@ -256,11 +255,11 @@ def _shared_prefixes(requests: Items[Request]) -> list[int]:
 
 
 class TreeBatches:
-    """Waiting sequences in sorted order, of which the first may be computed in part; and the path of the shared-prefix
+    """Waiting sequences in sorted order, the first of which may be computed in part, and the path of the shared-prefix
     cache: the tokens of the sequence that was fed last, each in a cell."""
 
     def __init__(self, capacity: int, num_tokens: int) -> None:
-        """`capacity`: cells of the shared-prefix cache. `num_tokens`: tokens of a step."""
+        """`capacity`: cells of the shared-prefix cache. `num_tokens`: the most tokens of a step."""
         self._num_tokens = num_tokens
         self._waiting: deque[Sequence] = deque()
         self._tokens_P = np.zeros(capacity, np.int32)
@@ -269,7 +268,7 @@ class TreeBatches:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that are not computed to their ends."""
+        """The number of sequences that are not computed to their end."""
         return len(self._waiting)
 
     def add(self, sequence: Sequence) -> None:
@@ -277,9 +276,9 @@ class TreeBatches:
         self._waiting.append(sequence)
 
     def plan(self, limit: int, counters: Counters) -> tuple[list[ChosenRow], tuple[Move, ...], int]:
-        """Rows of up to `limit` tokens together, fewer where no more are waiting or an item would be cut, more where
-        the first row begins with an item of more; the moves before them, and the cell of their first token. The last
-        row may end before its sequence does, which then stays the first that waits."""
+        """The rows of the next step, the moves before them, and the cell of their first token. The rows have up to
+        `limit` tokens together: fewer where no more wait or an item would be cut, more where the first row begins with
+        a larger item. The last row may end before its sequence does, which then waits as the first."""
         moves = self._settle(_to_join(self._waiting[0]))
         first_cell = top = FIRST_CELL + self._length
         room = min(limit, self._num_tokens, len(self._cells_P) - top)
@@ -309,7 +308,7 @@ class TreeBatches:
         return rows, moves, first_cell
 
     def _settle(self, tokens: TokenArray) -> tuple[Move, ...]:
-        """Forgets all but what `tokens` shares with the path, and puts that into the first cells."""
+        """Drops from the path all but what `tokens` shares with it, and moves that to the first cells."""
         length = self._join(tokens)
         settled = np.arange(FIRST_CELL, FIRST_CELL + length, dtype=np.int32)
         stays = common_prefix(self._cells_P[:length], settled)
@@ -318,11 +317,11 @@ class TreeBatches:
         return moves
 
     def _join(self, tokens: TokenArray) -> int:
-        """Cuts the path back to what it shares with `tokens`: the number of tokens."""
+        """Cuts the path back to what it shares with `tokens`; returns the number of shared tokens."""
         self._length = common_prefix(self._tokens_P[: self._length], tokens)
         return self._length
 
 
 def _to_join(sequence: Sequence) -> TokenArray:
-    """Tokens that need not be fed where they are resident: those computed, or those before the first score."""
+    """Tokens that are not fed where they are resident: those already computed, or those before the first score."""
     return sequence.tokens[: sequence.computed or border(sequence.media, sequence.first_read())]

@@ -1,12 +1,10 @@
-"""Decides what the next step computes and takes in its output. The only writer of sequences and slots.
+"""Decides what the next step computes, and takes in its output. Only this module writes to sequences and slots.
 
-If the form scores texts without slots and such texts wait, the step holds these. Otherwise `SlotSteps` plans it.
-Sequences on other sides of a length after which the model computes texts otherwise wait until those of the present
-side have ended, and find nothing resident; a generation that grows beyond its side begins anew on the next one, as in
-transformers and onnxruntime-genai.
-
-What a planned step feeds counts as computed at once, so that the next step can be planned before it has run; its scores
-and tokens are taken in when it is read. Knows no runner.
+If the form scores texts without slots and such texts wait, the step holds these. Otherwise `SlotSteps` plans it. Some
+models compute a text otherwise beyond a certain length: sequences on the other side of that length wait until those of
+the present side have ended, and reuse nothing. A generation that grows beyond its side begins anew on the next one, as
+in transformers and onnxruntime-genai. What a planned step feeds counts as computed at once, so that the next step can
+be planned before it has run; its scores and tokens are taken in when it is read. Knows no runner.
 """
 
 from __future__ import annotations
@@ -49,15 +47,15 @@ class Scheduler:
         *,
         reports_non_finite: bool = False,
     ) -> None:
-        """Plans for a runner with these traits and this capacity, and scored texts as `steps` have it. No step has more
-        than `limit` tokens, unless an item has. `reports_non_finite` as in `StepLoop`."""
+        """Plans for a runner with these traits and this capacity; `steps` says how scored texts are planned. No step
+        has more than `limit` tokens, unless a single item has. `reports_non_finite` is as in `StepLoop`."""
         self.key = capacity, *steps.sizes
         self._traits, self._capacity, self._steps = traits, capacity, steps
         self._sizes = chunk_size, steps.answer_tokens
         self._counters = counters
         self._limit, self._reports_non_finite = limit, reports_non_finite
         self._waiting_sides: deque[Sequence] = deque()
-        """Sequences that wait for another side than the present one to have ended, or after such."""
+        """Sequences of another side than the present one: they wait until all of the present side have ended."""
 
         self._begin_side(ONE_SIDE)
         self._present: PlannedStep | None = None
@@ -72,7 +70,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that no step has begun with."""
+        """The number of sequences that no step has begun with."""
         return self._in_slots.waiting.num_waiting + self._num_without_slots + len(self._waiting_sides)
 
     @property
@@ -90,7 +88,7 @@ class Scheduler:
                 self._place(sequence)
 
     def schedule(self) -> None:
-        """Plans the next step, unless one is planned whose output has not been taken in; there is work left."""
+        """Plans the next step, unless a planned step's output is still to be taken in. Some work must be left."""
         if self._present is not None:
             return
         if self._waiting_sides and not (self._in_slots.has_work or self._num_without_slots):
@@ -103,14 +101,14 @@ class Scheduler:
             self._present = self._committed(plan)
 
     def schedule_overlapped(self) -> Step | None:
-        """The step after the present one, which begins before that is read. None where that must be read first."""
+        """The step after the present one, to be begun before the present one is read. None where it must be read first."""
         if not self._traits.overlaps_steps or self._overlapped is not None or self._num_without_slots:
             return None
         self._overlapped = self._in_slots.plan(self.present)
         return None if self._overlapped is None else self._overlapped.step
 
     def update(self, output: StepOutput) -> list[PendingResult]:
-        """Takes in the present step's output; the results that are complete now. May raise `NonFiniteError`."""
+        """Takes in the present step's output. Returns the results that are complete now. May raise `NonFiniteError`."""
         present = self.present
         self._counters.steps += 1
         self._counters.tokens_fed += self._num_fed
@@ -150,7 +148,7 @@ class Scheduler:
         return completed
 
     def _begin_side(self, side: Side) -> None:
-        """Forgets what is resident, and places the sequences that wait for `side`."""
+        """Drops what is resident, and admits the sequences that wait for `side`."""
         self._side = side
         self._in_slots = SlotSteps(self._traits, self._capacity, self._counters, *self._sizes, side, self._limit)
         self._scored = self._steps.batches(self._capacity)
@@ -172,7 +170,8 @@ class Scheduler:
         return self._scored.num_waiting if self._scored else 0
 
     def _committed(self, plan: PlannedStep) -> PlannedStep:
-        """Returns `plan`, to be run before any other step: the tokens it feeds count as computed and resident."""
+        """Returns `plan`, which must run before any other step: from now on, the tokens that it feeds count as computed
+        and resident."""
         step, columns, is_in_slots = plan.step, plan.step.columns, plan.step.first_cell is None
         fed = [place for place, sequence in enumerate(plan.sequences) if sequence is not None]
         if is_in_slots:
@@ -212,8 +211,8 @@ class SlotSteps:
         side: Side,
         limit: int,
     ) -> None:
-        """All sequences are on one `side`. `chunk_size`: tokens of inputs in a step; `answer_tokens`: the most of a
-        text, after what it shares, that is fed one token a step."""
+        """All sequences are on one `side`. `chunk_size`: the most tokens of inputs in a step. `answer_tokens`: a text
+        whose unshared tokens are at most so many is fed one token a step."""
         self._form = traits.form
         self.slots = Slots(traits, capacity, answer_tokens)
         self._traits = traits
@@ -225,7 +224,7 @@ class SlotSteps:
 
         self._running: dict[int, Sequence] = {}
         self.beams: dict[int, BeamGroup] = {}
-        """Beam searches by the slots of their sequences."""
+        """Beam searches, by the slots of their sequences."""
 
         self.limit = limit
 
@@ -235,10 +234,13 @@ class SlotSteps:
         return bool(self._running) or self.waiting.num_waiting > 0
 
     def plan(self, before: PlannedStep | None = None) -> PlannedStep | None:
-        """The next step; there is work left. After a step `before` that has not been read rows that decode are fed
-        with what it finds; None where nothing can be computed until it is read. Where a token of that is chosen on the
-        host, its sequence is not in the step: that has inputs then, or those that decode stay together. Nor is one
-        whose next token is forced, which happens to few at a time."""
+        """The next step. Some work must be left.
+
+        After a step `before` that has not been read, rows that decode are fed with the tokens that it finds. Two kinds
+        of sequences are not in such a step: those whose next token the host chooses (the step then has inputs, or only
+        rows that decode together), and those whose next token is forced, which happens to few at a time. None where
+        nothing can be computed until `before` is read.
+        """
         found, is_complete = self._expected(before) if before is not None else ({}, True)
         self._admit()
         while True:
@@ -254,15 +256,15 @@ class SlotSteps:
             self._preempt()
 
     def _preempt(self) -> None:
-        """Gives up the sequence that came last: its blocks are free, and it is computed again when there are enough."""
+        """Preempts the sequence that came last: its blocks become free, and it is computed again when there are enough."""
         last = next(one for one in reversed([*self._running.values()]) if one.num_slots == 1)
         self.release(last)
         self.waiting.put_back(last)
         self._counters.preemptions += 1
 
     def _expected(self, before: PlannedStep) -> tuple[dict[Sequence, int], bool]:
-        """The sequences whose next token that step finds, with its logits row, and whether these are all that go on.
-        The slot of one whose last token it finds is free."""
+        """The sequences whose next token that step finds, each with its logits row, and whether these are all that
+        continue. The slot of a sequence whose last token is found becomes free."""
         found: dict[Sequence, int] = {}
         is_complete = True
         for sequence, number in before.decoding:
@@ -277,8 +279,8 @@ class SlotSteps:
         return found, is_complete
 
     def advance_beams(self, sequence: Sequence, candidates: tuple[FloatArray, IntArray]) -> None:
-        """Takes in what may follow one of the sequences, best first, [C] each: log-probabilities and token ids. Forks
-        are made before the next step of slots."""
+        """Takes in the candidates that may follow one of the sequences, best first, [C] each: log-probabilities and
+        token ids. Forks are made before the next step of slots."""
         beams = self.beams[sequence.slot]
         beams.put(sequence, *candidates)
         self._counters.copies += beams.advance()
@@ -286,7 +288,7 @@ class SlotSteps:
             self._counters.tokens_generated += len(sequence.result.generated)
 
     def retire(self, sequence: Sequence, overlapped: PlannedStep | None) -> None:
-        """The slot of a generation that is complete is free, unless a step that has begun still writes there."""
+        """Frees the slot of a generation that is complete, unless a step that has begun still writes there."""
         for one in self.beams[sequence.slot].members if sequence.num_slots > 1 else (sequence,):
             is_running = self._running.get(one.slot) is one
             if is_running and (overlapped is None or one not in overlapped.sequences):
@@ -318,9 +320,9 @@ class SlotSteps:
                 self.beams |= {one.slot: beams for one in beams.members}
 
     def _close_gaps(self) -> None:
-        """Moves the last of the sequences that decode into free slots between them, where none waits for these: a copy
-        costs about as much as an idle row, which every step would have. Not where steps overlap, because devices do
-        many rows at once."""
+        """Moves the last sequences that decode into free slots between the others, where no sequence waits for a slot:
+        a copy costs about as much as an idle row, and every step would have that row. Not where steps overlap, because
+        such devices run many rows at once."""
         if not self._form.spans_slots or self._traits.overlaps_steps or self.waiting.num_waiting or self.beams:
             return
         if not all(one.is_input_computed for one in self._running.values()):
@@ -336,7 +338,7 @@ class SlotSteps:
             self._counters.copies += 1
 
     def _rows(self, ready: list[Sequence]) -> list[ChosenRow]:
-        """The next rows in the order of their slots, with idle ones where the runner needs them."""
+        """The next rows in the order of their slots, with idle rows where the runner needs them."""
         traits, limits = self._traits, (self._most_tokens, self.limit, self.slots.capacity)
         chosen = self._form.next_rows(
             ReadySequences(ready, *limits, traits.can_rewind, traits.chunked_prefill, traits.row_group)
@@ -355,19 +357,17 @@ class SlotSteps:
 
 
 LOOK_AHEAD = 256
-"""Waiting sequences that are looked at for one that need not wait longer."""
+"""The number of waiting sequences that are searched for one that need not wait longer."""
 
 
 class Admission:
-    """Gives slots to waiting sequences, in sorted order, as far as a step has room.
-
-    Where a step takes many of them, a sequence is passed over while an earlier one is about to compute the prefix that
-    both share. Where a step takes one input or many short answers, inputs come first until as many answers as there are
-    slots wait for nothing but these.
+    """Gives slots to waiting sequences, in sorted order, as far as a step has room. Where a step takes many of them, a
+    sequence is passed over while an earlier one is about to compute the prefix that both share. Where a step takes one
+    input or many short answers, inputs come first, until as many answers as there are slots wait only for such inputs.
     """
 
     def __init__(self, slots: Slots, traits: Traits, counters: Counters, answer_tokens: int = 0) -> None:
-        """`answer_tokens`: the most tokens of a text, after what it shares, that is fed one token a step."""
+        """`answer_tokens`: a text whose unshared tokens are at most so many is fed one token a step."""
         self._slots = slots
         self._answer_tokens = answer_tokens
         self._can_share = traits.chunked_prefill
@@ -390,7 +390,7 @@ class Admission:
         (self._answers if is_answer else self._inputs).append(sequence)
 
     def put_back(self, sequence: Sequence) -> None:
-        """Takes one that has given up its slot: it comes before all others."""
+        """Takes a preempted sequence: it comes before all others."""
         if self._last.get(sequence.slot) is sequence:
             del self._last[sequence.slot]
             self.wanted.discard(sequence.slot)
@@ -398,9 +398,9 @@ class Admission:
         self._inputs.appendleft(sequence)
 
     def admit(self, room: int, most: int, blocks_due: int = 0) -> Iterator[Sequence]:
-        """Up to `most` inputs, as long as `room` tokens of the next step are not filled, each in a slot, where what it
-        shares with others is copied to; and any number of short answers. `blocks_due`: blocks that those which run are
-        to get."""
+        """Admits up to `most` inputs while the next step has `room` for their tokens, and any number of short answers.
+        Each gets a slot, to which the prefix that it shares is copied. `blocks_due`: the blocks that running sequences
+        will still take."""
         while room > 0 and most > 0 and self._slots.has_free and (sequence := self._next()) is not None:
             blocks_due += self._slots.blocks_due(sequence)
             if not self._slots.reclaim(blocks_due, self.wanted) and not self._slots.is_idle:
@@ -428,21 +428,23 @@ class Admission:
 
     @staticmethod
     def _is_short(sequence: Sequence, num_shared: int, most: int) -> bool:
-        """Whether it has up to `most` tokens after those that it shares, all text: it is fed one token a step."""
+        """Whether the sequence is text with up to `most` tokens after those that it shares: such a sequence is fed one
+        token a step."""
         is_text = not sequence.media or sequence.media[-1].stop <= num_shared
         return sequence.generation is None and sequence.end - num_shared <= most and is_text
 
     def _most_shared(self, sequence: Sequence) -> int:
-        """Tokens that need not be fed again: not those that are read, and of a prompt so few that a group of rows is
-        left; a text that is scored gets one."""
+        """Tokens that need not be fed again: only those whose distributions are not read. Of a prompt, a group of rows
+        is left to feed; of a scored text, one."""
         if not self._can_share:
             return 0
         group = self._row_group if sequence.generation is not None else 1
         return max(0, sequence.first_read() + 1 - group)
 
     def _next(self) -> Sequence | None:
-        """Takes out the first sequence that need not wait for a prefix, nor for a slot: one whose content waiting
-        sequences share is not overwritten, and no more than half of the slots hold such, while anything else runs."""
+        """Removes and returns the first sequence that need not wait for a prefix, nor for a slot. While anything else
+        runs, a slot whose content waiting sequences share is not overwritten, and at most half of the slots may hold
+        such content."""
         is_idle = self._slots.is_idle
         found = self._take_out(self.wanted) if self._answers or not is_idle else None
         return self._take_out(set()) if found is None and is_idle else found
@@ -468,8 +470,8 @@ class Admission:
         return None
 
     def _has_slot(self, sequence: Sequence, wanted: set[int], num_free: int) -> bool:
-        """Whether there is a slot that may be overwritten: one of those that are free and not `wanted`, or that of the
-        parent whose last child this is."""
+        """Whether a slot may be overwritten: a free one that is not `wanted`, or the slot of a parent whose last child
+        this is."""
         parent, num_wanted = sequence.parent, len(wanted)
         if parent is not None and parent.num_children == 1 and self._last.get(parent.slot) is parent:
             is_wanted = parent.slot in wanted
@@ -479,7 +481,7 @@ class Admission:
         return is_kept and num_free >= sequence.num_slots
 
     def _is_prefix_due(self, sequence: Sequence) -> bool:
-        """Whether an earlier sequence is still to compute so much of this one's tokens that waiting pays."""
+        """Whether an earlier sequence will compute so much of this sequence's tokens that waiting for it pays."""
         parent = sequence.parent
         if parent is None or parent.computed >= sequence.num_shared:
             return False

@@ -1,8 +1,8 @@
-"""A request in flight, the result it fills, and the rows of a step that is being planned. Knows no form and no step's
-output.
+"""A request that is being computed, the result that it fills, and the rows of a step that is being planned. Knows no
+form and no step's output.
 
-Several requests may read from one sequence (they share a prefix), and one request may read from several sequences,
-so `Sequence` (computed) and `PendingResult` (returned) are two classes.
+Several requests may read from one sequence (they share a prefix), and one request may read from several sequences. So
+`Sequence` (computed) and `PendingResult` (returned) are two classes.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from olive_ext.engine.requests import FinishReason, Hypothesis, Notes, Request, 
 from olive_ext.engine.step import ONE_SIDE, Ban, Row, Side
 
 PROBE = -1
-"""In place of a target's number. The log-probability of a probe only shows that the distribution is finite, which the
-most probable token cannot show: a row of NaN has one, too."""
+"""In place of a target's number: the log-probability of this target (a probe) only shows whether the distribution is
+finite. The log-probability of the most probable token cannot show that, because a row of NaN has one, too."""
 
 PROBED = 0
-"""The token of a probe, which every vocabulary has; the input's may be numbers of a picture."""
+"""The token of a probe, which every vocabulary has. The input's own may be numbers of a picture."""
 
 
 _NONE: list[int] = []
-"""Of requests without a generation; nothing is added to it. With lists of their own, 60,000 scored requests were
-planned in 0.44 s, not 0.34: Python's garbage collector looks at each."""
+"""The empty list of requests without a generation; nothing is added to it. With a list for each, 60,000 scored requests
+were planned in 0.44 s, not 0.34: Python's garbage collector visits each list."""
 
 
 class PendingResult:
-    """Collects a request's scores and generated tokens until nothing is missing."""
+    """Collects a request's scores and generated tokens until none is missing."""
 
     def __init__(self, key: Hashable, request: Request) -> None:
         generation = request.generation
@@ -49,7 +49,7 @@ class PendingResult:
         self._hypotheses: tuple[Hypothesis, ...] = ()
         self._thinking = None if generation is None else generation.thinking  # until the reasoning has ended
         self.forced: list[int] = self._force()
-        """Tokens that come next, whatever the model finds."""
+        """Tokens that are forced to come next, whatever the model finds."""
 
     def put_token(self, token: int) -> None:
         """Adds the next generated token."""
@@ -66,7 +66,7 @@ class PendingResult:
         return forced or []
 
     def note_non_finite(self) -> bool:
-        """Marks an output of the model as not finite; whether it is the result's first."""
+        """Marks an output of the model as not finite. Returns whether it is the result's first."""
         was_finite, self.is_finite = self.is_finite, False
         return was_finite
 
@@ -76,8 +76,8 @@ class PendingResult:
         return self._num_missing == 0 and self.finish_reason is not None
 
     def put_scores(self, first: int, logprobs: list[float], is_greedy: list[bool], notes_T: Notes | None) -> bool:
-        """Stores the scores of the request's targets from number `first` on, and a tap's notes on them; each is put
-        once. Returns whether that was the last thing missing."""
+        """Stores the scores of the request's targets from number `first` on, and a tap's notes on them; each is stored
+        once. Returns whether the result is complete now."""
         targets, count = slice(first, first + len(logprobs)), self.request.num_targets
         if self._scores is None:
             self._scores = [0.0] * count, [False] * count
@@ -90,13 +90,13 @@ class PendingResult:
         return self.is_complete
 
     def put_hypotheses(self, best: tuple[Hypothesis, ...]) -> None:
-        """Ends the generation with what a beam search has found, best first."""
+        """Ends the generation with the sequences of a beam search, best first."""
         self._hypotheses = best
         self.generated = list(best[0].tokens)
         self.finish_reason, self.stop_id = best[0].finish_reason, best[0].stop_id
 
     def finished(self) -> Result:
-        """The result, of which nothing is missing."""
+        """The result, which must be complete."""
         assert self.finish_reason is not None
         assert not self._num_missing
         logprobs, is_greedy = self._scores or ((), ())
@@ -114,85 +114,83 @@ class Targets(NamedTuple):
 
     @property
     def positions(self) -> range:
-        """The positions whose distributions they are read from: those of the tokens before them."""
+        """The positions from which the targets are read: those of the tokens before them."""
         before = self.result.before
         return range(before + self.begin, before + self.stop)
 
     def within(self, past: int, stop: int) -> Targets:
-        """Those that are read from positions `past` to `stop`."""
+        """The targets that are read from positions `past` to `stop`."""
         before = self.result.before
         return Targets(self.result, max(self.begin, past - before), min(self.stop, stop - before))
 
 
 @dataclass(eq=False)
 class Sequence:
-    """Tokens to be computed in one slot: `tokens[:computed]` are resident there, `tokens[computed:end]` are pending.
-
-    `targets` are those that are read of it; `checkpoints` are the numbers of tokens after which later sequences go
-    another way.
-    """
+    """Tokens to compute in one slot: `tokens[:computed]` are resident there, `tokens[computed:end]` are pending.
+    `targets` are those that are read from it. `checkpoints` are the numbers of tokens after which later sequences
+    branch off."""
 
     tokens: TokenArray
     end: int
     result: PendingResult
-    """Its generation's, where there is one; else that of the first request that is computed here."""
+    """The request of its generation, if it has one; else the first request that is computed here."""
 
     side: Side = ONE_SIDE
-    """The side of a length on which its numbers are computed."""
+    """On which side of a length it is, where a model computes longer texts otherwise."""
 
     targets: list[Targets] = field(default_factory=list)
     checkpoints: set[int] = field(default_factory=set)
     rng: np.random.Generator | None = None
     num_shared: int = 0
-    """Tokens that an earlier sequence computes, too: the plan expects these to be resident."""
+    """The number of its first tokens that an earlier sequence computes: the plan expects them to be resident."""
 
     parent: Sequence | None = None
     """The earlier sequence that computes the last of these."""
 
     num_children: int = 0
-    """Sequences whose parent this is, and that have no slot yet."""
+    """The number of sequences whose parent this is, and that have no slot yet."""
 
     is_short: bool = False
-    """Whether its unshared tokens are few: they are fed one a step, together with those of other sequences."""
+    """Whether its unshared tokens are so few that they are fed one a step, together with those of other sequences."""
 
     slot: int = -1
     computed: int = 0
     """Tokens that the steps planned so far compute."""
 
     is_expected: bool = False
-    """The last of the tokens is one that the step under way finds."""
+    """Whether its last token is one that a step in progress finds."""
 
     has_ended: bool = False
-    """Whether its generation is complete; steps that were begun before that was known may still hold it."""
+    """Whether its generation is complete. Steps that were begun before that was known may still contain it."""
 
     def __post_init__(self) -> None:
         request = self.result.request
         self.generation, self.source, self.media = request.generation, request.source, request.media
         self.num_input = self.end
         self.room = min(len(self.tokens), self.side.last)
-        """Tokens that it has at most: after its side's last it begins anew, as another sequence."""
+        """The most tokens that it can have: after the last of its side it begins anew, as another sequence."""
 
         self.num_slots = 1 if self.generation is None else self.generation.num_slots
-        """Slots that it needs: one for each of its beams."""
+        """The slots that it needs: one for each of its beams."""
 
         self.needs_rows = self.generation is not None and not self.generation.sampling.is_greedy
-        """Whether its next token is chosen from the whole row of logits, not taken from the device."""
+        """Whether the host chooses its next token from the whole row of logits; otherwise the device does."""
 
         self.has_bans = self.generation is not None and bool(self.generation.suppressed)
-        """Whether tokens are ruled out as its next one."""
+        """Whether some tokens are not allowed as its next one."""
 
     @property
     def pending(self) -> int:
-        """Tokens that are left to compute."""
+        """The number of tokens that are left to compute."""
         return self.end - self.computed
 
     @property
     def is_input_computed(self) -> bool:
-        """Whether what comes now is generated."""
+        """Whether its input is computed and tokens are generated now."""
         return self.computed >= self.num_input
 
     def append(self, token: int, logits_V: npt.NDArray[np.float32] | None = None) -> bool:
-        """Takes in the next token, `token` or one drawn from `logits_V`; False where it only ends the generation."""
+        """Takes the next token: `token`, or one drawn from `logits_V`. False where it only ends the generation."""
         generation, result = self.generation, self.result
         assert generation is not None
         if not result.is_finite:
@@ -222,7 +220,7 @@ class Sequence:
         self.is_expected = False
 
     def expect(self) -> bool:
-        """Adds to what is pending the token that the step under way finds; False where another one is forced."""
+        """Adds the token that a step in progress finds to the pending tokens; False where another token is forced."""
         if self.result.forced:
             return False
         self.end += 1
@@ -230,18 +228,18 @@ class Sequence:
         return True
 
     def feed(self, token: int) -> None:
-        """Adds `token` to what is pending, or takes it in as the one that was expected."""
+        """Adds `token` to the pending tokens, or fills in the one that was expected."""
         self.end += not self.is_expected
         self.is_expected = False
         self.tokens[self.end - 1] = token
 
     def begun_anew(self, side: Side) -> Sequence:
-        """The rest of its generation, with all its tokens to be computed, as those of a text on `side`."""
+        """The rest of its generation as a new sequence on `side`, with all its tokens to compute."""
         begun: dict[str, Any] = {"num_shared": 0, "parent": None, "num_children": 0, "slot": -1, "computed": 0}
         return replace(self, targets=[], checkpoints=set(), side=side, **begun)
 
     def give_up(self) -> None:
-        """Has all its tokens computed once more, in another slot, and what has not been read yet read then."""
+        """Starts again in another slot: all its tokens are computed again, and only what has not been read is read."""
         targets = [found.within(self.computed, self.end) for found in self.targets]
         self.targets = [found for found in targets if found.begin < found.stop]
         self.parent, self.num_shared = None, 0
@@ -258,21 +256,19 @@ class Sequence:
         return [targets for targets in found if targets.begin < targets.stop]
 
     def ban_at(self, position: int) -> Ban:
-        """Which tokens are ruled out as the one that is generated after that position."""
+        """Which tokens are not allowed as the one that is generated after that position."""
         if not self.has_bans:
             return Ban.NONE
         return Ban.FIRST if position < len(self.result.request.tokens) else Ban.LATER
 
     def first_read(self) -> int:
-        """The first position whose distribution is read; nothing from there on may be taken as resident."""
+        """The first position whose distribution is read. From there on nothing may be reused as resident."""
         return min([one.result.before + one.begin for one in self.targets], default=self.num_input - 1)
 
 
 def drawn(logits_V: npt.NDArray[np.float32], sampling: Sampling, rng: np.random.Generator) -> int:
-    """One token id, after temperature, top_k and top_p in the order of Hugging Face's logits processors.
-
-    top_p keeps the smallest set of most probable tokens whose sum reaches it (Holtzman et al. 2020), never none.
-    """
+    """One token id, after temperature, top_k and top_p in the order of Hugging Face's logits processors. top_p keeps
+    the smallest set of most probable tokens whose sum reaches it (Holtzman et al. 2020), and at least one token."""
     scaled_V = logits_V.astype(np.float64) / sampling.temperature
     order_V = np.argsort(-scaled_V, kind="stable")
     if sampling.top_k:

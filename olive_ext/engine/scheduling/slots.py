@@ -22,10 +22,10 @@ from olive_ext.media.items import Media, border
 
 
 class Slots:
-    """Tokens resident in each slot. A released slot keeps its tokens until it is taken again."""
+    """The tokens that are resident in each slot. A released slot keeps its tokens until it is taken again."""
 
     def __init__(self, traits: Traits, capacity: Capacity, answer_tokens: int = 0) -> None:
-        """With short answers (`answer_tokens`) the first sequence does not overwrite what waiting ones share."""
+        """With short answers (`answer_tokens`), the first sequence does not overwrite what waiting sequences share."""
         form, num_slots = traits.form, capacity.num_slots
         self.num_slots, self.capacity = num_slots, capacity.positions
         self.min_copy = form.min_copy(answer_tokens)
@@ -40,10 +40,10 @@ class Slots:
         self._lengths_S = np.zeros(num_slots, np.int64)
         self._busy: set[int] = set()
         self._free = dict.fromkeys(range(num_slots))
-        """Slots that nobody has taken, the longest unused first."""
+        """The free slots, the least recently used first."""
 
         self.copies: list[Copy] = []
-        """The copies to be made before the next step's rows, in their order."""
+        """The copies to make before the next step's rows, in order."""
 
         self._tables: BlockTables | None = None
         number, size = capacity.blocks
@@ -53,34 +53,33 @@ class Slots:
 
     @property
     def has_free(self) -> bool:
-        """Whether a slot may be taken."""
+        """Whether a slot is free."""
         return bool(self._free)
 
     @property
     def is_idle(self) -> bool:
-        """Whether none is taken."""
+        """Whether all slots are free."""
         return not self._busy
 
     def is_free(self, slot: int) -> bool:
-        """Whether nobody has taken the slot."""
+        """Whether the slot is free."""
         return slot in self._free
 
     def num_free(self, wanted: set[int]) -> int:
-        """Free slots that are not `wanted`."""
+        """The number of free slots that are not `wanted`."""
         return len(self._free) - sum([slot in self._free for slot in wanted])
 
     def idle_position(self, slot: int) -> int:
-        """The position where an idle row writes: after the resident tokens, or the unshared last one of a full slot."""
+        """The position where an idle row writes: after the resident tokens, or the last unshared position of a full
+        slot."""
         return min(int(self._lengths_S[slot]), self.capacity - 1)
 
     def take(self, sequence: Sequence, limit: int, wanted: Container[int], likely: int = 0) -> bool:
-        """Gives the sequence the free slot that shares most of its first `limit` tokens: the least recently used one of
-        several, and where the prefix is copied from another slot, which is returned. Slots made of blocks share the
-        blocks of any slot, so the least recently used is always taken. Slots in `wanted` come last.
-
-        What is resident of another source is not shared, and of pictures and sounds none in part. The search for the
-        slot that shares most begins with the `likely` one.
-        """
+        """Gives the sequence the free slot that shares most of its first `limit` tokens; of several, the least recently
+        used. Where another slot shares more, the prefix is copied from that slot, which is returned. Slots of blocks
+        share the blocks of any slot, so there the least recently used slot is always taken. Slots in `wanted` come
+        last. A sequence with another encoder source shares nothing, and pictures and sounds are shared whole or not at
+        all. The search begins with the slot `likely`."""
         tokens, source, media = sequence.tokens, source_key(sequence.source), sequence.media
         slot = oldest = self._oldest(wanted)
         if self._has_blocks and self._can_rewind:
@@ -111,20 +110,20 @@ class Slots:
         return copy is not None
 
     def take_empty(self, wanted: Container[int] = frozenset()) -> int:
-        """Takes the longest unused free slot, whose content is not shared; the `wanted` ones come last."""
+        """Takes the least recently used free slot, without sharing its content; the `wanted` ones come last."""
         slot = self._oldest(wanted)
         self._drop(slot)
         self._seize(slot)
         return slot
 
     def move(self, source: int, target: int) -> None:
-        """Makes all that is resident in `source` resident in the free slot `target`; then `source` is free."""
+        """Moves all that is resident in `source` to the free slot `target`; then `source` is free."""
         self._seize(target)
         self.fork(source, target)
         self.release(source)
 
     def fork(self, source: int, target: int) -> None:
-        """Makes all that is resident in `source` resident in `target`, too."""
+        """Copies all that is resident in `source` to `target`."""
         length = int(self._lengths_S[source])
         given, held = self._tokens_SP[source, :length], self._tokens_SP[target, : self._lengths_S[target]]
         num_equal = common_prefix(given, held) if self._sources[source] == self._sources[target] else 0
@@ -134,8 +133,8 @@ class Slots:
         self._copied(Copy(source, target, length, num_equal))
 
     def blocks_due(self, sequence: Sequence) -> int:
-        """Blocks that the sequence is to get: for its tokens and those of a block more, beside what it shares with its
-        parent. Beams get as many as they may need, because none of them can be given up."""
+        """The number of blocks that the sequence will take: for its tokens and one block more, without those that it
+        shares with its parent. Beams reserve as many as they may ever need, because no beam can be preempted."""
         if (tables := self._tables) is None:
             return 0
         most, parent = len(sequence.tokens), sequence.parent
@@ -148,13 +147,13 @@ class Slots:
         return tables.covering(stop) - is_resident * (sequence.num_shared // tables.block_size)
 
     def reclaim(self, num_blocks: int, wanted: Container[int]) -> bool:
-        """Whether so many blocks are free, once those of free slots are: the longest unused first, and of the `wanted`
-        none while a slot is taken."""
+        """Whether so many blocks are free, or become free by emptying free slots: the least recently used first, and no
+        `wanted` slot while any slot is taken."""
         return self._reclaim(lambda tables: num_blocks, wanted, spares=not self.is_idle)
 
     def make_room(self, rows: Items[Row], wanted: Container[int]) -> bool:
-        """Gives the rows blocks for their tokens; False where there are too few, also without what free slots hold, the
-        `wanted` last."""
+        """Gives the rows blocks for their tokens. False where there are too few even after emptying free slots, the
+        `wanted` ones last."""
         if self._tables is None:
             return True
 
@@ -191,7 +190,7 @@ class Slots:
         return copy
 
     def extend(self, rows: Columns, tokens_N: IntArray, places: Items[int], checkpoints: Iterable[int]) -> None:
-        """Adds the tokens of the rows at `places` to those of their slots; what slots of `checkpoints` hold then is
+        """Adds the tokens of the rows at `places` to their slots. For slots in `checkpoints`, what they hold then is
         kept."""
         places_F = integers(places)
         slots_F, lengths_F, starts_F = rows.slots_B[places_F], rows.lengths_B[places_F], rows.starts_B[places_F]
@@ -207,7 +206,7 @@ class Slots:
             self._checkpoints[slot].append(int(self._lengths_S[slot]))
 
     def release(self, slot: int) -> None:
-        """Frees the slot. In one that can be rewound, one position stays unused, where an idle row may write."""
+        """Frees the slot. In a slot that can be rewound, one position stays unused, where an idle row may write."""
         self._busy.remove(slot)
         self._free[slot] = None
         if self._can_rewind:
@@ -221,8 +220,9 @@ class Slots:
         self._busy.add(slot)
 
     def _giver(self, tokens: TokenArray, source: str, likely: int) -> tuple[int, int]:
-        """A slot that shares most of `tokens`, where each may be cut back anywhere, and how many: `likely`, or the
-        first that shares more. Few are compared as a whole: those that hold the token after the longest so far."""
+        """The slot that shares most of `tokens`, and how many tokens it shares, where every slot can be cut back
+        anywhere: `likely`, or the first that shares more. Only slots that hold the token after the longest match so far
+        are compared as a whole."""
         lengths_S = self._lengths_S
         self._has_sources |= source != ""
         if self._has_sources:
@@ -238,7 +238,7 @@ class Slots:
         return found, longest
 
     def _num_equal(self, tokens: TokenArray, slot: int, least: int = 0) -> int:
-        """How many of `tokens` the slot holds; 0 where the last of the `least` that count is another one."""
+        """How many of `tokens` the slot holds; 0 where the last of the `least` tokens to count differs."""
         if least > 0 and self._tokens_SP[slot, least - 1] != tokens[least - 1]:
             return 0
         return common_prefix(tokens, self._tokens_SP[slot, : self._lengths_S[slot]])
@@ -259,7 +259,7 @@ class Slots:
         return {slot: length if self._sources[slot] == source else 0 for slot, length in kept.items()}
 
     def _kept(self, slot: int, length: int) -> int:
-        """Where a slot that keeps checkpoints only can be cut back to, of its first `length` tokens."""
+        """The position within its first `length` tokens to which a slot that keeps only checkpoints can be cut back."""
         if length == self._lengths_S[slot]:
             return length
         return max((kept for kept in self._checkpoints[slot] if kept <= length), default=0)
