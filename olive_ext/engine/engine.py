@@ -1,6 +1,5 @@
-"""Requests in, results out as they become complete: an `Engine` over one or two `StepLoop`s, of which each runs a
-scheduler's steps on a runner, has a tap note them, and splits a step for which memory does not suffice. Knows no text.
-"""
+"""Requests in, results out as they become complete. An `Engine` has one or two `StepLoop`s. Each runs a scheduler's
+steps on a runner, lets a tap note them, and splits a step for which memory does not suffice. Knows no text."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ WINDOW_PER_SLOT = 16
 class Engine:
     """Runs requests on one runner. Not thread-safe: one call at a time.
 
-    With a tap, requests that are scored only run as the tap allows, and are noted. Generation runs on the runner alone,
+    With a tap, requests that are only scored run as the tap allows, and are noted. Generation runs on the runner alone,
     with all its slots. Engines whose runners share a `Residency` may be used in turns.
     """
 
@@ -52,8 +51,8 @@ class Engine:
         reports_non_finite: bool = False,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """`chunk_size`: most tokens of a prompt in one step. `reports_non_finite` as in `StepLoop`. `facts` of the
-        opening are described beside those of the execution."""
+        """`chunk_size`: the most tokens of a prompt in one step. `reports_non_finite` is as in `StepLoop`. `facts` of
+        the opening are described beside those of the execution."""
         self._facts = facts or {}
         self.counters = Counters()
         self.runner = runner
@@ -69,7 +68,7 @@ class Engine:
 
     @property
     def context_length(self) -> int:
-        """Positions that a scored sequence may occupy at most."""
+        """The most positions that a scored sequence may occupy."""
         return self._scoring.traits.context_length
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
@@ -86,21 +85,21 @@ class Engine:
         return [results[place] for place in range(len(requests))]
 
     def run_slices(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
-        """`(key, result)` of every request as it becomes complete. The requests of a slice, each under a key of its
-        own, are planned together; a slice is read when the one before it is complete, or while a device computes that.
-        A request is `Lost` where an encoder fails on a picture or a sound of it."""
+        """`(key, result)` of every request as it becomes complete. The requests of a slice, each under its own key, are
+        planned together. A slice is read when the one before it is complete, or while a device computes that one. The
+        result is `Lost` where an encoder fails on a picture or a sound of the request."""
         ahead = ReadAhead(part for items in slices for part in self._scoring.planned(items))
         for items in filter(None, ahead):
             yield from self._run(items, ahead.read)
 
     @property
     def num_slots(self) -> int:
-        """Sequences that are decoded together at most."""
+        """The most sequences that are decoded together."""
         return self.runner.capacity.num_slots
 
     def run_chunks(self, chunks: Iterable[Sequence[KeyedRequest]]) -> Iterator[tuple[int, list[Result | Lost]]]:
-        """The number of each chunk and its results, in the order of its requests. Each runs by itself, from an empty
-        cache; an empty one is complete at once."""
+        """The number of each chunk and its results, in the order of its requests. Each chunk runs by itself, from an
+        empty cache; an empty one is complete at once."""
         ahead = ReadAhead(chunks)
         for number, items in enumerate(ahead):
             if items:
@@ -112,8 +111,8 @@ class Engine:
         """`(key, result)` pairs in the order in which they complete, without the tap. `items` is read as far ahead as
         one plan needs.
 
-        None among them means that no more is there for now: what has been read runs, and `items` is read again when all
-        of it has a slot.
+        A None among them means that no more is there for now: the requests so far run, and `items` is read again when
+        all of them have a slot.
         """
         loop, source = self._generating, iter(items)
         window = WINDOW_PER_SLOT * self.num_slots
@@ -129,12 +128,12 @@ class Engine:
                 yield from loop.advance() if loop.has_work else ()
 
     def reset(self) -> None:
-        """Forgets what is resident and what is in flight; the model stays open."""
+        """Drops all resident sequences and those in progress; the model stays open."""
         for loop in self._loops:
             loop.reset()
 
     def release_memory(self) -> None:
-        """`reset`, and frees what has grown with use; the next run allocates it anew."""
+        """As `reset`, and frees what has grown with use; the next run allocates it anew."""
         for runner in self._runners:
             runner.release_memory()
         self.reset()
@@ -150,7 +149,7 @@ class Engine:
                 runner.close()
 
     def describe(self) -> dict[str, Any]:
-        """Facts of the execution, stable in name."""
+        """Facts of the execution, under stable names."""
         counters = {**asdict(self.counters), "host_bytes": self.runner.host_bytes + self._tap.host_bytes}
         return {
             **self._scoring.describe(),
@@ -162,7 +161,7 @@ class Engine:
         }
 
     def _run(self, items: Sequence[KeyedRequest], work: Callable[[], bool]) -> Iterator[KeyedResult]:
-        """The results of `items`; the host does `work`, part by part, while it would wait."""
+        """The results of `items`. The host does `work`, part by part, while it would wait."""
         has_two = self._generating is not self._scoring
         generated = [item for item in items if item[1].generation is not None] if has_two else []
         scored = [item for item in items if item[1].generation is None] if has_two else items
@@ -171,7 +170,7 @@ class Engine:
             yield from self._drive(self._generating, generated, work)
 
     def _score(self, items: Sequence[KeyedRequest], work: Callable[[], bool]) -> Iterator[KeyedResult]:
-        """Runs what the tap does not know already. What is complete is kept, however this ends."""
+        """Runs what the tap does not know already. Complete results are kept, however the run ends."""
         known, rest = self._tap.prepare(items)
         yield from known.items()
         try:
@@ -189,13 +188,13 @@ class Engine:
                 yield from loop.advance(work)
 
     def _enter(self, loop: StepLoop) -> None:
-        """Gives the runner's slots to `loop`, which forgets what was resident where another one has run since."""
+        """Gives the runner's slots to `loop`, which drops what was resident where another loop has run since."""
         if not self.runner.residency.claim(loop):
             loop.reset()
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Leaves the engine usable after an interruption, which drops what is in flight and what is resident."""
+        """Leaves the engine usable after an interruption: drops what is resident and in progress."""
         if self._is_closed:
             raise RunError("this model is closed; open it again")
         for loop in self._loops:
@@ -208,7 +207,7 @@ class Engine:
 
 
 def _read(source: Iterator[KeyedRequest | None], count: int) -> list[KeyedRequest] | None:
-    """The next items, `count` at most, up to the first None; None where there are no more."""
+    """The next items, at most `count`, up to the first None; None where there are no more."""
     found: list[KeyedRequest] = []
     for item in islice(source, count):
         if item is None:
@@ -218,10 +217,10 @@ def _read(source: Iterator[KeyedRequest | None], count: int) -> list[KeyedReques
 
 
 class StepLoop:
-    """One scheduler, and what it knows of the runner: which sequences are resident, how long a step may be.
+    """One scheduler with its runner: which sequences are resident, and how long a step may be.
 
-    A step that failed leaves nothing to go on from. Where memory did not suffice for it, all requests without a result
-    are begun anew, in shorter steps. Where an encoder failed on an item, requests that have it are lost first.
+    After a step that failed, nothing is resident. Where memory did not suffice for it, all requests without a result
+    begin anew, in shorter steps. Where an encoder failed on an item, requests that have it are lost first.
     """
 
     def __init__(
@@ -266,12 +265,12 @@ class StepLoop:
 
     @property
     def has_work(self) -> bool:
-        """Whether a result is due."""
+        """Whether a result is missing."""
         return bool(self._lost) or self._scheduler.has_work
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that no step has begun with."""
+        """The number of sequences that no step has begun with."""
         return self._scheduler.num_waiting
 
     def has_room(self, requests: Sequence[Request]) -> bool:
@@ -331,8 +330,8 @@ class StepLoop:
         self._scheduler.add(plan.sequences)
 
     def planned(self, items: Sequence[KeyedRequest]) -> Iterator[Sequence[KeyedRequest]]:
-        """`items`, after an empty slice for each part of their plan, where a device computes meanwhile. What is planned
-        is what is admitted next, if it is these."""
+        """Yields `items`; before them, where a device is busy meanwhile, an empty slice for each part of their
+        planning. `admit` then uses that plan, if it gets these very items."""
         requests = [request for _, request in items]
         if self.traits.overlaps_steps and requests and not any(request.media for request in requests):
             for part in plan_in_parts(items, self.traits.chunked_prefill, self.traits.side):
@@ -341,7 +340,7 @@ class StepLoop:
         yield items
 
     def advance(self, work: Callable[[], bool] = lambda: False) -> list[KeyedResult]:
-        """Takes in one step, after which the next begins where it is known; the results that are now complete. The host
+        """Takes in one step and begins the next where it is known. Returns the results that are complete now. The host
         does `work`, part by part, while it would wait."""
         try:
             completed = self._advance(work) if self._scheduler.has_work else []
@@ -375,7 +374,7 @@ class StepLoop:
         return output if notes_T is None else replace(output, logits_RV=None, notes_T=notes_T)
 
     def reset(self) -> None:
-        """Forgets what is resident and what is in flight."""
+        """Drops what is resident and what is in progress."""
         self._positions = self._cells = 0
         self._scheduler = self._new_scheduler()
         self._media_ids = MediaIds()
@@ -383,7 +382,7 @@ class StepLoop:
         self.thread.settle()
 
     def describe(self) -> dict[str, Any]:
-        """The sizes of steps, and the reasons."""
+        """The sizes of steps, and the reasons for them."""
         facts = {"chunk_size": self._chunk_size, **self._steps.describe()}
         return {**facts, "step_limit": self._limit} if self._limit < UNLIMITED else facts
 
@@ -422,7 +421,7 @@ class StepLoop:
         return self._steps.memory(scored, generated, traits.context_length, traits.row_group)
 
     def _cut_steps(self, step: Step, error: MemoryShortageError) -> None:
-        """Halves the most tokens of a step. Raises the error where `step` is as short as it can be."""
+        """Halves the most tokens of a step. Raises the error where `step` cannot be shorter."""
         most, is_beyond = step.num_tokens // 2, step.num_tokens > self._limit
         if len(step.rows) == 1 and is_beyond:
             shown = f"{error}; the {step.num_tokens} tokens of a picture or a sound are fed in one step"
@@ -434,7 +433,7 @@ class StepLoop:
         logger.warning("%s; steps are cut to %d tokens", error, self._limit)
 
     def _lose(self, error: LostItemError) -> None:
-        """Gives up the requests that have the item on which an encoder failed."""
+        """Loses the requests that have the item on which an encoder failed."""
         media = {key: {run.item.key for run in request.media} for key, request in self._unfinished.items()}
         lost = [key for key, items in media.items() if error.key in items]
         if not lost:
@@ -444,7 +443,7 @@ class StepLoop:
         self._lost += [(key, Lost(str(error))) for key in lost]
 
     def _forgotten(self) -> list[KeyedRequest]:
-        """All requests without a result, of which nothing is resident any more."""
+        """Returns all requests without a result, none of which is resident any more."""
         unfinished, lost = self._unfinished, self._lost
         self.reset()
         self._unfinished, self._lost = unfinished, lost
@@ -452,13 +451,13 @@ class StepLoop:
 
     @property
     def _in_use(self) -> Capacity:
-        """The capacity with the cells and the slots for what was needed since the last reset. More may be there from
-        earlier requests, but steps follow from the present ones alone, and so do the bits of their numbers."""
+        """The capacity with the cells and slots that were needed since the last reset. Earlier requests may have left
+        more, but steps depend on the present requests alone, and so do the last bits of their numbers."""
         capacity = self.capacity.for_sequences(self._positions)
         return capacity._replace(cells=min(self._cells, capacity.cells))
 
     def _new_scheduler(self) -> Scheduler:
-        """A scheduler knows one capacity, and one choice of how scored texts share steps."""
+        """Makes a new scheduler: one knows a single capacity, and a single way in which scored texts share steps."""
         planned_for = self.traits, self._in_use, self._counters, self._chunk_size, self._steps
         return Scheduler(*planned_for, self._limit, reports_non_finite=self._reports_non_finite)
 

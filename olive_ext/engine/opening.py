@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 def open_runner(model: ResolvedModel, profile_prefix: Path | None = None) -> OpenedRunner:
-    """A runner of the decoder of `model`, which takes items of as many tokens as its steps may have.
+    """Opens a runner of the decoder of `model`, which takes pictures and sounds of as many tokens as its steps may
+    have.
 
-    Raises `ModelError` for a model that cannot be scored or run,
-    `ProviderError` for a provider that does not come up, and `ConfigError` for settings that the runtime cannot keep.
-    `profile_prefix` makes ONNX Runtime write a profile.
+    Raises `ModelError` for a model that cannot be scored or run, `ProviderError` for a provider that does not come up,
+    and `ConfigError` for settings that the runtime cannot keep. `profile_prefix` makes ONNX Runtime write a profile.
     """
     runtime = model.runtime
     for sentence in refuse_settings(model):
@@ -60,7 +60,7 @@ def item_limit(model: ResolvedModel, chunk_size: int, longest_step: int = UNLIMI
 
 
 def engine_on(opened: OpenedRunner, model: ResolvedModel, tap: Tap | None = None) -> Engine:
-    """The engine of an opened model, which closing it releases. Without a tap the rule is for a graph's steps only."""
+    """The engine of an opened model, which closing it releases. Without a tap, only a graph's steps follow the rule."""
     has_rule = model.runtime.runs_graph or tap is not None
     settings, more = model.settings, also_read(model.files)
     return Engine(

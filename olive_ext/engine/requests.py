@@ -24,8 +24,8 @@ TokenArray = npt.NDArray[np.int32]
 
 
 class Ids(Sequence[int]):
-    """Token ids from 0 to 2^31 - 1, equal to a tuple of them, as an array [N] that nobody changes: to read Python's
-    integers one by one costs more than all that is planned with them."""
+    """Token ids from 0 to 2^31 - 1 as an array [N] that nobody changes. It is equal to a tuple of the same ids. Reading
+    Python's integers one by one would cost more than all planning with them."""
 
     __slots__ = ("array",)
 
@@ -37,7 +37,7 @@ class Ids(Sequence[int]):
         self.array: TokenArray = read
 
     def then(self, others: Iterable[int]) -> Ids:
-        """These and `others`."""
+        """The counts of both."""
         return Ids(np.concatenate([self.array, Ids(others).array]))
 
     @override
@@ -89,7 +89,7 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(frozen=True)
 class Beams:
-    """A beam search as transformers defines it: what it keeps, how it compares lengths, when it ends."""
+    """A beam search as transformers defines it: the number of beams, how lengths are compared, when the search ends."""
 
     num_beams: int
     length_penalty: float = 1.0
@@ -101,19 +101,18 @@ class Beams:
 
 @dataclass(frozen=True)
 class ThinkingBudget:
-    """After `num_tokens` generated tokens without an end of the reasoning, those of `marker` come next, whatever the
-    model finds."""
+    """If `num_tokens` generated tokens have not ended the reasoning, the tokens of `marker` are forced next."""
 
     num_tokens: int
     marker: tuple[int, ...]
     text: str = ""
-    """The end that `is_over` looks for; empty where it is these very tokens."""
+    """The tokens that `is_over` looks for; empty where they are those of `marker`."""
 
     is_over: Callable[[Sequence[int]], bool] | None = field(default=None, compare=False, repr=False)
-    """Sees all tokens generated so far after each one; True where the reasoning has ended."""
+    """Gets all tokens generated so far after each one; True where the reasoning has ended."""
 
     def forced_after(self, generated: Sequence[int]) -> list[int] | None:
-        """The tokens that come next: none where the reasoning has ended by itself; None while it goes on."""
+        """The tokens that are forced next: none where the reasoning has ended by itself; None while it goes on."""
         found = tuple(generated[-len(self.marker) :]) == self.marker
         if found if self.is_over is None else self.is_over(generated):
             return []
@@ -122,10 +121,10 @@ class ThinkingBudget:
 
 @dataclass(frozen=True)
 class Generation:
-    """Tokens to be generated after a request's own: at most `max_new_tokens`, ending on one of `stop_ids`.
+    """Tokens to generate after a request's own: at most `max_new_tokens`, ending on one of `stop_ids`.
 
-    `is_finished`, where given, sees all tokens generated so far after each one and ends the sequence with True; with
-    `beams` each sequence has a copy of its own.
+    `is_finished`, where given, gets all tokens generated so far after each one and ends the sequence with True; with
+    `beams`, each sequence has its own copy.
     """
 
     max_new_tokens: int
@@ -136,16 +135,16 @@ class Generation:
     """The texts that `is_finished` looks for; they stand for it where requests are compared or kept."""
 
     suppressed: Suppressed = field(default_factory=Suppressed)
-    """The tokens that the model's own files suppress; its runner rules them out."""
+    """The tokens that the model's own files suppress; its runner never generates them."""
 
     beams: Beams | None = None
-    """A beam search; None follows one sequence."""
+    """A beam search; None decodes a single sequence."""
 
     thinking: ThinkingBudget | None = None
 
     @property
     def num_slots(self) -> int:
-        """Sequences that are followed at a time."""
+        """The number of sequences that are decoded at a time."""
         return 1 if self.beams is None else self.beams.num_beams
 
 
@@ -159,8 +158,8 @@ class Request:
     """`tokens` (any integers are taken), of which the last `num_targets` are scored, and what to generate after them
     (nothing when None).
 
-    `source` is for the encoder of an encoder-decoder, whose decoder is given `tokens`. `media` says which of the tokens
-    are placeholders of pictures and sounds.
+    `source` is for the encoder of an encoder-decoder, whose decoder is given `tokens`. `media` says which tokens are
+    placeholders of pictures and sounds.
     """
 
     tokens: Ids
@@ -169,7 +168,7 @@ class Request:
     source: Source | None = None
     media: Media = ()
     records: tuple[int, ...] = ()
-    """For each target the number of the reference's record of the distribution that the target is scored with."""
+    """For each target, the number of the reference's record of the distribution that scores the target."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", Ids(self.tokens))
@@ -186,12 +185,12 @@ class Request:
 
     @property
     def fed(self) -> TokenArray:
-        """The tokens to be computed: but the last one, where nothing comes after it."""
+        """The tokens to compute: all but the last one, where nothing comes after it."""
         return self.tokens.array[:-1] if self.generation is None else self.tokens.array
 
     @property
     def num_positions(self) -> int:
-        """Positions it occupies at most: the last token, scored or generated, is not fed."""
+        """The most positions that it occupies: the last token, scored or generated, is not fed."""
         return len(self.tokens.array) - 1 + (self.generation.max_new_tokens if self.generation is not None else 0)
 
 
@@ -211,8 +210,8 @@ Notes = npt.NDArray[np.void]
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A finished sequence of a beam search. `tokens` without the stop id; `score`: the sum of its log-probabilities,
-    that of the stop id included, over its length to the power `length_penalty`."""
+    """A finished sequence of a beam search. `tokens` are without the stop id. `score` is the sum of its
+    log-probabilities, with that of the stop id, over its length to the power `length_penalty`."""
 
     tokens: tuple[int, ...]
     score: float
@@ -221,8 +220,8 @@ class Hypothesis:
 
 
 NUMBERS = 4
-"""Raised by every change that mends a model's numbers, or changes the fields of a comparison: what was kept on disk
-before is not used any more."""
+"""Raised with every change that corrects a model's numbers or changes the fields of a comparison: what was kept on disk
+before is then not used any more."""
 
 
 @dataclass(frozen=True)
@@ -234,27 +233,28 @@ class Result:
     tokens: tuple[int, ...] = ()
     finish_reason: FinishReason = FinishReason.SCORED
     stop_id: int | None = None
-    """The stop id that ended the generation, where one did."""
+    """The stop id that ended the generation, if one did."""
 
     notes: Notes | None = field(default=None, compare=False)
-    """Per-target notes of the runner: `COMPARED`[T] where there is a reference."""
+    """The runner's notes on each target: `COMPARED`[T] where there is a reference."""
 
     is_finite: bool = True
-    """Whether the model's output is: False only where such outputs are reported."""
+    """Whether the model's output is finite. False only where such outputs are reported."""
 
     hypotheses: tuple[Hypothesis, ...] = ()
-    """The best sequences of a beam search, best first: `tokens` and how they ended are the first one's."""
+    """The best sequences of a beam search, best first. `tokens` and the reason of the end are those of the first."""
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A request's result that cannot be had: its workers were lost, or an encoder fails on an item of it."""
+    """In place of a request's result, where it cannot be had: its workers were lost, or an encoder fails on an item of
+    it."""
 
     reason: str
 
 
 KeyedRequest = tuple[Any, Request]
-"""A request, and the key under which its result comes back: whatever may be the key of a dict."""
+"""A request, and the key under which its result comes back: anything that can be the key of a dict."""
 
 KeyedResult = tuple[Any, Result | Lost]
 
@@ -273,12 +273,13 @@ def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Com
 
 
 def integers(values: Sequence[int]) -> npt.NDArray[np.int64]:
-    """A read-only array [N] of integers; packed into bytes, which takes half as long as numpy's reading one by one."""
+    """A read-only array [N] of integers. It is packed into bytes first, which takes half as long as numpy's reading one
+    by one."""
     return np.frombuffer(struct.pack(f"{len(values)}q", *values), np.int64)
 
 
 def common_prefix(left: TokenArray, right: TokenArray) -> int:
-    """Number of leading tokens that are equal."""
+    """The number of leading tokens that are equal."""
     length = min(len(left), len(right))
     differs = left[:length] != right[:length]
     first = int(differs.argmax()) if length else 0
@@ -300,17 +301,17 @@ class Counters:
     """Overlapped steps: those that began before the step before them had been read."""
 
     rows_dropped: int = 0
-    """Rows of overlapped steps whose sequence turned out to have ended."""
+    """Rows of overlapped steps whose sequence had already ended."""
 
     prefix_hits: int = 0
     tokens_reused: int = 0
     copies: int = 0
     moves: int = 0
     steps_halved: int = 0
-    """Times that the most tokens of a step were halved, because memory did not suffice for one."""
+    """How often the most tokens of a step were halved, because memory did not suffice."""
 
     preemptions: int = 0
-    """Sequences that gave up their blocks of the KV cache to others, and were computed again."""
+    """Sequences that were preempted: they gave up their blocks of the KV cache, and were computed again."""
 
     non_finite: int = 0
     """Requests with an output that is NaN or infinite where a working model's is not."""

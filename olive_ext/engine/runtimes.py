@@ -1,4 +1,4 @@
-"""The package's runtimes, listed in `model.runtimes`. Each imports its library when it opens a model, not before."""
+"""The package's runtimes, listed in `model.runtimes`. Each imports its library only when it opens a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KV_NOTES = ("past and present KV", "KV is returned grown")
 
 
 class Genai(Runtime):
-    """onnxruntime-genai, one sequence at a time: for decoders that are no single graph which takes any length."""
+    """onnxruntime-genai, one sequence at a time: for decoders that are not a single graph which takes any length."""
 
     name = "genai"
     follows = frozenset({"num_slots", "chunk_size", "num_threads", "session_options"})
@@ -120,8 +120,7 @@ def _tried(is_tried: bool) -> State:
 
 
 class Transformers(Runtime):
-    """A checkpoint of Hugging Face in its original form: transformers, on torch, one sequence at a time or in tree
-    batches."""
+    """A Hugging Face checkpoint in its original form: transformers on torch, one sequence at a time or tree batches."""
 
     name = "transformers"
     kind = "hf"

@@ -1,5 +1,7 @@
-"""A step and its output: the scheduler gives integers to a runner, and gets small arrays back. Knows no runner. Axes: R
-logits rows of a step, T targets, K sampled rows, N rows of beams, C candidates, V vocabulary."""
+"""A step and its output: the scheduler gives integers to a runner, and gets small arrays back. Knows no runner.
+
+Axes: R logits rows of a step, T targets, K sampled rows, N rows of beams, C candidates, V vocabulary.
+"""
 
 from __future__ import annotations
 

@@ -339,9 +339,11 @@ class MediaEncoder:
         return self._encode_or_lose(items[:1])
 
     def _encode(self, items: Sequence[MediaItem], bucket: Bucket | None = None) -> list[tuple[MediaItem, Features]]:
-        """The features of each item, for each output. Warm-up and requests encode items here alone. Left out are items
-        that cannot be loaded or do not fit beside the first, and all but the first where the encoder does not take
-        several. `bucket` replaces the items' own."""
+        """The features of each item, for each output.
+
+        Warm-up and requests encode items here alone. Left out are items that cannot be loaded or do not fit beside the
+        first, and all but the first where the encoder does not take several. `bucket` replaces the items' own.
+        """
         loaded = self._loaded(items)
         features, parts = self._run(loaded, self._graphs.device, bucket)
         if all(value.shape()[:-1] == [self._shapes.whole(len(parts[0]))] for value in features):

@@ -174,9 +174,11 @@ def filled_up(parts: Sequence[Array]) -> Array:
 
 
 def rotary_positions(media: Media, positions_N: Sequence[int] | Array) -> Array:
-    """Time, height and width [3, N] of the tokens at `positions_N` of a sequence. A token of text has one number for
-    all three. An item with a grid counts from the number after the token before it, and the text after it goes on from
-    the item's largest number (Qwen2-VL, arXiv:2409.12191, section 2.1)."""
+    """Time, height and width [3, N] of the tokens at `positions_N` of a sequence.
+
+    A token of text has one number for all three. An item with a grid counts from the number after the token before it,
+    and the text after it goes on from the item's largest number (Qwen2-VL, arXiv:2409.12191, section 2.1).
+    """
     positions_N = np.asarray(positions_N, np.int64)
     found_3N = np.stack([positions_N] * 3)
     offset = 0

@@ -1,5 +1,8 @@
 """Turns pictures and sounds into items for the engine: the number of placeholders of each, its key, and its arrays when
-they are needed. Knows no prompt and no session."""
+they are needed.
+
+Knows no prompt and no session.
+"""
 
 from __future__ import annotations
 

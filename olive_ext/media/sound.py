@@ -1,5 +1,8 @@
 """Reads and checks sound, and prepares it by transformers' classes: in windows for the encoder of a speech model, or as
-arrays and a number of placeholders for an item among a text's tokens. Knows no model's text. Axes: N samples."""
+arrays and a number of placeholders for an item among a text's tokens.
+
+Knows no model's text. Axes: N samples.
+"""
 
 from __future__ import annotations
 

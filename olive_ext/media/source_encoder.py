@@ -1,5 +1,8 @@
 """The encoder of an encoder-decoder model: what its decoder takes of the sources of its rows. All of it stays on the
-device. Knows no step and no cache of the decoder. Axes: B rows, T positions of the encoder."""
+device.
+
+Knows no step and no cache of the decoder. Axes: B rows, T positions of the encoder.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +45,11 @@ class Encoded:
 
 
 class SourceEncoder:
-    """The encoder's session, and the session of cross-attention KV where that is a graph of its own. The results of the
-    last `num_kept` sources are kept, so that several targets of one source encode it once; so are the joined rows of
-    the last steps."""
+    """The encoder's session, and the session of cross-attention KV where that is a graph of its own.
+
+    The results of the last `num_kept` sources are kept, so that several targets of one source encode it once; so are
+    the joined rows of the last steps.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Whether a device computes what numpy computes: attention over a paged cache, on random numbers, in the steps that an
-evaluation will run. First the attention by its definition, on the host in float32; then one PagedAttention of a graph
-alone in a model, whose numbers go in and come out in fp32; then the trial.
+evaluation will run. First attention by its definition, on the host in float32; then a model of a single PagedAttention,
+with inputs and outputs in fp32; then the trial.
 
 Axes: S tokens of one text, N of all rows of a step, Q heads of queries, H of keys, D head size, W = heads x head size,
 R half of the rotated part.
@@ -28,10 +28,10 @@ from olive_ext.model.providers.ort_failures import named_ort_failures
 from olive_ext.model.types import KvTensor
 
 QUERY, KEY, VALUE, COS, SIN, SINK, Q_NORM, K_NORM = 0, 1, 2, 8, 9, 11, 12, 13
-"""Places of the node's inputs."""
+"""Indices of the node's inputs."""
 
 FLOATS = (1, 10, 16)
-"""Element types of caches that keep keys and values as they are."""
+"""Element types of caches that store keys and values without quantization."""
 
 SCALE = 1 / 16
 """The scale of a quantized cache."""
@@ -44,8 +44,8 @@ def attended(
     head_size: int,
     elem_type: int = FLOATS[0],
 ) -> FloatArray:
-    """The output of `node` [S, W] for a text without a past. `values`: its inputs by place, tokens as [S, width];
-    `heads`: H; `elem_type`: the cache's; one that is quantized has `SCALE`."""
+    """The output of `node` [S, W] for a text without a past. `values`: its inputs by index, tokens as [S, width].
+    `heads`: H. `elem_type`: the cache's; a quantized cache has `SCALE`."""
     num_queries = int(attribute(node, "num_heads", 0))
     tokens_SW = np.concatenate([values[place] for place in (QUERY, KEY, VALUE) if place in values], axis=1)
     parts = np.split(tokens_SW.reshape(len(tokens_SW), -1, head_size), [num_queries, num_queries + heads], axis=1)
@@ -73,7 +73,7 @@ def attended(
 
 
 def rounded(value: FloatArray, elem_type: int) -> FloatArray:
-    """`value` as numbers of that type."""
+    """`value`, rounded to that type."""
     dtype = helper.tensor_dtype_to_np_dtype(elem_type)
     return np.asarray(np.asarray(value, np.float32).astype(dtype), np.float32)
 
@@ -105,7 +105,7 @@ def _normed(part: FloatArray, weight: FloatArray | None, epsilon: float) -> Floa
 
 
 def rotated(part: FloatArray, cos_SR: FloatArray, sin_SR: FloatArray, is_interleaved: bool) -> FloatArray:
-    """The first 2 R numbers of each head as R points in the plane, turned by the angle of their position."""
+    """The first 2 R numbers of each head, taken as R points in the plane, turned by the angle of their position."""
     half = cos_SR.shape[1]
     cos, sin = cos_SR[: part.shape[1]], sin_SR[: part.shape[1]]
     at = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if is_interleaved else (slice(half), slice(half, 2 * half))
@@ -117,49 +117,50 @@ def rotated(part: FloatArray, cos_SR: FloatArray, sin_SR: FloatArray, is_interle
 
 
 LENGTH = 640
-"""Tokens of a text: in three blocks, beyond the 512 from which on a decoding kernel splits the keys."""
+"""Tokens of a text: in three blocks, and beyond 512, from where on a decoding kernel splits the keys."""
 
 WINDOW = 300
-"""Longer windows are cut to so many positions: 640 would not show them."""
+"""Longer windows are cut to so many positions: texts of 640 tokens would not show them."""
 
 PAST = ("past_key", "past_value")
 PRESENT = ("present_key", "present_value")
 OUTPUT = "attended"
 
 SCALES = (14, 15)
-"""Places of the node's inputs."""
+"""Indices of the node's inputs."""
 
 _GIVEN: Mapping[int, str] = {**dict(enumerate((*PAST, STARTS, PASTS, TABLE), 3)), 16: BOUNDS}
-"""By place in the node the inputs of a trial that are no numbers to attend to."""
+"""The inputs of a trial that are not attended to, by their index in the node."""
 
 
 @dataclass(frozen=True)
 class AttentionTrial:
-    """`graph` takes `inputs`, `PAST` in blocks, which it returns as `PRESENT`, and what a packed step has; it returns
-    `OUTPUT` [N, W]."""
+    """`graph` takes `inputs`, `PAST` in blocks, which it returns as `PRESENT`, and the inputs of a packed step. It
+    returns `OUTPUT` [N, W]."""
 
     graph: bytes
     node: onnx.NodeProto
     """The attention, with the window that is tried."""
 
     inputs: Mapping[int, tuple[tuple[int, ...], int]]
-    """By place in `node` the shape, in which 0 stands for the number of tokens, and the type that it is rounded to."""
+    """By index in `node`, the input's shape, in which 0 stands for the number of tokens, and the type to which it is
+    rounded."""
 
     elem_type: int
-    """The cache's."""
+    """The cache's element type."""
 
     heads: int
     head_size: int
 
 
 def input_name(place: int) -> str:
-    """The input of a trial's graph in the place of the node's."""
+    """The name in a trial's graph of the node's input with that index."""
     return f"input_{place}"
 
 
 def attention_trials(paged: onnx.ModelProto, caches: Mapping[str, tuple[int, int]]) -> list[AttentionTrial]:
-    """One for each kind of attention in a graph over a paged cache: its attributes, which inputs it has, and how it
-    stores. `caches`: heads and head size of each KV input."""
+    """A graph for each kind of attention in a graph over a paged cache: kinds differ in attributes, inputs and storage.
+    `caches`: heads and head size of each KV input."""
     types = {value.name: value.type.tensor_type.elem_type for value in paged.graph.input}
     weights = {tensor.name: tensor for tensor in paged.graph.initializer}
     found: dict[object, AttentionTrial] = {}
@@ -177,7 +178,7 @@ def attention_trials(paged: onnx.ModelProto, caches: Mapping[str, tuple[int, int
 def _trial_of(
     source: onnx.NodeProto, weights: Mapping[str, TensorProto], cache: tuple[int, int, int]
 ) -> AttentionTrial:
-    """`source` alone in a graph, in which what it is given is cast to the types that it takes."""
+    """A graph of `source` alone, which casts its inputs to the types that `source` takes."""
     elem_type, heads, size = cache
     narrow = elem_type if elem_type in FLOATS else TensorProto.FLOAT16  # queries, where the cache is quantized
     node = onnx.NodeProto()
@@ -227,37 +228,37 @@ def _shape(source: onnx.NodeProto, place: int, weight: TensorProto | None, heads
 
 
 CUT, FORK, MORE = 280, BLOCK_SIZE, 44
-"""Where a text's first step ends, within a block; positions of it that a second text shares, a whole block; tokens of
-that one's own."""
+"""Where a text's first step ends, within a block; the positions of it that a second text shares, a whole block; the
+number of the second text's own tokens."""
 
 PROMPT, ANSWER = 4, 8
-"""Tokens of a third text: those of its prompt, and all. The others are fed one in each step, as answers are: so few
-that one that a kernel does not write shows in those after it, as it would not among hundreds."""
+"""Tokens of a third text: those of its prompt, and all. The others are fed one a step, as answers are. They are so few
+that a token which a kernel does not write shows in those after it, as it would not among hundreds."""
 
 SHARP = 3
-"""The text that is the first one with other queries, in its blocks: these attend to a few positions, all others to all
-that they see."""
+"""A text with the tokens of the first one, but with other queries: these attend to a few positions, and all others to
+all that they see."""
 
 TABLES, NUM_BLOCKS = ((6, 2, 4), (6, 1, 0), (3, 5, 7), (6, 2, 4)), 8
-"""Blocks of the texts: neither neighbours nor in order."""
+"""Blocks of the texts, which are neither neighbours nor in order."""
 
 ROWS = 80
-"""Rows of a step: more than there are lanes in two warps, or slots by default."""
+"""Rows of a step: more than two warps have lanes, and more than the default number of slots."""
 
 SHARPNESS = 4.0
-"""Standard deviation of the sharp text's scores: wrong scales, soft caps and rotations change its values by as much as
-they are."""
+"""The standard deviation of the sharp text's scores. Wrong scales, soft caps and rotations change its values by as much
+as they are wrong."""
 
 EVEN, COUNTED = 0.35, 4
-"""Scores of the other texts are about this, positive and negative by turns: a token attends to each position it sees by
-about one part in their number, and by twice as much to each as to its neighbour. Differences times that number, over
-`COUNTED`, are held to the tolerance: one position that is lost makes 0.35, those of rounding are beside it."""
+"""About the scores of the other texts, positive and negative by turns. A token then attends to each of n positions by
+about 1/n, and twice as much to one as to its neighbour. Differences times n, over `COUNTED`, must keep the tolerance:
+one lost position makes 0.35, and rounding next to nothing."""
 
 TOLERANCE = 0.1
-"""Largest accepted error of attended values around 1."""
+"""The largest accepted error of attended values, which are about 1."""
 
 QUANTIZED_TOLERANCE = 0.3
-"""The same where the cache has 8 bits, to which some kernels may round queries and weights, too."""
+"""The same where the cache has 8 bits, to which some kernels may also round queries and weights."""
 
 
 _OWN_TYPE = (b"", b"float16", b"bfloat16", b"int8", b"float8e4m3fn")
@@ -269,11 +270,11 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "k_cache_dtype": _OWN_TYPE,
     "v_cache_dtype": _OWN_TYPE,
 }
-"""Other attributes of an exporter's node, and the values at which they do nothing."""
+"""Other attributes of an exporter's node, and the values with which they have no effect."""
 
 
 class Span(NamedTuple):
-    """A row of a step: tokens `start` to `stop` of a text, after those in front of it."""
+    """A row of a step: tokens `start` to `stop` of a text, after the tokens before them."""
 
     text: int
     start: int
@@ -281,9 +282,9 @@ class Span(NamedTuple):
 
 
 def spans() -> list[list[Span]]:
-    """The rows of each step: a prompt that ends within a block; the rest of it, a second text after its
-    first block, and short rows; a token each of many rows, of which the answer's are new. The other rows that were fed
-    before write what is there already."""
+    """The rows of each step: a prompt that ends within a block; then the rest of it, a second text after its first
+    block, and short rows; then many rows of one token each, of which only the answer's are new. The other rows write
+    again what is in the cache already."""
     short = [
         Span(i % 2 * SHARP, past, past + 1 + i % 3)
         for i, past in enumerate(np.linspace(0, CUT - 3, ROWS - 4, dtype=int))
@@ -294,7 +295,8 @@ def spans() -> list[list[Span]]:
 
 
 def _single(turn: int) -> Iterator[Span]:
-    """A token each of many rows, most of the first text. Which of its queries a position has changes by turns."""
+    """Many rows of one token each, most of them of the first text. Positions get one or the other of its queries by
+    turns."""
     for i, past in enumerate(np.linspace(LENGTH - 1, 0, ROWS - 1, dtype=int)):
         text = (0, 1, SHARP, 0)[(i + turn) % 4]
         start = FORK + i % MORE if text == 1 else int(past)
@@ -303,7 +305,7 @@ def _single(turn: int) -> Iterator[Span]:
 
 def steps_of(rows: list[Span], most: int) -> Iterator[list[Span]]:
     """Steps of up to `most` tokens that hold the rows, which are cut where a step is full. Rows of one token each run
-    together, as rows that decode do however short a prompt's steps are."""
+    together, as rows that decode do even where a prompt's steps are short."""
     step: list[Span] = []
     most = max(most, len(rows)) if all(row.stop - row.start == 1 for row in rows) else most
     room = most
@@ -322,7 +324,7 @@ def steps_of(rows: list[Span], most: int) -> Iterator[list[Span]]:
 
 def attends_otherwise(runner: Runner, trials: Sequence[AttentionTrial], most: int) -> str | None:
     """How far the device's attention over a paged cache is from numpy's, in steps of up to `most` tokens; None where
-    that is rounding. Each kind of attention runs six times where `most` is not below 600."""
+    only rounding differs. Each kind of attention runs six times if `most` is at least 600."""
     for trial in trials:
         try:
             with named_ort_failures("on attention over a paged cache"):
@@ -362,7 +364,7 @@ def _difference(trial: AttentionTrial, runner: Runner, most: int) -> tuple[float
 
 
 def _check(node: onnx.NodeProto) -> None:
-    """Raises `RunError` for what numpy does not compute."""
+    """Raises `RunError` for what numpy does not compute here."""
     for entry in node.attribute:
         value = helper.get_attribute_value(entry)
         if entry.name not in KEPT and value not in _NEUTRAL.get(entry.name, ()):
@@ -375,7 +377,7 @@ def _rows_of(texts: Sequence[FloatArray], rows: Iterable[Span]) -> FloatArray:
 
 
 def _texts(trial: AttentionTrial) -> list[dict[int, FloatArray]]:
-    """The node's inputs by place for each text, tokens as [S, width]; rounded to the types that the graph casts to."""
+    """The node's inputs by index for each text, tokens as [S, width], rounded to the types to which the graph casts."""
     rng = np.random.default_rng(0)
     constants: dict[int, FloatArray] = {}
     for place, (shape, _) in trial.inputs.items():
@@ -407,8 +409,8 @@ def _constant(place: int, value: FloatArray, others: Mapping[int, FloatArray]) -
 
 
 def _gains(trial: AttentionTrial, constants: Mapping[int, FloatArray]) -> FloatArray:
-    """What queries [D] of variance 1 are multiplied by: the first number, and what it is rotated with, make scores of
-    `EVEN`, the others of `SHARPNESS`."""
+    """The factor of queries [D] of variance 1, with which scores are `EVEN` at the first number and what it is rotated
+    with, and `SHARPNESS` at the others."""
     node, size = trial.node, trial.head_size
     gains = np.full(size, SHARPNESS / (score_scale(node, size) * size**0.5), np.float32)
     partner = (1 if attribute(node, "rotary_interleaved", 0) else constants[COS].shape[1]) if COS in constants else 0
@@ -419,8 +421,8 @@ def _gains(trial: AttentionTrial, constants: Mapping[int, FloatArray]) -> FloatA
 def _tokens(
     trial: AttentionTrial, constants: Mapping[int, FloatArray], gains: FloatArray, rng: np.random.Generator
 ) -> tuple[dict[int, FloatArray], dict[int, FloatArray]]:
-    """Tokens of a text [S, width] by place, with queries that attend to all positions, and with some that attend to a
-    few. Numbers are exact in 8 bits, too; sums of values stay small, and with them what rounds these."""
+    """Tokens of a text [S, width] by index, with queries that attend to all positions, and with queries that attend to
+    a few. All numbers are exact in 8 bits. Sums of values stay small, and so does their rounding."""
     node, heads, size = trial.node, trial.heads, trial.head_size
     sharp_SQD = rng.standard_normal((LENGTH, int(attribute(node, "num_heads", 0)), size), np.float32)
     even_SQD = np.zeros_like(sharp_SQD)

@@ -1,4 +1,4 @@
-"""A form as the planner sees it: the scheduler asks it for the rows of the next step and never checks its type.
+"""A form as the planner sees it: the scheduler asks it for the rows of the next step, and never checks its type.
 
 Knows no arrays, no runner and no graph.
 """
@@ -21,20 +21,21 @@ from olive_ext.engine.step import IDLE_TOKEN, Row
 from olive_ext.media.items import chunk_end
 
 MIN_COPY, MIN_FORK = 16, 4
-"""Positions that a copy from another slot must save; below that feeding the tokens costs less than the copy. The second
-is for slots of blocks, of which one is copied at most. Where nothing is copied, any saving counts."""
+"""The fewest positions that a copy from another slot must save; below that, feeding the tokens costs less than the
+copy. The second number is for slots of blocks, of which at most one is copied. Where nothing is copied, any saving
+counts."""
 
 
 @dataclass(frozen=True)
 class ReadySequences:
-    """The running sequences that have tokens to be computed, and what limits the next step."""
+    """The running sequences that have tokens to compute, and what limits the next step."""
 
     sequences: list[Sequence]
     most_tokens: int
-    """Tokens of inputs that a step may have."""
+    """The most tokens of inputs in a step."""
 
     limit: int
-    """The most tokens of a step, where memory did not suffice for a longer one; so the most rows, too."""
+    """The most tokens of a step, where memory did not suffice for a longer one; also the most rows."""
 
     capacity: int
     """Positions of a slot."""
@@ -44,8 +45,8 @@ class ReadySequences:
     row_group: int
 
     def split(self) -> tuple[list[Sequence], list[Sequence]]:
-        """The inputs, whose next rows may have several tokens, and those that are fed one token a step. The last row of
-        a text that is scored is filled up to a group of rows, but where it is fed one token a step."""
+        """The inputs, whose next rows may have several tokens, and the sequences that are fed one token a step. The
+        last row of a scored text is extended to a whole group of rows, unless it is fed one token a step."""
         inputs: list[Sequence] = []
         decoding: list[Sequence] = []
         for one in self.sequences:
@@ -77,23 +78,24 @@ class StepForm(ABC):
     """Which sequences may share a step, and which other rows the step must have."""
 
     name: ClassVar[str]
-    """The word of `describe_execution` for it ("batching")."""
+    """The form's name in `describe_execution` ("batching")."""
 
     has_blocks: ClassVar[bool] = False
-    """Slots share memory, so that copies between them cost next to nothing."""
+    """Whether slots share memory, so that copies between them cost next to nothing."""
 
     spans_slots: ClassVar[bool] = False
-    """A step has rows for all slots from the first to the last of its sequences."""
+    """Whether a step has rows for all slots from the first to the last of its sequences."""
 
     longest_step: int = UNLIMITED
-    """The most tokens that the device is known to survive, also of an item, which is fed in one step."""
+    """The most tokens in a step that the device is known to handle without a crash. An item, which is fed in one step,
+    must not have more either."""
 
     mixes_pasts: bool = True
-    """Rows of one token each may have pasts of different lengths."""
+    """Whether rows of one token each may have pasts of different lengths."""
 
     @property
     def padded(self) -> StepForm:
-        """The form of the same steps where each is filled up to one of a few shapes: one row, or all slots."""
+        """The form of the same steps where each is padded to one of a few shapes: one row, or all slots."""
         return ONE_ROW
 
     @abstractmethod
@@ -101,27 +103,29 @@ class StepForm(ABC):
         """The rows of the next step."""
 
     def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:
-        """The sequences of which one step computes one token each, `limit` at most."""
+        """The sequences, at most `limit`, of which one step computes one token each."""
         return sequences[:limit]
 
     def slots_of(self, slots: list[int], num_slots: int) -> list[int]:
-        """The slots of a step in which `slots` (ascending) have rows: those without a sequence get idle rows."""
+        """The slots of a step in which `slots` (ascending) have rows. Those without a sequence get idle rows."""
         return slots
 
     def room(self, most_tokens: int, pending: int) -> tuple[int, int]:
-        """Tokens and inputs to be admitted beside inputs with `pending` tokens: here one input after another."""
+        """The tokens and the number of inputs to admit beside inputs with `pending` tokens: here one input after
+        another."""
         return (0, 0) if pending else (most_tokens, 1)
 
     def min_copy(self, answer_tokens: int) -> int:
-        """Positions that a copy between slots must save: few for a short answer, because its steps are shared."""
+        """The fewest positions that a copy between slots must save: few for a short answer, because its steps are
+        shared."""
         return MIN_FORK if answer_tokens else MIN_COPY
 
     def most_step_tokens(self, chunk_size: int, num_slots: int) -> int:
-        """Tokens of a step whose inputs have up to `chunk_size`."""
+        """The tokens of a step whose inputs have up to `chunk_size`."""
         return chunk_size + num_slots
 
     def scored_steps(self, chunk_size: int, rule: ScoringRule) -> ScoredSteps:
-        """How texts that are scored are to share steps."""
+        """How scored texts share steps."""
         return ScoredSteps("rows", rule.reason)
 
     @abstractmethod
@@ -129,7 +133,7 @@ class StepForm(ABC):
         """Whether a runner of this form can run steps of the `other` form, too."""
 
     def with_other(self, other: StepForm) -> StepForm:
-        """This form for steps that a runner of the `other` form, which `runs` it, computes as well."""
+        """This form, limited to steps that a runner of the `other` form, which `runs` it, can compute as well."""
         return self
 
     def for_slots(self, counts: Items[int]) -> StepForm:
@@ -138,7 +142,7 @@ class StepForm(ABC):
 
 
 def joined(first: StepForm, second: StepForm, counts: Items[int]) -> StepForm:
-    """The form that plans steps which two runners both execute. `counts`: slots of each runner."""
+    """The form of steps that two runners both execute. `counts`: the slots of each runner."""
     if second.runs(first):
         return first.with_other(second).for_slots(counts)
     return second.with_other(first).for_slots(counts) if first.runs(second) else ONE_ROW
@@ -170,14 +174,14 @@ ONE_ROW = OneRow()
 
 @dataclass(frozen=True)
 class ScoringRule:
-    """How scored texts share steps is decided by the chunk size, or by a rule from what steps cost."""
+    """How scored texts share steps: the chunk size decides, or a rule on what steps cost."""
 
     is_open: bool = False
     reason: str = "engine.chunk_size"
 
     @classmethod
     def of(cls, settings: ExecutionSettings) -> ScoringRule:
-        """Open where the settings name neither the form nor the chunk size."""
+        """Whether to choose by cost: the settings name neither the form nor the chunk size."""
         is_open = settings.engine.scoring != "tree" and settings.engine.chunk_size == "auto"
         return cls(is_open, "engine.scoring")
 
@@ -189,7 +193,7 @@ class ScoredSteps:
     """Tokens of a step of texts without slots; 0 where scored texts have slots."""
 
     answer_tokens = 0
-    """The most tokens of a text, after what it shares, that is fed one token a step."""
+    """A text whose unshared tokens are at most so many is fed one token a step."""
 
     def __init__(self, name: str, reason: str) -> None:
         self.name, self.reason = name, reason
@@ -207,7 +211,7 @@ class ScoredSteps:
         return None
 
     def memory(self, scored: int, generated: int, context_length: int, row_group: int) -> tuple[int, int]:
-        """Positions of a slot, and cells beside the slots, for requests of so many positions at most."""
+        """Positions of a slot, and cells beside the slots, for requests of at most so many positions."""
         most = max(scored, generated)
         return min(most + -most % row_group, context_length), 0
 

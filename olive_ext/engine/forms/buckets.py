@@ -1,11 +1,11 @@
 """Gives steps one of a few shapes, each of which is run once beforehand: for providers that plan, compile or tune for
-every shape they meet. Such steps can be captured and replayed (CUDA graphs, WebGPU's graph capture).
+every new shape. Such steps can be captured and replayed (CUDA graphs, WebGPU's graph capture).
 
-Rows grow to one of `sizes` by tokens that nobody reads, decoding rows to all slots; what is read of a step to one of
-`READS`; masks are as wide as the slots. What was added is cut off again, so numbers stay what they were.
+Rows are padded to one of `sizes` with tokens that nobody reads, decoding rows to all slots, and what is read of a step
+to one of `READS`; masks are as wide as the slots. The padding is cut off again, so numbers do not change.
 
-A replay launches all kernels at once. A captured step reads and writes the same addresses for good. So it has a binding
-of its own, which is filled once: inputs are written into values that are kept, outputs stay on the device.
+A replay launches all kernels at once. A captured step always reads and writes the same addresses. So it has a binding
+of its own, which is filled once: inputs are written into values that are kept, and outputs stay on the device.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from olive_ext.model.providers.devices import Device
 logger = logging.getLogger(__name__)
 
 READS = (1, 4, 16, 64, 256, 1024, 4096)
-"""Numbers of logits rows and of targets, both the same in one step."""
+"""The numbers of logits rows and of targets, which are equal in a padded step."""
 
 FEW_READS = 16
-"""The most targets of a row where they are more than its tokens (the answers of a multiple choice)."""
+"""The most targets of a row where it has more targets than tokens (the answers of a multiple choice)."""
 
 DECODING = (1,)
 """The sizes where only steps that decode have few shapes."""
@@ -50,7 +50,7 @@ Item = TypeVar("Item")
 
 
 class Shape(NamedTuple):
-    """The sizes in which two steps of one model differ."""
+    """The sizes in which two steps of one model can differ."""
 
     rows: int
     tokens: int
@@ -60,14 +60,14 @@ class Shape(NamedTuple):
     """Logits rows, and as many targets."""
 
     whole: int
-    """Rows to sample from, and those of beams: at least 1, whether there are such or not."""
+    """Rows to sample from, and rows of beams: at least 1, even where there are none."""
 
     width: int
-    """Positions of a slot, which masks and caches have."""
+    """Positions of a slot, which are the width of masks and caches."""
 
 
 def step_sizes(most: int) -> tuple[int, ...]:
-    """Tokens of a row, the last one `most`: 1, 8, 16, 32 and from there on a third to a half more each time."""
+    """Tokens of a row, up to `most`: 1, 8, 16, 32, then a third to a half more each time."""
     sizes = [1, 8, 16, 32]
     while sizes[-1] < most:
         sizes += [sizes[-1] * 3 // 2, sizes[-1] * 2]
@@ -75,8 +75,8 @@ def step_sizes(most: int) -> tuple[int, ...]:
 
 
 class BucketedRunner(Runner):
-    """Pads every step to a shape bucket, one of the shapes that were run when the slots were made. With `sizes` of
-    nothing but 1 only the steps that decode are padded, and the others have any shape. Takes no tree batches.
+    """Pads every step to a shape bucket: one of the shapes that were run when the slots were allocated. If `sizes`
+    holds only 1, only the steps that decode are padded, and the others have any shape. Takes no tree batches.
 
     With `is_strict` a step of another shape raises `RunError`.
     """
@@ -117,7 +117,7 @@ class BucketedRunner(Runner):
             self._warmed_capacity = self.capacity.positions
 
     def run(self, step: Step) -> StepOutput:
-        """Runs `step`, padded to its bucket; in several steps where the slot has no room for the padding of one."""
+        """Runs `step`, padded to its bucket; in several steps where the slot has no room for the padding."""
         padded = self.padded(step)
         if padded is None:
             first, rest = map(self.run, _halves(step))
@@ -139,7 +139,7 @@ class BucketedRunner(Runner):
         )
 
     def padded(self, step: Step) -> Step | None:
-        """The step in one of the shapes, or one of its own where it cannot be split; None without room for it."""
+        """The step in one of the shapes; in a shape of its own where it cannot be split; None without room for it."""
         if not self._is_shaped(step):
             return replace(step, logits_rows=step.logits_rows or (LogitsRow(0, 0),))
         tokens = _next(self._sizes, len(step.rows[0].tokens))
@@ -161,13 +161,13 @@ class BucketedRunner(Runner):
         )
 
     def release_memory(self) -> None:
-        """Slots that are made again run all shapes again: captured steps are gone."""
+        """Forgets captured steps: new slots run all shapes again."""
         self.inner.release_memory()
         self._warmed.clear()
         self._warmed_capacity = 0
 
     def describe(self) -> Mapping[str, Any]:
-        """How many shapes were run beforehand in how many seconds, and how many were met later."""
+        """How many shapes were run beforehand in how many seconds, and how many came later."""
         facts = {
             "shapes": BUCKET_FORMS["decoding" if self._sizes == DECODING else "all"],
             "shape_sizes": list(self._sizes),
@@ -225,7 +225,7 @@ def shape_of(step: Step) -> Shape:
 
 
 def _halves(step: Step) -> tuple[Step, ...]:
-    """A step of one row in two parts, neither of which cuts an item; none where there are no such."""
+    """A step of one row in two parts, cut between items; None where there is no such cut."""
     row = step.rows[0]
     begin, stop = row.past, row.past + len(row.tokens)
     middle = border(row.media, (begin + stop) // 2)
@@ -272,13 +272,13 @@ def _up_to(number: int) -> tuple[int, ...]:
 
 
 def _next(ladder: Sequence[int], number: int) -> int:
-    """The first that is not less than `number`; beyond the last its multiples."""
+    """The first of the sizes that is not less than `number`; beyond the last size, a multiple of it."""
     place = bisect_left(ladder, number)
     return ladder[place] if place < len(ladder) else -(-number // ladder[-1]) * ladder[-1]
 
 
 def filled(values: Sequence[Item], length: int, more: Item) -> tuple[Item, ...]:
-    """The values, and `more` until there are `length`."""
+    """The values, padded with `more` to `length`."""
     return (*values, *[more] * (length - len(values)))
 
 
@@ -289,7 +289,7 @@ NOT_CAPTURED = -1
 
 
 class Captured:
-    """Stands in for a binding: what is bound once stays."""
+    """Stands in for a binding: what is bound once stays bound."""
 
     def __init__(self, number: int, binding: ort.IOBinding, feed: InputFeed, outputs: Sequence[ort.OrtValue]) -> None:
         """`outputs`: the values of all outputs but the caches, which are bound."""
@@ -301,7 +301,7 @@ class Captured:
         self._bound: dict[str, Any] = {}
 
     def bind_ortvalue_input(self, name: str, value: ort.OrtValue) -> None:
-        """Binds a value for good: it must be the same ever after."""
+        """Binds a value that must never change."""
         if name not in self._bound:
             self.binding.bind_ortvalue_input(name, value)
         elif self._bound[name] is not value:
@@ -309,7 +309,7 @@ class Captured:
         self._bound[name] = value
 
     def bind_cpu_input(self, name: str, array: npt.NDArray[Any]) -> None:
-        """Binds an input in host memory: it was read when the step was captured, and must stay the same."""
+        """Binds an input in host memory. It was read when the step was captured, and must stay the same."""
         if name not in self._bound:
             self.binding._iobinding.bind_input(name, array)  # on WebGPU the wrapper takes values on the device only
         elif not np.array_equal(self._bound[name], array):
@@ -332,11 +332,11 @@ class Capture:
         self._num_replayed = 0
 
     def prepared(self, step: Step, num_slots: int) -> tuple[Step, bool]:
-        """The step as it is to run, and whether it is captured or replayed."""
+        """The step as it must run, and whether it is captured or replayed."""
         return step, step.width is not None and len(step.rows) == num_slots and len(step.rows[0].tokens) == 1
 
     def captured(self, step: Step, bind_caches: Callable[[], ort.IOBinding], outputs: Mapping[str, int]) -> Captured:
-        """The binding of the step. A new one gets the caches, and values for outputs with these numbers of rows."""
+        """The binding of the step. A new binding gets the caches, and values for outputs with these numbers of rows."""
         shape = shape_of(step)
         if shape not in self._steps:
             binding = bind_caches()
@@ -355,7 +355,7 @@ class Capture:
         return captured.outputs
 
     def forget(self) -> None:
-        """The slots are about to move: steps are to be captured anew."""
+        """Forgets captured steps: the slots are about to move."""
         release = getattr(self._session, "release_captured_graph", None)  # from ONNX Runtime 1.31 on
         for captured in self._steps.values():
             if release is not None:
@@ -381,14 +381,15 @@ def run_options(number: int) -> ort.RunOptions:
 
 
 TEXT_TOKENS = 5
-"""Tokens of a text that is scored in padded steps."""
+"""Tokens of a text that the trial scores in padded steps."""
 
 
 def with_buckets(runner: Runner, vocab_size: int, chunk_size: int, plan: BucketPlan, notes: list[str]) -> Runner:
-    """`runner`, or one around it that gives its steps few shapes. Adds to `notes` why not where `plan` has
-    buckets.
+    """`runner`, or a runner around it that gives its steps few shapes. Where `plan` has buckets that cannot be used,
+    adds the reason to `notes`.
 
-    Raises `ConfigError` where nothing else will do."""
+    Raises `ConfigError` where the model must have them.
+    """
     if plan.steps == "none":
         return runner
     sizes = DECODING if plan.steps == "decoding" else step_sizes(chunk_size)
@@ -409,7 +410,7 @@ def _run_padded(bucketed: BucketedRunner, step: Step) -> StepOutput:
 
 
 def _check_buckets(runner: Runner, bucketed: BucketedRunner, vocab_size: int) -> str | None:
-    """Why steps of few shapes must not be used on this model and device; None where they score what others do."""
+    """Why padded steps must not be used on this model and device; None where they score as other steps do."""
     rng = np.random.default_rng(0)
     texts = [tuple(text) for text in rng.integers(0, vocab_size, (2, TEXT_TOKENS)).tolist()]
     runner.reserve(TEXT_TOKENS)
@@ -427,7 +428,7 @@ def _check_buckets(runner: Runner, bucketed: BucketedRunner, vocab_size: int) ->
 
 
 def _check_replays(runner: Runner, bucketed: BucketedRunner, vocab_size: int) -> str | None:
-    """Why captured steps must not be used; None where a replay finds in other tokens what a plain step finds."""
+    """Why captured steps must not be used; None where a replay with other tokens finds what a plain step finds."""
     slots = range(runner.capacity.num_slots)
     logits_rows = tuple(LogitsRow(slot, 0) for slot in slots)
     targets = targets_of(len(slots))

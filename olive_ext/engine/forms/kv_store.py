@@ -1,7 +1,6 @@
 """The KV cache of a runner, and what forms share on ONNX Runtime. A store binds past and present of a step's rows to a
 session, and keeps what comes back. A form says whether a model's graph, device and settings allow it, what it needs of
-the graph and of memory, and how it is tried before it is trusted: two ways of feeding a few random texts must agree.
-"""
+the graph and of memory, and how it is tried before it is used: two ways of feeding a few random texts must agree."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ from olive_ext.model.types import ITEM_BYTES, DecoderSpec, InputSpec, KvTensor, 
 
 @dataclass(frozen=True)
 class KvPlace:
-    """The surroundings of a store: the decoder's session, its caches, the slots, and how helper graphs are opened."""
+    """What a store works with: the decoder's session, its caches, the slots, and how helper graphs are opened."""
 
     session: ort.InferenceSession
     spec: DecoderSpec
@@ -43,7 +42,7 @@ class KvPlace:
     device: Device
     open_graph: Callable[[bytes], ort.InferenceSession]
     most_positions: int | None = None
-    """Positions of all slots together that memory holds, where slots share it and that is known."""
+    """Positions of all slots together that fit in memory, where slots share it and that is known."""
 
 
 class KvStore(ABC):
@@ -53,19 +52,19 @@ class KvStore(ABC):
     """The form of the steps that the store can bind."""
 
     is_in_place: ClassVar[bool] = True
-    """The graph writes into the memory that is bound, so that its present outputs need not be read."""
+    """Whether the graph writes into the memory that is bound, so that its present outputs need not be read."""
 
     has_cells: ClassVar[bool] = False
-    """Cells may be held beside the slots, for texts that have none: tree batches."""
+    """Whether cells may be held beside the slots, for texts without slots: tree batches."""
 
     pads_in_front = False
-    """Rows of one step that have fewer positions than others are filled up in front, not at the end."""
+    """Whether rows of a step that have fewer positions than others are padded in front, and not at the end."""
 
     def __init__(self, place: KvPlace) -> None:
         most = UNLIMITED if place.most_positions is None else place.most_positions
         self.capacity = Capacity(place.num_slots, most_positions=most)
         self.touched = 0, 0
-        """The most slots and the most positions of one that were in use since memory was allocated."""
+        """The most slots, and the most positions of one slot, that were in use since memory was allocated."""
 
         self._session = place.session
         self._spec = place.spec
@@ -75,26 +74,26 @@ class KvStore(ABC):
 
     @abstractmethod
     def reserve(self, positions: int) -> None:
-        """Allocates anew with so many positions for each slot; what was resident is gone."""
+        """Allocates anew with so many positions for each slot; what was resident is lost."""
 
     @abstractmethod
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Makes the first positions of slots those of others, one copy after the other."""
+        """Copies the first positions of slots to other slots, one copy after the other."""
 
     @abstractmethod
     def bind(self, rows: Sequence[Row]) -> ort.IOBinding:
         """A binding of the session in which past and present of `rows` are bound."""
 
     def halve(self) -> bool:
-        """Has the next `reserve` take half as much memory; False where less would not do."""
+        """Makes the next `reserve` take half as much memory; False where less would not suffice."""
         if self.capacity.num_slots == 1:
             return False
         self.capacity = self.capacity._replace(num_slots=self.capacity.num_slots // 2)
         return True
 
     def has_outgrown(self, num_slots: int, positions: int) -> bool:
-        """Whether the memory touched so far (most slots times the longest slot) is more than this request needs, and
-        than 125 % of `most_positions`."""
+        """Whether the memory in use so far (most slots times the longest slot) is more than this request needs, and
+        more than 125 % of `most_positions`."""
         slots, longest = self.touched
         self.touched = max(slots, num_slots), max(longest, positions)
         in_all = self.capacity.most_positions
@@ -108,18 +107,19 @@ class KvStore(ABC):
         raise TypeError(f"{type(self).__name__} has no cells")
 
     def bind_masks(self, bind: Callable[[str, npt.NDArray[Any]], None], step: Step) -> None:  # noqa: B027
-        """Binds what the graph needs to know which cells a token sees."""
+        """Binds what tells the graph which cells a token sees."""
 
     def bind_anew(self, rows: Sequence[Row]) -> ort.IOBinding:
-        """Like `bind`, for those who keep the binding. Only caches that are written in place have such."""
+        """As `bind`, for a binding that is kept. Only caches that are written in place have one."""
         raise TypeError(f"{type(self).__name__} has caches that move")
 
     def collect(self, rows: Sequence[Row], presents: Sequence[ort.OrtValue]) -> None:  # noqa: B027 (nothing to do)
-        """Takes in the present outputs, in the order of the caches, after the run; none of graphs in place."""
+        """Takes the present outputs, in the order of the caches, after the run; there are none where the graph writes
+        in place."""
 
     @abstractmethod
     def describe(self) -> Mapping[str, Any]:
-        """Which form it is, for `describe_execution`."""
+        """The form's name, for `describe_execution`."""
 
     def release_memory(self) -> None:
         """Releases the memory until `reserve` allocates anew."""
@@ -132,18 +132,19 @@ class KvStore(ABC):
 
 
 COPIED_BYTES = 128
-"""Bytes of a pool that one index stands for at most, and so one thread of ScatterND on CUDA copies. Whole blocks, of
-262,144 bytes an index, took 10.1 ms a tensor and 98 % of the device's time; rows of 128 bytes take 0.007 ms, and
-scoring went from 20 to 622 questions a second (one H200, 27 November 2026, onnxruntime-gpu 1.31.1, Llama-3.2-1B, fp16).
-They are words of 8 bytes, because CUDA's Gather counts elements in 32 bits: 16 GiB a tensor."""
+"""The most bytes of a pool for which one index stands, and so the most that one thread of ScatterND on CUDA copies.
+Whole blocks, of 262,144 bytes an index, took 10.1 ms a tensor and 98 % of the device's time. Rows of 128 bytes take
+0.007 ms, and scoring went from 20 to 622 questions a second (one H200, 27 November 2026, onnxruntime-gpu 1.31.1,
+Llama-3.2-1B, fp16). They are words of 8 bytes, because CUDA's Gather counts elements in 32 bits: that allows 16 GiB a
+tensor."""
 
 WORDS = {1: UINT8, 2: 5, 4: 6, 8: 7}
-"""ONNX's integers by their bytes: CUDA copies no fp8 by its type."""
+"""ONNX's integer types by their bytes: CUDA does not copy fp8 by its own type."""
 
 
 class Pool:
     """Zeroed memory of one KV tensor's blocks [N, positions, heads, size]: what lies after a row's last position must
-    be finite. Held as bytes where values have addresses."""
+    be finite. It is held as bytes where values have addresses."""
 
     def __init__(
         self,
@@ -158,7 +159,7 @@ class Pool:
         word = gcd(size, 8)
         parts = equal_parts(size // word, COPIED_BYTES // word)
         self.words = WORDS[word], parts
-        """A type of integers, and the rows of such that make a position: as these it is copied by address."""
+        """The integer type in which positions are copied by address, and how many such integers make a position."""
 
         self._device = device
         self._typed = tensor.elem_type, shape
@@ -169,7 +170,7 @@ class Pool:
             self._value = allocate(session, shape, tensor.elem_type, device)
 
     def bind(self, binding: ort.IOBinding, past: str, present: str) -> None:
-        """Binds the pool as the cache that goes in and comes out."""
+        """Binds the pool as past and as present."""
         self._bind(binding, past, present, *self._typed)
 
     def bind_copy(self, binding: ort.IOBinding, i: int) -> None:
@@ -189,34 +190,34 @@ class Pool:
 
 
 ONE_BY_ONE = "texts are scored one after the other"
-"""Begins the notes on why scored texts share no steps, where a user may have expected that they do."""
+"""The beginning of notes on why scored texts share no steps, where a user may have expected that they do."""
 
 
 class NotFittingError(Exception):
-    """Why a form cannot be used on a graph or a device: another form is to be opened."""
+    """Why a form cannot be used on a graph or a device: another form must be opened."""
 
 
 class NotCapturedError(Exception):
-    """Why decoding steps cannot be captured: the form is to be opened without."""
+    """Why decoding steps cannot be captured: the form must be opened without capture."""
 
 
 @dataclass
 class OpenedDecoder:
-    """A decoder on its way through the trials at opening, which change what it is trusted with."""
+    """A decoder that is being opened; trials change what it is trusted with."""
 
     model: ResolvedModel
     spec: DecoderSpec
     runner: Runner
     chunk_size: int
-    """The most tokens of a prompt's step."""
+    """The most tokens of a prompt in one step."""
 
     notes: list[str]
 
 
 def decoder_graph(model: ResolvedModel, notes: tuple[str, ...] = ()) -> tuple[ModelProto, DecoderSpec]:
-    """The decoder with caches that keep all positions, and with lengths that are those of its rows and of whole texts,
-    whatever else the step holds; and what it takes, with `notes` on the form. Raises `ModelError` for a graph that
-    cannot be scored."""
+    """The decoder, with caches that keep all positions and with lengths that are those of its rows and of whole texts,
+    whatever else the step holds. Also returns what the graph takes, and `notes` on the form. Raises `ModelError` for a
+    graph that cannot be scored."""
     spec = replace(model.spec, notes=(*model.notes, *notes))
     proto = model.decoder_graph()
     try:
@@ -231,7 +232,7 @@ def decoder_graph(model: ResolvedModel, notes: tuple[str, ...] = ()) -> tuple[Mo
 
 
 class GraphForm(ABC):
-    """One way, for one opening of one model."""
+    """One form, for one opening of one model."""
 
     name: ClassVar[str]
     """The value of the decision "scoring", and of `engine.scoring`."""
@@ -242,24 +243,24 @@ class GraphForm(ABC):
     @classmethod
     @abstractmethod
     def against(cls, model: ResolvedModel) -> str | None:
-        """Why `model` cannot use this form. None: it can. Empty: it cannot, and no note says so."""
+        """Why `model` cannot use this form. None: it can. Empty: it cannot, and no note says why."""
 
     @classmethod
     def refused(cls, model: ResolvedModel, reason: str) -> str:
-        """The note where the form is not used for this reason. Raises `ConfigError` where settings demand it."""
+        """The note where the form is not used for this reason. Raises `ConfigError` where settings demand the form."""
         return reason
 
     @classmethod
     @abstractmethod
     def decision(cls, model: ResolvedModel, reason: str) -> Decision:
-        """How texts that are scored share steps. `reason`: why they do not in the first form that was refused."""
+        """How scored texts share steps. `reason`: why they do not in the first form that was refused."""
 
     def refusal_of_graph(self) -> str | None:
-        """Why the graph, which is read for it, cannot have this form; None where nothing but opening it shows that."""
+        """Why the graph, which is loaded for it, cannot have this form; None where only opening it can show that."""
         return None
 
     def rewrite(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ModelProto, DecoderSpec]:
-        """The graph as the form needs it, and what that takes. Raises `NotFittingError`."""
+        """The graph as the form needs it, and its inputs. Raises `NotFittingError`."""
         return proto, spec
 
     @abstractmethod
@@ -267,28 +268,28 @@ class GraphForm(ABC):
         """The store of the KV cache, without memory yet."""
 
     def trial(self, decoder: OpenedDecoder) -> None:  # noqa: B027 (nothing to be tried)
-        """Tries what does not show on the graph. Raises `NotFittingError` where another form is to be opened."""
+        """Tries what the graph does not show. Raises `NotFittingError` where another form must be opened."""
 
     def finish(self, decoder: OpenedDecoder) -> None:  # noqa: B027 (nothing to be done)
-        """Puts around the runner what is to stand between it and the engine."""
+        """Wraps the runner in what stands between it and the engine."""
 
 
 TOLERANCE, MOST = 0.02, 0.3
-"""The accepted difference, as a share of the difference between two contexts: rounding is far below, a token that
-sees wrong positions is far above. Where activations are rounded to few bits, three times the difference that feeding
-the same tokens one by one makes, up to `MOST`."""
+"""The accepted difference, as a share of the difference between two contexts. Rounding is far below it, and a token
+that sees wrong positions far above. Where activations are rounded to few bits, it is three times the difference that
+feeding the same tokens one by one makes, up to `MOST`."""
 
 TARGETS = (0, 1, 2, 3)
-"""Tokens whose log-probabilities are compared, after each text."""
+"""The tokens whose log-probabilities are compared, after each text."""
 
 STEM, SUFFIX = 5, 4
-"""Tokens of a tree's stem, and of each of its two ends."""
+"""The numbers of tokens of a tree's stem, and of each of its two ends."""
 
 Text = tuple[int, ...]
 
 
 def draw(vocab_size: int) -> Callable[[int], Text]:
-    """Gives random texts of given lengths, always the same ones."""
+    """Makes random texts of given lengths, always the same ones."""
     rng = np.random.default_rng(0)
     return lambda length: tuple(rng.integers(0, vocab_size, length).tolist())
 
@@ -304,12 +305,12 @@ def read_end(tokens: Text, past: int = 0) -> Step:
 
 
 def score(runner: Runner, tokens: Text, past: int = 0) -> FloatArray:
-    """Log-probabilities [T] of `TARGETS` after `tokens`, of which `past` are resident; in nats."""
+    """Log-probabilities [T] in nats of `TARGETS` after `tokens`, of which `past` are resident."""
     return runner.run(read_end(tokens, past)).target_logprobs[: len(TARGETS)]
 
 
 def score_one_by_one(runner: Runner, tokens: Text, first: int) -> FloatArray:
-    """As `score` [T], with the first `first` tokens in one step and each later one in a step of its own."""
+    """As `score` [T], with the first `first` tokens in one step and each later token in a step of its own."""
     logprobs_T = score(runner, tokens[:first])
     for past in range(first, len(tokens)):
         logprobs_T = score(runner, tokens[: past + 1], past)
@@ -317,13 +318,13 @@ def score_one_by_one(runner: Runner, tokens: Text, first: int) -> FloatArray:
 
 
 Together = Callable[[Text, Text, Text], FloatArray]
-"""Runs steps on a stem and two ends after it: the log-probabilities [2 T] after both ends."""
+"""Runs steps on a stem and two ends after it; returns the log-probabilities [2 T] after both ends."""
 
 
 def two_ends_problem(
     runner: Runner, vocab_size: int, step: str, what: str, together: Together, cells: int = 0
 ) -> str | None:
-    """Why steps, `what` such as a `step`, must not be used; None where they score what single rows score."""
+    """Why steps (`what`, such as a `step`) must not be used; None where their scores equal those of single rows."""
     stem, left, right = map(draw(vocab_size), (STEM, SUFFIX, SUFFIX))
     runner.reserve(STEM + SUFFIX, cells)
     try:
@@ -339,8 +340,8 @@ def two_ends_problem(
 def disagreement(
     what: str, expected: Sequence[FloatArray], given: Sequence[FloatArray], again: FloatArray
 ) -> str | None:
-    """How far `given`, which `what` score, is from `expected`, two contexts' log-probabilities; None where that is
-    rounding, and the contexts differ. `again` is the second context's, fed one token a step."""
+    """How far `given`, the scores of `what`, are from `expected`, the log-probabilities of two contexts. None where
+    only rounding differs, and the contexts differ. `again` are the second context's, fed one token a step."""
     difference = max(float(np.abs(a - b).max()) for a, b in zip(expected, given, strict=True))
     spread = float(np.abs(expected[0] - expected[1]).max())
     rounding = float(np.abs(expected[1] - again).max())

@@ -63,11 +63,11 @@ from olive_ext.model.spec.role_inputs import ceiling
 from olive_ext.model.types import DecoderSpec, EmbeddingSpec, Role
 
 IDLE_SLOT = -2
-"""The slot of rows that a step is filled up with, after the others: they write into a block that no slot names."""
+"""The slot of rows that pad a step, after the other rows: they write into a block that no slot holds."""
 
 
 def longest_step(device: str) -> int:
-    """The most tokens of a step that the device is known to survive."""
+    """The most tokens in a step that the device is known to handle without a crash."""
     return KERNELS[device].most_tokens if device in KERNELS else UNLIMITED
 
 
@@ -79,12 +79,12 @@ class PackedSteps(StepForm):
     has_blocks: ClassVar[bool] = True
 
     most_cells: int = UNLIMITED
-    """Rows of a step times positions of the longest, for kernels that gather the keys and values of all rows."""
+    """The most rows times positions of the longest row, for kernels that gather the keys and values of all rows."""
 
     longest_step: int = UNLIMITED
 
     def _within(self, lengths: Iterable[int]) -> int:
-        """How many rows of these lengths, from the first on, a step holds: one at least."""
+        """How many rows of these lengths, from the first on, a step holds: at least one."""
         if self.most_cells >= UNLIMITED:
             return UNLIMITED
         longest, count = 0, 0
@@ -139,7 +139,7 @@ class PackedSteps(StepForm):
 
 
 class PagedKv(KvStore):
-    """A pool of blocks for each KV tensor, past and present in one."""
+    """A pool of blocks for each KV tensor, which is past and present in one."""
 
     form = PackedSteps()
 
@@ -178,7 +178,7 @@ class PagedKv(KvStore):
         self._binding = self._bound(KeptBinding(self._session))
 
     def copy(self, copies: Items[Copy]) -> None:
-        """Moves nothing: the blocks get another name."""
+        """Copies nothing: the blocks are assigned to the other slot."""
         for copy in copies:
             self._tables.fork(copy)
 
@@ -221,7 +221,7 @@ class PagedKv(KvStore):
         return binding
 
     def _copy_blocks(self, copies: Items[BlockCopy]) -> None:
-        """All copies in one run, which reads before it writes: a block may be both source and target."""
+        """Makes all copies in one run, which reads before it writes: a block may be both source and target."""
         if not copies:
             return
         by_address = self._device.has_pointers
@@ -245,7 +245,7 @@ class PagedKv(KvStore):
 
 
 class PackedOnGraph(GraphForm):
-    """Attention over a paged cache, of the graph or in the place of its own."""
+    """Attention over a paged cache: the graph's own, or put in place of its attention."""
 
     name = "packed"
 
@@ -309,7 +309,7 @@ class PackedOnGraph(GraphForm):
         return paged, self._counted(paged, paged_spec)
 
     def _counted(self, paged: ModelProto, spec: DecoderSpec) -> DecoderSpec:
-        """With what the attention gathers beside its caches; which is to be tried."""
+        """Also returns what the attention gathers beside its caches, which is to be tried."""
         self._trials = attention_trials(paged, {tensor.past: (tensor.heads, tensor.head_size) for tensor in spec.kv})
         kernel, sizes = KERNELS.get(self.model.device.kind), {tensor.past: tensor.head_size for tensor in spec.kv}
         if kernel is not None:
@@ -332,8 +332,8 @@ class PackedOnGraph(GraphForm):
 
     @override
     def trial(self, decoder: OpenedDecoder) -> None:
-        """Compares attention by itself, then a small tree through the model; then captured steps with plain ones.
-        Raises `ProviderError` for a graph that has no other attention."""
+        """Compares attention by itself, then a small tree through the model, then captured steps with plain ones.
+        Raises `ProviderError` for a graph that has no other attention to fall back to."""
         runner = decoder.runner
         problem = attends_otherwise(runner, self._trials, decoder.chunk_size)
         if problem is None and runner.capacity.num_slots > 1:
@@ -352,14 +352,14 @@ class PackedOnGraph(GraphForm):
 
 
 def _check_step(chunk_size: int | str, device: str, otherwise: str = "") -> None:
-    """Raises `ConfigError` for steps of more tokens than the device's kernel is known to survive."""
+    """Raises `ConfigError` for steps of more tokens than the device's kernel is known to handle."""
     most = longest_step(device)
     if isinstance(chunk_size, int) and chunk_size > most:
         raise ConfigError(f"{_too_long(device, most)}; give {most}{otherwise}", "engine.chunk_size", chunk_size)
 
 
 def _check_whole(spec: DecoderSpec, device: str) -> None:
-    """Raises `ConfigError` for texts that are fed in one step, of more tokens than that."""
+    """Raises `ConfigError` for texts that are fed in one step and have more tokens than that."""
     if not spec.is_splittable and spec.context_length > (most := longest_step(device)):
         why = next((note for note in spec.notes if "fed whole" in note), "each request is fed whole")
         shown = f"'max_length': texts may have {spec.context_length} tokens, and {why}; {_too_long(device, most)}"
@@ -372,13 +372,13 @@ def _too_long(device: str, most: int) -> str:
 
 
 def packed_embedding(proto: ModelProto, spec: EmbeddingSpec) -> tuple[ModelProto, EmbeddingSpec]:
-    """The graph that embeds tokens, for those of all rows of a step one after the other."""
+    """The graph that embeds tokens, for the tokens of all rows of a step in sequence."""
     inputs = tuple(replace(one, tensor=replace(one.tensor, shape=("N",))) for one in spec.inputs)
     return with_packed_inputs(proto, [one.tensor.name for one in inputs]), replace(spec, inputs=inputs)
 
 
 def check_packed_steps(runner: Runner, vocab_size: int) -> str | None:
-    """Why packed steps must not be used on this model and device; None where they score what single rows score."""
+    """Why packed steps must not be used on this model and device; None where they score as single rows do."""
 
     def together(stem: Text, left: Text, right: Text) -> FloatArray:
         runner.run(Step((Row(0, 0, stem + left[:2]),)))
@@ -390,20 +390,21 @@ def check_packed_steps(runner: Runner, vocab_size: int) -> str | None:
 
 
 MOST_ROWS = 64
-"""Steps of more rows run plainly, and the trial has no more. On an H200 captured ones are 1.29 times as fast with 8
-rows, 1.06 with 64 and 1.006 with 256."""
+"""Steps of more rows are not captured, and the trial has no more. On an H200, captured steps are 1.29 times as fast
+with 8 rows, 1.06 with 64 and 1.006 with 256."""
 
 PLAIN_RUNS = 3
 """Steps of one shape that run plainly before one is captured, which takes two runs."""
 
 MOST_STEPS = 64
-"""Captured steps: each holds memory of the device."""
+"""The most captured steps: each holds memory of the device."""
 
 ROUNDS = PLAIN_RUNS
 """Steps of the trial, which run plainly first, then captured."""
 
 MOST_OTHERS = 0.25
-"""Part of the greedy tokens that may differ in the trial: two may be as good to the last bit but one."""
+"""The part of the greedy tokens that may differ in the trial: two tokens may be equally probable but for the last bit.
+"""
 
 
 class PackedCapture(Capture):
@@ -430,7 +431,7 @@ class PackedCapture(Capture):
         self._num_seen.clear()
 
     def _padded(self, step: Step) -> Step | None:
-        """The step in its bucket; None for one in which not every row decodes, or that reads more than that."""
+        """The step, padded to its bucket; None where not every row decodes, or it reads more than a bucket has."""
         num_rows, longest = len(step.rows), max(row.past for row in step.rows)
         num_reads = max(len(step.logits_rows), len(step.targets), len(step.samples))
         if num_rows > MOST_ROWS or max(num_reads, step.num_tokens) > num_rows or step.beams or step.whole_length:
@@ -448,8 +449,8 @@ class PackedCapture(Capture):
 
 
 def check_captured_steps(runner: Runner, vocab_size: int, chunk_size: int) -> str | None:
-    """Why captured steps must not be used on this model and device; None where replays find in other tokens, after
-    prefixes in one block and in several, what the same steps find that run plainly."""
+    """Why captured steps must not be used on this model and device; None where replays find what plain steps find. They
+    are tried on other tokens, after prefixes in one block and in several."""
     longest = min(2 * BLOCK_SIZE + ROUNDS, runner.traits.context_length - ROUNDS)
     tokens_of = draw(vocab_size)
     runner.reserve(longest + ROUNDS)

@@ -1,9 +1,9 @@
-"""GroupQueryAttention becomes PagedAttention: the tokens of many sequences in one step, each after its own past, which
-lies in blocks that a table names.
+"""Replaces GroupQueryAttention by PagedAttention: one step has the tokens of many sequences, each after its own past,
+which lies in blocks that a table names.
 
 Inside the graph the step is one row [1, N] of all new tokens; only the attention knows where a sequence begins. Inputs
-of tokens and positions come packed, [N], and what only the mask was for is cut off. Weights stay where they are. Knows
-no session; of devices only which inputs and attributes their kernels take.
+of tokens and positions come packed, [N], and what served only the mask is removed. Weights stay where they are. Knows
+no session, and of devices only which inputs and attributes their kernels take.
 
 Axes: N tokens of all sequences of a step, D = heads x head size.
 """
@@ -37,14 +37,14 @@ KEPT = (
     *("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size", "do_rotary", "rotary_interleaved"),
     *("qk_norm_epsilon", "k_quant_type", "v_quant_type"),
 )
-"""Attributes that mean the same to both operators. Each has a default that does nothing."""
+"""Attributes that mean the same to both operators. The default of each has no effect."""
 
 _IGNORED = {"smooth_softmax": 0, "sliding_window_cache": 0, "causal": 1, "qk_output": 0, "kv_cache_bit_width": 0}
-"""Attributes that PagedAttention lacks, and the values at which they do nothing. A bit width of 8 or 16 is that of the
-cache's type."""
+"""Attributes that PagedAttention lacks, and the values with which they have no effect. A bit width of 8 or 16 is that
+of the cache's type."""
 
 _ROTARY, _POSITIONS, _BIAS, _SINK, _SCALES, _NORMS = (7, 8), 9, 10, 11, (12, 13), (14, 15)
-"""Places of GroupQueryAttention's inputs."""
+"""Indices of GroupQueryAttention's inputs."""
 
 
 FLOAT16, BFLOAT16, INT8, FLOAT8 = 10, 16, 3, 17
@@ -57,7 +57,7 @@ class PagedKernel:
 
     provider: str
     floats: Mapping[str, int]
-    """Types of queries, and of caches that are not quantized: ONNX Runtime's words and ONNX's numbers."""
+    """Types of queries, and of caches that are not quantized: ONNX Runtime's names and ONNX's numbers."""
 
     quantized: frozenset[int] = frozenset()
     """Other types of caches."""
@@ -69,11 +69,11 @@ class PagedKernel:
     has_norms: bool = False
 
     gathers_above: int | None = None
-    """The largest head size at which keys and values are read where they lie. Those of larger heads are gathered for
-    every step, as many times as there are heads of queries to one of theirs, padded to the longest row."""
+    """The largest head size with which the kernel reads keys and values in place. Those of larger heads are gathered
+    for every step, once for each query head, padded to the longest row."""
 
     most_tokens: int = UNLIMITED
-    """Tokens of the largest step that it is known to survive."""
+    """The most tokens in a step that the device is known to handle without a crash."""
 
     @property
     def caches(self) -> frozenset[int]:
@@ -94,12 +94,12 @@ KERNELS: Mapping[str, PagedKernel] = {
     ),
     "webgpu": PagedKernel("WebGPU", {"float16": FLOAT16}, has_bounds=True),
 }
-"""By ONNX Runtime's word for the device (release 1.31.1, docs/OperatorKernels.md; WebGPU plugin 0.4.0)."""
+"""By ONNX Runtime's name of the device (release 1.31.1, docs/OperatorKernels.md; WebGPU plugin 0.4.0)."""
 
 
 def gathered_bytes(model: onnx.ModelProto, caches: Mapping[str, int], kernel: PagedKernel) -> int:
-    """Bytes that the attention of a paged graph gathers for each row and position, of the one layer that runs.
-    `caches`: KV input -> head size."""
+    """Bytes that the attention of a paged graph gathers for each row and position, in the one layer that runs at a
+    time. `caches`: KV input -> head size."""
     if kernel.gathers_above is None:
         return 0
     gathered = (
@@ -118,7 +118,7 @@ def with_paged_attention(
     model: onnx.ModelProto, caches: Caches, tokens: Sequence[str], masks: Sequence[str], kernel: PagedKernel
 ) -> onnx.ModelProto:
     """A copy of `model` in which every attention over `caches` is PagedAttention. `tokens`: inputs [B, S] of one number
-    a token; `masks`: masks and lengths, which the attention no longer reads. Raises `NotFittingError` with the reason
+    a token. `masks`: masks and lengths, which the attention no longer reads. Raises `NotFittingError` with the reason
     where that cannot be done."""
     edited = deepcopy(model)
     graph = edited.graph
@@ -148,7 +148,7 @@ def with_paged_attention(
 
 
 def with_packed_inputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
-    """A copy of `model` that takes the inputs `names`, [B, S], as [N], and sees them as one row."""
+    """A copy of `model` that takes the inputs `names`, [B, S], as [N], and treats them as one row."""
     edited = deepcopy(model)
     _pack(edited.graph, names)
     return edited
@@ -157,8 +157,8 @@ def with_packed_inputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.Mod
 def _paged_nodes(node: onnx.NodeProto, owner: onnx.NodeProto, kernel: PagedKernel) -> tuple[onnx.NodeProto, ...]:
     """The nodes that replace `node`, between its row [1, N, D] and the tokens [N, D].
 
-    `owner` writes the cache that it reads: the node itself, or an earlier layer, whose keys and values are then given
-    once more; writing them again changes nothing.
+    `owner` writes the cache that `node` reads: the node itself, or an earlier layer, whose keys and values are then
+    given once more. Writing them again changes nothing.
     """
     name, is_owner = node.output[0], node is owner
     if not is_owner and not owner.input[1]:
@@ -185,7 +185,7 @@ _AXIS = "olive_ext/first_axis"
 def _attentions(
     graph: onnx.GraphProto, caches: Caches, kernel: PagedKernel
 ) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:
-    """Each attention over a cache with the one that writes it."""
+    """Each attention over a cache, with the attention that writes the cache."""
     owners: dict[str, onnx.NodeProto] = {}
     seen: set[str] = set()
     for node in graph.node:
@@ -236,7 +236,7 @@ def _change_caches(graph: onnx.GraphProto, caches: Caches) -> None:
 
 
 def _pack(graph: onnx.GraphProto, names: Iterable[str]) -> None:
-    """Makes inputs packed, in place; those that nothing reads are removed."""
+    """Makes inputs packed, in place; inputs that nothing reads are removed."""
     read = set(reads(graph.node))
     packed = [value for value in graph.input if value.name in set(names) and value.name in read]
     _remove_inputs(graph, set(names) - read)

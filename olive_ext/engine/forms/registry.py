@@ -14,12 +14,12 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import Decision
 
 FORMS: list[type[GraphForm]] = [PackedOnGraph, TreeOnGraph, ReturnedOnGraph, RowsOnGraph]
-"""The forms, in the order in which they are asked; the last one takes every model that the others leave."""
+"""The forms, in the order in which they are asked. The last one takes every model that the others refuse."""
 
 
 def choose(model: ResolvedModel, problems: Mapping[str, str] = MappingProxyType({})) -> tuple[GraphForm, Decision]:
-    """The form that `model` is opened with, and why, as far as no session has to be open for it; `problems`: those of
-    forms, by name. Raises `ConfigError`."""
+    """The form with which `model` is opened, and why, as far as that can be told without a session. `problems`: why
+    forms were refused, by name. Raises `ConfigError`."""
     reasons: list[str] = []
     for form in FORMS:
         reason = problems.get(form.name) or form.against(model)

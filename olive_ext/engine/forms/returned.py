@@ -1,13 +1,13 @@
-"""Caches that the graph returns anew (concatenated KV, states): a step may have any slots whose rows are
-alike. Nothing is copied while the rows stay the same. First the planner's form, then the trials, then the cache.
+"""Caches that the graph returns anew (concatenated KV, states): a step may have any slots whose rows are alike. Nothing
+is copied while the rows stay the same. First the planner's form, then the trials, then the cache.
 
-How far rows must be alike is tried at opening. What an exporter's graph does with several rows does not show on it: it
-may make its mask for one row, or take positions from the past's shape.
+How far rows must be alike is tried at opening. The graph does not show what it does with several rows: it may make its
+mask for one row, or take positions from the past's shape.
 
-Present outputs stay on the device and are the next step's past as they are, while the rows stay the same. Where these
-change, rows of several batches are put together, those with fewer positions filled up. Tensors are not written again,
-so the slots that go on from a checkpoint share them. A state cannot be cut: what was resident at a checkpoint is kept,
-and only to checkpoints can a slot go back. Axes: S tokens of a text, T targets.
+Present outputs stay on the device and are the next step's past as they are, while the rows stay the same. When the rows
+change, rows of several batches are put together, and shorter rows are padded. Tensors are never overwritten, so the
+slots that continue from a checkpoint share them. A state cannot be cut: what was resident at a checkpoint is kept, and
+a slot can only go back to checkpoints. Axes: S tokens of a text, T targets.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from olive_ext.model.providers.bindings import StackedPart, Stacker, Values, zer
 
 @dataclass(frozen=True)
 class AlikeRows(StepForm):
-    """Rows of a step have equally many tokens; those of one token after equally many positions may always share it."""
+    """Rows of a step have equally many tokens. Those of one token after equally many positions may always share it."""
 
     name: ClassVar[str] = "alike"
     has_blocks: ClassVar[bool] = True
 
     mixes_pasts: bool = False
-    """One token each, after pasts of different lengths; otherwise after equally many."""
+    """Whether rows of one token may have pasts of different lengths; otherwise equal ones."""
 
     prompts: bool = False
-    """Several tokens each, without a past."""
+    """Whether rows may have several tokens, without a past."""
 
     continued: bool = False
-    """Several tokens each, after equally many positions."""
+    """Whether rows may have several tokens, after equally many positions."""
 
     sources: bool = True
-    """Sources of different shapes."""
+    """Whether the sources of rows may have different shapes."""
 
     def group(self, past: int, num_tokens: int, source: Source | None) -> Hashable | None:
-        """The key that rows of one step share; None for a row that runs alone."""
+        """The key that rows of one step must have in common; None for a row that runs alone."""
         shape = None if self.sources or source is None else source.array.shape
         if num_tokens == 1:
             return (1, None if self.mixes_pasts else past, shape)
@@ -74,8 +74,9 @@ class AlikeRows(StepForm):
         return self._alike([(one, 1) for one in sequences])[:limit] if sequences else []
 
     def _alike(self, ready: Iterable[tuple[Sequence, int]]) -> list[Sequence]:
-        """The most of these sequences, of which so many tokens are next, whose rows may share a step. Inputs come
-        first, of these the ones that run alone, so that what follows their pictures or sounds can be fed together."""
+        """The largest group of these sequences whose next rows, of so many tokens, may share a step. Inputs come first,
+        and first of these the ones that run alone, so that what follows their pictures or sounds can be fed together.
+        """
         alone: list[Sequence] = []
         groups: dict[Hashable, list[Sequence]] = {}
         for one, num_tokens in ready:
@@ -108,7 +109,7 @@ class AlikeRows(StepForm):
 
     @override
     def with_other(self, other: StepForm) -> StepForm:
-        """Rows as alike as both demand; forms of other caches vouch for one token after equal pasts only."""
+        """Rows as alike as both forms demand. Forms of other caches allow only rows of one token after equal pasts."""
         if not isinstance(other, AlikeRows):
             return AlikeRows(sources=self.sources)
         pairs = zip(astuple(self), astuple(other), strict=True)
@@ -117,15 +118,15 @@ class AlikeRows(StepForm):
 
 TEXT_TOKENS = 5
 PROMPT = 3
-"""Tokens of the two texts, and of the part that is fed first."""
+"""The tokens of the two texts, and of the part that is fed first."""
 
 
 def fitting_chunk_size(chunk_size: int, runner: Runner, notes: list[str]) -> int:
     """`chunk_size`, or 1 and a note where the graph fails on several tokens after resident positions.
 
     onnxruntime-genai's exports with MultiHeadAttention make their mask for a whole prompt or for one token only, and
-    Mamba graphs that declare any number run with one.
-    Raises `ModelError` where the model cannot run a token at all.
+    Mamba graphs that declare any number of tokens run with one. Raises `ModelError` where the model cannot run a token
+    at all.
     """
     runner.reserve(3)
     try:
@@ -145,8 +146,8 @@ def fitting_chunk_size(chunk_size: int, runner: Runner, notes: list[str]) -> int
 def find_row_mix(
     runner: Runner, vocab_size: int, chunk_size: int, pad_in_front: Callable[[bool], None]
 ) -> AlikeRows | None:
-    """How far rows of one step must be alike, and None where they give other numbers together than alone. Rows with
-    fewer positions than others are filled up at the end or, after `pad_in_front(True)`, in front, which stays set."""
+    """How far rows of one step must be alike; None where together they give other numbers than alone. Shorter rows are
+    padded at the end or, after `pad_in_front(True)`, in front, which stays set."""
     rng = np.random.default_rng(0)
     first, second = (tuple(text) for text in rng.integers(0, vocab_size, (2, TEXT_TOKENS)).tolist())
     trial = _RowsTrial(runner, (first, second), chunk_size)
@@ -213,7 +214,7 @@ class _RowsTrial:
 
 
 class ReturnedOnGraph(RowsOnGraph):
-    """Rows that are alike; an answer is a row as any other."""
+    """Steps of rows that are alike; an answer is a row as any other."""
 
     @classmethod
     def against(cls, model: ResolvedModel) -> str | None:
@@ -221,14 +222,15 @@ class ReturnedOnGraph(RowsOnGraph):
         return "" if model.spec.is_kv_in_place else None
 
     def allocate(self, place: KvPlace) -> KvStore:
-        """A store; where rows are filled up is set later."""
+        """The store; where rows are padded is set later."""
         self._store = ReturnedKv(place)
         return self._store
 
     @override
     def trial(self, decoder: OpenedDecoder) -> None:
         """Finds how many tokens a step may have, and which rows. An encoder-decoder is not tried, because its encoder
-        would have to run: its rows are after equally many positions, and masks hide what fills up a source."""
+        would have to run: its rows share a step after equally many positions, and masks hide the padding of a source.
+        """
         spec, runner, size = decoder.spec, decoder.runner, decoder.chunk_size
         if not spec.cross:
             size = decoder.chunk_size = fitting_chunk_size(size, runner, decoder.notes)
@@ -254,7 +256,7 @@ class _ReturnedBatch:
 
 @dataclass(frozen=True)
 class BatchRow:
-    """A row of a batch, `length` positions of it."""
+    """A row of a batch, of which `length` positions count."""
 
     batch: _ReturnedBatch
     row: int
@@ -263,7 +265,7 @@ class BatchRow:
 
 @dataclass
 class _Slot:
-    """The place of a slot's content, and of what was resident at its checkpoints."""
+    """Where a slot's content is, and what was resident at its checkpoints."""
 
     place: BatchRow
     checkpoints: dict[int, BatchRow] = field(default_factory=dict)
@@ -273,7 +275,7 @@ class ReturnedKv(KvStore):
     """Rows of batches on the device, one for each slot."""
 
     form = ONE_ROW
-    """Until it has been tried which rows may share a step."""
+    """Used until trials have found which rows may share a step."""
 
     is_in_place = False
 
@@ -287,7 +289,7 @@ class ReturnedKv(KvStore):
         self._stacker = Stacker(place.open_graph, place.device, [*kv, *states])
 
     def pad_in_front(self, is_in_front: bool) -> None:
-        """Sets where rows with fewer positions than others are filled up; what is resident is forgotten."""
+        """Sets where shorter rows are padded; what is resident is lost."""
         self.pads_in_front = is_in_front
         self.close()
 
@@ -360,7 +362,7 @@ class ReturnedKv(KvStore):
         return BatchRow(_ReturnedBatch(values, 1, length), 0, length)
 
     def _together(self, places: Items[BatchRow]) -> _ReturnedBatch:
-        """A batch of these rows, in this order, in which the longest one fills the width."""
+        """A batch of these rows, in this order; the longest row fills the width."""
         batch, width = places[0].batch, max(place.length for place in places)
         is_whole = [place.row for place in places if place.batch is batch] == list(range(batch.num_rows))
         if is_whole and len(places) == batch.num_rows and batch.width == width:
@@ -371,8 +373,8 @@ class ReturnedKv(KvStore):
         return _ReturnedBatch(self._stacker.stack([self._part(run, width) for run in runs]), len(places), width)
 
     def _part(self, run: Items[BatchRow], width: int, cut: int | None = None) -> StackedPart:
-        """Rows of one batch, the first `cut` positions of the longest of them, or all, filled up to `width` by one of
-        these: masks and lengths hide what is filled up."""
+        """Rows of one batch: the first `cut` positions of the longest of them, or all, padded to `width`. Masks and
+        lengths hide the padding."""
         batch, longest = run[0].batch, max(place.length for place in run)
         if longest == 0:  # nothing of its own to be filled up with
             return StackedPart(self._blank.values, [0] * len(run), [0] * width)
@@ -385,7 +387,7 @@ class ReturnedKv(KvStore):
         return StackedPart(batch.values, rows, positions, is_whole)
 
     def _detach(self, batches: set[int], busy: set[int]) -> None:
-        """Gives idle slots copies of their rows of `batches`, of which otherwise all rows would stay in memory."""
+        """Gives idle slots copies of their rows of `batches`; otherwise all rows of these would stay in memory."""
         for number, slot in enumerate(self._slots):
             if number not in busy and id(slot.place.batch) in batches and slot.place.length:
                 slot.place = self._alone(slot.place, slot.place.length)

@@ -56,15 +56,15 @@ from olive_ext.model.providers.bindings import UINT8, KeptBinding, allocate, dev
 from olive_ext.model.types import ITEM_BYTES, KvTensor
 
 LIMITS = (1, 2, 4, 8, 16, 32)
-"""Numbers of tokens among which the best limit is chosen."""
+"""The numbers of tokens from which the best limit is chosen."""
 
 TOKENS_PER_STEP, STEP_OF_SLOTS, COPY = 256, 1.1, 0.1
-"""The rule, in units of a step's cost: so many tokens of a row cost as much again; a step with a token in every slot; a
-copy of a slot. On a device a step of a few tokens costs what it takes to read the weights, and a copy what it takes to
-read one slot."""
+"""The costs that the rule compares, in units of a step's cost: one more is due for so many tokens of a row; a step with
+a token in every slot; a copy of a slot. On a device, a step of a few tokens costs what it takes to read the weights,
+and a copy what it takes to read one slot."""
 
 MARGIN = 0.95
-"""Answers share steps where that costs less than this part of what one step for each costs."""
+"""Answers share steps where that costs less than this part of one step for each."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class SlotRows(StepForm):
     """The base of forms over slots: inputs come first, each alone."""
 
     answers: bool = False
-    """Texts that are scored may be fed one token a step, many of them in one, as rows that decode are."""
+    """Whether scored texts may be fed one token a step, many of them in one step, as rows that decode are."""
 
     @override
     def next_rows(self, ready: ReadySequences) -> list[ChosenRow]:
@@ -97,7 +97,7 @@ class SlotRows(StepForm):
 
 @dataclass(frozen=True)
 class NeighbouringSlots(SlotRows):
-    """A step decodes neighbouring slots; a gap between two rows is filled with an idle row."""
+    """A step decodes neighbouring slots; gaps between rows are filled with idle rows."""
 
     name: ClassVar[str] = "range"
     spans_slots: ClassVar[bool] = True
@@ -136,7 +136,7 @@ class AllSlots(SlotRows):
 
 
 class AnswerSteps(ScoredSteps):
-    """Short answers share steps where that is cheaper: `answer_tokens` is the most tokens of such an answer."""
+    """Short answers share steps where that is cheaper. `answer_tokens` is the most tokens of such an answer."""
 
     def __init__(self) -> None:
         super().__init__("rows", "by rule: none so far")
@@ -152,7 +152,7 @@ class AnswerSteps(ScoredSteps):
 
 
 def choose_limit(tokens: list[int], num_slots: int) -> tuple[int, str]:
-    """The cheapest limit for texts of so many tokens after their prefix (0: a step for each), and why."""
+    """The cheapest limit for texts of so many tokens after their prefix (0: one step for each), and why."""
     alone = _cost(tokens, 0, num_slots)
     costs = {limit: _cost(tokens, limit, num_slots) for limit in LIMITS}
     limit = min(costs, key=lambda limit: costs[limit])
@@ -161,7 +161,7 @@ def choose_limit(tokens: list[int], num_slots: int) -> tuple[int, str]:
 
 
 def _cost(tokens: Iterable[int], limit: int, num_slots: int) -> float:
-    """The cost of texts with so many tokens after their prefix, where texts of up to `limit` share steps."""
+    """The cost of texts with so many tokens after their prefix, where texts of up to `limit` tokens share steps."""
     shared = [count for count in tokens if count <= limit]
     rows = max(1, min(num_slots, len(shared)))
     alone = sum(1 + 1 / TOKENS_PER_STEP * count for count in tokens if count > limit)
@@ -217,7 +217,7 @@ class ViewKv(KvStore):
         return self.bind_slots(rows[0].slot, len(rows))
 
     def bind_slots(self, first: int, count: int) -> ort.IOBinding:
-        """A binding in which past and present of neighbouring slots are bound."""
+        """A binding of past and present of neighbouring slots."""
         key = (first, count)
         if key not in self._bindings:
             self._bindings[key] = self._binding(*key)
@@ -236,7 +236,8 @@ class ViewKv(KvStore):
         self._free()
 
     def _free(self) -> None:
-        """Its own memory alone: what a store keeps beside the slots stays where these are allocated anew."""
+        """Releases its own memory alone; what a store keeps beside the slots stays, even where these are allocated
+        anew."""
         self._bindings.clear()
         self._buffers.clear()
 
@@ -250,7 +251,7 @@ class ViewKv(KvStore):
 
 
 class _Buffer:
-    """Zeroed memory of one KV tensor. Held as bytes, so that types numpy lacks are no matter."""
+    """Zeroed memory of one KV tensor. It is held as bytes, so that types which numpy lacks do not matter."""
 
     def __init__(self, tensor: KvTensor, num_slots: int, capacity: int, place: KvPlace) -> None:
         self._tensor = tensor
@@ -305,7 +306,7 @@ class StagedKv(KvStore):
         self._bindings: dict[int, ort.IOBinding] = {}
         self._staged_slot: int | None = None
         self._staged_length: int | None = None
-        """The positions of the staged slot, where the pool lacks some of them."""
+        """The number of positions of the staged slot that the pool does not have yet."""
 
     @override
     def reserve(self, positions: int) -> None:
@@ -318,7 +319,8 @@ class StagedKv(KvStore):
             self._bindings[num_slots] = self._binding(self._pool)
 
     def copy(self, copies: Items[Copy]) -> None:
-        """Positions from the first on, as many of each as the longest copy has. All are read before one is written."""
+        """Copies positions from the first on, as many for each copy as the longest has. All are read before one is
+        written."""
         self._write_back()
         sources: dict[int, int] = {}
         for copy in copies:
@@ -362,7 +364,7 @@ class StagedKv(KvStore):
             self._staged_length = None
 
     def _move(self, into: Values, out_of: Values, sources: Mapping[int, int], length: int) -> None:
-        """Moves the first positions between rows, `sources` by target. Up to a power of two: few shapes."""
+        """Copies the first positions between rows, `sources` by target: up to a power of two, for few shapes."""
         if self._mover is None:
             rows = [RowTensor(tensor.elem_type, tensor.row_shape) for tensor in self._spec.kv]
             self._mover = self._open_graph(move_graph(rows))
@@ -416,7 +418,8 @@ class RowsOnGraph(GraphForm):
 
     @override
     def finish(self, decoder: OpenedDecoder) -> None:
-        """Pads steps to shape buckets, then lets short answers share steps, as far as both are wanted and agree."""
+        """Pads steps to shape buckets, then lets short answers share steps, where both are wanted and their trials
+        pass."""
         wanted, size = self.model.buckets, decoder.chunk_size
         decoder.runner = with_buckets(decoder.runner, decoder.spec.vocab_size, size, wanted, decoder.notes)
         if against_answers(self.model) or decoder.runner.capacity.num_slots == 1:
@@ -430,7 +433,7 @@ class RowsOnGraph(GraphForm):
 
 
 def against_answers(model: ResolvedModel) -> str | None:
-    """Why short answers are not to be fed one token a step together; None where they may be."""
+    """Why short answers are not fed one token a step together; None where they may be."""
     if model.settings.engine.scoring == "rows":
         return "engine.scoring"
     if model.buckets.is_strict:
@@ -441,7 +444,7 @@ def against_answers(model: ResolvedModel) -> str | None:
 
 
 def check_answer_steps(runner: Runner, vocab_size: int) -> str | None:
-    """Why short answers must not be fed one token a step together; None where that scores what single rows score."""
+    """Why short answers must not be fed one token a step together; None where they score as single rows do."""
     slots = runner.traits.form.slots_of([0, 1], runner.capacity.num_slots)
     idle = tuple(Row(slot, 0, (0,)) for slot in slots[2:])
 

@@ -55,17 +55,17 @@ from olive_ext.model.decisions import DEFAULT_CHUNK, Decision, against_buckets
 from olive_ext.model.types import DecoderSpec, InputSpec, Role, TensorSpec
 
 CELLS_PER_POSITION = 2
-"""Cells of the shared-prefix cache at most, for each position of the context: rotary tables are made to cover them."""
+"""The most cells of the shared-prefix cache for each position of the context: rotary tables are made to cover them."""
 
 
 SIZES = (64, 128, 256, 512)
-"""Tokens of a step among which the best is chosen."""
+"""The step sizes in tokens, from which the cheapest is chosen."""
 
 DEFAULT_SIZE = 256
-"""Tokens of a tree batch until there has been a text to choose by."""
+"""Tokens of a tree batch before there has been a text to choose by."""
 
 MARGIN = 0.95
-"""Tree batches are taken if they cost less than this share of one text a step, which moves no cells."""
+"""Tree batches are used if they cost less than this share of one text a step, which moves no cells."""
 
 
 FIXED, PER_PAIR = 16.0, 1 / 1600
@@ -85,8 +85,8 @@ def cost_of_rows(parts: Iterable[tuple[int, int]], size: int) -> float:
 
 
 def cost_of_trees(parts: Iterable[tuple[int, int]], size: int) -> float:
-    """The cost of the same parts in steps of `size` tokens, each part's share of them. What does not fit goes on in the
-    next step, after its own beginning."""
+    """The cost of the same parts in steps of `size` tokens, as each part's share of them. What does not fit continues
+    in the next step, after its own beginning."""
     return sum(step_cost(size, past + size + max(0, tokens - size) / 2) * tokens / size for tokens, past in parts)
 
 
@@ -97,7 +97,7 @@ def _cost_of_text(tokens: int, past: int, size: int) -> float:
 
 
 class TreeSteps(ScoredSteps):
-    """Tree batches of `num_tokens`, or one text a step (0), whichever is cheaper where the form is open."""
+    """Tree batches of `num_tokens`, or one text a step (0), whichever is cheaper where the form may choose."""
 
     def __init__(self, chunk_size: int, rule: ScoringRule) -> None:
         super().__init__("tree", "by rule: nothing scored so far" if rule.is_open else rule.reason)
@@ -125,7 +125,7 @@ class TreeSteps(ScoredSteps):
 
 def choose_size(parts: list[tuple[int, int]], row_size: int) -> tuple[int, str]:
     """Tokens of a tree batch, or 0 for one text a step, and why: the cheapest for a plan whose parts are (tokens to
-    feed, tokens resident before); a part alone is fed in steps of `row_size`."""
+    feed, tokens resident before). A part alone is fed in steps of `row_size`."""
     rows = cost_of_rows(parts, row_size)
     batches = {size: cost_of_trees(parts, size) for size in SIZES}
     size = min(batches, key=lambda size: batches[size])
@@ -170,7 +170,7 @@ class TreeOnGraph(GraphForm):
 
     @override
     def rewrite(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ModelProto, DecoderSpec]:
-        """The graph with inputs for tree batches; as it is, with a note, where it cannot take them."""
+        """The graph with inputs for tree batches. Where it cannot take them, the graph as it is, with a note."""
         has_positions = any(one.role is Role.POSITION_IDS for one in spec.inputs)
         try:
             graph, self._biases = with_tree_attention(proto, [tensor.past for tensor in spec.kv], has_positions)
@@ -194,7 +194,7 @@ class TreeOnGraph(GraphForm):
 
 
 class TreeKv(ViewKv):
-    """Slots, beside the shared-prefix cache: one slot of cells."""
+    """Slots, and beside them the shared-prefix cache: one slot of cells."""
 
     has_cells = True
 
@@ -234,7 +234,7 @@ class TreeKv(ViewKv):
 
 
 def visible_positions(rows: Items[Row], window: int | None) -> npt.NDArray[np.bool_]:
-    """[1 or B, 1, S, T]: all positions, or those within the window."""
+    """[1 or B, 1, S, T]: what all positions are masked by, or only those within the window."""
     num_tokens = len(rows[0].tokens)
     past_B = integers([row.past for row in rows])
     num_positions = int(past_B.max()) + num_tokens
@@ -246,7 +246,7 @@ def visible_positions(rows: Items[Row], window: int | None) -> npt.NDArray[np.bo
 
 
 def check_tree_batches(runner: Runner, vocab_size: int) -> str | None:
-    """Why tree batches must not be used on this model and device; None where they score what single rows score."""
+    """Why tree batches must not be used on this model and device; None where they score as single rows do."""
 
     def together(stem: Text, left: Text, right: Text) -> FloatArray:
         """One step holds the stem and two tokens of the left end; the next, a tree batch, holds the right end after
@@ -283,7 +283,7 @@ class BiasInput:
     name: str
     elem_type: int
     window: int | None
-    """Positions that a token sees, its own included; None for all."""
+    """The number of positions that a token sees, with its own; None for all."""
 
 
 class NoTreeAttentionError(Exception):
@@ -294,7 +294,7 @@ def with_tree_attention(
     model: onnx.ModelProto, past_names: Iterable[str], has_positions: bool
 ) -> tuple[onnx.ModelProto, tuple[BiasInput, ...]]:
     """A copy of `model` in which every attention over the caches `past_names` takes a bias, and `POSITIONS` [B, S]
-    where the graph has no such input yet; and the inputs of biases.
+    where the graph has no such input yet. Also returns the bias inputs.
 
     A layer's window moves into its bias, because the attention counts it in cells. Raises `NoTreeAttentionError` with
     the reason where that cannot be done.
@@ -329,7 +329,7 @@ def with_tree_attention(
 
 
 def _doubled(graph: onnx.GraphProto, table: str, made: dict[str, str]) -> str:
-    """A rotary table twice, one after the other, which is made once: GroupQueryAttention demands a row for each cell,
+    """A rotary table twice, one after the other; it is made once. GroupQueryAttention demands a row for each cell,
     though no position is that large."""
     if table not in made:
         known = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}
@@ -344,7 +344,7 @@ def _doubled(graph: onnx.GraphProto, table: str, made: dict[str, str]) -> str:
 
 
 def _attentions(graph: onnx.GraphProto, past_names: set[str]) -> Iterator[onnx.NodeProto]:
-    """The nodes that read the caches, all of them GroupQueryAttention."""
+    """The nodes that read the caches, all of which are GroupQueryAttention."""
     seen: set[str] = set()
     for node in graph.node:
         caches = past_names.intersection(node.input)

@@ -1,4 +1,4 @@
-"""Compares a model with a reference while it is scored: one tap on steps, and the kernels that compare logits rows.
+"""Compares a model with a reference while it is scored: a tap on steps, and the graphs that compare logits rows.
 
-A session chooses one of `ResidentTap`, `WritingTap` and `ReadingTap`. Knows no scheduler.
+A session chooses `ResidentTap`, `WritingTap` or `ReadingTap`. Knows no scheduler.
 """

@@ -1,4 +1,4 @@
-"""Runs the graphs of divergence on the rows of logits that runners expose. Knows no model and no request.
+"""Runs the graphs that compare distributions on the rows of logits of runners. Knows no model and no request.
 
 Axes: R rows, V vocabulary, N tokens of a record.
 """
@@ -32,15 +32,16 @@ Array: TypeAlias = npt.NDArray[Any]
 
 _FLOAT = 1
 CPU_BYTES = 1 << 22
-"""Logits that one run of a graph takes on the CPU: what it makes of them then stays in the processor's cache."""
+"""The most logits that one run of a graph takes on the CPU: its intermediate values then stay in the processor's cache.
+"""
 
 DEVICE_BYTES = 1 << 28
-"""Bytes of logits that one run of a graph takes on other devices, where this bounds the memory."""
+"""The most bytes of logits that one run of a graph takes on other devices, to bound the memory."""
 
 
 class DivergenceKernels:
-    """Compares distributions by graphs, opened on `device` at first use; one that fails raises `RunError`. Two models
-    are compared by ids below `num_tokens`: no token has others."""
+    """Compares distributions by graphs that are opened on `device` at first use; one that fails raises `RunError`. Two
+    models are compared on ids below `num_tokens`, because no token has others."""
 
     def __init__(self, open_graph: OpenGraph, device: Device, num_tokens: int | None = None) -> None:
         self.host_bytes = 0
@@ -58,7 +59,8 @@ class DivergenceKernels:
         return cls(partial(open_session, providers=providers, label="divergence"), Device("cpu"), num_tokens)
 
     def compare(self, reference: LogitRows, candidate: LogitRows, reference_ids: Array, ids: Array) -> dict[str, Array]:
-        """`divergence_graph`'s outputs, [R] each; `ids` [R]: the rows' largest. `ConfigError` for two vocabularies."""
+        """The outputs of `divergence_graph`, [R] each. `ids` [R] are the rows' argmax. `ConfigError` for two
+        vocabularies."""
         sizes = shape_of(candidate)[1], shape_of(reference)[1]
         graph = self._graph(divergence_graph, *sizes, comparable_tokens(*sizes, self.num_tokens))
         rows = {"reference_logits": reference, "logits": candidate}
@@ -83,7 +85,7 @@ class DivergenceKernels:
     def compare_recorded(
         self, records_R: npt.NDArray[np.void], form: Form, logits: LogitRows, ids: Array
     ) -> dict[str, Array]:
-        """As `compare`, [R] each, with `recorded_graph`'s outputs too, against records of the form."""
+        """As `compare`, [R] each, with the outputs of `recorded_graph` too, against records of the form."""
         vocab_size = shape_of(logits)[1]
         num_tokens = comparable_tokens(vocab_size, form.vocab_size, self.num_tokens)
         beyond = () if num_tokens == max(vocab_size, form.vocab_size) else (num_tokens,)
@@ -115,7 +117,7 @@ class DivergenceKernels:
 
 
 class _RowsGraph:
-    """A graph over rows of logits and small arrays of as many rows, run on some rows at a time."""
+    """A graph over rows of logits and small arrays with as many rows, which is run on some rows at a time."""
 
     def __init__(self, session: ort.InferenceSession, device: Device) -> None:
         self._session = session
@@ -166,8 +168,8 @@ class _RowsGraph:
 
 
 def comparable_tokens(own: int, reference: int, num_tokens: int | None) -> int:
-    """The number of ids that two models are compared by. Raises `ConfigError` for logits of two sizes, where one has
-    more than ids that none of the `num_tokens` has."""
+    """The number of ids on which two models are compared. Raises `ConfigError` for logits of two sizes, where one has
+    more than the ids that belong to no token among `num_tokens`."""
     if reference != own and (num_tokens is None or num_tokens > min(reference, own)):
         raise NotComparableError(
             f"the reference has logits for {reference} tokens and the model for {own}: they are not comparable"
@@ -188,8 +190,8 @@ def to_host(rows: LogitRows) -> npt.NDArray[np.float32]:
 
 
 def vocab_size_of(runner: Runner) -> int:
-    """Tokens that the model has logits for, found by a step of one token that is resident afterwards; after an encoder
-    of features, of which there are none to try, the number in the graph or its configuration."""
+    """The number of logits of the model. A step of one token finds it, and that token is resident afterwards. After an
+    encoder of features, of which there are none to try, the graph or its configuration names it."""
     encoder, known = runner.encoder, runner.vocab_size
     if encoder is not None and encoder.kind is SourceKind.FEATURES and known is not None:
         return known

@@ -1,7 +1,7 @@
 """The tap of an engine: it gets every scored step with its output, and returns notes on the step's targets.
 
 `ResidentTap` runs a reference on the same steps. `WritingTap` writes a reference's distributions into the reference
-log-prob cache, `ReadingTap` compares with them. Knows no graph and no tokenizer. Axes: R logits rows of a step, T
+log-prob cache, and `ReadingTap` compares with them. Knows no graph and no tokenizer. Axes: R logits rows of a step, T
 targets.
 """
 
@@ -32,17 +32,17 @@ from olive_ext.stats.compared_fields import COMPARED
 logger = logging.getLogger(__name__)
 
 KEPT_ITEMS = 64
-"""Pictures of which a resident reference remembers how it prepares them: those of the steps at hand."""
+"""A resident reference remembers how it prepares so many pictures: those of the steps in progress."""
 
 Items = Sequence[KeyedRequest]
 
 
 class Tap:
-    """Listens to the steps of requests that are scored only; what is generated does not come here. This one notes
-    nothing, and leaves the traits of the steps as they are."""
+    """Gets the steps of requests that are only scored; generated text does not come here. This one notes nothing, and
+    leaves the traits of the steps as they are."""
 
     longest_step = UNLIMITED
-    """Tokens of a prompt that a step may hold at most."""
+    """The most tokens of a prompt in one step."""
 
     runners: tuple[Runner, ...] = ()
     """Models of the tap's own: they have the room of the engine's runner, and end with it."""
@@ -99,7 +99,7 @@ class ResidentTap(Tap):
         kernels: DivergenceKernels,
         own_item: Callable[[MediaItem], MediaItem] = lambda item: item,
     ) -> None:
-        """`own_item`: a picture as the reference prepares it. Raises `ConfigError` for models of different kinds."""
+        """`own_item`: prepares a picture as the reference does. Raises `ConfigError` for models of different kinds."""
         self._reference, self.longest_step = reference
         names = [runner.encoder.kind.value if runner.encoder else "none" for runner in (self._reference, candidate)]
         if names[0] != names[1]:
@@ -168,7 +168,7 @@ def target_arrays(step: Step) -> tuple[IntArray, IntArray]:
 
 
 RECORDED = np.dtype([("record", "<i8")])
-"""A `WritingTap`'s note on a target: the number of the record of the distribution that it was scored with."""
+"""The note of a `WritingTap` on a target: the number of the record of the distribution that scored it."""
 
 
 class WritingTap(Tap):
@@ -201,7 +201,7 @@ class WritingTap(Tap):
         return notes_T
 
     def finish(self, key: Hashable, result: Result) -> Result:
-        """Keeps the request's scores. The result goes on without notes: there is nothing that it was compared with."""
+        """Keeps the request's scores. The result goes on without notes: it was not compared with anything."""
         assert result.notes is not None
         targets = scored_targets(result.notes["record"], result.logprobs, result.is_greedy)
         self._records.put(self._digests[key], targets)
@@ -230,13 +230,13 @@ class ReadingTap(Tap):
         self._scored: dict[Hashable, Notes] = {}
 
     def traits(self, runner: Runner) -> Traits:
-        """The traits of any tap, on the reference's sides, too: a row of logits is compared with one record."""
+        """The traits of any tap, with the reference's sides too: a row of logits is compared with one record."""
         traits = super().traits(runner)
         lengths = {*traits.lengths, *self._records.facts.get("lengths", ())}
         return replace(traits, lengths=tuple(sorted(lengths)))
 
     def prepare(self, items: Items) -> tuple[Mapping[Hashable, Result], Items]:
-        """The requests with the numbers of their records. Raises `RecordsError` where one is not recorded."""
+        """The requests with the numbers of their records. Raises `RecordsError` for one that is not recorded."""
         found = {key: self._records.find(key_of(request)) for key, request in items}
         self._scored = {key: scored for key, scored in found.items() if scored is not None}
         if missing := len(found) - len(self._scored):

@@ -1,4 +1,4 @@
-"""Runners: they execute steps over slots of a KV cache, by one library each (`ort`, `genai`, `hf`).
+"""Runners execute steps over slots of a KV cache, each by one library (`ort`, `genai`, `hf`).
 
 `trials` serve every kind. Knows no scheduler and no request.
 """

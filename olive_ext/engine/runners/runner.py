@@ -17,40 +17,40 @@ from olive_ext.model.providers.devices import Device
 
 @dataclass(frozen=True)
 class Traits:
-    """The abilities of a runner, which are fixed once the model is open."""
+    """The abilities of a runner, which are fixed when the model is open."""
 
     context_length: int
-    """Positions that a sequence may occupy at most."""
+    """The most positions that a sequence may occupy."""
 
     form: StepForm = ONE_ROW
     """Which sequences that have slots share a step."""
 
     tree_batches: bool = False
-    """Texts that are scored may share steps without slots, as tree batches."""
+    """Whether scored texts may share steps without slots, as tree batches."""
 
     can_rewind: bool = True
-    """A slot can be cut back to any position; otherwise only to those that were kept as checkpoints."""
+    """Whether a slot can be cut back to any position; otherwise only to those that were kept as checkpoints."""
 
     chunked_prefill: bool = True
-    """An input may be fed in several steps, and go on from what another sequence has computed. Where it may not,
-    a step has one row."""
+    """Whether an input may be fed in several steps, and continue from what another sequence has computed. Otherwise a
+    step has one row."""
 
     overlaps_steps: bool = False
-    """The runner takes a step that is fed with the greedy tokens of the one before."""
+    """Whether the runner takes a step that is fed with the greedy tokens of the step before."""
 
     row_group: int = 1
-    """Inputs are fed in steps of a multiple of so many tokens, because kernels take as many at a time, from a step's
-    first on, and what is left with another kernel, whose last bits show here."""
+    """Inputs are fed in steps of a multiple of so many tokens. Kernels take that many at a time, from a step's first
+    token on, and the rest by another kernel, whose last bits differ."""
 
     item_limit: ItemLimit = field(default_factory=ItemLimit)
     """How many tokens a picture or a sound may have."""
 
     lengths: tuple[int, ...] = ()
-    """Positions after which a text is computed otherwise, by its whole length (longrope), in ascending order: texts on
-    different sides of one share no steps, and nothing that is resident."""
+    """Positions beyond which a text is computed otherwise, by its whole length (longrope), in ascending order. Texts on
+    different sides of such a position share no step and nothing that is resident."""
 
     def one_by_one(self) -> Traits:
-        """The traits where texts are fed whole and alone."""
+        """The traits of a runner whose texts are fed whole and alone."""
         return replace(self, form=ONE_ROW, tree_batches=False, chunked_prefill=False)
 
     def side(self, num_positions: int) -> Side:
@@ -76,16 +76,16 @@ class Runner(ABC):
     """Executes steps."""
 
     device = Device("cpu")
-    """The device where the logits rows of a step are left."""
+    """The device on which the logits rows of a step are left."""
 
     open_graph: Callable[[bytes], Any] | None = None
     """Opens a graph without weights on that device, where the runner has sessions of its own."""
 
     encoder: Any = None
-    """The encoder of an encoder-decoder, which checks sources: of its `kind`, for its input `source`."""
+    """The encoder of an encoder-decoder, which checks sources of its `kind` for its input `source`."""
 
     embedding: Any = None
-    """Puts the features of pictures and sounds among those of tokens, where the runner has graphs for it."""
+    """Puts the features of pictures and sounds among the embeddings of tokens, where the runner has graphs for that."""
 
     def __init__(self, traits: Traits) -> None:
         self.traits = traits
@@ -103,21 +103,21 @@ class Runner(ABC):
 
     @property
     def vocab_size(self) -> int | None:
-        """Tokens that the model has logits for, where a graph or a configuration says."""
+        """The number of the model's logits, where a graph or a configuration names it."""
         return None
 
     @abstractmethod
     def run(self, step: Step) -> StepOutput:
-        """Raises `MemoryShortageError` where memory does not suffice for the step, and `RunError` where the device
-        fails otherwise; what is resident counts no more then."""
+        """Runs the step. Raises `MemoryShortageError` where memory does not suffice for it, and `RunError` where the
+        device fails otherwise; nothing counts as resident after that."""
 
     @abstractmethod
     def reserve(self, positions: int, cells: int = 0) -> None:
-        """Makes slots hold `positions`, the shared prefix `cells`; a change of `capacity` loses what is resident."""
+        """Makes slots hold `positions`, the shared prefix `cells`. A change of `capacity` loses what is resident."""
 
     def renew(self, num_slots: int, positions: int) -> bool:
-        """Gives back what slots have touched where so many of so many positions might be too much beside it; whether it
-        did: what was resident is gone then."""
+        """Frees memory that slots have grown into, where so many slots of so many positions might not fit beside it.
+        Returns whether it did: what was resident is lost then."""
         return False
 
     def check_source(self, source: Source | None) -> None:
@@ -136,7 +136,8 @@ class Runner(ABC):
             raise OliveExtError(f"the request has a {kind}, but this model takes text only")
 
     def expect_media(self, media: Media) -> None:
-        """The pictures and sounds of a request that is admitted: those of several may be encoded together."""
+        """Takes note of the pictures and sounds of an admitted request: those of several requests may be encoded
+        together."""
         if self.embedding is not None:
             self.embedding.expect(media)
 
@@ -148,15 +149,15 @@ class Runner(ABC):
             raise OliveExtError(f"'num_beams' = {num_beams} needs a slot for each beam; {found}", "num_beams")
 
     def warm_up(self, items: Sequence[MediaItem], most: int) -> None:
-        """Runs encoders beforehand on `items` of every shape, and what brings features to rows of `most` tokens. Raises
-        `RunError` where the device fails."""
+        """Runs encoders beforehand on `items` of every shape, and the graphs that put features into steps of `most`
+        tokens. Raises `RunError` where the device fails."""
         if self.embedding is not None:
             most = self.traits.form.most_step_tokens(most, self.capacity.num_slots)
             self.embedding.warm_up(items, most)
 
     @abstractmethod
     def release_memory(self) -> None:
-        """Frees what has grown with use, spare memory too; the weights stay, and `reserve` makes room again."""
+        """Frees what has grown with use, and spare memory. The weights stay, and `reserve` makes room again."""
 
     @abstractmethod
     def describe(self) -> Mapping[str, Any]:

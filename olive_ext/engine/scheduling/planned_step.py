@@ -350,7 +350,7 @@ class StepThread:
         return output
 
     def settle(self) -> None:
-        """Drops queued steps and their outputs, and returns when nothing runs. It may be interrupted, and called again."""
+        """Drops queued steps and outputs, and returns when nothing runs. It may be interrupted, and called again."""
         for future in self._begun:
             future.cancel()
         if self._executor is not None:

@@ -101,8 +101,10 @@ def plan_in_parts(
 ) -> Iterator[Plan | None]:
     """Plans `(key, request)` pairs: yields None after each part of the work, then the plan. Every request has an input
     token to read from, and its targets lie after it. Without `can_share`, only equal inputs are computed once.
+
     `side_of` gives the side of an input of so many tokens; the number is the whole length that is fed, without a scored
-    text's last target."""
+    text's last target.
+    """
     items = list(requests)
     inputs: list[bytes] = []
     for begin in range(0, len(items), PART):
@@ -204,8 +206,10 @@ GENERATIONS_PER_SLOT = 8
 
 
 def cut(requests: Items[Request], num_slots: int) -> list[list[int]]:
-    """The chunks, as indices into `requests`, in the order of the prefix tree. A chunk ends where two neighbours share
-    least, between half and the whole of its size."""
+    """The chunks, as indices into `requests`, in the order of the prefix tree.
+
+    A chunk ends where two neighbours share least, between half and the whole of its size.
+    """
     ids = MediaIds()
     requests = [ids.put(request) for request in requests]
     keys = [(source_key(request.source), input_key(request)) for request in requests]

@@ -101,7 +101,7 @@ class Scheduler:
             self._present = self._committed(plan)
 
     def schedule_overlapped(self) -> Step | None:
-        """The step after the present one, to be begun before the present one is read. None where it must be read first."""
+        """The step after the present one, begun before the present one is read. None where it must be read first."""
         if not self._traits.overlaps_steps or self._overlapped is not None or self._num_without_slots:
             return None
         self._overlapped = self._in_slots.plan(self.present)
@@ -256,7 +256,7 @@ class SlotSteps:
             self._preempt()
 
     def _preempt(self) -> None:
-        """Preempts the sequence that came last: its blocks become free, and it is computed again when there are enough."""
+        """Preempts the sequence that came last: its blocks become free, and it is computed again later."""
         last = next(one for one in reversed([*self._running.values()]) if one.num_slots == 1)
         self.release(last)
         self.waiting.put_back(last)
@@ -361,9 +361,11 @@ LOOK_AHEAD = 256
 
 
 class Admission:
-    """Gives slots to waiting sequences, in sorted order, as far as a step has room. Where a step takes many of them, a
-    sequence is passed over while an earlier one is about to compute the prefix that both share. Where a step takes one
-    input or many short answers, inputs come first, until as many answers as there are slots wait only for such inputs.
+    """Gives slots to waiting sequences, in sorted order, as far as a step has room.
+
+    Where a step takes many of them, a sequence is passed over while an earlier one is about to compute the prefix that
+    both share. Where a step takes one input or many short answers, inputs come first, until as many answers as there
+    are slots wait only for such inputs.
     """
 
     def __init__(self, slots: Slots, traits: Traits, counters: Counters, answer_tokens: int = 0) -> None:

@@ -77,9 +77,11 @@ class Slots:
     def take(self, sequence: Sequence, limit: int, wanted: Container[int], likely: int = 0) -> bool:
         """Gives the sequence the free slot that shares most of its first `limit` tokens; of several, the least recently
         used. Where another slot shares more, the prefix is copied from that slot, which is returned. Slots of blocks
-        share the blocks of any slot, so there the least recently used slot is always taken. Slots in `wanted` come
-        last. A sequence with another encoder source shares nothing, and pictures and sounds are shared whole or not at
-        all. The search begins with the slot `likely`."""
+        share the blocks of any slot, so there the least recently used slot is always taken.
+
+        Slots in `wanted` come last. A sequence with another encoder source shares nothing, and pictures and sounds are
+        shared whole or not at all. The search begins with the slot `likely`.
+        """
         tokens, source, media = sequence.tokens, source_key(sequence.source), sequence.media
         slot = oldest = self._oldest(wanted)
         if self._has_blocks and self._can_rewind:

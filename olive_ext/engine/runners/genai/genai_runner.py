@@ -1,5 +1,5 @@
-"""Runs steps on one generator of onnxruntime-genai, one sequence at a time. What generators can do is found by trying:
-what they refuse depends on the model, the device and the release, and some do not refuse but go wrong.
+"""Runs steps on one generator of onnxruntime-genai, one sequence at a time. Trials find what generators can do: what
+they refuse depends on the model, the device and the release, and some give wrong logits instead of refusing.
 
 Axes: S tokens of a row, R logits rows, T targets, K sampled rows, V vocabulary.
 """
@@ -37,17 +37,18 @@ from olive_ext.model.spec.checkpoint import least_limit, read_length
 from olive_ext.model.types import DecoderSpec, GraphFiles, ModelFiles
 
 MAX_DEVIATION = 0.05
-"""Part of the logits' own spread by which they may differ between two ways to feed the same tokens. Kernels for one and
-for several tokens round differently (1 % with int4 weights); a cache with the wrong content differs by about 1."""
+"""The most by which logits may differ between two ways to feed the same tokens, as a part of their own spread. Kernels
+for one and for several tokens round differently (1 % with int4 weights); a cache with the wrong content differs by
+about 1."""
 
 NUM_TOKENS = 4
-"""Tokens that a trial feeds."""
+"""The number of tokens that a trial feeds."""
 
 Logits = npt.NDArray[np.float64]
 
 
 GenaiGenerator: TypeAlias = Any
-"""An `onnxruntime_genai.Generator`. No token is drawn from it: its stop ids and search settings play no part."""
+"""An `onnxruntime_genai.Generator`. It draws no token: its stop ids and search settings do not matter."""
 
 
 class Continues(str, Enum):
@@ -64,14 +65,14 @@ class GeneratorTraits:
 
     continues: Continues
     returns_all_rows: bool
-    """The logits after every token fed can be read, not only those after the last."""
+    """Whether the logits after every token fed can be read, not only those after the last."""
 
     rewinds: bool
-    """A generator can be cut back to fewer tokens."""
+    """Whether a generator can be cut back to fewer tokens."""
 
 
 def feed(generator: GenaiGenerator, tokens: Sequence[int], one_by_one: bool = False) -> None:
-    """Appends `tokens`; none is lawful."""
+    """Appends `tokens`, which may be empty."""
     size = 1 if one_by_one else max(1, len(tokens))
     for start in range(0, len(tokens), size):
         generator.append_tokens(np.array(tokens[start : start + size], np.int32))
@@ -88,10 +89,10 @@ def find_traits(
     """Feeds the first `NUM_TOKENS` of `tokens` in several ways and compares the logits after the last.
 
     `may_rewind` is False where a rewind is known to go wrong only later (a cache that drops old positions).
-    `window_size` is that of a model whose inputs have a fixed length; `tokens` are as many at least. Its generators
-    count the padding of their last window as tokens: nothing can follow, and trying may end the process (0.14.1 and
-    0.18.0). Raises `ModelError` where different ways to feed give different logits and none is known to be right, and
-    `NonFiniteError` for logits that are NaN or +inf.
+    `window_size` belongs to a model whose inputs have a fixed length, and `tokens` are at least that many. Generators
+    of such a model count the padding of their last window as tokens: nothing can follow, and trying may end the process
+    (0.14.1 and 0.18.0). Raises `ModelError` where different ways to feed give different logits and none is known to be
+    right, and `NonFiniteError` for logits that are NaN or +inf.
     """
     trial = _GeneratorTrial(new_generator, list(tokens[:NUM_TOKENS]), logits_name)
     continues = Continues.NOT if window_size else trial.continues()
@@ -133,8 +134,8 @@ class _GeneratorTrial:
     def check_padding(self, window: Sequence[int]) -> None:
         """Raises `ModelError` where tokens that are fed at once get other logits with padding than without.
 
-        A full `window` needs no padding, and its rows are those of its beginnings: they are compared. Without a window
-        a generator that refuses to go on from a past passes, and one that goes on with wrong logits does not.
+        A full `window` needs no padding: its rows are compared with those of its beginnings. Without a window, a
+        generator that refuses to continue from a past passes, and one that continues with wrong logits does not.
         """
         if not window and self._is_refused:
             return
@@ -158,7 +159,7 @@ class _GeneratorTrial:
         return rows_SV
 
     def _agrees(self, generator: GenaiGenerator, length: int, way: Continues) -> bool:
-        """Whether the generator, which holds `length` tokens, ends with the expected logits after the others."""
+        """Whether the generator, which holds `length` tokens, ends with the expected logits after the other tokens."""
         try:
             feed(generator, self._tokens[length:], one_by_one=way is Continues.BY_ONE and length > 0)
         except RuntimeError:
@@ -237,14 +238,14 @@ def _in_one_folder(files: ModelFiles, folder: Path) -> ModelFiles:
 
 
 class GenaiRunner(Runner):
-    """Runs steps on onnxruntime-genai, with one slot, which is one generator. Where the generator cannot go on from the
-    row's past, a new one is fed the past again: the tokens of a slot are kept on the host."""
+    """Runs steps on onnxruntime-genai, with one slot, which is one generator. Where the generator cannot continue from
+    the row's past, a new one is fed the past again: the tokens of a slot are kept on the host."""
 
     capacity = Capacity(num_slots=1)
     host_bytes = 0
 
     def __init__(self, model: GenaiModel, facts: Mapping[str, Any], spec: DecoderSpec | None = None) -> None:
-        """`spec`: the decoder's, where it is one graph."""
+        """`spec`: the decoder's, where it is a single graph."""
         super().__init__(
             Traits(
                 model.context_length,
@@ -261,7 +262,7 @@ class GenaiRunner(Runner):
         self._tokens: list[int] = []
 
     def reserve(self, positions: int, cells: int = 0) -> None:
-        """Makes room for `positions` (rounded up), at least twice what there was; never shrinks it."""
+        """Makes room for `positions` (rounded up), at least twice the present room; never shrinks it."""
         if positions <= self.capacity.positions:
             return
         wanted = max(positions, 2 * self.capacity.positions)
@@ -316,7 +317,7 @@ class GenaiRunner(Runner):
         self._tokens = []
 
     def _at(self, past: int) -> GenaiGenerator:
-        """A generator that holds the first `past` tokens of the slot and no others."""
+        """A generator that holds exactly the first `past` tokens of the slot."""
         if self._generator is not None and past == len(self._tokens):
             return self._generator
         if self._generator is not None and self._generators.rewinds:
@@ -331,10 +332,10 @@ class GenaiRunner(Runner):
         return self._generator
 
     def _feed(self, generator: GenaiGenerator, tokens: Sequence[int], offsets: list[int]) -> FloatArray:
-        """Feeds `tokens`; the logits [R, V] after those at `offsets` (ascending), in fp32.
+        """Feeds `tokens`; returns the logits [R, V] after those at `offsets` (ascending), in fp32.
 
         A generator returns the rows of all tokens that it was fed at once: 943 MB after 900 tokens of a vocabulary of
-        262,144. So tokens that nobody scores are fed before those that are, and never read.
+        262,144. So tokens that nobody scores are fed before those that are scored, and their rows are never read.
         """
         rows: list[FloatArray] = []
         start = 0
@@ -356,7 +357,7 @@ class GenaiRunner(Runner):
         return _stack(rows)
 
     def _feed_whole(self, generator: GenaiGenerator, tokens: Sequence[int], offsets: list[int]) -> FloatArray:
-        """As `_feed`, all tokens at once: parts of them would be computed otherwise."""
+        """As `_feed`, with all tokens at once: parts of them would be computed otherwise."""
         self._append(generator, tokens)
         if offsets == [len(tokens) - 1]:
             return self._read(generator.get_logits().reshape(1, -1))
@@ -404,7 +405,7 @@ def _stack(rows: list[FloatArray]) -> FloatArray:
 
 
 def _neighbours(offsets: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs of successive `offsets` (ascending), each as its first one and the one after its last."""
+    """Runs of successive `offsets` (ascending), each as its first offset and the one after its last."""
     runs: list[tuple[int, int]] = []
     for offset in offsets:
         if runs and runs[-1][1] == offset:
@@ -418,8 +419,8 @@ _SEARCH = {"batch_size": 1, "num_beams": 1, "num_return_sequences": 1, "do_sampl
 """Search options that make a generator run one sequence, whatever genai_config.json has for `search`."""
 
 _NO_TOKEN = -1
-"""Replaces the pad token where onnxruntime-genai pads: the library takes every pad id at the end of a prompt for
-padding and returns the logits before it. A lookup of row -1 is lawful in ONNX, and what is padded is masked."""
+"""Replaces the pad token where onnxruntime-genai pads. The library takes every pad id at the end of a prompt for
+padding, and returns the logits before it. A lookup of row -1 is valid in ONNX, and padding is masked."""
 
 
 class GenaiModel:
@@ -445,7 +446,8 @@ class GenaiModel:
             raise _refusal(error, files, providers) from error
 
     def new_generator(self, capacity: int) -> GenaiGenerator:
-        """An empty one with memory for `capacity` positions; without max_length it would be the whole context's."""
+        """An empty generator with memory for `capacity` positions; without max_length it would have the whole
+        context's."""
         params = self._og.GeneratorParams(self._model)
         size = min(max(capacity, self._least_capacity), self.context_length)
         params.set_search_options(max_length=size, **_SEARCH)
@@ -518,7 +520,7 @@ def _decoder_config(files: ModelFiles) -> Mapping[str, Any]:
 
 
 def overlay_of(files: ModelFiles, config: EngineConfig, profile_prefix: Path | None) -> Mapping[str, Any]:
-    """The changes to genai_config.json: the user's session options, and the file where another one was chosen."""
+    """The changes to genai_config.json: the user's session options, and the file name where another file was chosen."""
     options: dict[str, Any] = dict(config.session_options)
     if config.num_threads != "auto":
         options["intra_op_num_threads"] = config.num_threads
@@ -537,8 +539,8 @@ def overlay_of(files: ModelFiles, config: EngineConfig, profile_prefix: Path | N
 
 
 def set_providers(config: Any, providers: tuple[Provider, ...]) -> list[str]:
-    """Replaces genai_config.json's providers by those that the user chose; returns their names. Without a choice the
-    package's own providers stay, with the options that only onnxruntime-genai reads."""
+    """Replaces the providers of genai_config.json by those that the user chose; returns their names. Without a choice
+    the package's own providers stay, with the options that only onnxruntime-genai reads."""
     chosen = [provider for provider in providers if provider.origin not in ("genai_config.json", "default")]
     if any(provider.origin != "always last" for provider in chosen):
         config.clear_providers()

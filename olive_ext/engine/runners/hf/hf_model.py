@@ -1,6 +1,5 @@
-"""The door to transformers' models and their caches; and forward passes over one text each, by which other runs are
-checked. Knows no step and no ONNX graph.
-"""
+"""Loads transformers' models and their caches, and runs forward passes over single texts, by which other runs are
+checked. Knows no step and no ONNX graph."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.spec.checkpoint import POSITIONS
 
 DEFAULT_LENGTH = 2048
-"""Context where a configuration names none (a recurrent model), as in lm-eval's HFLM."""
+"""The context length where a configuration names none (a recurrent model), as in lm-eval's HFLM."""
 
 
 def load_model(
@@ -28,10 +27,9 @@ def load_model(
     trust_remote_code: bool = False,
     changes: Mapping[str, Any] | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """The model in folder (or under hub name) `where`, in eval mode, and facts of it. `dtype` is "auto" (the file's
-    own), "float32", "float16" or "bfloat16"; `num_threads` are torch's, for the whole process; `changes` are laid over
-    the decoder's configuration. Raises `ModelError` for what cannot be loaded as a model that writes text.
-    """
+    """The model in folder (or under hub name) `where`, in eval mode, and facts about it. `dtype` is "auto" (the file's
+    own), "float32", "float16" or "bfloat16". `num_threads` are torch's, for the whole process. `changes` overwrite keys
+    of the decoder's configuration. Raises `ModelError` for what cannot be loaded as a model that writes text."""
     import torch
     from transformers import AutoConfig, __version__
 
@@ -57,7 +55,7 @@ def load_model(
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """No progress of loading weights is shown in the block."""
+    """Within it, no progress of loading weights is shown."""
     from transformers.utils import logging
 
     was_shown = logging.is_progress_bar_enabled()
@@ -70,7 +68,8 @@ def without_bars() -> Iterator[None]:
 
 
 def _class_for(config: Any) -> Any:
-    """transformers' class for a configuration. `ModelError` for encoder-decoders of other than text or Whisper's."""
+    """transformers' class for a configuration. `ModelError` for encoder-decoders other than those of text and
+    Whisper's."""
     import transformers
 
     if getattr(config, "is_encoder_decoder", False):
@@ -86,15 +85,15 @@ def _class_for(config: Any) -> Any:
 
 
 def context_length(config: Any) -> int | None:
-    """Positions that the configuration names; None where it names none."""
+    """The number of positions that the configuration names; None where it names none."""
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     found = (getattr(text, name, None) for name in POSITIONS)
     return next((int(value) for value in found if isinstance(value, int) and value > 0), None)
 
 
 def forget_lengths(model: Any) -> None:
-    """Has rotary embeddings of dynamic scaling forget the longest text so far: transformers keep its frequencies for
-    shorter ones that are longer than the original context."""
+    """Makes rotary embeddings of dynamic scaling forget the longest text so far: transformers keep its frequencies for
+    shorter texts that are longer than the original context."""
     for module in model.modules():
         for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
             prefix = name.removesuffix("max_seq_len_cached")
@@ -114,7 +113,7 @@ def new_cache(config: Any) -> Any:
 
 
 def is_croppable(cache: Any) -> bool:
-    """Whether every layer keeps all positions, so that it can be cut back to any of them."""
+    """Whether every layer keeps all positions, so that the cache can be cut back to any of them."""
     from transformers.cache_utils import DynamicLayer
 
     own = getattr(cache, "self_attention_cache", cache)
@@ -125,8 +124,9 @@ _LENGTHS = ("sliding_window", "original_max_position_embeddings")
 
 
 class PlainPass:
-    """The Hugging Face model of `model`, in its own type of numbers unless `dtype` names one, `changes` laid over the
-    decoder's configuration; no cache, no batches, no trees. Raises `ModelError` where it cannot be loaded."""
+    """The Hugging Face model of `model`, in its own number type unless `dtype` names one; `changes` overwrite keys of
+    the decoder's configuration. It runs without cache, batches and trees. Raises `ModelError` where it cannot be
+    loaded."""
 
     def __init__(
         self, model: ResolvedModel, dtype: str | None = None, changes: Mapping[str, Any] | None = None
@@ -147,7 +147,7 @@ class PlainPass:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """The numbers of tokens by which the configuration distinguishes texts or their parts, by their keys."""
+        """The lengths at which the configuration treats texts or their parts otherwise, by their keys."""
         lengths: dict[str, int] = {}
         ropes = self.config.get("rope_parameters")
         entries = [self.config, *([ropes, *ropes.values()] if isinstance(ropes, Mapping) else [])]
@@ -159,7 +159,7 @@ class PlainPass:
 
     @property
     def lengths_beyond(self) -> list[int]:
-        """Lengths of texts, each with several tokens beyond one of `lengths`."""
+        """Lengths of texts, each several tokens beyond one of `lengths`."""
         return [number + 2 + number // 4 for number in self.lengths.values()]
 
     @staticmethod

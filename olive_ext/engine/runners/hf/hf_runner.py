@@ -1,5 +1,5 @@
 """Runs steps on a Hugging Face model in torch: one sequence at a time, or a tree batch, whose mask limits each token to
-the cells that it sees. Knows no tokenizer.
+the cells that it may see. Knows no tokenizer.
 
 Axes: S tokens of a row or of a tree batch, T cells, R logits rows, V vocabulary, K sampled rows.
 """
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
     import torch
 
 _MASKED = ("sdpa", "eager")
-"""Attention in transformers that takes a mask [1, 1, S, T] as it is."""
+"""Attention implementations of transformers that take a mask [1, 1, S, T] unchanged."""
 
 
 class HfRunner(Runner):
     """One slot, and transformers' cache of what was fed last.
 
-    A row goes on from the cache, cut back to the row's past where all its layers can be cut; where the cache cannot
-    serve (a window, a recurrent state, none at all) the past is fed again. Tree batches run in a cache of their
-    own, where a trial finds that to be right. The logits rows are returned on the host.
+    A row continues from the cache, which is cut back to the row's past if all its layers can be cut. Where the cache
+    cannot serve (a window, a recurrent state, no cache at all), the past is fed again. Tree batches run in a cache of
+    their own, where a trial finds that to be right. The logits rows are returned on the host.
     """
 
     capacity = Capacity(num_slots=1)
@@ -64,7 +64,7 @@ class HfRunner(Runner):
         media: MediaSpec | None = None,
         suppressed: Suppressed | None = None,
     ) -> None:
-        """`media`: what the model takes besides text; `suppressed`: what an encoder-decoder never generates."""
+        """`media`: what the model takes besides text. `suppressed`: what an encoder-decoder never generates."""
         self.tokens_replayed = 0
         self._model = model
         self._media = media
@@ -105,7 +105,7 @@ class HfRunner(Runner):
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that the configuration names."""
+        """The number of tokens that the configuration names."""
         return int(self._model.config.get_text_config(decoder=True).vocab_size)
 
     @override
@@ -128,7 +128,7 @@ class HfRunner(Runner):
         return self._score(logits_RV, step)
 
     def release_memory(self) -> None:
-        """Drops the caches, and has torch hand its spare blocks back to the device."""
+        """Drops the caches, and makes torch return its spare blocks to the device."""
         import torch
 
         self._forget()
@@ -193,7 +193,8 @@ class HfRunner(Runner):
         return picked
 
     def _go_back(self, past: Sequence[int]) -> int:
-        """Cuts the cache back to what it shares with `past`: the number of tokens. Begins anew where it cannot be."""
+        """Cuts the cache back to what it shares with `past`; returns the number of tokens. Makes a new cache where it
+        cannot be cut."""
         held = len(self._cached)
         shared = common_prefix(np.array(self._cached, np.int32), np.array(past, np.int32))
         if self._cache is not None and (shared == held or self._is_croppable):
@@ -241,7 +242,7 @@ def open_hf_runner(model: ResolvedModel) -> OpenedRunner:
 
 
 KEPT_SOURCES = 8
-"""Sources whose states are kept: those of the requests at hand."""
+"""The number of sources whose states are kept: those of the requests in progress."""
 
 _TYPES = ("token_type_ids", "mm_token_type_ids")
 """Names of the input that marks the tokens of pictures and sounds among text (0), in the models that take it."""
@@ -265,9 +266,9 @@ class FedRow:
 
 
 def fed_row(tokens: Sequence[int], held: int, media: Media) -> FedRow:
-    """The pass for `tokens`, `held` of which are cached. With an item among the others all tokens are fed in one pass.
-    Features get into the embeddings by counting placeholders from the beginning of a pass, and some models let a
-    picture's tokens see each other, which no pass after a cache does."""
+    """The pass for `tokens`, of which `held` are cached. With an item among the other tokens, all tokens are fed in one
+    pass: features get into the embeddings by counting placeholders from the beginning of a pass, and some models let a
+    picture's tokens see each other, which does not work after a cache."""
     begun = tuple(run for run in media if run.start < len(tokens))
     if not begun or begun[-1].stop <= held:
         return FedRow(held, list(tokens[held:]), ())
@@ -294,8 +295,8 @@ def item_inputs(row: FedRow, accepted: Mapping[str, Any], device: Any) -> dict[s
 
 
 def rotary_inputs(row: FedRow, media: Media, device: Any) -> dict[str, torch.Tensor]:
-    """Time, height and width [3, 1, S] of a row after a cache. Such models know the positions of a pass with pictures
-    by themselves, and remember of it how far text goes on: of another sequence, where that was the last one."""
+    """Time, height and width [3, 1, S] of a row after a cache. Such models compute the positions of a pass with
+    pictures themselves, and remember where text goes on: for another sequence, if that was fed last."""
     import torch
 
     if row.runs:
@@ -305,7 +306,7 @@ def rotary_inputs(row: FedRow, media: Media, device: Any) -> dict[str, torch.Ten
 
 
 class SourceStates:
-    """The encoder of an encoder-decoder, whose states of a source are computed once while they are kept."""
+    """The encoder of an encoder-decoder. The states of a source are computed once while they are kept."""
 
     def __init__(self, model: Any, kind: SourceKind, source: TensorSpec) -> None:
         """`source`: the encoder's input."""
@@ -325,7 +326,7 @@ class SourceStates:
         return {"encoder_outputs": (self._states(source),)}
 
     def forget(self) -> None:
-        """Gives the memory back."""
+        """Releases the memory."""
         self._states.cache_clear()
 
     def _encode(self, source: Source) -> torch.Tensor:
@@ -341,14 +342,14 @@ class SourceStates:
 
 
 class HfSharedPrefix:
-    """The shared-prefix cache: a cache of transformers whose places are cells, less cell 0, which no token sees."""
+    """The shared-prefix cache: a cache of transformers whose positions are cells. Cell 0, never seen, is left out."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._cache: Any = None
 
     def forget(self) -> None:
-        """Gives the memory back; the next step must begin at the first cell."""
+        """Releases the memory; the next step must begin at the first cell."""
         self._cache = None
 
     def run(self, step: Step) -> torch.Tensor:
@@ -380,7 +381,7 @@ class HfSharedPrefix:
         return logits_RV.float()
 
     def _settle(self, step: Step) -> None:
-        """Makes the step's moves, and drops the cells that the step writes anew."""
+        """Makes the step's moves, and drops the cells that the step will write."""
         import torch
 
         assert step.first_cell is not None

@@ -1,9 +1,9 @@
-"""The inputs that a decoder takes besides its caches: a step's rows as arrays, handed to the session; adapters; and
-weights as inputs: other numbers are a binding, not another session. ONNX Runtime packs constant weights for its CPU
-kernels once, and weights that are inputs anew in every run: short steps cost more than those of constant weights.
+"""A decoder's inputs besides its caches: a step's rows as arrays, LoRA adapters, and weights as inputs, whose numbers
+can change without a new session. ONNX Runtime packs constant weights for its CPU kernels once, but weights that are
+inputs anew in every run: short steps cost more than with constant weights.
 
-Knows no cache and no outputs. Axes: B rows, S tokens of a row where all have as many, N tokens of all rows, T cells or
-positions.
+Knows no cache and no outputs. Axes: B rows, S tokens of a row where all rows have as many, N tokens of all rows, T
+cells or positions.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Layout(StepArrays):
     """A step's rows as arrays. A tree batch is one row to the graph."""
 
     items: tuple[MediaItem, ...] = ()
-    """Pictures and sounds whose features take the places of placeholders, in the order of these."""
+    """Pictures and sounds whose features replace placeholders, in the order of these."""
 
     @classmethod
     def of(cls, step: Step, pads_in_front: bool = False, greedy_R: IntArray | None = None) -> Layout:
-        """The layout of a step's rows or tree batch; without a width masks end with the longest row. `greedy_R`: the
+        """The layout of a step's rows or tree batch. Without a width, masks end with the longest row. `greedy_R`: the
         greedy tokens of the step before, which rows may follow."""
         rows, first_cell = step.rows, step.first_cell
         _, past, lengths, starts, tokens_N = step.columns
@@ -63,7 +63,8 @@ class Layout(StepArrays):
 
 
 def _place_media(rows: Sequence[Row], tokens_N: Array, positions_N: Array) -> tuple[tuple[MediaItem, ...], Array]:
-    """Puts the placeholders of the rows' items into `tokens_N`; the items, and the rotary positions of all tokens."""
+    """Puts the placeholders of the rows' items into `tokens_N`. Returns the items, and the rotary positions of all
+    tokens."""
     items, rotary_3N = [], np.stack([positions_N] * 3)
     starts = accumulate([len(row.tokens) for row in rows], initial=0)
     for row, start in zip(rows, starts, strict=False):
@@ -84,7 +85,8 @@ class Adapters:
     """
 
     def __init__(self, paths: Iterable[str]) -> None:
-        """Raises `ModelError` for a file that is missing or no adapter, and where two give the same parameter."""
+        """Raises `ModelError` for a file that is missing or is not an adapter, and where two files have the same
+        parameter."""
         self._read = [(path, read_adapter(path)) for path in paths]  # they own the parameters' memory
         self._digests = {path: digest_of([("adapter", Path(path))])[:16] for path, _ in self._read}
         self._origins: dict[str, str] = {}
@@ -99,7 +101,8 @@ class Adapters:
                 self._values[name] = value
 
     def attach(self, session: ort.InferenceSession, device: Device) -> None:
-        """Puts the parameters where `session` wants them. Raises `ModelError` for one that it does not take."""
+        """Puts the parameters on the device where `session` wants them. Raises `ModelError` for one that it does not
+        take."""
         taken = {value.name: value for value in (*session.get_inputs(), *session.get_overridable_initializers())}
         for name, value in self._values.items():
             if name not in taken:
@@ -120,12 +123,12 @@ class Adapters:
             binding.bind_ortvalue_input(name, value)
 
     def describe(self) -> Mapping[str, object]:
-        """The files and a digest of each, where there are any."""
+        """The files with a digest of each; empty where there are none."""
         return {"adapters": self._digests} if self._digests else {}
 
 
 def _fits(shape: list[int], wanted: list[int | str | None]) -> bool:
-    """A symbolic length takes any, and so does one of 0: that of a default that stands for no adapter."""
+    """Whether the shape fits. A symbolic length takes any; so does a length of 0, that of a default for no adapter."""
     return len(shape) == len(wanted) and all(
         size == length or length == 0 or not isinstance(length, int) for size, length in zip(shape, wanted, strict=True)
     )
@@ -140,10 +143,10 @@ class BoundWeights:
         self._values: dict[str, ort.OrtValue] = {}
         self._device: Device | None = None
         self._early: dict[str, npt.NDArray[Any]] = {}
-        """Arrays put before there was a session: encoders' sessions are opened when the first item comes."""
+        """Arrays that were put before there was a session: encoders' sessions are opened when the first item comes."""
 
     def edit(self, proto: ModelProto) -> None:
-        """Has the graph take the values as inputs, in place."""
+        """Makes the values inputs of the graph, in place."""
         self._prepare(proto)
         constants_as_inputs(proto.graph, self._arrays)
 
@@ -154,7 +157,8 @@ class BoundWeights:
         self._early = {}
 
     def put(self, values: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Other numbers for some weights, from the next step on; what is resident in slots is of the old ones."""
+        """Puts other numbers for some weights, from the next step on. What is resident in slots was computed with the
+        old ones."""
         for name, array in values.items():
             assert (array.shape, array.dtype) == (self._arrays[name].shape, self._arrays[name].dtype), name
         if self._device is None:

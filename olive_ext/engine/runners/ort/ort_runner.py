@@ -1,5 +1,5 @@
-"""Runs steps on ONNX Runtime sessions with everything bound: the scoring head binds its row indices and reads the few
-numbers that are copied to the host. Knows graphs and devices, no requests.
+"""Runs steps on ONNX Runtime sessions by bindings alone: the scoring head binds its row indices, and reads the few
+numbers that are copied to the host. Knows graphs and devices, but no requests.
 
 Axes: B rows, S tokens of a row, R logits rows, T targets, K sampled rows, N rows of beams, C candidates, V vocabulary.
 """
@@ -40,7 +40,7 @@ ROWS_OUTPUT = "score_logits"
 
 
 def with_head(proto: ModelProto, spec: DecoderSpec, outputs: HeadOutputs = SCORES_ONLY) -> ScoringGraph:
-    """The decoder with the scoring head. Raises ModelError where it cannot be scored."""
+    """The decoder with the scoring head. Raises `ModelError` where it cannot be scored."""
     keeps = "few rows take other kernels, which the rounding of activations would show" if spec.rounds_rows else ""
     with reading(proto.graph.name or "the decoder"):
         return add_scoring_head(proto, spec.logits.name, outputs, keeps_layers=keeps)
@@ -48,29 +48,31 @@ def with_head(proto: ModelProto, spec: DecoderSpec, outputs: HeadOutputs = SCORE
 
 @dataclass
 class ScoringHead:
-    """Computes a step's scores on the device, in the decoder's graph. Rows to sample from stay there unread."""
+    """Computes a step's scores on the device, in the decoder's graph. Rows to sample from stay there until they are
+    read."""
 
     open_graph: Callable[[bytes], ort.InferenceSession]
     """Opens the small graph that reads candidates of beams."""
 
     exposes_rows: bool
-    """The logits rows are left on the device."""
+    """Whether the logits rows are left on the device."""
 
     has_bans: bool
-    """The graph takes the number of each row's list of tokens that it must not give."""
+    """Whether the graph takes, for each row, the number of its list of tokens that are not allowed."""
 
     device: Device
     kind: str = "untouched"
     reason: str = "the graph runs as it is; its logits feed a second graph"
     products: Sequence[tuple[int, int]] = ()
-    """(inner size, columns) of those besides the head's that run on scored rows only."""
+    """(inner size, columns) of the products besides the head's that run on scored rows only."""
 
     _beams_session: ort.InferenceSession | None = None
-    """Reads candidates of beams: opened when a first beam search needs it."""
+    """Reads candidates of beams. It is opened when the first beam search needs it."""
 
     def bind(self, binding: ort.IOBinding, feed: InputFeed, step: Step) -> None:
-        """Binds the inputs and outputs that the head adds to the decoder session; `feed` is that session's. Row indices
-        go in, scores out to the host: `score_rows`[R] of B*S, `target_rows`[T] and `sample_rows`[K] of R."""
+        """Binds the inputs and outputs that the head adds to the decoder's session, to which `feed` belongs. Row
+        indices go in, and scores come out to the host: `score_rows`[R] of B*S, `target_rows`[T] and `sample_rows`[K] of
+        R."""
         device, whole_rows = self.device, step.whole_rows
         rows_R, offsets_R, _, bans_R = _columns(step.logits_rows, 4)
         target_rows_T, target_ids_T = _columns(step.targets, 2)
@@ -92,7 +94,7 @@ class ScoringHead:
             binding.bind_output(ROWS_OUTPUT, device.kind, device.index)
 
     def read(self, outputs: Sequence[ort.OrtValue], step: Step) -> StepOutput:
-        """The scores of a step that has run; without those of what it was filled up with."""
+        """The scores of a step that has run, without those of its padding."""
         logprobs_T, greedy_R, samples_KV = outputs[: len(OUTPUTS)]
         num_sampled, candidates = len(step.samples), NO_CANDIDATES
         read_T = logprobs_T.numpy()[: len(step.targets)] if step.targets else np.zeros(0, np.float32)
@@ -106,7 +108,7 @@ class ScoringHead:
         return replace(output, logits_RV=rest[0]) if rest else output
 
     def _candidates(self, logits_KV: ort.OrtValue, rows: range, count: int) -> Candidates:
-        """The candidates of `rows`: `count` of each, or the whole vocabulary. Banned tokens have -inf."""
+        """The candidates of `rows`: `count` of each, or the whole vocabulary. Tokens that are not allowed have -inf."""
         vocab_size = logits_KV.shape()[1]
         if self._beams_session is None:
             self._beams_session = self.open_graph(candidates_graph(vocab_size))
@@ -122,7 +124,7 @@ class ScoringHead:
         return Candidates(np.where(logprobs_NC > BANNED / 2, logprobs_NC, np.float32(-np.inf)), ids.numpy())
 
     def describe(self) -> Mapping[str, Any]:
-        """The head's place, the reason, and the products that run on scored rows."""
+        """Where the head picks rows, why, and the products that run on scored rows."""
         return {
             "scoring_head": self.kind,
             "scoring_head_reason": self.reason,
@@ -132,7 +134,7 @@ class ScoringHead:
 
 @dataclass(kw_only=True)
 class SeparateHead(ScoringHead):
-    """The decoder's graph is untouched: its `logits` stay on the device and feed a second `session`."""
+    """The decoder's graph is unchanged: its `logits` stay on the device and feed a second `session`."""
 
     session: ort.InferenceSession
     logits: str
@@ -171,12 +173,12 @@ CAPACITY_STEP = 64
 """Slots grow by multiples of this many positions, so that a slightly longer request does not allocate anew."""
 
 ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
-"""ONNX Runtime's run option that names the arenas to be shrunk after the run."""
+"""ONNX Runtime's run option that names the arenas to shrink after the run."""
 
 
 @dataclass(frozen=True)
 class OrtParts:
-    """The parts of some decoders besides a session, a cache and a scoring head."""
+    """What some decoders have besides a session, a cache and a scoring head."""
 
     compiled: Compiled
     embedding: Embedding | None = None
@@ -187,7 +189,7 @@ class OrtParts:
     overlaps_steps: bool = False
 
     def forget(self) -> None:
-        """Frees captured steps and what encoders have made."""
+        """Frees captured steps and the encoders' features."""
         if self.capture is not None:
             self.capture.forget()
         for encoded in (self.embedding, self.encoder):
@@ -303,7 +305,8 @@ class OrtRunner(Runner):
         self._parts.forget()
 
     def _shrink_arena(self) -> None:
-        """Runs a token in the smallest slots: ONNX Runtime shrinks an arena after a run (no encoder-decoder's)."""
+        """Runs a token in the smallest slots, because ONNX Runtime shrinks an arena after a run. Not for an
+        encoder-decoder."""
         if (arena := self.device.arena) is None:
             return
         self._kv.release_memory()
@@ -316,7 +319,7 @@ class OrtRunner(Runner):
             self._run_options = normal
 
     def _reserve_slots(self, capacity: int) -> None:
-        """Allocates the slots, half as many or of half as many blocks where there is no memory for them."""
+        """Allocates the slots; where there is no memory for them, half as many, or half as many blocks."""
         if self._parts.capture is not None:
             self._parts.capture.forget()
         self._kv.touched = 0, 0
@@ -372,6 +375,6 @@ class OrtRunner(Runner):
 
 
 def _grown(capacity: int, wanted: int) -> int:
-    """The new size: at least `wanted`, at least a quarter more than the present one, in whole steps. Not more,
-    because with huge pages all of the new memory is filled with zeros."""
+    """The new size: at least `wanted`, and at least a quarter more than the present one, in whole steps. It does not
+    grow faster, because with huge pages all of the new memory is filled with zeros."""
     return -(-max(wanted, capacity * 5 // 4) // CAPACITY_STEP) * CAPACITY_STEP

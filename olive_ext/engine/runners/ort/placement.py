@@ -1,9 +1,9 @@
-"""Where ONNX Runtime runs the nodes of a session and keeps its values, compared with the device that was chosen. Only
-nodes with large values count: those that grow with the text, or are as wide as the vocabulary.
+"""Where ONNX Runtime runs the nodes of a session and keeps its values, compared with the chosen device. Only nodes with
+large values count: values that grow with the text, or are as wide as the vocabulary.
 
-A node that a provider has no kernel for falls to the CPU silently. Its inputs and outputs are then copied between host
-and device in every step, and a cache that such a node owns lies in the host's memory: a binding of device memory to it
-is copied once, when it is bound, so that later steps would read a stale past. Knows no requests.
+A node for which a provider has no kernel falls to the CPU silently. Its inputs and outputs are then copied between host
+and device in every step. A cache that such a node owns lies in the host's memory: device memory that is bound to it is
+copied once, at binding, so later steps would read a stale past. Knows no requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.graph.value_shapes import Shapes
 
 SMALL = 64
-"""Most elements of a value that is small whatever the text: lengths, shapes, one position."""
+"""The most elements of a value that is small for any text: lengths, shapes, one position."""
 
 _FLOAT = onnx.TensorProto.FLOAT
 _FLOATS: dict[int, str] = {
@@ -36,13 +36,13 @@ _TRUTHS = frozenset({"And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessO
 
 
 def large_nodes(model: onnx.ModelProto, *, floats_only: bool = False) -> dict[str, str]:
-    """Node name -> what it is in words ("GroupQueryAttention '/layers.0/attn' of float32"), for every node with a large
+    """Node name -> a description ("GroupQueryAttention '/layers.0/attn' of float32"), for every node with a large
     output. Nodes without a name are left out.
 
-    An output is small where it is known to have at most `SMALL` elements, and where it has integers or truth values in
-    two axes at most, besides axes of few elements: token ids, masks and positions come from the host in each step. With
-    `floats_only` integers and truth values are small whatever their shape: grids and patches of an encoder, which runs
-    once for a picture.
+    An output is small where it is known to have at most `SMALL` elements. So is one of integers or truth values with at
+    most two axes, besides axes of few elements: token ids, masks and positions come from the host in each step. With
+    `floats_only`, integers and truth values are always small: grids and patches of an encoder, which runs once for a
+    picture.
     """
     shapes, types = Shapes(model.graph), _types(model.graph)
     found = {}
@@ -106,15 +106,15 @@ _KERNELS: Mapping[tuple[str, str], tuple[frozenset[str], str]] = {
         for device, kernel in KERNELS.items()
     },
 }
-"""By device and operator the types that the provider has kernels for, and that in words (ONNX Runtime 1.31.1,
+"""By device and operator, the types that the provider has kernels for, as numbers and as words (ONNX Runtime 1.31.1,
 docs/OperatorKernels.md)."""
 
 _HEAVY = frozenset({"Conv", "EPContext", "FusedMatMul", "Gemm", "MatMul", "MatMulBnb4", "MatMulInteger", "MatMulNBits"})
-"""Where a model's arithmetic is, and what a provider has compiled."""
+"""Where a model's arithmetic runs, and what a provider has compiled."""
 
 
 class MisplacedError(ProviderError):
-    """A session would run in part on another device than the chosen one."""
+    """A session would partly run on another device than the chosen one."""
 
 
 def misplaced(
@@ -125,11 +125,11 @@ def misplaced(
     *,
     floats_only: bool = False,
 ) -> str | None:
-    """What is wrong with where `session`, opened on `model` for a `device` (ONNX Runtime's word), runs and keeps what;
-    None where all is well. `caches` are names of inputs and outputs that must lie on the device.
+    """What `session`, opened on `model`, runs or keeps on another device than `device` (ONNX Runtime's name); None
+    where all is well. `caches` are names of inputs and outputs that must lie on the device.
 
-    A graph may leave arithmetic on lengths to the CPU, with `floats_only` all of integers; nodes with large values must
-    not.
+    A graph may leave arithmetic on lengths to the CPU, and with `floats_only` all arithmetic on integers; nodes with
+    large values must not run there.
     """
     if device == "cpu":
         return None
@@ -144,8 +144,8 @@ def misplaced(
 
 
 def untaken(session: ort.InferenceSession, provider: str) -> str | None:
-    """The sentence that `provider` runs none of the session's products; None where it runs some, or a part that it has
-    compiled, where there are none, or where that is not recorded."""
+    """The sentence that `provider` runs none of the session's products. None where it runs some, or a part that it has
+    compiled, where there are no products, or where that is not recorded."""
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return None
     parts = [(part.ep_name, part.get_nodes()) for part in session.get_provider_graph_assignment_info()]
@@ -156,7 +156,7 @@ def untaken(session: ort.InferenceSession, provider: str) -> str | None:
 
 
 def predict_misplaced(model: ModelProto, device: str) -> str | None:
-    """The same as far as the types of attention nodes foretell it, without a session: None where they do not."""
+    """The same without a session, as far as the types of attention nodes predict it; None where they do not."""
     words = [
         found
         for found in large_nodes(model).values()
@@ -178,7 +178,7 @@ def _hints(device: str, operators: Iterable[str]) -> list[str]:
 def _large_nodes_elsewhere(
     session: ort.InferenceSession, model: ModelProto, floats_only: bool
 ) -> list[tuple[str, str]]:
-    """(operator, its words) of large nodes assigned to the CPU; releases before 1.24 keep no record."""
+    """(operator, description) of large nodes on the CPU; releases before 1.24 keep no record."""
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return []
     large = large_nodes(model, floats_only=floats_only)

@@ -1,6 +1,5 @@
-"""A decoder's graph run once over a text, without a past, in a session that also returns values of its nodes; and the
-node whose output is the first with NaN or +inf. Knows no runner.
-"""
+"""Runs a decoder's graph once over a text, without a past, in a session that also returns values of its nodes, and
+finds the first node whose output has NaN or +inf. Knows no runner."""
 
 from __future__ import annotations
 
@@ -25,11 +24,11 @@ from olive_ext.model.types import DecoderSpec, KvTensor
 
 
 class PlainGraph:
-    """The decoder's file as it is, with more outputs; products of 4 and 8 bits do not round what they multiply."""
+    """The decoder's file with more outputs; products of 4 and 8 bits do not round their activations."""
 
     def __init__(self, model: ResolvedModel, values: Collection[str] | None = None) -> None:
-        """`values` are returned beside the graph's own outputs; of every node where it is None. Raises `ModelError`
-        where the decoder takes more than tokens, or ONNX Runtime does not open the edited graph."""
+        """`values` are returned beside the graph's own outputs; all nodes' outputs where it is None. Raises
+        `ModelError` where the decoder takes more than tokens, or ONNX Runtime does not open the edited graph."""
         refuse_more_than_tokens(model, "which layer it is cannot be found")
         file = model.files.decoder
         proto = with_outputs(load_graph(file), values)
@@ -59,7 +58,8 @@ class PlainGraph:
 
 
 def refuse_more_than_tokens(model: ResolvedModel, finding: str) -> None:
-    """Raises `ModelError`, which begins with `finding`, where the decoder is not one graph that takes tokens alone."""
+    """Raises `ModelError`, which begins with `finding`, where the decoder is not a single graph that takes tokens
+    alone."""
     spec = model.spec
     if spec.embeddings or spec.cross or spec.is_paged or model.files.pipeline:
         raise ModelError(f"{finding}: the decoder takes more than tokens")
@@ -79,7 +79,8 @@ def plain_inputs(spec: DecoderSpec, tokens: Sequence[int]) -> dict[str, ort.OrtV
 def run_plainly(session: ort.InferenceSession, inputs: Mapping[str, ort.OrtValue]) -> Mapping[str, npt.NDArray[Any]]:
     """The tensors that a session returns for those of `inputs` that it has, by name. Raises `ModelError` if it fails.
 
-    ONNX Runtime 1.27 makes no tensor for some outputs of nodes that it optimizes away, as it does of mobius exports."""
+    ONNX Runtime 1.27 makes no tensor for some outputs of nodes that it optimizes away, as in exports by mobius.
+    """
     binding = session.io_binding()
     for taken in session.get_inputs():
         binding.bind_ortvalue_input(taken.name, inputs[taken.name])
@@ -95,9 +96,9 @@ def run_plainly(session: ort.InferenceSession, inputs: Mapping[str, ort.OrtValue
 
 
 def first_non_finite(model: ResolvedModel, tokens: Sequence[int]) -> str | None:
-    """A sentence on the first node, in the graph's order, whose output has NaN or +inf where the decoder is fed with
-    `tokens` without a past, and on its weight where that has them already; None where there is no such node. Lawful is
-    -inf, which masks have.
+    """A sentence on the first node, in the graph's order, whose output has NaN or +inf where the decoder is fed
+    `tokens` without a past, and on its weight if that has them already; None where there is no such node. -inf is
+    valid, because masks have it.
 
     Raises `ModelError` where the decoder takes more than tokens, or ONNX Runtime does not open the edited graph.
     """
