@@ -1,4 +1,5 @@
-"""What is decided of a model before a session is open: pure functions, each with the reason for its answer.
+"""What is decided about a model before a session is open: pure functions, each of which gives the reason for its
+answer.
 
 Knows settings, a decoder's spec and providers; reads no file and runs nothing.
 """
@@ -17,20 +18,20 @@ from olive_ext.model.types import DecoderSpec
 State = Literal["decided", "predicted", "tried"]
 
 MOST_SLOTS = 64
-"""Rows that are decoded together at most. A step reads all weights once for all its rows, so that more rows cost little
-until the arithmetic takes as long as that. On a CPU: 64 answers of 32 tokens to prompts of 16 with SmolLM2-135M's
-shape take 392, 441, 481 and 551 tokens a second of one thread with 16, 31, 32 and 64 rows (fp32; int4: 659, -, 692 and
-714; after prompts of 200 positions fp32 710 with 32 and 759 with 64). On a GPU one or two hundred (its operations for
-each byte of memory). There the rows' own KV is the limit sooner: 64 slots of a thousand positions are as much to read
-as the weights of a 1B model."""
+"""The most rows that are decoded together. A step reads all weights once for all its rows, so more rows cost little
+until the arithmetic takes as long. On a CPU, 64 answers of 32 tokens to prompts of 16 with SmolLM2-135M's shape take
+392, 441, 481 and 551 tokens a second of one thread with 16, 31, 32 and 64 rows (fp32; int4: 659, -, 692 and 714; after
+prompts of 200 positions fp32 710 with 32 and 759 with 64). On a GPU it would be one or two hundred rows (its operations
+for each byte of memory), but the rows' own KV limits sooner: 64 slots of a thousand positions are as much to read as
+the weights of a 1B model."""
 
 MOST_ROWS = 512
-"""The same over a paged cache, of which sequences take blocks as they grow: a row that has few tokens reads few, and
-those that are full of them end the sooner for want of blocks."""
+"""The same over a paged cache, of which sequences take blocks as they grow. A row with few tokens reads few, and where
+rows are long, blocks run out before rows do."""
 
 MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.5}
-"""Part of the free memory that the slots may take; a device's is there for nothing else than the model. Of workers on
-one machine each takes a CPU's share, as one alone does, until all together had more than half of its memory."""
+"""The part of the free memory that slots may take. A device's memory serves nothing but the model. Of workers on one
+machine each takes a CPU's share, as a single one does, until all together had more than half of its memory."""
 
 DEFAULT_SLOTS = 8
 """The number of slots where free memory is not known."""
@@ -39,10 +40,10 @@ BLOCK_SIZE = 256
 """Positions of a block of a paged cache. FlashAttention's tiles on CUDA are made for multiples of 256."""
 
 PLANNED_POSITIONS = 4096
-"""Positions of a slot that "auto" plans for, where the context is longer: slots are allocated as requests need them."""
+"""Positions of a slot that "auto" plans for, where the context is longer. Slots are allocated as requests need them."""
 
 DEFAULT_CHUNK = 256
-"""Tokens of a prompt's step, where the user names no number."""
+"""Tokens of a prompt in one step, where the user names no number."""
 
 DEVICE_CHUNK = 1024
 """The same on a device other than the CPU. Longer steps over a paged cache are reported to fail near a full context."""
@@ -52,14 +53,14 @@ BUCKET_FORMS = {"none": "any", "decoding": "bucketed where rows decode", "all": 
 
 @dataclass(frozen=True)
 class Decision:
-    """One choice on the way from settings to an open model, under the name that `describe_execution` has for it."""
+    """One choice between settings and an open model, under its name in `describe_execution`."""
 
     name: str
     value: Any
     reason: str = ""
     state: State = "decided"
-    """"predicted": the free memory is read again once the weights are loaded. "tried": the open session is tried first,
-    and may change it; `describe_execution` then has the reason."""
+    """"predicted": the free memory is read again once the weights are loaded. "tried": a trial on the open session may
+    change it; `describe_execution` then has the reason."""
 
 
 def choose_num_slots(
@@ -70,12 +71,12 @@ def choose_num_slots(
     *,
     is_paged: bool | None = None,
 ) -> tuple[int, str]:
-    """The number of KV slots and which rule gave it: the user's number, or as many as memory holds: the free memory, or
-    where runs are to repeat half of all memory, which other processes do not change. `is_paged`: slots take blocks of
-    it as they grow, by default where the graph has a paged cache. On a CPU memory of slots that no sequence takes is
-    not there, so that so many are the most of any call: long requests take fewer (`shared_positions`).
+    """The number of KV slots and the rule that gave it: the user's number, or as many as fit in memory. That is the
+    free memory or, where runs must repeat, half of all memory, which other processes do not change. `is_paged`: slots
+    take blocks as they grow, by default where the graph has a paged cache. On a CPU, slots that no sequence takes use
+    no memory, so this is the most of any call: long requests get fewer (`shared_positions`).
 
-    Final once the weights are on the device; `read` gives the memory of a device, by kind and number, or raises
+    Final once the weights are on the device. `read` gives the memory of a device, by kind and number, or raises
     `UnmeasuredError`.
     """
     if settings.engine.num_slots != "auto":
@@ -125,9 +126,9 @@ def _share(settings: ModelSettings, device: Device) -> float:
 def shared_positions(
     settings: ModelSettings, spec: DecoderSpec, device: Device, read: Callable[[str, int], Memory] = memory_of
 ) -> int | None:
-    """Positions of all slots together that memory holds, of a paged cache, or of slots that a call takes by need: to
-    four bits, so that machines alike, whose memory differs by kilobytes, have as many. None where memory is not known,
-    and for other slots."""
+    """Positions of all slots together that fit in memory, for a paged cache, or for slots that a call takes by need.
+    Rounded to four bits, so that equal machines, whose memory differs by kilobytes, have equally many. None where
+    memory is not known, and for other slots."""
     try:
         free = _free(settings, read(device.kind, device.index))
     except UnmeasuredError:
@@ -146,7 +147,7 @@ def planned_positions(spec: DecoderSpec) -> int:
 
 
 def choose_chunk_size(config: EngineConfig, device: str = "cpu", has_any_shape: bool = True) -> tuple[int, str]:
-    """The most tokens of a prompt's step, before the device and the graph are tried."""
+    """The most tokens of a prompt in one step, before the device and the graph are tried."""
     if config.chunk_size != "auto":
         return config.chunk_size, "engine.chunk_size"
     if device != "cpu" and has_any_shape:  # else every length up to there is run beforehand
@@ -155,8 +156,8 @@ def choose_chunk_size(config: EngineConfig, device: str = "cpu", has_any_shape: 
 
 
 def choose_encoder_rows(settings: ModelSettings, device: Device) -> int:
-    """Rows of features that an encoder on `device` makes in one run at most; 1 encodes items one by one. On the CPU an
-    item alone keeps all threads at work, and numbers stay to the bit what they are in any other company."""
+    """The most rows of features that an encoder on `device` makes in one run; 1 encodes items one by one. On the CPU a
+    single item keeps all threads busy, and its numbers do not depend on other items."""
     wanted = settings.engine.encoder_batch_rows
     if wanted != "auto":
         return wanted
@@ -164,10 +165,10 @@ def choose_encoder_rows(settings: ModelSettings, device: Device) -> int:
 
 
 ENCODER_ROWS = 2048
-"""Rows of features that an encoder on a device makes at most: eight pictures of Gemma 3, three of LLaVA 1.5."""
+"""The most rows of features that an encoder on a device makes: eight pictures of Gemma 3, three of LLaVA 1.5."""
 
 SHORT_STEP = 31
-"""Most tokens that a WebGPU device attends to without the shader that is tried when a model is opened."""
+"""The most tokens to which a WebGPU device attends without the shader that is tried when a model is opened."""
 
 
 def wants_few_shapes(config: EngineConfig, providers: Iterable[Provider]) -> bool:
@@ -176,7 +177,7 @@ def wants_few_shapes(config: EngineConfig, providers: Iterable[Provider]) -> boo
 
 
 def is_attention_at_risk(chunk_size: int, device: Device, spec: DecoderSpec) -> bool:
-    """Whether the device's attention is to be tried before steps of `chunk_size` tokens are run on it."""
+    """Whether the device's attention must be tried before steps of `chunk_size` tokens run on it."""
     return device.kind == "webgpu" and bool(spec.kv) and chunk_size > SHORT_STEP
 
 
@@ -188,14 +189,14 @@ class BucketPlan:
     is_strict: bool = False
     is_captured: bool = False
     note: str = ""
-    """Why steps have any shape although the settings or the provider wanted shape buckets."""
+    """Why steps have any shape although the settings or the provider asked for shape buckets."""
 
     @classmethod
     def of(
         cls, config: EngineConfig, provider: Provider, spec: DecoderSpec, is_compared: bool, has_encoders: bool = False
     ) -> BucketPlan:
-        """Raises `ConfigError` where the provider or the model cannot do what the settings demand. Where it is the
-        graph whose steps cannot be padded, mandatory buckets are those of its encoders, if it has any."""
+        """Raises `ConfigError` where the provider or the model cannot do what the settings demand. If only the graph's
+        steps cannot be padded, mandatory buckets are those of its encoders, if it has any."""
         is_pinned = config.shapes == "bucketed" or config.strict_shapes
         is_auto = config.shapes == "auto" and provider.plans_shapes and config.scoring != "tree"
         is_captured = config.graph_capture is True
@@ -220,7 +221,7 @@ class BucketPlan:
 
 
 class CapturePlan(NamedTuple):
-    """Whether steps are captured, whether they run plainly where that fails, and why not although that is wanted."""
+    """Whether steps are captured, whether they run plainly where that fails, and why not although it was asked for."""
 
     is_captured: bool
     is_tried: bool = False
@@ -237,7 +238,7 @@ def against_capture(spec: DecoderSpec) -> str | None:
 
 
 def against_buckets(spec: DecoderSpec) -> str | None:
-    """Why a graph's steps cannot be padded with tokens whose outputs nobody reads; None where they can."""
+    """Why a graph's steps cannot be padded with tokens whose outputs are not read; None where they can."""
     if not spec.is_splittable:
         return "a token's numbers depend on all tokens of its step"
     if not spec.is_kv_in_place or spec.states or spec.is_paged or spec.cross:

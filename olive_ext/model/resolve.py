@@ -1,5 +1,5 @@
-"""From the settings of opening a model to everything that can be known of it before a session is open: `open`, `check`,
-the comparison's mode, the keys of caches and the costs read one `ResolvedModel`. Knows no session and no engine."""
+"""From the settings of a model to everything that can be known of it before a session is open: `open`, `check`, the
+comparison's mode, the keys of caches and the costs all read one `ResolvedModel`. Knows no session and no engine."""
 
 from __future__ import annotations
 
@@ -47,10 +47,11 @@ def resolve(
     tokenizer_candidates: Sequence[str | Path] = (),
     key: str = "model",
 ) -> ResolvedModel:
-    """The model that `settings` name, its files found.
+    """The model that `settings` name, with its files found.
 
     `tokenizer_candidates` are tried after the model's own folders. Raises `ModelError` where there is no such model, or
-    none of its kind; `key` is the setting that names it, and stands in front of a reference's own keys."""
+    none of its kind. `key` is the setting that names the model, and precedes a reference's own keys.
+    """
     try:
         threads, processors = settings.engine.num_threads, os.cpu_count()
         if threads != "auto" and processors is not None and threads > processors:
@@ -83,8 +84,9 @@ def resolve(
 class ResolvedModel:
     """A model as it will be opened: no "auto" is left that can be decided without a session.
 
-    What costs time is found when it is first read: providers (`ProviderError`), the spec (`ModelError`, the graph is
-    read and dropped), the digest (about 1 s/GB)."""
+    What takes time is computed when it is first read: providers (`ProviderError`), the spec (`ModelError`; the graph is
+    read and dropped), the digest (about 1 s/GB).
+    """
 
     settings: ModelSettings
     kind: Kind
@@ -94,19 +96,20 @@ class ResolvedModel:
     """The library of operators that genai_config.json names: native code, of a package that is trusted."""
 
     is_compared: bool = False
-    """Whether it is one of two models, whose rows of logits are left where they were computed."""
+    """Whether it is one of two compared models, whose rows of logits stay where they were computed."""
 
     session_providers: tuple[Provider, ...] = ()
-    """The providers that a session was opened on, where these are not those of the settings."""
+    """The providers that a session was opened on, if not those of the settings."""
 
     parts_failure: str = ""
-    """What the trial of texts that are fed in parts failed at; empty where it did not."""
+    """Why the trial of texts that are fed in parts failed; empty where it did not."""
 
     stands_for: ModelFiles | None = None
-    """Of an export that stands for a checkpoint, the files of that: answers end and are searched by these."""
+    """For an export that stands for a checkpoint, the checkpoint's files: they say where answers end and how they are
+    searched."""
 
     edit_graph: Callable[[Any], None] | None = None
-    """Changes the decoder's graph (onnx.ModelProto) in place whenever it is read; None leaves it as it is."""
+    """Edits the decoder's graph (onnx.ModelProto) in place whenever it is read; None leaves it unchanged."""
 
     def decoder_graph(self) -> Any:
         """The decoder's graph (onnx.ModelProto), its external weights on disk. Raises `ModelError`."""
@@ -125,7 +128,8 @@ class ResolvedModel:
         return settings, self.files.variant, providers
 
     def patched(self, changes: Mapping[str, Any]) -> ResolvedModel:
-        """The model with other settings, which are validated already; looked for anew only where they name another."""
+        """The model with other settings, which are validated already. Its files are searched again only where they name
+        another model."""
         settings: ModelSettings = self.settings.model_copy(update=changes)
         if settings.location != self.settings.location:
             return replace(resolve(settings), is_compared=self.is_compared)
@@ -147,8 +151,8 @@ class ResolvedModel:
         )
 
     def providers_of(self, encoder: MediaEncoderSpec) -> tuple[Provider, ...]:
-        """The providers of an encoder: those that `engine.encoder_provider` names for it; where nobody has named the
-        model's, those of its own section in genai_config.json; else the decoder's."""
+        """The providers of an encoder: those that `engine.encoder_provider` names for it; else, unless the user has
+        named the model's, those of its own section in genai_config.json; else the decoder's."""
         asked: Any = self.settings.engine.encoder_provider
         if isinstance(asked, Mapping):
             asked = asked.get(encoder.part)
@@ -184,7 +188,7 @@ class ResolvedModel:
 
     @cached_property
     def spec(self) -> DecoderSpec:
-        """The decoder's interface, with a note for each decision of which a user may have expected another one."""
+        """The decoder's interface, with a note on each decision that a user may not have expected."""
         return self.spec_of(self.decoder_graph())
 
     def spec_of(self, graph: Any) -> DecoderSpec:
@@ -211,12 +215,13 @@ class ResolvedModel:
 
     @cached_property
     def processor_files(self) -> ModelFiles:
-        """The files by which texts, pictures and sound are prepared: those of a checkpoint on the hub are fetched."""
+        """The files that prepare texts, pictures and sound. Those of a checkpoint on the hub are fetched."""
         return self.stands_for or (self.files if self.kind == "onnx" else with_configs(self.files))
 
     @cached_property
     def media(self) -> MediaSpec | None:
-        """What a multimodal model takes besides text; None for others. Encoders not understood are its `problem`."""
+        """What a multimodal model takes besides text; None for others. Encoders that are not understood are its
+        `problem`."""
         if self.kind == "hf":
             return checkpoint.read_media(self.processor_files.hf_config)
         companions, missing = self.files.companions, missing_encoder(self.files)
@@ -249,7 +254,8 @@ class ResolvedModel:
 
     @cached_property
     def warms_encoders(self) -> bool:
-        """Whether encoders of pictures and sound, and the graphs around them, have few shapes, all run beforehand."""
+        """Whether encoders of pictures and sound, and the graphs around them, have few shapes, all of which are run
+        beforehand."""
         encoders = self.media.encoders if self.media is not None else ()
         is_speech = self.kind == "onnx" and self.source is not None and self.source[0] is SourceKind.FEATURES
         firsts = [self.providers[0], *(self.providers_of(encoder)[0] for encoder in encoders)]
@@ -272,11 +278,11 @@ class ResolvedModel:
 
     @property
     def chunk_size(self) -> tuple[int, str]:
-        """The most tokens of a prompt's step, before the device and the graph are tried, and why."""
+        """The most tokens of a prompt in one step, before the device and the graph are tried, and why."""
         return decisions.choose_chunk_size(self.settings.engine, self.device.kind, self.buckets.steps != "all")
 
     def capture(self, spec: DecoderSpec) -> CapturePlan:
-        """Whether decoding steps of `spec`, which is this model's as a form has changed it, are captured."""
+        """Whether decoding steps of `spec`, this model's as a form has changed it, are captured."""
         engine = self.settings.engine
         if engine.graph_capture != "auto" or not spec.is_paged or self.device.kind != "cuda":
             return CapturePlan(self.buckets.is_captured)
@@ -289,7 +295,7 @@ class ResolvedModel:
 
     @cached_property
     def overlaps_steps(self) -> tuple[bool, str]:
-        """Whether a decoding step begins before the last one is read on a device (ONNX Runtime's word), and why."""
+        """Whether a decoding step begins before the last one is read on a device (ONNX Runtime's name), and why."""
         if self.buckets.steps == "all" or (self.spec.embeddings and self.warms_encoders):
             return False, "steps of few shapes take their tokens from the host"
         if self.settings.engine.overlaps_steps != "auto":
@@ -300,7 +306,7 @@ class ResolvedModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on what is not obvious: the spec's, those on media, then why there are no buckets."""
+        """Sentences on what is not obvious: those of the spec, those on media, then why there are no buckets."""
         media = self.media.notes if self.media is not None else ()
         return (*self.spec.notes, *media, *filter(None, (self.buckets.note,)))
 

@@ -23,8 +23,8 @@ from olive_ext.model.types import ModelFiles
 from olive_ext.registry import entries
 
 Resolved: TypeAlias = Any
-"""An `olive_ext.model.ResolvedModel`, which stands above this module, because it has a runtime. Runtimes name the class
-itself in their signatures."""
+"""An `olive_ext.model.ResolvedModel`. Its module imports this one, because a resolved model has a runtime; runtimes
+name the class itself in their signatures."""
 
 BUILT_IN = {
     "genai": "olive_ext.engine.runtimes:Genai",
@@ -43,29 +43,30 @@ class Runtime(ABC):
     """The value of `engine.runtime`, and of the execution's `runtime`."""
 
     kind: ClassVar[Kind] = "onnx"
-    """The kind of model files that the runtime opens; `engine.runtime` is about models of that kind."""
+    """The kind of model files that the runtime opens; `engine.runtime` chooses among the runtimes of that kind."""
 
     runs_graph: ClassVar[bool] = False
-    """Whether the decoder's graph is opened as this package reads it, so that what the graphs of a model show
-    (vocabulary, inputs, caches) is what the runner has."""
+    """Whether the runtime opens the decoder's graph as this package reads it, so that the runner has the vocabulary,
+    inputs and caches that the model's graphs show."""
 
     nothing_to_verify: ClassVar[str] = "there is nothing to verify: the runtime has the model as it is"
-    """Why `olive-ext check --verify` runs nothing; unused where `runs_graph`."""
+    """Why `olive-ext check --verify` runs nothing. Unused with `runs_graph`."""
 
     follows: ClassVar[frozenset[str] | None] = None
-    """The settings of the engine that the runtime follows; None for all of them."""
+    """The engine settings that the runtime follows; None for all of them."""
 
     def auto_reason(self, model: Resolved) -> str:
         """Why "auto" takes this runtime for a model of its `kind`; empty where it does not. Only built-in runtimes are
-        asked, so that "auto" chooses alike whatever else is installed."""
+        asked, so that the choice does not depend on what else is installed."""
         return ""
 
     def alternative(self, files: ModelFiles) -> str:
-        """The end of a sentence that proposes this runtime for a model that another one refuses; empty for none."""
+        """The end of a sentence that proposes this runtime for a model that another one refuses; empty where it does
+        not fit."""
         return ""
 
     def is_on_host(self, model: Resolved) -> bool:
-        """Whether the model would be in the host's memory, and nowhere else."""
+        """Whether the model would be in the host's memory alone."""
         return bool(model.device.kind == "cpu")
 
     def refuse(self, model: Resolved) -> None:  # noqa: B027 (a runtime may take every setting)
@@ -85,10 +86,11 @@ class Runtime(ABC):
 
 
 def refuse_settings(model: Resolved) -> list[str]:
-    """A sentence for each setting of the engine that changes nothing, because the model's runtime does not follow it.
+    """A sentence for each engine setting without effect, because the model's runtime does not follow it.
 
-    Raises `ConfigError` for those that a runtime cannot do without, and for all of them where `engine.runtime` names
-    that runtime: where "auto" chose it, the same recipe may be for other models, too."""
+    Raises `ConfigError` for settings that a runtime cannot do without. Where `engine.runtime` names the runtime, it
+    raises for all of them; where "auto" chose it, the same recipe may be for other models, too.
+    """
     runtime, engine = model.runtime, model.settings.engine
     with failures_named(runtime, "refuse"):
         runtime.refuse(model)
@@ -107,7 +109,7 @@ def refuse_settings(model: Resolved) -> list[str]:
 
 
 def failures_named(runtime: Runtime, doing: str) -> AbstractContextManager[None]:
-    """Whatever another package's runtime raises in `doing` is an error that names it."""
+    """Turns whatever another package's runtime raises in `doing` into an error that names it."""
     if runtime.name in BUILT_IN:
         return nullcontext()
     return named_failures(f"'engine.runtime' = '{runtime.name}' failed in '{doing}'", kind=ModelError)
@@ -135,6 +137,6 @@ def load(name: str) -> Runtime:
 
 
 def with_alternative(refusal: ModelError, files: ModelFiles) -> ModelError:
-    """The refusal of a graph, with the built-in runtime that may run the model all the same."""
+    """The refusal of a graph, with the built-in runtime that may run the model nevertheless."""
     proposals = filter(None, (load(name).alternative(files) for name in BUILT_IN))
     return next((ModelError(f"{refusal}; {proposal}") for proposal in proposals), refusal)

@@ -1,5 +1,5 @@
-"""What is on disk and on this machine, resolved and frozen: no "auto" left, and where each value came from; last what a
-multimodal package takes besides text. Knows no Olive, no lm-eval, no session and no picture."""
+"""What is on disk and on this machine, resolved and frozen: no "auto" is left, and each value says where it came from.
+At the end, what a multimodal package takes besides text. Knows no Olive, no lm-eval, no session and no picture."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GraphFiles:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Where the parts of one model lie. `origins` names for each field the rule by which its value was found."""
+    """Where the parts of one model are. `origins` names for each field the rule that found its value."""
 
     decoder: Path
     """The .onnx file that holds the decoder and returns logits; of a pipeline its first graph."""
@@ -45,10 +45,10 @@ class ModelFiles:
     origins: Mapping[str, str] = field(default_factory=dict)
 
     weights: tuple[Path, ...] = ()
-    """The decoder's external-data files, by location in the graph; after them a pipeline's other graphs and theirs."""
+    """The decoder's external-data files, by location in the graph; then a pipeline's other graphs and their files."""
 
     pipeline: tuple[str, ...] = ()
-    """Names of the graphs that only together make the decoder (genai_config.json's `model.decoder.pipeline`)."""
+    """Names of the graphs that make the decoder only together (genai_config.json's `model.decoder.pipeline`)."""
 
     companions: Mapping[str, GraphFiles] = field(default_factory=dict)
     """The other graphs, by what they do: "embedding" where the decoder takes embeddings, not ids."""
@@ -90,7 +90,7 @@ class KvTensor:
     """T where the graph fixes it (a static cache)."""
 
     window: int | None = None
-    """T in the file where it drops older positions (sliding_window_cache=1), all of which the engine keeps."""
+    """T in the file where the graph drops older positions (sliding_window_cache=1); the engine keeps all."""
 
     def shape(self, num_rows: int, num_positions: int) -> list[int]:
         """The cache's shape for that many rows (B) and positions (T)."""
@@ -104,7 +104,7 @@ class KvTensor:
 
 @dataclass(frozen=True)
 class StateTensor:
-    """A state of all positions so far, [B, *shape], zero at first, which cannot be cut back to fewer."""
+    """A state of all positions so far, [B, *shape], which begins as zeros and cannot be cut back to fewer positions."""
 
     past: str
     present: str
@@ -113,7 +113,7 @@ class StateTensor:
 
 
 class SourceKind(str, Enum):
-    """What an encoder is given."""
+    """What an encoder takes."""
 
     TOKENS = "token ids"
     FEATURES = "features"
@@ -130,7 +130,7 @@ class CrossInputs:
     """1 for each of the encoder's positions [B, T]."""
 
     kv: Mapping[str, TensorSpec] = field(default_factory=dict)
-    """KV of the attention to the encoder, by the name of the output that carries it elsewhere."""
+    """KV of the attention to the encoder, by the name of the output that carries it in the other graph."""
 
     def __bool__(self) -> bool:
         return bool(self.states or self.masks or self.kv)
@@ -184,7 +184,7 @@ class Role(str, Enum):
     """Whether there is a past at all, bool [1] (merged decoders)."""
 
     WHOLE_LENGTH = "olive_ext_whole_length"
-    """Positions of the texts that a step's rows are parts of, []: put into graphs that would choose by the step's."""
+    """Positions of the texts to which a step's rows belong, []: added to graphs that would choose by the step's."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class InputSpec:
 class LengthChoice(NamedTuple):
     """A value [1, ...] of `rank` axes by which a graph chooses between numbers for shorter and for longer texts, such
     as the factors of a rotary embedding (longrope). A plain pass over a text of up to `length` tokens gives one side,
-    over a longer one the other, where the value is `is_true_beyond`."""
+    over a longer text the other; the value is then `is_true_beyond`."""
 
     value: str
     rank: int
@@ -219,19 +219,19 @@ class ItemMasks:
 
 @dataclass(frozen=True)
 class StepChoices:
-    """What of a step decides its numbers beside each row's own tokens and positions."""
+    """What in a step decides its numbers, beside each row's own tokens and positions."""
 
     by_length: tuple[LengthChoice, ...] = ()
     """Choices between short and long texts, which can be made for the whole text beforehand."""
 
     leak: str = ""
-    """The first node that depends on the step otherwise; empty where there is none."""
+    """The first node that depends on the step in another way; empty where there is none."""
 
     numbers: tuple[int, ...] = ()
-    """Numbers that positions may be compared with, those of windows included, ascending."""
+    """Numbers with which positions may be compared, those of windows included, ascending."""
 
     of_provider: tuple[int, ...] = ()
-    """Positions after which the provider computes otherwise by the step."""
+    """Positions beyond which the provider computes otherwise, by the step."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -249,20 +249,21 @@ class DecoderSpec:
     vocab_size: int
     context_length: int
     is_kv_in_place: bool
-    """True where past and present may be one buffer."""
+    """Whether past and present may share one buffer."""
 
     states: tuple[StateTensor, ...] = ()
     embeddings: tuple[str, ...] = ()
     """Inputs that an embedding graph computes from the token ids."""
 
     embedding_rows: int | None = None
-    """Tokens that the decoder itself has a row for, where its graph shows it."""
+    """The number of tokens for which the decoder itself has a row, where its graph shows it."""
 
     cross: CrossInputs = field(default_factory=CrossInputs)
     """Inputs that an encoder gives; none in a decoder-only model."""
 
     is_splittable: bool = True
-    """False where a token's numbers depend on all tokens of its step (DynamicQuantizeLinear): it is fed in one."""
+    """False where a token's numbers depend on all tokens of its step (DynamicQuantizeLinear): a text is then fed in one
+    step."""
 
     choices: StepChoices | None = None
     """What of a step decides its numbers."""
@@ -271,20 +272,20 @@ class DecoderSpec:
     """In which layers the tokens of a picture see each other, as far as the graph shows it."""
 
     rounds_rows: bool = False
-    """True where activations are rounded to few bits, each row by itself: a difference in the last bit may grow."""
+    """Whether activations are rounded to few bits, each row by itself: a difference in the last bit may then grow."""
 
     gathered_bytes: int = 0
-    """Bytes for each row of a step and each position of the longest that attention takes beside the caches."""
+    """Bytes that attention takes beside the caches, for each row of a step and each position of its longest row."""
 
     contradicted: tuple[str, ...] = ()
-    """What genai_config.json states otherwise than the graph: onnxruntime-genai runs by the file."""
+    """What genai_config.json states and the graph contradicts: onnxruntime-genai follows the file."""
 
     notes: tuple[str, ...] = ()
-    """How the decisions that are not obvious were made, one sentence each, for `olive-ext check`."""
+    """One sentence on each decision that is not obvious, for `olive-ext check`."""
 
     @property
     def num_ids(self) -> int:
-        """Ids that the model both takes and gives: a head may be padded farther than the embedding, or reverse."""
+        """Ids that the model both takes and gives: a head may be padded farther than the embedding, or the reverse."""
         return min(self.vocab_size, self.embedding_rows or self.vocab_size)
 
     @property
@@ -299,7 +300,7 @@ class DecoderSpec:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Positions after which texts are computed otherwise, ascending."""
+        """Positions beyond which texts are computed otherwise, ascending."""
         return () if self.choices is None else self.choices.lengths
 
     @property
@@ -310,7 +311,7 @@ class DecoderSpec:
     @property
     def bytes_of_source(self) -> int:
         """Bytes of the encoder states and the cross-attention KV that are kept for one source. Where the graph does not
-        give the number of positions that the encoder returns, the decoder's context length stands for it."""
+        give the encoder's number of positions, the decoder's context length stands for it."""
         return sum(
             math.prod(size if isinstance(size, int) else self.context_length for size in tensor.shape[1:])
             * ITEM_BYTES[tensor.elem_type]
@@ -362,7 +363,7 @@ class MediaInput:
 
     modality: Modality
     placeholder: int
-    """The token id that a row of features replaces."""
+    """The token id that is replaced by a row of features."""
 
     @property
     def num_rows(self) -> int | None:
@@ -380,15 +381,15 @@ class MediaEncoderSpec(MediaInput):
     files: GraphFiles
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    """What it returns of features: [rows, size], or with axes in front that are joined with the rows. Where features
-    are several tensors, rows of all belong to the same placeholders."""
+    """Its outputs of features: [rows, size], or with axes in front that are joined with the rows. Where there are
+    several, rows of all of them belong to the same placeholders."""
 
     features: tuple[TensorSpec, ...]
     """The embedding graph's inputs for them, [rows, size], in the order of `outputs`."""
 
     real_rows: TensorSpec | None = None
-    """The output that says which rows of the features are of the item and not of its padding: their number [B], or a
-    mask [B, rows]. None where all are."""
+    """The output that says which rows of the features belong to the item and not to its padding: their number [B], or a
+    mask [B, rows]. None where all do."""
 
     @property
     def one_by_one(self) -> str:
@@ -400,7 +401,7 @@ class MediaEncoderSpec(MediaInput):
 
     @property
     def grid(self) -> str | None:
-        """The input with a row for each picture, whose patches lie one after the other; None where there is none."""
+        """The input with a row for each picture, whose patches are concatenated; None where there is none."""
         return next((tensor.name for tensor in self.inputs if "grid" in tensor.name), None)
 
     @property
@@ -410,7 +411,7 @@ class MediaEncoderSpec(MediaInput):
 
     @property
     def has_own_rows(self) -> bool:
-        """Whether it returns as many rows as its items have, whatever the shape of their inputs, [B, T, size]."""
+        """Whether it returns as many rows as its items have, for any shape of its inputs, [B, T, size]."""
         is_open = all(len(tensor.shape) == 2 and isinstance(tensor.shape[0], str) for tensor in self.outputs)
         return is_open and self.grid is None and self.real_rows is None and len(self.inputs[0].shape) == 3
 
@@ -434,11 +435,11 @@ class MediaSpec:
     """What the export computes otherwise than the original model, one sentence each."""
 
     problem: str = ""
-    """Why there are no encoders, or not all, although the package has some: text runs without them."""
+    """Why encoders are missing although the package has some: text runs without them."""
 
     @property
     def encoders(self) -> tuple[MediaEncoderSpec, ...]:
-        """Encoders that are graphs: all of a package, none of a checkpoint, which transformers encode themselves."""
+        """Encoders that are graphs: all of a package's, none of a checkpoint's, which transformers runs itself."""
         return tuple(entry for entry in self.inputs if isinstance(entry, MediaEncoderSpec))
 
     @property
@@ -449,7 +450,7 @@ class MediaSpec:
 
 @dataclass(frozen=True)
 class EmbeddingSpec:
-    """The graph that turns token ids into what a decoder takes instead of them."""
+    """The graph that turns token ids into what the decoder takes in their place."""
 
     inputs: tuple[InputSpec, ...]
     features: tuple[TensorSpec, ...]

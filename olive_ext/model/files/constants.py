@@ -46,35 +46,37 @@ QUANTIZER_SUFFIX = re.compile(r"((_matmul)?_Q\d+|_quant(ized)?)+$", re.IGNORECAS
 GatherBlockQuantized "_Q4", for a product after DequantizeLinear "_matmul_Q4", its dynamic one "_quant"."""
 
 COUNTER = re.compile(r"_node_\d+$")
-"""What mobius appends to every node's name, counted over all nodes of the graph, whatever these are."""
+"""The suffix that mobius gives every node's name: a count over all nodes of the graph."""
 
 _COUNTED = re.compile(r"(::|^|/)[A-Za-z]+_?\d+$")
-"""Names that exporters count over a whole graph ("onnx::MatMul_123", "val_7"): another export's may be others'."""
+"""Names that exporters count over a whole graph ("onnx::MatMul_123", "val_7"). In another export they may belong to
+other tensors."""
 
 ROTARY = re.compile(r"(^|[._/])(cos|sin)(_cache|_cached|[._]|$)")
 """Names of tables of rotary positions."""
 
 _EPSILON = 2.0**-7
-"""Two roundings of a number to bfloat16, relative to it: whatever type stores numbers now, they may have been rounded
-to it before, as by a builder that reads a checkpoint in bfloat16 and writes float32. A half of it, of a row's largest
-number, is half a step of 8 bits: tables that were rounded to integers may be stored as floats again."""
+"""Two roundings of a number to bfloat16, relative to it. Whatever type stores numbers now, they may have been rounded
+to it before, as by a builder that reads a checkpoint in bfloat16 and writes float32. Half of it, relative to a row's
+largest number, is half a step of 8 bits: tables that were rounded to integers may be stored as floats again."""
 
 _ANGLE = 2.5e-7
 """How far two exporters' float32 angles of a position may be apart, in radians for each position."""
 
 NEAREST_STEPS = 0.3
-"""Mean distance in steps of the grid, of the median row, below which a weight was rounded to nearest: that leaves 0.25.
-Of others (GPTQ: 0.35 to 2) a row is judged by four times its median, and no single block is: one may lie far off."""
+"""A weight counts as rounded to nearest where the mean distance of its median row is below this, in steps of the grid:
+rounding to nearest leaves 0.25. Of other weights (GPTQ: 0.35 to 2) a row is held against four times the median, and no
+single block is: one block may lie far off."""
 
 ROW_STEPS, BLOCK_STEPS = 0.6, 1.5
-"""Mean distances, in steps, from which on a row, or a block of one, was not rounded to nearest: at 4 bits zero points
-that are off by one make 1, lost numbers 2.7."""
+"""Mean distances, in steps, from which on a row, or a block of one, was not rounded to nearest: at 4 bits, zero points
+that are off by one make 1, and lost numbers 2.7."""
 
 ROW_SIZE, BLOCK_SIZE = 0.2, 0.5
-"""The same, in the mean size of the row's numbers: GPTQ moves small numbers by many steps of 8 bits."""
+"""The same, relative to the mean size of the row's numbers: GPTQ moves small numbers by many steps of 8 bits."""
 
 _NOTHING = 1e-3
-"""Steps below this share of a weight's mean size are counted as this."""
+"""Steps below this share of a weight's mean size count as this."""
 
 WEIGHTS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "MatMul": {"": (1,)},
@@ -85,16 +87,15 @@ WEIGHTS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "MoE": {"fc1": (2,), "fc2": (4,), "fc3": (6,)},
     "QMoE": {"fc1": (2, 3, 11), "fc2": (5, 6, 12), "fc3": (8, 9, 13)},
 }
-"""By operator the parts that are weights, and the inputs of each: its numbers; if packed, scales and zero points
-too."""
+"""For each operator its weights, and the inputs of each: the numbers and, if packed, scales and zero points."""
 
 _STEP = 1.01
-"""Scales in half precision are not exactly those that were rounded by."""
+"""The tolerance of scales in half precision, which are not exactly those used for rounding."""
 
 OUTLIER = 0.2
-"""Share of a product's numbers beyond a step of its grid from which on it is no rounding, where the median product has
-a tenth of it: rounding to nearest has none, GPTQ and AWQ have their shares everywhere, and zero points that are off by
-one have a half."""
+"""The share of a product's numbers beyond a step of its grid above which it was not just rounded, where the median
+product has a tenth of it. Rounding to nearest has none, GPTQ and AWQ have their shares in every product, and zero
+points that are off by one have a half."""
 
 
 class Constants:
@@ -108,7 +109,7 @@ class Constants:
             node.output[0]: attribute(node, "value", None) for node in graph_nodes(model) if node.op_type == "Constant"
         }
         self.tensors = {name: one for name, one in made.items() if one is not None} | self.initializers
-        """With those of Constant nodes."""
+        """Whether with those of Constant nodes."""
 
         self.scales: set[str] = set()
         """Scales and zero points of packed weights that were read."""
@@ -117,7 +118,7 @@ class Constants:
         self._files = weight_files(path, external_locations(model))
 
     def view(self, value: str) -> Array | None:
-        """A constant without its numbers in memory: a view on the file, transposed as its nodes say; None where they do
+        """A constant as a view of its file, transposed as its nodes say, without reading it; None where its nodes do
         something else."""
         if value in self.initializers:
             return self.numbers(value)
@@ -130,8 +131,8 @@ class Constants:
         return np.transpose(whole, attribute(node, "perm", None))
 
     def numbers(self, name: str) -> Array:
-        """The numbers of a tensor, mapped from the file where they lie outside of the graph; those of 4 bits are
-        read, a byte each."""
+        """The numbers of a tensor, mapped from the file where they are external; those of 4 bits are read, one to a
+        byte."""
         tensor = self.tensors[name]
         if not uses_external_data(tensor) or tensor.data_type in (TensorProto.INT4, TensorProto.UINT4):
             return onnx.numpy_helper.to_array(self.tensor(name))
@@ -140,7 +141,7 @@ class Constants:
         return np.memmap(path, dtype, "r", offset, tuple(tensor.dims))
 
     def tensor(self, name: str) -> onnx.TensorProto:
-        """A tensor with its numbers inside."""
+        """The tensor with its numbers inside."""
         tensor: onnx.TensorProto = self.tensors[name]
         if not uses_external_data(tensor):
             return tensor
@@ -151,8 +152,8 @@ class Constants:
         return onnx.TensorProto(name=name, data_type=tensor.data_type, dims=tensor.dims, raw_data=stored)
 
     def packed(self, node: onnx.NodeProto, inputs: Sequence[int]) -> tuple[Array, Array, Array | None] | None:
-        """The node's inputs that are stored numbers, scales and zero points (None where left out); None where one of
-        the first two is missing, or one is no initializer."""
+        """The node's inputs that are stored numbers, scales and zero points (None where left out). None where one of
+        the first two is missing, or one is not an initializer."""
         stored, scales, zeros = (node.input[i] if i < len(node.input) else "" for i in inputs)
         if not {stored, scales, zeros or stored} <= self.initializers.keys():
             return None
@@ -171,8 +172,8 @@ class Constants:
 
     @cached_property
     def float_names(self) -> dict[str, str]:
-        """The floating-point tensors by names that other exports of the model have, too: their own names, or that of
-        the reading node where the own name is a count. Of Constant nodes no single numbers."""
+        """The floating-point tensors by names that other exports of the model have, too: their own names, or the name
+        of the node that reads them where their own is a count. Single numbers of Constant nodes are left out."""
         known = {
             name: one for name, one in self.tensors.items() if name in self.initializers or math.prod(one.dims) > 1
         }
@@ -208,9 +209,9 @@ def part_name(node: onnx.NodeProto, part: str) -> str:
 
 
 def checkpoint_floats(folder: Path) -> dict[str, Array]:
-    """The floating-point tensors of a Hugging Face model's safetensors in `folder`, mapped, of the files that its index
-    names, or of model.safetensors; none without such files.
-    Their form: https://huggingface.co/docs/safetensors, "Format"."""
+    """The floating-point tensors of a Hugging Face model's safetensors in `folder`, mapped from the files that its
+    index names, or from model.safetensors; empty without such files. The format:
+    https://huggingface.co/docs/safetensors, "Format"."""
     dtypes: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
     tensors: dict[str, Array] = {}
     index = folder / "model.safetensors.index.json"
@@ -229,7 +230,7 @@ def checkpoint_floats(folder: Path) -> dict[str, Array]:
 
 
 def stated_type(files: ModelFiles) -> str:
-    """The type of numbers that a checkpoint's config.json names, and a weight that is infinite in it, if in float16."""
+    """The number type that a checkpoint's config.json names; if it is float16, also a weight that is infinite in it."""
     stated = files.hf_config.get("dtype", files.hf_config.get("torch_dtype"))
     overflow, largest = "", float(np.finfo(np.float16).max)
     with suppress(KeyError, TypeError, ValueError, OSError):  # whoever loads a damaged file reports it
@@ -243,7 +244,7 @@ class Apart(NamedTuple):
     """How two constants differ beyond rounding."""
 
     rows: list[int]
-    """The rows that differ, counted from 0; of a vector 0."""
+    """The rows that differ, counted from 0; 0 for a vector."""
 
     share: float
     """The share of its numbers that differ."""
@@ -261,9 +262,9 @@ def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[st
 
     Two constants correspond where name and shape are equal, and matrices of one width as far as both reach. The vectors
     of a kind (one name over the layers) may have 1 added, as Gemma's norms have. Where more than half of a kind, or of
-    all vectors or matrices, differ, they were changed on purpose, as AWQ changes norms and training changes weights:
-    these are left out, because any text shows the effect. Tables of rotary positions are compared unless all else is
-    of another model.
+    all vectors or matrices, differ, they were changed on purpose, as AWQ changes norms and training changes weights.
+    These are left out, because any text shows the effect. Tables of rotary positions are compared unless everything
+    else belongs to another model.
     """
     parts = {}
     for name in model.keys() & reference.keys():
@@ -307,18 +308,18 @@ def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[s
 
 
 def is_alike(own: Array, other: Array) -> bool:
-    """Whether of some rows of two tables of one shape most numbers are equal."""
+    """Whether most numbers of some rows of two tables of one shape are equal."""
     some = slice(None, None, -(-len(own) // 16))
     return (what := _apart("", own[some], other[some])) is None or what.share < 0.5
 
 
 def is_one(own: Array, other: Array) -> bool:
-    """Whether two constants are equal but for rounding and a 1 that is added, as to Gemma's norms."""
+    """Whether two constants are equal but for rounding and an added 1, as in Gemma's norms."""
     return own.shape == other.shape and not (_apart("", own, other) and _apart("", own, other, 1))
 
 
 def meant_others(names: Collection[str], others: Collection[str], kind: Callable[[str], str]) -> set[str]:
-    """The `others` that were changed on purpose: their kind has several constants, and more than half are others."""
+    """The `others` that were changed on purpose: their kind has several constants, most of which differ."""
     all_kinds, other_kinds = Counter(map(kind, names)), Counter(map(kind, others))
     return {name for name in others if 1 < all_kinds[kind(name)] < 2 * other_kinds[kind(name)]}
 
@@ -329,21 +330,20 @@ def kind_of(name: str) -> str:
 
 
 def _layer(name: str) -> tuple[str, int]:
-    """What is before a name's first number, and that; 0 of a name without."""
+    """The part of a name before its first number, and that number; 0 for a name without one."""
     stem, *rest = re.split(r"(\d+)", name, maxsplit=1)
     return stem, int(rest[0]) if rest else 0
 
 
 def _blocks(array: Array) -> Iterator[tuple[int, Array]]:
-    """The first row and the numbers of parts of an array, as rows [R, N]; a vector is one row."""
+    """The number of the first row and the numbers, for each part of an array as rows [R, N]; a vector is one row."""
     rows = array.reshape(len(array), -1) if array.ndim > 1 else array.reshape(1, -1)
     step = max(1, AT_A_TIME // max(1, rows.shape[1]))
     yield from ((first, rows[first : first + step]) for first in range(0, len(rows), step))
 
 
 def _broken(array: Array) -> str:
-    """The rows of an array that are NaN, or infinite unless it is a mask (only zeros and ones besides); empty without
-    any."""
+    """The rows of an array that have NaN or, unless it is a mask (else zeros and ones), infinity; empty without any."""
     rows: list[int] = []
     for first, block in _blocks(array):
         is_finite = np.isfinite(block)
@@ -354,8 +354,8 @@ def _broken(array: Array) -> str:
 
 
 def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
-    """How two arrays differ beyond rounding; None where they do not. To `own` a number is added, as exporters
-    fold the 1 of Gemma's norms."""
+    """How two arrays differ beyond rounding; None where they do not. A number is added to `own`, as exporters fold the
+    1 of Gemma's norms."""
     coarser = min((own.dtype, other.dtype), key=lambda dtype: dtype.itemsize)
     is_rotary, rows, count, squares, whole = bool(ROTARY.search(name)), [], 0, 0.0, 0.0
     for (first, left), (_, right) in zip(_blocks(own), _blocks(other), strict=True):
@@ -392,21 +392,21 @@ def _rows_of(rows: list[int], num_rows: int) -> str:
 
 
 class Distance(NamedTuple):
-    """How far a quantized weight lies from its float one, counted in steps of its blocks' grids."""
+    """How far a quantized weight is from its float one, counted in steps of its blocks' grids."""
 
     share: float
-    """Of the numbers those that are more than a step away: none that was rounded to nearest, half a step away, or a
-    whole one at an end of the grid."""
+    """The share of the numbers that are more than a step away. Rounding to nearest leaves none: half a step, or a whole
+    one at an end of the grid."""
 
     rows: list[int]
-    """Outputs, or rows of a table, that lie farther off than the other ones explain."""
+    """Outputs, or rows of a table, that are farther off than the others explain."""
 
     num_rows: int
 
 
 def outliers(distances: Mapping[str, Distance]) -> dict[str, str]:
-    """How far off weights, or rows of them, are that rounding as of the others does not explain. Where more than half
-    of a kind are, they were changed on purpose (AWQ's smoothing, SpinQuant's rotations)."""
+    """How far off the weights, or rows of them, are that rounding as in the other weights does not explain. Where more
+    than half of a kind are, they were changed on purpose (AWQ's smoothing, SpinQuant's rotations)."""
     usual = float(np.median([one.share for one in distances.values()])) if len(distances) > 2 else 1.0
     limit = max(OUTLIER, 10 * usual)
     far = {name: f"has {100 * one.share:.0f} % of its numbers" for name, one in distances.items() if one.share > limit}
@@ -457,26 +457,26 @@ def quantized_weights(constants: Constants) -> dict[str, Grid]:
 
 
 def _is_turned(node: onnx.NodeProto) -> bool:
-    """Whether the weight's last axis are outputs."""
+    """Whether the weight's last axis is its outputs."""
     return node.op_type == "MatMul" or (node.op_type == "Gemm" and not attribute(node, "transB", 0))
 
 
 class Grid(NamedTuple):
-    """A quantized weight of N rows of K numbers in blocks that have one scale each."""
+    """A quantized weight of N rows of K numbers, in blocks with one scale each."""
 
     stored: Array
-    """[N, K], or bytes along K of `bits` bits a number, the first in the lowest ones."""
+    """[N, K], or bytes along K whose numbers have `bits` bits, the first in the lowest ones."""
 
     scales: Array
     """[N, blocks]."""
 
     zeros: Array | int
-    """Zero points, as `scales` or packed as `stored`, or the one of all blocks."""
+    """Zero points, in the form of `scales` or packed as `stored`, or a single one for all blocks."""
 
     num_inputs: int
     block: int
     bits: int = 0
-    """0 where no numbers share a byte."""
+    """The bits of a number that shares a byte with others; 0 where none do."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -503,9 +503,9 @@ class Grid(NamedTuple):
 def packed_grid(
     node: onnx.NodeProto, stored: Array, scales: Array, zeros: Array | None, groups: Array | None = None
 ) -> Grid:
-    """As MatMulNBits, GatherBlockQuantized and QMoE (its experts' rows one after the other) take it: without zero
-    points that of bytes is the middle of the grid, that of integers of 4 bits is 0. `groups`: the block of each of K
-    numbers, where they are not in order."""
+    """As MatMulNBits, GatherBlockQuantized and QMoE (its experts' rows one after the other) store it. Without zero
+    points, that of bytes is the middle of the grid, and that of integers of 4 bits is 0. `groups`: the block of each of
+    K numbers, where they are not in order."""
     bits = int(attribute(node, "expert_weight_bits" if node.op_type == "QMoE" else "bits", 4))
     bits = bits if stored.dtype == np.uint8 else 0
     num_rows = len(stored) * (stored.shape[1] if node.op_type == "QMoE" else 1)
@@ -523,8 +523,8 @@ def packed_grid(
 def _dequantized(
     node: onnx.NodeProto, stored: Array, scales: Array, zeros: Array | None, *, is_turned: bool
 ) -> Grid | None:
-    """As DequantizeLinear makes it of a matrix: with one scale for all, for each output, for each input (as by a wrong
-    axis of a square one) or for blocks of inputs; None of others."""
+    """As DequantizeLinear makes it of a matrix: with one scale for all, for each output, for each input (as with a
+    wrong axis of a square matrix) or for blocks of inputs; None for other forms."""
     axis, outputs = attribute(node, "axis", 1) % 2, int(is_turned)
     if stored.ndim != 2 or (scales.ndim == 2 and axis == outputs):
         return None
@@ -539,7 +539,7 @@ def _dequantized(
 
 
 def distance(own: Array, grid: Grid, begin: int = 0) -> Distance:
-    """The distance of a float weight [N, K] from its quantized one, whose rows begin at `begin`."""
+    """The distance of a float weight [N, K] from the rows of its quantized one that begin at `begin`."""
     count, in_steps, in_size = 0, [], []
     for first, rows in _blocks(own):
         numbers, steps = grid.rows(begin + first, begin + first + len(rows))  # [R, K], [R, blocks]

@@ -42,7 +42,8 @@ _CONFIGS = (
 _TEXTS = ("tokenizer*", "*.model", "*.spm", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
 _TEMPLATES = ("chat_template*", "additional_chat_templates/*")
 _HF_FILES = ("*.bin", "*.index.json", *_HF_WEIGHTS)
-"""What is opened of a model's folder, by native code too. `also_read` has what Python opens beyond these."""
+"""The files of a model's folder that are opened, also by native code. `also_read` has what Python opens beyond these.
+"""
 
 
 def read_files(files: ModelFiles) -> dict[str, Path]:
@@ -70,8 +71,9 @@ def read_files(files: ModelFiles) -> dict[str, Path]:
 
 
 def model_digest(files: ModelFiles, *more: Path) -> str:
-    """Digest (32 hex digits) of the content of every file that opening the model reads (`read_files`), and of `more`:
-    the same wherever they lie. Every file is read whole, once a process unless it changes (about 1 s/GB)."""
+    """Digest (32 hex digits) of the content of every file that opening the model reads (`read_files`), and of `more`.
+    It is the same wherever the files lie. Every file is read whole, once in a process unless it changes (about 1 s/GB).
+    """
     parts: list[tuple[str, Path | bytes]] = [*sorted(read_files(files).items()), *((file.name, file) for file in more)]
     return digest_of(parts if Path(files.tokenizer).is_dir() else [*parts, ("tokenizer", files.tokenizer.encode())])
 
@@ -104,8 +106,8 @@ def reading_noted() -> Iterator[None]:
 
 
 def also_read(files: ModelFiles) -> dict[str, str]:
-    """The files that models opened in this process read of this model's folders, or as code in the hub's cache, and
-    that `read_files` has not: data of a model's own code, for instance. Each by its label, with its digest."""
+    """Files that models opened in this process have read of this model's folders, or as code in the hub's cache, and
+    that `read_files` does not list: data of a model's own code, for instance. Each by its label, with its digest."""
     read = {file.resolve() for file in read_files(files).values()}
     roots = [path.resolve() for path in (files.directory, Path(files.tokenizer)) if path.is_dir()]
     more: dict[str, str] = {}
@@ -162,7 +164,7 @@ def refuse_short(decoder: Path, file: Path, needed: int) -> None:
 
 
 def refuse_pointer(file: Path) -> None:
-    """Raises `ModelError` for a pointer of Git LFS, which a clone without LFS leaves in the place of a large file."""
+    """Raises `ModelError` for a pointer of Git LFS, which a clone without LFS leaves in place of a large file."""
     with file.open("rb") as content:
         if content.read(len(_LFS)) != _LFS:
             return
@@ -172,8 +174,9 @@ def refuse_pointer(file: Path) -> None:
 
 
 def relocated(decoder: Path, model: onnx.ModelProto) -> tuple[Path, onnx.ModelProto]:
-    """The folder to open `model`, which was read from `decoder`, from memory with, and a copy that has its weights'
-    names in there; the model itself where these stay, since a copy of inline weights would take their size in memory.
+    """The folder with which to open `model`, which was read from `decoder`, from memory, and a copy whose weights are
+    named relative to that folder. Where no name changes it is the model itself, because a copy of inline weights would
+    take their size in memory.
 
     Raises `ModelError` as `weight_files` does, and where the files lie on different drives.
     """
@@ -195,8 +198,8 @@ def relocated(decoder: Path, model: onnx.ModelProto) -> tuple[Path, onnx.ModelPr
 
 
 def digest_of(parts: Iterable[tuple[str, Path | bytes]]) -> str:
-    """32 hex digits of labels and contents, a file's or the bytes themselves. A file that was read before in this
-    process, and has its size and times still, is not read again; nobody can set the time of its status (ctime)."""
+    """32 hex digits of labels and contents, a file's or the bytes themselves. A file that this process has read before,
+    and whose size and times have not changed, is not read again; nobody can set the time of its status (ctime)."""
     digest = hashlib.sha256()
     for label, part in parts:
         if isinstance(part, Path):
@@ -237,7 +240,7 @@ def load_graph(path: Path) -> onnx.ModelProto:
 
 
 def read_outline(path: Path) -> Outline:
-    """What `load_graph` finds, in outline; raises `ModelError` as that does."""
+    """What `load_graph` would find, as an outline; raises `ModelError` as that does."""
     import onnx
 
     from olive_ext.graph.onnx_file import tensors_of  # imported here: they bring onnx along
@@ -255,7 +258,7 @@ def read_outline(path: Path) -> Outline:
 
 
 def _external_range(path: Path, tensor: onnx.TensorProto) -> tuple[str, int]:
-    """The file of a tensor's numbers, and where they end in it, in bytes."""
+    """The file of a tensor's numbers, and where in it they end, in bytes."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     try:
         location, offset, length = entries["location"], *(int(entries.get(key) or 0) for key in ("offset", "length"))

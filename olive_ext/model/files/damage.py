@@ -1,7 +1,8 @@
-"""What is damaged in a model's files, whatever texts reach: constants, and the numbers that nodes compute with
-(windows, epsilons, scales, heads), held against a reference's graph, or a checkpoint's tensors and config.json.
+"""What is damaged in a model's files, whether or not texts reach it: constants, and the numbers with which nodes
+compute (windows, epsilons, scales, heads). They are compared with a reference's graph, or with a checkpoint's tensors
+and config.json.
 
-Knows files; not what runs them.
+Knows files, and not what runs them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from olive_ext.model.spec.checkpoint import entries, read_length
 from olive_ext.model.types import ModelFiles
 
 _FREE = ("epsilon", "softcap", "num_heads", "kv_num_heads")
-"""Attributes that mean the same whatever else a node is given, and whoever exported it."""
+"""Attributes that mean the same whatever inputs a node has, and whoever exported it."""
 
 _BY_NAME = (
     "local_window_size", "scale", "smooth_softmax", "alpha", "beta", "approximate", "p", "k", "activation",
@@ -66,51 +67,51 @@ REACHED = ("scale", "num_heads", "kv_num_heads")
 _ABSENT: Mapping[str, Any] = {
     "softcap": 0.0, "scale": 0.0, "local_window_size": -1, "epsilon": 1e-5, "activation_alpha": 1.0,
 }  # fmt: skip
-"""Values of attributes that are left out, of others 0. An epsilon is ONNX's; ONNX Runtime's operators "Skip..." have
-1e-12."""
+"""The defaults of attributes; 0 for all others. This epsilon is ONNX's; ONNX Runtime's operators "Skip..." have 1e-12.
+"""
 
 _EXPERTS = {
     "k": ("experts_per_tok", "experts_per_token", "top_k"),
     "swiglu_limit": ("swiglu_limit",),
     "normalize_routing_weights": ("norm_topk_prob",),
 }
-"""Attributes of experts by the ends of config.json's keys."""
+"""Attributes of experts, by the ends of the keys in config.json."""
 
 _NORMS = ("LayerNormalization", "RMSNormalization", "RMSNorm")
 _ATTENTIONS = ("GroupQueryAttention", "MultiHeadAttention", "PagedAttention", "Attention")
 _ATTENTION_BIAS = 10
-"""GroupQueryAttention's input that may hold a window's mask."""
+"""The input of GroupQueryAttention that may hold a window's mask."""
 
 Scalar: TypeAlias = tuple[float, int]
-"""A number, and the power of it that multiplies what its node makes; 0 of no factor."""
+"""A number, and the power with which it multiplies what its node computes; 0 where it is not a factor."""
 
 _FACTORS = {"Mul": (1, 1), "Div": (0, -1)}
-"""The power by an operator's input."""
+"""That power, by an operator's input."""
 
 _SCALAR_READERS = ("Add", "Sub", *_FACTORS, "Pow", "Clip", "Min", "Max", "TopK")
 _LARGE = 6e4
-"""Numbers beyond stand for infinity in masks: each type of floats has its own."""
+"""Numbers beyond this stand for infinity in masks: each float type has its own."""
 
 _BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
 
 
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""Products that one export may have as one, and the parts that another has of it, in the order of their outputs."""
+"""Products that one export may have as one, and their parts in another export, in the order of their outputs."""
 
 _SYNONYMS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj", "out_proj": "o_proj"}
-"""Words of checkpoints (LFM2's) by those that exporters have for them."""
+"""Words of checkpoints (LFM2's), by the words that exporters use for them."""
 
 _PLAIN_WORDS = ("", "weight", "MatMul", "Gemm", "Gather")
 _LAST_NORM = re.compile(r"(^|\.)(final_norm_layernorm|final_layernorm|(?<!\d\.)norm|norm_f|ln_f)\.weight$")
 _NEAR = 0.7
-"""Relative error below which a weight was only rounded: at 2 bits 0.5 and less, of a rotated one 1.4."""
+"""The relative error below which a weight was only rounded: with 2 bits it is 0.5 and less, with rotations 1.4."""
 
 _BESIDE = re.compile(r"(^|[./])(vis|audio|encoder)")
-"""Parts beside the decoder, whose layers may have names of its own."""
+"""Parts beside the decoder, whose layers may have names of their own."""
 
 
 class Damage(NamedTuple):
-    """What is damaged, by name, and how many constants no constant of the reference corresponds to."""
+    """What is damaged, by name, and how many constants correspond to no constant of the reference."""
 
     findings: dict[str, str]
     uncompared: int
@@ -127,13 +128,13 @@ def damage(
     vocab_sizes: Collection[int | None] = (),
     unreached: Collection[str] = (),
 ) -> Damage:
-    """What of a model's constants texts need not show, by name: rows that are not the reference's, numbers that are
-    none, a single vector that is another or product that lies farther from the float one than rounding puts any; and
-    nodes that compute with other numbers, but for `REACHED` where texts gave nearly the same distributions (`is_near`):
-    a scale may be folded into the weights, and heads repeated. Where they gave the same (`is_same`), no vector is
-    another that every text reaches. A window of the model's `longest` text is none. Nothing reads rows of `vocab_sizes`
-    that are beyond the tokenizer's `num_tokens`. No text shows what is other in the parts that are `unreached`. The
-    reference is an ONNX model, a checkpoint, or not on disk. Raises `ModelError`."""
+    """The damage to a model's constants and nodes that texts need not show, by name. To constants: rows that are not
+    the reference's, NaN and infinity, a single vector that differs, and a product that is farther from the float one
+    than rounding explains. To nodes: other numbers, except `REACHED` where texts gave nearly the same distributions
+    (`is_near`), because a scale may be folded into the weights, and heads repeated. Where texts gave the same
+    distributions (`is_same`), vectors that every text reaches do not count. A window of the model's `longest` text is
+    not one. Rows of `vocab_sizes` beyond the tokenizer's `num_tokens` are never read. No text shows differences in the
+    parts that are `unreached`. The reference is an ONNX model, a checkpoint, or not on disk. Raises `ModelError`."""
     findings, uncompared = dict[str, str](), 0
     floats, config, others, without = {}, {}, {}, REACHED if is_near else ()
     if reference is not None and reference.decoder.suffix == ".onnx":
@@ -180,9 +181,9 @@ def checkpoint_distances(tensors: Mapping[str, Array], model: Constants) -> dict
 
 
 def replace_weights(tensors: Mapping[str, Array], model: Constants) -> bool:
-    """Writes what a graph's quantized weights decode to into the `tensors` of its checkpoint. Returns whether the graph
-    should then compute what the checkpoint does: all that is rounded in it are weights that pair and are near, and its
-    other constants are the checkpoint's, where smoothing changes them."""
+    """Writes the decoded values of a graph's quantized weights into the `tensors` of its checkpoint. Returns whether
+    the graph should then compute what the checkpoint does: everything that is rounded in it is a weight that pairs and
+    is near, and its other constants, which smoothing would change, are the checkpoint's."""
     found = True
     for name, own in model.floats().items():
         found &= name not in tensors or tensors[name].shape != own.shape or is_one(tensors[name], own)
@@ -197,9 +198,9 @@ def replace_weights(tensors: Mapping[str, Array], model: Constants) -> bool:
 
 
 def _paired(tensors: Mapping[str, Array], model: Constants) -> Iterator[tuple[str, Array, Grid, int]]:
-    """A checkpoint's tensors with the quantized weights of a graph that hold them from some row on. They pair by layer,
-    last word and shape, and a packed product of one side (`JOINED`) with its parts by rows. A head that the checkpoint
-    does not have is its table."""
+    """A checkpoint's tensors, each with the quantized weights of a graph that hold it and the row where it begins. They
+    pair by layer, last word and shape, and a packed product of one side (`JOINED`) with its parts by rows. A head that
+    the checkpoint lacks is its table."""
     grids = quantized_weights(model)
     names, owns = _by_word(grids), {key: tensors[name] for key, name in _by_word(tensors).items()}
     for (layer, word), whole in [*owns.items()]:
@@ -218,7 +219,7 @@ def _paired(tensors: Mapping[str, Array], model: Constants) -> Iterator[tuple[st
 
 
 def _by_word(names: Iterable[str]) -> dict[tuple[int | None, str], str]:
-    """The names of a decoder's weights by layer and last word, of experts with their number, if no other has both."""
+    """The names of a decoder's weights by layer and last word, with the number for experts, where no other has both."""
     keys = {}
     for name in names:
         words = [word for word in re.split(r"[./]", name) if word not in _PLAIN_WORDS]
@@ -234,7 +235,7 @@ def _graphs(files: ModelFiles) -> dict[str, Path]:
 
 
 def _reached(arrays: Mapping[str, Array], num_tokens: int | None, sizes: Collection[int | None]) -> dict[str, Array]:
-    """Tables and heads without what only ids beyond `num_tokens` reach, which is anything."""
+    """Tables and heads without differences that only ids beyond `num_tokens` reach."""
     tables = {name: [size in sizes for size in array.shape] for name, array in arrays.items() if array.ndim == 2}
     cuts = {name: tuple(slice(num_tokens if is_long else None) for is_long in axes) for name, axes in tables.items()}
     return {name: array[cuts[name]] if sum(tables.get(name, ())) == 1 else array for name, array in arrays.items()}
@@ -250,12 +251,12 @@ def hidden(
     is_same: bool = False,
 ) -> dict[str, str]:
     """The damage that texts need not show, among constants that are `others` and products `far` from their float ones.
-    Any text reaches a constant that differs in half of its numbers or more, and a matrix that differs in all rows (the
-    values' part of a packed product), unless it is as wide as a vocabulary. Rotations, smoothing and folded norms
-    change several constants so, a folded multiplier changes one matrix, and the model computes the same: then these are
-    left out, and so is a vector alone where texts gave the same distributions (`is_same`). Up to a quarter of the
-    `num_paired` products are none of these where no vector changed with them; 0 where texts gave nearly the same
-    distributions. A norm of ones may be in quantized products."""
+    Any text reaches a constant that differs in half of its numbers or more, and a matrix that differs in all rows (or
+    in the values' part of a packed product), unless it is as wide as a vocabulary. Rotations, smoothing and folded
+    norms change several constants that way, a folded multiplier changes one matrix, and the model computes the same.
+    Then these are left out, and so is a vector alone where texts gave the same distributions (`is_same`). Up to a
+    quarter of the `num_paired` products do not count as such where no vector changed with them; 0 where texts gave
+    nearly the same distributions. A norm of ones may be in quantized products."""
     tables = (one.shape for name, one in constants.items() if one.ndim == 2 and not ROTARY.search(name))
     widest, whole = max(map(max, tables), default=0), set()
     for name, what in others.items():
@@ -272,9 +273,10 @@ def hidden(
 
 
 def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[str, Array]:
-    """The reference's constants with its matrices under the names of the model's that have no name in common and equal
-    shapes: where most of their numbers are equal. Rotary tables by use, width and the angles of position 1, where both
-    have as many: another exporter may read those of windowed layers first. The norm before the head by its names."""
+    """The reference's constants, with its matrices under the model's names. Matrices without a common name pair by
+    shape, where most of their numbers are equal. Rotary tables pair by use, width and the angles of position 1, where
+    both sides have as many: another exporter may read those of windowed layers first. The norm before the head pairs by
+    its names."""
     kinds: list[dict[Any, list[str]]] = [{}, {}]
     for kind, own, other in zip(kinds, (reference, model), (model, reference), strict=True):
         for name, one in own.items():
@@ -301,8 +303,8 @@ def _turn(name: str) -> str:
 
 
 def rotary_tables(config: Mapping[str, Any], constants: Mapping[str, Array]) -> dict[str, Array]:
-    """The tables of rotary positions by config.json under the names that the model has them by; none where positions
-    are scaled, and of tables of another width than the heads'."""
+    """The tables of rotary positions by config.json, under the model's names for them. Empty where positions are
+    scaled, and for tables of another width than the heads'."""
     text = config.get("text_config", config)
     ropes = _ropes(text)
     bases = [float(rope[key]) for rope in (text, *ropes) for key in _BASES if rope.get(key)]
@@ -332,18 +334,19 @@ def _is_scaled(ropes: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _without_idle_windows(model: onnx.ModelProto, longest: int | None) -> None:
-    """Turns windows off, in place, that a text of `longest` positions does not leave."""
+    """Turns off, in place, windows that a text of `longest` positions does not leave."""
     for entry in (entry for node in graph_nodes(model) for entry in node.attribute):
         if entry.name == "local_window_size" and longest is not None and entry.i >= longest:
             entry.i = -1
 
 
 def differing_numbers(reference: Constants, model: Constants, without: Sequence[str] = ()) -> dict[str, str]:
-    """Nodes of `model` that compute with other numbers than the reference's, by name: which.
+    """Nodes of `model` that compute with other numbers than the reference's, by name, with these numbers.
 
-    Nodes pair by name, in order if counters differ. Those of a kind that have no name of the reference's, as in another
-    exporter's graph, pair by order. Where their number differs, a node's numbers must be those of some node of the
-    reference. In both cases only attributes that do not depend on other nodes are compared.
+    Nodes pair by name, and in order where only counters differ. Those of a kind without a name of the reference's, as
+    in another exporter's graph, pair by order. Where the two sides have different numbers of them, a node's numbers
+    must be those of some node of the reference. In both cases only attributes that do not depend on other nodes are
+    compared.
     """
     findings: dict[str, str] = {}
     sizes = {dim.dim_value for value in model.model.graph.input for dim in value.type.tensor_type.shape.dim[3:4]}
@@ -364,7 +367,7 @@ def differing_numbers(reference: Constants, model: Constants, without: Sequence[
 
 
 def _differing_scalars(reference: Mapping[str, Scalar], model: Mapping[str, Scalar]) -> dict[str, str]:
-    """Factors of a layer whose product is the reference's are left out: queries may be scaled, or keys, or both."""
+    """Leaves out factors of a layer whose product is the reference's: queries may be scaled, or keys, or both."""
     findings: dict[str, str] = {}
     ratios: dict[int | None, float] = {}
     for name, (value, power) in model.items():
@@ -386,8 +389,8 @@ def _unlike(
     *,
     is_named: bool,
 ) -> dict[str, str]:
-    """The first attribute of a node that no node of `pair` has: its counterpart, or several that may be. The epsilon of
-    a norm over more numbers, of which some are zeros, is smaller by as much."""
+    """The first attribute of a node that no node of `pair` has: its counterpart, or several candidates. The epsilon of
+    a norm over more numbers, some of which are zeros, is smaller in proportion."""
     is_alike = len(pair) == 1 and _form(pair[0]) == _form(node)
     names = (*_FREE, *_BY_NAME[: None if is_named else is_alike], *(_BY_FORM if is_named and is_alike else ()))
     for name in (one for one in (names if len(pair) == 1 else _FREE if pair else ()) if one not in without):
@@ -405,8 +408,8 @@ def _unlike(
 def numbers_against(
     config: Mapping[str, Any], model: onnx.ModelProto, without: Sequence[str] = (), longest: int | None = None
 ) -> dict[str, str]:
-    """Norms, attentions and experts that compute with other numbers than config.json says, by name: which. A kind of
-    norms may have its epsilon in the checkpoint's code, where others have the one that is written."""
+    """Norms, attentions and experts that compute with other numbers than config.json says, by name, with these numbers.
+    One kind of norms may have its epsilon in the checkpoint's code, where others have the one that is written."""
     text = config.get("text_config", config)
     fields = [(key, value) for entry in entries(text) for key, value in entry.items()]
     epsilons = [value for key, value in fields if key.endswith(("eps", "epsilon")) and isinstance(value, float)]
@@ -439,8 +442,8 @@ def numbers_against(
 
 
 def _scales(text: Mapping[str, Any]) -> list[float]:
-    """The scales that attentions may have: left out, folded into the weights, a head's or a written one; empty where
-    rotary positions scale as well, and of latent attention."""
+    """The scales that attentions may have: left out, folded into the weights, a head's, or a written one. Empty for
+    latent attention, and where rotary positions scale as well."""
     size = text.get("head_dim") or text.get("hidden_size", 0) // (text.get("num_attention_heads") or 1)
     if not size or text.get("rope_scaling") or "qk_rope_head_dim" in text or _is_scaled(_ropes(text)):
         return []
@@ -450,8 +453,8 @@ def _scales(text: Mapping[str, Any]) -> list[float]:
 
 
 def _windows(text: Mapping[str, Any], node: onnx.NodeProto, longest: int | None, *, has_windows: bool) -> list[int]:
-    """The windows that an attention may have by config.json, where some of the graph have one or none has; empty where
-    it does not say, and where a mask may hold the window."""
+    """The windows that an attention may have by config.json, where some attentions of the graph have one or none has.
+    Empty where it does not say, and where a mask may hold the window."""
     types, layer, window = text.get("layer_types") or (), layer_of(node.name), text.get("sliding_window") or -1
     if node.op_type != "GroupQueryAttention" or any(node.input[_ATTENTION_BIAS:][:1]) or not isinstance(window, int):
         return []
@@ -467,7 +470,7 @@ def _windows(text: Mapping[str, Any], node: onnx.NodeProto, longest: int | None,
 
 
 def _by_kind(model: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:
-    """Nodes with deciding attributes by their operators; all norms are one kind, and all attentions."""
+    """Nodes with deciding attributes, by operator; all norms are one kind, and so are all attentions."""
     kinds: dict[str, list[onnx.NodeProto]] = {}
     for node in graph_nodes(model):
         is_deciding = not {entry.name for entry in node.attribute}.isdisjoint((*_FREE, *_BY_NAME, *_BY_FORM))
@@ -485,7 +488,8 @@ def _by_name(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[onnx.NodeProto]]
 
 
 def _form(node: onnx.NodeProto) -> tuple[str, list[int]]:
-    """A node's operator and which inputs it has; of experts' no inputs, which are others where quantized."""
+    """A node's operator and which inputs it has; without inputs for experts, whose inputs differ where they are
+    quantized."""
     operator = node.op_type.replace("QMoE", "MoE")
     return operator, [index for index, name in enumerate(node.input) if name and operator != "MoE"]
 
@@ -496,7 +500,7 @@ def _attribute(node: onnx.NodeProto, name: str) -> Any:
 
 
 def _value(node: onnx.NodeProto, name: str, sizes: set[int]) -> Any:
-    """A node's number; 0 for a scale that is what attentions of heads of `sizes` have by themselves."""
+    """A node's number; 0 for a scale that attentions with heads of `sizes` have by default."""
     absent = 1e-12 if name == "epsilon" and node.op_type.startswith("Skip") else _ABSENT.get(name, 0)
     value = absent if (value := _attribute(node, name)) is None else value
     if name == "smooth_softmax":  # ONNX Runtime writes -1 out where nothing is said, and both mean no
@@ -516,7 +520,7 @@ def _shown(value: Any) -> str:
 
 def _scalars(constants: Constants) -> dict[str, Scalar]:
     """Single numbers (an epsilon, a cap, a multiplier, the number of experts) by the node and the input that read them,
-    as far as no other node has that name, or by their own as in `Constants.floats`. Those of a cap are no factors."""
+    if no other node has that name, or by their own name as in `Constants.floats`. Those of a cap are not factors."""
     tensors = constants.tensors
     keys = {name: key for key, name in constants.float_names.items()}
     readers = [node for node in graph_nodes(constants.model) if node.op_type in _SCALAR_READERS]

@@ -1,5 +1,5 @@
-"""The Hugging Face hub before anything is asked of it: a hub that does not answer costs its libraries a minute of
-retries, which print lines of their own. Knows no model, and downloads nothing."""
+"""Whether the Hugging Face hub answers, before anything asks it: a hub that does not answer costs its libraries a
+minute of retries, which print lines of their own. Knows no model, and downloads nothing."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from olive_ext.model.types import ModelFiles
 logger = logging.getLogger(__name__)
 
 SECONDS = 1.0
-"""Seconds within which the hub has to take a connection."""
+"""Seconds within which the hub must accept a connection."""
 
 _SWITCH = "HF_HUB_OFFLINE"
 _OFFLINE = "OfflineModeIsEnabled"
-"""What the libraries say where this module has set the switch."""
+"""What the libraries say where this module has switched them offline."""
 
 _READERS = ("huggingface_hub.constants", "datasets.config")
-"""Modules that read the switch as they are imported."""
+"""Modules that read the switch when they are imported."""
 
 
 @contextmanager
 def offline_if_unreachable(names: Iterable[str] = (), *, has_data: bool = False) -> Iterator[None]:
-    """While the hub does not answer, its libraries are set offline: they then take what they have kept.
+    """While the hub does not answer, sets its libraries offline: they then use what they have cached.
 
-    `names` are what users wrote for models and tokenizers; the hub is tried only where one of them, not being a path,
-    may be on it, or data may (`has_data`). Raises `ModelError` for a name that is not kept here while the hub does not
-    answer.
+    `names` are what users wrote for models and tokenizers. The hub is tried only where one of them is not a path and
+    may be on the hub, or where data may be there (`has_data`). Raises `ModelError` for a name that is not cached here
+    while the hub does not answer.
     """
     wanted = [name for name in names if is_hub_name(name)]
     reason = why_unreachable() if wanted or has_data else None
@@ -63,8 +63,8 @@ def offline_if_unreachable(names: Iterable[str] = (), *, has_data: bool = False)
 
 
 def with_configs(files: ModelFiles, cache: Path | None = None) -> ModelFiles:
-    """The files of a checkpoint with its configurations here; of one on the hub they are fetched, or taken from `cache`
-    (the user's). Where the hub does not give them nothing changes: such a model cannot be opened either."""
+    """The files of a local checkpoint with its configurations. Those of one on the hub are fetched, or taken from
+    `cache` (the user's). Where the hub does not give them nothing changes: such a model cannot be opened either."""
     if files.directory.is_dir():
         return files
     from huggingface_hub import snapshot_download
@@ -80,7 +80,7 @@ def with_configs(files: ModelFiles, cache: Path | None = None) -> ModelFiles:
 
 @contextmanager
 def set_offline() -> Iterator[None]:
-    """The hub's libraries, in this process and in those that it starts, ask nothing of the hub."""
+    """Sets the hub's libraries offline, in this process and in those that it starts."""
     readers = [vars(module) for name in _READERS if (module := sys.modules.get(name)) is not None]
     values = [reader[_SWITCH] for reader in readers]
     written = {_SWITCH: os.environ[_SWITCH]} if _SWITCH in os.environ else {}
@@ -97,7 +97,7 @@ def set_offline() -> Iterator[None]:
 
 
 def why_unreachable() -> str | None:
-    """Why the hub, or the proxy on the way to it, cannot be asked; None where it takes connections."""
+    """Why the hub, or the proxy before it, cannot be asked; None where it accepts connections."""
     if _is_offline():
         return f"{_SWITCH} is set"
     address = urlsplit(_endpoint())

@@ -42,15 +42,16 @@ Kind = Literal["onnx", "hf"]
 _BY_USER = "the setting 'components'"
 _GRAPHS = ("*.onnx", "*/*.onnx")
 _MARKS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
-"""Files by which a tokenizer's folder is known."""
+"""Files by which a tokenizer's folder is recognized."""
 
 _LEVELS_UP = 3
 
 _TEXT_SECTIONS = {"embedding": "embedding", "encoder": "encoder"}
-"""Sections of genai_config.json whose graph text needs, and the part's name here."""
+"""Sections of genai_config.json whose graph text needs, and the name of that part here."""
 
 _SIBLINGS = {"encoder": "encoder", "embedding": "embedding", "vision_encoder": "vision", "audio_encoder": "audio"}
-"""Folders beside the decoder's in which mobius puts a graph of the decoder's file name, and the part's name here."""
+"""Folders beside the decoder's, in which mobius puts a graph under the decoder's file name, and the name of that part
+here."""
 
 _WITH_PAST, _WITHOUT_PAST, _MERGED = "decoder_with_past_model", "decoder_model", "decoder_model_merged"
 _ENCODER = "encoder_model"
@@ -126,7 +127,7 @@ def locate(
 
 
 def locate_hf(path: str, tokenizer: str | None = None) -> ModelFiles:
-    """The files of the Hugging Face model in the folder, or under the hub name, `path`; nothing is looked up."""
+    """The files of the Hugging Face model in the folder, or under the hub name, `path`. Nothing is looked up."""
     origin = "the model's own" if tokenizer is None else "the setting 'tokenizer'"
     folder = Path(path)
     _refuse_strangers_in(folder, *([Path(tokenizer)] if tokenizer else []))
@@ -143,7 +144,7 @@ def _companions(
     root: Path, decoder: Path, outline: Outline, named: Mapping[str, Named]
 ) -> dict[str, tuple[Path, Outline, str]]:
     """The other graphs by part, each with its interface and the rule that found it. Where nothing names the graph that
-    makes what the decoder takes in place of tokens, all graphs of the folder `root` are looked at."""
+    makes the decoder's inputs from tokens, all graphs of the folder `root` are examined."""
     from olive_ext.model.spec.encoder_spec import find_parts, settle  # imported here: it brings onnx along
 
     graphs = {file: read_outline(file) for file, _ in named.values()}
@@ -236,7 +237,7 @@ def _find_decoder(
 
 
 def _genai_decoder(root: Path, overlaid: Mapping[str, Any] | None) -> tuple[Path | None, str]:
-    """The decoder that genai_config.json of `root` names and by which key, or none and the reason why."""
+    """The decoder that genai_config.json of `root` names and the key that names it, or none and the reason."""
     file = root / (GENAI_CONFIG if overlaid is None else OVERLAY)
     if not file.is_file():
         return None, ""
@@ -258,8 +259,8 @@ def _genai_decoder(root: Path, overlaid: Mapping[str, Any] | None) -> tuple[Path
 
 
 def _olive_decoder(root: Path) -> Path | None:
-    """The file of the ONNXModel recorded in `root`. Olive writes absolute paths: those of a folder that was moved since
-    are taken relative to the record first."""
+    """The file of the ONNXModel that is recorded in `root`. Olive writes absolute paths: in a folder that has been
+    moved, they are tried relative to the record first."""
     kind, config = olive_record(root)
     if kind != "onnxmodel" or not isinstance(config.get("model_path"), str):
         return None
@@ -290,8 +291,8 @@ def _only_decoder(root: Path) -> tuple[Path, str]:
 def pick_with_past(graphs: Sequence[Path]) -> tuple[Path, str] | None:
     """The decoder to run of an encoder-decoder exported by optimum, and why; None for other `graphs`.
 
-    Takes the decoder with a past, because it also runs with an empty past, and because its LM head is not hidden in
-    a subgraph of an If node, as that of the merged decoder is.
+    It is the decoder with a past, because that also runs with an empty past, and because its LM head is not hidden in a
+    subgraph of an If node, as that of the merged decoder is.
     """
     by_name = {graph.stem: graph for graph in graphs if (graph.parent / f"{_ENCODER}.onnx").is_file()}
     if _WITH_PAST in by_name and _WITHOUT_PAST in by_name:
@@ -309,7 +310,7 @@ def _readable(graph: Path) -> Outline | None:
 
 
 def _upwards(folder: Path) -> Iterator[tuple[Path, str]]:
-    """The model's `folder` and the three folders above it, each with its place in words."""
+    """The model's `folder` and the three folders above it, each with a description of its place."""
     yield folder, "beside the model"
     for level, above in enumerate(folder.parents[:_LEVELS_UP], start=1):
         yield above, f"{counted(level, 'folder')} above the model"
@@ -335,10 +336,10 @@ def _names(config: Path, decoder: Path) -> bool:
 
 
 def _stages(folder: Path, genai_config: Mapping[str, Any]) -> dict[str, Path]:
-    """The decoder's pipeline: stage -> file in `folder`, in the order in which they run; empty where it is none.
+    """The decoder's pipeline: stage -> file in `folder`, in the order in which they run; empty where there is none.
 
-    The stages are written as one object or as one each; several may share a file. A stage without a filename gets the
-    folder itself; nothing is looked up.
+    The stages are written as one object or as one object each; several may share a file. A stage without a filename
+    gets the folder itself. Nothing is looked up.
     """
     written = genai_config.get("model", {}).get("decoder", {}).get("pipeline", ())
     stages = [(name, stage) for part in written for name, stage in part.items()]
@@ -346,7 +347,7 @@ def _stages(folder: Path, genai_config: Mapping[str, Any]) -> dict[str, Path]:
 
 
 def _pipeline_of(graph: Path, folder: Path, genai_config: Mapping[str, Any]) -> dict[str, Path]:
-    """The stages of the pipeline where `graph` is one of them; else none, since another graph in the same folder is a
+    """The stages of the pipeline, if `graph` is one of them; else none, since another graph in the same folder is a
     model of its own. Raises `ModelError` that names a stage whose file is missing."""
     stages = _stages(folder, genai_config)
     if not any(file.is_file() and file.samefile(graph) for file in stages.values()):
@@ -357,7 +358,7 @@ def _pipeline_of(graph: Path, folder: Path, genai_config: Mapping[str, Any]) -> 
 
 
 def _missing_stage(folder: Path, stages: Mapping[str, Path]) -> str:
-    """The first stage whose file is not there, in words; empty where all are there."""
+    """A sentence on the first stage whose file is missing; empty where all exist."""
     for name, file in stages.items():
         if not file.is_file():
             written = "no file" if file == folder else f"the file '{file.name}', which is not there: {contents(folder)}"
@@ -368,12 +369,12 @@ def _missing_stage(folder: Path, stages: Mapping[str, Path]) -> str:
 def find_companions(
     decoder: Path, directory: Path, genai_config: Mapping[str, Any], given: Collection[str] = ()
 ) -> dict[str, Named]:
-    """The graphs beside `decoder` by what they do, each with the rule that found it; `directory` has genai_config.json.
+    """The graphs beside `decoder` by what they do, each with the rule that found it. `directory` has genai_config.json.
 
     "embedding": takes ids where the decoder takes embeddings. "encoder": takes the source of an encoder-decoder.
     "first_step": a decoder without a past, which computes the cross-attention KV. "vision" and "audio": encoders whose
-    features the embedding graph puts among the embeddings; only pictures and sound miss those that do not exist.
-    Raises `ModelError` for another graph that genai_config.json names and that does not exist, but for those `given`.
+    features the embedding graph puts among the embeddings; if they are missing, only pictures and sound cannot be used.
+    Raises `ModelError` for another graph that genai_config.json names and that does not exist, except those `given`.
     """
     graphs = _by_name(decoder)
     for section, part in {**MEDIA_SECTIONS, **_TEXT_SECTIONS}.items():
@@ -447,7 +448,7 @@ def _tokenizer_folder(path: Path) -> Path | None:
 
 
 def _tokenizer_candidates(given: Sequence[str | Path], root: Path, decoder: Path) -> Iterator[tuple[str, str]]:
-    """Folders, files and hub names after the model's own folders, and where each comes from."""
+    """Folders, files and hub names that are tried after the model's own folders, and where each comes from."""
     if decoder.is_symlink():
         yield str(decoder.resolve().parent), "beside the file that the model's link leads to"
     yield from ((str(location), "an additional candidate") for location in given)
@@ -460,12 +461,12 @@ def _tokenizer_candidates(given: Sequence[str | Path], root: Path, decoder: Path
 
 
 def _graphs_below(root: Path, pattern: str) -> list[Path]:
-    """The .onnx files of `root` by a pattern, each of them one of the folder's own."""
+    """The .onnx files of `root` that match a pattern, each of which must be the folder's own."""
     return [within(file, root) for file in sorted(root.glob(pattern)) if file.exists()]
 
 
 def _refuse_strangers_in(*locations: Path) -> None:
-    """Raises `ModelError` where a file of these folders, or one that they name, is none of the folder's own."""
+    """Raises `ModelError` where a file of these folders, or one that they name, is not the folder's own."""
     for folder in dict.fromkeys(locations):
         if folder.is_dir():
             refuse_strangers(folder)

@@ -1,9 +1,9 @@
-"""ONNX Runtime's model packages: a folder with manifest.json (often NAME.ortpackage), in which several builds of one
-model lie, its variants, each for an execution provider. From the folder to the variant that is asked for.
+"""ONNX Runtime's model packages: a folder with manifest.json (often NAME.ortpackage) that holds several builds of one
+model, its variants, each for an execution provider. This module finds the variant that is asked for.
 
-A package has components, mostly one that holds a whole model with its genai_config.json; where there are several, each
-is a graph by what it does. Knows no graph's content. Paths lead to files in the package alone, also where its manifest
-says that the package is installed and may name others.
+A package has components, mostly a single one that holds a whole model with its genai_config.json. Where there are
+several, each is a graph with a part of its own. Knows no graph's content. Paths lead only to files in the package, even
+where its manifest says that the package is installed and may name others.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ from olive_ext.model.providers.table import CPU, ROWS, meant_provider
 
 COMPONENT = "component.json"
 METADATA = "metadata.json"
-"""The same of a component of a package by Olive 0.13's `generate-model-package`, in models/ and its name."""
+"""The manifest's name for a component of a package by Olive 0.13's `generate-model-package`, which lies in models/ and
+its name."""
 
 CONFIGS = "configs"
-"""Such a package's folder of what all variants share, tokenizer and genai_config.json too. To that a variant adds its
-`OVERLAY`, a JSON merge patch (RFC 7386)."""
+"""The folder of such a package with what all variants share, tokenizer and genai_config.json among it. A variant adds
+its `OVERLAY` to that, a JSON merge patch (RFC 7386)."""
 
 ASSETS, ASSET = "shared_assets", "sha256:"
-"""Folders that variants share are named by a digest of their content."""
+"""The prefix of shared folders, which are named by a digest of their content."""
 
 WEIGHTS = "session.model_external_initializers_file_folder_path"
-"""Session option of ONNX Runtime for a graph's external data; a file of the same name may lie beside the graph."""
+"""ONNX Runtime's session option for a graph's external data; a file of the same name may lie beside the graph."""
 
 _MAJOR = "1"
-"""Of the schema's version."""
+"""The schema versions that are read."""
 
 _ROLES = {
     "model": "decoder",
@@ -59,10 +60,10 @@ _ROLES = {
     "speech_encoder": "audio",
     "audio_encoder": "audio",
 }
-"""Components' names that are not the part's own."""
+"""Other names of components, and the part that each is."""
 
 _PARTS = get_args(get_args(Components)[0])
-"""Parts of a model that are graphs; other components, a tokenizer for instance, are left alone."""
+"""Parts of a model that are graphs. Other components, a tokenizer for instance, are ignored."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,12 @@ class Variant:
     """Full name of the execution provider that it is for; empty for any."""
 
     ort: Mapping[str, Any]
-    """What ONNX Runtime is told: `model_file`, and options of the session and the provider."""
+    """What ONNX Runtime reads of it: `model_file`, and options of the session and the provider."""
 
     @property
     def graph(self) -> Path | None:
         """The graph as the package names it for ONNX Runtime, which may lie in a folder that variants share; None where
-        it does not. Raises `ModelError` where its weights do not lie beside it."""
+        no graph is named. Raises `ModelError` where its weights are not beside it."""
         file, options = self.ort.get("model_file"), self.ort.get("session_options")
         if weights := options.get(WEIGHTS) if isinstance(options, Mapping) else None:
             problem = f"variant '{self.name}' has its weights in another folder ({WEIGHTS} = '{weights}')"
@@ -89,8 +90,8 @@ class Variant:
 
 
 def is_package(root: Path) -> bool:
-    """Whether a folder is a model package: a manifest.json beside a genai_config.json is another program's, and beside
-    a graph or a config.json, which the Hub counts, one without components."""
+    """Whether a folder is a model package. A manifest.json beside a genai_config.json belongs to another program. So
+    does one without components beside a graph, or beside a config.json, which the Hub counts."""
     if not (root / MANIFEST).is_file() or (root / GENAI_CONFIG).exists():
         return False
     if not (root / "config.json").exists() and not any(root.glob("[!.]*.onnx")):
@@ -99,7 +100,7 @@ def is_package(root: Path) -> bool:
 
 
 def why_missing(kind: str, path: Any, onnx_file_name: str | None) -> str:
-    """Why a recipe's input model, of Olive's type `kind` in lower case, is not there; empty where it is, or may be.
+    """Why a recipe's input model, of Olive's type `kind` in lower case, does not exist; empty where it does, or may.
 
     Olive takes a path that does not exist for a name on the hub, and looks there.
     """
@@ -118,8 +119,8 @@ def why_missing(kind: str, path: Any, onnx_file_name: str | None) -> str:
 
 
 def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant, dict[str, Path], str]:
-    """The variant of a package's decoder by its `name`, else by the `provider` (a full name) that is asked for, else
-    the only one, else the one for the CPU; the other graphs by what they do; and the rule that chose.
+    """The variant of a package's decoder: by its `name`, else for the `provider` (a full name), else the only one, else
+    the one for the CPU. Also the other graphs by part, and the rule that chose.
 
     Raises `ModelError`, with all variants, where there is no such variant or more than one.
     """
@@ -153,7 +154,7 @@ def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant,
 
 
 def asset(folder: Path, uri: str, key: str) -> Path:
-    """The folder that a variant's configuration names by a digest under `key`, in the package that `folder` is in."""
+    """The folder that a variant's configuration names by a digest under `key`, in the package around `folder`."""
     root = next((above for above in (folder, *folder.parents) if is_package(above)), None)
     if root is None:
         raise NotFoundError(f"'{folder}' names '{uri}' for {key}, and is in no model package")
@@ -169,8 +170,8 @@ def asset(folder: Path, uri: str, key: str) -> Path:
 def _chosen(
     root: Path, part: str, variants: Sequence[Variant], name: str | None, *providers: str, like: str = ""
 ) -> tuple[Variant, str]:
-    """The variant of a part with the name; without one that for the first of `providers` that has any, of several or of
-    none the one with the name `like`; and the rule."""
+    """The variant of a part with that name. Without a name, the one for the first of `providers` that has any; of
+    several, or without a provider, the one named `like`. Also the rule that chose."""
     names = ", ".join(f"{one.name} ({one.provider or 'any provider'})" for one in variants)
     there = f"'{root}' has of its {part} {names}"
     if name is not None:
@@ -193,7 +194,7 @@ def _chosen(
 
 
 def _graph(variant: Variant, part: str) -> Path:
-    """The graph of a component that is one: as the package names it, else genai_config.json, else the only one."""
+    """The graph of a component that is a graph: as the package names it, else genai_config.json, else the only one."""
     config = variant.folder / GENAI_CONFIG
     whole = read_json(config, GenaiConfig) if config.is_file() else (with_overlay(variant.folder) or ({},))[0]
     written: Mapping[str, Any] = whole.get("model", {})
@@ -231,8 +232,8 @@ def _components(root: Path) -> dict[str, list[Variant]]:
 
 
 def with_overlay(folder: Path, *others: Path) -> tuple[Mapping[str, Any], Path] | None:
-    """genai_config.json of the variant in a folder, with `others` of the package's other components, where their
-    package by Olive 0.13 keeps that for all variants, and the folder of that file; else None. Raises `ModelError`."""
+    """genai_config.json of the variant in a folder, with `others` of the package's other components where a package by
+    Olive 0.13 keeps it for all variants, and the folder of that file; else None. Raises `ModelError`."""
     root = folder.parent.parent.parent
     if not (folder.parent / METADATA).is_file() or not (root / CONFIGS / GENAI_CONFIG).is_file():
         return None

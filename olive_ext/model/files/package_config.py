@@ -1,9 +1,9 @@
-"""A model's folder: which files it may have this package open, and what is read of its JSON files, with the type of
-each value; the paths that users write, and what Olive wrote down. Knows no graph.
+"""A model's folder: which of its files this package may open, its JSON files with the type of each value that is read,
+the paths that users write, and what Olive recorded. Knows no graph.
 
-A JSON file may hold more than is declared here: other programs read it, too. A file is one of the folder's where it
-lies in it once every symbolic link on the way is followed, in the same model package, or among the blobs of Hugging
-Face's cache, to which all names of a snapshot are links.
+A JSON file may hold more than is declared here, because other programs read it, too. A file belongs to the folder if,
+after all symbolic links are followed, it lies in the folder, in the same model package, or among the blobs of Hugging
+Face's cache, to which all names of a snapshot link.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from olive_ext.errors import (
 from olive_ext.model.types import ModelFiles
 
 LONGEST_NAME = 255
-"""Bytes of a file's name, of which no file system here has more."""
+"""The most bytes of a file's name on any file system here."""
 
 LARGEST = 16 * 2**20
-"""Bytes of a configuration; chat templates, the longest part of any, have some ten thousand."""
+"""The most bytes of a configuration. Chat templates, its longest part, have some ten thousand."""
 
 _LARGEST_INDEX = 2**28
-"""Bytes of an index of weights: some hundred for each tensor, of which models of experts have 200,000."""
+"""The most bytes of an index of weights: some hundred for each tensor, of which models of experts have 200,000."""
 
 _INDICES = {"*.index.json": "weight_map", "tokenizer_config.json": "fast_tokenizer_files"}
-"""Files of a Hugging Face model that name others, and the key under which they do."""
+"""Files of a Hugging Face model that name other files, and the key that does."""
 
 _NAMES_FILE = re.compile(r"(file|filename|folder|dir|directory|path)$")
 
 _SUB_FOLDERS = ("additional_chat_templates",)
-"""Folders of a model's in which transformers look for files, too."""
+"""Folders of a model in which transformers also looks for files."""
 
 
 def inside(folder: Path, name: str, key: str) -> Path:
@@ -67,7 +67,7 @@ def inside(folder: Path, name: str, key: str) -> Path:
 
 def within(path: Path, *folders: Path) -> Path:
     """`path`, a file or folder that was found in a model's folder by its name. Raises `ModelError` where it leads out
-    of all `folders`, which are by default the one that it lies in, and where it is a pipe, a socket or a device."""
+    of all `folders`, by default the folder that it lies in, and where it is a pipe, a socket or a device."""
     if _leads_out(path, *(folders or (path.parent,))):
         raise ModelError(f"'{path}' leads out of the model's folder, to '{path.resolve()}': put the file itself there")
     if kind := special_kind(path):
@@ -76,9 +76,9 @@ def within(path: Path, *folders: Path) -> Path:
 
 
 def refuse_strangers(folder: Path) -> None:
-    """Raises `ModelError` as `within` does for any file of a folder that is given to transformers or onnxruntime-genai,
-    which open each name that they know. Links to folders, hidden files and graphs may lie there: they open none of
-    these by its name alone."""
+    """Raises `ModelError` as `within` does for any file of a folder that is handed to transformers or
+    onnxruntime-genai, which open every name that they know. Links to folders, hidden files and graphs are allowed,
+    because they open none of these by name alone."""
     try:
         for inner in (folder, *(within(folder / name, folder) for name in _SUB_FOLDERS if (folder / name).is_dir())):
             for path in sorted(inner.iterdir()):
@@ -115,14 +115,14 @@ def json_object(path: Path, *, largest: int = LARGEST, is_strict: bool = False) 
 
 
 def refuse_names_outside(folder: Path, genai_config: Mapping[str, Any]) -> None:
-    """Raises `ModelError` for a file that genai_config.json in `folder` names and that is not inside of the folder:
-    onnxruntime-genai opens those of sections that this package does not know."""
+    """Raises `ModelError` for a file that genai_config.json in `folder` names and that is not inside the folder:
+    onnxruntime-genai also opens files of sections that this package does not know."""
     for key, name in named_files(genai_config):
         inside(folder, name, key)
 
 
 def named_files(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The files that genai_config.json names, each with its dotted key; `session_options` are not looked at."""
+    """The files that genai_config.json names, each with its dotted key, without those in `session_options`."""
     for key, item in (
         value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     ):
@@ -154,7 +154,7 @@ def has_components(manifest: Path) -> bool:
 
 
 def _mode(path: Path) -> int:
-    """The mode of the file at the end of all links; 0 for a file that cannot be reached, and so cannot be opened."""
+    """The mode of the file after all links; 0 for a file that cannot be reached, and so cannot be opened."""
     try:
         return path.stat().st_mode
     except OSError:
@@ -169,8 +169,8 @@ def _leads_out(path: Path, *folders: Path) -> bool:
 
 
 def _own_roots(folder: Path) -> Iterator[Path]:
-    """The roots below which the files of a folder lie: the folder itself, a model package that it is in, and where it
-    is a snapshot of Hugging Face's cache, or in one, the blobs of the same model."""
+    """The roots below which the files of a folder may lie: the folder itself, a model package that contains it, and for
+    a snapshot of Hugging Face's cache, or a folder in one, the blobs of the same model."""
     yield folder
     for above in (folder, *folder.parents):
         if above.parent.name == "snapshots":
@@ -183,14 +183,14 @@ LONGEST = 2**31 - 1
 """Positions of a context, which kernels count in 32 bits."""
 
 LARGEST_VOCABULARY = 2**24
-"""Tokens; the largest vocabulary that is published has a million."""
+"""Tokens; the largest published vocabulary has a million."""
 
 LARGEST_SIZE = 2**20
-"""Heads, numbers of a head or a layer, and layers."""
+"""Heads, sizes of a head or a layer, and layers."""
 
 
 def _number(value: Any) -> Any:
-    """Refuses texts, too: what is read later is the file's own value, and not pydantic's."""
+    """Refuses texts, too: what is read later is the file's own value, not one that pydantic has converted."""
     if isinstance(value, str):
         raise ValueError("a text is no number")
     return not_bool(value)
@@ -209,7 +209,7 @@ Window = Annotated[int, Field(ge=-1, le=LONGEST), BeforeValidator(_number)]
 
 
 class ConfigSection(StrictModel):
-    """A part of a file; keys that are not declared stay unread."""
+    """A part of a file; keys that are not declared are not read."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -314,7 +314,7 @@ class Manifest(ConfigSection):
 
 
 def read_json(path: Path, form: type[ConfigSection] | None = None) -> Mapping[str, Any]:
-    """The object in a JSON file; a key whose value is null counts as not written, but for a package's names.
+    """The object in a JSON file. A key whose value is null counts as missing, except for a package's names.
 
     Raises `ModelError` as `json_object` does, and where a value is not of the type that `form` declares: with the key,
     the value and what is accepted.
@@ -329,7 +329,7 @@ def read_json(path: Path, form: type[ConfigSection] | None = None) -> Mapping[st
 
 @contextmanager
 def mistakes_in(file: Path) -> Iterator[None]:
-    """A mistake in what the file holds is a `ModelError` that names it."""
+    """Turns a mistake in the file's content into a `ModelError` that names it."""
     try:
         yield
     except ConfigError as error:
@@ -357,7 +357,7 @@ class GenerationConfig(_Search):
 
 @dataclass(frozen=True)
 class Suppressed:
-    """Tokens that are never generated, or not as the first: as transformers does with Whisper's."""
+    """Tokens that are never generated, or not as the first, as transformers does with Whisper's."""
 
     everywhere: tuple[int, ...] = ()
     at_first: tuple[int, ...] = ()
@@ -367,7 +367,7 @@ class Suppressed:
 
     @property
     def bans(self) -> tuple[tuple[int, ...], ...]:
-        """The tokens that a row of logits must not give, by `engine.step.Ban`; empty where no row has such."""
+        """The tokens that a row of logits must not generate, by `engine.step.Ban`; empty where no row has any."""
         return ((), self.everywhere, self.everywhere + self.at_first) if self else ()
 
 
@@ -378,20 +378,21 @@ def read_suppressed(files: ModelFiles) -> Suppressed:
 
 
 def first_named(key: str, files: ModelFiles) -> Sequence[Any]:
-    """The ids under `key` in the first file that has it. Each may hold one id or a list; empty where none has any."""
+    """The ids under `key` in the first file that has it. Each value may be one id or a list; empty where no file has
+    it."""
     named = _first(key, files)
     return () if named is None else [named] if isinstance(named, int) else list(named)
 
 
 def named_ids(key: str, files: ModelFiles) -> Mapping[str, int]:
-    """The ids by name under `key` in the first file that has it; empty where none has any."""
+    """The ids by name under `key` in the first file that has it; empty where none has it."""
     return _first(key, files) or {}
 
 
 def named_ends(files: ModelFiles) -> dict[str, Sequence[int]]:
-    """`eos_token_id` by file, first the one that a model's runtime reads: genai_config.json, generation_config.json or
-    config.json. A config.json that names no id decides nothing: transformers write into it only what differs from a
-    class's defaults."""
+    """`eos_token_id` by file, starting with the file that the model's runtime reads: genai_config.json,
+    generation_config.json or config.json. A config.json that names no id decides nothing, because transformers writes
+    into it only what differs from a class's defaults."""
     sections = _sections(files)
     if "eos_token_id" not in sections.get("config.json", {}):
         sections.pop("config.json", None)
@@ -404,7 +405,8 @@ def _first(key: str, files: ModelFiles) -> Any:
 
 
 def _sections(files: ModelFiles) -> dict[str, Mapping[str, Any]]:
-    """What a model's configurations say of generation, by file, first what a model's runtime reads."""
+    """What a model's configurations say about generation, by file, starting with the file that the model's runtime
+    reads."""
     paths = (files.directory / "generation_config.json", files.directory / "config.json")
     written = {path.name: read_json(path, GenerationConfig) for path in paths if path.is_file()}
     name = GENAI_CONFIG if (files.directory / GENAI_CONFIG).is_file() else OVERLAY
@@ -413,7 +415,7 @@ def _sections(files: ModelFiles) -> dict[str, Mapping[str, Any]]:
 
 
 def input_window(files: ModelFiles) -> int:
-    """Tokens that a graph of static shape takes (0: any); `slide_inputs` is true where it is not written."""
+    """The tokens that a graph of static shape takes (0: any). `slide_inputs` is true where it is not written."""
     window = (files.genai_config.get("model") or {}).get("decoder", {}).get("sliding_window") or {}
     return int(window.get("window_size", 0)) if window.get("slide_inputs", True) else 0
 
@@ -423,12 +425,12 @@ OLIVE_RECORD = "model_config.json"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 MEDIA_SECTIONS = {"vision": "vision", "speech": "audio"}
-"""Sections of genai_config.json whose graph only pictures or sound need, and the part's name here."""
+"""Sections of genai_config.json whose graph only pictures or sound need, and the name of that part here."""
 
 
 def real_path(path: str | Path) -> Path:
-    """`path` as an absolute path with its folders resolved. A symlinked *file* keeps its name: in a Hugging Face cache
-    the names lie in the links and the blobs have none. Raises `ModelError` where there is nothing."""
+    """`path` as an absolute path whose folders are resolved. A symlinked *file* keeps its name: in a Hugging Face cache
+    the links have the names and the blobs have none. Raises `ModelError` where nothing exists."""
     expanded = Path(path).expanduser()
     if not expanded.exists():
         reason = "is a broken symbolic link" if expanded.is_symlink() else "does not exist"
@@ -439,14 +441,14 @@ def real_path(path: str | Path) -> Path:
 
 
 def contents(folder: Path) -> str:
-    """What is in `folder`, for an error message."""
+    """The content of `folder`, for an error message."""
     names = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir())
     return f"it holds {listed(names)}" if names else "it is empty"
 
 
 def is_hub_name(name: str, *, needs_owner: bool = False) -> bool:
-    """True for what may be a model on the Hugging Face hub ("owner/name", or "name") and is no path here: a mistyped
-    path into a folder that exists is a mistyped path."""
+    """Whether it may be a model on the Hugging Face hub ("owner/name", or "name") and is not a path here. A path that
+    does not exist, into a folder that does, counts as a mistyped path."""
     if not _HUB_NAME.fullmatch(name) or name.endswith(".onnx") or Path(name).exists():
         return False
     owner, slash, _ = name.partition("/")
@@ -462,7 +464,8 @@ def olive_record(folder: Path) -> tuple[str, Mapping[str, Any]]:
 
 
 def missing_encoder(files: ModelFiles) -> str:
-    """Which encoder that genai_config.json names does not exist, and nothing else stands for; empty for none."""
+    """Which encoder that genai_config.json names does not exist, with nothing else in its place; empty where none is
+    missing."""
     for section, part in MEDIA_SECTIONS.items():
         name = (files.genai_config.get("model", {}).get(section) or {}).get("filename")
         if name and part not in files.companions:
@@ -472,6 +475,6 @@ def missing_encoder(files: ModelFiles) -> str:
 
 
 def is_same_path(one: str, other: str) -> bool:
-    """Whether two paths, or names of models that are not here, mean one file or folder, through links, too."""
+    """Whether two paths, or names of models that are not here, mean one file or folder, also through links."""
     first, second = Path(one), Path(other)
     return first == second or (first.exists() and second.exists() and first.samefile(second))

@@ -36,15 +36,16 @@ def zeros(shape: list[int], elem_type: int) -> ort.OrtValue:
 
 
 def allocate(session: ort.InferenceSession, shape: list[int], elem_type: int, device: Device) -> ort.OrtValue:
-    """Memory on `device` that several sessions bind. Values that a session makes belong to it alone everywhere but on
-    WebGPU, whose values nothing else can make."""
+    """Memory on `device` that several sessions bind. Values that a session makes belong to it alone, except on WebGPU,
+    where only sessions can make values."""
     if device.kind == "webgpu":
         return session.create_ortvalue_from_shape_and_type(shape, elem_type, device.kind, device.index)
     return ort.OrtValue.ortvalue_from_shape_and_type(shape, elem_type, device.kind, device.index)
 
 
 def device_zeros(open_graph: Callable[[bytes], ort.InferenceSession], shape: list[int], device: Device) -> ort.OrtValue:
-    """Zero bytes on `device`, whose values have addresses; made there, because the host may have no room for them."""
+    """Zero bytes on `device`, whose values have addresses. They are made there, because the host may not have room for
+    them."""
     if device.kind == "cpu":
         return ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, np.uint8))
     value = ort.OrtValue.ortvalue_from_shape_and_type(shape, UINT8, device.kind, device.index)
@@ -59,12 +60,12 @@ def device_zeros(open_graph: Callable[[bytes], ort.InferenceSession], shape: lis
 
 
 KEPT_VALUES = 64
-"""Device values that are kept for updating; the longest unused goes first."""
+"""The most device values that are kept for updating; the least recently used goes first."""
 
 
 class InputFeed:
-    """Binds host arrays. An input that the session takes on its device has one value there for each shape, updated in
-    place, so that nothing is allocated for a shape that has been met, and only where its content changes."""
+    """Binds host arrays. An input that the session takes on its device has one value there for each shape. It is
+    updated in place, and only where its content changes, so that a known shape needs no allocation."""
 
     def __init__(self, session: ort.InferenceSession, device: Device, kept: int | None = KEPT_VALUES) -> None:
         """`kept`: values that are kept at most; all where it is None."""
@@ -77,7 +78,7 @@ class InputFeed:
         """By name and shape the values and their contents."""
 
     def bind(self, binding: ort.IOBinding, name: str, array: npt.NDArray[Any]) -> None:
-        """Binds `array` as the input `name`; it may be changed after the run only."""
+        """Binds `array` as the input `name`. It may be changed only after the run."""
         if name not in self._on_device or not array.size:
             binding.bind_cpu_input(name, array)
             return
@@ -100,7 +101,7 @@ class InputFeed:
 
 
 class KeptBinding(ort.IOBinding):  # type: ignore[misc]
-    """A binding for many runs: a value that is bound already is not bound anew, nor a device named anew."""
+    """A binding for many runs: a value or a device that is bound already is not bound again."""
 
     def __init__(self, session: ort.InferenceSession) -> None:
         super().__init__(session)
@@ -130,21 +131,21 @@ class KeptBinding(ort.IOBinding):  # type: ignore[misc]
 
 
 MOST_PARTS = 8
-"""Batches that one run puts together: each has its own inputs in a graph, which is made for their number."""
+"""The most batches that one run joins: each has inputs of its own in a graph, which is made for their number."""
 
 
 class StackedPart(NamedTuple):
-    """Rows of a batch, and for tensors that have positions which of these, in which order."""
+    """Rows of a batch and, for tensors that have positions, which of these, in which order."""
 
     values: Values
     rows: Sequence[int]
     positions: Sequence[int]
     is_whole: bool = False
-    """These are all rows and positions of the batch, in their order: nothing has to be picked."""
+    """Whether these are all rows and positions of the batch, in order: nothing has to be picked."""
 
 
 class Stacker:
-    """One graph for each number of parts, and whether they are whole, opened when it is needed."""
+    """One graph for each number of parts, and for whole parts or not, opened when it is needed."""
 
     def __init__(
         self, open_graph: Callable[[bytes], ort.InferenceSession], device: Device, tensors: Sequence[RowTensor]

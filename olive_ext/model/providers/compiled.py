@@ -40,27 +40,27 @@ Files: TypeAlias = Mapping[Path, tuple[int, int]]
 """Size and time of files."""
 
 LIMIT_BYTES = 50 << 30
-"""What is kept at most."""
+"""The most bytes that are kept."""
 
 NEW = ".new-"
 _DAY_S = 86400
 _GRAPH = "graph.onnx"
 _CONTEXT = "ep.context_"
 _WRITTEN = {"enable": "1", "embed_mode": "0", "model_external_initializers_file_name": "weights.bin"}
-"""In files beside the graph, which may have 2 GB at most."""
+"""Whether in files beside the graph, which may itself have 2 GB at most."""
 
 _CACHES = {row.name: row.compiled_cache for row in TABLE if row.compiled_cache is not None}
 
 
 class Compiled:
-    """What was compiled for the sessions of one engine, and what was found compiled."""
+    """What was compiled for the sessions of one engine, and what an earlier session had compiled."""
 
     def __init__(self, config: EngineConfig) -> None:
         given = config.compiled_dir
         self._root = None if given is False else Path(given) if given else cache_folder("compiled")
         self._config = config
         self._folders: list[tuple[Path, str, Files]] = []
-        """Folders that providers keep files in, what these are called, and those that were there."""
+        """Folders in which providers keep files, the pattern of these files, and the files that were there before."""
 
         self._new = self._kept = self._bytes = 0
         self._problem = ""
@@ -103,7 +103,7 @@ class Compiled:
         )
 
     def _with_context(self, folder: Path, graph: bytes, providers: Sequence[Provider], open_graph: Open) -> Any:
-        """A session for what was compiled of the graph, or for the graph, whose compiled form is then put away."""
+        """A session for what was compiled of the graph; else for the graph, whose compiled form is then kept."""
         if (folder / _GRAPH).is_file():
             try:
                 session = open_graph(folder / _GRAPH, providers, {})
@@ -186,7 +186,7 @@ def _version(distribution: str) -> str | None:
 
 
 def keep_within(root: Path, limit: int = LIMIT_BYTES) -> None:
-    """Deletes what was not used for longest until `limit` bytes are left, and what dead sessions left a day ago."""
+    """Deletes what was used least recently until `limit` bytes are left, and what dead sessions left a day ago."""
     entries = sorted(_folders(root))
     sizes = {path: sum(size for size, _ in _files(path).values()) for _, path in entries}
     total, left = sum(sizes.values()), time.time() - _DAY_S
@@ -199,7 +199,7 @@ def keep_within(root: Path, limit: int = LIMIT_BYTES) -> None:
 
 
 def delete(folder: Path) -> None:
-    """Deletes a folder; nobody finds it half deleted under its name."""
+    """Deletes a folder so that nobody finds it half deleted under its name."""
     gone = folder.with_name(f"{NEW}{os.getpid()}-{folder.name}")
     folder.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)

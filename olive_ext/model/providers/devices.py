@@ -1,7 +1,7 @@
-"""A device, a provider to run on, and the memory of the host and of CUDA devices, free and in all.
+"""A device, a provider to run on, and the free and total memory of the host and of CUDA devices.
 
-Memory is read by the CUDA runtime rather than NVIDIA's management library: the runtime numbers devices as ONNX Runtime
-does (CUDA_VISIBLE_DEVICES, parts of divided devices) and is there wherever the CUDA provider is. Knows no model.
+Memory is read by the CUDA runtime, and not by NVIDIA's management library: the runtime numbers devices as ONNX Runtime
+does (CUDA_VISIBLE_DEVICES, parts of divided devices), and is there wherever the CUDA provider is. Knows no model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Device:
 
     @property
     def arena(self) -> str | None:
-        """The device's arena as ONNX Runtime's run options name it; None where it has none that can be shrunk."""
+        """The device's arena, as ONNX Runtime's run options name it; None where no arena can be shrunk."""
         return {"cpu": "cpu:0", "cuda": f"gpu:{self.index}"}.get(self.kind)
 
 
@@ -56,17 +56,17 @@ class Provider:
     """Whether the provider plans or compiles for every input shape that it meets."""
 
     capture_option: str | None = None
-    """The provider's option that has runs captured and replayed; None where it has no such option."""
+    """The provider's option that makes it capture and replay runs; None where it has no such option."""
 
     @property
     def location(self) -> Device:
-        """The device that it keeps values on."""
+        """The device on which it keeps values."""
         return Device(self.device, int(self.options.get("device_id", 0)))
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. `free` counts what all processes have left."""
+    """Bytes of memory. `free` is what all processes have left."""
 
     free: int
     total: int
@@ -89,10 +89,10 @@ def memory_of(kind: str, index: int = 0) -> Memory:
 def cuda_reader(index: int, load: Callable[[str], Any] = ctypes.CDLL) -> Callable[[], Memory]:
     """A function that reads the memory of the CUDA device `index`, as this process numbers devices, at every call.
 
-    `load` loads a library by name. The first reading makes a CUDA context on the device in a process that has none
-    there. It is made in a thread of its own, because the device is chosen for a thread: to choose the caller's again
-    would make a context there, too (from CUDA 12 on), of hundreds of megabytes on a device that others use. Raises
-    `UnmeasuredError`, and so does the function that it returns.
+    `load` loads a library by name. The first reading makes a CUDA context on the device, if the process has none there.
+    It runs in a thread of its own, because a device is chosen for a thread: choosing the caller's device again would
+    make a context there, too (from CUDA 12 on), of hundreds of megabytes on a device that others use. Raises
+    `UnmeasuredError`, and so does the returned function.
     """
     runtime = _runtime(load)
 
@@ -110,8 +110,8 @@ def cuda_reader(index: int, load: Callable[[str], Any] = ctypes.CDLL) -> Callabl
 
 
 def trim_host_memory() -> None:
-    """Gives the system what this process has freed and its allocator keeps. glibc's allocator keeps even megabytes once
-    it has seen a buffer of that size come and go; others have no such function, and nothing happens."""
+    """Returns memory to the system that this process has freed and its allocator keeps. glibc's allocator keeps even
+    megabytes after a buffer of that size was freed. Other allocators have no such function, and nothing happens."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
 

@@ -1,6 +1,5 @@
-"""What ONNX Runtime, its providers and allocators raise, as errors of ours: memory that ran out, or anything else, with
-what was being done. Knows no step and no graph.
-"""
+"""Errors of ONNX Runtime, its providers and allocators as errors of this package: memory that ran out, or anything
+else, with what was being done. Knows no step and no graph."""
 
 from __future__ import annotations
 
@@ -21,7 +20,8 @@ MEMORY_WORDS = (
     "bad_alloc",
     "bad allocation",
 )
-"""Parts of what ONNX Runtime's arena (two), CUDA, DirectML, cuBLAS, cuDNN, C++ and numpy say of memory that ran out."""
+"""Parts of the messages with which ONNX Runtime's arena (two), CUDA, DirectML, cuBLAS, cuDNN, C++ and numpy say that
+memory ran out."""
 
 FAILURES: tuple[type[Exception], ...] = (
     RuntimeError,
@@ -49,6 +49,6 @@ def named_failure(error: Exception, doing: str) -> Exception:
 
 
 def is_memory_error(error: Exception) -> bool:
-    """Whether the message of ONNX Runtime, a provider or numpy speaks of memory that could not be had."""
+    """Whether the message of ONNX Runtime, a provider or numpy says that memory ran out."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or any(words in text for words in MEMORY_WORDS)

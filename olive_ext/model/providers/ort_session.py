@@ -35,17 +35,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SILENT, _WARNINGS = 4, 2
-"""ONNX Runtime's levels of its log. What it has to say to a user is in its exceptions, which become our messages; its
-log lines go to stderr, in colour, past Python. With OLIVE_EXT_DEBUG=1 they are shown."""
+"""ONNX Runtime's log levels. What it has to say to a user is in its exceptions, which become our messages. Its log
+lines go to stderr, in colour, past Python; OLIVE_EXT_DEBUG=1 shows them."""
 
 _CODES = re.compile(r"\[ONNXRuntimeError\] : \d+ : (?P<code>[A-Z_]+) : ")
 _SIGNATURE = r"[^()]*(\(\))?\(([^()]|\([^()]*\))*\)( const)?\s*"
 _SOURCE = re.compile(rf"\S*/onnxruntime(_src)?/\S+\.(cc|h|cu|cpp):\d+ ({_SIGNATURE})?")
-"""A C++ place, and the signature after it: up to the bracket that closes its parameters ("operator()(...)")."""
+"""A C++ source location, and the signature after it, up to the bracket that closes its parameters ("operator()(...)").
+"""
 
 _NO_CUDNN_ATTENTION = ("ORT_ENABLE_CUDNN_FLASH_ATTENTION", "0")
 """ONNX Runtime prefers cuDNN's attention for prompts on compute capability 9.0, which makes a plan for every length of
-a prompt. FlashAttention takes any length as it comes. Who sets the variable decides."""
+a prompt. FlashAttention needs no plan. A variable that the user has set stays."""
 
 _KNOWN_ENTRY = b"session.disable_prepacking"
 _ENTRY = re.compile(rb"(?<=\0)((?:session|optimization|memory|mlas)\.[a-z0-9_.]{4,80})\0")
@@ -56,7 +57,8 @@ LEVELS = {
     "disable": "ORT_DISABLE_ALL",
     **{name: f"ORT_ENABLE_{name.upper()}" for name in ("basic", "extended", "layout", "all")},
 }
-"""ONNX Runtime's levels of graph optimizations, each with those of the ones before it, and their names there."""
+"""ONNX Runtime's levels of graph optimization, each of which includes those before it, and ONNX Runtime's names for
+them."""
 
 
 def open_session(
@@ -72,14 +74,14 @@ def open_session(
     weights: Sequence[Path] = (),
     level: str | None = None,
 ) -> onnxruntime.InferenceSession:
-    """A session for `model` (a serialized graph, or its file) that runs on every one of `providers`, in this order.
+    """A session for `model` (a serialized graph, or its file) that runs on all of `providers`, in this order.
 
-    A graph from memory finds its weights in `external_data_folder` (see `relocated`); `label` names the model
-    in errors; `custom_operators` is a library that ONNX Runtime loads; `compiled` keeps what providers compile of a
-    graph from memory with its external data in `weights`; `level` is one of `LEVELS`, that of `settings` where it is
-    None. Of `settings` the CPU fallback, the number of threads and ONNX Runtime's options count. Raises
-    `ModelError` where ONNX Runtime refuses the model and `ProviderError` where a provider does not come up; with
-    `allow_cpu_fallback` the latter is a warning and the session runs on the CPU.
+    A graph from memory finds its weights in `external_data_folder` (see `relocated`). `label` names the model in
+    errors. `custom_operators` is a library that ONNX Runtime loads. `compiled` keeps what providers compile of a graph
+    from memory with its external data in `weights`. `level` is one of `LEVELS`; None takes that of `settings`. Of
+    `settings`, the CPU fallback, the number of threads and ONNX Runtime's options are read. Raises `ModelError` where
+    ONNX Runtime refuses the model, and `ProviderError` where a provider does not come up; with `allow_cpu_fallback` the
+    latter is a warning, and the session runs on the CPU.
     """
     name = label or (str(model) if isinstance(model, Path) else "the edited graph")
 
@@ -107,8 +109,8 @@ def open_session(
 
 
 def reason_of(error: BaseException) -> str:
-    """The message of an exception of ONNX Runtime, without the C++ places and signatures that it may begin with, and
-    without the middle of a long one: what is wrong with a graph stands after the node that it is wrong with."""
+    """The message of an exception of ONNX Runtime, without the C++ locations and signatures that it may begin with, and
+    without the middle of a long message: what is wrong with a graph comes after the node in question."""
     text = _SOURCE.sub("", _CODES.sub("", joined_lines(error, width=4000)))
     return text if len(text) <= 400 else f"{text[:240]} ... {text[-155:]}"
 
@@ -118,7 +120,7 @@ def _log_level() -> int:
 
 
 def read_adapter(path: str) -> onnxruntime.AdapterFormat:
-    """The LoRA adapter in an .onnx_adapter file; raises `ModelError` where it is missing or is none."""
+    """The LoRA adapter in an .onnx_adapter file. Raises `ModelError` where it is missing or is not one."""
     import onnxruntime
 
     if kind := special_kind(Path(path)):
@@ -159,10 +161,10 @@ def _session_options(folder: Path | None, config: EngineConfig, prefix: Path | N
 
 @lru_cache(maxsize=16)  # one model takes several sessions, and one warning
 def _refuse_misspelt_entries(names: tuple[str, ...]) -> None:
-    """Raises `ConfigError` for a session configuration entry that is nearly one of ONNX Runtime's, and warns of other
-    ones that do not occur in its library, which ignores what it does not know and has no list of it. Names of plugins
-    (`ep.`) are not in there, nor what a compiler took apart: no refusal. Silent where the library is of another build,
-    in which a name that is surely known does not occur."""
+    """Raises `ConfigError` for a session configuration entry that is nearly one of ONNX Runtime's, and warns of entries
+    that do not occur in its library: ONNX Runtime ignores what it does not know, and has no list. Names of plugins
+    (`ep.`) are not in the library, nor are some that a compiler took apart, so that is no reason to refuse. Silent
+    where the library is of another build, in which a name that must be known does not occur."""
     from onnxruntime.capi import onnxruntime_pybind11_state as library
 
     asked = [name for name in names if not name.startswith("ep.")]
@@ -233,7 +235,7 @@ def _add_devices(options: Any, providers: Sequence[Provider], plugins: Mapping[s
 
 
 def _refusal(error: Exception, providers: Sequence[Provider], name: str) -> OliveExtError:
-    """Distinguishes a provider's failure from the model's by ONNX Runtime's words, which has no type for it."""
+    """Tells a provider's failure from the model's by the words of ONNX Runtime, which has no exception type for it."""
     reason = reason_of(error)
     others = ", ".join(provider.name for provider in providers if provider.name != CPU)
     says_provider = "provider" in reason.replace(name, "").lower()

@@ -1,9 +1,10 @@
-"""Which execution providers run the model: names, options and what this build of ONNX Runtime has; and what a package's
-genai_config.json sets for ONNX Runtime that may run code or touch files (libraries, addresses in memory, places to read
-from and to write to). Options and entries that are listed are known as harmless; all others are refused unless the
-package is trusted. onnxruntime-genai reads more sections than this package, so that all are looked at.
+"""Which execution providers run the model: names, options, and what this build of ONNX Runtime has. Also what a
+package's genai_config.json may set for ONNX Runtime. Some settings run code or touch files (libraries, addresses in
+memory, places to read from and write to). Options and entries that are listed here are known as harmless; all others
+are refused unless the package is trusted. All sections are checked, because onnxruntime-genai reads more of them than
+this package.
 
-Knows no model. What is particular to one provider stands in `table` alone.
+Knows no model. What is special to one provider is in `table` alone.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Written = tuple[str, Mapping[str, Any]]
 _GENAI_ONLY = {"enable_cuda_graph", "enable_graph_capture", "enableGraphCapture", "device_filtering_options"}
 
 _DEVICE_FACTS = ("version", "FULL_DEVICE_NAME", "DEVICE_ARCHITECTURE", "ov_device", "npu_platform")
-"""What plugins say of a device that decides what is compiled for it; other facts change from run to run."""
+"""The device facts of plugins that decide what is compiled; other facts change from run to run."""
 
 # Distributions that install the same package and so overwrite each other's files.
 _RUNTIMES = ("", "-gpu", "-directml", "-openvino", "-qnn", "-rocm", "-migraphx", "-webgpu", "-training", "-vitisai")
@@ -51,14 +52,14 @@ def resolve_providers(
     section: str = "decoder",
     variant: str = "",
 ) -> tuple[Provider, ...]:
-    """Providers in order of preference, the CPU last (once). The first source that names providers is taken: `request`
+    """Providers in order of preference, the CPU last (once). The first source that names providers counts: `request`
     (the user's `setting`: a name, a list of names or of (name, options)), the `section` of genai_config.json, the model
     package's `variant` (the provider that it is for), the CPU.
 
-    `options` belong to the first provider, or as a list one entry to each; one that only another provider has is left
-    out with a warning, because recipes give CUDA's whatever their models run on. `available` are the full names of the
-    providers in this build (by default ONNX Runtime's list). Raises `ProviderError` for a name that is unknown, twice
-    there, or missing from this build; with `allow_cpu_fallback` a missing one is dropped with a warning.
+    `options` belong to the first provider, or as a list one entry to each. An option that only another provider has is
+    left out with a warning, because recipes give CUDA's options whatever their models run on. `available` are the full
+    names of the providers in this build (by default ONNX Runtime's list). Raises `ProviderError` for a name that is
+    unknown, given twice, or missing from this build; with `allow_cpu_fallback` a missing one is dropped with a warning.
     """
     written, origin = (_pairs(request, setting), setting) if request else _written(genai_config, section, variant)
     written = _with_options(written, options, origin)
@@ -153,7 +154,7 @@ def build_facts(names: Iterable[str]) -> dict[str, Any]:
 
 @functools.cache
 def _is_installed(distribution: str) -> bool:
-    """Whether it is installed as a build of ONNX Runtime, not a plugin (onnxruntime-qnn from 2.0 on)."""
+    """Whether it is installed as a build of ONNX Runtime, and not as a plugin (onnxruntime-qnn from 2.0 on)."""
     try:
         files = importlib.metadata.files(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -258,8 +259,8 @@ _FIELDS = re.compile(
     r"log_(id|severity_level|verbosity_level)|(intra|inter)_op_num_threads|enable_(cpu_mem_arena|mem_pattern)"
     r"|graph_optimization_level|disable_(cpu_ep_fallback|quant_qdq)|enable_quant_qdq_cleanup|use_env_allocators"
 )
-"""Keys of `session_options` that onnxruntime-genai makes fields of ONNX Runtime's, or did in earlier releases;
-all others become entries."""
+"""Keys of `session_options` that onnxruntime-genai passes, or passed in earlier releases, as fields of ONNX Runtime's;
+all others become configuration entries."""
 
 _ENTRIES = re.compile(
     r"(session\.(intra_op|inter_op|qdq|prepack\.)\w*(\.\w+)*"
@@ -270,8 +271,8 @@ _ENTRIES = re.compile(
     r"|(optimization|memory|mlas)\.[\w.]+|ep\.share_ep_contexts"
     r"|ep\.cuda\.(fpa_intb_(gemm|profile_m)|gqa_workspace_max_total_sequence_length))"
 )
-"""Session configuration entries without a file or an address in them; of CUDA's those that choose among its kernels,
-which the builder writes."""
+"""Session configuration entries without a file or an address in them. CUDA's, which the builder writes, choose among
+its kernels."""
 
 _RUN_ENTRIES = re.compile(
     r"memory\.enable_memory_arena_shrinkage|disable_synchronize_execution_providers|gpu_graph_id|nv_profile_index"

@@ -12,17 +12,17 @@ CPU = "CPUExecutionProvider"
 
 @dataclass(frozen=True)
 class CompiledCache:
-    """The options by which a provider writes what it compiles to disk, and to read it again."""
+    """The options with which a provider writes what it compiles to disk, and reads it again."""
 
     options: Mapping[str, str] = field(default_factory=dict)
-    """The provider's own options for that, with FOLDER where they take a folder. Without any, ONNX Runtime writes the
-    compiled graph as a graph of EPContext nodes, which is opened in place of the first (`ep.context_enable`)."""
+    """The provider's own options for that, with FOLDER where they take a folder. Where it is empty, ONNX Runtime writes
+    the compiled graph as a graph of EPContext nodes, which is opened in place of the original (`ep.context_enable`)."""
 
     files: str = "*"
     """A pattern of the names of the compiled files in that folder."""
 
     user_options: tuple[str, ...] = ()
-    """Further options by which a user names a place of their own: where one is set, nothing is kept here."""
+    """Further options with which users choose a place themselves: where one is set, nothing is kept here."""
 
     libraries: tuple[str, ...] = ()
     """Python packages whose versions decide what is compiled, unless a plugin reports its own version."""
@@ -39,7 +39,7 @@ class ProviderRow:
     """The name for users, e.g. "cuda"."""
 
     name: str
-    """ONNX Runtime's name, e.g. "CUDAExecutionProvider"; of a plugin the one that its devices have (`ep_name`)."""
+    """ONNX Runtime's name, e.g. "CUDAExecutionProvider"; for a plugin, the name that its devices have (`ep_name`)."""
 
     device: str = "cpu"
     """Where its tensors live, as IOBinding spells it: "cpu" where it takes its inputs from host memory."""
@@ -54,14 +54,14 @@ class ProviderRow:
     """Whether the provider plans or compiles for every input shape that it meets."""
 
     capture_option: str | None = None
-    """The provider's option that has runs captured and replayed."""
+    """The provider's option that makes it capture and replay runs."""
 
     compiled_cache: CompiledCache | None = None
     """How it keeps what it compiles on disk; None where it compiles nothing, or cannot keep it."""
 
     harmless: frozenset[str] = frozenset()
     """Options that a model's package may set without being trusted: they name no library, file, folder or address in
-    memory, and have nothing written. By ONNX Runtime 1.31's sources and documentation."""
+    memory, and write nothing. From ONNX Runtime 1.31's sources and documentation."""
 
     @property
     def options(self) -> frozenset[str]:
@@ -236,7 +236,7 @@ TABLE = (
 )
 
 ROWS = {key.lower(): row for row in TABLE for key in (row.short, row.name, *row.aliases)}
-"""The rows by all their names, in lower case. A provider without a row runs, too (`resolution`)."""
+"""The rows by all their names, in lower case. Providers without a row run, too (`resolution`)."""
 
 EXTRAS = {
     **dict.fromkeys(("CUDAExecutionProvider", "TensorrtExecutionProvider"), "gpu"),
@@ -248,7 +248,7 @@ EXTRAS = {
 
 
 def meant_provider(name: str) -> str:
-    """Asks for the provider that has nearly this name, or whose extra it is; empty where there is none."""
+    """Suggests the provider that has nearly this name, or whose extra has it; empty where there is none."""
     rows = {key.partition("exec")[0]: row for key, row in ROWS.items()}  # the rest is common to all
     near = difflib.get_close_matches(name.lower().partition("exec")[0], rows, n=1)
     found = [ROWS[one.lower()] for one, extra in EXTRAS.items() if extra == name.lower()] + [rows[one] for one in near]
@@ -257,9 +257,9 @@ def meant_provider(name: str) -> str:
 
 
 def owner_of(option: str, row: ProviderRow) -> str:
-    """The provider whose option this is, where the one of `row` surely has none of that name: the CPU's takes none at
-    all, and others may have those that several have, as `device_id`. Empty of a provider without a row in the table,
-    whose options nobody here knows."""
+    """The provider to which this option belongs, where that of `row` surely has no such option: the CPU's takes none at
+    all, and others may have options that several have, such as `device_id`. Empty for a provider without a row in the
+    table, whose options are unknown here."""
     owners = [other.name for other in TABLE if option in other.options]
     if not owners or row.name in owners or row.name.lower() not in ROWS:
         return ""

@@ -1,6 +1,6 @@
 """Facts read from the nodes of a decoder's graph: which attention reads a KV input, the cache's shape by that node's
 attributes, and where activations are rounded, because scores then depend on which tokens are fed together. Knows no
-inputs' names."""
+names of inputs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from olive_ext.graph.nodes import attribute
 from olive_ext.model.types import TensorSpec
 
 _ONE_SCALE = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
-"""Operators that give all tokens of a step one scale; the second is what ONNX Runtime fuses the first into."""
+"""Operators that give all tokens of a step one scale; ONNX Runtime fuses the first into the second."""
 
 _INT8 = 4
-"""MatMulNBits' accuracy_level that rounds each row's blocks to 8 bits."""
+"""The accuracy_level of MatMulNBits that rounds each row's blocks to 8 bits."""
 
 _FUSED_BLOCK = 16
 """The smallest blocks of a DequantizeLinear along axis 0 that ONNX Runtime (1.31) fuses with the MatMul or Gemm that
-reads it, of 4 and 8 bits alike, into a MatMulNBits of that accuracy_level, unless its session entry
-"session.qdq_matmulnbits_accuracy_level" says another."""
+reads it, of 4 and 8 bits alike. The fused MatMulNBits has that accuracy_level, unless the session entry
+"session.qdq_matmulnbits_accuracy_level" names another."""
 
 
 def sole_readers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
@@ -33,7 +33,7 @@ def sole_readers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
 
 
 def embedding_rows(graph: onnx.GraphProto, tokens: str) -> int | None:
-    """Rows of the smallest table that the token ids `tokens` are looked up in; None where there is none."""
+    """Rows of the smallest table in which the token ids `tokens` are looked up; None where there is none."""
     dims = _dims(graph)
     tables = (
         (dims.get(node.input[0]), attribute(node, "axis", attribute(node, "gather_axis", 0)))
@@ -57,7 +57,7 @@ def graph_inputs(graph: onnx.GraphProto) -> dict[str, TensorSpec]:
 
 
 def num_step_scales(nodes: Iterable[onnx.NodeProto]) -> int:
-    """Nodes that give all tokens of a step one scale, so that what is fed together changes the numbers."""
+    """Nodes that give all tokens of a step one scale, so that numbers depend on what is fed together."""
     return sum(node.op_type in _ONE_SCALE for node in nodes)
 
 
@@ -91,16 +91,16 @@ def rounding_notes(nodes: Sequence[onnx.NodeProto]) -> list[str]:
 
 
 _TABLES = {"GroupQueryAttention": (7, 8), ("com.microsoft", "RotaryEmbedding"): (2, 3), ("", "RotaryEmbedding"): (1, 2)}
-"""Which inputs of an operator are its cosines and sines."""
+"""The indices of an operator's inputs for cosines and sines."""
 
 _VECTOR, _HEAD = 8, 16
-"""GroupQueryAttention (ONNX Runtime 1.31, group_query_attention_helper.h) takes tables of a width that the first
-divides, and heads that the second divides."""
+"""GroupQueryAttention (ONNX Runtime 1.31, group_query_attention_helper.h) takes tables whose width is a multiple of the
+first number, and heads whose size is a multiple of the second."""
 
 
 def rotary_rows(graph: onnx.GraphProto) -> int | None:
-    """Positions that rotary embeddings hold: those of the smallest table that a node reads, or where another node
-    chooses between tables, those of the largest whose name says what it is."""
+    """Positions that rotary embeddings hold: those of the smallest table that a node reads. Where another node chooses
+    between tables, those of the largest table whose name says what it is."""
     dims = _dims(graph)
     read = [dims[cosines][0] for _, cosines, _ in rotary_nodes(graph) if len(dims.get(cosines, ())) == 2]
     named = [size[0] for name, size in dims.items() if "cos_cache" in name and len(size) == 2]
@@ -108,7 +108,7 @@ def rotary_rows(graph: onnx.GraphProto) -> int | None:
 
 
 def refuse_rotary(graph: onnx.GraphProto, head_sizes: Mapping[str, int]) -> None:
-    """Raises `ModelError` for a table whose shape its kernel does not take; `head_sizes` by the caches' inputs."""
+    """Raises `ModelError` for a table whose shape its kernel does not take. `head_sizes` are by the caches' inputs."""
     dims = _dims(graph)
     for node, cosines, sines in rotary_nodes(graph):
         if cosines not in dims or sines not in dims:
@@ -136,7 +136,7 @@ def _dims(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
 
 
 def rotary_nodes(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, str, str]]:
-    """The nodes that turn positions by tables, and the names of their cosines and sines."""
+    """The nodes that rotate positions by tables, and the names of their cosines and sines."""
     for node in graph.node:
         key = node.op_type if node.op_type == "GroupQueryAttention" else (node.domain, node.op_type)
         indices = _TABLES.get(key)

@@ -45,8 +45,8 @@ def read_source(config: Mapping[str, Any]) -> tuple[SourceKind, TensorSpec] | No
 
 def read_rotary_lengths(config: Mapping[str, Any]) -> tuple[int, ...] | None:
     """Where transformers computes the positions of a text by its whole length: the most positions of texts with the
-    short factors (longrope), in ascending order; none where each length has its own (dynamic NTK); None where positions
-    are alike in all texts."""
+    short factors (longrope), ascending; empty where each length has its own (dynamic NTK); None where positions do not
+    depend on the length."""
     lengths: set[int] = set()
     is_by_length = False
     own = config.get("original_max_position_embeddings")
@@ -59,8 +59,8 @@ def read_rotary_lengths(config: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 
 def least_limit(limits: Mapping[str, int | None]) -> tuple[int, str]:
-    """The context length by several sources, of which some say nothing, and a sentence on whose it is. Raises
-    `ModelError` where none says it."""
+    """The context length by several sources, some of which may not say it, and a sentence on which one said it. Raises
+    `ModelError` where none does."""
     known = {origin: int(limit) for origin, limit in limits.items() if limit}
     if not known:
         raise ModelError("no config and no graph states the context length; give it", "max_length", code="missing")
@@ -71,7 +71,7 @@ def least_limit(limits: Mapping[str, int | None]) -> tuple[int, str]:
 
 
 def entries(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A configuration and those inside of it."""
+    """A configuration and all configurations inside it."""
     yield config
     for value in config.values():
         if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""Reads what a decoder takes, returns and can do from its graph and genai_config.json.
+"""Reads what a decoder takes, returns and can do, from its graph and genai_config.json.
 
-What the graph states wins over genai_config.json, which has one number for all layers and is at times wrong; the
-config gives names and fills in what the graph leaves symbolic. Knows no session, no provider and no files.
+The graph wins over genai_config.json, which has one number for all layers and is sometimes wrong. The config gives
+names, and fills in what the graph leaves symbolic. Knows no session, no provider and no files.
 
 Axes: B batch, S positions, T positions in the KV cache, V vocabulary.
 """
@@ -136,7 +136,7 @@ class _Reader:
         )
 
     def _item_masks(self, tokens: str | None, past: Iterable[str]) -> ItemMasks:
-        """In which layers an item's tokens see each other: where masks look for their placeholder (Gemma 4)."""
+        """In which layers an item's tokens see each other: those whose masks look for its placeholder (Gemma 4)."""
         if tokens is None or not (placeholders := compared_ids(self._graph, tokens)):
             return ItemMasks()
         window = self._hf_config.get("text_config", self._hf_config).get("sliding_window", 0)
@@ -147,7 +147,7 @@ class _Reader:
         return int(attribute(self._readers[past], name, 0)) if past in self._readers else 0
 
     def _per_item(self, past: str) -> int:
-        """Numbers of the attention in one of the cache: one of 4 bits holds two in a byte."""
+        """How many of the attention's numbers one number of the cache holds: with 4 bits, a byte holds two."""
         return 2 if self._number(past, "kv_cache_bit_width") == 4 else 1
 
     def _head_size(self, tensor: KvTensor) -> int:
@@ -218,7 +218,7 @@ class _Reader:
         return KvTensor(past, present, tensor.elem_type, heads, head_size, window=window)
 
     def _stored_size(self, past: str) -> int | None:
-        """Size of the cache's last axis, from that of the attention's output; None where the graph does not give it."""
+        """Size of the cache's last axis, derived from the attention's output; None where the graph does not give it."""
         num_heads = self._number(past, "num_heads")
         output = self._readers[past].output[0] if num_heads else ""
         widths = (attention.tensor_spec(one).shape[-1] for one in self._graph.value_info if one.name == output)
@@ -269,7 +269,7 @@ class _Reader:
         return declared
 
     def _contradicted(self, roles: Iterable[InputSpec], kv: Iterable[KvTensor], logits: TensorSpec) -> Iterator[str]:
-        """What genai_config.json states, and the graph is otherwise."""
+        """What genai_config.json states and the graph contradicts."""
         caches = [tensor for tensor in kv if tensor.capacity is None]
         own = {entry.role.value: entry.tensor.name for entry in roles} | {"logits": logits.name}
         for key, name in {**self._decoder_config.get("inputs", {}), **self._decoder_config.get("outputs", {})}.items():
@@ -310,7 +310,7 @@ class _Reader:
         return length
 
     def _in_place_obstacle(self, kv: Iterable[KvTensor], states: tuple[StateTensor, ...]) -> str | None:
-        """Why past and present cannot be one buffer; None where they can."""
+        """Why past and present cannot share one buffer; None where they can."""
         if states:
             return f"'{states[0].past}' is a state, which must be kept as it was at every fork"
         for tensor in kv:
@@ -325,7 +325,7 @@ class _Reader:
 
 
 def _fixed(tensor: TensorSpec, sizes: Sequence[int | str], subject: str) -> tuple[int, ...]:
-    """`sizes` of an input's shape, which are numbers. `subject` begins the error's words where one is a symbol."""
+    """`sizes` of an input's shape as numbers. `subject` begins the error's sentence where one is a symbol."""
     numbers = tuple(size for size in sizes if isinstance(size, int))
     if len(numbers) < len(sizes):
         raise ModelError(f"input '{tensor.name}' has the symbolic shape {list(tensor.shape)}; {subject} fixed")

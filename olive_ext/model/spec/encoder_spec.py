@@ -1,7 +1,6 @@
-"""Reads what a decoder takes of an encoder, how an encoder's graph gives it, and which graph of a model does what: by
-the graphs themselves, which make what others take, then by the names that a user, a configuration or an exporter gives
-them. Where both speak and differ, that is an error. Knows no session and no folder's layout.
-"""
+"""Reads what a decoder takes from an encoder, how an encoder's graph gives it, and which graph of a model does what.
+The graphs themselves come first, then the names that a user, a configuration or an exporter gives them; where both say
+something and differ, that is an error. Knows no session and no folder's layout."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ TOKEN_TYPES = frozenset({TensorProto.INT64, TensorProto.INT32})
 
 @dataclass(frozen=True)
 class FirstStepSpec:
-    """A graph that computes cross KV from the encoder's hidden states, and its inputs."""
+    """A graph that computes cross-attention KV from the encoder's hidden states, and its inputs."""
 
     outputs: Mapping[str, str]
     """The decoder's input -> this graph's output."""
@@ -42,7 +41,7 @@ class FirstStepSpec:
     states: str
     masks: tuple[TensorSpec, ...] = ()
     tokens: tuple[TensorSpec, ...] = ()
-    """Token ids [B, S], whose shape it reads."""
+    """Token ids [B, S], of which it reads the shape alone."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class EncoderSpec:
     masks: tuple[TensorSpec, ...] = ()
     first_step: FirstStepSpec | None = None
     unused: tuple[TensorSpec, ...] = ()
-    """Cross KV that nothing computes: the decoder does, from the hidden states; it is given none."""
+    """Cross-attention KV that no graph computes: the decoder computes it from the hidden states."""
 
 
 def read_cross_inputs(inputs: Mapping[str, TensorSpec], model_config: Mapping[str, Any]) -> CrossInputs:
@@ -92,7 +91,8 @@ def read_encoder(
     model_config: Mapping[str, Any],
     first_step: onnx.ModelProto | None = None,
 ) -> EncoderSpec:
-    """How the encoder `model` gives what a decoder takes. `first_step` is a decoder that returns cross KV, if any.
+    """How the encoder `model` gives what a decoder takes. `first_step` is a decoder that returns cross-attention KV, if
+    any.
 
     Raises `ModelError` where the encoder is not understood, or does not give all of it.
     """
@@ -224,7 +224,7 @@ def find_parts(decoder: Outline, others: Mapping[Path, Outline]) -> dict[Path, P
 
 def settle(named: Mapping[str, Named], parts: Mapping[Path, Part]) -> dict[str, Named]:
     """The graph of each part: those that are `named`, and those that the graphs show. Raises `ModelError` where a name
-    and the graphs contradict each other, or two graphs that nothing names do the same."""
+    and the graphs contradict each other, or where two unnamed graphs do the same."""
     for part, (file, rule) in named.items():
         real = parts.get(file)
         if real is not None and real.name != part:
@@ -242,8 +242,8 @@ def settle(named: Mapping[str, Named], parts: Mapping[Path, Part]) -> dict[str, 
 
 
 def _feature_of(graph: Outline, features: list[TensorSpec]) -> TensorSpec | None:
-    """The embedding graph's input that `graph` makes: of its output's name; else the only one of an output's size that
-    is for what the names of the graph's own inputs say."""
+    """The embedding graph's input that `graph` makes: the one of its output's name; else the only one of an output's
+    size whose modality is that of the graph's own inputs, by their names."""
     named = [feature for feature in features if feature.name in graph.outputs]
     if named or graph.has_logits:
         return named[0] if named else None

@@ -1,7 +1,7 @@
 """Reads from the graphs of a multimodal package which encoder makes which features, which tokens they replace, and
-which tokens of a picture see which; and names what exporters are known to compute otherwise than the original.
+which tokens of a picture see which. Also names what exporters are known to compute otherwise than the original.
 
-The graphs are asked first and the configurations second; where both speak and differ, that is an error. Knows no
+The graphs come first and the configurations second; where both say something and differ, that is an error. Knows no
 session, and no picture.
 """
 
@@ -43,17 +43,17 @@ _MASK_AT = {"Attention": 3, "MultiHeadAttention": 5, "GroupQueryAttention": 10}
 """The input of an attention's operator that hides tokens: false, or a very negative number."""
 
 HIDDEN = -1e4
-"""Up to this: converters to half precision write -65504, or this, for infinity."""
+"""A mask hides where it is at most this: converters to half precision write -65504, or this, for infinity."""
 
 MOST_TOKENS = 4098
-"""The most tokens of a mask: its memory is the square of it, and a configuration may name any window."""
+"""The most tokens of a mask. Its memory is the square of them, and a configuration may name any window."""
 
 
 def read_item_masks(
     model: onnx.ModelProto, tokens: str, past: Collection[str], placeholders: Collection[int], num_tokens: int
 ) -> ItemMasks:
-    """The layers whose masks depend on `placeholders`, with which the graph compares its input `tokens`; `past` are its
-    KV inputs. Masks are computed for `num_tokens` tokens, more than a window has but `MOST_TOKENS` at most: all of
+    """The layers whose masks depend on `placeholders`, with which the graph compares its input `tokens`. `past` are its
+    KV inputs. Masks are computed for `num_tokens` tokens, more than a window has but at most `MOST_TOKENS`: first all
     text, then all of one item. A mask whose nodes may never end is left out."""
     num_tokens = min(num_tokens, MOST_TOKENS)
     attentions = [node for node in model.graph.node if node.op_type in _MASK_AT]
@@ -74,7 +74,7 @@ def read_item_masks(
 def _visible(
     model: onnx.ModelProto, nodes: list[onnx.NodeProto], name: str, tokens: Mapping[str, Array], past: Collection[str]
 ) -> Array:
-    """[S, S]: which token sees which by the mask `name`, which `nodes` make, in one row of `tokens`, by their input,
+    """[S, S]: which token sees which by the mask `name`, as `nodes` compute it for one row of `tokens`, by their input,
     without a past."""
     feeds, read = {}, set(reads(nodes))
     (length,) = {array.size for array in tokens.values()}
@@ -103,11 +103,11 @@ _BUILT_IN = {
     "attention_logit_cap": 50.0,
     "residual_weight": 0.5,
 }
-"""Numbers of Gemma 4's audio encoder in mobius 0.1.0, whatever config.json's `audio_config` has."""
+"""Numbers of Gemma 4's audio encoder in mobius 0.1.0, whatever `audio_config` of config.json has."""
 
 
 def known_faults(encoders: Encoders, configs: Configs, masks: ItemMasks | None = None) -> Iterator[str]:
-    """One sentence on each fault; `encoders` by their part ("vision", "audio"), `masks` the decoder's."""
+    """One sentence on each fault. `encoders` are by their part ("vision", "audio"); `masks` are the decoder's."""
     genai, config = configs
     kind = str(genai.get("type") or config.get("model_type") or "")
     yield from _other_masks(kind, config, masks or ItemMasks())
@@ -202,7 +202,7 @@ def read_media(
 
 
 def _outputs(files: GraphFiles, proto: onnx.ModelProto, features: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """The outputs that are these inputs of the embedding graph; several are distinguished by their names alone."""
+    """The outputs that are these inputs of the embedding graph. Several are told apart by their names alone."""
     returned = [value.name for value in proto.graph.output]
     missing = [feature.name for feature in features if feature.name not in returned]
     if len(features) > 1 and missing:
@@ -211,7 +211,7 @@ def _outputs(files: GraphFiles, proto: onnx.ModelProto, features: Sequence[Tenso
 
 
 def _output(files: GraphFiles, proto: onnx.ModelProto, feature: TensorSpec) -> TensorSpec:
-    """The output that is the embedding graph's input: of its name, else the only one of its width and type."""
+    """The output that is the embedding graph's input: the one of its name, else the only one of its width and type."""
     outputs = {value.name: tensor_spec(value) for value in proto.graph.output}
     fitting = [tensor for tensor in outputs.values() if width_fits(tensor, feature)]
     named = outputs.get(feature.name)
@@ -228,7 +228,8 @@ def _output(files: GraphFiles, proto: onnx.ModelProto, feature: TensorSpec) -> T
 
 
 def _real_rows(proto: onnx.ModelProto, output: TensorSpec) -> TensorSpec | None:
-    """The output beside features [B, rows, size] that marks padding: a mask, or the number of others."""
+    """The output beside features [B, rows, size] that marks padding: a mask, or the number of rows that are not
+    padding."""
     others = [tensor_spec(value) for value in proto.graph.output if value.name != output.name]
     told = [tensor for tensor in others if tensor.elem_type in _WHOLE and len(tensor.shape) in (1, 2)]
     named = [tensor for tensor in told if any(word in tensor.name for word in ("mask", "length", "size"))]

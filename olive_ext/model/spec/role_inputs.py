@@ -39,10 +39,10 @@ class StepArrays:
     """Time, height and width of each token where these differ: in sequences with pictures."""
 
     pads_in_front: bool = False
-    """A row that has fewer positions than the mask covers has the last ones of these, not the first."""
+    """Whether a row with fewer positions than the mask covers has the last of these, not the first."""
 
     whole_length: int = 0
-    """Positions of the whole texts that the rows are parts of, as far as the graph distinguishes lengths."""
+    """Positions of the whole texts to which the rows belong, as far as the graph distinguishes lengths."""
 
     @property
     def starts_B1(self) -> Array:
@@ -53,7 +53,8 @@ class StepArrays:
 
 
 def arrays_of(rows: Sequence[tuple[int, ...]]) -> StepArrays:
-    """Each row's positions before it, and its number of tokens; and the last of these, where it is not 0 as all."""
+    """For each row, the number of positions before it and of its tokens, and the last token, if that is not 0 as all
+    others."""
     past_B, lengths_B = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
     positions_N = np.concatenate([np.arange(past, past + length) for past, length, *_ in rows])
     tokens_N, total_B = np.zeros_like(positions_N), past_B + lengths_B
@@ -82,7 +83,7 @@ def _mask(rows: StepArrays, _: TensorSpec) -> Array:
 
 
 UNSPLIT = 512
-"""CUDA's PagedAttention splits the keys of rows that decode where the longest is known to have more positions."""
+"""CUDA's PagedAttention splits the keys of rows that decode where the longest row has more positions than this."""
 
 
 def ceiling(number: int) -> int:
@@ -91,8 +92,8 @@ def ceiling(number: int) -> int:
 
 
 def _bounds(rows: StepArrays, tensor: TensorSpec) -> Array:
-    """The most tokens of a row, the most positions, and what the longest row has at least: the same for all steps of
-    up to as many positions as a power of two, for those that are captured; 0 is unknown."""
+    """The most tokens of a row, the most positions, and a lower bound of the longest row. For captured steps they are
+    equal for all steps of up to as many positions as a power of two; 0 means unknown."""
     whole = ceiling(int(np.maximum.reduce(rows.total_B)))
     bounds = [np.maximum.reduce(rows.lengths_B), rows.width, whole // 2 + 1 if whole > UNSPLIT else 0]
     return np.array(bounds[: int(tensor.shape[0])])
@@ -113,9 +114,9 @@ COMPUTE: Mapping[Role, Callable[[StepArrays, TensorSpec], Array]] = {
     Role.USE_CACHE_BRANCH: lambda rows, _: rows.past_B[:1] > 0,
     Role.WHOLE_LENGTH: lambda rows, _: np.array(rows.whole_length),
 }
-"""What each role's input holds. A block table is not here: the KV store knows it."""
+"""What each role's input holds. Block tables are left to the KV store."""
 
 
 def input_array(spec: InputSpec, rows: StepArrays) -> Array:
-    """What the input holds for these rows, in the type that the graph declares; its shape is the role's (`Role`)."""
+    """What the input holds for these rows, in the type that the graph declares and the shape of the role (`Role`)."""
     return np.ascontiguousarray(COMPUTE[spec.role](rows, spec.tensor), DTYPES[spec.tensor.elem_type])

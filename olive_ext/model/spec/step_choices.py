@@ -1,6 +1,6 @@
 """Finds where a decoder's graph computes a token differently because of its step: the longest row, the chunk, or the
-rows beside it. The nodes between positions, masks or lengths and the layers run on small steps, and their values for
-the same positions are compared. Knows no session, and no names of inputs.
+rows beside it. It runs the nodes between positions, masks or lengths and the layers on small steps, and compares their
+values for the same positions. Knows no session, and no names of inputs.
 
 Axes: B rows, S tokens of a row, P positions before them, T positions after the step.
 """
@@ -32,14 +32,14 @@ from olive_ext.model.types import DecoderSpec, InputSpec, KvTensor, LengthChoice
 
 Array = npt.NDArray[Any]
 Rows = Sequence[tuple[int, ...]]
-"""For each row of a step the positions before it and its number of tokens; and its last token, where that is not 0."""
+"""For each row of a step, the number of positions before it and of its tokens, and its last token, if that is not 0."""
 
 Run = Callable[[Rows, bool], dict[str, Array]]
-"""Computes values of a step from its rows; the values that are given are all true, or all false."""
+"""Computes values of a step from its rows. The truth values that are given are all true, or all false."""
 
 
 class UnrunnableError(Exception):
-    """A stranger's nodes cannot be run on the host; trials on the opened model remain."""
+    """Nodes cannot be run on the host; trials on the opened model remain."""
 
 
 @contextmanager
@@ -56,7 +56,8 @@ _REPEATING = frozenset({"Loop", "Scan"})
 """Operators that may never end: nothing after them is run."""
 
 MOST_VALUES = 2**25
-"""Numbers of a tensor that an operator may make of sizes that it reads. Masks (`media_spec.MOST_TOKENS`) have fewer."""
+"""The most numbers of a tensor that an operator may make by sizes that it reads. Masks (`media_spec.MOST_TOKENS`) have
+fewer."""
 
 
 def repeats(node: onnx.NodeProto) -> bool:
@@ -65,7 +66,7 @@ def repeats(node: onnx.NodeProto) -> bool:
 
 
 class PositionalNodes:
-    """The nodes that depend on positions, masks, lengths, shapes and token ids alone, and not on what a token means."""
+    """The nodes that depend only on positions, masks, lengths, shapes and token ids, and not on embeddings of tokens."""
 
     def __init__(
         self, model: onnx.ModelProto, inputs: Sequence[InputSpec], caches: Sequence[KvTensor | StateTensor]
@@ -82,10 +83,10 @@ class PositionalNodes:
         self._values = set(self._inputs)
         self.nodes: list[onnx.NodeProto] = []
         self._shapes: dict[str, str] = {}
-        """The outputs of nodes that ask for the shape of something else, by its name."""
+        """The outputs of nodes that read only the shape of something else, by its name."""
 
         self.frontier: dict[str, onnx.NodeProto] = {}
-        """The values that other nodes read, each with the first of these."""
+        """The values that other nodes read, each with the first of these nodes."""
 
         for node in graph.node:
             self._place(node)
@@ -116,7 +117,7 @@ class PositionalNodes:
         return bool(dims) and all(dim.HasField("dim_value") or dim.dim_param in symbols for dim in dims)
 
     def constants(self) -> list[int]:
-        """Whole numbers in the nodes, ascending."""
+        """The integers in the nodes, ascending."""
         values = (attribute(node, "value", None) for node in self.nodes)
         tensors = [value for value in values if isinstance(value, TensorProto)]
         read = {name for node in self.nodes for name in node.input}
@@ -131,11 +132,11 @@ class PositionalNodes:
         return sorted(numbers)
 
     def count(self, wanted: Iterable[str]) -> int:
-        """How many nodes compute the values `wanted`."""
+        """The number of nodes that compute the values `wanted`."""
         return len(self._makers(set(wanted), set())[0])
 
     def reads_tokens(self, wanted: Iterable[str]) -> bool:
-        """Whether the values `wanted` follow from token ids."""
+        """Whether the values `wanted` depend on token ids."""
         return not self._tokens.isdisjoint(self._makers(set(wanted), set())[1] - set(wanted))
 
     def values(self, wanted: Iterable[str]) -> list[str]:
@@ -143,7 +144,7 @@ class PositionalNodes:
         return [name for node in reversed(self._makers(set(wanted), set())[0]) for name in node.output if name]
 
     def _makers(self, wanted: set[str], given: set[str]) -> tuple[list[onnx.NodeProto], set[str]]:
-        """The nodes that compute the values `wanted`, the last first, and all values that these read or make."""
+        """The nodes that compute the values `wanted`, last first, and all values that these read or make."""
         needed, kept = wanted - given, []
         for node in reversed(self.nodes):
             if needed.intersection(node.output) and not given.issuperset(node.output):
@@ -154,7 +155,8 @@ class PositionalNodes:
 
     @_runnable()
     def cut(self, wanted: Iterable[str], given: Iterable[str] = ()) -> Run:
-        """What computes values of a step, where those `given` are one truth. Both may raise `UnrunnableError`."""
+        """A function that computes values of a step, where the values `given` are one truth. Both may raise
+        `UnrunnableError`."""
         wanted, given = list(wanted), set(given)
         kept, needed = self._makers(set(wanted), given)
         shapes = [node for node in kept if node.output[0] in self._shapes]
@@ -226,8 +228,8 @@ _BOUNDED = (
 def on_host(
     model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], inputs: Collection[str], outputs: Sequence[str]
 ) -> Callable[[dict[str, Array]], dict[str, Array]]:
-    """What computes the values `outputs` from those of `inputs` by ONNX's reference: of `nodes` of the model, which are
-    in order, with the weights that they read. It fails with whatever numpy and Python raise."""
+    """A function from the values of `inputs` to those of `outputs`, by ONNX's reference implementation. It runs `nodes`
+    of the model, which are in order, with the weights that they read. It fails with whatever numpy and Python raise."""
     read = set(reads(nodes))
     weights = [tensor for tensor in model.graph.initializer if tensor.name in read and tensor.name not in inputs]
     infos = {name: helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in (*inputs, *outputs)}
@@ -247,7 +249,7 @@ def _made_up(tensor: onnx.TensorProto) -> Array:
 
 
 def _without_weights(nodes: Iterable[onnx.NodeProto]) -> tuple[list[onnx.NodeProto], dict[str, Array]]:
-    """Copies of the nodes in which constants that lie in another file are values from outside, and these values."""
+    """Copies of the nodes in which constants of other files are values from outside, and these values."""
     made_up: dict[str, Array] = {}
 
     def edited(node: onnx.NodeProto, prefix: str) -> onnx.NodeProto:
@@ -269,32 +271,33 @@ def _without_weights(nodes: Iterable[onnx.NodeProto]) -> tuple[list[onnx.NodePro
 logger = logging.getLogger(__name__)
 
 CHUNK, PART = 8, 4
-"""Tokens of a chunk, and of a shorter one that begins at the same position."""
+"""Tokens of a chunk, and of a shorter chunk that begins at the same position."""
 
 BASE_LENGTH = 40
-"""Positions of the steps that distinguish values of tokens from those of the cache."""
+"""Positions of the steps that tell values of tokens from values of the cache."""
 
 MOST_FED = 2048
 """Tokens of a whole text that is compared with its beginning."""
 
 MOST_RUNS, RUNS, LEAST_LENGTHS = 300_000, 10, 6
-"""Nodes run in all, 3 to 10 µs each; runs for each length; and lengths that are compared however many nodes there are,
-up to `MOST_RUNS`."""
+"""Limits of the search: nodes run in all, 3 to 10 µs each; runs for each length; and lengths that are compared however
+many nodes there are, up to `MOST_RUNS`."""
 
 
 MOST_TOKENS = 32
-"""Token ids that nodes compare with, the smallest of them."""
+"""The most token ids with which nodes compare; the smallest are tried."""
 
 MOST_CHOICES = 16
-"""Truths that change once with the length; more are no choice that a model was made with."""
+"""The most truth values that change once with the length. If there are more, the model was not made with such a choice.
+"""
 
 
 Pairs = Iterator[tuple[dict[str, Array], dict[str, Array]]]
-"""Values of one step, and those of another that are to be their beginnings."""
+"""Values of one step, and the values of another step that should begin with them."""
 
 
 class StepComparison:
-    """Compares what the layers read of the same positions in different steps."""
+    """Compares what the layers read for the same positions in different steps."""
 
     def __init__(self, part: PositionalNodes, numbers: Sequence[int], context_length: int, has_own_pasts: bool) -> None:
         self._part = part
@@ -310,7 +313,7 @@ class StepComparison:
         self._lengths = sorted([length for length in lengths if length <= context_length][: max(most, LEAST_LENGTHS)])
 
     def compare(self) -> tuple[list[LengthChoice], str]:
-        """The choices between short and long texts, and what else depends on the step; empty for nothing."""
+        """The choices between short and long texts, and what else depends on the step; empty where nothing does."""
         if self._num_nodes > MOST_RUNS // (RUNS * LEAST_LENGTHS):
             return [], f"{self._num_nodes} nodes stand between positions and layers, too many to be compared"
         if not self._frontier:
@@ -337,7 +340,7 @@ class StepComparison:
         return f"'{name}', which '{node.name}' ({node.op_type}) reads, depends on the step"
 
     def _first_difference_by_tokens(self) -> str | None:
-        """The first value that changes with a later token, or another row's: of those that the nodes compare with."""
+        """The first value, of those that nodes compare with, that changes with a later token or another row's."""
         if not self._part.reads_tokens(self._frontier):
             return None
         run, row = self._part.cut(self._frontier), (CHUNK, PART)
@@ -350,8 +353,8 @@ class StepComparison:
         return next((name for token in tokens if (name := self._first_wrong(pairs(token)))), None)
 
     def _by_position(self, names: list[str]) -> list[str]:
-        """The floats, truths and whole numbers of tokens among `names` that have no number for each position of the
-        cache. Masks and biases have one: they hold what a row sees."""
+        """The floats, truth values and integers of tokens among `names` that do not have a number for each position of
+        the cache. Masks and biases have one: they hold what a row sees."""
         begin, widths, per_token = BASE_LENGTH - CHUNK, (BASE_LENGTH, BASE_LENGTH - CHUNK + PART), []
         try:
             run = self._part.cut(names)
@@ -368,9 +371,9 @@ class StepComparison:
         return per_token
 
     def _first_difference(self, given: Sequence[str]) -> str | None:
-        """The first value that differs for the same positions: in a chunk and a shorter one, in a whole text and its
-        beginning and end, or alone and with another row, which is longer where rows may be. It is looked for with all
-        values `given` false, then true."""
+        """The first value that differs for the same positions: in a chunk and a shorter one; in a whole text, its
+        beginning and its end; alone and beside another row, which is longer where rows may be. Searched with all values
+        `given` false, then true."""
         run, sides = self._part.cut(self._frontier, given), (False, True) if given else (False,)
         steps = (self._pairs(run, length, is_beyond) for is_beyond in sides for length in self._lengths)
         return next((name for pairs in steps if (name := self._first_wrong(pairs))), None)
@@ -385,7 +388,7 @@ class StepComparison:
         return next(wrong, None)
 
     def _pairs(self, run: Run, length: int, is_beyond: bool) -> Pairs:
-        """Values of a step, and those that are to be their beginnings, in and after texts of `length` tokens."""
+        """Values of a step, and values that should begin with them, in and after texts of `length` tokens."""
         begin = max(0, length - CHUNK)
         chunk = run([(begin, CHUNK)], is_beyond)
         for size in (PART, 1):
@@ -401,7 +404,7 @@ class StepComparison:
                 yield _ends(whole, chunk), chunk
 
     def _length_choices(self) -> list[LengthChoice]:
-        """The truths of a step that change once with the length of a text, fed in one pass or token by token."""
+        """The truth values of a step that change once with the length of a text, fed in one pass or token by token."""
         truths = self._part.values(self._frontier)
         first = self._part.cut(truths)([(0, BASE_LENGTH)], False)
         truths = [name for name in truths if first[name].dtype.kind == "b" and first[name].size == 1]
@@ -423,7 +426,7 @@ class StepComparison:
         return choices if len(choices) <= MOST_CHOICES else []
 
     def _last_before(self, name: str, last: int, other: int) -> int:
-        """The most tokens of a text for which the truth `name` is as for `last`, fewer than `other`."""
+        """The most tokens of a text for which the truth value `name` is as for `last`, fewer than `other`."""
         run = self._part.cut([name])
         side = run(_text(last), False)[name]
         while other - last > 1:
@@ -436,13 +439,13 @@ class StepComparison:
 
 
 def _text(length: int) -> list[tuple[int, int]]:
-    """A whole text, or the end of one that is too long for what may have an axis for each two tokens."""
+    """A whole text, or only its end where it is so long that an axis for each pair of tokens would not fit."""
     return [(0, length)] if length <= MOST_FED else [(length - CHUNK, CHUNK)]
 
 
 def _ends(values: Mapping[str, Array], like: Mapping[str, Array]) -> dict[str, Array]:
     """The last numbers of floats, as many as `like` has. Other values may count a step's own tokens, or say that it is
-    the first: they are those of `like`."""
+    the first: for those it is `like`."""
     ends = dict(like)
     for name, other in like.items():
         if other.dtype.kind == "f" and other.ndim == values[name].ndim:
@@ -459,7 +462,7 @@ def _differs(whole: Array, other: Array) -> bool:
 
 
 MOST_CONSTANTS = 64
-"""Numbers in the nodes that lengths are compared with, the smallest of them; two or three are usual."""
+"""How many of the numbers in the nodes lengths are compared with, the smallest first; two or three are usual."""
 
 _OF_EACH_ROW = frozenset(
     {
@@ -472,7 +475,7 @@ _OF_EACH_ROW = frozenset(
         Role.PAST_LENGTHS,
     }
 )
-"""Inputs that distinguish rows after pasts of different lengths. A graph without any takes positions from the cache's
+"""Inputs that tell rows with pasts of different lengths apart. A graph without any takes positions from the cache's
 shape (T5 and Whisper of two exporters), and its rows share a step only after pasts of one length."""
 
 _TABLE_OFFSET = "multirotarycacheconcatoffset"
@@ -503,8 +506,8 @@ def as_opened(spec: DecoderSpec, failure: str, used: int | None, written: int | 
 
 
 def table_offset(options: Any) -> int | None:
-    """Rows of the first of two rotary tables, one after the other, between which a provider chooses by a step's length
-    (WebGPU, TensorRT RTX); None where `options`, of one provider or of several, have no such."""
+    """Rows of the first of two rotary tables that lie one after the other, of which a provider takes one by a step's
+    length (WebGPU, TensorRT RTX); None where `options`, of one provider or of several, have no such key."""
     inner = list(options.values()) if isinstance(options, Mapping) else options if isinstance(options, list) else []
     named = options.items() if isinstance(options, Mapping) else ()
     own = [str(value) for name, value in named if name.lower().replace("_", "").removeprefix("nv") == _TABLE_OFFSET]
@@ -518,7 +521,8 @@ def read_step_choices(
     """The choices of the graph `model`; `inputs` and `caches` are those of the decoder's spec.
 
     Trials on the opened model find the rest: what comes after operators that `onnx.reference` does not run, and what
-    depends on the tokens' content, except a reduction of a whole step to one number."""
+    depends on the tokens' content, except a reduction of a whole step to one number.
+    """
     if reduced := _whole_reduction(model.graph):
         return StepChoices(leak=f"'{reduced.name}' ({reduced.op_type}) makes one number of all tokens of a step")
     part = PositionalNodes(model, inputs, caches)
@@ -546,7 +550,7 @@ def choice_notes(choices: StepChoices) -> Iterator[str]:
 
 
 def _whole_reduction(graph: onnx.GraphProto) -> onnx.NodeProto | None:
-    """The first reduction of floats that leaves neither rows nor tokens of a step."""
+    """The first reduction of floats that keeps neither the rows nor the tokens of a step."""
     floats = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
     types = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input)}
     known = constants_of(graph)

@@ -1,6 +1,6 @@
 """A graph's inputs and outputs by name, and the names that exporters give to those of a decoder. Reads no graph.
 
-genai_config.json's own names come before these. A pair of names is an input's and its output's, %d being the layer.
+Names in genai_config.json come before these. A pair is the name of an input and of its output; %d is the layer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Names = tuple[str, str]
 
 @dataclass(frozen=True)
 class Outline:
-    """What locating needs of a graph: its interface, and the least bytes of its external files."""
+    """What finding a decoder needs to know of a graph: its interface, and the fewest bytes of its external files."""
 
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
@@ -73,8 +73,8 @@ CROSS_KV_NAMES = (
     *pairs("past_key_values.%d.cross.{}", "present.%d.cross.{}"),
     *pairs("past_{}_cross_%d", "present_{}_cross_%d"),
 )
-"""Names of a decoder's KV input for the attention to the encoder, and of the output that carries it: the encoder's,
-or that of a decoder's first step."""
+"""Names of a decoder's KV input for the attention to the encoder, and of the output that carries it: the encoder's, or
+a decoder's first step's."""
 
 STATES_INPUTS = frozenset({"encoder_hidden_states", "encoder_outputs"})
 """Inputs of a decoder that take the encoder's hidden states."""
@@ -112,4 +112,4 @@ ROLE_RANKS: dict[Role, tuple[int, ...]] = dict.fromkeys(Role, (1,)) | {
 """The ranks that an input of the role may have."""
 
 PACKED_RANKS = {**ROLE_RANKS, Role.INPUT_IDS: (1,), Role.POSITION_IDS: (1,)}
-"""`ROLE_RANKS` for a graph with a block table, where the tokens of all rows stand one after the other."""
+"""`ROLE_RANKS` of a graph with a block table, where the tokens of all rows are concatenated."""
