@@ -66,7 +66,7 @@ def repeats(node: onnx.NodeProto) -> bool:
 
 
 class PositionalNodes:
-    """The nodes that depend only on positions, masks, lengths, shapes and token ids, and not on embeddings of tokens."""
+    """The nodes that depend only on positions, masks, lengths, shapes and token ids, not on embeddings of tokens."""
 
     def __init__(
         self, model: onnx.ModelProto, inputs: Sequence[InputSpec], caches: Sequence[KvTensor | StateTensor]
