@@ -30,7 +30,7 @@ from olive_ext.backends.lm_eval_patches import (
 from olive_ext.backends.samples import drop_shares
 from olive_ext.backends.task_checks import named_aggregations
 from olive_ext.backends.task_files import helpers_of
-from olive_ext.backends.task_loading import LoadedTasks, Seeds
+from olive_ext.backends.task_loading import LoadedTasks
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import named_failures
 from olive_ext.model.files.content import digest_of
@@ -46,14 +46,7 @@ _PASSED_ON = (
 __all__ = ["LM", "run_tasks", "sample_line"]
 
 
-def run_tasks(
-    lm: LM,
-    tasks: LoadedTasks,
-    settings: EvaluationSettings,
-    *,
-    seeds: Seeds,
-    progress: bool = False,
-) -> dict[str, Any]:
+def run_tasks(lm: LM, tasks: LoadedTasks, settings: EvaluationSettings, *, progress: bool = False) -> dict[str, Any]:
     """lm-eval's results with `samples`, and where a chat template is applied with its SHA-256 as `chat_template_sha`,
     and the date that it prints. Raises `TaskError` where a task, its data or a setting cannot be evaluated, `RunError`
     where the machine fails.
@@ -84,7 +77,7 @@ def run_tasks(
             log_samples=True,
             gen_kwargs=dict(settings.gen_kwargs) or None,
             **{name: getattr(settings, name) for name in _PASSED_ON},
-            **asdict(seeds),
+            **asdict(tasks.seeds),
         )
         drop_shares(results)
         helpers = {name: helpers_digest(vars(task.config)) for name, task in tasks.tasks.items()}

@@ -72,8 +72,8 @@ class LoadedTasks:
     if it had loaded the tasks itself.
     """
 
-    def __init__(self, manager: TaskManager, loaded: Mapping[str, Any]) -> None:
-        self._loaded = loaded
+    def __init__(self, manager: TaskManager, loaded: Mapping[str, Any], seeds: Seeds) -> None:
+        self._loaded, self.seeds = loaded, seeds
         self._states = (random.getstate(), np.random.get_state(), torch.get_rng_state())
         self.task_index = manager.task_index
         self.tasks: Mapping[str, Any] = loaded["tasks"]
@@ -105,7 +105,7 @@ class LoadedTasks:
 def load_tasks(
     specs: Sequence[Spec],
     include_path: str | Sequence[str] | None = None,
-    seeds: Seeds | None = None,
+    seed: int | None = None,
     metadata: Mapping[str, Any] | None = None,
     *,
     runs_code: bool = False,
@@ -113,8 +113,9 @@ def load_tasks(
     thinks: bool = False,
 ) -> LoadedTasks:
     """Tasks by registered name, path of a YAML file, or inline definition; names under `include_path` come first.
-    `metadata` is laid over each task's own, and given to the functions that make documents. `runs_code`: whether those
-    may be among them that run what a model has written. `repeats` and `thinks` as in `samples.count_samples`.
+    `seed` as in `Seeds.of`. `metadata` is laid over each task's own, and given to the functions that make documents.
+    `runs_code`: whether those may be among them that run what a model has written. `repeats` and `thinks` as in
+    `samples.count_samples`.
 
     Raises:
         TaskError: a name is unknown (the nearest names are given), a file or folder is missing, or a task's definition
@@ -122,12 +123,13 @@ def load_tasks(
     """
     with named_failures(f"tasks {_names(specs)} cannot be loaded", machine=()):
         manager, accepted = find_tasks(specs, include_path, metadata, runs_code=runs_code)
-        (seeds or Seeds()).seed_all()
+        seeds = Seeds.of(seed)
+        seeds.seed_all()
         has_data = not all(_is_local(config_of(spec, manager.task_index)) for spec in specs)
         # A task renders its first document as it is made.
         templates, code = sandboxed_templates(), loading_metrics(runs_code)
         with exits_raised(), templates, code, made_tasks(), quiet_data(), offline_if_unreachable(has_data=has_data):
-            loaded = LoadedTasks(manager, manager.load(accepted))
+            loaded = LoadedTasks(manager, manager.load(accepted), seeds)
         refuse_unconfined(loaded.tasks, runs_code)
         count_samples(loaded.tasks.values(), repeats, thinks=thinks)
         for name, task in loaded.tasks.items():

@@ -143,19 +143,19 @@ def check_model(
 def _add_work(model: ResolvedModel, config: EvaluationConfig, section: Section, *, verify: bool) -> None:
     """Adds documents, requests, tokens, time and memory of the tasks. With `verify` a step is timed."""
     from olive_ext.backends.lm_eval_run import run_tasks
-    from olive_ext.backends.task_loading import Seeds, load_tasks
+    from olive_ext.backends.task_loading import load_tasks
     from olive_ext.backends.workload import CountingLM, forecast
     from olive_ext.run.costs import requested_tasks
     from olive_ext.run.task_fit import refuse_misfits
     from olive_ext.session.local import open_tokenizer
 
-    seeds, lm = Seeds.of(config.seed), CountingLM(open_tokenizer(model).encode)
+    lm = CountingLM(open_tokenizer(model).encode)
     more: dict[str, Any] = {"runs_code": config.confirm_run_unsafe_code, "repeats": config.repeats}
-    tasks = load_tasks(requested_tasks(config), config.include_path, seeds, config.metadata, **more)
+    tasks = load_tasks(requested_tasks(config), config.include_path, config.seed, config.metadata, **more)
     refuse_misfits(model, tasks.configs)
     plain = {"bootstrap_iters": 0, "apply_chat_template": False, "confirm_run_unsafe_code": False}
     with suppress(TaskError):  # a task's own code may refuse answers of nothing
-        run_tasks(lm, tasks, config.model_copy(update=plain), seeds=seeds)
+        run_tasks(lm, tasks, config.model_copy(update=plain))
     tokens = sum(lm.work.tokens)
     section.add("asked", lm.work)
     section.add("takes", forecast(model, lm.work), "a reference that runs beside it takes as long again")

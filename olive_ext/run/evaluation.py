@@ -48,7 +48,7 @@ from olive_ext.run.task_fit import refuse_misfits, refuse_texts
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.instances import LostRequest
     from olive_ext.backends.lm_eval_run import LM
-    from olive_ext.backends.task_loading import LoadedTasks, Seeds
+    from olive_ext.backends.task_loading import LoadedTasks
 
 
 logger = logging.getLogger(__name__)
@@ -167,18 +167,16 @@ def _evaluate(models: Models, lm: LM | None, weights: Weights | None = None) -> 
     """The report, and the run of the tasks, where there are any. `weights` are of documents that an earlier run has
     drawn: only these are evaluated."""
     from olive_ext.backends.lm_eval_run import ChosenDocuments
-    from olive_ext.backends.task_loading import Seeds
 
-    seeds = Seeds.of(models.config.seed)
     if lm is not None and not hasattr(lm, "session") and models.config.use_cache is not None:
         problem = "lm-eval's own model keeps no answers: leave it out, or wrap the model in lm_eval.api.model.CachingLM"
         raise ConfigError(problem, "use_cache", models.config.use_cache)
-    tasks = load_requested_tasks(models, lm, seeds)
+    tasks = load_requested_tasks(models, lm)
     if tasks is None:
         return _report(models, lm, {"results": {}}, 0, None), None
     if weights is not None:
         tasks = ChosenDocuments(tasks).of(weights)
-    task_run = TaskRun(models, mode_of(models, lm), tasks, seeds, weights)
+    task_run = TaskRun(models, mode_of(models, lm), tasks, weights)
     try:
         return _run(task_run, models, lm), task_run
     except OtherPromptsError as other:  # before anything is computed, but for a reference that was already asked
@@ -205,7 +203,7 @@ def _run(task_run: TaskRun, models: Models, lm: LM | None) -> Report:
                 lm.session.keep_answers(None)
 
 
-def load_requested_tasks(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTasks | None:
+def load_requested_tasks(models: Models, lm: LM | None) -> LoadedTasks | None:
     """The tasks, refused where the model cannot do what they ask; None where only costs are measured."""
     from olive_ext.backends.lm_eval.generation_settings import refuse_generations
     from olive_ext.backends.task_checks import refuse_shots
@@ -218,7 +216,7 @@ def load_requested_tasks(models: Models, lm: LM | None, seeds: Seeds) -> LoadedT
     with models.clock.phase("tasks"):
         more: dict[str, Any] = {"runs_code": config.confirm_run_unsafe_code, "repeats": config.repeats}
         more["thinks"] = config.thinks if lm is None else getattr(lm, "thinks", False)
-        tasks = load_tasks(names, config.include_path, seeds, config.metadata, **more)
+        tasks = load_tasks(names, config.include_path, config.seed, config.metadata, **more)
     refuse_names(config, loaded_metrics(tasks))
     if models.records_file is not None:
         models.records_file.refuse_other_tasks(tasks.tasks)

@@ -9,7 +9,7 @@ import pytest
 
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.backends.lm_eval_run import AnsweredRequests, ChosenDocuments, run_tasks
-from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
+from olive_ext.backends.task_loading import LoadedTasks, load_tasks
 from olive_ext.config import EvaluationConfig
 from tests.backends.local_tasks import CHOICE, NAMES, write_tasks
 from tests.backends.reference import model
@@ -23,12 +23,12 @@ TASKS = [*NAMES, "tiny_shots"]
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> LoadedTasks:
     folder = write_tasks(tmp_path_factory.mktemp("tasks"))
     Path(folder, "tiny_shots.yaml").write_text(RANDOM_SHOTS)
-    return load_tasks(["tiny_generate", "tiny_shots", "tiny_group"], str(folder), Seeds())
+    return load_tasks(["tiny_generate", "tiny_shots", "tiny_group"], str(folder))
 
 
 def run(lm: Any, tasks: LoadedTasks) -> Any:
     config = EvaluationConfig.parse({"model": {"path": "m"}, "tasks": TASKS, "bootstrap_iters": 0})
-    return run_tasks(lm, tasks, config, seeds=Seeds())
+    return run_tasks(lm, tasks, config)
 
 
 @pytest.fixture(scope="module")

@@ -47,8 +47,8 @@ def _shots() -> list[list[dict[str, Any]]]:
 def _run(lm: OrtLM, *tasks: str, **values: Any) -> dict[str, Any]:
     given = {"num_fewshot": NUM_SHOTS, "limit": NUM_DOCUMENTS, "bootstrap_iters": 0, **values}
     settings = EvaluationSettings(tasks=list(tasks), include_path=str(TASKS), **given)
-    loaded = load_tasks(list(tasks), str(TASKS), Seeds())
-    return run_tasks(lm, loaded, settings, seeds=Seeds())
+    loaded = load_tasks(list(tasks), str(TASKS))
+    return run_tasks(lm, loaded, settings)
 
 
 def test_pictures_of_examples_reach_the_prompt_in_its_order_and_are_encoded_once() -> None:
@@ -118,8 +118,8 @@ def test_examples_without_pictures_and_none_at_all_change_nothing(tmp_path: Path
     with OrtLM(str(media_export("llava")[0])) as lm:
         for num_shots in (0, 2):
             settings = EvaluationSettings(tasks=["plain"], num_fewshot=num_shots, limit=2, bootstrap_iters=0)
-            loaded = load_tasks(["plain"], str(tmp_path), Seeds())
-            found = run_tasks(lm, loaded, settings, seeds=Seeds())
+            loaded = load_tasks(["plain"], str(tmp_path))
+            found = run_tasks(lm, loaded, settings)
             for sample in found["samples"]["plain"]:
                 ((context, _),) = sample["arguments"]
                 assert context.count("Ann sees") == num_shots + 1

@@ -130,7 +130,7 @@ def test_random_numbers_go_on_as_if_lm_eval_had_loaded_the_tasks(folder: Path) -
     Seeds().seed_all()
     TaskManager(include_path=str(folder), include_defaults=False).load(["tiny_choice"])
     expected = random.random()
-    loaded = load_tasks(["tiny_choice"], str(folder), Seeds())
+    loaded = load_tasks(["tiny_choice"], str(folder))
     random.seed(99)
     loaded.load(None)
     assert random.random() == expected

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.backends.lm_eval_run import run_tasks
-from olive_ext.backends.task_loading import Seeds, load_tasks
+from olive_ext.backends.task_loading import load_tasks
 from olive_ext.config import EvaluationSettings
 from tests.exports.cache import run_python
 from tests.exports.genai import BUILDER
@@ -81,7 +81,7 @@ def test_needles_of_any_length_score_what_one_whole_pass_gives(checkpoint: Path,
     tasks = load_tasks(["needle"], str(tmp_path), metadata=given)
     settings = EvaluationSettings.parse({"tasks": ["needle"], "bootstrap_iters": 0})
     with OrtLM(str(package), engine={"chunk_size": 512}) as lm:
-        samples = run_tasks(lm, tasks, settings, seeds=Seeds())["samples"]["needle"]
+        samples = run_tasks(lm, tasks, settings)["samples"]["needle"]
         counters = lm.session.counters
     contexts = [str(sample["arguments"][0][0]) for sample in samples]
     tokenizer, model = AutoTokenizer.from_pretrained(checkpoint), LlamaForCausalLM.from_pretrained(checkpoint).eval()

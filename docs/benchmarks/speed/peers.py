@@ -21,7 +21,7 @@ from lm_eval.api.model import LM
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.backends.lm_eval_patches import replaced
 from olive_ext.backends.lm_eval_run import run_tasks
-from olive_ext.backends.task_loading import Seeds, load_tasks
+from olive_ext.backends.task_loading import load_tasks
 from olive_ext.config import EvaluationSettings, ModelSettings
 from olive_ext.errors import TaskError
 from olive_ext.model import resolve
@@ -238,9 +238,9 @@ class _Recorder(LM):  # type: ignore[misc]
 
 def record(settings: EvaluationSettings) -> list[RecordedRequest]:
     """The requests of the tasks, in lm-eval's order. Raises `TaskError`."""
-    seeds, recorder = Seeds.of(settings.seed), _Recorder()
-    tasks = load_tasks(settings.tasks, settings.include_path, seeds)
-    run_tasks(recorder, tasks, settings.model_copy(update={"bootstrap_iters": 0}), seeds=seeds)
+    recorder = _Recorder()
+    tasks = load_tasks(settings.tasks, settings.include_path, settings.seed)
+    run_tasks(recorder, tasks, settings.model_copy(update={"bootstrap_iters": 0}))
     if not recorder.requests:
         raise TaskError(f"tasks {settings.tasks} ask nothing of a model")
     return recorder.requests

@@ -311,18 +311,17 @@ def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: t
 
 def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline) -> GateResult:
     """Evaluates as many documents as make the claim certain; the baseline's answers are the reference's."""
-    from olive_ext.backends.task_loading import Seeds
     from olive_ext.run.evaluation import load_requested_tasks
     from olive_ext.run.models import Models
     from olive_ext.run.reference.answers import read_answers
-    from olive_ext.run.reference.sampled_run import SampledRun, question_of
+    from olive_ext.run.reference.sampled_run import question_of, run_sampled
 
     if certain.metric != "accuracy_difference":
         raise ConfigError("a baseline has answers alone: 'accuracy_difference'", "certain.metric", certain.metric)
     config = config.model_copy(update={"documents": "enough", "certain": certain})
-    models, seeds = Models(config, progress=True), Seeds.of(config.seed)
+    models = Models(config, progress=True)
     before = [item for item in baseline.answers() if item.metrics]  # a claim is about answers alone
-    tasks = load_requested_tasks(models, None, seeds)
+    tasks = load_requested_tasks(models, None)
     asked = set() if tasks is None else set(tasks.tasks)
     if tasks is None or asked != {item.task for item in before}:
         raise NotComparableError(
@@ -331,11 +330,10 @@ def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline
         )
     question = question_of(certain, before, None, [])
     values = question.values
-    question = replace(question, values=lambda batch: values(replace(batch, answers=[*map(keyed, batch.answers)])))
+    short = replace(question, values=lambda batch, own, *more: values(batch, [*map(keyed, own)], *more))
     lm = models.open_candidate()
     try:
-        run = SampledRun(config, tasks, seeds, question, [], models.progress)
-        results, weights, certainty = run.run(lm, None)
+        results, weights, certainty = run_sampled(lm, None, tasks, short, config, progress=models.progress)
         lost, session = len(getattr(lm, "lost", ())), getattr(lm, "session", None)
         execution = {} if session is None else session.describe_execution()
         stops = None if session is None else stops_of(baseline.model, execution)

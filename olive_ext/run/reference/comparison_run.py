@@ -40,13 +40,13 @@ from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers, changed_answers, read_answers
 from olive_ext.run.reference.observer import Generated, Observer, ReferenceScores, Weights, score_generated
 from olive_ext.run.reference.pairing import compare_answers, without_value
-from olive_ext.run.reference.sampled_run import Document, SampledRun, lost_documents, question_of
+from olive_ext.run.reference.sampled_run import Document, lost_documents, question_of, run_sampled
 from olive_ext.run.sample_logs import Fields, sample_fields
 from olive_ext.session.tokenizer_fit import TEMPLATE
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
-    from olive_ext.backends.task_loading import LoadedTasks, Seeds
+    from olive_ext.backends.task_loading import LoadedTasks
 
 Mode = Literal["recorded", "resident", "answers", "recording", "file", "alone"]
 
@@ -92,13 +92,11 @@ class ReferenceRun:
 class TaskRun:
     """The tasks of one evaluation: `run_reference_alone`, `open_candidate`, `run` on that model, `read`, `finish`."""
 
-    def __init__(
-        self, models: Models, mode: Mode, tasks: LoadedTasks, seeds: Seeds, weights: Weights | None = None
-    ) -> None:
+    def __init__(self, models: Models, mode: Mode, tasks: LoadedTasks, weights: Weights | None = None) -> None:
         self.weights = weights
         """How many documents each one stands for, where `tasks` have drawn ones alone or the run has drawn some."""
 
-        self._models, self._mode, self._tasks, self._seeds = models, mode, tasks, seeds
+        self._models, self._mode, self._tasks = models, mode, tasks
         self.reference: ReferenceRun | None = None
         """The reference's run, after `finish`."""
 
@@ -156,12 +154,12 @@ class TaskRun:
 
         config, models = self._models.config, self._models
         if not self.is_sampled:
-            return run_tasks(lm, self._tasks, config, seeds=self._seeds, progress=models.progress)
+            return run_tasks(lm, self._tasks, config, progress=models.progress)
         with models.clock.phase("reference"):
             reference = self.reference = self.reference or self._run_resident(lm)
         question = question_of(config.claim, reference.answers, reference.observer, reference.generated, reference.lost)
-        run = SampledRun(config, self._tasks, self._seeds, question, reference.generated, models.progress)
-        results, self.weights, self._certainty = run.run(lm, self.observer)
+        sampled = run_sampled(lm, self.observer, self._tasks, question, config, progress=models.progress)
+        results, self.weights, self._certainty = sampled
         return results
 
     def read(self, samples: Mapping[str, Any]) -> None:
@@ -241,7 +239,7 @@ class TaskRun:
 
         config, tasks, progress = self._models.config, self._tasks, self._models.progress
         lm.role = "the reference"
-        results = run_tasks(lm, tasks, config, seeds=self._seeds, progress=progress)
+        results = run_tasks(lm, tasks, config, progress=progress)
         samples = results.pop("samples")
         answers, prompt = read_answers(samples, tasks.tasks), _first_prompt(lm, samples)
         return ReferenceRun(results, answers, observer, lost_documents(lm), prompt)

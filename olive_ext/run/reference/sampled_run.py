@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -26,8 +26,8 @@ from olive_ext.stats.sampling_design import Population, difference_population, m
 from olive_ext.stats.stopping import Claim, Sampler
 
 if TYPE_CHECKING:
-    from olive_ext.backends.lm_eval_run import LM, ChosenDocuments
-    from olive_ext.backends.task_loading import LoadedTasks, Seeds
+    from olive_ext.backends.lm_eval_run import LM
+    from olive_ext.backends.task_loading import LoadedTasks
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -39,25 +39,20 @@ CUT_NATS = 1.0
 
 
 @dataclass(frozen=True)
-class BatchAnswers:
-    """The candidate's answers to some documents, all positions compared so far, and the documents with a request that
-    has no answer."""
-
-    documents: Sequence[Document]
-    answers: Sequence[Answers]
-    observer: Observer | None
-    lost: Collection[Document] = ()
-
-
-@dataclass(frozen=True)
 class Question:
-    """`claim` about `documents`, which `population` numbers in this order; `values` reads a batch's, in its order."""
+    """`claim` about `documents`, which `population` numbers in this order."""
 
     documents: Sequence[Document]
     population: Population
     claim: Claim
-    values: Callable[[BatchAnswers], Sequence[FloatArray]]
-    """Arguments of `Sampler.update`."""
+    values: Callable[
+        [Sequence[Document], Sequence[Answers], Collection[Document], Observer | None], Sequence[FloatArray]
+    ]
+    """Arguments of `Sampler.update` for some documents, in their order: from the candidate's answers to them, those
+    with a request that has no answer, and all positions compared so far."""
+
+    generated: Sequence[Generated]
+    """The reference's generations, which the candidate scores."""
 
     outcome: tuple[str, str, str] | None = None
     """Task, metric and filter of the `Outcome` that the claim is about; None where it is about positions."""
@@ -79,14 +74,14 @@ def question_of(
     Raises `TaskError` for a task that cannot be sampled for the metric.
     """
     if certain.metric == "accuracy_difference":
-        return _accuracy(certain, answers)
+        return _accuracy(certain, answers, generated)
     if observer is None:
         metric = f"'certain.metric' = '{certain.metric}'"
         raise UnfitTaskError(f"{metric}: distributions are compared on this package's engine only")
     return _positions(certain, answers, observer, generated, lost)
 
 
-def _accuracy(certain: ClaimConfig, answers: Sequence[Answers]) -> Question:
+def _accuracy(certain: ClaimConfig, answers: Sequence[Answers], generated: Sequence[Generated]) -> Question:
     """The difference of the shares of right answers: of each task by the metric that speaks for it."""
     firsts = primary_answers(answers)
     if without := [item.task for item in answers if item.task not in firsts]:
@@ -97,9 +92,9 @@ def _accuracy(certain: ClaimConfig, answers: Sequence[Answers]) -> Question:
     sureness = [_ranks(item, values) for (item, _), values in zip(firsts.values(), right, strict=True)]
     known = dict(zip(documents, np.concatenate(right).tolist(), strict=True))
 
-    def values(batch: BatchAnswers) -> Sequence[FloatArray]:
+    def values(batch: Sequence[Document], batch_answers: Sequence[Answers], *_: object) -> Sequence[FloatArray]:
         right_answers: dict[Document, float] = {}
-        for own in batch.answers:
+        for own in batch_answers:
             reference, metric = firsts[own.task]
             if own.filter == reference.filter:
                 check_same_questions(reference.of(own.by_document), own)
@@ -109,13 +104,13 @@ def _accuracy(certain: ClaimConfig, answers: Sequence[Answers]) -> Question:
             if value not in (0, 1) and not math.isnan(value):
                 problem = f"task '{task}', document {number}: {value:g} is not right or wrong: give 'all'"
                 raise TaskError(problem, "documents", "enough")
-        return [np.array([right_answers.get(one, math.nan) - known[one] for one in batch.documents], np.float64)]
+        return [np.array([right_answers.get(one, math.nan) - known[one] for one in batch], np.float64)]
 
     (first, metric), *others = firsts.values()
     outcome = (ALL, ACCURACY, "none") if others else (first.task, metric, first.filter)
     population = difference_population(np.concatenate(right), np.concatenate(sureness))
     claim = Claim(certain.bound, certain.side, certain.distance, certain.confidence)
-    return Question(documents, population, claim, values, outcome)
+    return Question(documents, population, claim, values, generated, outcome)
 
 
 def _ranks(answers: Answers, right: FloatArray) -> FloatArray:
@@ -159,42 +154,34 @@ def _positions(
     other: Any = {"above": "below", "below": "above"}
     side = certain.side if is_kl else other[certain.side]
 
-    def values(batch: BatchAnswers) -> Sequence[FloatArray]:
-        assert batch.observer is not None
-        means = _document_means(batch, certain.metric, highest, counts)
-        nothing = math.nan, math.nan, 0.0
-        return list(np.array([means.get(one, nothing) for one in batch.documents], np.float64).reshape(-1, 3).T)
+    def values(
+        batch: Sequence[Document], _: object, batch_lost: Collection[Document], candidate: Observer | None
+    ) -> Sequence[FloatArray]:
+        """The mean of each document's positions, a mean that the true one is not below, and the variance that comes
+        from keeping a part of the reference's distributions; no numbers of a lost document."""
+        assert candidate is not None
+        means: dict[Document, tuple[float, float, float]] = {}
+        for task in dict.fromkeys(task for task, _ in batch):
+            rows = candidate.rows(task)
+            disagreement = 1.0 - rows["same_top"]
+            exact = np.array([disagreement, disagreement, rows["kl_variance"] * 0])
+            positions = _kl(rows, highest) if is_kl else exact
+            numbers, indices, sizes = np.unique(rows["document"], return_inverse=True, return_counts=True)
+            values, lows, variances = (np.bincount(indices, weights=one) / sizes for one in positions)
+            ends = np.clip(values, 0, highest), np.clip(lows, 0, highest), variances / sizes
+            scored = dict(zip(numbers.tolist(), sizes.tolist(), strict=True))
+            for one, number in batch:
+                if one == task and (task, number) not in batch_lost and counts[task, number] != scored.get(number, 0):
+                    known = f"not the {counts[task, number]} targets of the reference"
+                    raise RunError(f"task '{task}', document {number}: {known}")
+            of_documents = zip(*(end.tolist() for end in ends), strict=True)
+            means |= zip(((task, number) for number in scored), of_documents, strict=True)
+        unknown = math.nan, math.nan, 0.0
+        known_means = [unknown if one in batch_lost else means.get(one, unknown) for one in batch]
+        return list(np.array(known_means, np.float64).reshape(-1, 3).T)
 
-    cut = highest if is_kl else None
     claim = Claim(bound, side, certain.distance, certain.confidence)
-    return Question(documents, population, claim, values, cut=cut)
-
-
-def _document_means(
-    batch: BatchAnswers, metric: str, highest: float, counts: Mapping[Document, int]
-) -> dict[Document, tuple[float, float, float]]:
-    """For each document that is not lost: the mean of its positions, a mean that the true one is not below, and the
-    variance that comes from keeping a part of the reference's distributions."""
-    assert batch.observer is not None
-    all_means: dict[Document, tuple[float, float, float]] = {}
-    for task in dict.fromkeys(task for task, _ in batch.documents):
-        rows = batch.observer.rows(task)
-        disagreement = 1.0 - rows["same_top"]
-        exact = np.array([disagreement, disagreement, rows["kl_variance"] * 0])
-        positions = _kl(rows, highest) if metric == "kl_mean" else exact
-        numbers, indices, sizes = np.unique(rows["document"], return_inverse=True, return_counts=True)
-        values, lows, variances = (np.bincount(indices, weights=one) / sizes for one in positions)
-        ends = np.clip(values, 0, highest), np.clip(lows, 0, highest), variances / sizes
-        means = zip(*(end.tolist() for end in ends), strict=True)
-        own = {(task, int(number)): mean for number, mean in zip(numbers, means, strict=True)}
-        scored = dict(zip(numbers.tolist(), sizes.tolist(), strict=True))
-        for one, number in batch.documents:
-            if one == task and (task, number) not in batch.lost and counts[task, number] != scored.get(number, 0):
-                raise RunError(
-                    f"task '{task}', document {number}: not the {counts[task, number]} targets of the reference"
-                )
-        all_means |= {document: mean for document, mean in own.items() if document not in batch.lost}
-    return all_means
+    return Question(documents, population, claim, values, generated, cut=highest if is_kl else None)
 
 
 def _kl(rows: npt.NDArray[Any], highest: float) -> FloatArray:
@@ -206,67 +193,56 @@ def _kl(rows: npt.NDArray[Any], highest: float) -> FloatArray:
     return np.array([cut, np.minimum(lows, highest), variances])
 
 
-@dataclass(frozen=True)
-class SampledRun:
-    """One candidate's run over drawn documents; the same seed and reference draw the same first batch for all."""
+def run_sampled(
+    lm: LM,
+    observer: Observer | None,
+    tasks: LoadedTasks,
+    question: Question,
+    config: EvaluationConfig,
+    *,
+    progress: bool,
+) -> tuple[dict[str, Any], Weights, ClaimResult]:
+    """lm-eval's results over the documents drawn, with samples; these documents; and what they make certain.
 
-    config: EvaluationConfig
-    tasks: LoadedTasks
-    seeds: Seeds
-    question: Question
-    generated: Sequence[Generated]
-    progress: bool
+    The same seed and reference draw the same first batch for all candidates. `observer` sees the model's positions.
+    """
+    from olive_ext.backends.lm_eval_run import AnsweredRequests, ChosenDocuments, run_tasks
 
-    def run(self, lm: LM, observer: Observer | None) -> tuple[dict[str, Any], Weights, ClaimResult]:
-        """lm-eval's results over the documents drawn, with samples; these documents; and what they make certain.
-        `observer` sees the model's positions."""
-        from olive_ext.backends.lm_eval_run import AnsweredRequests, ChosenDocuments
-
-        chosen = ChosenDocuments(self.tasks)
-        sampler = Sampler(self.question.population, self.question.claim, self.config.seed or 0)
-        samples: dict[str, list[Any]] = defaultdict(list)
-        quick = self.config.model_copy(update={"bootstrap_iters": 0})
-        while not samples or sampler.asks:
-            documents = [self.question.documents[index] for index in sampler.next_batch().tolist()]
-            batch = self._evaluate(lm, quick, chosen, documents)["samples"]
-            lm.says_work = False  # a line for the first batch alone
-            if observer is not None:
-                wanted = {*documents}
-                drawn = [item for item in self.generated if (item.task_name, item.doc_id) in wanted]
-                score_generated(lm, drawn, observer)
-            answers = read_answers(batch, self.tasks.tasks)
-            sampler.update(*self.question.values(BatchAnswers(documents, answers, observer, lost_documents(lm))))
-            for task, lines in batch.items():
-                samples[task] += lines
-        lm.says_work = True
-        weights: dict[str, dict[int, float]] = defaultdict(dict)
-        for index, weight in sampler.representation().items():
-            task, number = self.question.documents[index]
-            weights[task][number] = weight
-        everything = [(task, number) for task, numbers in weights.items() for number in numbers]
-        results = self._evaluate(AnsweredRequests(lm, samples), self.config, chosen, everything)
-        return results, weights, self._certainty(sampler, weights, observer)
-
-    def _evaluate(
-        self, lm: LM, config: EvaluationConfig, chosen: ChosenDocuments, documents: Sequence[Document]
-    ) -> dict[str, Any]:
-        from olive_ext.backends.lm_eval_run import run_tasks
-
+    chosen = ChosenDocuments(tasks)
+    sampler = Sampler(question.population, question.claim, config.seed or 0)
+    samples: dict[str, list[Any]] = defaultdict(list)
+    quick = config.model_copy(update={"bootstrap_iters": 0})
+    while not samples or sampler.asks:
+        documents = [question.documents[index] for index in sampler.next_batch().tolist()]
         by_task: dict[str, list[int]] = defaultdict(list)
         for task, number in documents:
             by_task[task].append(number)
-        return run_tasks(lm, chosen.of(by_task), config, seeds=self.seeds, progress=self.progress)
-
-    def _certainty(self, sampler: Sampler, weights: Weights, observer: Observer | None) -> ClaimResult:
-        certain, decision, cut = self.config.claim, sampler.decision(), self.question.cut
-        numbers = repr([(task, sorted(weights[task])) for task in sorted(weights)])
-        facts: dict[str, Any] = {name: getattr(certain, name) for name in ("metric", "side", "bound", "confidence")}
-        facts |= asdict(decision)
-        if certain.metric == "top1_agreement":  # asked as disagreement
-            facts |= {"estimate": 1 - decision.estimate, "low": 1 - decision.high, "high": 1 - decision.low}
-        facts |= {"outcome": self.question.outcome, "cut": cut}
-        facts["beyond_cut"] = 0.0 if cut is None or observer is None else observer.beyond(cut, weights)
-        return ClaimResult(**facts, sample=hashlib.sha256(numbers.encode()).hexdigest()[:16])
+        batch = run_tasks(lm, chosen.of(by_task), quick, progress=progress)["samples"]
+        lm.says_work = False  # a line for the first batch alone
+        if observer is not None:
+            wanted = {*documents}
+            drawn = [item for item in question.generated if (item.task_name, item.doc_id) in wanted]
+            score_generated(lm, drawn, observer)
+        answers = read_answers(batch, tasks.tasks)
+        sampler.update(*question.values(documents, answers, lost_documents(lm), observer))
+        for task, lines in batch.items():
+            samples[task] += lines
+    lm.says_work = True
+    weights: dict[str, dict[int, float]] = defaultdict(dict)
+    for index, weight in sampler.representation().items():
+        task, number = question.documents[index]
+        weights[task][number] = weight
+    results = run_tasks(AnsweredRequests(lm, samples), chosen.of(weights), config, progress=progress)
+    decision, cut = sampler.decision(), question.cut
+    beyond_cut = 0.0 if cut is None or observer is None else observer.beyond(cut, weights)
+    numbers = repr([(task, sorted(weights[task])) for task in sorted(weights)])
+    facts: dict[str, Any] = {name: getattr(config.claim, name) for name in ("metric", "side", "bound", "confidence")}
+    facts |= asdict(decision)
+    if config.claim.metric == "top1_agreement":  # asked as disagreement
+        facts |= {"estimate": 1 - decision.estimate, "low": 1 - decision.high, "high": 1 - decision.low}
+    facts |= {"outcome": question.outcome, "cut": cut, "beyond_cut": beyond_cut}
+    certainty = ClaimResult(**facts, sample=hashlib.sha256(numbers.encode()).hexdigest()[:16])
+    return results, weights, certainty
 
 
 def lost_documents(lm: Any) -> set[Document]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from olive_ext.backends.lm_eval_run import run_tasks
-from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
+from olive_ext.backends.task_loading import LoadedTasks, load_tasks
 from olive_ext.backends.word_errors import word_error_rate
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import TaskError
@@ -52,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     names = [*NAMES, "tiny_letters", "tiny_last_word"]
     tasks = load_tasks(names, str(folder))
     settings = EvaluationSettings(tasks=names, bootstrap_iters=0, num_fewshot=0)
-    results = run_tasks(ort_lm(), tasks, settings, seeds=Seeds())
+    results = run_tasks(ort_lm(), tasks, settings)
     return results, tasks
 
 

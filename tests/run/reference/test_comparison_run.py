@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
+from olive_ext.backends.task_loading import LoadedTasks, load_tasks
 from olive_ext.config import EvaluationConfig
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.verdict import verdict
@@ -27,7 +27,7 @@ Found = dict[str, tuple[Comparison, Any, TwoModels]]
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> LoadedTasks:
-    return load_tasks(NAMES, str(write_tasks(tmp_path_factory.mktemp("tasks"))), Seeds())
+    return load_tasks(NAMES, str(write_tasks(tmp_path_factory.mktemp("tasks"))))
 
 
 def compare(
@@ -37,7 +37,7 @@ def compare(
     given = {"model": {"path": "m"}, "reference": {"path": "r", "kind": "onnx"}, "tasks": NAMES, "bootstrap_iters": 0}
     config = EvaluationConfig.parse({**given, **settings})
     models = TwoModels(candidate, config)
-    task_run = models.task_run = TaskRun(models, mode, tasks, Seeds())  # type: ignore[arg-type]
+    task_run = models.task_run = TaskRun(models, mode, tasks)  # type: ignore[arg-type]
     task_run.run_reference_alone()
     lm = task_run.open_candidate()
     results = task_run.run(lm)
@@ -90,7 +90,7 @@ def test_a_task_of_mcc_alone_is_named_and_not_found_without_loss(tmp_path: Path,
     (folder / "tiny_mcc.yaml").write_text(
         CHOICE.replace("tiny_choice", "tiny_mcc").replace("metric: acc\n  - metric: acc_norm", "metric: mcc")
     )
-    both = load_tasks(["tiny_choice", "tiny_mcc"], str(folder), Seeds())
+    both = load_tasks(["tiny_choice", "tiny_mcc"], str(folder))
     comparison, results, _ = compare(both, mode, perturbed(1e-3))
     assert "mcc,none" in results["results"]["tiny_mcc"]
     assert {item.task for item in comparison.outcomes} == {"tiny_choice"}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
+from olive_ext.backends.task_loading import LoadedTasks, load_tasks
 from olive_ext.config import Bound, ClaimConfig, EvaluationConfig
 from olive_ext.errors import LostRequestsError, TaskError
 from olive_ext.report.comparison import ALL
@@ -22,7 +22,7 @@ from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.reference.answers import Answers, DocumentAnswer
 from olive_ext.run.reference.comparison_run import Mode, TaskRun
 from olive_ext.run.reference.observer import Observer
-from olive_ext.run.reference.sampled_run import BatchAnswers, question_of
+from olive_ext.run.reference.sampled_run import question_of
 from tests.backends.local_tasks import CHOICE, LOADER, write_tasks
 from tests.backends.reference import model
 from tests.refusals import refused
@@ -46,7 +46,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> LoadedTasks:
 
 def _tasks(folder: Path, *names: str) -> LoadedTasks:
     write_many(write_tasks(folder))
-    return load_tasks(list(names), str(folder), Seeds())
+    return load_tasks(list(names), str(folder))
 
 
 def write_many(folder: Path) -> None:
@@ -75,7 +75,7 @@ class Run:
         if reference_loses is not None:
             for name in "open_reference", "open_resident":
                 setattr(models, name, partial(_losing_model, getattr(models, name), reference_loses))
-        task_run = TaskRun(models, mode, tasks, Seeds())  # type: ignore[arg-type]
+        task_run = TaskRun(models, mode, tasks)  # type: ignore[arg-type]
         task_run.run_reference_alone()
         lm: Any = task_run.open_candidate()
         self.asked: Counter[Any] = Counter()
@@ -322,7 +322,7 @@ def test_records_error_is_a_part_of_the_value_and_what_is_not_finite_is_not_know
     asked = question_of(ClaimConfig(metric="kl_mean", below=0.1), [answers], _Positions(), [])
     rows = np.zeros(1, [("document", "i4"), ("kl", "f4"), ("kl_lower", "f4"), ("kl_variance", "f4"), ("same_top", "?")])
     rows["kl"], rows["kl_lower"], rows["kl_variance"] = kl, np.minimum(kl, 0.05), error**2
-    values, lows, variances = asked.values(BatchAnswers(asked.documents, [], _Positions(rows)))
+    values, lows, variances = asked.values(asked.documents, [], (), _Positions(rows))
     assert values == pytest.approx(expected, nan_ok=True)
     assert lows == pytest.approx(np.maximum(np.minimum(kl, 0.05), 0), nan_ok=True)
     assert variances == pytest.approx(error**2)

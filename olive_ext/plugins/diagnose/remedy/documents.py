@@ -21,7 +21,7 @@ from olive_ext.session import Session
 from olive_ext.session.requests import RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 
 if TYPE_CHECKING:
-    from olive_ext.backends.task_loading import LoadedTasks, Seeds
+    from olive_ext.backends.task_loading import LoadedTasks
 
 Document: TypeAlias = Sequence[Scoring]
 """The requests of one document: what is scored of it."""
@@ -66,7 +66,7 @@ class _Collector(Observer):
 
 
 def answered(
-    session: Session, config: EvaluationConfig, tasks: LoadedTasks, seeds: Seeds, *, progress: bool
+    session: Session, config: EvaluationConfig, tasks: LoadedTasks, *, progress: bool
 ) -> Mapping[tuple[str, int], Document]:
     """The documents of `tasks`, which the model of `session` has answered and scored. Raises `TaskError` where nothing
     is asked of it."""
@@ -76,7 +76,7 @@ def answered(
     collector = _Collector()
     lm = OrtLM(session=session, observer=collector, seed=config.seed or 0)
     quick = config.model_copy(update={"bootstrap_iters": 0})
-    run_tasks(lm, tasks, quick, seeds=seeds, progress=progress)
+    run_tasks(lm, tasks, quick, progress=progress)
     score_generated(lm, collector.generated)
     documents = collector.documents()
     if not documents:

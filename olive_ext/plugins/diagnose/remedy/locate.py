@@ -149,19 +149,17 @@ class Location:
     def measuring(self) -> Iterator[Material]:
         """Asks the float model everything, and keeps its distributions. Raises `ModelError` if nothing can be
         compared."""
-        from olive_ext.backends.task_loading import Seeds
         from olive_ext.run.evaluation import load_requested_tasks
 
         if not self.targets and not self._roundings:
             refuse_nothing(self.pairing, len(self.quantized.uses))
-        evaluation, seeds = self._models.config, Seeds.of(self._config.seed)
-        tasks = load_requested_tasks(self._models, None, seeds)
+        tasks = load_requested_tasks(self._models, None)
         assert tasks is not None  # a loss is measured on tasks
         with ExitStack() as stack:
             folder = self._config.output_dir and Path(self._config.output_dir, "journal")
             folder = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="olive_ext_records_")))
             variants = stack.enter_context(self._variants(folder))
-            asked = answered(variants.recorder, evaluation, tasks, seeds, progress=self._models.progress)
+            asked = answered(variants.recorder, self._models.config, tasks, progress=self._models.progress)
             documents = list(asked.values())
             journal = stack.enter_context(self._journal(variants, folder))
             names = [task for task, _ in asked]
