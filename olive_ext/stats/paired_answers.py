@@ -37,6 +37,9 @@ def compare_outcomes(
     candidate: npt.ArrayLike,
     higher_is_better: bool = True,
     matters: float = 1.0,
+    *,
+    whole: npt.ArrayLike = (),
+    weights: npt.ArrayLike | None = None,
 ) -> Outcome:
     """One metric of one task from both models' values [D] for the same D documents, at least one.
 
@@ -44,60 +47,28 @@ def compare_outcomes(
 
     Where all values are 0 or 1 a document's answer is right (1, or 0 where lower is better) or wrong, and flips are
     counted. Other metrics have no flips, and their `mcnemar_p` is that of their signs (`sign_p`).
+
+    Of drawn documents, `weights` [D] are the numbers of documents that each stands for, and `whole` the reference's
+    values of all documents, whose mean is known; the difference is the weighted mean of those drawn. There is no
+    p-value, and no number of documents needed, because the flips decided when to stop.
     """
     first: FloatArray = np.asarray(reference, np.float64)
     second: FloatArray = np.asarray(candidate, np.float64)
-    found = _outcome((task, metric, filter_name), first, first, second, None, higher_is_better)
-    differences, lost, gained = second - first, found.right_to_wrong, found.wrong_to_right
-    sizes = dict.fromkeys([*DIFFERENCES, matters / found.unit])
-    return replace(
-        found,
-        mcnemar_p=mcnemar_p(lost, gained) if found.is_binary else sign_p(differences),
-        documents_needed={f"{size:g}": documents_needed(differences, size, found.is_binary) for size in sizes},
-    )
-
-
-def sampled_outcome(
-    task: str,
-    metric: str,
-    filter_name: str,
-    whole: npt.ArrayLike,
-    reference: npt.ArrayLike,
-    candidate: npt.ArrayLike,
-    weights: npt.ArrayLike,
-    higher_is_better: bool = True,
-) -> Outcome:
-    """As `compare_outcomes`, for all documents from D drawn ones, each of which stands for `weights` [D] documents.
-
-    `whole` are the reference's values of all documents, whose mean is known; the difference is the weighted mean of
-    those drawn. There is no p-value, and no number of documents needed, because the flips
-    decided when to stop.
-    """
-    everything, first, second, drawn = (np.asarray(item, np.float64) for item in (whole, reference, candidate, weights))
-    return _outcome((task, metric, filter_name), everything, first, second, drawn, higher_is_better)
-
-
-def _outcome(
-    names: tuple[str, str, str],
-    whole: FloatArray,
-    first: FloatArray,
-    second: FloatArray,
-    weights: FloatArray | None,
-    higher_is_better: bool,
-) -> Outcome:
-    """Without p-value and numbers of documents. `whole` are `first` where no documents were drawn."""
+    is_drawn = weights is not None and len(first) < len(np.asarray(whole))
+    everything: FloatArray = np.asarray(whole, np.float64) if is_drawn else first
     differences = second - first
-    is_binary = bool(np.isin(np.concatenate([whole, second]), (0, 1)).all())
+    is_binary = bool(np.isin(np.concatenate([everything, second]), (0, 1)).all())
     lost, gained = flips(first, second, higher_is_better) if is_binary else (0, 0)
-    low, high = difference_interval(differences, _reach(whole, second), weights)
-    mean, known = float(differences.mean()), float(whole.mean())
-    if weights is not None:
-        mean = float(np.average(differences, weights=weights))
-    return Outcome(
-        *names,
+    reach = max(1.0, *(float(np.abs(each).max()) for each in (everything, second)))  # of one document's difference
+    low, high = difference_interval(differences, reach, weights if is_drawn else None)
+    mean, known = float(differences.mean()), float(everything.mean())
+    if is_drawn:
+        mean = float(np.average(differences, weights=np.asarray(weights, np.float64)))
+    found = Outcome(
+        *(task, metric, filter_name),
         num_documents=len(differences),
         reference=known,
-        candidate=float(second.mean()) if weights is None else known + mean,
+        candidate=known + mean if is_drawn else float(second.mean()),
         difference=mean,
         low=low,
         high=high,
@@ -107,13 +78,16 @@ def _outcome(
         documents_needed={},
         higher_is_better=higher_is_better,
         is_binary=is_binary,
-        num_population=None if weights is None else len(whole),
+        num_population=len(everything) if is_drawn else None,
     )
-
-
-def _reach(*values: FloatArray) -> float:
-    """How far one document's values may lie apart: 1 for shares, else the largest value that was seen."""
-    return max(1.0, *(float(np.abs(each).max()) for each in values))
+    if is_drawn:
+        return found
+    sizes = dict.fromkeys([*DIFFERENCES, matters / found.unit])
+    return replace(
+        found,
+        mcnemar_p=mcnemar_p(lost, gained) if is_binary else sign_p(differences),
+        documents_needed={f"{size:g}": documents_needed(differences, size, is_binary) for size in sizes},
+    )
 
 
 def flips(reference: FloatArray, candidate: FloatArray, higher_is_better: bool = True) -> tuple[int, int]:

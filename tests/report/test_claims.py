@@ -16,7 +16,7 @@ from olive_ext.report.comparison import ALL, ClaimResult, Comparison, Divergence
 from olive_ext.report.html.render import TONES, tone_of
 from olive_ext.report.sampled import certain_comparison
 from olive_ext.report.verdict import EXIT_STATUS, Code, Status, Verdict, verdict
-from olive_ext.stats.paired_answers import compare_outcomes, sampled_outcome
+from olive_ext.stats.paired_answers import compare_outcomes
 from olive_ext.stats.sampling_design import difference_population
 from olive_ext.stats.stopping import Claim, Sampler
 from tests.report.test_comparison import divergence, outcome
@@ -168,10 +168,10 @@ def sampled(
         sampler.update(candidate[batch] - reference[batch])
     decision, weights = sampler.decision(), sampler.representation()
     whole = compare_outcomes(ALL, "accuracy", "none", reference, candidate)
-    part = sampled_outcome(*WHOLE, reference, reference[drawn], candidate[drawn], [weights[item] for item in drawn])
+    both, stands_for = (reference[drawn], candidate[drawn]), [weights[item] for item in drawn]
+    part = compare_outcomes(*WHOLE, *both, whole=reference, weights=stands_for)
     claim = ClaimResult("accuracy_difference", "above", -bound, 0.95, **asdict(decision), sample="a", outcome=WHOLE)
-    outcome = whole if len(drawn) == len(reference) else part
-    return Comparison({}, (), (whole,)), certain_comparison(Comparison({}, (), (outcome,)), claim), drawn
+    return Comparison({}, (), (whole,)), certain_comparison(Comparison({}, (), (part,)), claim), drawn
 
 
 @pytest.mark.parametrize("bound", [0.05, 0.01, 0.004])

@@ -18,7 +18,7 @@ from olive_ext.report.page import check_comparable
 from olive_ext.report.sampled import certain_comparison, sampled_metrics
 from olive_ext.report.verdict import verdict
 from olive_ext.run.bounds import broken_bounds
-from olive_ext.stats.paired_answers import sampled_outcome
+from olive_ext.stats.paired_answers import compare_outcomes
 from tests.refusals import refused
 from tests.report.synthetic import comparison, report
 
@@ -60,7 +60,7 @@ def drawn(task: str, reference: float, count: int, shift: float) -> Any:
     whole = (np.arange(count) < reference * count).astype(float)
     first = whole[::4]
     second = np.where(np.arange(len(first)) < shift * len(first), 1 - first, first)
-    return sampled_outcome(task, "acc", "none", whole, first, second, np.full(len(first), 4.0))
+    return compare_outcomes(task, "acc", "none", first, second, whole=whole, weights=np.full(len(first), 4.0))
 
 
 GROUPS = {"group_subtasks": {"both": ["one", "two"]}}

@@ -30,7 +30,7 @@ from olive_ext.run.reference.answers import (
 )
 from olive_ext.run.reference.observer import Weights
 from olive_ext.stats.distances import degrees_of_freedom, perplexity_ratio
-from olive_ext.stats.paired_answers import compare_outcomes, sampled_outcome
+from olive_ext.stats.paired_answers import compare_outcomes
 
 FloatArray = npt.NDArray[np.float64]
 logger = logging.getLogger(__name__)
@@ -49,25 +49,27 @@ class _Pair:
     documents: Sequence[int]
     reference_values: FloatArray
     candidate_values: FloatArray
-    matters: float
+    weights: Sequence[float] | None
+    """How many documents each one stands for; None where all were asked."""
 
     @property
     def higher_is_better(self) -> bool:
         return self.candidate.metrics[self.metric]
 
-    def outcome(self, weights: Weights | None) -> Outcome:
-        names, better = (self.candidate.task, self.metric, self.candidate.filter), self.higher_is_better
-        both = self.reference_values, self.candidate_values
-        if weights is None or len(self.documents) == len(self.whole()):
-            return compare_outcomes(*names, *both, better, self.matters)
-        return sampled_outcome(*names, self.whole(), *both, self.weights(weights), better)
-
-    def whole(self) -> list[float]:
+    @property
+    def whole(self) -> FloatArray:
         """The reference's values of all documents, the drawn ones among them."""
-        return [item.values[self.metric] for item in self.reference.by_document.values() if self.metric in item.values]
+        answers = self.reference.by_document.values()
+        return np.array([item.values[self.metric] for item in answers if self.metric in item.values])
 
-    def weights(self, weights: Weights) -> list[float]:
-        return [weights[self.candidate.task][number] for number in self.documents]
+    def outcome(self, matters: float) -> Outcome:
+        names, better = (self.candidate.task, self.metric, self.candidate.filter), self.higher_is_better
+        both, drawn = (self.reference_values, self.candidate_values), self.weights
+        return compare_outcomes(*names, *both, better, matters, whole=self.whole, weights=drawn)
+
+    def right(self, values: FloatArray) -> FloatArray:
+        """The values, by which 1 is right."""
+        return values if self.higher_is_better else 1 - values
 
 
 def compare_answers(
@@ -88,27 +90,26 @@ def compare_answers(
     are not separated from their reasoning only the share that is cut off is known: its outcome is given where it
     certainly (exact p below 5 %) changed.
     """
-    prompts = {"is_sample": weights is not None, "has_same_prompts": has_same_prompts}
-    every = list(_pairs(reference, candidate, matters, **prompts))
+    every = list(_pairs(reference, candidate, weights, has_same_prompts=has_same_prompts))
     pairs = [pair for pair in every if pair.metric not in LENGTHS]
     thinking = {pair.candidate.task for pair in every if pair.metric == GENERATED_TOKENS}
     measured: dict[tuple[str, str], Outcome] = {}
     for pair in every:
         if pair.metric in LENGTHS and (pair.candidate.task, pair.metric) not in measured:
-            measured[pair.candidate.task, pair.metric] = pair.outcome(weights)
+            measured[pair.candidate.task, pair.metric] = pair.outcome(matters)
     lengths = [
         item  # drawn documents have no exact p-value
         for item in measured.values()
         if item.task in thinking
         or (item.mcnemar_p < LEVEL if item.num_population is None else not item.low <= 0 <= item.high)
     ]
-    outcomes = [pair.outcome(weights) for pair in pairs]
+    outcomes = [pair.outcome(matters) for pair in pairs]
     spoken = primary_outcomes(outcomes).values()
     firsts = {item.task: pair for pair, item in zip(pairs, outcomes, strict=True) if item in spoken}
     asked = {item.task for item in (reference if weights is None else candidate)}
     undrawn = [item.right(name) for task, (item, name) in primary_answers(reference).items() if task not in asked]
     if firsts and len(firsts) + len(undrawn) > 1:
-        outcomes.append(_over_all(list(firsts.values()), undrawn, weights))
+        outcomes.append(_over_all(list(firsts.values()), undrawn, matters))
     flips = [flip for pair in firsts.values() for flip in _flips(pair, samples.get(pair.candidate.task, ()), tasks)]
     nothing: dict[str, Any] = {"documents_needed": {}, "is_binary": False}
     return tuple(outcomes), tuple(flips), tuple(replace(item, **nothing) for item in lengths)
@@ -141,17 +142,13 @@ def without_value(reference: Sequence[Answers], candidate: Sequence[Answers]) ->
 
 
 def _pairs(
-    reference: Sequence[Answers],
-    candidate: Sequence[Answers],
-    matters: float,
-    *,
-    is_sample: bool,
-    has_same_prompts: bool,
+    reference: Sequence[Answers], candidate: Sequence[Answers], weights: Weights | None, *, has_same_prompts: bool
 ) -> Iterator[_Pair]:
     theirs = {(item.task, item.filter): item for item in reference}
     for own in candidate:
         other = theirs[own.task, own.filter]
-        check_same_questions(other.of(own.by_document) if is_sample else other, own, has_same_prompts=has_same_prompts)
+        asked = other if weights is None else other.of(own.by_document)
+        check_same_questions(asked, own, has_same_prompts=has_same_prompts)
         first, second = other.by_document, own.by_document
         for metric in own.metrics:
             numbers = [item for item in second if metric in first[item].values and metric in second[item].values]
@@ -159,26 +156,21 @@ def _pairs(
                 one, two = (np.array([answers[item].values[metric] for item in numbers]) for answers in (first, second))
                 if metric == WER:  # of other documents beside these the average one may have other words
                     two *= [second[item].values.get(WORDS, 1) / first[item].values.get(WORDS, 1) for item in numbers]
-                yield _Pair(other, own, metric, numbers, one, two, matters)
+                drawn = None if weights is None else [weights[own.task][number] for number in numbers]
+                yield _Pair(other, own, metric, numbers, one, two, drawn)
 
 
-def _over_all(pairs: Sequence[_Pair], undrawn: Sequence[FloatArray], weights: Weights | None) -> Outcome:
+def _over_all(pairs: Sequence[_Pair], undrawn: Sequence[FloatArray], matters: float) -> Outcome:
     """The outcome over all documents, with the documents of `undrawn` tasks. A right answer always counts 1."""
-    names = ALL, ACCURACY, "none"
-    first = np.concatenate([_right(pair.reference_values, pair) for pair in pairs])
-    second = np.concatenate([_right(pair.candidate_values, pair) for pair in pairs])
-    if weights is None:  # a document that several tasks ask, alike or by other prompts, is one: its flips go together
+    first = np.concatenate([pair.right(pair.reference_values) for pair in pairs])
+    second = np.concatenate([pair.right(pair.candidate_values) for pair in pairs])
+    drawn = [weight for pair in pairs for weight in pair.weights or ()]
+    if not drawn:  # a document that several tasks ask, alike or by other prompts, is one: its flips go together
         asked = [pair.candidate.by_document[number].digest.split(" ")[0] for pair in pairs for number in pair.documents]
-        _, once = np.unique(asked, return_index=True)
-        return compare_outcomes(*names, first[np.sort(once)], second[np.sort(once)], matters=pairs[0].matters)
-    whole = np.concatenate([*(_right(np.array(pair.whole()), pair) for pair in pairs), *undrawn])
-    if len(first) == len(whole):
-        return compare_outcomes(*names, first, second, matters=pairs[0].matters)
-    return sampled_outcome(*names, whole, first, second, np.concatenate([pair.weights(weights) for pair in pairs]))
-
-
-def _right(values: FloatArray, pair: _Pair) -> FloatArray:
-    return values if pair.higher_is_better else 1 - values
+        once = np.sort(np.unique(asked, return_index=True)[1])
+        first, second = first[once], second[once]
+    whole = np.concatenate([*(pair.right(pair.whole) for pair in pairs), *undrawn])
+    return compare_outcomes(ALL, ACCURACY, "none", first, second, True, matters, whole=whole, weights=drawn or None)
 
 
 def _flips(pair: _Pair, samples: Sequence[Mapping[str, Any]], tasks: Mapping[str, Any]) -> Iterator[Flip]:
