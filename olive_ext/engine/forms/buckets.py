@@ -23,7 +23,7 @@ import onnxruntime as ort
 from typing_extensions import override
 
 from olive_ext.engine.capacity import Capacity
-from olive_ext.engine.forms.kv_store import TARGETS, disagreement, read_end, score, score_one_by_one, targets_of
+from olive_ext.engine.forms.kv_store import TARGETS, Text, disagreement, read_end, targets_of, two_ends_problem
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import Candidates, FloatArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
@@ -380,10 +380,6 @@ def run_options(number: int) -> ort.RunOptions:
     return options
 
 
-TEXT_TOKENS = 5
-"""Tokens of a text that the trial scores in padded steps."""
-
-
 def with_buckets(runner: Runner, vocab_size: int, chunk_size: int, plan: BucketPlan, notes: list[str]) -> Runner:
     """`runner`, or a runner around it that gives its steps few shapes. Where `plan` has buckets that cannot be used,
     adds the reason to `notes`.
@@ -411,20 +407,16 @@ def _run_padded(bucketed: BucketedRunner, step: Step) -> StepOutput:
 
 def _check_buckets(runner: Runner, bucketed: BucketedRunner, vocab_size: int) -> str | None:
     """Why padded steps must not be used on this model and device; None where they score as other steps do."""
-    rng = np.random.default_rng(0)
-    texts = [tuple(text) for text in rng.integers(0, vocab_size, (2, TEXT_TOKENS)).tolist()]
-    runner.reserve(TEXT_TOKENS)
-    given: list[FloatArray] = []
-    try:
-        expected = [score(runner, text) for text in texts]
-        for text in texts:
+
+    def padded(stem: Text, *ends: Text) -> FloatArray:
+        logprobs = []
+        for text in (stem + end for end in ends):
             _run_padded(bucketed, Step((Row(0, 0, text[:-2]),)))
-            read = _run_padded(bucketed, read_end(text, TEXT_TOKENS - 2))
-            given.append(read.target_logprobs[: len(TARGETS)])
-        again = score_one_by_one(runner, texts[1], 1)
-    except RunError as error:
-        return f"a step that was filled up fails: {error}"
-    return disagreement("steps that were filled up", expected, given, again)
+            logprobs.append(_run_padded(bucketed, read_end(text, len(text) - 2)).target_logprobs[: len(TARGETS)])
+        return np.concatenate(logprobs)
+
+    what = "a step that was filled up", "steps that were filled up"
+    return two_ends_problem(runner, vocab_size, *what, padded)
 
 
 def _check_replays(runner: Runner, bucketed: BucketedRunner, vocab_size: int) -> str | None:
