@@ -115,9 +115,9 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         models = opened_models(model, self.settings, providers, device)
         other = models.reference if models.config.reference is not None else None
         with PeakMemory() as memory:
-            scores = evaluate_tasks(models.candidate, other, self.settings)
-        measured = [*scores.metrics, Metric(PEAK_MEMORY, "bytes", "none", float(memory.bytes), higher_is_better=False)]
-        report = self._report(models, str(model.get_resource("model_path")), dict(scores.execution), measured, None)
+            measured, execution = evaluate_tasks(models.candidate, other, self.settings)
+        measured.append(Metric(PEAK_MEMORY, "bytes", "none", float(memory.bytes), higher_is_better=False))
+        report = self._report(models, str(model.get_resource("model_path")), execution, measured, None)
         found = to_metric_result(report, (), self.settings.bounds)
         for name, sub_type in [(metric.name, sub_type) for metric in declared for sub_type in metric.sub_types]:
             key, main = (joint_metric_key(name, end) for end in (text_of(sub_type.name), "main_score"))

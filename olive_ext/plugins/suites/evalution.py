@@ -11,7 +11,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -139,7 +139,6 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
                 yield number, self._generation(prepared)
 
         for number, output in self._session.generate_continuous(feed()):
-            arrivals.check()
             key, request = running.pop(number)
             yield key, self._generated(request, output)
 
@@ -147,7 +146,6 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
         for batch in arrivals.batches():
             asked = self._encoder.scoring([request for _, request in batch])
             for index, output in self._session.as_completed("loglikelihood", [asked]):
-                arrivals.check()
                 key, request = batch[index]
                 yield key, _scored(request, output)
 
@@ -391,22 +389,15 @@ BATCH = 2048
 
 
 class Arrivals:
-    """The requests of one stream, as they come in. Methods raise `_Closed` once the caller has closed the stream."""
+    """The requests of one stream, as they come in. There are no more once the caller has closed the stream."""
 
     def __init__(self, queue: RequestQueue, stop: threading.Event) -> None:
-        self._queue = queue
-        self._stop = stop
-
-    def check(self) -> None:
-        """Raises where nobody waits for results any more."""
-        if self._stop.is_set():
-            raise _Closed
+        self._queue, self._stop = queue, stop
 
     def batches(self) -> Iterator[list[Item]]:
         """Up to `BATCH` requests each; fewer where no other came for `LINGER_S`."""
         batch: list[Item] = []
-        while batch or not self._queue.closed:
-            self.check()
+        while not self._stop.is_set() and (batch or not self._queue.closed):
             item = self._queue.get(timeout_s=LINGER_S) if not self._queue.closed else None
             if item is not None:
                 batch.append(item)
@@ -418,8 +409,7 @@ class Arrivals:
         """Every request as soon as it is there, and None where there is none while others are `running`; ends when all
         have been answered. An idle model waits for those that come within `LINGER_S` of each other."""
         gathers = True
-        while running or not self._queue.closed:
-            self.check()
+        while not self._stop.is_set() and (running or not self._queue.closed):
             gathers = (gathers or not running) and not self._queue.closed
             item = self._queue.get(timeout_s=LINGER_S) if gathers else self._queue.get_nowait()
             if item is not None:
@@ -434,9 +424,10 @@ def stream(name: str, requests: Iterable[Item], process: Callable[[Arrivals], It
     the iterable or `process` raises is raised to the caller. Closing the iterator waits for the model's next result."""
 
     def consume(stop: threading.Event, queue: RequestQueue, put: Callable[[Any, Any], None]) -> None:
-        with suppress(_Closed):
-            for key, output in process(Arrivals(queue, stop)):
-                put(key, output)
+        for key, output in process(Arrivals(queue, stop)):
+            if stop.is_set():
+                return  # ends the session's call, too
+            put(key, output)
 
     results: Iterator[Item] = stream_request_results(
         requests,
@@ -446,7 +437,3 @@ def stream(name: str, requests: Iterable[Item], process: Callable[[Arrivals], It
         request_queue_max_size=BATCH,
     )
     return results
-
-
-class _Closed(Exception):
-    """The caller has closed the stream."""

@@ -5,7 +5,7 @@ Which document holds which picture is lmms-eval's to say; prompts, settings and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ _OF_OTHERS = ("image_aspect_ratio", "modality")
 _SOUNDS = (".wav", ".mp3", ".m4a", ".aac", ".flac", ".ogg", ".opus")
 """Endings of files that lmms-eval may give as a visual without saying that they are sounds; of them WAV can be read."""
 
-_ASKED = {"visual": "image", "audio": "audio"}
-"""What `OrtLM` calls a request's pictures and sounds, and what a message calls them."""
+_MEDIA = {"image": "visual", "audio": "audio"}
+"""By a message's type of part what `OrtLM` calls a request's pictures and sounds."""
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -53,11 +53,7 @@ class _OrtLMMS(lmms):  # type: ignore[misc] # lmms-eval has no types
     def generate_until(self, requests: Sequence[Instance]) -> list[GenerationResult]:
         """An answer to each request, cut before the first of its stop texts, with the number of its tokens."""
         self._num_tokens.clear()
-        asked = [
-            self._text_instance("generate_until", place, one, *self._generation(one))
-            for place, one in enumerate(requests)
-        ]
-        answers = self._lm.generate_until(asked)
+        answers = self._lm.generate_until(self._instances("generate_until", requests, self._generation))
         return [
             GenerationResult(text, TokenCounts(output_tokens=self._num_tokens.get(place)))
             for place, text in enumerate(answers)
@@ -65,10 +61,7 @@ class _OrtLMMS(lmms):  # type: ignore[misc] # lmms-eval has no types
 
     def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
         """(log-probability in nats, is greedy) of each continuation after its document's pictures and text."""
-        asked = [
-            self._text_instance("loglikelihood", place, one, *self._choice(one)) for place, one in enumerate(requests)
-        ]
-        return self._lm.loglikelihood(asked)
+        return self._lm.loglikelihood(self._instances("loglikelihood", requests, self._choice))
 
     def generate_until_multi_round(self, requests: Sequence[Instance]) -> list[str]:
         """Raises `TaskError`: one round, whose prompt is known beforehand, is what is batched here."""
@@ -86,8 +79,13 @@ class _OrtLMMS(lmms):  # type: ignore[misc] # lmms-eval has no types
         *_, doc_id, task, split = request.args
         return self.task_dict[task][split][doc_id]
 
+    def _instances(
+        self, kind: str, requests: Sequence[Instance], read: Callable[[Instance], tuple[Messages, Any]]
+    ) -> list[TextInstance]:
+        """The requests of `OrtLM`; `read` gives one's messages, and its generation settings or its continuation."""
+        return [self._text_instance(kind, place, one, *read(one)) for place, one in enumerate(requests)]
+
     def _text_instance(self, kind: str, place: int, request: Instance, messages: Messages, second: Any) -> TextInstance:
-        """The request of `OrtLM`; `second` is its generation settings, or its continuation."""
         if isinstance(second, Mapping):
             second = {name: value for name, value in second.items() if name not in _OF_OTHERS}
         whose = str(request.args[-2]) if len(request.args) > 2 else str(request.task_name)
@@ -161,12 +159,9 @@ def _opened(message: Mapping[str, Any], media: Mapping[str, list[Any]]) -> dict[
             parts.append({"type": "text", "text": part["text"]})
             continue
         kind = "audio" if _kind(part["url"]) == "audio" else part["type"]
-        for name, word in _ASKED.items():
-            if kind == word:
-                media[name].append(_samples(part["url"]))
-                break
-        else:
+        if kind not in _MEDIA:
             raise UnfitTaskError(f"a part of its messages is of type '{kind}': text, image and audio are accepted")
+        media[_MEDIA[kind]].append(_samples(part["url"]))
         parts.append({"type": kind})
     return {**message, "content": parts}
 

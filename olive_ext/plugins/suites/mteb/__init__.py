@@ -3,7 +3,7 @@
 Other rooms may import these names inside functions only; mteb, which is an extra, is imported where tasks run.
 """
 
-from olive_ext.plugins.suites.mteb.evaluation import TaskScores, evaluate_tasks
+from olive_ext.plugins.suites.mteb.evaluation import evaluate_tasks
 from olive_ext.plugins.suites.mteb.text_encoder import TextEncoder
 
-__all__ = ["TaskScores", "TextEncoder", "evaluate_tasks"]
+__all__ = ["TextEncoder", "evaluate_tasks"]

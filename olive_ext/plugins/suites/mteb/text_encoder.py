@@ -344,10 +344,6 @@ class DecoderStates:
         """Facts of the execution."""
         return self._engine.describe()
 
-    def reset(self) -> None:
-        """Drops what could be reused."""
-        self._engine.reset()
-
     def close(self) -> None:
         """Releases the model."""
         self._engine.close()
@@ -455,11 +451,6 @@ class TextEncoder:
         """JSON-ready facts of the execution."""
         facts = {"pooling": self.pooling, "max_length": self.max_length, "prompts": self.prompts}
         return {**facts, **self.states.describe()}
-
-    def gc(self) -> None:
-        """Drops what could be reused (resident prefixes); the model stays open."""
-        if isinstance(self.states, DecoderStates):
-            self.states.reset()
 
     def close(self) -> None:
         """Releases the model."""

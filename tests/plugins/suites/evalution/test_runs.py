@@ -173,7 +173,7 @@ def test_users_error_is_the_clients(client: BaseInferenceSession) -> None:
         client.loglikelihood([LoglikelihoodRequest("a", "")])
 
 
-def test_closed_stream_raises_inside_and_ends_outside() -> None:
+def test_closed_stream_ends_inside_and_outside() -> None:
     seen: list[object] = []
 
     def process(arrivals: Arrivals) -> Iterator[Item]:
