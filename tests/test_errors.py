@@ -55,9 +55,9 @@ SHOWN: list[tuple[str, str, Make, str]] = [
     ("not_found", "model", lambda folder: real_path(folder / "m"), "model path '{folder}/m' does not exist"),
     (
         "exists",
-        "",
+        "folder",
         lambda folder: copy_quickstart(file(folder, {}).parent),
-        "'{folder}' is there already: give a folder that is new or empty",
+        "'folder' = '{folder}': is there already: give a folder that is new or empty",
     ),
     ("no_access", "", lambda folder: read_recipe(folder), "cannot read the recipe '{folder}': Is a directory"),
     ("damaged", "", lambda folder: json_object(file(folder, [])), "'{folder}/x.json' holds [], not a JSON object"),

@@ -7,7 +7,6 @@ import json
 import shlex
 import shutil
 import sys
-import tempfile
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -55,16 +54,13 @@ def copy_quickstart(target: Path) -> None:
     source = next((folder for folder in (IN_WHEEL, IN_CLONE) if (folder / "recipe.json").is_file()), None)
     if source is None:
         raise OliveExtError(f"the quickstart is missing: '{IN_WHEEL}', '{IN_CLONE}'", code="not_found")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"'{target}' is there already: give a folder that is new or empty", code="exists")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-        made = shutil.copytree(source, Path(scratch, "made"), ignore=shutil.ignore_patterns(*NOT_COPIED))
+    from olive_ext.report.report_files import refuse_filled, whole_folder
+
+    refuse_filled(target, "folder")
+    with whole_folder(target) as made:
+        shutil.copytree(source, made, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
         for recipe in made.glob("*.json"):
             recipe.write_text(recipe.read_text(encoding="utf-8").replace(CLONE_PREFIX, ""), encoding="utf-8")
-        if target.is_dir():
-            target.rmdir()  # only POSIX renames over an empty folder
-        made.replace(target)
 
 
 def evaluate_command(arguments: Namespace) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from olive_ext.errors import ConfigError, RunError, special_kind
@@ -89,6 +90,34 @@ def check_writable(directory: str | Path, setting: str = "output_dir") -> None:
     finally:
         with suppress(OSError):
             probe.unlink(missing_ok=True)
+
+
+def refuse_filled(folder: Path, setting: str = "output_dir") -> None:
+    """Raises `ConfigError` for a folder that is there and not empty, or that cannot be made or filled."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError("is there already: give a folder that is new or empty", setting, folder, code="exists")
+    check_writable(folder, setting)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder, to be filled in the block, that becomes `folder` at its end: all of it or nothing. Raises
+    `OSError`."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        dir=folder.parent, prefix=f".{folder.name}-", ignore_cleanup_errors=True
+    ) as scratch:
+        made = Path(scratch, folder.name)
+        made.mkdir()
+        yield made
+        take_place(made, folder)
+
+
+def take_place(made: Path, folder: Path) -> None:
+    """Moves a folder that is complete to its place, where at most an empty one is."""
+    if folder.is_dir():
+        folder.rmdir()  # only POSIX renames over an empty folder
+    made.replace(folder)
 
 
 def write_texts(texts: Mapping[Path, str], directory: Path, what: str = "the report") -> None:

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import Any
 
 from olive_ext import __version__
 from olive_ext.check import blocks, mistakes, read_recipe, refuse
-from olive_ext.errors import ConfigError
 from olive_ext.plugins.jobs.azureml_node import NODE, TOKEN
+from olive_ext.report.report_files import refuse_filled, whole_folder
 
 PACKAGE = Path(__file__).resolve().parents[2]
 BASE_IMAGE = "mcr.microsoft.com/azureml/openmpi4.1.0-ubuntu22.04:latest"
@@ -122,14 +121,11 @@ def make_azureml_job(recipe: str | Path, compute: str, output: str | Path, num_n
     """
     output, written = Path(output), read_recipe(recipe)
     refuse(mistakes(written))
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConfigError("is there already; give a folder that is new or empty", "--output", output, code="exists")
+    refuse_filled(output, "--output")
     moved = portable(written, num_nodes)
     name = Path(recipe).resolve().stem
     name = Path(recipe).resolve().parent.name if name == "recipe" else name  # "recipe" says nothing, its folder does
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as scratch:
-        folder = Path(scratch, output.name)
+    with whole_folder(output) as folder:
         for path, text in _texts(name, moved, compute, num_nodes, output.absolute()).items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text, encoding="utf-8")
@@ -137,9 +133,6 @@ def make_azureml_job(recipe: str | Path, compute: str, output: str | Path, num_n
             shutil.copyfile(source, folder / "code" / script)
         constraints = next(path for path in (PACKAGE, PACKAGE.parent) if (path / "constraints.txt").is_file())
         shutil.copyfile(constraints / "constraints.txt", folder / "environment" / "constraints.txt")
-        if output.is_dir():
-            output.rmdir()
-        folder.replace(output)
 
 
 def _texts(name: str, moved: PortableRecipe, compute: str, num_nodes: int, output: Path) -> dict[str, str]:

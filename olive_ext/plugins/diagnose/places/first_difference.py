@@ -8,8 +8,6 @@ place what the other one has at the cut: no error is carried on, and each piece 
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +38,7 @@ from olive_ext.plugins.diagnose.places.place import (
     unit_of,
 )
 from olive_ext.report.numbers import nats
+from olive_ext.report.report_files import refuse_filled, whole_folder
 
 MOST_APART = 10
 """Times by which logits of a plain pass and a log-probability of another form may differ in what they are apart."""
@@ -133,8 +132,8 @@ def first_difference(
     """
     if not 0 <= position < len(tokens):
         raise ConfigError(f"the document has {len(tokens)} tokens", "position", position)
-    if repro is not None and repro.exists() and (not repro.is_dir() or any(repro.iterdir())):
-        raise ConfigError(f"'repro' = '{repro}' exists already: give a new or an empty folder", "repro", code="exists")
+    if repro is not None:
+        refuse_filled(repro, "repro")
     runs = Runs()
     own, theirs = (PlacedDecoder(settings, tokens[: position + 1], runs) for settings in (candidate, other))
     (mine, unit), (other_one, other_unit) = own.plain(), theirs.plain()
@@ -186,9 +185,7 @@ def _write_repro(
 ) -> None:
     """Fills `folder`, all or nothing: the part of the graph after `given` values that makes `value`, in both places.
     Raises `OSError`."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with whole_folder(folder) as work:
         for place, graph, taken in zip(places, _GRAPHS, _INPUTS, strict=True):
             _write_part(work / graph, work / taken, place, given, value)
         graphs = _shared(work, _GRAPHS, lambda path: path.read_bytes())
@@ -198,12 +195,6 @@ def _write_repro(
         facts = {"what": what.replace("\n", " "), "libraries": _libraries(places), "tolerance": tolerance}
         script = _SCRIPT.format(**facts, first=first, second=second)
         (work / "repro.py").write_text(script, encoding="utf-8")
-        work.chmod(0o755)
-        if folder.exists():
-            folder.rmdir()
-        work.rename(folder)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _write_part(graph: Path, inputs: Path, place: PlacedDecoder, given: Mapping[str, Array], value: str) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 from olive_ext.backends.progress import is_shown, say
-from olive_ext.errors import ConfigError, MissingError, OliveExtError, RequirementError, RunError
+from olive_ext.errors import ConfigError, MissingError, OliveExtError, RequirementError, RunError, named_failures
 from olive_ext.graph.nodes import attribute
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import size_on_disk
@@ -26,21 +26,14 @@ from olive_ext.plugins.diagnose.remedy.choices import CANDIDATES, Selection, Wei
 from olive_ext.plugins.diagnose.remedy.documents import Document, document_key
 from olive_ext.plugins.diagnose.remedy.locate import Location, opened_location
 from olive_ext.plugins.diagnose.remedy.mended_graph import alternative
-from olive_ext.plugins.diagnose.remedy.mended_package import (
-    Package,
-    copy_of,
-    mended,
-    moved,
-    refuse_filled,
-    refuse_inside,
-)
+from olive_ext.plugins.diagnose.remedy.mended_package import Package, copy_of, mended, refuse_inside
 from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target
 from olive_ext.plugins.diagnose.remedy.race import Estimate, Floats, estimate
 from olive_ext.plugins.diagnose.remedy.variants import Material
 from olive_ext.plugins.diagnose.remedy.weights import Matrix, PackedWeight, Precision
 from olive_ext.plugins.diagnose.settings import MendingConfig
 from olive_ext.report import numbers
-from olive_ext.report.report_files import write_texts
+from olive_ext.report.report_files import refuse_filled, take_place, write_texts
 
 LEAST_DOCUMENTS = 4
 """On either side of the split: fewer have no interval that is worth its name."""
@@ -92,7 +85,8 @@ def _mended(config: MendingConfig, output: Path, progress: bool) -> Bill:
                 raise ConfigError(f"{problem}, and {numbers.size(least)} with its table and its head as one")
             draft, bill = mender.run()
             write_texts({draft / name: text for name, text in bill_texts(bill).items()}, draft, "the bill")
-            moved(draft, output)
+            with named_failures(f"cannot put the mended model at '{output}'"):
+                take_place(draft, output)
     return bill
 
 

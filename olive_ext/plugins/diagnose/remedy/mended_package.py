@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from olive_ext.plugins.diagnose.remedy.mended_graph import GraphFile, Mending, N
 from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target
 from olive_ext.plugins.diagnose.remedy.weights import Precision
 from olive_ext.report.numbers import size
-from olive_ext.report.report_files import check_writable
+from olive_ext.report.report_files import refuse_filled, whole_folder
 
 LARGEST_GRAPH = 1 << 30
 """Bytes up to which a package without external weights gets none: protobuf ends at twice as many."""
@@ -67,20 +66,16 @@ class Package:
         free = shutil.disk_usage(next(folder for folder in (output, *output.parents) if folder.exists())).free
         if free < self.num_bytes:
             raise RunError(f"the mended model takes {size(self.num_bytes)}: '{output}' has {size(free)} left")
-        work = output.with_name(f".{output.name}.{uuid.uuid4().hex}")
         try:
-            work.mkdir(parents=True)
-            for path in (*self.others, *self.kept):
-                target = work / path.relative_to(self.root)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, target)
-            for graph in self.graphs:
-                graph.write(work / graph.path.relative_to(self.root))
-            moved(work, output)
+            with whole_folder(output) as folder:
+                for path in (*self.others, *self.kept):
+                    target = folder / path.relative_to(self.root)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(path, target)
+                for graph in self.graphs:
+                    graph.write(folder / graph.path.relative_to(self.root))
         except OSError as error:
             raise RunError(f"cannot write the mended model to '{output}': {error.strerror or error}") from error
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
 
 
 def mended(model: ResolvedModel, sources: Mapping[str, Sources], choices: Mapping[Target, Precision]) -> Package:
@@ -130,13 +125,6 @@ def _data_file(
     return Path(next(iter(own), f"{graph.stem}.mended.data" if has_weights else f"{graph.name}.data"))
 
 
-def refuse_filled(output: Path) -> None:
-    """Raises `ConfigError` for a folder that has files, or cannot be made."""
-    if output.is_dir() and any(output.iterdir()):
-        raise ConfigError("has files already; give a folder that is new or empty", "output_dir", output, code="exists")
-    check_writable(output)
-
-
 def root_of(model: ResolvedModel) -> Path:
     """The folder that is copied as a whole; of a named file its folder, from which only its own files are copied."""
     return _named(model) if _named(model).is_dir() else model.files.decoder.parent
@@ -152,17 +140,6 @@ def refuse_inside(model: ResolvedModel, output: Path, why: str = "which is copie
     """Raises `ConfigError` for a place in the model's folder."""
     if _named(model).is_dir() and output.resolve().is_relative_to(_named(model).resolve()):
         raise ConfigError(f"lies in the model's folder, {why}", "output_dir", output)
-
-
-def moved(work: Path, output: Path) -> None:
-    """Puts a folder that is complete in its place, where at most an empty one is: not every system replaces that.
-    Raises `RunError`."""
-    try:
-        if output.is_dir():
-            output.rmdir()
-        work.replace(output)
-    except OSError as error:
-        raise RunError(f"cannot put the mended model at '{output}': {error.strerror or error}") from error
 
 
 def _named(model: ResolvedModel) -> Path:
