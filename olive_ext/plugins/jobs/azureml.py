@@ -1,4 +1,4 @@
-"""Writes the folder of an Azure ML job for a recipe, from templates: job.yml, code, environment, README. The recipe's
+"""Writes the folder of an Azure ML job for a recipe: job.yml, code, environment, README. The recipe's
 paths no longer lie on this machine: what it reads becomes inputs, what it writes goes below `out`. Whether a job is
 valid is for Azure's SDK to say, as it is submitted. Knows no Olive."""
 
@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from olive_ext import __version__
 from olive_ext.check import blocks, mistakes, read_recipe, refuse
@@ -50,32 +52,6 @@ dependencies:
   - --find-links /setup
   - --constraint /setup/constraints.txt
   - olive-ext[{extras}]=={version}
-"""
-
-_JOB = """$schema: https://azuremlschemas.azureedge.net/latest/commandJob.schema.json
-type: command
-display_name: {name}
-experiment_name: olive_ext
-code: code
-command: {command}
-environment:
-  build:
-    path: environment
-environment_variables:
-  OLIVE_DISABLE_TELEMETRY: "1"
-{variables}inputs:{inputs}
-outputs:
-  {out}:
-    type: uri_folder
-    mode: rw_mount
-compute: {compute}
-resources:
-  instance_count: {num_nodes}
-"""
-
-_DISTRIBUTION = """distribution:
-  type: pytorch
-  process_count_per_instance: 1
 """
 
 _README = """# {name} on Azure ML
@@ -151,26 +127,32 @@ def _texts(name: str, moved: PortableRecipe, compute: str, num_nodes: int, outpu
 
 
 def _job(name: str, moved: PortableRecipe, compute: str, num_nodes: int, output: Path) -> str:
-    """job.yml. Scalars of the user's are written as JSON, which YAML reads."""
+    """job.yml."""
     links = [f'ln -s "${{{{inputs.{key}}}}}" inputs/{key}' for key in moved.inputs]
-    run = "olive-ext run --config recipe.json"
+    run, variables, more = "olive-ext run --config recipe.json", {"OLIVE_DISABLE_TELEMETRY": "1"}, {}
     if num_nodes > 1:
         run = f"python -m olive_ext.plugins.jobs.azureml_node {run}"
-    inputs = "".join(
-        f"\n  {key}:\n    type: {'uri_folder' if path.is_dir() else 'uri_file'}"
-        f"\n    path: {json.dumps(_relative(path, output))}"
-        for key, path in moved.inputs.items()
-    )
-    job = _JOB.format(
-        name=json.dumps(name),
-        command=json.dumps(" && ".join(["mkdir inputs", *links, f'ln -s "${{{{outputs.{OUT}}}}}" {OUT}', run])),
-        variables="  RAY_AUTH_MODE: token\n" if num_nodes > 1 else "",
-        inputs=inputs or " {}",
-        out=OUT,
-        compute=json.dumps(compute if compute.startswith("azureml:") else f"azureml:{compute}"),
-        num_nodes=num_nodes,
-    )
-    return job + (_DISTRIBUTION if num_nodes > 1 else "")
+        variables["RAY_AUTH_MODE"] = "token"
+        more = {"distribution": {"type": "pytorch", "process_count_per_instance": 1}}
+    job = {
+        "$schema": "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json",
+        "type": "command",
+        "display_name": name,
+        "experiment_name": "olive_ext",
+        "code": "code",
+        "command": " && ".join(["mkdir inputs", *links, f'ln -s "${{{{outputs.{OUT}}}}}" {OUT}', run]),
+        "environment": {"build": {"path": "environment"}},
+        "environment_variables": variables,
+        "inputs": {
+            key: {"type": "uri_folder" if path.is_dir() else "uri_file", "path": _relative(path, output)}
+            for key, path in moved.inputs.items()
+        },
+        "outputs": {OUT: {"type": "uri_folder", "mode": "rw_mount"}},
+        "compute": compute if compute.startswith("azureml:") else f"azureml:{compute}",
+        "resources": {"instance_count": num_nodes},
+        **more,
+    }
+    return str(yaml.safe_dump(job, sort_keys=False, allow_unicode=True, width=1 << 16))
 
 
 def _relative(path: Path, folder: Path) -> str:
