@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from typing_extensions import Self
+
 from olive_ext.backends.task_files import refuse_unknown, task_folders
 from olive_ext.config import (
     INPUT_MODEL,
@@ -88,17 +90,21 @@ class Passes:
     modules: Mapping[str, str]
     """The class of each, "module.name", by its type in lower case."""
 
-    parameters: Callable[[str], Collection[str]]
-    """The names of a pass's parameters; none where they are not known."""
-
     are_all: bool = False
     """Whether the run knows no others."""
 
+    @classmethod
+    def in_source(cls) -> Self:
+        """Those of the installed Olive."""
+        return cls(pass_classes())
 
-def passes_in_source() -> Passes:
-    """Olive's passes as its source has them."""
-    classes = pass_classes()
-    return Passes(classes, lambda kind: pass_parameters(classes.get(_plain(kind), "")).keys())
+    def module(self, pass_type: str) -> str:
+        """The class of a pass, "module.name"; empty for an unknown one."""
+        return self.modules.get(_plain(pass_type), "")
+
+    def parameters(self, pass_type: str) -> Collection[str]:
+        """The names of a pass's parameters; none where they are not known."""
+        return pass_parameters(self.module(pass_type)).keys()
 
 
 @dataclass(frozen=True)
@@ -181,7 +187,7 @@ def mistakes(
     except ConfigError as error:
         yield error
     yield from unknown_keys(recipe)
-    olives = passes or passes_in_source()
+    olives = passes or Passes.in_source()
     for block in blocks(recipe):
         yield from _mistakes_of_type(block, passes if "package_config" in recipe else olives)
         if block.is_ours:
@@ -196,7 +202,7 @@ def mistakes(
             yield from undrivable or unknown_options(block.type, block.settings(), block.where)
             if values := block.settings():
                 yield from unlike(values, olives.parameters(block.type), block.where, f"'{block.type}'")
-                yield from unknown_values(pass_classes().get(_plain(block.type), ""), values, block.where)
+                yield from unknown_values(olives.module(block.type), values, block.where)
     yield from _undefined(recipe, "evaluators", _evaluator_references(recipe))
     yield from _undefined(recipe, "systems", _system_references(recipe))
     if has_model:
@@ -216,7 +222,7 @@ def _mistakes_of(
     missing = list(what_is_missing(block, settings))
     yield from missing
     if settings.reference is not None and (has_model or not settings.reference.is_input_model):
-        olives = passes or passes_in_source()
+        olives = passes or Passes.in_source()
         on = settings.execution_provider or (accelerator(recipe) if gets_onnx(recipe, block, olives) else None)
         yield from _raised(_refuse_reference, settings.reference, block.where, *input_model(recipe), on)
     metrics = block.keys.get("metrics")
@@ -331,8 +337,8 @@ def gets_onnx(recipe: Mapping[str, Any], block: Block, passes: Passes) -> bool:
 
     every = [other for other in blocks(recipe) if other.is_pass]
     before = every[: every.index(block)] if block.is_pass else every
-    modules = [passes.modules.get(_plain(other.type), "") for other in before]
-    return is_onnx_model(input_model(recipe)[0]) or any(one.startswith("olive.passes.onnx") for one in modules)
+    makes_onnx = any(passes.module(other.type).startswith("olive.passes.onnx") for other in before)
+    return is_onnx_model(input_model(recipe)[0]) or makes_onnx
 
 
 def accelerator(recipe: Mapping[str, Any]) -> str | None:
@@ -346,7 +352,8 @@ def accelerator(recipe: Mapping[str, Any]) -> str | None:
         name = names if isinstance(names, str) else names[0]
         return str(name[0] if isinstance(name, list) else name)
     is_evaluated = keys.get("evaluator") and keys["evaluate_input_model"] and input_model(recipe)[0] == "onnxmodel"
-    made = [pass_classes().get(_plain(block.type), "") for block in blocks(recipe) if block.is_pass]
+    passes = Passes.in_source()
+    made = [passes.module(block.type) for block in blocks(recipe) if block.is_pass]
     if not (is_evaluated or any(one.startswith("olive.passes.onnx") for one in made)):
         return None
     return "CUDAExecutionProvider" if str(first.get("device")).lower() == "gpu" else CPU

@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 from olive_ext.check.model_check import Findings, Section, check_model
 from olive_ext.check.recipe import (
     Block,
+    Passes,
     accelerator,
     blocks,
     gets_onnx,
     input_model,
     mapping,
     mistakes,
-    passes_in_source,
     read_recipe,
     what_is_missing,
 )
@@ -45,7 +45,7 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
     Raises `ConfigError` when the file is not a recipe at all.
     """
     recipe = read_recipe(path)
-    passes = passes_in_source()
+    passes = Passes.in_source()
     findings = Findings(errors=list(mistakes(recipe, passes)))
     with suppress(ConfigError):  # one of the mistakes
         recipe = settled_recipe(recipe)

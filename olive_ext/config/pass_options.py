@@ -128,8 +128,10 @@ def _trees(source: _Source) -> tuple[ast.Module, ...]:
 
 
 def _folders(package: str) -> list[Path]:
-    spec = find_spec(package) if package else None
-    return [Path(folder) for folder in (spec.submodule_search_locations or () if spec is not None else ())]
+    """The folders of a package; of a module its file without the suffix."""
+    if not package or (spec := find_spec(package)) is None:
+        return []
+    return [Path(folder) for folder in spec.submodule_search_locations or [str(spec.origin).removesuffix(".py")]]
 
 
 @cache

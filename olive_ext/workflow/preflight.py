@@ -6,12 +6,11 @@ a pass. Knows nothing of other types' blocks.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
-from olive.hardware.accelerator import AcceleratorSpec
 from olive.systems.common import SystemType
 from olive.systems.system_config import SystemConfig
 
@@ -29,7 +28,7 @@ from olive_ext.config import (
     settings_of_pass,
 )
 from olive_ext.errors import ContradictionError
-from olive_ext.workflow.current_run import logger, settled
+from olive_ext.workflow.current_run import settled
 
 Settings = TypeVar("Settings", bound=StrictModel)
 
@@ -80,7 +79,8 @@ def refuse(engine: Any, input_model: Any) -> None:
             for where, evaluator in evaluators
         },
     }
-    refuse_all(mistakes(written, known_passes(engine.olive_config), has_model=bool(evaluators or passes)))
+    known = {name: kind.module_path for name, kind in engine.olive_config.passes.items()}  # a recipe may bring its own
+    refuse_all(mistakes(written, Passes(known, are_all=True), has_model=bool(evaluators or passes)))
     if engine.target_config.type == SystemType.PythonEnvironment:
         for name, config in passes:
             settings = settings_of_pass(config.type) or EvaluationSettings
@@ -137,18 +137,3 @@ def our_passes(engine: Any) -> Iterator[tuple[str, Any]]:
 def _passes(engine: Any) -> Iterator[tuple[str, Any]]:
     passes = engine.input_passes_configs or {}
     return ((name, config) for name, configs in passes.items() for config in configs)
-
-
-def known_passes(table: Any) -> Passes:
-    """The passes in an engine's `table`, which has no others."""
-
-    def parameters(pass_type: str) -> Collection[str]:
-        try:
-            kind = table.import_pass_module(pass_type)
-            return list(kind.default_config(AcceleratorSpec("cpu", "CPUExecutionProvider")))
-        except Exception as error:  # noqa: BLE001 - of whatever the pass's module imports
-            logger.info("the keys of the pass '%s' are not checked: %s", pass_type, error)
-            return []
-
-    modules = {name: kind.module_path for name, kind in table.passes.items()}
-    return Passes(modules, parameters, are_all=True)
