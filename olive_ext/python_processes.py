@@ -32,16 +32,16 @@ BEAT_S = 1.0
 _CLOSING_S = 5.0
 _LENGTH = struct.Struct("<Q")
 _BEGIN = b"\0olive_ext\n"
-"""What precedes a child's messages: Python's start and imports may have printed (sitecustomize)."""
+"""The bytes before a child's messages: Python's start and imports may have printed something (sitecustomize)."""
 
 START_S = 600.0
-"""Seconds that a child may take before it serves: imports from a cold network drive take minutes. One that prints and
-never serves looks the same until then."""
+"""Seconds that a child may take before it serves: imports from a cold network drive take minutes. A child that prints
+and never serves cannot be told from a slow one until then."""
 
 
 def usable_processors() -> int | None:
-    """The processors that this process may run on, fewer than there are in a container or under a job scheduler; None
-    where the system does not say."""
+    """The number of processors that this process may run on, which is lower in a container or under a job scheduler;
+    None where the system does not say."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
@@ -68,8 +68,8 @@ class ChildEndedError(Exception):
 
 
 class ChildProcess:
-    """A process that runs the Python text `program`, which calls `serve`. One thread sends and receives; another one
-    may `stop` it meanwhile."""
+    """A process that runs the Python text `program`, which calls `serve`. One thread sends and receives; meanwhile
+    another thread may `stop` it."""
 
     def __init__(
         self, program: str, *, environment: Mapping[str, str] | None = None, stderr: IO[bytes] | None = None
@@ -94,7 +94,7 @@ class ChildProcess:
         return self._process.pid
 
     def send(self, message: Any) -> None:
-        """Sends what the child's `answer` is called with. Raises `ChildEndedError`."""
+        """Sends a message, with which the child calls `answer`. Raises `ChildEndedError`."""
         self._is_busy = True
         try:
             _write(self._process.stdin, message)
@@ -114,7 +114,7 @@ class ChildProcess:
         return kind, content
 
     def stop(self) -> None:
-        """Ends it: at once where it is busy, else as `serve` returns. May be called again."""
+        """Ends it: at once where it is busy, else when `serve` returns. May be called again."""
         self._is_stopped = True
         if self._is_busy:
             self._process.kill()  # before its input is closed, to which another thread may still be writing
@@ -123,7 +123,7 @@ class ChildProcess:
         self._wait_or_kill()
 
     def _ended(self, fault: str | None = None) -> ChildEndedError:
-        """How the child has ended; `fault`: why it is ended here, as a clause."""
+        """How the child has ended. `fault`: why this process ended it, as a clause."""
         self._is_busy = False
         if self._is_stopped:
             return ChildEndedError("was stopped")
@@ -181,7 +181,7 @@ def serve(answer: Callable[[Any], Any], pulse: Callable[[], Any] = lambda: None)
 
 
 def _forward(pipe: BinaryIO, messages: queue.SimpleQueue[tuple[str, Any]]) -> None:
-    """Moves what comes through the pipe to the queue; ("end", what is wrong with it) comes last, whatever happens."""
+    """Moves what comes through the pipe to the queue. In every case the last item is ("end", the fault)."""
     fault, before = None, b""
     late = threading.Timer(START_S, messages.put, [("end", f"did not begin to serve within {START_S:g} s")])
     late.daemon = True

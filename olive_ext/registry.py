@@ -28,7 +28,8 @@ class Command:
 
     help: str
     function: str
-    """Takes the parsed arguments, returns the exit status. "module:name", as all that is imported when used."""
+    """Takes the parsed arguments and returns the exit status. "module:name", as everything that is imported when used.
+    """
 
     arguments: Sequence[Argument] = ()
     options: str = ""
@@ -56,7 +57,7 @@ class Evaluator:
     """An evaluator of metrics that a recipe declares; its type is its name in `Plugin.evaluators`."""
 
     module: str
-    """Registers the type with Olive when it is imported: it may itself be what imports Olive's door first."""
+    """Registers the type with Olive when it is imported. Importing it may itself be what first imports Olive."""
 
     settings: str
     """Its keys, an `olive_ext.config.EvaluatorSettings`, "module:name"."""
@@ -65,11 +66,11 @@ class Evaluator:
     """What it is, for the schema."""
 
     mistakes: str
-    """Takes the recipe, a place in it, its metrics as written, and the settings; a sentence for each mistake. To be
-    asked before anything runs."""
+    """Takes the recipe, a place in it, its metrics as written, and the settings; returns a sentence for each mistake.
+    It is called before anything runs."""
 
     describe: str
-    """Takes the metrics as written and the settings; gives a text for a person."""
+    """Takes the metrics as written and the settings; returns a text for a person."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,13 @@ class Plugin:
     passes: Mapping[str, Pass] = field(default_factory=dict)
     evaluators: Mapping[str, Evaluator] = field(default_factory=dict)
     functions: Mapping[str, str] = field(default_factory=dict)
-    """The functions of the package, such as `olive_ext.locate`."""
+    """Functions that the package gains, such as `olive_ext.locate`."""
 
     runtimes: Mapping[str, str] = field(default_factory=dict)
     """Libraries that run models: `olive_ext.model.runtimes.Runtime`s, by the name that `engine.runtime` then takes."""
 
     hooks: Mapping[str, str] = field(default_factory=dict)
-    """By the names that the core asks for (`hook`, `hooks`)."""
+    """Other objects, by the names under which the core asks for them (`hook`, `hooks`)."""
 
 
 @functools.cache
@@ -104,7 +105,7 @@ def plugins() -> Mapping[str, Plugin]:
 
 
 def load(name: str, what: str = "") -> Any:
-    """The object "module:name". With `what` it is another distribution's, and any failure a `ConfigError`."""
+    """The object "module:name". With `what`, another distribution's: any failure is then a `ConfigError`."""
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
@@ -116,7 +117,7 @@ def load(name: str, what: str = "") -> Any:
 
 def entries(kind: str, built_in: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, Any]:
     """What is built in and what plug-ins add of a kind (a field of `Plugin`), by name. Raises `ConfigError` for a name
-    that is there twice."""
+    that occurs twice."""
     known = dict(built_in)
     for plugin, one in plugins().items():
         if twice := known.keys() & getattr(one, kind).keys():

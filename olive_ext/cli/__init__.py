@@ -15,10 +15,11 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None, commands: Mapping[str, Function] | None = None) -> int:
-    """Runs `olive-ext`; returns 0, 1 for a loss, a bound that is not kept, requests without an answer and any other
-    failure, 2 for a user's error, 3 for a comparison that decides nothing, 130 after Ctrl-C, 143 after SIGTERM.
+    """Runs `olive-ext` and returns its exit status: 0; 1 for a loss, a bound that is not kept, requests without an
+    answer and any other failure; 2 for a user's error; 3 for a comparison that decides nothing; 130 after Ctrl-C; 143
+    after SIGTERM.
 
-    With OLIVE_EXT_DEBUG=1 the traceback precedes the line. `commands` stand in for the functions of commands.
+    With OLIVE_EXT_DEBUG=1 a traceback precedes the error's line. `commands` replace the functions of commands.
     """
     try:
         from olive_ext.cli.exit_status import run

@@ -1,4 +1,4 @@
-"""The commands of `olive-ext`: a function for each that makes one configuration, passes it on and prints the result.
+"""The commands of `olive-ext`: a function for each, which makes one configuration, passes it on and prints the result.
 Knows no exit status, and of options only their tables."""
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ Function = Callable[[Namespace], int]
 PACKAGE = Path(__file__).resolve().parents[1]
 IN_WHEEL, IN_CLONE = PACKAGE / "quickstart", PACKAGE.parent / "recipes" / "quickstart"
 CLONE_PREFIX = "recipes/quickstart/"
-"""Olive takes a recipe's paths from the working directory: a clone's root there, the copy's folder here."""
+"""Olive reads a recipe's paths relative to the working directory: a clone's root here, and the copy's folder in a copy.
+"""
 
 NOT_COPIED = ("make", "__pycache__", "README.md", "info.yml", "requirements.txt")
-"""Parts of the clone's folder that do not run; setup.py leaves the same out of the wheel."""
+"""Parts of the clone's folder that are not part of the recipe. setup.py leaves the same out of the wheel."""
 
 _OLIVE_CACHE = ".olive-cache"
-"""Where Olive keeps what a run made, where the recipe does not say."""
+"""Where Olive keeps a run's results, if the recipe does not say it."""
 
 
 def quickstart_command(arguments: Namespace) -> int:
@@ -47,9 +48,9 @@ def quickstart_command(arguments: Namespace) -> int:
 
 
 def copy_quickstart(target: Path) -> None:
-    """Makes the folder `target`, with the recipe's paths taken from it; all of it or nothing.
+    """Makes the folder `target`, with the recipe's paths relative to it: all of it or nothing.
 
-    Raises `ConfigError` where `target` is there and not an empty folder.
+    Raises `ConfigError` where `target` exists and is not an empty folder.
     """
     source = next((folder for folder in (IN_WHEEL, IN_CLONE) if (folder / "recipe.json").is_file()), None)
     if source is None:
@@ -64,7 +65,7 @@ def copy_quickstart(target: Path) -> None:
 
 
 def evaluate_command(arguments: Namespace) -> int:
-    """Evaluates one model and prints the table, also where the disk refuses the report: the numbers may have taken
+    """Evaluates one model and prints the table, even where the disk refuses the report: the numbers may have taken
     hours."""
     if arguments.model.lower().endswith(RECIPE_SUFFIXES):
         raise ConfigError(f"'{arguments.model}' is a recipe: `olive-ext run` runs it")
@@ -85,7 +86,7 @@ def evaluate_command(arguments: Namespace) -> int:
 
 
 def record_command(arguments: Namespace) -> int:
-    """Records one model; prints its table, and where its records are."""
+    """Records one model; prints its table, and the path of its records."""
     config = EvaluationConfig.parse(written_values(arguments, arguments.model, RECORD_OPTIONS)).as_job()
     from olive_ext.report import print_table
     from olive_ext.report.numbers import size
@@ -116,7 +117,7 @@ def compare_command(arguments: Namespace) -> int:
 
 
 def run_command(arguments: Namespace) -> int:
-    """Runs Olive with the arguments as they were given; mistakes that the recipe's text shows are reported before."""
+    """Runs Olive with the arguments as given. Mistakes that the recipe's text shows are reported before."""
     from olive_ext.check import mistakes, read_recipe, refuse
 
     recipe = read_recipe(arguments.config)
@@ -128,7 +129,7 @@ def run_command(arguments: Namespace) -> int:
 
 
 def check_command(arguments: Namespace) -> int:
-    """Prints what a recipe or model resolves to. Where there are problems, prints only what was measured, and raises
+    """Prints what a recipe or model resolves to. Where there are problems, prints only what was measured, and raises a
     `ConfigError` that names all of them."""
     from olive_ext.check import check
     from olive_ext.report.verdict import EXIT_STATUS

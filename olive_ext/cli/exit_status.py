@@ -1,6 +1,6 @@
-"""Runs a command and turns its end into an exit status and at most one line on stderr, with standard streams that are
-there where they were closed, and writable on any terminal. What takes long to import is imported while interruptions
-are waited for."""
+"""Runs a command and turns its end into an exit status and at most one line on stderr. Standard streams that were
+closed are opened to nothing, and the others can be written on any terminal. What takes long to import is imported where
+interruptions are handled already."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ OK, FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 DEBUG_VARIABLE = "OLIVE_EXT_DEBUG"
 
 _AGAIN_S = 0.5
-"""After which an interruption that does not end the command is raised once more."""
+"""Seconds after which an interruption that has not ended the command is raised once more."""
 
 
 def run(argv: Sequence[str] | None, commands: Mapping[str, Function] | None) -> int:
-    """See `olive_ext.cli.main`. Without `argv` this process is the command and nothing else."""
+    """See `olive_ext.cli.main`. Without `argv`, this process runs nothing but the command."""
     if argv is None:
         open_streams()
         if not _is_debug():
@@ -59,7 +59,7 @@ def run(argv: Sequence[str] | None, commands: Mapping[str, Function] | None) -> 
 
 
 def command(argv: list[str], commands: Mapping[str, Function] | None) -> int:
-    """The status of a command that ended. `commands`: functions in the place of the known ones."""
+    """The status of a command that has ended. `commands`: functions in place of the known ones."""
     from olive_ext.cli.options import in_options
     from olive_ext.cli.parser import commands as known
     from olive_ext.cli.parser import parse
@@ -107,13 +107,13 @@ def _has_answers(journal: Path) -> bool:
 
 
 class _Interruptions:
-    """SIGINT and SIGTERM end a command by one road: what is open is closed, workers are ended. Each raises
-    KeyboardInterrupt, until that ends the command: libraries pass over it (`except:`), and Python does where nothing
-    can be raised, as in callbacks of imports. A second SIGTERM ends the process at once."""
+    """SIGINT and SIGTERM end a command in one way: what is open is closed, and workers are ended. Each raises
+    KeyboardInterrupt, again and again until the command ends: libraries swallow it (`except:`), and so does Python
+    where nothing can be raised, as in callbacks of imports. A second SIGTERM ends the process at once."""
 
     def __init__(self) -> None:
         self.signal = 0
-        """The latest one, whatever other libraries make of the exception: an import that fails, for instance."""
+        """The latest signal, whatever other libraries turned the exception into: a failed import, for instance."""
 
         self._insists = self._is_over = False
 
@@ -160,7 +160,7 @@ class _Interruptions:
 
 
 def _is_interrupted(thread: int | None) -> bool:
-    """Whether the exception that the thread has in hand comes of an interruption."""
+    """Whether the exception that the thread is handling comes from an interruption."""
     held = sys._current_exceptions().get(thread or 0)
     error = held[1] if isinstance(held, tuple) else held  # as Python has it before 3.12
     while error is not None and not isinstance(error, KeyboardInterrupt):
@@ -194,8 +194,8 @@ def _ended(error: BaseException, interruption: int) -> int:
 
 
 def _quiet_libraries() -> None:
-    """Silences other libraries, in a process that is the command and nothing else: messages of transformers and lm-eval
-    about task and tokenizer files are not for our users, and progress bars stay out of files and pipes."""
+    """Silences other libraries, in a process that runs nothing but the command: messages of transformers and lm-eval
+    about task and tokenizer files are not for users, and progress bars stay out of files and pipes."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     if not sys.stderr.isatty():
@@ -223,8 +223,8 @@ def _warnings_on_stderr(told: Callable[[OliveExtError], OliveExtError]) -> Itera
 
 
 def _give_up_streams() -> None:
-    """Keeps Python from failing, with a status of its own, as it flushes what could not be written. Ctrl-C ends the
-    process from here on without a word."""
+    """Keeps Python from failing, with a status of its own, when it flushes what could not be written. From here on,
+    Ctrl-C ends the process without a message."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -246,8 +246,9 @@ def _is_debug() -> bool:
 
 
 def open_streams() -> None:
-    """Opens to nothing what was closed: the next file that is opened would take its number, and what libraries print.
-    Letters that the terminal does not have are replaced, not an error after hours of work."""
+    """Opens closed streams to nothing: otherwise the next file that is opened would get their number, and everything
+    that libraries print. Characters that the terminal lacks are replaced, so that they are no error after hours of
+    work."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -264,7 +265,7 @@ def open_streams() -> None:
 
 
 class _Messages(io.TextIOWrapper):
-    """stderr, whose reader may go: the command goes on without it."""
+    """stderr, whose reader may be gone: the command goes on without it."""
 
     def write(self, text: str) -> int:
         try:

@@ -24,7 +24,8 @@ class Option:
     """`form` decides how the text becomes the value of `key`.
 
     value: unchanged; names: several, each a word; commas: one word, A,B; pairs: NAME=VALUE, repeated; flag: true;
-    optional: true, or the word after it; arguments: k=v,k=v; place: as that, for a reference that is the same model.
+    optional: true, or the word after it; arguments: k=v,k=v; place: as arguments, for a reference that is the same
+    model.
     """
 
     flag: str
@@ -131,9 +132,9 @@ def written_values(
 
 
 def in_options(error: OliveExtError, given: Mapping[str, Any], options: Sequence[Option]) -> OliveExtError:
-    """The error with the options of keys that were given, or are missing or advised, in the keys' place. Who writes
-    keys (`--set`, a recipe) reads keys. A key that is also a value's text is replaced before " = " alone. What several
-    words make is a key wherever it stands, but in errors of a task, whose files have such keys, too."""
+    """The error with options in place of the keys that were given, are missing or are advised. Users who write keys
+    (`--set`, a recipe) read keys. A key that is also a value's text is replaced before " = " alone. A key that several
+    words make is replaced everywhere, except in errors of a task, whose files have such keys, too."""
     text, values = str(error), repr([error.value, *given.values()])
     is_of_keys = error.code == "unknown_key" or "unknown key" in text  # one of several mistakes
     if is_of_keys or str(given.get("target")).lower().endswith(RECIPE_SUFFIXES):
@@ -158,7 +159,7 @@ _WRITTEN = re.compile(r"`(\w+)(?:: ([^`]+))?`")
 
 
 def advised(text: str) -> str:
-    """A verdict's advice with options in the place of keys: "`--set matters=4`" for "`matters: 4`"."""
+    """A verdict's advice with options in place of keys: "`--set matters=4`" for "`matters: 4`"."""
     flags = {option.key: option.flag for option in OPTIONS}
 
     def told(found: re.Match[str]) -> str:
@@ -180,7 +181,7 @@ def _value(option: Option, given: Any) -> Any:
 
 
 def place_of(given: str, flag: str) -> dict[str, Any]:
-    """A reference that is the same model; keys of `engine` may stand without it, and "provider" for its key."""
+    """A reference that is the same model. Keys of `engine` may be written without it, and "provider" for its key."""
     values: dict[str, Any] = {"path": SAME_MODEL, "is_same_model": True}
     for key, value in _arguments(given, flag, {"variant"}):
         name = "execution_provider" if key == "provider" else key

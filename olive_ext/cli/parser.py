@@ -1,4 +1,5 @@
-"""The parser of `olive-ext`: its commands, and their arguments as one table. Knows no function that a command calls."""
+"""The parser of `olive-ext`: its commands, and their arguments as one table. Knows none of the functions that commands
+call."""
 
 from __future__ import annotations
 
@@ -120,7 +121,7 @@ class _Parser(ArgumentParser):
         super()._check_value(action, value)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As argparse's, which has the command's own parser leave it to the whole one to refuse what is unknown."""
+        """As argparse's, which leaves it to the whole parser to refuse what a command's own parser does not know."""
         arguments, unknown = super().parse_known_args(args, namespace)
         if unknown and not self.passes_on:
             words = [*(args or ())]

@@ -1,4 +1,4 @@
-"""Small graphs that run beside a decoder: moves of KV rows in memory that the host cannot address, and one attention.
+"""Small graphs that run beside a decoder: copies of KV rows in memory that the host cannot address, and one attention.
 
 Each is a serialized model. Knows no decoder and no session.
 
@@ -22,25 +22,25 @@ OUTPUT = "attended"
 _INT64 = TensorProto.INT64
 
 MOST_BYTES = 1024
-"""Bytes that one index of a graph here moves at most. ScatterND on CUDA and WebGPU has one thread for each index, which
-moves all that the index stands for (measured at `packed.kv.COPIED_BYTES`); Gather, GatherElements, ScatterElements and
-Slice have one for each element. A CPU copies what an index stands for by one memcpy."""
+"""The most bytes for which one index of a graph here stands. ScatterND on CUDA and WebGPU has one thread for each
+index, which copies all that the index stands for (measured at `packed.kv.COPIED_BYTES`). Gather, GatherElements,
+ScatterElements and Slice have one thread for each element. A CPU copies what an index stands for by one memcpy."""
 
 
 def equal_parts(size: int, most: int) -> int:
-    """The fewest equal parts of `size` that are at most `most` each."""
+    """The fewest equal parts of `size` that have at most `most` each."""
     return next(parts for parts in range(-(-size // most), size + 1) if size % parts == 0)
 
 
 class RowTensor(NamedTuple):
-    """Rows [N, *shape] of one tensor: slots, blocks, rows of a batch. The axis that is None holds positions."""
+    """Rows [N, *shape] of one tensor: slots, blocks, or rows of a batch. The axis that is None holds positions."""
 
     elem_type: int
     shape: tuple[int | None, ...]
 
 
 def _parts_of(graph: NewGraph, index: str, parts: int) -> str:
-    """The numbers of the parts [..., parts] of the things that `index` [...] counts, each of so many parts."""
+    """The numbers [..., parts] of the parts of items that `index` [...] numbers, each of that many parts."""
     first = graph.add("Mul", [graph.add("Unsqueeze", [index, graph.integers([-1])]), graph.integers(parts)])
     return graph.add("Add", [first, graph.integers(range(parts))])
 
@@ -48,8 +48,8 @@ def _parts_of(graph: NewGraph, index: str, parts: int) -> str:
 def _gathered(
     graph: NewGraph, value: str, tensor: RowTensor, rows: str, output: str = "", within: Sequence[str] = ()
 ) -> str:
-    """Rows of `value`, and where it has positions those that `within` names after their number: by one Gather of equal
-    parts of a position, none of more than `MOST_BYTES`."""
+    """Rows of `value` and, where it has positions, those of them that `within` names: by one Gather of equal parts of a
+    position, none of more than `MOST_BYTES`."""
     axis = tensor.shape.index(None) if None in tensor.shape else -1
     *before, size = (prod(filter(None, sizes)) for sizes in (tensor.shape[: max(0, axis)], tensor.shape[axis + 1 :]))
     parts = equal_parts(size, MOST_BYTES // helper.tensor_dtype_to_np_dtype(tensor.elem_type).itemsize)
@@ -67,8 +67,8 @@ def _gathered(
 
 
 def stack_graph(tensors: Sequence[RowTensor], num_parts: int, *, is_whole: bool = False) -> bytes:
-    """`y<i>` = rows of the tensors `x<i>_<part>` one after the other: of each part `rows_<part>`[K], and of these
-    `positions_<part>`[L]; all of them as they are where the parts are whole. All tensors have as many positions."""
+    """`y<i>` = rows of the tensors `x<i>_<part>` concatenated: of each part `rows_<part>`[K], and of these
+    `positions_<part>`[L]. Whole parts are concatenated as they are. All tensors have equally many positions."""
     graph, within = NewGraph("stack"), dict[str, list[str]]()
     names = [f"_{part}" for part in range(num_parts)]
     for i, tensor in enumerate(tensors):
@@ -109,8 +109,8 @@ def move_graph(tensors: Sequence[RowTensor]) -> bytes:
 
 def copy_positions_graph(tensors: Sequence[tuple[int, int]]) -> bytes:
     """`y` = `x` [N,W] with positions `target` [M] replaced by positions `source` [M]; x and y may be one buffer.
-    `tensors`: the element type of each, and how many of its rows make a position. For values that can be bound by
-    address as rows of any width. The indices are made on the device, once for all tensors alike."""
+    `tensors`: the element type of each, and how many of its rows make a position. It is for values that can be bound by
+    address, as rows of any width. The indices are computed on the device, once for all equal tensors."""
     graph = NewGraph("copy_positions")
     ends = [graph.input(name, _INT64, ["M"]) for name in ("source", "target")]
     for i, (elem_type, parts) in enumerate(tensors):

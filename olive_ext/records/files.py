@@ -38,13 +38,13 @@ def cache_folder(name: str) -> Path:
 
 
 def make_own_folder(folder: Path) -> Path:
-    """Makes the folder, readable by this user only; one that is there stays as it is, with its owner's rights."""
+    """Makes the folder, readable by this user only. An existing folder stays as it is, with its owner's rights."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 
 
 def refuse_shared(folder: Path) -> None:
-    """Raises `OSError` for a folder that others may write into, whose files could be theirs."""
+    """Raises `OSError` for a folder that others may write into: its files could be theirs."""
     if os.name == "posix" and folder.stat().st_mode & 0o022:
         raise OSError("others may write into it (chmod go-w)")
 
@@ -82,7 +82,8 @@ class GrowingFiles:
         return sum(chunk["counts"][name] for chunk in self.chunks)
 
     def drop_damaged(self) -> list[Path]:
-        """Compares every chunk's checksums, and marks those that are not what was written; the files with new ones."""
+        """Compares every chunk with its checksums, and marks those that are not what was written. Returns the files in
+        which it found new ones."""
         damaged: dict[Path, None] = {}
         for name in self._dtypes:
             ends = self._ends(name)
@@ -101,7 +102,7 @@ class GrowingFiles:
         """The items [N] with these `numbers` [N], all valid ones by default. Raises `RecordsError` for a file that is
         not what was written.
 
-        Read, not mapped: pages of a map that have been touched would count as this process's memory.
+        They are read, not mapped: pages of a map that have been touched would count as this process's memory.
         """
         ends = self._ends(name)
         numbers = self._valid(ends) if numbers is None else np.asarray(numbers, np.int64)
@@ -122,7 +123,7 @@ class GrowingFiles:
         return items
 
     def append(self, items: Mapping[str, Array]) -> None:
-        """Writes a chunk after what is valid; it counts once the index that names it is written."""
+        """Writes a chunk after what is valid. It counts once the index that names it is written."""
         chunk: dict[str, Any] = {"counts": {}, "checksums": {}}
         for name, array in items.items():
             content = array.tobytes()

@@ -79,7 +79,8 @@ class Journal:
         return key in self._offsets
 
     def __getitem__(self, key: bytes) -> Any:
-        """The answer of a request, any JSON. Lines are read one at a time: neighbours are asked for together."""
+        """The answer of a request, any JSON. Lines are read one at a time: neighbouring requests are asked for
+        together."""
         offset = self._offsets[key]
         if offset < self._begin:
             self._used.add(key)
@@ -88,7 +89,7 @@ class Journal:
         return self._latest[1][key.hex()]
 
     def add(self, answers: Mapping[bytes, Any]) -> None:
-        """Keeps the answers of a chunk; they count from then on, whatever happens to this process."""
+        """Keeps the answers of a chunk. They count from then on, whatever happens to this process."""
         if not self._is_writable or not answers:
             return
         offset = self._end
@@ -121,7 +122,7 @@ class Journal:
         return {"file": str(self.path), **{f"answers_{name}": count for name, count in counts.items()}}
 
     def _read(self) -> int:
-        """Notes the offsets of the answers, and cuts off an unfinished line at the end; the size that is left."""
+        """Notes the offsets of the answers, and cuts off an unfinished last line; returns the size that is left."""
         offset, damaged = 0, 0
         with self._reader() as file:
             file.seek(0)
@@ -155,7 +156,7 @@ class Journal:
         return content
 
     def _content(self, line: bytes, where: str) -> Mapping[str, Any] | None:
-        """The content of a line; None where it is cut or changed. `RecordsError` where it was not written here."""
+        """The content of a line; None where it is cut or changed. `RecordsError` if this package did not write it."""
         checksum, _, body = line[:-1].partition(b" ")
         if checksum != b"%08x" % zlib.crc32(body):
             return None
@@ -178,11 +179,11 @@ class Journal:
         )
 
     def _reader(self) -> BufferedReader:
-        """The file. By its descriptor: what lies at the path may be another one by now."""
+        """The file, by its descriptor: the path may lead to another file by now."""
         return BufferedReader(FileIO(os.dup(self._file)))
 
     def _write(self, content: Mapping[str, Any]) -> None:
-        """Writes a line to the disk itself; a part of one is removed."""
+        """Writes a line to the disk itself; a line that fails halfway is removed."""
         body = _line(content)
         line = b"%08x %s\n" % (zlib.crc32(body), body)
         try:

@@ -28,10 +28,10 @@ WHOLE_VOCABULARY = 2048
 """Up to this many tokens a record holds all of them, and what is computed from it is exact."""
 
 TOP, DRAWN, LEAST = 64, 32, 16
-"""Numbers of most probable and of drawn tokens in a large vocabulary, and the least of each, unless they are given."""
+"""The default numbers of most probable and of drawn tokens in a large vocabulary, and the smallest defaults."""
 
 SHARE = 0.02
-"""Part of a row's fp32 logits that a record may take, where `LEAST` allows it."""
+"""The part of a row's fp32 logits that a record may take, where `LEAST` allows it."""
 
 _TOKEN_BYTES = 8
 """An id and a log-probability, four bytes each."""
@@ -46,7 +46,7 @@ _HALVES = struct.Struct("<QQ")
 """A request's digest, as `REQUEST` has it."""
 
 CHUNK_BYTES, CHUNK_REQUESTS = 1 << 24, 1 << 14
-"""Records, in bytes, and requests held in memory before they are written."""
+"""The bytes of records, and the requests, that are held in memory before they are written."""
 
 Array = npt.NDArray[np.void]
 
@@ -167,12 +167,12 @@ class Records:
 
     @property
     def num_requests(self) -> int:
-        """Requests that are recorded, those in memory included."""
+        """The number of requests that are recorded, with those in memory."""
         return len(self._requests) + len(self._fresh)
 
     @property
     def num_records(self) -> int:
-        """Positions that are recorded, those in memory included: the number of the next one."""
+        """The number of positions that are recorded, with those in memory: the number of the next one."""
         return self._files.count("records") + self._num_fresh
 
     def find(self, key: bytes) -> Array | None:
@@ -194,7 +194,7 @@ class Records:
         return np.arange(first, first + len(records_R))
 
     def put(self, key: bytes, targets: Array) -> None:
-        """Keeps a request's scores (`scored_targets`) unless they are there; writes when enough has come together."""
+        """Keeps a request's scores (`scored_targets`) unless they are there already; writes when enough are held."""
         if key in self._fresh or self._request(key) is not None:
             return
         self._fresh[key] = targets
@@ -203,7 +203,7 @@ class Records:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what is held in memory, which counts from then on. Raises `RunError` where the disk refuses."""
+        """Writes what is held in memory; it counts from then on. Raises `RunError` where the disk refuses."""
         if not self._fresh and not self._records:
             return
         counts = [len(targets) for targets in self._fresh.values()]

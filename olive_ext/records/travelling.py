@@ -29,7 +29,7 @@ _ANSWERS = re.compile(r"answers_[0-9a-f]+\.jsonl")
 
 
 def pack(folder: Path, file: Path, manifest: Mapping[str, Any]) -> int:
-    """Writes the records in `folder` to `file`, as a whole or not at all; the bytes written. Raises `RunError`."""
+    """Writes the records in `folder` to `file`, whole or not at all; returns the bytes written. Raises `RunError`."""
     draft = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
     content = json.dumps({"version": VERSION, "key": folder.name, **manifest}, indent=1)
     try:
@@ -50,8 +50,8 @@ def pack(folder: Path, file: Path, manifest: Mapping[str, Any]) -> int:
 
 
 def unpack(file: Path, root: Path) -> tuple[Path, dict[str, Any]]:
-    """Puts the records in `file` into a folder of their own in `root`; that folder and the manifest. Raises
-    `RecordsError` where the file is not there, was not written here, or is damaged."""
+    """Puts the records in `file` into a folder of their own in `root`; returns that folder and the manifest. Raises
+    `RecordsError` where the file does not exist, this package did not write it, or it is damaged."""
     try:
         with zipfile.ZipFile(file) as archive:
             manifest = _manifest(file, archive)
@@ -73,7 +73,7 @@ def unpack(file: Path, root: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _manifest(file: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
-    """The manifest, where every part is one that such a file has."""
+    """The manifest, if every part is one that such a file has."""
     names = [part.filename for part in archive.infolist()]
     if wrong := [name for name in names if not _is_part(name)]:
         raise ValueError(f"it has a part '{wrong[0][:80]}'")
