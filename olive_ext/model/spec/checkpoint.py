@@ -58,9 +58,23 @@ def read_rotary_lengths(config: Mapping[str, Any]) -> tuple[int, ...] | None:
     return tuple(sorted(lengths)) if is_by_length else None
 
 
-def least_limit(limits: Mapping[str, int | None]) -> tuple[int, str]:
-    """The context length by several sources, some of which may not say it, and a sentence on which one said it. Raises
-    `ModelError` where none does."""
+def context_limit(
+    genai_model: Mapping[str, Any],
+    hf_config: Mapping[str, Any],
+    rotary_rows: int | None,
+    max_length: int | None,
+    num_cells: int | None = None,
+) -> tuple[int, str]:
+    """The context length, the least of genai_config.json's `model`, config.json, the rotary tables, the setting
+    `max_length` and a static cache of `num_cells`; and a sentence on whose it is. Raises `ModelError` where none says
+    it."""
+    limits = {
+        "genai_config.json": genai_model.get("context_length"),
+        "config.json": read_length(hf_config),
+        "the rows of the rotary cache": rotary_rows,
+        "the static KV cache": num_cells,
+        "max_length": max_length,
+    }
     known = {origin: int(limit) for origin, limit in limits.items() if limit}
     if not known:
         raise ModelError("no config and no graph states the context length; give it", "max_length", code="missing")

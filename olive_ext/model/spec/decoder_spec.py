@@ -17,8 +17,9 @@ from onnx import TensorProto
 
 from olive_ext.errors import MismatchError, ModelError, listed
 from olive_ext.graph.nodes import attribute
-from olive_ext.model.spec import attention, checkpoint, tensor_names
+from olive_ext.model.spec import attention, tensor_names
 from olive_ext.model.spec.attention import refuse_rotary, rotary_rows, sole_readers
+from olive_ext.model.spec.checkpoint import context_limit
 from olive_ext.model.spec.encoder_spec import TOKEN_TYPES, read_cross_inputs
 from olive_ext.model.spec.media_spec import compared_ids, read_item_masks
 from olive_ext.model.spec.step_choices import choice_notes, read_step_choices
@@ -294,14 +295,9 @@ class _Reader:
                 yield f"sliding_window with {key}, the graph's inputs and caches have any length"
 
     def _context_length(self, max_length: int | None, kv: Iterable[KvTensor]) -> int:
-        limits = {
-            "genai_config.json": self._model_config.get("context_length"),
-            "config.json": checkpoint.read_length(self._hf_config),
-            "the rows of the rotary cache": rotary_rows(self._graph),
-            "the static KV cache": min((tensor.capacity for tensor in kv if tensor.capacity), default=None),
-            "max_length": max_length,
-        }
-        length, note = checkpoint.least_limit(limits)
+        num_cells = min((tensor.capacity for tensor in kv if tensor.capacity), default=None)
+        written = self._model_config, self._hf_config
+        length, note = context_limit(*written, rotary_rows(self._graph), max_length, num_cells)
         if max_length is not None and max_length > length:
             logger.warning(
                 "'max_length' = %d is beyond the model's context length, which is used: %d", max_length, length

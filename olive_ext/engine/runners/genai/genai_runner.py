@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -33,7 +34,7 @@ from olive_ext.model.files.model_package import ASSET
 from olive_ext.model.files.package_config import GENAI_CONFIG, MEDIA_SECTIONS, input_window
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.spec.attention import rotary_rows
-from olive_ext.model.spec.checkpoint import least_limit, read_length
+from olive_ext.model.spec.checkpoint import context_limit
 from olive_ext.model.types import DecoderSpec, GraphFiles, ModelFiles
 
 MAX_DEVIATION = 0.05
@@ -339,7 +340,9 @@ class GenaiRunner(Runner):
         """
         rows: list[FloatArray] = []
         start = 0
-        for first, stop in _neighbours(offsets):
+        for _, run in groupby(enumerate(offsets), lambda pair: pair[1] - pair[0]):
+            successive = [offset for _, offset in run]
+            first, stop = successive[0], successive[-1] + 1
             is_read_at_once = self._generators.returns_all_rows and stop - first > 1
             if is_read_at_once:
                 self._append(generator, tokens[start:first])
@@ -349,7 +352,7 @@ class GenaiRunner(Runner):
                 rows.extend(self._read(generator.get_output(self._model.logits_name)[0]))
                 start = stop
                 continue
-            for offset in range(first, stop):
+            for offset in successive:
                 self._append(generator, tokens[start : offset + 1])
                 rows.extend(self._read(generator.get_logits().reshape(1, -1)))
                 start = offset + 1
@@ -402,17 +405,6 @@ def score(logits_RV: FloatArray, step: Step) -> StepOutput:
 
 def _stack(rows: list[FloatArray]) -> FloatArray:
     return np.stack(rows) if rows else np.empty((0, 0), np.float32)
-
-
-def _neighbours(offsets: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs of successive `offsets` (ascending), each as its first offset and the one after its last."""
-    runs: list[tuple[int, int]] = []
-    for offset in offsets:
-        if runs and runs[-1][1] == offset:
-            runs[-1] = (runs[-1][0], offset + 1)
-        else:
-            runs.append((offset, offset + 1))
-    return runs
 
 
 _SEARCH = {"batch_size": 1, "num_beams": 1, "num_return_sequences": 1, "do_sample": False}
@@ -487,14 +479,8 @@ class GenaiModel:
 
     def _context_length(self, files: ModelFiles, max_length: int | None) -> int:
         graphs = [files.decoder, *(file for file in files.weights if file.suffix == ".onnx")]
-        rows = [rotary_rows(load_graph(graph).graph) for graph in graphs]
-        limits = {
-            "genai_config.json": files.genai_config["model"].get("context_length"),
-            "config.json": read_length(files.hf_config),
-            "the rows of the rotary cache": min((number for number in rows if number), default=None),
-            "max_length": max_length,
-        }
-        length, note = least_limit(limits)
+        rows = min(filter(None, (rotary_rows(load_graph(graph).graph) for graph in graphs)), default=None)
+        length, note = context_limit(files.genai_config["model"], files.hf_config, rows, max_length)
         self._notes.append(note)
         return length
 
