@@ -8,6 +8,7 @@ Axes: B rows, S tokens of a row, P positions before them, T positions after the 
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -429,13 +430,8 @@ class StepComparison:
         """The most tokens of a text for which the truth value `name` is as for `last`, fewer than `other`."""
         run = self._part.cut([name])
         side = run(_text(last), False)[name]
-        while other - last > 1:
-            middle = (last + other) // 2
-            if (run(_text(middle), False)[name] == side).all():
-                last = middle
-            else:
-                other = middle
-        return last
+        longer = range(last + 1, other)
+        return last + bisect_left(longer, True, key=lambda n: bool((run(_text(n), False)[name] != side).any()))
 
 
 def _text(length: int) -> list[tuple[int, int]]:
