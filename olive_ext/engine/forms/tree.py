@@ -36,6 +36,7 @@ from olive_ext.engine.forms.kv_store import (
     GraphForm,
     KvPlace,
     KvStore,
+    NotFittingError,
     OpenedDecoder,
     Text,
     targets_of,
@@ -174,7 +175,7 @@ class TreeOnGraph(GraphForm):
         has_positions = any(one.role is Role.POSITION_IDS for one in spec.inputs)
         try:
             graph, self._biases = with_tree_attention(proto, [tensor.past for tensor in spec.kv], has_positions)
-        except NoTreeAttentionError as error:
+        except NotFittingError as error:
             return proto, replace(spec, notes=(*spec.notes, f"{ONE_BY_ONE}: {error}"))
         if any(value.name == POSITIONS for value in graph.graph.input):
             positions = InputSpec(Role.POSITION_IDS, TensorSpec(POSITIONS, 7, ("B", "S")))
@@ -273,8 +274,6 @@ _POSITIONS_AT, _BIAS_AT = 9, 10
 _ROTARY_AT = 7, 8
 """Its inputs `cos_cache` and `sin_cache`."""
 
-_BIAS_TYPES = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
-
 
 @dataclass(frozen=True)
 class BiasInput:
@@ -286,27 +285,23 @@ class BiasInput:
     """The number of positions that a token sees, with its own; None for all."""
 
 
-class NoTreeAttentionError(Exception):
-    """Why a bias cannot mask the cells of this graph's caches."""
-
-
 def with_tree_attention(
     model: onnx.ModelProto, past_names: Iterable[str], has_positions: bool
 ) -> tuple[onnx.ModelProto, tuple[BiasInput, ...]]:
     """A copy of `model` in which every attention over the caches `past_names` takes a bias, and `POSITIONS` [B, S]
     where the graph has no such input yet. Also returns the bias inputs.
 
-    A layer's window moves into its bias, because the attention counts it in cells. Raises `NoTreeAttentionError` with
+    A layer's window moves into its bias, because the attention counts it in cells. Raises `NotFittingError` with
     the reason where that cannot be done.
     """
     edited = deepcopy(model)
     nodes = list(_attentions(edited.graph, set(past_names)))
     elem_types = {value.name: value.type.tensor_type.elem_type for value in edited.graph.input}
     if any(name.startswith((POSITIONS, BIAS, TABLE)) for name in all_names(edited.graph)):
-        raise NoTreeAttentionError("the graph has values with the names of the new inputs")
+        raise NotFittingError("the graph has values with the names of the new inputs")
     rotates = {bool(attribute(node, "do_rotary", 0)) for node in nodes}
     if rotates == {False} and not has_positions:
-        raise NoTreeAttentionError("the graph counts positions by itself")
+        raise NotFittingError("the graph counts positions by itself")
     biases: dict[tuple[int, int | None], BiasInput] = {}
     tables: dict[str, str] = {}
     for node in nodes:
@@ -336,7 +331,7 @@ def _doubled(graph: onnx.GraphProto, table: str, made: dict[str, str]) -> str:
         read = {table, *reads(makers_of(graph.node, [table]))}
         given = read.intersection(value.name for value in graph.input)
         if table not in known or not given <= {WHOLE_LENGTH}:
-            raise NoTreeAttentionError(f"the rotary table '{table}' is computed from the number of cells")
+            raise NotFittingError(f"the rotary table '{table}' is computed from the number of cells")
         made[table] = f"{TABLE}_{len(made)}"
         place = next((number for number, node in enumerate(graph.node) if table in node.output), -1) + 1
         graph.node.insert(place, helper.make_node("Concat", [table, table], [made[table]], name=made[table], axis=0))
@@ -351,15 +346,15 @@ def _attentions(graph: onnx.GraphProto, past_names: set[str]) -> Iterator[onnx.N
         if not caches:
             continue
         if node.op_type != "GroupQueryAttention":
-            raise NoTreeAttentionError(f"a cache is read by {node.op_type}, which is not GroupQueryAttention")
+            raise NotFittingError(f"a cache is read by {node.op_type}, which is not GroupQueryAttention")
         seen |= caches
         yield node
     if seen != past_names:
-        raise NoTreeAttentionError(f"nothing reads the cache '{min(past_names - seen)}'")
+        raise NotFittingError(f"nothing reads the cache '{min(past_names - seen)}'")
 
 
 def _check(node: onnx.NodeProto, elem_type: int) -> None:
-    if elem_type not in _BIAS_TYPES:
-        raise NoTreeAttentionError(f"the cache has the type {onnx.TensorProto.DataType.Name(elem_type)}")
+    if elem_type not in BIASES:
+        raise NotFittingError(f"the cache has the type {onnx.TensorProto.DataType.Name(elem_type)}")
     if len(node.input) > _BIAS_AT and node.input[_BIAS_AT]:
-        raise NoTreeAttentionError("the attention has a bias already")
+        raise NotFittingError("the attention has a bias already")

@@ -14,10 +14,10 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from olive_ext.engine.forms.kv_store import NotFittingError
 from olive_ext.engine.forms.tree import (
     POSITIONS,
     BiasInput,
-    NoTreeAttentionError,
     choose_size,
     cost_of_rows,
     cost_of_trees,
@@ -155,12 +155,12 @@ def test_what_cannot_be_told_is_refused_with_the_reason(changes: dict[str, Any],
         entry.i = 0
     else:
         model = _model(**changes)
-    with pytest.raises(NoTreeAttentionError, match=reason):
+    with pytest.raises(NotFittingError, match=reason):
         with_tree_attention(model, ["pk", "pv"], has_positions=False)
 
 
 def test_a_rotary_table_that_the_graph_computes_is_refused() -> None:
     model = _model()
     del model.graph.initializer[0]
-    with pytest.raises(NoTreeAttentionError, match="'cos' is computed"):
+    with pytest.raises(NotFittingError, match="'cos' is computed"):
         with_tree_attention(model, ["pk", "pv"], has_positions=False)
