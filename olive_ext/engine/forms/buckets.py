@@ -14,7 +14,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -288,17 +288,18 @@ RUN_OPTION = "gpu_graph_id"
 NOT_CAPTURED = -1
 
 
+@dataclass
 class Captured:
     """Stands in for a binding: what is bound once stays bound."""
 
-    def __init__(self, number: int, binding: ort.IOBinding, feed: InputFeed, outputs: Sequence[ort.OrtValue]) -> None:
-        """`outputs`: the values of all outputs but the caches, which are bound."""
-        self.number = number
-        self.outputs = outputs
-        self.options = run_options(number)
-        self.binding = binding
-        self.feed = feed
-        self._bound: dict[str, Any] = {}
+    number: int
+    binding: ort.IOBinding
+    feed: InputFeed
+    outputs: Sequence[ort.OrtValue]
+    """The values of all outputs but the caches, which are bound."""
+
+    options: ort.RunOptions
+    _bound: dict[str, Any] = field(default_factory=dict)
 
     def bind_ortvalue_input(self, name: str, value: ort.OrtValue) -> None:
         """Binds a value that must never change."""
@@ -343,8 +344,8 @@ class Capture:
             values = {name: self._zeros(name, size) for name, size in outputs.items()}
             for name, value in values.items():
                 binding.bind_ortvalue_output(name, value)
-            feed = InputFeed(self._session, self._device, kept=None)
-            self._steps[shape] = Captured(self._next_number, binding, feed, [*values.values()])
+            feed, options = InputFeed(self._session, self._device, kept=None), run_options(self._next_number)
+            self._steps[shape] = Captured(self._next_number, binding, feed, [*values.values()], options)
             self._next_number += 1
         return self._steps[shape]
 

@@ -54,6 +54,9 @@ class KvStore(ABC):
     is_in_place: ClassVar[bool] = True
     """Whether the graph writes into the memory that is bound, so that its present outputs need not be read."""
 
+    kv_binding: ClassVar[str]
+    """In words how past and present are bound."""
+
     has_cells: ClassVar[bool] = False
     """Whether cells may be held beside the slots, for texts without slots: tree batches."""
 
@@ -117,9 +120,9 @@ class KvStore(ABC):
         """Takes the present outputs, in the order of the caches, after the run; there are none where the graph writes
         in place."""
 
-    @abstractmethod
     def describe(self) -> Mapping[str, Any]:
-        """The form's name, for `describe_execution`."""
+        """How it holds the cache, for `describe_execution`."""
+        return {"kv_cache": "in_place" if self.is_in_place else "returned", "kv_binding": self.kv_binding}
 
     def release_memory(self) -> None:
         """Releases the memory until `reserve` allocates anew."""

@@ -142,6 +142,7 @@ class PagedKv(KvStore):
     """A pool of blocks for each KV tensor, which is past and present in one."""
 
     form = PackedSteps()
+    kv_binding = f"blocks of {BLOCK_SIZE} positions, which slots share where their prefixes are equal"
 
     def __init__(self, place: KvPlace, *, has_idle_rows: bool = False) -> None:
         super().__init__(place)
@@ -204,11 +205,7 @@ class PagedKv(KvStore):
 
     @override
     def describe(self) -> Mapping[str, Any]:
-        return {
-            "kv_cache": "in_place",
-            "kv_binding": f"blocks of {BLOCK_SIZE} positions, which slots share where their prefixes are equal",
-            "kv_blocks": self._tables.num_blocks,
-        }
+        return {**super().describe(), "kv_blocks": self._tables.num_blocks}
 
     @override
     def close(self) -> None:

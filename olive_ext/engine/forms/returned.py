@@ -12,11 +12,11 @@ a slot can only go back to checkpoints. Axes: S tokens of a text, T targets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import astuple, dataclass, field, replace
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import onnxruntime as ort
@@ -278,6 +278,7 @@ class ReturnedKv(KvStore):
     """Used until trials have found which rows may share a step."""
 
     is_in_place = False
+    kv_binding = "present outputs stay on the device and become the next past"
 
     def __init__(self, place: KvPlace) -> None:
         super().__init__(place)
@@ -327,10 +328,6 @@ class ReturnedKv(KvStore):
             slot.place = BatchRow(batch, number, row.past + len(row.tokens))
             if row.is_checkpoint:
                 slot.checkpoints[slot.place.length] = self._alone(slot.place, slot.place.length)
-
-    @override
-    def describe(self) -> Mapping[str, Any]:
-        return {"kv_cache": "returned", "kv_binding": "present outputs stay on the device and become the next past"}
 
     @override
     def close(self) -> None:

@@ -24,7 +24,7 @@ import math
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -175,6 +175,7 @@ class ViewKv(KvStore):
     """KV that the graph reads and writes in place."""
 
     form: StepForm = NeighbouringSlots()
+    kv_binding = "rows by pointer, past and present share one buffer"
 
     def __init__(self, place: KvPlace) -> None:
         super().__init__(place)
@@ -226,10 +227,6 @@ class ViewKv(KvStore):
     @override
     def bind_anew(self, rows: Items[Row]) -> ort.IOBinding:
         return self._binding(rows[0].slot, len(rows))
-
-    @override
-    def describe(self) -> Mapping[str, Any]:
-        return {"kv_cache": "in_place", "kv_binding": "rows by pointer, past and present share one buffer"}
 
     @override
     def close(self) -> None:
@@ -297,6 +294,7 @@ class StagedKv(KvStore):
     """KV that the graph reads and writes in place, in a pool or in the staging row."""
 
     form = AllSlots()
+    kv_binding = "device values without address: a pool and a staging row"
 
     def __init__(self, place: KvPlace) -> None:
         super().__init__(place)
@@ -346,10 +344,6 @@ class StagedKv(KvStore):
     @override
     def bind_anew(self, rows: Items[Row]) -> ort.IOBinding:
         return self._binding(self._staging if len(rows) == 1 else self._pool)
-
-    @override
-    def describe(self) -> Mapping[str, Any]:
-        return {"kv_cache": "in_place", "kv_binding": "device values without address: a pool and a staging row"}
 
     @override
     def close(self) -> None:
