@@ -344,12 +344,11 @@ class StepLoop:
         does `work`, part by part, while it would wait."""
         try:
             completed = self._advance(work) if self._scheduler.has_work else []
-        except MemoryShortageError as error:
-            self._cut_steps(self._scheduler.present.step, error)
-            self._begin(self._forgotten())
-            completed = []
-        except LostItemError as error:
-            self._lose(error)
+        except (MemoryShortageError, LostItemError) as error:
+            if isinstance(error, LostItemError):
+                self._lose(error)
+            else:
+                self._cut_steps(self._scheduler.present.step, error)
             self._begin(self._forgotten())
             completed = []
         lost, self._lost = self._lost, []

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from olive_ext.errors import ANY_FAILURE, ModelError, why_not_loaded
 from olive_ext.model import ResolvedModel
-from olive_ext.model.spec.checkpoint import POSITIONS
+from olive_ext.model.spec.checkpoint import POSITIONS, entries
 
 DEFAULT_LENGTH = 2048
 """The context length where a configuration names none (a recurrent model), as in lm-eval's HFLM."""
@@ -149,9 +149,7 @@ class PlainPass:
     def lengths(self) -> dict[str, int]:
         """The lengths at which the configuration treats texts or their parts otherwise, by their keys."""
         lengths: dict[str, int] = {}
-        ropes = self.config.get("rope_parameters")
-        entries = [self.config, *([ropes, *ropes.values()] if isinstance(ropes, Mapping) else [])]
-        for entry in (entry for entry in entries if isinstance(entry, Mapping)):
+        for entry in entries(self.config):
             for name in _LENGTHS:
                 if isinstance(entry.get(name), int):
                     lengths.setdefault(name, int(entry[name]))

@@ -90,9 +90,8 @@ class HfRunner(Runner):
         takes_masks = "position_ids" in parameters and getattr(model.config, "_attn_implementation", None) in _MASKED
         has_tree_batches = self._is_croppable and self._picks_rows and takes_masks and media is None and lengths is None
         self._shared_prefix = HfSharedPrefix(model) if has_tree_batches else None
-        is_cut = self._is_croppable
-        traits = Traits(length, tree_batches=has_tree_batches, can_rewind=is_cut, lengths=lengths or ())
-        super().__init__(replace(traits, chunked_prefill=is_cut and lengths is None))
+        traits = Traits(length, tree_batches=has_tree_batches, can_rewind=self._is_croppable, lengths=lengths or ())
+        super().__init__(replace(traits, chunked_prefill=self._is_croppable and lengths is None))
         if has_tree_batches and (problem := check_tree_batches(self, self.vocab_size)):
             self._shared_prefix = None
             self.traits = replace(self.traits, tree_batches=False)
@@ -363,8 +362,6 @@ class HfSharedPrefix:
             positions = [row.past + place for row in step.rows for place in range(len(row.tokens))]
             starts = np.cumsum([0, *(len(row.tokens) for row in step.rows)])
             rows = torch.tensor([int(starts[found.row]) + found.offset for found in step.logits_rows] or [0])
-            import torch
-
             visible_ST = visible_cells(step.rows, step.first_cell, None)[0, 0, :, FIRST_CELL:]
             fresh = step.first_cell - FIRST_CELL
             visible_ST[:, fresh:] &= np.tri(len(visible_ST), dtype=np.bool_)
