@@ -9,7 +9,8 @@ copied once, at binding, so later steps would read a stale past. Knows no reques
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import onnx
 import onnxruntime as ort
@@ -19,6 +20,7 @@ from olive_ext.errors import ProviderError, listed
 from olive_ext.graph.nodes import attribute
 from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.graph.value_shapes import Shapes
+from olive_ext.model.providers.table import CPU
 
 SMALL = 64
 """The most elements of a value that is small for any text: lengths, shapes, one position."""
@@ -133,23 +135,21 @@ def misplaced(
     """
     if device == "cpu":
         return None
-    nodes = _large_nodes_elsewhere(session, model, floats_only)
+    large = large_nodes(model, floats_only=floats_only)
+    on_cpu = [large[node.name] for name, node in _assigned(session) if name == CPU and node.name in large]
     on_host = _on_host(session, caches)
     parts = []
-    if nodes:
-        parts.append(f"ONNX Runtime would run {listed([words for _, words in nodes], 3)} on the CPU")
+    if on_cpu:
+        parts.append(f"ONNX Runtime would run {listed(on_cpu, 3)} on the CPU")
     if on_host:
         parts.append(f"{listed(on_host, 3)} would lie in the host's memory")
-    return "; ".join([*parts, *_hints(device, [operator for operator, _ in nodes])]) if parts else None
+    return "; ".join([*parts, *_hints(device, on_cpu)]) if parts else None
 
 
 def untaken(session: ort.InferenceSession, provider: str) -> str | None:
     """The sentence that `provider` runs none of the session's products. None where it runs some, or a part that it has
     compiled, where there are no products, or where that is not recorded."""
-    if not hasattr(session, "get_provider_graph_assignment_info"):
-        return None
-    parts = [(part.ep_name, part.get_nodes()) for part in session.get_provider_graph_assignment_info()]
-    names = {name for name, nodes in parts if any(node.op_type in _HEAVY for node in nodes)}
+    names = {name for name, node in _assigned(session) if node.op_type in _HEAVY}
     if not names or provider in names:
         return None
     return f"{provider} takes none of its products, which {' and '.join(sorted(names))} would run"
@@ -164,33 +164,27 @@ def predict_misplaced(model: ModelProto, device: str) -> str | None:
     ]
     if not words:
         return None
-    return "; ".join([f"{listed(words, 3)} would run on the CPU", *_hints(device, map(_operator, words))])
+    return "; ".join([f"{listed(words, 3)} would run on the CPU", *_hints(device, words)])
 
 
 def _operator(words: str) -> str:
     return words.partition(" ")[0]
 
 
-def _hints(device: str, operators: Iterable[str]) -> list[str]:
-    return [_KERNELS[device, operator][1] for operator in dict.fromkeys(operators) if (device, operator) in _KERNELS]
+def _hints(device: str, words: Iterable[str]) -> list[str]:
+    operators = dict.fromkeys(map(_operator, words))
+    return [_KERNELS[device, operator][1] for operator in operators if (device, operator) in _KERNELS]
 
 
-def _large_nodes_elsewhere(
-    session: ort.InferenceSession, model: ModelProto, floats_only: bool
-) -> list[tuple[str, str]]:
-    """(operator, description) of large nodes on the CPU; releases before 1.24 keep no record."""
-    if not hasattr(session, "get_provider_graph_assignment_info"):
-        return []
-    large = large_nodes(model, floats_only=floats_only)
-    parts = session.get_provider_graph_assignment_info()
-    on_cpu = [node for part in parts if part.ep_name == "CPUExecutionProvider" for node in part.get_nodes()]
-    return [(node.op_type, large[node.name]) for node in on_cpu if node.name in large]
+def _assigned(session: ort.InferenceSession) -> Iterator[tuple[str, Any]]:
+    """Every node that runs, with its provider's name; releases before 1.24 keep no record."""
+    for part in getattr(session, "get_provider_graph_assignment_info", list)():
+        yield from ((part.ep_name, node) for node in part.get_nodes())
 
 
 def _on_host(session: ort.InferenceSession, names: Iterable[str]) -> list[str]:
     if not hasattr(session, "get_input_memory_infos"):  # releases before 1.24
         return []
-    values = [*zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)]
-    values += zip(session.get_outputs(), session.get_output_memory_infos(), strict=True)
-    wanted = set(names)
-    return [value.name for value, memory in values if value.name in wanted and memory.name == "Cpu"]
+    infos = [*session.get_input_memory_infos(), *session.get_output_memory_infos()]
+    values, wanted = zip([*session.get_inputs(), *session.get_outputs()], infos, strict=True), set(names)
+    return [value.name for value, info in values if value.name in wanted and info.name == "Cpu"]
