@@ -456,7 +456,7 @@ def verify_steps(model: ResolvedModel, add: Add) -> None:
 
     engine = model.settings.engine.model_copy(update={"num_slots": 2})
     opened = open_runner(model.patched({"engine": engine}))
-    numbers = model.spec.choices.numbers if model.spec.choices is not None else ()
+    numbers = model.spec.choices.numbers
     longest = model.spec.context_length if model.buckets.steps == "none" else opened.chunk_size
     try:
         is_whole = not opened.runner.traits.chunked_prefill

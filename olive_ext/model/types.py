@@ -93,8 +93,9 @@ class KvTensor:
     """T in the file where the graph drops older positions (sliding_window_cache=1); the engine keeps all."""
 
     def shape(self, num_rows: int, num_positions: int) -> list[int]:
-        """The cache's shape for that many rows (B) and positions (T)."""
-        return [num_rows, *(num_positions if size is None else size for size in self.row_shape)]
+        """The cache's shape for that many rows (B) and positions (T), of which a static cache has its own number."""
+        positions = self.capacity or num_positions
+        return [num_rows, *(positions if size is None else size for size in self.row_shape)]
 
     @property
     def row_shape(self) -> tuple[int | None, ...]:
@@ -104,12 +105,16 @@ class KvTensor:
 
 @dataclass(frozen=True)
 class StateTensor:
-    """A state of all positions so far, [B, *shape], which begins as zeros and cannot be cut back to fewer positions."""
+    """A state of all positions so far, [B, *row_shape], zeros at first, which cannot be cut back to fewer positions."""
 
     past: str
     present: str
     elem_type: int
-    shape: tuple[int, ...]
+    row_shape: tuple[int, ...]
+
+    def shape(self, num_rows: int, num_positions: int) -> list[int]:
+        """The state's shape for that many rows (B), after any number of positions."""
+        return [num_rows, *self.row_shape]
 
 
 class SourceKind(str, Enum):
@@ -265,7 +270,7 @@ class DecoderSpec:
     """False where a token's numbers depend on all tokens of its step (DynamicQuantizeLinear): a text is then fed in one
     step."""
 
-    choices: StepChoices | None = None
+    choices: StepChoices = field(default_factory=StepChoices)
     """What of a step decides its numbers."""
 
     item_masks: ItemMasks = field(default_factory=ItemMasks)
@@ -301,7 +306,7 @@ class DecoderSpec:
     @property
     def lengths(self) -> tuple[int, ...]:
         """Positions beyond which texts are computed otherwise, ascending."""
-        return () if self.choices is None else self.choices.lengths
+        return self.choices.lengths
 
     @property
     def bytes_per_position(self) -> int:

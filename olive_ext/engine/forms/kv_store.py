@@ -228,7 +228,7 @@ def decoder_graph(model: ResolvedModel, notes: tuple[str, ...] = ()) -> tuple[Mo
     except ModelError as error:
         raise with_alternative(error, model.files) from error
     proto = with_total_of_all_rows(with_full_length_kv(proto))
-    if not spec.choices or not spec.choices.by_length or model.settings.engine.graph == "untouched":
+    if not spec.choices.by_length or model.settings.engine.graph == "untouched":
         return proto, spec
     length = InputSpec(Role.WHOLE_LENGTH, TensorSpec(WHOLE_LENGTH, 7, ()))
     return with_whole_length(proto, spec.choices.by_length), replace(spec, inputs=(*spec.inputs, length))

@@ -285,9 +285,8 @@ class ReturnedKv(KvStore):
         self._nothing = BatchRow(self._empty(1), 0, 0)
         self._blank = self._empty(1, 1)
         self._slots = self._fresh_slots()
-        kv = [RowTensor(tensor.elem_type, tensor.row_shape) for tensor in self._spec.kv]
-        states = [RowTensor(state.elem_type, state.shape) for state in self._spec.states]
-        self._stacker = Stacker(place.open_graph, place.device, [*kv, *states])
+        tensors = [RowTensor(cache.elem_type, cache.row_shape) for cache in self._spec.caches]
+        self._stacker = Stacker(place.open_graph, place.device, tensors)
 
     def pad_in_front(self, is_in_front: bool) -> None:
         """Sets where shorter rows are padded; what is resident is lost."""
@@ -337,9 +336,8 @@ class ReturnedKv(KvStore):
         return [_Slot(self._nothing) for _ in range(self.capacity.num_slots)]
 
     def _empty(self, num_rows: int, width: int = 0) -> _ReturnedBatch:
-        kv = (zeros(tensor.shape(num_rows, width), tensor.elem_type) for tensor in self._spec.kv)
-        states = (zeros([num_rows, *state.shape], state.elem_type) for state in self._spec.states)
-        return _ReturnedBatch((*kv, *states), num_rows, width)
+        values = (zeros(cache.shape(num_rows, width), cache.elem_type) for cache in self._spec.caches)
+        return _ReturnedBatch(tuple(values), num_rows, width)
 
     def _place_at(self, number: int, length: int) -> BatchRow:
         slot = self._slots[number]

@@ -182,10 +182,8 @@ class PositionalNodes:
         name = self._shapes[node.output[0]]
         num_rows, past = len(rows), max(row[0] for row in rows)
         cache = self._caches.get(name)
-        if isinstance(cache, KvTensor):
-            shape = cache.shape(num_rows, cache.capacity or past)
-        elif cache is not None:
-            shape = [num_rows, *cache.shape]
+        if cache is not None:
+            shape = cache.shape(num_rows, past)
         else:
             sizes = self._sizes(rows)
             dims = self._hints[name].type.tensor_type.shape.dim
@@ -485,7 +483,7 @@ def as_opened(spec: DecoderSpec, failure: str, used: int | None, written: int | 
     """`spec` as its decoder is opened: each request is fed whole and alone for the `failure` of a trial, and where a
     provider takes rotary tables by the step. `used` is the `table_offset` of the providers, `written` the one in
     genai_config.json, whose first table alone counts where no provider that is used takes the second."""
-    choices, why = spec.choices or StepChoices(), failure
+    choices, why = spec.choices, failure
     if used is not None:
         choices = replace(choices, of_provider=(used,))
         why = f"the provider takes other rotary tables for steps of more than {used} positions"

@@ -46,7 +46,7 @@ from olive_ext.model.providers.devices import Device, Provider
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.spec.decoder_spec import read_embedding
 from olive_ext.model.spec.encoder_spec import read_encoder
-from olive_ext.model.types import DecoderSpec, EmbeddingSpec, MediaEncoderSpec, Role, TensorSpec
+from olive_ext.model.types import DecoderSpec, MediaEncoderSpec, Role, TensorSpec
 
 logger = logging.getLogger(__name__)
 
@@ -207,8 +207,7 @@ def _refuse_parts(decoder: OpenedDecoder) -> None:
     is_open = model.device.kind == "cpu" and model.settings.engine.chunk_size == "auto"
     is_limited = not is_open or chunk_size < model.chunk_size[0] or model.buckets.steps != "none"
     longest = chunk_size if is_limited else spec.context_length
-    numbers = spec.choices.numbers if spec.choices is not None else ()
-    if problem := check_steps(decoder.runner, spec.num_ids, longest, numbers, affordable(model.size)):
+    if problem := check_steps(decoder.runner, spec.num_ids, longest, spec.choices.numbers, affordable(model.size)):
         raise PartsDifferError(problem)
 
 
@@ -270,7 +269,16 @@ class Sessions:
 
     def embedding(self, spec: DecoderSpec, device: Device) -> Embedding:
         """The graph that embeds tokens, with the encoders of pictures and sound; `device` is the decoder's."""
-        proto, file, read = self._embedding_graph(spec)
+        companion = self.model.files.companions.get("embedding")
+        if companion is None:
+            raise ModelError(
+                f"no genai_config.json names the graph of '{spec.embeddings[0]}' (model.embedding.filename)"
+            )
+        file, proto = companion.graph, load_graph(companion.graph)
+        clips_as_max(proto.graph)
+        read = read_embedding(proto, spec.embeddings)
+        if spec.is_paged:
+            proto, read = packed_embedding(proto, read)
         encoders = self.model.media.encoders if self.model.media is not None else ()
         graphs = self._item_graphs(device)
         opened = [self._media_encoder(found, graphs) for found in encoders]
@@ -304,19 +312,6 @@ class Sessions:
             return self._opened(proto, spec.files.graph, floats_only=True)
         except ProviderError as error:
             raise ProviderError(f"{error}; 'engine.encoder_provider' = 'cpu' would run the encoder there") from error
-
-    def _embedding_graph(self, spec: DecoderSpec) -> tuple[ModelProto, Path, EmbeddingSpec]:
-        companion = self.model.files.companions.get("embedding")
-        if companion is None:
-            raise ModelError(
-                f"no genai_config.json names the graph of '{spec.embeddings[0]}' (model.embedding.filename)"
-            )
-        proto = load_graph(companion.graph)
-        clips_as_max(proto.graph)
-        read = read_embedding(proto, spec.embeddings)
-        if spec.is_paged:
-            proto, read = packed_embedding(proto, read)
-        return proto, companion.graph, read
 
     def encoder(self, spec: DecoderSpec, device: Device, num_kept: int) -> SourceEncoder:
         """The encoder of an encoder-decoder, which keeps what its last `num_kept` sources gave."""

@@ -20,7 +20,7 @@ from olive_ext.model.files.content import load_graph, relocated
 from olive_ext.model.providers.bindings import zeros
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.spec.role_inputs import input_array
-from olive_ext.model.types import DecoderSpec, KvTensor
+from olive_ext.model.types import DecoderSpec
 
 
 class PlainGraph:
@@ -71,8 +71,7 @@ def plain_inputs(spec: DecoderSpec, tokens: Sequence[int]) -> dict[str, ort.OrtV
     arrays = {found.tensor.name: input_array(found, layout) for found in spec.inputs}
     values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
     for cache in spec.caches:
-        shape = cache.shape(1, cache.capacity or 0) if isinstance(cache, KvTensor) else [1, *cache.shape]
-        values[cache.past] = zeros(shape, cache.elem_type)
+        values[cache.past] = zeros(cache.shape(1, 0), cache.elem_type)
     return values
 
 
