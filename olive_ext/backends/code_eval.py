@@ -23,7 +23,7 @@ SWITCH = "confirm_run_unsafe_code"
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 CODE = "code"
-"""Key of the results that says how code that the model has written was confined, where any was run."""
+"""Key of the results that says how the model's code was confined, where any was run."""
 
 
 def _code_eval() -> Any:
@@ -33,8 +33,8 @@ def _code_eval() -> Any:
 
 @contextmanager
 def loading_metrics(is_confirmed: bool) -> Iterator[None]:
-    """Metrics that evaluate loads meanwhile are not the working directory's, which it looks for first; with the switch,
-    "code_eval" is the sandboxed one, without a download."""
+    """Within it, metrics that evaluate loads do not come from the working directory, where it looks first. With the
+    switch, "code_eval" is the sandboxed one, which needs no download."""
     if not is_confirmed and not _has_scripts(Path.cwd()):
         yield  # importing evaluate takes seconds
         return
@@ -57,13 +57,13 @@ def loading_metrics(is_confirmed: bool) -> Iterator[None]:
 
 def _has_scripts(folder: Path) -> bool:
     """Whether a folder in it, or one in that, holds Python of its own name: "name", or "owner/name". This package's own
-    Python is no stranger's."""
+    Python does not count."""
     folders = [item for pattern in ("*/", "*/*/") for item in folder.glob(pattern) if _PACKAGE not in item.parents]
     return any((item / f"{item.name}.py").is_file() for item in folders)
 
 
 def refuse_unconfirmed(config: Mapping[str, Any], name: str, is_confirmed: bool) -> None:
-    """Raises `TaskError` for a task that runs what a model has written, unless that is confirmed."""
+    """Raises `TaskError` for a task that runs what a model has written, unless the user has confirmed that."""
     if config.get("unsafe_code") and not is_confirmed:
         raise TaskError(f"task '{name}' runs code that the model writes: '{SWITCH}' = true allows it, in a sandbox")
 
@@ -85,7 +85,8 @@ def _running(tasks: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pass_names(task: Any) -> list[str]:
-    """The metrics that a task's functions make of the `k` that they are given: lm-eval knows the functions' names."""
+    """The metrics that a task's functions compute of the `k` that they are given; lm-eval knows the functions by their
+    names."""
     given = getattr(task, "_metric_fn_kwargs", {}).values() if getattr(task, "UNSAFE_CODE", False) else ()
     counts = [options.get("k", ()) for options in given]
     return [f"pass@{k}" for several in counts for k in (several if isinstance(several, list) else [several])]
@@ -93,8 +94,8 @@ def pass_names(task: Any) -> list[str]:
 
 @contextmanager
 def programs_at_once(tasks: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:
-    """While an evaluation runs, the programs of all documents of a task run at once, before lm-eval scores them one by
-    one. Gives what a report is to say: how code was confined, where any task runs it."""
+    """Within it, the programs of all documents of a task run at once, before lm-eval scores them one by one. Yields
+    what a report must say: how code was confined, if a task runs any."""
     running = _running(tasks)
     if not running:
         yield {}
@@ -113,7 +114,7 @@ def programs_at_once(tasks: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:
 
 
 def _scored_at_once(task: Any) -> Callable[..., Any]:
-    """The task's `apply_filters`, which then runs the programs of all its documents."""
+    """The task's `apply_filters`, which also runs the programs of all its documents."""
     own = task.apply_filters
 
     def apply_filters(*args: Any, **options: Any) -> Any:

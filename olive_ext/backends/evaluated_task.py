@@ -26,7 +26,7 @@ from olive_ext.session.tokenizer import refuse_long
 logger = logging.getLogger(__name__)
 
 _FIELDS = {"visual": "doc_to_image", "audio": "doc_to_audio"}
-"""The media of a request, and the task's function for them."""
+"""The pictures and sounds of a request, and the task's function for them."""
 
 
 class _Document(dict[str, Any]):
@@ -51,10 +51,10 @@ class Chosen:
 
     numbers: Sequence[int]
     documents: Any
-    """All of the task's, which are processed anew at every access."""
+    """All documents of the task, which are processed anew at every access."""
 
     requests: dict[int, list[Any]]
-    """Those of all documents, by number, which hold for one model's chat template: filled at the first use."""
+    """The requests of all documents, by number, which hold for one model's chat template: filled at the first use."""
 
 
 def evaluated(name: str, kind: Any) -> Any:
@@ -68,17 +68,18 @@ def evaluated(name: str, kind: Any) -> Any:
 def _scored(name: str, kind: Any) -> Any:
     class Scored(kind):  # type: ignore[misc]
         lost: Sequence[Any] = ()
-        """The `LostRequest`s of the model that is asked; they may grow meanwhile."""
+        """The `LostRequest`s of the model that is asked; more may be added meanwhile."""
 
         chosen: Chosen | None = None
         _at: int | None = None
-        """The document whose answers lm-eval reads; documents themselves may be alike."""
+        """The document whose answers lm-eval reads; two documents may be alike."""
 
         _unasked: deque[int] | None = None
         """The documents whose prompts are to be made."""
 
         _num_prompts = _num_own = 0
-        """Prompts with examples so far, and those in which the document itself, with its answer, is one."""
+        """The number of prompts with examples so far, and of those in which the document itself, with its answer, is
+        one."""
 
         def doc_iterator(self, *args: Any, **options: Any) -> Iterator[tuple[int, Any]]:
             if self.chosen is None:
@@ -178,8 +179,8 @@ def _unanswered(request: Any) -> Any:
 
 
 def _with_shots(task: Any, part: Any, shots: Sequence[Any]) -> Any:
-    """A part of a request's arguments; what it holds besides text with that of the examples before, in the order of the
-    prompt."""
+    """Part of a request's arguments: what it holds besides text, with that of the examples before it, in the order of
+    the prompt."""
     if not isinstance(part, Mapping):
         return part
     functions = {name: getattr(task, function) for name, function in _FIELDS.items() if name in part}
@@ -213,7 +214,7 @@ def _problem(task: Any, doc: Any) -> str | None:
 
 
 def _is_choice(target: Any, choices: Sequence[Any]) -> bool:
-    """Whether a target, the number of a choice or its text, is one of them; other kinds are lm-eval's to read."""
+    """Whether a target, the number of a choice or its text, is one of them; other kinds are left to lm-eval."""
     if isinstance(target, int):
         return 0 <= target < len(choices)
     return not isinstance(target, str) or target in choices

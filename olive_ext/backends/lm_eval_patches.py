@@ -32,8 +32,8 @@ _BARS = ("tqdm", "lm_eval.api.model", "lm_eval.api.task", "lm_eval.models.huggin
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """An attribute of a module, a class or an object has another value in the block; what was inherited is so again
-    after it."""
+    """Within it, an attribute of a module, a class or an object has another value. An inherited attribute is inherited
+    again afterwards."""
     own, is_own = getattr(owner, name), name in vars(owner)
     setattr(owner, name, value)
     try:
@@ -47,9 +47,9 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def sandboxed_templates() -> Iterator[None]:
-    """Templates of task files are rendered in jinja's sandbox, where they reach no attribute that leads to the
-    interpreter: lm-eval renders them as code of its own. Each is compiled once: lm-eval compiles anew for every render
-    (6.3 ms against 0.05 ms)."""
+    """Within it, templates of task files are rendered in jinja's sandbox, where they reach no attribute that leads to
+    the interpreter; lm-eval renders them as code of its own. Each is compiled once; lm-eval compiles anew for every
+    render (6.3 ms against 0.05 ms)."""
     own: Any = getattr(lm_eval.utils, "env", None)
     if type(own) is not jinja2.Environment:
         yield
@@ -63,7 +63,8 @@ def sandboxed_templates() -> Iterator[None]:
 
 @contextmanager
 def exits_raised() -> Iterator[None]:
-    """`os._exit` of a task's code raises `SystemExit`: it would end the process without a report, and with status 0."""
+    """Within it, `os._exit` in a task's code raises `SystemExit`: it would end the process without a report, and with
+    status 0."""
     own, process = os._exit, os.getpid()
 
     def exit_(status: int) -> NoReturn:
@@ -77,11 +78,11 @@ def exits_raised() -> Iterator[None]:
 
 @contextmanager
 def no_code_of_the_working_directory() -> Iterator[None]:
-    """What lm-eval starts runs nothing that lies in the working directory, which may be a stranger's folder.
+    """Within it, what lm-eval starts runs nothing from the working directory, which may be a stranger's folder.
 
-    Its results are left without a description of the machine (`python -m pip`, and 2 s in every evaluation) and of a
-    working copy of git, whose configuration git obeys; reports have their own. Processes of its bootstrap's pool, which
-    macOS and Windows start anew, inherit Python's switch, which Python 3.10 does not know.
+    Its results get no description of the machine (`python -m pip`, and 2 s in every evaluation) and of a working copy
+    of git, whose configuration git obeys; reports have their own. Processes of its bootstrap's pool, which macOS and
+    Windows start anew, inherit Python's switch, which Python 3.10 does not know.
     """
     module: Any = importlib.import_module("lm_eval.evaluator")  # `lm_eval` itself imports it when it evaluates
     with ExitStack() as undo:
@@ -96,7 +97,7 @@ def no_code_of_the_working_directory() -> Iterator[None]:
 
 @contextmanager
 def quiet_bars(progress: bool) -> Iterator[None]:
-    """Progress bars of other libraries appear on a terminal only, and without `progress` nothing appears anywhere."""
+    """Within it, progress bars of other libraries appear on a terminal only, and without `progress` not at all."""
     disable = None if progress else True  # tqdm's None: only where stderr is a terminal
     with ExitStack() as undo:
         undo.callback(shown.reset, shown.set(progress))
@@ -118,10 +119,10 @@ def _of_no_option(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def quiet_data() -> Iterator[None]:
-    """While tasks are loaded, `datasets` draws its bars on a terminal only, leaves its errors to who catches them, and
-    knows local files in its cache by their content, too: by name and time alone an edited file would not be read; and
-    takes the name of a file that is there for no pattern, whatever its folders have in theirs.
-    lm-eval names no option of its own command line, which every task that makes its documents has it do."""
+    """For the loading of tasks: `datasets` draws its bars on a terminal only, and leaves its errors to the caller. It
+    knows local files in its cache by their content, too: by name and time alone, an edited file would not be read
+    again. It does not take the name of an existing file for a pattern, whatever its folders' names contain. lm-eval
+    names no option of its own command line, as it does for every task that makes its documents by it."""
     files: Any = importlib.import_module("datasets.data_files")
     origin: Any = getattr(files, "_get_single_origin_metadata", None)
 

@@ -1,6 +1,6 @@
-"""One run of lm-eval: from a model and loaded tasks to results and samples. Then runs over some documents of tasks,
-with the prompts that they have in a run over all, and over answers that are known, for lm-eval's own aggregation. Knows
-no kind of model."""
+"""One run of lm-eval: from a model and loaded tasks to results and samples. Also runs over some documents of tasks,
+with the prompts that they have in a run over all, and over known answers, for lm-eval's own aggregation. Knows no kind
+of model."""
 
 from __future__ import annotations
 
@@ -123,14 +123,15 @@ Documents = Mapping[str, Collection[int]]
 
 
 class ChosenDocuments:
-    """`of(documents)` gives the tasks with these documents alone; requests of all are built once, for one model."""
+    """`of(documents)` gives the tasks with these documents alone. Requests of all documents are built once, for one
+    model."""
 
     def __init__(self, tasks: LoadedTasks) -> None:
         self._tasks = tasks
         self._known: dict[str, Chosen] = {}
 
     def of(self, documents: Documents) -> LoadedTasks:
-        """The tasks that have some of `documents`; those of the others are left out."""
+        """The tasks that have some of `documents`; the other tasks are left out."""
         chosen = {name: sorted(numbers) for name, numbers in documents.items() if numbers}
         return self._tasks.replaced({name: self._limited(name, numbers) for name, numbers in chosen.items()})
 
@@ -143,7 +144,7 @@ class ChosenDocuments:
 
 
 class AnsweredRequests(LM):  # type: ignore[misc]
-    """Stands in for `lm`: answers the requests that lm-eval's `samples` hold as they were answered there."""
+    """Stands in for `lm`: answers each request as it was answered in lm-eval's `samples`."""
 
     tokenizer_name = property(attrgetter("_lm.tokenizer_name"))  # lm-eval's own class refuses chat templates
     apply_chat_template = property(attrgetter("_lm.apply_chat_template"))

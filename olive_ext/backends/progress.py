@@ -12,20 +12,20 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 LINE_SECONDS = 60.0
 FIRST_LINE_SECONDS = 10.0
-"""The first line says how long all will take."""
+"""The first line says how long everything will take."""
 
 _BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
-"""Without tqdm's own time left, which is by requests."""
+"""Without tqdm's own estimate of the time left, which counts requests."""
 
 _said = [0.0]
-"""When a line was last said, by the monotonic clock."""
+"""When the last line was written, by the monotonic clock."""
 
 shown: ContextVar[bool | None] = ContextVar("shown", default=None)
-"""Whether progress is shown at all. None, for those who drive the model themselves: on a terminal only."""
+"""Whether progress is shown at all. None, for Python users who drive the model themselves: on a terminal only."""
 
 
 def is_shown(progress: bool | None) -> bool:
-    """Whether progress is shown; where nobody says, on a terminal."""
+    """Whether progress is shown; where nothing says so, on a terminal."""
     return sys.stderr is not None and sys.stderr.isatty() if progress is None else progress
 
 
@@ -37,7 +37,7 @@ def say(line: str) -> None:
 
 
 def silence() -> float:
-    """Seconds since a line was last said."""
+    """Seconds since the last line was written."""
     return time.monotonic() - _said[0]
 
 
@@ -54,12 +54,12 @@ def progress_bar(
     at_work: Callable[[], str] = str,
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[Callable[..., None]]:
-    """Yields a function to be called with the number of requests, or of another `unit`, that are newly done, and the
-    tokens of their prompts and of their answers.
+    """Yields a function to call with the number of newly completed requests, or of another `unit`, and the tokens of
+    their prompts and of their answers.
 
-    Shows first what it is `about`, then those done, tokens fed per second (`num_tokens` counts those fed so far), the
-    time left, and between them what `at_work` says of workers. Where all prompts together have `expected` tokens, the
-    time left is that of the tokens left: requests that are long, or that run together, end late.
+    Shows what it is `about`, then those done, tokens fed per second (`num_tokens` counts those fed so far), what
+    `at_work` says of workers, and the time left. Where all prompts together have `expected` tokens, the time left is
+    that of the tokens left, because requests that are long, or run together, complete late.
     """
     is_hidden = is_disabled or shown.get() is False
     before, begin = num_tokens(), now()

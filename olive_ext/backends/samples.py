@@ -1,5 +1,5 @@
-"""Several answers to each document of a task that generates (`repeats`): what they are worth together, as metrics of
-the task; and how long answers are. lm-eval takes each document's first answer.
+"""Several answers to each document of a task that generates (`repeats`): metrics of the task over all of them, and how
+long answers are. lm-eval scores each document's first answer.
 
 A document gives one value of each metric, so that lm-eval's standard errors are over documents. Knows no model.
 """
@@ -29,11 +29,11 @@ _TOGETHER = MajorityVoteFilter, TakeKFilter
 """Filters that choose among a document's answers."""
 
 _PLAIN = TakeFirstFilter, LowercaseFilter, UppercaseFilter, WhitespaceFilter
-"""Filters that leave the whole answer: no two such texts are alike, and none is the majority's."""
+"""Filters that leave the whole answer. No two such texts are alike, so there is no majority."""
 
 
 class GeneratedText(str):
-    """An answer for lm-eval, and what that does not ask for."""
+    """An answer for lm-eval, with what lm-eval does not ask for."""
 
     is_cut: bool
     """Whether only its limit ended it."""
@@ -55,8 +55,8 @@ class GeneratedText(str):
 
 
 class _Filtered:
-    """The text or list of a document that a task scores after a filter, with all answers after it; none where the
-    filter chooses among them."""
+    """The text or list of a document that a task scores after a filter, with all answers after that filter; empty where
+    the filter chooses among them."""
 
     answers: tuple[str, ...] = ()
     is_extracted = False
@@ -68,7 +68,7 @@ class _FilteredText(_Filtered, str):
 
 
 class _FilteredList(_Filtered, list[Any]):
-    """All answers: the task itself says what these are worth."""
+    """All answers: the task itself scores them together."""
 
 
 def names_of(repeats: int | None, *, thinks: bool) -> dict[str, bool]:
@@ -80,13 +80,13 @@ def names_of(repeats: int | None, *, thinks: bool) -> dict[str, bool]:
 
 
 def _counts(count: int) -> list[int]:
-    """The k of pass@k: powers of two, and all answers."""
+    """The values of k for pass@k: powers of two, and the number of answers."""
     return sorted({count, *(2**power for power in range(1, count.bit_length()))} - {1} if count > 1 else ())
 
 
 def count_samples(tasks: Iterable[Any], repeats: int | None, *, thinks: bool) -> None:
-    """Has those of lm-eval's `tasks` that generate ask each document `repeats` times (None: as often as they say), and
-    gives them the metrics of `names_of`."""
+    """Makes lm-eval's `tasks` that generate ask each document `repeats` times (None: as often as they say), and gives
+    them the metrics of `names_of`."""
     for task in tasks:
         if getattr(task, "OUTPUT_TYPE", None) != "generate_until" or task.config is None:
             continue
@@ -117,7 +117,7 @@ def _counting(kind: Any, *, thinks: bool) -> Any:
             return _values(partial(super().process_results, doc), results, *self._first())
 
         def _first(self) -> tuple[str, bool]:
-            """The metric that answers are judged by, the first that is a mean, and whether higher is better."""
+            """The metric that judges answers, which is the first that is a mean, and whether higher is better."""
             own = super().aggregation()
             name = next((name for name in own if getattr(own[name], "__name__", "") in MEANS), "")
             return name, super().higher_is_better().get(name) is not False
@@ -131,7 +131,7 @@ def _counting(kind: Any, *, thinks: bool) -> Any:
 
 
 def _note_answers(ensemble: Any, instances: Sequence[Instance], *, has_lengths: bool) -> None:
-    """Has what a task scores after a filter hold all answers after it, and their lengths."""
+    """Puts all answers after a filter, and their lengths, into what a task scores after that filter."""
     made = [filter() for filter in ensemble.filters]
     alone = [] if any(isinstance(one, _TOGETHER) for one in made) else list(_alone(made, instances))
     for place, instance in enumerate(instances):
@@ -149,7 +149,7 @@ def _note_answers(ensemble: Any, instances: Sequence[Instance], *, has_lengths: 
 def _values(
     score: Callable[[list[Any]], dict[str, Any]], results: Sequence[Any], first: str, higher_is_better: bool
 ) -> dict[str, Any]:
-    """The metrics of a document, which `score` gives of one answer; by `first` its answers are judged."""
+    """The metrics of a document. `score` gives those of one answer; the metric `first` judges its answers."""
     values = score([str(each) if isinstance(each, _FilteredText) else each for each in results])
     if len(results) != 1 or not isinstance(scored := results[0], _Filtered):
         return values
@@ -177,9 +177,9 @@ def _mean_lengths(answers: Sequence[Any]) -> dict[str, float]:
 
 
 def _worth(values: Sequence[float | None], text: _Filtered, right: float) -> Iterator[tuple[str, float]]:
-    """`avg@n` is the mean of the values that there are. `maj@n` is the value of the most frequent answer, of several
-    the one that was given first (lm-eval's `majority_vote`). `pass@k` is the chance that one of k answers is right, NaN
-    where one is neither right nor wrong."""
+    """`avg@n` is the mean of the known values. `maj@n` is the value of the most frequent answer; of several, the one
+    that was given first (lm-eval's `majority_vote`). `pass@k` is the chance that one of k answers is right; NaN where
+    an answer is neither right nor wrong."""
     count = len(values)
     if known := [value for value in values if value is not None]:
         yield f"avg@{count}", math.fsum(known) / len(known)
@@ -193,7 +193,7 @@ def _worth(values: Sequence[float | None], text: _Filtered, right: float) -> Ite
 
 
 def drop_shares(results: dict[str, Any]) -> None:
-    """Takes `pass@k` out of lm-eval's results where a document has an answer that is neither right nor wrong: of the
+    """Removes `pass@k` from lm-eval's results where a document has an answer that is neither right nor wrong. Over the
     other documents alone, which are the easiest and the hardest, it would be another number."""
     for task, values in results["results"].items():
         undefined = [name for name in values if name.startswith("pass@") and values[name] != values[name]]
@@ -206,8 +206,8 @@ def drop_shares(results: dict[str, Any]) -> None:
 
 
 def pass_at(k: int, count: int, num_right: int) -> float:
-    """The chance that one of `k` answers is right, of `count` without putting any back: the unbiased estimator of Chen
-    et al. 2021, 1 - C(n - c, k) / C(n, k)."""
+    """The chance that one of `k` answers is right, of `count` answers without replacement: the unbiased estimator of
+    Chen et al. 2021, 1 - C(n - c, k) / C(n, k)."""
     return 1 - math.comb(count - num_right, k) / math.comb(count, k)
 
 

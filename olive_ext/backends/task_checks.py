@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 def refuse_metrics(config: Mapping[str, Any], name: str) -> None:
     """Raises `TaskError` for a metric or an aggregation that lm-eval does not have. lm-eval itself looks for an unknown
     metric on the network, and calls an unknown aggregation when all answers are there. Metrics that a task computes
-    itself (`process_results`) have any name."""
+    itself (`process_results`) may have any name."""
     listed, computes = config.get("metric_list"), config.get("process_results") is not None
     for entry in (entry for entry in (listed if isinstance(listed, list) else ()) if isinstance(entry, Mapping)):
         metric, aggregation = entry.get("metric"), entry.get("aggregation")
@@ -62,8 +62,8 @@ def _known(registry: Any) -> str:
 
 
 def refuse_shots(tasks: Mapping[str, Any], num_fewshot: int | None) -> None:
-    """Raises `TaskError` where a task has fewer documents to take examples from than a prompt is to have. Says which
-    tasks do not follow `num_fewshot`, because their own setting is 0."""
+    """Raises `TaskError` where a task has fewer documents to take examples from than a prompt needs. Names the tasks
+    that do not follow `num_fewshot`, because their own setting is 0."""
     fixed = [name for name, task in tasks.items() if num_fewshot and task.get_config("num_fewshot") == 0]
     if fixed:
         logger.warning("'num_fewshot' = %s is not used by %s, whose own setting is 0", num_fewshot, ", ".join(fixed))
@@ -99,8 +99,8 @@ def refuse_counts(config: Mapping[str, Any], name: str) -> None:
 
 @contextmanager
 def made_tasks() -> Iterator[None]:
-    """While tasks are loaded, an error in one's data or in its first document names the task, and the file and the
-    line, or the document."""
+    """While tasks are loaded, an error in a task's data or in its first document names the task, and the
+    file and the line, or the document."""
     make = ConfigurableTask.__init__
 
     def made(self: Any, *args: Any, **options: Any) -> None:
@@ -125,7 +125,7 @@ def made_tasks() -> Iterator[None]:
 
 
 def listed_choices(own: Any) -> Any:
-    """lm-eval's `doc_to_choice` without its mistake to take the letters of a text for choices."""
+    """lm-eval's `doc_to_choice` without its mistake of taking the letters of a text for choices."""
 
     def listed(self: Any, *args: Any, **options: Any) -> Any:
         choices = own(self, *args, **options)
@@ -158,7 +158,7 @@ def _data_fault(task: Any, config: Mapping[str, Any], error: BaseException) -> s
 
 
 def _broken_line(file: Path) -> str | None:
-    """The first line of JSON lines that is no JSON, with the reason."""
+    """The first line of JSON lines that is not JSON, with the reason."""
     number, content = 0, file.read_bytes().strip() if file.suffix in (".json", ".jsonl") and file.is_file() else b"["
     try:
         for number, line in enumerate(() if content.startswith(b"[") else content.split(b"\n"), 1):  # noqa: B007
@@ -170,7 +170,7 @@ def _broken_line(file: Path) -> str | None:
 
 @contextmanager
 def named_aggregations() -> Iterator[None]:
-    """While an evaluation runs, what aggregates a task's values names the task."""
+    """While an evaluation runs, an error in aggregating a task's values names the task."""
     aggregate = evaluator_utils._compute_task_aggregations
 
     def aggregated(task: Any, *args: Any, **options: Any) -> Any:

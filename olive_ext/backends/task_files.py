@@ -1,8 +1,7 @@
-"""Task files as they are written: read within limits, with what they include and the files of Python and data that they
-name. Then the names of tasks and groups, and the folders of their files: what is refused of them before lm-eval, which
-takes seconds to import, half a minute to read its own files, and follows a group's members without end. Imports no
-lm-eval, and nothing that the files name.
-"""
+"""Task files as they are written: read within limits, with the files that they include and the files of Python and data
+that they name. Also the names of tasks and groups, and the folders of their files. Mistakes are refused before lm-eval,
+which takes seconds to import and half a minute to read its own files, and would follow a group's members without end.
+Imports no lm-eval, and nothing that the files name."""
 
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ _SUFFIXES = (".yaml", ".yml")
 _DATA = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt")
 
 MOST_INCLUDED = 100
-"""Files that a task file includes, those that they include among them; lm-eval's include three."""
+"""The most files that a task file includes, with those that they include; lm-eval's include three."""
 
 
 class EndlessTaskError(TaskError):
-    """A task file beyond a limit of `yaml_files`, or that has lm-eval read such a file."""
+    """A task file that breaks a limit of `yaml_files`, or that makes lm-eval read such a file."""
 
 
 class _Function(str):
@@ -65,8 +64,8 @@ def read_task(path: Path) -> Mapping[str, Any]:
 
 
 def refuse_broken_files(names: Sequence[str], folders: Sequence[str]) -> None:
-    """Raises `TaskError` where the file of a task that is missing is there, and it or what it includes cannot be read:
-    lm-eval passes over such files, and calls the task unknown."""
+    """Raises `TaskError` where the file of a missing task exists, and it or what it includes cannot be read: lm-eval
+    skips such files, and calls the task unknown."""
     for folder in folders:
         for path in sorted(Path(folder).rglob("*.y*ml")):
             if path.stem in names:
@@ -92,8 +91,8 @@ def _included(config: Mapping[str, Any]) -> list[Any]:
 
 
 class TaskFiles:
-    """The task files in `folders`, those among `tasks`, and what these include. Files of lm-eval's own are not looked
-    at. Raises `EndlessTaskError`."""
+    """The task files in `folders`, those among `tasks`, and what these include. lm-eval's own files are not checked.
+    Raises `EndlessTaskError`."""
 
     def __init__(self, tasks: Sequence[object], folders: Sequence[str]) -> None:
         self._tasks = tasks
@@ -149,14 +148,14 @@ class TaskFiles:
         return names
 
     def refuse_doubled_keys(self) -> None:
-        """Raises `TaskError` for a file of the tasks with a doubled key, of which lm-eval takes the last."""
+        """Raises `TaskError` for a task file with a repeated key, of which lm-eval takes the last."""
         for path in self.referenced()[1]:
             if path.is_file() and (twice := doubled_key(yaml_bytes(path))):
                 raise TaskError(f"task file '{path}', {twice}", code="damaged")
 
     def refuse_endless(self) -> None:
-        """Raises `EndlessTaskError` for a file of Python or data that one names and that is a pipe or a device. lm-eval
-        reads all task files of a folder, whichever task is asked for."""
+        """Raises `EndlessTaskError` for a file of Python or data that a task file names and that is a pipe or a device.
+        lm-eval reads all task files of a folder, whichever task is asked for."""
         for path, files in self._named():
             for file in files:
                 if kind := special_kind(file):
@@ -177,7 +176,7 @@ class TaskFiles:
 
     def functions(self) -> dict[Path | str, list[str]]:
         """The functions that the files of the tasks name (`!function`), by the Python file, or the installed module,
-        that they lie in; imports nothing. Files that cannot be parsed have none."""
+        that contains them. Imports nothing. Files that cannot be parsed have none."""
         functions: dict[Path | str, set[str]] = {}
         for path, config in self.referenced()[1].items():
             for name in _functions(config):
@@ -229,7 +228,7 @@ def _python_file(path: Path, function: str) -> Path:
 
 
 def helpers_of(file: Path) -> list[Path]:
-    """The Python files below the folder of `file` that it imports, and that these import; nothing is run."""
+    """The Python files below the folder of `file` that it imports, and that these import. Nothing is run."""
     found, waiting = {file}, [file] if file.is_file() else []  # to read a pipe may never end
     while waiting:
         names = set[str]()
@@ -258,10 +257,11 @@ _WORD = re.compile(rb"[\w.+-]+")
 _DEFINED = re.compile(rb"^(?:task|group|tag):[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
 
 MOST_TASKS = 10_000
-"""Tasks that a group may stand for; lm-eval's largest group has some hundreds, and lm-eval makes each of them."""
+"""The most tasks that a group may stand for. lm-eval's largest group has some hundreds, and lm-eval makes each of them.
+"""
 
 DEEPEST = 32
-"""Groups inside of each other; lm-eval's have 4."""
+"""The most groups inside each other; lm-eval's have 4."""
 
 
 def is_file(spec: str) -> bool:
@@ -280,7 +280,8 @@ def task_folders(include_path: str | Sequence[str] | None) -> list[str]:
 
 def refuse_unknown(specs: Sequence[Spec], folders: Sequence[str]) -> None:
     """Raises `TaskError` for names, of groups' members too, that no task file in `folders` defines and that occur in
-    none of lm-eval's. Others may be unknown, too: a name may stand in a file of lm-eval's and name no task."""
+    none of lm-eval's. Other names may be unknown, too: a name may occur in a file of lm-eval's without naming a task.
+    """
     named = [spec for spec in specs if isinstance(spec, str) or "group" in spec]  # another inline task may be a new one
     files = TaskFiles(named, folders)
     stems = {path.stem for folder in folders for path in Path(folder).rglob("*.y*ml")}
@@ -299,7 +300,7 @@ def refuse_unknown(specs: Sequence[Spec], folders: Sequence[str]) -> None:
 
 
 def unknown(names: Sequence[str], known: Collection[str], folders: Sequence[str]) -> TaskError:
-    """The error of names that are not among those `known`, with the nearest of these; and without `folders` the key."""
+    """The error for names that are not `known`, with the nearest of these; without `folders`, also with the key."""
     hints = {name: suggest(name, known, most=3) or "no task has a similar name" for name in names}
     hints |= {
         name: "a task is a YAML file that names its data (docs/start/shell.md)"
@@ -334,9 +335,9 @@ def _shipped_folders() -> list[Path]:
 
 
 def tasks_of(spec: Spec, index: Mapping[str, Any]) -> list[Any]:
-    """What a task or a group stands for: itself, or each member that is no group, as it is written. `index` is
-    lm-eval's, by name; members that it lacks count as tasks. Raises `TaskError` for a group, or one inside of it, that
-    has no tasks, is a member of itself, or breaks a limit."""
+    """What a task or a group stands for: itself, or each member that is not a group, as it is written. `index` is
+    lm-eval's, by name; members that it lacks count as tasks. Raises `TaskError` for a group, or one inside it, that has
+    no tasks, is a member of itself, or breaks a limit."""
     content = (
         read_task(Path(spec).expanduser())
         if isinstance(spec, str) and is_file(spec) and Path(spec).expanduser().is_file()

@@ -1,7 +1,7 @@
 """Word error rate for lm-eval's tasks of speech: their `process_results` and `aggregation` (extra `speech`: jiwer).
 
-Texts are compared as Whisper's multilingual normalizer leaves them (transformers' BasicTextNormalizer): lower case,
-without punctuation and what stands in brackets, single spaces.
+Texts are compared after Whisper's multilingual normalizer (transformers' BasicTextNormalizer): lower case, without
+punctuation and what is in brackets, with single spaces.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Pair = tuple[str, str]
 
 
 def normalized(reference: str, hypothesis: str) -> Pair:
-    """Both texts as they are compared. Raises `TaskError` for an empty reference: there is no rate of that."""
+    """Both texts as they are compared. Raises `TaskError` for an empty reference, which has no rate."""
     from transformers.models.whisper.english_normalizer import BasicTextNormalizer
 
     normalize = BasicTextNormalizer()
@@ -26,7 +26,7 @@ def normalized(reference: str, hypothesis: str) -> Pair:
 
 
 def word_error_rate(pairs: Iterable[Pair]) -> float:
-    """Substituted, deleted and inserted words of all pairs, by the number of words of the references."""
+    """Substituted, deleted and inserted words of all pairs, divided by the number of words of the references."""
     counts = word_errors(pairs)
     return sum(errors for errors, _ in counts) / sum(words for _, words in counts)
 

@@ -1,5 +1,5 @@
-"""How much an evaluation asks of a model: documents, requests, and the tokens that are to be computed, estimated from
-texts; and how long a machine takes for that, by measured rates. Nothing is run."""
+"""How much an evaluation asks of a model: documents, requests, and the tokens to compute, estimated from texts; and how
+long a machine takes for that, by measured rates. Nothing is run."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ START_SECONDS = 6
 """The time of an evaluation besides its tokens: imports, opening, tasks and statistics, on two cores."""
 
 _MOST_TOKENS = 256
-"""Of an answer whose task names no length: lm-eval's default."""
+"""The length of an answer whose task names none: lm-eval's default."""
 
 _SAMPLE = 16
 
 
 def new_letters(texts: Sequence[str]) -> list[int]:
-    """The letters of each text beyond what it shares with a text before it in sorted order: what a prefix tree adds."""
+    """The letters of each text that no text before it in sorted order shares: what a prefix tree adds."""
     found, before = [0] * len(texts), ""
     for index in sorted(range(len(texts)), key=texts.__getitem__):
         text = texts[index]
@@ -48,10 +48,10 @@ class Workload:
 
     documents: set[tuple[str, Any]] = field(default_factory=set)
     tokens: list[float] = field(default_factory=list)
-    """To be computed for each request, about; of a text that others begin with, what it adds."""
+    """About the tokens to compute for each request; of a text with which others begin, only what it adds."""
 
     answers: int = 0
-    """The most that is generated."""
+    """The most tokens that are generated."""
 
     def __str__(self) -> str:
         parts = [counted(len(self.documents), "document"), counted(len(self.tokens), "request")]
@@ -63,7 +63,7 @@ class Workload:
 
 
 def workload_of(requests: Sequence[Any], encode: Callable[[str], Sequence[int]]) -> Workload:
-    """The work of lm-eval's requests of one kind; `encode` gives a text's tokens, of which a sample is counted."""
+    """The work of lm-eval's requests of one kind. `encode` gives a text's tokens, of which a sample is counted."""
     texts = ["".join(part for part in request.args[:2] if isinstance(part, str)) for request in requests]
     sample = texts[:: max(1, len(texts) // _SAMPLE)][:_SAMPLE]
     share = sum(len(encode(text)) for text in sample) / max(1, sum(map(len, sample)))
@@ -90,8 +90,8 @@ class CountingLM(LM):  # type: ignore[misc]
 
 
 class Rate(NamedTuple):
-    """Operations a second in products of weights, of texts that are scored and of answers; measured on what; and the
-    seconds of a step and of an answer's token, however small the model is."""
+    """Operations a second in matrix products, for scored texts and for answers; what they were measured on; and the
+    seconds of a step and of an answer's token even in a tiny model."""
 
     scored: float
     generated: float
@@ -109,7 +109,8 @@ questions of 160 own tokens and 12,721 generated tokens a second, of 1.24 billio
 
 
 def parameters(model: ResolvedModel) -> float:
-    """The parameters that each token is multiplied by, about: of products in the decoder's graph, else by the size."""
+    """About the number of parameters by which each token is multiplied: of products in the decoder's graph, else by the
+    size."""
     if model.kind != "onnx":
         config = read_json(model.files.directory / "config.json")
         is_float = (config.get("dtype") or config.get("torch_dtype")) == "float32"
@@ -127,7 +128,7 @@ def _weights(node: Any, sizes: dict[str, int]) -> int:
 
 
 def forecast(model: ResolvedModel, work: Workload, *, begins: bool = True) -> str:
-    """About how long a model takes for the work, with what it takes to begin and to end, and its memory, in words."""
+    """About how long a model takes for the work, with its start and end, and its memory, in words."""
     found = seconds_of(model, work)
     about = f"about {duration(found[0])}" if found and found[0] >= 1 else "less than 1 s"
     time = f"{about} on {found[1]}" if found else "no rate of this device is known"
@@ -138,7 +139,7 @@ def forecast(model: ResolvedModel, work: Workload, *, begins: bool = True) -> st
 
 
 def cache_bytes(model: ResolvedModel) -> int | None:
-    """The most that the slots of a model take on this machine; None of a model that another library runs."""
+    """The most bytes that the slots of a model take on this machine; None for a model that another library runs."""
     with suppress(OliveExtError):
         if (slots := _slots(model)) is not None:
             spec, positions = model.spec, slots * planned_positions(model.spec)
@@ -149,7 +150,7 @@ def cache_bytes(model: ResolvedModel) -> int | None:
 
 
 def _slots(model: ResolvedModel) -> int | None:
-    """Sequences that the model decodes together; None of a model that another library runs."""
+    """Sequences that the model decodes together; None for a model that another library runs."""
     with suppress(OliveExtError):
         if model.kind == "onnx" and model.runtime.runs_graph:
             return choose_num_slots(model.settings, model.spec, model.device)[0]
@@ -157,7 +158,7 @@ def _slots(model: ResolvedModel) -> int | None:
 
 
 def seconds_of(model: ResolvedModel, work: Workload) -> tuple[float, str] | None:
-    """Seconds to compute the tokens of prompts and of answers, and by which rate; None where none is known."""
+    """Seconds to compute the tokens of prompts and of answers, and the rate used; None where none is known."""
     try:
         rate = RATES.get(model.device.kind)
         if rate is None or not (each := 2 * parameters(model)):

@@ -1,6 +1,6 @@
-"""What one model resolves to: `ResolvedModel.decisions`, each with its reason, what it takes besides text (encoders
-with their features, processors and budgets; of an encoder-decoder what its decoder begins with), and what stands
-against opening it.
+"""What one model resolves to: `ResolvedModel.decisions`, each with its reason; what it takes besides text (encoders
+with their features, processors and budgets; what an encoder-decoder's decoder begins with); and what prevents opening
+it.
 
 `Findings` are facts and problems, plain data. Knows no recipe and no session.
 """
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fact:
-    """One line: what it is about, what it came to, and why."""
+    """One line: its subject, its value, and why."""
 
     name: str
     value: str
@@ -60,7 +60,7 @@ class Section:
     title: str
     facts: list[Fact] = field(default_factory=list)
     is_measured: bool = False
-    """The model was run for it."""
+    """Whether the model was run for it."""
 
     def add(self, name: str, value: object, reason: str = "") -> None:
         """Appends a fact."""
@@ -96,14 +96,14 @@ class Findings:
 
     @contextmanager
     def noting_problems(self) -> Iterator[None]:
-        """A user's error in the block becomes a problem, and the check goes on after it."""
+        """Turns a user's error within it into a problem; the check goes on."""
         try:
             yield
         except OliveExtError as error:
             self.errors.append(error)
 
     def extend(self, other: Findings, where: str) -> None:
-        """Takes over what another check found, under titles that begin with `where`."""
+        """Adds what another check found, under titles that begin with `where`."""
         self.sections += [Section(f"{where}: {section.title}", section.facts) for section in other.sections]
         self.errors += [error.inside(where, where) for error in other.errors]
 
@@ -120,8 +120,8 @@ def check_model(
     """The decisions that opening the model of `config` takes, and what its encoders take; what goes wrong is a problem.
 
     With `verify` the model is also run, see `verify_graphs` and `verify_steps`; with `against` it is compared with that
-    checkpoint (`hold_against`). With `work` the tasks are loaded, for how much they ask, and about how long that takes;
-    else they are not checked.
+    checkpoint (`hold_against`). With `work` the tasks are loaded, to say how much they ask and about how long that
+    takes; otherwise they are not checked.
     """
     findings = Findings()
     with findings.noting_problems():
@@ -165,7 +165,7 @@ def _add_work(model: ResolvedModel, config: EvaluationConfig, section: Section, 
 
 
 def _timed(model: ResolvedModel) -> float:
-    """Tokens of a text that this machine scores in a second, by the best of three."""
+    """Tokens of a text that this machine scores in a second, the best of three runs."""
     from olive_ext.run.task_fit import DEFAULT_LENGTH
     from olive_ext.session.opening import open_model
     from olive_ext.session.requests import ScoringRequest
@@ -294,8 +294,8 @@ def _export(model: ResolvedModel, config: EvaluationConfig) -> tuple[str, str]:
 
 
 def _as_graph_allows(model: ResolvedModel, decision: Decision) -> Decision:
-    """`decision`, with what the decoder's graph says of it: where rows are picked for the scoring head, and what speaks
-    against the form of its steps."""
+    """`decision`, with what the decoder's graph adds: where rows are picked for the scoring head, and what prevents the
+    form of its steps."""
     if decision.name == "graph":
         from olive_ext.engine.runners.ort.ort_runner import with_head
 
@@ -311,8 +311,8 @@ def _as_graph_allows(model: ResolvedModel, decision: Decision) -> Decision:
 
 
 def _add_placement(model: ResolvedModel, section: Section) -> None:
-    """On a device other than the CPU adds where nodes with large values would run. Raises `ProviderError` where opening
-    would be refused."""
+    """On a device other than the CPU, adds where nodes with large values would run. Raises `ProviderError` where
+    opening would be refused."""
     from olive_ext.engine.runners.ort.placement import predict_misplaced
 
     device = model.device.kind
@@ -419,8 +419,8 @@ PAIRS = (
 """Contexts and targets; two share a context."""
 
 LARGEST_DIFFERENCE = 1e-2
-"""Nats per token. Half-precision graphs may differ by rounding, as rows are multiplied in other groups; a wrong head
-differs by far more."""
+"""Nats per token. Half-precision graphs may differ by rounding, because rows are multiplied in other groups; a wrong
+head differs by far more."""
 
 
 def verify_graphs(model: ResolvedModel, add: Add, open_session: Callable[..., Session] | None = None) -> None:
@@ -447,9 +447,10 @@ def verify_graphs(model: ResolvedModel, add: Add, open_session: Callable[..., Se
 
 
 def verify_steps(model: ResolvedModel, add: Add) -> None:
-    """Compares texts beyond every number of positions in the graph, fed in parts and in company, with texts fed whole.
+    """Compares texts beyond every number of positions in the graph, fed in parts and together with others, with texts
+    fed whole.
 
-    Raises `ModelError` where that changes a text's numbers, and opening the model did not see it.
+    Raises `ModelError` where that changes a text's numbers and opening the model did not detect it.
     """
     from olive_ext.engine.opening import open_runner
     from olive_ext.engine.runners.trials import check_steps, tried_lengths
@@ -473,7 +474,7 @@ def verify_steps(model: ResolvedModel, add: Add) -> None:
 
 
 def _first_layer(model: ResolvedModel) -> str:
-    """Where the model's output stops to be finite, or why that cannot be found."""
+    """Where the model's output stops being finite, or why that cannot be found."""
     from olive_ext.engine.runners.ort.plain_graph import first_non_finite
     from olive_ext.session.tokenizer import load_tokenizer
 

@@ -1,8 +1,8 @@
-"""A recipe as far as it concerns this package: our evaluator and pass blocks, and `mistakes`, which says all that is
-wrong with it, to `olive-ext check`, to `olive-ext run` before it imports Olive, and to Olive's engine before its first
-pass.
+"""A recipe as far as it concerns this package: our evaluator and pass blocks, and `mistakes`, which lists all that is
+wrong with it for `olive-ext check`, for `olive-ext run` before it imports Olive, and for Olive's engine before its
+first pass.
 
-Imports no Olive: what is known of its passes is given.
+Imports no Olive: the caller gives what is known of its passes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir
 _OLIVE_PASS_KEYS = {"type", "config", "host", "evaluator"}
 _TASK_FILES = (".yaml", ".yml")
 _KINDS = {"hfmodel": "hf", "onnxmodel": "onnx"}
-"""Types of Olive's models that are nothing without a path; others may have a loader or components."""
+"""Types of Olive's models that need a path; others may have a loader or components."""
 
 _CHANGES = {
     "adapter_path": "has an adapter",
@@ -77,7 +77,7 @@ _CHANGES = {
 
 _REGISTRY = "azureml_registry_model"
 _RESOURCES = {"file": "path", "folder": "path", "string_name": "name", _REGISTRY: "registry_name name version"}
-"""Types of Olive's mappings in the place of a path, and the keys that each needs."""
+"""Types of Olive's mappings in place of a path, and the keys that each needs."""
 
 Settings: TypeAlias = PassSettings | EvaluatorSettings
 SettingsType: TypeAlias = type[Settings]
@@ -91,7 +91,7 @@ class Passes:
     """The class of each, "module.name", by its type in lower case."""
 
     are_all: bool = False
-    """Whether the run knows no others."""
+    """Whether the run knows no other passes."""
 
     @classmethod
     def in_source(cls) -> Self:
@@ -175,8 +175,8 @@ def read_recipe(path: str | Path) -> Mapping[str, Any]:
 def mistakes(
     recipe: Mapping[str, Any], passes: Passes | None = None, *, has_model: bool = True
 ) -> Iterator[OliveExtError]:
-    """An error for each mistake of the recipe. Without `passes` what its text and the files that it names show; with
-    them also what blocks ask of the models that they are given, and what is declared or bounded and not measured.
+    """An error for each mistake of the recipe. Without `passes`, mistakes that its text and the files that it names
+    show. With them, also what blocks ask of the models that they get, and what is declared or bounded and not measured.
     `has_model`: the recipe's own model is used."""
     if "$schema" in recipe:
         message = "unknown key '$schema': Olive refuses it; name the schema in the editor's settings"
@@ -244,8 +244,8 @@ def _mistakes_of(
 
 
 def metrics_of(settings: EvaluationSettings, *, loads: bool) -> Declared | None:
-    """The tasks with their metrics, as their files list them. Where these do not (a group, a class, functions as
-    metrics) the tasks are loaded with their data if `loads` is set (raises `TaskError`)."""
+    """The tasks with their metrics, as their files list them. Where the files do not (a group, a class, functions as
+    metrics), the tasks are loaded with their data if `loads` is set (raises `TaskError`)."""
     from olive_ext.backends.task_loading import declared_metrics, load_tasks, loaded_metrics
     from olive_ext.run.costs import COSTS
 
@@ -269,7 +269,7 @@ def _raised(check: Callable[..., object], *args: Any, **kwargs: Any) -> Iterator
 def _refuse_reference(
     reference: ReferenceConfig, where: str, kind: str, keys: Mapping[str, Any], provider: Any = None
 ) -> None:
-    """Raises `ModelError` for a reference that is not there, and `ConfigError` for an input model that is none."""
+    """Raises `ModelError` for a reference that does not exist, `ConfigError` for an input model that cannot be one."""
     is_named, reference = not reference.is_input_model, of_input_model(reference, kind, keys)
     is_there = reference.is_same or Path(reference.path).exists() or is_hub_name(reference.path)
     if is_named and not is_there:
@@ -331,8 +331,8 @@ def _mistakes_of_model(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:
 
 
 def gets_onnx(recipe: Mapping[str, Any], block: Block, passes: Passes) -> bool:
-    """Whether a block of ours is given an ONNX model: the input model, or what a pass makes, of a block that is a pass
-    one in front of it. An evaluator is given the last pass's model, whatever it was given before."""
+    """Whether a block of ours gets an ONNX model: the input model, or what a pass makes (a pass before it, where the
+    block is a pass itself). An evaluator gets the last pass's model, whatever it got before."""
     from olive_ext.run.task_fit import is_onnx_model
 
     every = [other for other in blocks(recipe) if other.is_pass]
@@ -342,8 +342,8 @@ def gets_onnx(recipe: Mapping[str, Any], block: Block, passes: Passes) -> bool:
 
 
 def accelerator(recipe: Mapping[str, Any]) -> str | None:
-    """The execution provider that Olive hands over: the target's, else its device's, else the CPU's. None where it
-    needs none: no ONNX model is evaluated before a pass, or made by one."""
+    """The execution provider that Olive passes on: the target's, else its device's, else the CPU's. None where it needs
+    none: no ONNX model is evaluated before a pass, or made by one."""
     keys = {"evaluate_input_model": True, **mapping(recipe.get("engine")), **recipe}
     target = keys.get("target")
     system = mapping(mapping(recipe.get("systems")).get(target) if isinstance(target, str) else target)
@@ -371,7 +371,7 @@ def input_model(recipe: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 
 def plain_path(written: Any) -> Any:
-    """The path or name of a 'model_path', also of Olive's mapping in its place; that of a registry stays one. Raises
+    """The path or name of a 'model_path', also of Olive's mapping in its place; a registry's stays a mapping. Raises
     `OliveExtError` for what Olive refuses."""
     if written is None or isinstance(written, str):
         return written
@@ -388,7 +388,7 @@ def plain_path(written: Any) -> Any:
 
 
 def blocks(recipe: Mapping[str, Any]) -> Iterator[Block]:
-    """Every evaluator and pass of the recipe, those written in place of an evaluator's name too."""
+    """Every evaluator and pass of the recipe, also those written in place of an evaluator's name."""
     for name, keys in mapping(recipe.get("evaluators")).items():
         yield Block(f"evaluators.{name}", mapping(keys))
     passes = mapping(recipe.get("passes"))
@@ -439,7 +439,7 @@ def _undefined(recipe: Mapping[str, Any], section: str, references: Iterable[tup
 
 
 def _no_mappings(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:
-    """An error for each part of the recipe that is to be a mapping of names or of keys, and is not."""
+    """An error for each part of the recipe that must be a mapping of names or of keys, and is not."""
     for section in ("systems", "evaluators", "passes"):
         entries = recipe.get(section)
         if entries is not None and not isinstance(entries, Mapping):
@@ -479,8 +479,8 @@ def _plain(pass_type: str) -> str:
 
 
 def what_is_missing(block: Block, settings: Settings) -> Iterator[OliveExtError]:
-    """An error for each file that the block names and that is not there, seen from the working directory; where all
-    are, one for the tasks that no file defines."""
+    """An error for each file that the block names and that does not exist, relative to the working directory; where all
+    exist, one for the tasks that no file defines."""
     paths = [(key, block.keys[key]) for key in ("user_script", "script_dir") if block.keys.get(key)]
     tasks: list[Any] = []
     written: str | list[str] = []

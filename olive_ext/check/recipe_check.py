@@ -82,7 +82,7 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
 def _check_block(
     recipe: Mapping[str, Any], block: Block, settings: PassSettings, findings: Findings, *, is_onnx: bool
 ) -> Configs:
-    """Adds the provider and the code of a block of ours; what its tasks give a model, where they are known."""
+    """Adds the provider and the code of a block of ours. Returns what its tasks give a model, where that is known."""
     if is_onnx and input_model(recipe)[0] != "onnxmodel":  # else the input model's check says it
         with findings.noting_problems():
             _check_provider(recipe, block.where, settings, findings.sections[0])
@@ -103,8 +103,8 @@ def _check_block(
 
 
 def _check_provider(recipe: Mapping[str, Any], where: str, settings: PassSettings, section: Section) -> None:
-    """Adds the providers on which a model that passes make runs. Raises `ProviderError` for names and options that no
-    machine takes: the recipe may be meant for another one, whose providers this one has not."""
+    """Adds the providers on which a model that passes make runs. Raises `ProviderError` only for names and options that
+    no machine takes, because the recipe may be meant for another machine."""
     from olive_ext.model.providers.resolution import available_providers, resolve_providers
     from olive_ext.model.providers.table import TABLE
 
@@ -149,8 +149,8 @@ def _check_input_model(
     *,
     verify: bool,
 ) -> None:
-    """Resolves the input model with the first valid block's settings, and refuses what it does not take of the tasks
-    (`inputs`). Models that Olive makes from it have its context length and its tokenizer."""
+    """Resolves the input model with the first valid block's settings, and refuses what of the tasks (`inputs`) it does
+    not take. Models that Olive makes from it have its context length and its tokenizer."""
     kind, keys = input_model(recipe)
     path, name = keys.get("model_path"), keys.get("onnx_file_name")
     section = findings.section("Input model")

@@ -1,9 +1,9 @@
-"""Olive's door: importing this package registers the evaluator `OrtLMEvaluator`, the pass
-`OrtLMEvaluation`, and those of plug-ins.
+"""The connection to Olive: importing this package registers the evaluator `OrtLMEvaluator`, the pass `OrtLMEvaluation`,
+and those of plug-ins.
 
-Here lives everything that imports Olive: these types, hooks in Olive's engine, the conversion of its model handlers,
-and `olive-ext run`. Only the names below may be imported from it; importing Olive takes seconds. Knows no graph and
-no kernel: evaluations go through `run.evaluate`.
+Everything that imports Olive is here: these types, hooks in Olive's engine, the conversion of its model handlers, and
+`olive-ext run`. Only the names below may be imported from it; importing Olive takes seconds. Knows no graph and no
+kernel: evaluations go through `run.evaluate`.
 """
 
 from olive_ext.workflow.evaluator import OrtLMEvaluator

@@ -148,8 +148,8 @@ def input_model_path() -> str | None:
 
 
 def with_reference(settings: EvaluationSettings) -> EvaluationSettings:
-    """The settings with "input_model" as the reference, and a float model at hand, replaced by their paths; the same
-    object where there is none of them."""
+    """The settings in which "input_model" as the reference, and a float model at hand, are replaced by their paths; the
+    same object where there is neither."""
     reference = settings.reference
     if reference is None or not {INPUT_MODEL, AT_HAND} & {reference.path, reference.float_model}:
         return settings
@@ -164,8 +164,8 @@ def with_reference(settings: EvaluationSettings) -> EvaluationSettings:
 
 
 def settled(reference: ReferenceConfig) -> ReferenceConfig:
-    """The reference with "input_model" replaced by that model's path, and a float model at hand by its path, or by none
-    where there is none; others as they are.
+    """The reference with "input_model" replaced by that model's path, and a float model at hand by its path, or left
+    out where there is none; others unchanged.
 
     Raises `ConfigError` where the input model is not known, or where its path alone does not define it.
     """

@@ -1,7 +1,7 @@
 """Our types in the processes of a PythonEnvironment system, which know Olive's own passes and nothing of the workflow.
 
-In the workflow's process hooks hand over what is known of the run, and have this file run in place of Olive's script
-for passes: it registers ours and then is that script. The environment needs this package, too.
+In the workflow's process, hooks pass on what is known of the run, and make this file run in place of Olive's script for
+passes: it registers our types and then runs that script. The environment needs this package, too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run_in_environment(system: Any, arguments: dict[str, Any], original: Callabl
 
 
 def restore_run() -> None:
-    """Makes the workflow's run the one in progress where this is a process of its PythonEnvironment system."""
+    """Makes the workflow's run the one in progress, if this is a process of its PythonEnvironment system."""
     from olive.model import ModelConfig
 
     from olive_ext.workflow.current_run import Run, running

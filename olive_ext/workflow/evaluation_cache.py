@@ -111,10 +111,10 @@ def _snapshot(name: str) -> str:
 def deciding_settings(
     values: Mapping[str, Any], without: Collection[str] = (), *, bounds_decide: bool = False
 ) -> dict[str, Any]:
-    """Settings as written, less those that change no number: `require` (which decides the documents where these are
+    """Settings as written, without those that change no number: `require` (which decides the documents where these are
     "enough", and with `bounds_decide` the model that is made), the folder of the records, and `without`.
 
-    Olive makes folders absolute once they exist, so that they would also make a second run unlike the first.
+    Olive makes folders absolute once they exist, which would also make a second run differ from the first.
     """
     is_free = not bounds_decide and values.get("documents") != "enough"
     free = {*without, "require"} if is_free else {*without}
@@ -155,14 +155,14 @@ class _Evaluation:
     """report.json that the evaluation writes."""
 
     is_kept: bool = True
-    """Whether Olive's cache may answer; not where times are among what is measured."""
+    """Whether Olive's cache may answer; not where times are measured."""
 
 
 _evaluation: ContextVar[_Evaluation | None] = ContextVar("evaluation", default=None)
 
 
 def evaluate_model(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
-    """The hook of `Engine._evaluate_model`: our evaluations get their own cache key, and are held against bounds."""
+    """The hook of `Engine._evaluate_model`: our evaluations get their own cache key, and are checked against bounds."""
     model, evaluator = arguments["model_config"], arguments["evaluator_config"]
     if not is_ours(evaluator):
         return original()
@@ -196,8 +196,8 @@ def _evaluated(model: Any, evaluator: Any, original: Callable[..., Any]) -> Any:
 
 
 def _with_file_name(model: Any) -> Any:
-    """Olive's configuration of a model, with the decoder's file as genai_config.json names it where a folder has
-    several graphs: Olive 0.13 refuses it without."""
+    """Olive's configuration of a model, with the decoder's file that genai_config.json names where a folder has several
+    graphs: Olive 0.13 refuses it without."""
     path, name = model.config.get("model_path"), model.config.get("onnx_file_name")
     if (
         model.type.lower() != "onnxmodel"
@@ -214,7 +214,7 @@ def _with_file_name(model: Any) -> Any:
 
 
 def _keyed(model: Any, evaluator: Any) -> _Evaluation:
-    """The evaluation by all that decides its numbers."""
+    """The evaluation, with all that decides its numbers."""
     settings, written = EvaluationSettings.parse(evaluator.type_args), evaluator.to_json()
     # Without output_dir: `load_evaluation` looks for the report there.
     keyed = {**written, "type_args": deciding_settings(written.get("type_args") or {}, {"output_dir"})}
@@ -228,9 +228,9 @@ def _keyed(model: Any, evaluator: Any) -> _Evaluation:
 
 def _judge(evaluator: Any, signal: Any, known: int) -> None:
     """Checks a model against the evaluator's bounds; None in place of its `signal` for an input model, which has to
-    keep none. Its report, which comes after `known` others of the run, names the broken and the kept ones.
+    keep none. Its report, which comes after `known` others of the run, names the broken and the kept bounds.
 
-    In a search the candidate is out at once; else Olive first saves the model and its metrics.
+    In a search the candidate is rejected at once; else Olive first saves the model and its metrics.
     """
     run, settings = running.get(), evaluator_settings()[evaluator.type].parse(evaluator.type_args)
     lines = broken_in(signal, settings.bounds) if settings.bounds and signal is not None else []

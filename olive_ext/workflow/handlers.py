@@ -29,7 +29,7 @@ _COMPONENT_NAMES = {"embedding": "embedding", "vision_encoder": "vision", "audio
 """mobius's names of a composite model's components, by what these do."""
 
 COMPONENTS = "olive_ext_components"
-"""Attribute of a decoder's handler: the other components' files by what they do."""
+"""Attribute of a decoder's handler: the other components' files by their part."""
 
 
 def onnx_config(model: Any, settings: EvaluationSettings, execution_providers: Any) -> EvaluationConfig:
@@ -155,8 +155,8 @@ def _parts(decoder: str, handlers: Mapping[str, ONNXModelHandler], outlines: Map
 def _in_package(
     model: Any, folder: Path, handlers: Mapping[str, ONNXModelHandler], parts: Mapping[str, str]
 ) -> ONNXModelHandler | None:
-    """The decoder that genai_config.json in `folder` names, also where the components are only the files next to it;
-    None where they are not that package's files, but made from them."""
+    """The decoder that genai_config.json in `folder` names, also where the components are only the files next to it.
+    None where they are not that package's files, but were made from them."""
     which = ModelSettings(model=str(folder), kind="onnx")
     files = resolve(which, tokenizer_candidates=tokenizer_candidates(model.model_attributes)).files
     same = [part for part in handlers.values() if Path(part.model_path).resolve() == files.decoder.resolve()]
@@ -173,7 +173,7 @@ def _in_package(
 
 
 def _with_components(model: Any, decoder: ONNXModelHandler, parts: Mapping[str, str]) -> ONNXModelHandler:
-    """The decoder's handler; where it needs other components, one that says which these are."""
+    """The decoder's handler; where it needs other components, one that names these."""
     if not parts:
         return decoder
     attributes = {**(model.model_attributes or {}), **(decoder.model_attributes or {}), COMPONENTS: dict(parts)}
@@ -182,8 +182,9 @@ def _with_components(model: Any, decoder: ONNXModelHandler, parts: Mapping[str, 
 
 
 def label(path: str) -> str:
-    """A folder name for the model at `path`: in a workflow what made it ("input_model", or the passes' names), of a
-    search's candidates and outside of a workflow Olive's model id where it lies in Olive's cache; else its last name.
+    """A folder name for the model at `path`. In a workflow it is what made the model ("input_model", or the passes'
+    names); for a search's candidates and outside a workflow, Olive's model id where the model is in Olive's cache; else
+    its last name.
 
     An .onnx file is labelled by its own name, or by its folder's where it is just "model".
     """
@@ -231,8 +232,8 @@ def _place(model: Any) -> tuple[Path, str | None]:
 
 
 def tokenizer_candidates(model_attributes: Mapping[str, Any] | None) -> list[str]:
-    """Where a tokenizer may lie, since Olive's passes leave that of an ONNX model behind: the folders of the files that
-    travel with the model, the model it was made from, and the recipe's input model with what it reads."""
+    """Where a tokenizer may be, since Olive's passes do not carry that of an ONNX model along: the folders of the files
+    that travel with the model, the model it was made from, and the recipe's input model with what it reads."""
     folders = [str(file.parent) for file in additional_files(model_attributes)]
     given = input_model_path()
     origins = [(model_attributes or {}).get("_name_or_path"), given]

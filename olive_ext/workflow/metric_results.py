@@ -40,10 +40,10 @@ means the metric of its own name."""
 
 def to_metric_result(report: Report, declared: Iterable[Any] = (), bounds: Iterable[Bound] = ()) -> Any:
     """The report's metrics under `key`, each with its standard error under `<key>_stderr`, without a priority; the
-    metrics that `bounds` are on; and the declared metrics under their own names.
+    metrics that have `bounds`; and the declared metrics under their own names.
 
-    Olive prints and keeps these, of a comparison only `_READ`. The report has the rest. `declared` are Olive's
-    `Metric` objects. Raises `ConfigError` for one that no metric of the report matches.
+    Olive prints and keeps these, of a comparison only `_READ`. The report has the rest. `declared` are Olive's `Metric`
+    objects. Raises `ConfigError` for one that no metric of the report matches.
     """
     single = single_bounds(bounds, report.metrics, report.comparison.whole_texts() if report.comparison else ())
     bounded = [item for bound in single for item in matching(report.metrics, bound.metric, bound.task, bound.filter)]
@@ -65,7 +65,7 @@ def to_metric_result(report: Report, declared: Iterable[Any] = (), bounds: Itera
 
 
 def names_kept_for(bounds: Iterable[Bound]) -> list[tuple[str, str]]:
-    """Task and name of the metrics that a result has only because `bounds` are on them."""
+    """Task and name of the metrics that a result has only because they have `bounds`."""
     names = {(bound.task or ALL, bound.metric) for bound in bounds}
     return sorted(item for item in names if item[1].rpartition("/")[2] in COMPARISON_NAMES and item not in _KEPT)
 

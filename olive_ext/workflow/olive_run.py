@@ -31,7 +31,7 @@ _watchers: list[list[Run]] = []
 
 @contextmanager
 def watched_runs() -> Iterator[list[Run]]:
-    """All engine runs that end inside, in any thread."""
+    """All engine runs that end within, in any thread."""
     runs: list[Run] = []
     _watchers.append(runs)
     try:
@@ -41,7 +41,7 @@ def watched_runs() -> Iterator[list[Run]]:
 
 
 def run(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
-    """The hook of `Engine.run`: refuses first what cannot work, and raises errors that Olive only logs."""
+    """The hook of `Engine.run`: refuses what cannot work before it runs, and raises errors that Olive only logs."""
     output_dir = Path(arguments.get("output_dir") or ".").resolve()
     model = arguments["input_model_config"]
     if isinstance(path := model.config.get("model_path"), Mapping):
@@ -75,7 +75,7 @@ def run(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) ->
 
 
 def _print_results(run: Run) -> None:
-    """Prints the verdicts and the pages' paths after a run. The report of a pass lies next to the output model."""
+    """Prints the verdicts and the pages' paths after a run. The report of a pass is next to the output model."""
     beside = sorted(run.artifacts.glob("report*.html"), key=lambda file: file.stat().st_mtime_ns)
     pages = [page_of_report(report) or (beside[-1] if beside else None) for report in run.reports]
     results = {page or report.created: (report, page) for report, page in zip(run.reports, pages, strict=True)}
@@ -147,8 +147,8 @@ def cli_run(argv: Sequence[str]) -> int:
 
 
 def end_in_lines() -> None:
-    """In the process of `olive run` an error of this package is one line, without a traceback, and any other is
-    followed by the mistakes that the recipe's text shows. `OLIVE_EXT_DEBUG` leaves Python's tracebacks."""
+    """In the process of `olive run`, an error of this package is one line, without a traceback, and any other is
+    followed by the mistakes that the recipe's text shows. `OLIVE_EXT_DEBUG` keeps Python's tracebacks."""
     script = Path(sys.argv[0])
     if "olive" not in (script.stem, script.parent.name) or os.environ.get("OLIVE_EXT_DEBUG", "") not in ("", "0"):
         return

@@ -83,8 +83,8 @@ class ConfiguredPass(Pass):  # type: ignore[misc]
 
     @classmethod
     def get_config_class(cls, accelerator_spec: Any, disable_search: bool | None = False) -> Any:
-        """Like Olive's, with a cache key that leaves out the settings which change no number, and has the content of
-        the model that the pass gets."""
+        """Like Olive's, with a cache key without the settings that change no number, and with the content of the input
+        model."""
         made, default = super().get_config_class(accelerator_spec, disable_search)
 
         class Keyed(made):  # type: ignore[misc, valid-type]
@@ -104,14 +104,14 @@ class ConfiguredPass(Pass):  # type: ignore[misc]
 
 
 class ReadOnlyPass(ConfiguredPass):
-    """Looks at a model, also at a composite one, which Olive gives to no evaluator. What it writes travels with the
-    model as additional files."""
+    """Looks at a model, also at a composite one, which Olive gives to no evaluator. The files that it writes travel
+    with the model as additional files."""
 
     _accepts_composite_model = True
 
     @abstractmethod
     def write_findings(self, model: Any, settings: Any, folder: Path) -> Sequence[Path]:
-        """Writes files to be kept with the model into `folder`; numbers of earlier ones may be put into their names."""
+        """Writes files to be kept with the model into `folder`. Earlier files' numbers may be put into their names."""
 
     def run(self, model: Any, output_model_path: str) -> Any:
         """Like Olive's, but copies no files that travel with the model into its own folder, which is not ours."""
@@ -137,7 +137,7 @@ def folder_of(output_model_path: str) -> Path:
 
 
 def _kept_whole(model: Any) -> Any:
-    """The model, named by its folder where it is a file with external data: Olive would save the file without them."""
+    """The model, named by its folder where it is a file with external data: Olive would save the file without that."""
     if isinstance(model, ONNXModelHandler) and Path(model.get_resource("model_path")).is_file():
         path = Path(model.model_path)
         if any((path.parent / location).exists() for location in read_outline(path).locations):
@@ -194,8 +194,8 @@ class OrtLMEvaluation(ReadOnlyPass):
 
 
 def _costs(settings: EvaluationSettings) -> list[str]:
-    """The costs in each row of a chain's table; no speed where nothing runs, or where the reference is open next to
-    the model and slows it."""
+    """The costs in each row of a chain's table; no speed where nothing runs, or where the reference is open next to the
+    model and slows it."""
     is_resident = settings.reference is not None and settings.reference.mode == "resident"
     has_run = any(task not in COSTS for task in settings.tasks)
     return [SIZE_ON_DISK, TOKENS_PER_SECOND] if has_run and not is_resident else [SIZE_ON_DISK]
@@ -248,7 +248,7 @@ def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, st
 
 
 def _put_last(report: Report, run: Run, model_config: Mapping[str, Any]) -> None:
-    """Writes the output model's last report as this run has it: in the cache its commands have paths of the cache."""
+    """Writes the output model's last report as this run has it: in the cache, its commands have the cache's paths."""
     report = replace(report, comparison=report.comparison and run.as_saved(report.comparison))
     run.reports = [report if item.created == report.created else item for item in run.reports]
     with tempfile.TemporaryDirectory() as folder:
@@ -257,8 +257,8 @@ def _put_last(report: Report, run: Run, model_config: Mapping[str, Any]) -> None
 
 
 def publish(engine: Any, run: Run, output: Any) -> None:
-    """Puts the output model's reports and its chain next to it, in place of those of an earlier run: Olive never
-    overwrites a file with one that travels with a model."""
+    """Puts the output model's reports and its chain next to it, in place of an earlier run's: Olive never overwrites a
+    file with one that travels with a model."""
     best = output.get_best_candidate()
     saved = engine.cache.load_model(best.model_id) if best is not None else None
     if not saved:

@@ -100,7 +100,8 @@ def _type_of(engine: Any, host: Any) -> dict[str, Any]:
 def _with_named_reference(
     values: dict[str, Any], kind: type[PassSettings | EvaluatorSettings], where: str
 ) -> dict[str, Any]:
-    """`values` with "input_model" replaced by the input model's path: the process that evaluates knows no workflow."""
+    """`values` with "input_model" replaced by the input model's path, because the process that evaluates knows no
+    workflow."""
     settings = kind.parse({name: value for name, value in values.items() if name != FINGERPRINT}, where)
     if settings.reference is not None and settings.reference.float_model == AT_HAND:
         raise ContradictionError(

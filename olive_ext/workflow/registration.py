@@ -90,8 +90,8 @@ def hook_engine(engine: type) -> None:
 
 
 def get_pass_module_config(package: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
-    """Olive's description of a pass, and ours of our own. These run on the target, so that Olive checks the target's
-    execution providers."""
+    """Olive's description of a pass, and ours of our own passes. These run on the target, so that Olive checks the
+    target's execution providers."""
     try:
         return original()
     except ValueError:
@@ -111,8 +111,8 @@ def get_pass_module_config(package: Any, arguments: dict[str, Any], original: Ca
 
 
 def import_pass_module(package: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
-    """Olive's class of a pass, and `OnnxConversion` and `ModelBuilder` mended: their modules import torch, so not
-    before they are needed."""
+    """Olive's class of a pass; `OnnxConversion` and `ModelBuilder` are mended. Their modules import torch, so they are
+    imported only when they are needed."""
     kind = original()
     if kind.__module__ == "olive.passes.onnx.conversion":
         wrap_once(sys.modules[kind.__module__], "_convert_dynamic_shapes_for_dynamic_cache", shapes_in_order)
@@ -172,8 +172,8 @@ def validate_config(module: Any, arguments: dict[str, Any], original: Callable[.
 
 
 def parse_recipe(recipe: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
-    """The hook of `RunConfig.parse_file_or_obj`: what plug-ins let be written otherwise is settled, and an unknown key
-    at the top is named in one line."""
+    """The hook of `RunConfig.parse_file_or_obj`: rewrites what plug-ins allow in other forms, and refuses an unknown
+    key at the top in one line."""
     known = arguments["file_or_obj"]
     keys = settled_recipe(known if isinstance(known, dict) else load_config_file(known))
     if unknown := list(unknown_keys(keys)):
@@ -182,7 +182,8 @@ def parse_recipe(recipe: Any, arguments: dict[str, Any], original: Callable[...,
 
 
 def initialize(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> None:
-    """The hook of `Engine.initialize`, which turns a metric's name into a path where it is a task's: undone here."""
+    """The hook of `Engine.initialize`, which turns a metric's name into a path where it is a task's: that is undone
+    here."""
     original()
     for _, evaluator in our_evaluators(engine):
         for metric in evaluator.metrics:

@@ -2,7 +2,7 @@
 olive_ext --model_args pretrained=PATH --tasks NAMES`.
 
 lm-eval 0.4.13 has a fixed list of models, and its `lm_eval` command imports no other package's. Versions that read the
-entry points `lm_eval.models` find this package's there, and need no such door.
+entry points `lm_eval.models` find this package's there, and do not need this module.
 """
 
 from __future__ import annotations

@@ -19,18 +19,18 @@ _TEXT = {"add_bos_token", "prefix_token_id"}
 
 _OPENING = frozenset(OpenSettings.model_fields) - _TEXT
 _HANDED_OVER = {"batch_size", "max_batch_size", "device"}
-"""Settings that lm-eval hands over with any model: they count for nothing on a session that is open."""
+"""Settings that lm-eval passes with any model: they have no effect on an open session."""
 
 
 _OF_OLIVE = {"ep": "execution_provider", "ep_options": "provider_options"}
-"""Arguments of Olive's own backends, as recipes have them, and what takes their place here."""
+"""Arguments of Olive's own backends, as recipes have them, and what replaces them here."""
 
 _IGNORED = {"past_present_share_buffer": "the graph says whether the KV cache is updated in place"}
-"""Arguments of Olive's own backends that nothing here depends on, and why."""
+"""Arguments of Olive's own backends that have no effect here, and why."""
 
 
 def _number(value: Any) -> Any:
-    """lm-eval hands numbers over as they stand on its command line: "8"."""
+    """Turns numbers that lm-eval passes as text on its command line ("8") into numbers."""
     return int(value) if isinstance(value, str) and value.isdigit() else value
 
 
@@ -123,7 +123,7 @@ class OrtLMArguments(OpenSettings):
         return given
 
     def to_open(self, pretrained: str | ResolvedModel | None) -> tuple[ResolvedModel, Any, Any]:
-        """What `session.opening.open_model` takes. A model of which only the path is known is looked for."""
+        """What `session.opening.open_model` takes. A model of which only the path is known is located first."""
         if isinstance(pretrained, ResolvedModel):
             model = pretrained.patched(self.opening())
         else:

@@ -30,11 +30,11 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0, 0.0),
     "use_cache": (True,),
 }
-"""Settings of other backends that this one does not have, with the values that change nothing."""
+"""Settings of other backends that this one lacks, with the values that have no effect."""
 
 _BEAMS: Mapping[str, Any] = {"num_beams": 1, "length_penalty": 1.0, "early_stopping": False}
-"""The settings of a beam search, with transformers' defaults. Those after the first one are read with several beams
-only, as there."""
+"""The settings of a beam search, with transformers' defaults. As there, those after the first are read only with
+several beams."""
 
 _KNOWN = {"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k", "seed", "max_length", *_BEAMS}
 
@@ -55,7 +55,7 @@ _NUMBERS: Mapping[str, tuple[type[int | float], float, float, str]] = {
     "length_penalty": (float, -sys.float_info.max, sys.float_info.max, "a number (1 divides by the length)"),
     **dict.fromkeys(_LENGTHS, (int, 1, math.inf, "a positive integer")),
 }
-"""The type and the least and largest value of the settings that are numbers, and these in words."""
+"""The type, the least and the largest value of settings that are numbers, and a description of these."""
 
 
 def check_numbers(gen_kwargs: Mapping[str, Any]) -> None:
@@ -119,8 +119,8 @@ class GenerationSettings:
         return str(postprocess_generated_text(decode(output.tokens), list(self.until), None))
 
     def refuse_long(self, task: str, context_length: int | None) -> None:
-        """Raises `TaskError` for a `max_gen_toks` of `task` that leaves no room for a prompt in a context of as many
-        tokens; None stands for any context."""
+        """Raises `TaskError` for a `max_gen_toks` of `task` that leaves no room for a prompt in a context of that
+        length; None stands for any context."""
         if context_length is None or self.max_length is not None:
             return
         if problem := too_long("max_gen_toks", self.max_gen_toks, context_length):
@@ -129,9 +129,9 @@ class GenerationSettings:
     def request(
         self, prompt: Sequence[int], max_length: int, repeat: int, fields: Mapping[str, Any], task: str
     ) -> GenerationRequest:
-        """The request for token ids `prompt`, of a model with a context of `max_length` tokens; `repeat` counts earlier
-        requests with the same arguments, `fields` are those of the request that are given elsewhere. Raises `TaskError`
-        where nothing can be generated."""
+        """The request for token ids `prompt`, of a model with a context of `max_length` tokens. `repeat` counts earlier
+        requests with the same arguments; `fields` are fields of the request from elsewhere. Raises `TaskError` where
+        nothing can be generated."""
         self.refuse_long(task, max_length)
         budget = self.max_gen_toks if self.max_length is None else self.max_length - len(prompt)
         if budget < 1:
@@ -150,9 +150,9 @@ def refuse_generations(
     length: int | None = None,
     model_args: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raises `TaskError` where one of `tasks`, by name with its configuration, generates, and its settings with those
-    of the user cannot be followed by a model of the context `length`; None stands for any. `model_args` are an
-    `OrtLM`'s, as they were given: its reasoning is to leave room for an answer."""
+    """Raises `TaskError` where one of `tasks`, by name with its configuration, generates and its settings, together
+    with the user's, cannot be followed by a model of the context `length`; None stands for any. `model_args` are an
+    `OrtLM`'s, as given: its reasoning must leave room for an answer."""
     check_numbers(gen_kwargs)
     for name, config in tasks.items():
         if config.get("output_type") == "generate_until":

@@ -1,5 +1,5 @@
-"""lm-eval's requests (its `Instance`s) on their way to a session: answered where known, encoded in slices, observed;
-and those without an answer, whose documents count in none of lm-eval's metrics.
+"""lm-eval's requests (its `Instance`s) on their way to a session: answered where the answer is known, encoded in
+slices, observed. Also requests without an answer, whose documents count in none of lm-eval's metrics.
 
 Knows no model and no session.
 """
@@ -28,15 +28,15 @@ Observer = Callable[[Any, Any, Any], None]
 """Called with lm-eval's request, the session's request for it (of `olive_ext.session.requests`), and its output."""
 
 KnownAnswers = Callable[[list[Any], Callable[[list[Any]], list[Any]]], list[Any]]
-"""Answers lm-eval's requests, all of one method; those it does not know it passes on to its second argument."""
+"""Answers lm-eval's requests, all of one method. Requests that it does not know are passed to its second argument."""
 
 SLICE = 4096
-"""Requests of a slice: enough to share prefixes in, few enough to hold their tokens."""
+"""Requests of a slice: enough to share prefixes, few enough to hold their tokens."""
 
 
 @dataclass(eq=False)
 class PendingRequest:
-    """A session's request, and lm-eval's requests (or `Generated`) that its output answers, by their places. The key of
+    """A session's request, the places of lm-eval's requests (or `Generated`) that its output answers, and the key of
     the request, as errors name it."""
 
     request: GenerationRequest | ScoringRequest | RollingRequest
@@ -49,7 +49,7 @@ class PendingRequest:
 
     @property
     def first(self) -> Any:
-        """The first of the requests that it is for."""
+        """The first of the requests that it answers."""
         return next(iter(self.owners.values()))
 
     @property
@@ -59,13 +59,14 @@ class PendingRequest:
 
 
 MANY = 10_000
-"""Requests from which on the garbage collector leaves alone what was there before they run. A simulated device waited
-for the host 12 % of 120,000 requests' time with it, and 3 % without (docs/benchmarks/simulated_device.py)."""
+"""With so many requests or more, the garbage collector ignores objects that existed before they run. With it, a
+simulated device waited for the host 12 % of 120,000 requests' time, and without 3 %
+(docs/benchmarks/simulated_device.py)."""
 
 
 def known_answers_first(method: Method) -> Method:
-    """A request method of `OrtLM` that lets the model's `known_answers`, where there are any, answer before it. The
-    garbage collector does not look at many requests again and again while they run."""
+    """A request method of `OrtLM` before which the model's `known_answers`, if there are any, answer. The garbage
+    collector does not visit many requests again and again while they run."""
 
     @wraps(method)
     def answer(lm: Any, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
@@ -85,10 +86,10 @@ def known_answers_first(method: Method) -> Method:
 def encoded_slices(
     items: Sequence[Item], key: Callable[[Item], str], encode: Callable[[Sequence[Item]], Encoded], size: int = SLICE
 ) -> Iterator[Encoded]:
-    """The results of `encode` for slices of `items` sorted by `key`.
+    """The results of `encode` for slices of `items`, sorted by `key`.
 
     In sorted order neighbours share prefixes, so little sharing is lost between slices. `encode` runs in a thread of
-    its own, one slice ahead; what it raises is raised here.
+    its own, one slice ahead; its errors are raised here.
     """
     ordered = sorted(items, key=key)
     slices = [ordered[start : start + size] for start in range(0, len(ordered), size)]
@@ -103,7 +104,7 @@ def encoded_slices(
 
 @dataclass(frozen=True)
 class LostRequest:
-    """A request without an answer, because every worker that ran it was lost, and how."""
+    """A request without an answer, because every worker that ran it was lost, and how they were lost."""
 
     task: str
     doc_id: int
@@ -114,14 +115,14 @@ class LostRequests(list[LostRequest]):
     """The lost requests of one model."""
 
     is_read = False
-    """Whether who evaluates leaves their documents out. lm-eval itself would take for an answer what stands there."""
+    """Whether the caller leaves their documents out; lm-eval itself would take what is returned for answers."""
 
 
 def run_requests(
     session: Session, call: str, slices: Iterable[Sequence[PendingRequest]], lost: LostRequests
 ) -> Iterator[tuple[PendingRequest, Any]]:
-    """What a session is asked, with the output, as each is complete. What it could not answer is added to `lost`; where
-    nobody reads that, the error of the session passes. One about a request that is wrong names the document."""
+    """What a session is asked, with the output, as each completes. What it could not answer is added to `lost`; if
+    nobody reads that, the session's error passes. An error about a wrong request names the document."""
     keyed = ([(pending, pending.request) for pending in items] for items in slices)
     try:
         yield from session.run_slices(call, keyed, lambda pending: str(pending.first.task_name))

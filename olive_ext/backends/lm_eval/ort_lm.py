@@ -1,7 +1,8 @@
-"""`OrtLM`: lm-eval's language model interface on top of the public session.
+"""`OrtLM`: lm-eval's language model interface over the public session.
 
-Turns lm-eval's texts into token ids by HFLM's rules and hands every answer to lm-eval's cache the moment it is there.
-Follows lm-eval's hf-multimodal in the meaning of "<image>" and of its arguments. Knows no engine and no provider.
+Turns lm-eval's texts into token ids by HFLM's rules, and passes every answer to lm-eval's cache as soon as it is
+complete. Follows lm-eval's hf-multimodal in the meaning of "<image>" and of its arguments. Knows no engine and no
+provider.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
 Score = tuple[float, bool]
-"""A log-probability in nats, and whether it is of the most probable continuation."""
+"""A log-probability in nats, and whether the continuation is the most probable one."""
 
 PLACEHOLDERS = {Modality.IMAGE: "<image>", Modality.AUDIO: "<audio>"}
 """The markers of a picture and a sound in a task's text."""
@@ -87,10 +88,10 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
         self._encoded: Mapping[str, Sequence[int]] = {}
         self._begins = True
         self.says_work = True
-        """Whether a line says before each call what is asked."""
+        """Whether a line before each call says what is asked."""
 
         self.role = ""
-        """Of a comparison "the reference" or "the evaluated model", for lines of progress."""
+        """In a comparison "the reference" or "the evaluated model", for lines of progress."""
 
         self._arguments = given = OrtLMArguments.of(pretrained, arguments, has_session=session is not None)
         self._owns_session = session is None
@@ -123,7 +124,7 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
         return made
 
     def close(self) -> None:
-        """Lets the session go, and closes it where this model opened it. May be called again."""
+        """Releases the session, and closes it where this model opened it. May be called again."""
         session, self._session = self._session, None
         if session is not None and self._owns_session:
             session.close()
@@ -195,8 +196,8 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
         return answers
 
     def scoring_requests(self, requests: Iterable[tuple[int, Instance]]) -> list[PendingRequest]:
-        """What the session is asked for requests at these places, by TemplateLM's rule; TemplateLM encodes them one by
-        one, this method at once. Nothing is asked for a continuation without tokens."""
+        """The session's requests for the prompts at these places, by TemplateLM's rule. TemplateLM encodes them one by
+        one, this method all at once. Nothing is asked for a continuation without tokens."""
         prompts = [(at, one, self._media.prompt(one.args)) for at, one in requests if one.args[1]]
         if self._encoding is None:
             contexts = [prompt.rstrip() for *_, prompt in prompts]  # read once, whatever the number of its answers
@@ -216,11 +217,11 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
         return self._text.encode_pair(context, continuation)
 
     def _loglikelihood_tokens(self, requests: Sequence[tuple[Any, ...]], **_: object) -> list[Score]:
-        """lm-eval's own `loglikelihood`, which has another one here, hands tokens to it."""
+        """lm-eval's own `loglikelihood`, which is replaced here, passes tokens to it."""
         raise NotImplementedError
 
     def _scoring_request(self, args: Sequence[Any], prompt: str) -> ScoringRequest | None:
-        """The request for one pair; as in HFLM an encoder-decoder encodes the context, and decodes the target alone."""
+        """The request for one pair. As in HFLM, an encoder-decoder encodes the context and decodes the target alone."""
         media = self._media.fields(args)
         if self._media.is_speech:
             target = self._text.encode_target(args[1])
@@ -261,7 +262,7 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
         return answers
 
     def pending_generations(self, requests: list[Instance]) -> list[PendingRequest]:
-        """The generations, each with the requests that it is for: greedy ones with equal arguments are one."""
+        """The generations, each with the requests that it answers: greedy requests with equal arguments share one."""
         eot = self.eot_token_id  # as a text it stops where the model's own files have it stop
         eos = self.tok_decode([eot], skip_special_tokens=False) if eot in self.session.stop_ids else None
         wanted: dict[tuple[str, int], PendingRequest] = {}
@@ -285,7 +286,7 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
         return list(wanted.values())
 
     def _prompt(self, context: str) -> Sequence[int]:
-        """The tokens of a context; for a model of speech those that its decoder begins with."""
+        """The tokens of a context; for a model of speech, those with which its decoder begins."""
         if self._encoding is not None and self._media.is_speech:
             return decoder_tokens(self._text, context, self._encoding)
         return self.tok_encode(context) or [self.prefix_token_id]
@@ -312,8 +313,8 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
         slices: Callable[[], Iterable[Sequence[PendingRequest]]],
         is_disabled: bool,
     ) -> Iterator[tuple[PendingRequest, Any]]:
-        """What is asked for `requests` in the session's `call`, with the output, as each is complete. Each is observed,
-        and counts as done once the next is read."""
+        """What is asked for `requests` in the session's `call`, with the output, as each completes. Each is observed,
+        and counts as done when the next is read."""
         executor = self.session.executor
         fed, at_work = lambda: int(self.session.counters.tokens_fed), lambda: executor.at_work
         is_seen = not is_disabled and is_shown(shown.get())
@@ -339,7 +340,7 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
 
     @property
     def _kept(self) -> str:
-        """Where answers are kept, and how many an earlier run has left there."""
+        """Where answers are kept, and how many an earlier run left there."""
         if (journal := self.session.journal) is None:
             return "; answers are kept only with an output folder"
         known = f"{counted(journal.num_known, 'answer')} of an earlier run" if journal.num_known else "answers"
@@ -354,7 +355,7 @@ class TaskMedia:
         self._media = session.media
         self._markers = {} if self._media is None else self._media.markers
         self._marked: dict[str, int] = {}
-        """Pictures that stood in the conversation of a prompt, where these are more than the model is given."""
+        """The pictures in the conversation of a prompt, where there are more than the model is given."""
 
         self.is_speech = session.encoding is not None and session.encoding.sound is not None
         """Whether every request has a sound, and its context is what the decoder begins with."""
@@ -381,8 +382,8 @@ class TaskMedia:
         return {name: tuple(items) for name, items in fields.items() if items}
 
     def prompt(self, args: Sequence[Any]) -> str:
-        """The context of a request, with the model's marker for each picture and sound that it is given. (Where a chat
-        template has been applied, that is so already.)"""
+        """The context of a request, with the model's marker for each picture and sound that the model is given. (A chat
+        template that has been applied has written them already.)"""
         context = str(args[0])
         if len(args) < 3 or self._media is None:
             return context
@@ -394,8 +395,8 @@ class TaskMedia:
         return context
 
     def _refuse_others(self, context: str, num_images: int) -> None:
-        """Raises `TaskError` where pictures are missing that the task's text has a place for: `max_images` would put
-        others there."""
+        """Raises `TaskError` where pictures are missing for places in the task's text: `max_images` would put others
+        there."""
         mark = PLACEHOLDERS[Modality.IMAGE]
         marks = self._marked.get(context, context.count(mark))
         if marks > max(num_images, self._arguments.max_images):
@@ -411,8 +412,8 @@ class TaskMedia:
             self._marked[text] = marks
 
     def messages(self, history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The conversation with a part for each "<image>" and "<audio>" of a message: all in front of its text, or
-        where they stand with `interleave`."""
+        """The conversation with a part for each "<image>" and "<audio>" of a message: all in front of its text, or in
+        their places with `interleave`."""
         return [self._message(message) for message in history]
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -440,8 +441,8 @@ class TaskMedia:
 
 
 def _resized(image: Any, sizes: tuple[int | None, ...]) -> Any:
-    """The picture as large as `sizes` (width, height, larger side) allow. One that cannot be read stays as it is: the
-    session says which request it costs."""
+    """The picture, resized to `sizes` (width, height, larger side). One that cannot be read stays as it is: the session
+    names the request that it costs."""
     try:
         return resize_image(read_picture(image), *sizes)
     except MediaError:
