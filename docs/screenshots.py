@@ -18,8 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from olive_ext.report import to_html  # noqa: E402
-from olive_ext.report.html.render import render  # noqa: E402
+from olive_ext.report.html.render import render, to_html  # noqa: E402
 from olive_ext.report.metrics import read_metrics  # noqa: E402
 from olive_ext.report.page import Column, ComparedModels, Page  # noqa: E402
 from tests.report.chromium import Chromium, find_chromium  # noqa: E402

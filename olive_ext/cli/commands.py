@@ -72,7 +72,8 @@ def evaluate_command(arguments: Namespace) -> int:
     config = EvaluationConfig.parse(written_values(arguments, arguments.model)).as_job()
     try:
         with going_on(config.journal and Path(config.journal).parent):
-            from olive_ext.report import page_of_report, print_table
+            from olive_ext.report.plain_text import print_table
+            from olive_ext.report.report_files import page_of_report
             from olive_ext.report.verdict import worst_status
             from olive_ext.run import check_complete, evaluate
 
@@ -88,8 +89,8 @@ def evaluate_command(arguments: Namespace) -> int:
 def record_command(arguments: Namespace) -> int:
     """Records one model; prints its table, and the path of its records."""
     config = EvaluationConfig.parse(written_values(arguments, arguments.model, RECORD_OPTIONS)).as_job()
-    from olive_ext.report import print_table
     from olive_ext.report.numbers import size
+    from olive_ext.report.plain_text import print_table
     from olive_ext.run import check_complete
     from olive_ext.run.recording import record
 
@@ -102,7 +103,9 @@ def record_command(arguments: Namespace) -> int:
 
 def compare_command(arguments: Namespace) -> int:
     """Prints one table over the reports, and writes the page where a folder for it is named."""
-    from olive_ext.report import check_writable, print_page, write_page
+    from olive_ext.report import check_writable
+    from olive_ext.report.plain_text import print_page
+    from olive_ext.report.report_files import write_page
     from olive_ext.report.verdict import worst_status
     from olive_ext.run import compare
 

@@ -14,9 +14,10 @@ from olive.evaluator.metric_result import MetricResult, joint_metric_key
 
 from olive_ext.config import Bound
 from olive_ext.errors import ConfigError, ContradictionError
-from olive_ext.report import Metric, Report, has_several_filters
+from olive_ext.report import Metric, Report
 from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import COMPARISON_NAMES, is_open, listed, matching, non_finite_requests
+from olive_ext.report.report import has_several_filters
 from olive_ext.run.bounds import DECLARABLE, broken_bounds, single_bounds
 from olive_ext.run.costs import SIZE_ON_DISK, why_missing
 

@@ -18,7 +18,8 @@ from pydantic import ValidationError
 from olive_ext.check.recipe import mistakes, plain_path, read_recipe
 from olive_ext.errors import ConfigError, OliveExtError, RequirementError, RunError, one_line, printable, raised_at
 from olive_ext.registry import hooks
-from olive_ext.report import page_of_report, print_lines, print_verdicts
+from olive_ext.report.plain_text import print_lines, print_verdicts
+from olive_ext.report.report_files import page_of_report
 from olive_ext.report.verdict import EXIT_STATUS, worst_status
 from olive_ext.workflow.current_run import Run, logger, running
 from olive_ext.workflow.passes import publish

@@ -28,8 +28,11 @@ from olive_ext.config import PASS_TYPE, EvaluationSettings, PassSettings, Strict
 from olive_ext.errors import RequirementError
 from olive_ext.model.files.content import read_outline
 from olive_ext.registry import entries, hooks
-from olive_ext.report import Report, chain_steps, chain_table, from_json, print_cells, write, write_chain
+from olive_ext.report import Report, from_json, write
 from olive_ext.report.page import PASSES
+from olive_ext.report.plain_text import print_cells
+from olive_ext.report.report_files import write_chain
+from olive_ext.report.tables import chain_steps, chain_table
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.costs import COSTS, SIZE_ON_DISK, TOKENS_PER_SECOND, with_costs
 from olive_ext.workflow.current_run import Run, recorded_failures, requirement_error, running

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from olive_ext.report import to_html
+from olive_ext.report.html.render import to_html
 from tests.report.chromium import NAMES, Chromium, find_chromium
 from tests.report.synthetic import HOSTILE, comparison, report
 

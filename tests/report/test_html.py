@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from olive_ext.config import EvaluationConfig
-from olive_ext.report import Metric, Report, from_json, to_html, to_json
+from olive_ext.report import Metric, Report, from_json, to_json
 from olive_ext.report import write as write_report
 from olive_ext.report.comparison import Bin, Comparison, Flip
-from olive_ext.report.html.render import CHUNK, MAX_CHARACTERS, flip_data, render
+from olive_ext.report.html.render import CHUNK, MAX_CHARACTERS, flip_data, render, to_html
 from olive_ext.report.page import Column, ComparedModels, Page
 from tests.report.synthetic import HOSTILE, comparison, report
 

@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from olive_ext.report import Metric, Report, chain_markdown, literal, markdown_table, to_markdown
+from olive_ext.report import Metric, Report
+from olive_ext.report.plain_text import chain_markdown, literal, markdown_table, to_markdown
 from olive_ext.report.tables import ChainStep
 from tests.report.synthetic import comparison
 

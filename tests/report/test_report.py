@@ -14,9 +14,10 @@ import yaml
 from huggingface_hub import parse_eval_result_entries
 
 from olive_ext.errors import ConfigError, RunError
-from olive_ext.report import Metric, Report, check_writable, from_json, has_several_filters, to_json, to_markdown
+from olive_ext.report import Metric, Report, check_writable, from_json, to_json
 from olive_ext.report import write as write_report
-from olive_ext.report.plain_text import to_eval_results
+from olive_ext.report.plain_text import to_eval_results, to_markdown
+from olive_ext.report.report import has_several_filters
 from tests.refusals import refused
 
 ACC = Metric("arc", "acc", "none", 0.25, 0.0125, True, 400)

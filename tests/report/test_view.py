@@ -10,23 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from olive_ext.report import (
-    Metric,
-    Report,
-    Table,
-    chain_markdown,
-    chain_table,
-    print_cells,
-    print_table,
-    to_json,
-    to_markdown,
-    view,
-    write_chain,
-)
+from olive_ext.report import Metric, Report, to_json, view
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.numbers import NO_VALUE
 from olive_ext.report.page import column_of
-from olive_ext.report.tables import chain_steps
+from olive_ext.report.plain_text import chain_markdown, print_cells, print_table, to_markdown
+from olive_ext.report.report_files import write_chain
+from olive_ext.report.tables import Table, chain_steps, chain_table
 from olive_ext.report.view import needed
 from tests.report.test_comparison import divergence, outcome
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from docs.benchmarks.speed.latency import LATENCIES, STATISTICS
 from docs.benchmarks.speed.summary import BackendRow, Summary
-from olive_ext.report import Table, literal, markdown_table, print_cells, print_lines
+from olive_ext.report.plain_text import literal, markdown_table, print_cells, print_lines
+from olive_ext.report.tables import Table
 
 HEADS = (
     *("backend", "batch", "requests/s", "tokens/s", "in model s", "process s", "MB above model", "MB peak"),

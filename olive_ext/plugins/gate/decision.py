@@ -29,12 +29,12 @@ from olive_ext.errors import (
     keys_once,
     special_kind,
 )
-from olive_ext.report import Metric, PackedAnswers, Report, model_name, to_json, write_texts
+from olive_ext.report import Metric, PackedAnswers, Report, to_json, write_texts
 from olive_ext.report.changes import changes_of, deciding_changes, difference_texts
 from olive_ext.report.comparison import ALL, LEAST_ANSWERS, ClaimResult, Comparison, Outcome
 from olive_ext.report.metrics import LENGTHS, non_finite_requests, read_metrics
 from olive_ext.report.numbers import joined
-from olive_ext.report.page import TASK_HELPERS, TEMPLATE_DATE
+from olive_ext.report.page import TASK_HELPERS, TEMPLATE_DATE, model_name
 from olive_ext.report.sampled import certain_comparison
 from olive_ext.report.verdict import BANDS, EXIT_STATUS, Status, Verdict, possible_loss, reason_of, verdict
 from olive_ext.run import check_complete, evaluate

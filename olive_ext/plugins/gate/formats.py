@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 
 from olive_ext.errors import ConfigError, counted, printable
 from olive_ext.plugins.gate.decision import GateBound, GateResult
-from olive_ext.report import literal, write_texts
+from olive_ext.report import write_texts
+from olive_ext.report.plain_text import literal
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
 LEVEL = (

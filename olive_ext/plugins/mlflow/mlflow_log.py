@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import printable
-from olive_ext.report import Report, has_several_filters, model_name, write
+from olive_ext.report import Report, write
 from olive_ext.report.numbers import flat
+from olive_ext.report.page import model_name
+from olive_ext.report.report import has_several_filters
 
 VARIABLE = "MLFLOW_TRACKING_URI"
 _MAX_NAME = 250

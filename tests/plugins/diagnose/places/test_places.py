@@ -12,7 +12,9 @@ import pytest
 from olive_ext.cli import main
 from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.errors import ConfigError
-from olive_ext.report import Report, from_json, to_html, to_json, to_markdown
+from olive_ext.report import Report, from_json, to_json
+from olive_ext.report.html.render import to_html
+from olive_ext.report.plain_text import to_markdown
 from olive_ext.report.verdict import verdict
 from tests.exports.quickstart import TASKS, exported, quantized
 from tests.plugins.diagnose.places.planted import WORK, compared, planted
