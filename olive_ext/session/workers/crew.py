@@ -105,8 +105,7 @@ class ChunkFeed:
         return self._has_more or bool(self._open)
 
     def read(self) -> Chunk | None:
-        """Reads the next chunk, which is to be computed unless it is empty; None where there is no room for it, or none
-        left."""
+        """Reads the next chunk; None where there is no room for it, or none left."""
         has_room = len(self._waiting) < AHEAD * self._num_workers
         if not self._has_more or not has_room or sum(chunk.held_tokens for chunk in self._open) >= HELD_TOKENS:
             return None
@@ -115,9 +114,8 @@ class ChunkFeed:
             self._has_more = False
             return None
         chunk = Chunk(number, requests)
-        if requests:
-            self._open.append(chunk)
-            self._put_back(chunk)
+        self._open.append(chunk)
+        self.put(chunk)
         return chunk
 
     def take(self) -> Chunk | None:
@@ -131,11 +129,13 @@ class ChunkFeed:
             return chunk
 
     def put(self, chunk: Chunk) -> None:
-        """Puts back a chunk that was taken, as far as it has come."""
+        """Has a chunk computed, as far as it is not: an empty one is complete."""
         if chunk.is_complete:
             self.outcomes.put(chunk)
-        else:
-            self._put_back(chunk)
+            return
+        with self._changed:
+            self._waiting.append(chunk)
+            self._changed.notify()
 
     def leave(self, error: WorkerError) -> None:
         """A worker takes no more; where none is left, its error ends the call."""
@@ -157,11 +157,6 @@ class ChunkFeed:
         self.is_over.set()
         with self._changed:
             self._changed.notify_all()
-
-    def _put_back(self, chunk: Chunk) -> None:
-        with self._changed:
-            self._waiting.append(chunk)
-            self._changed.notify()
 
     def _order(self, chunk: Chunk) -> tuple[bool, int, int]:
         first = 0 if self._has_more else -predicted_tokens(chunk.requests)
@@ -215,11 +210,21 @@ class Crew:
 
     def run(self, which: str, chunks: Iterable[Sequence[Request]]) -> Iterator[ChunkResults]:
         """Runs all chunks: the number and the results of each as it is complete. `chunks` is read in the thread that
-        reads the results; where that stops early, all workers end. Raises what a model raises, and `RunError` where no
-        worker is left."""
+        reads the results; where that stops early, all workers end. All workers' threads start with the first request,
+        however little there is to do: those that begin may be lost, or not come up. Raises what a model raises, and
+        `RunError` where no worker is left."""
         feed, threads = ChunkFeed(chunks, len(self.workers)), list[threading.Thread]()
         try:
-            yield from self._collect(which, feed, threads)
+            while (chunk := feed.read()) is not None or feed.has_work:
+                if chunk is not None and chunk.requests and not threads:
+                    threads.extend(_started(worker, self._work, worker, which, feed) for worker in self.workers)
+                try:
+                    outcome = feed.outcomes.get(block=chunk is None)
+                except queue.Empty:
+                    continue
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                yield feed.complete(outcome)
         except BaseException:
             feed.end()
             self.stop()  # whatever a worker is doing
@@ -264,26 +269,6 @@ class Crew:
             if isinstance(served, BaseException):
                 raise WorkerError(f"{name} cannot be started: {one_line(served)}") from served
         return [opened[worker.name] for worker in self.workers]
-
-    def _collect(self, which: str, feed: ChunkFeed, threads: list[threading.Thread]) -> Iterator[ChunkResults]:
-        """Reads chunks, and between them takes outcomes in, until every chunk is complete. All workers' threads start
-        with the first chunk, however little there is to do: those that begin may be lost, or not come up."""
-        while True:
-            read = feed.read()
-            if read is not None and not read.requests:
-                yield read.number, []
-                continue
-            if not feed.has_work:
-                return
-            if read is not None and not threads:
-                threads.extend(_started(worker, self._work, worker, which, feed) for worker in self.workers)
-            try:
-                outcome = feed.outcomes.get(block=read is None)
-            except queue.Empty:
-                continue
-            if isinstance(outcome, BaseException):
-                raise outcome
-            yield feed.complete(outcome)
 
     def _work(self, worker: Worker, which: str, feed: ChunkFeed) -> None:
         """A worker's thread: chunk after chunk; a lost worker is opened anew. Whatever ends it is reported."""
