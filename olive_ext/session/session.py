@@ -207,27 +207,19 @@ class Session(AbstractContextManager["Session"]):
     def generate(self, requests: ToGenerate, **settings: Any) -> GenerationOutput: ...
 
     @overload
-    def generate(
-        self,
-        requests: Sequence[ToGenerate],
-        on_result: Callable[[int, GenerationOutput], None] | None = None,
-        **settings: Any,
-    ) -> list[GenerationOutput]: ...
+    def generate(self, requests: Sequence[ToGenerate], **settings: Any) -> list[GenerationOutput]: ...
 
-    def generate(
-        self, requests: Any, on_result: Callable[[int, Any], None] | None = None, **settings: Any
-    ) -> GenerationOutput | list[GenerationOutput]:
+    def generate(self, requests: Any, **settings: Any) -> GenerationOutput | list[GenerationOutput]:
         """Continues each prompt: a text, chat messages or token ids, with `settings`, the other fields of a
         `GenerationRequest` (`generate(["Hello"], max_new_tokens=5)`); or a `GenerationRequest`, which has its own. One
         that is in no list (`generate("Hello", max_new_tokens=5)`) has one output.
 
-        A prompt too long to leave room for `max_new_tokens` loses its beginning. `on_result(index, output)` is called
-        as each becomes complete, in any order.
+        A prompt too long to leave room for `max_new_tokens` loses its beginning.
         """
         refuse_unknown_settings(settings)
         to_request = partial(to_generation, settings=settings)
         is_alone = is_one(requests)
-        outputs = self._run("generate", [requests] if is_alone else requests, to_request, on_result)
+        outputs = self._run("generate", [requests] if is_alone else requests, to_request)
         return outputs[0] if is_alone else outputs
 
     def stream(self, prompt: ToGenerate, **settings: Any) -> Iterator[str]:
@@ -285,22 +277,16 @@ class Session(AbstractContextManager["Session"]):
         asked = Call(self, call, _REQUEST_OF[call])
         return self._turns.outputs_of(call, asked.outputs(self._results(call, asked.put_all(slices, whose))))
 
-    def loglikelihood(
-        self,
-        requests: Sequence[ToScore],
-        on_result: Callable[[int, ScoringOutput], None] | None = None,
-    ) -> list[ScoringOutput]:
+    def loglikelihood(self, requests: Sequence[ToScore]) -> list[ScoringOutput]:
         """Scores each target after its context: `(context, target)` pairs of texts or token ids.
 
         A context that does not fit loses its beginning. A target longer than `max_length` is scored in windows.
         """
-        return self._run("loglikelihood", requests, to_scoring, on_result)
+        return self._run("loglikelihood", requests, to_scoring)
 
-    def loglikelihood_rolling(
-        self, requests: Sequence[ToRoll], on_result: Callable[[int, RollingOutput], None] | None = None
-    ) -> list[RollingOutput]:
+    def loglikelihood_rolling(self, requests: Sequence[ToRoll]) -> list[RollingOutput]:
         """Scores every token of each text, after the prefix token, in windows of `max_length`."""
-        return self._run("loglikelihood_rolling", requests, to_rolling, on_result)
+        return self._run("loglikelihood_rolling", requests, to_rolling)
 
     def keep_answers(
         self, stem: str | Path | None, *, resume: bool = True, facts: Mapping[str, Any] | None = None
@@ -368,20 +354,10 @@ class Session(AbstractContextManager["Session"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(
-        self,
-        call: str,
-        requests: Sequence[Any],
-        to_request: Callable[[Any], Any],
-        on_result: Callable[[int, Any], None] | None,
-    ) -> list[Any]:
-        outputs: dict[int, Any] = {}
+    def _run(self, call: str, requests: Sequence[Any], to_request: Callable[[Any], Any]) -> list[Any]:
         asked = Call(self, call, to_request)
         completed = asked.outputs(self._results(call, asked.put_all(_numbered(call, [requests]), None)))
-        for index, output in self._turns.outputs_of(call, completed, is_whole=True):
-            outputs[index] = output
-            if on_result is not None:
-                on_result(index, output)
+        outputs = dict(self._turns.outputs_of(call, completed, is_whole=True))
         return [outputs[index] for index in range(len(outputs))]
 
     def _results(self, call: str, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:

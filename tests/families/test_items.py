@@ -153,11 +153,11 @@ def test_placeholder_of_a_model_with_other_markers_is_refused_in_a_prompt() -> N
 
 
 def test_picture_of_more_tokens_than_a_chunk_may_have_loses_its_request_alone() -> None:
-    name, answered = "qwen2_5_vl", list[int]()
+    name, answered = "qwen2_5_vl", dict[int, object]()
     sizes = list(map(reference("transformers", name).num_tokens, pictures()))  # type: ignore[attr-defined]
     asked = [ScoringRequest(marker(package(name)), " stone", images=[one]) for one in pictures()]
     with _open(name, chunk_size=max(sizes) - 1) as session, pytest.raises(LostRequestsError) as caught:
-        session.loglikelihood(asked, on_result=lambda place, _: answered.append(place))
+        answered.update(session.as_completed("loglikelihood", [asked]))
     too_large = [place for place, size in enumerate(sizes) if size == max(sizes)]
     assert sorted(caught.value.lost) == too_large
     for reason in caught.value.lost.values():

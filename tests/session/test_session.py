@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import ConfigError, SessionError, TaskError
 from olive_ext.session import Session
-from olive_ext.session.requests import GenerationOutput, GenerationRequest, RollingRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, RollingRequest, ScoringRequest
 from tests.refusals import refused
 from tests.session.fake_engine import FakeEngine, naive
 from tests.session.tiny import BOS, EOS, TEMPLATE, byte_level
@@ -56,11 +56,10 @@ def test_loglikelihood_of_ids_equals_the_naive_score_over_what_fits(
 @given(texts=st.lists(TEXT, max_size=5), max_length=st.integers(1, 30))
 def test_rolling_scores_each_token_once_and_not_the_bos(texts: list[str], max_length: int) -> None:
     session = make_session(context_length=max_length)
-    seen: dict[int, object] = {}
-    outputs = session.loglikelihood_rolling(texts, on_result=seen.__setitem__)
+    outputs = session.loglikelihood_rolling(texts)
     ids = [byte_level().encode(text, add_special_tokens=False) for text in texts]
     assert [output.token_count for output in outputs] == [len(tokens) for tokens in ids]
-    assert seen == dict(enumerate(outputs))
+    assert dict(session.as_completed("loglikelihood_rolling", [texts])) == dict(enumerate(outputs))
     if ids and len(ids[0]) <= max_length:
         assert outputs[0].logprob == pytest.approx(sum(logprob for logprob, _ in naive([BOS], ids[0])))
 
@@ -77,10 +76,10 @@ def test_scored_texts_and_ids_get_their_prefix() -> None:
     assert tokens[3:] == [(BOS, *the)] * 2
 
 
-def test_generate_keeps_the_order_and_calls_back_with_each_index() -> None:
+def test_generate_keeps_the_order_and_as_completed_gives_each_index() -> None:
     session = make_session({"a": " cat", "the": " dog", "on": " mat"})
-    seen: list[tuple[int, GenerationOutput]] = []
-    outputs = session.generate(["the", "a", "on"], on_result=lambda index, output: seen.append((index, output)))
+    outputs = session.generate(["the", "a", "on"])
+    seen = list(session.as_completed("generate", [["the", "a", "on"]]))
     assert [output.text for output in outputs] == [" dog", " cat", " mat"]
     assert [index for index, _ in seen] == [2, 1, 0]
     assert sorted(seen, key=lambda item: item[0]) == list(enumerate(outputs))
@@ -206,13 +205,13 @@ def test_close_waits_for_a_list_of_answers() -> None:
     session = make_session()
     closing = threading.Thread(target=session.close)
 
-    def close(index: int, output: GenerationOutput) -> None:
-        if not closing.ident:
-            closing.start()
-            closing.join(0.05)
-        assert engine_of(session).num_closed == 0
+    def asked() -> Iterator[str]:
+        yield "a"
+        closing.start()
+        closing.join(0.05)
+        yield from ("the", "on")
 
-    assert len(session.generate(["a", "the", "on"], close)) == 3
+    assert len(session.generate(asked())) == 3  # type: ignore[arg-type]
     closing.join(10)
     assert engine_of(session).num_closed == 1
 
@@ -302,14 +301,15 @@ def test_close_ends_an_open_iterator_and_lets_those_who_wait_go() -> None:
     assert list(results) == []
 
 
-def test_a_call_inside_a_callback_is_refused_and_no_failure_there_ends_the_session() -> None:
+def test_a_call_between_outputs_is_refused_and_no_failure_there_ends_the_session() -> None:
     session = make_session()
-    with refused(SessionError, "closed"):
-        session.generate(["a"], on_result=lambda *_: session.gc())
-    assert session.generate(["a"])
-    with pytest.raises(ZeroDivisionError):
-        session.generate(["a"], on_result=lambda *_: 1 // 0)
-    assert session.generate(["a"])
+    for failing, error in ((session.gc, SessionError), (lambda: 1 // 0, ZeroDivisionError)):
+        outputs = session.as_completed("generate", [["a"]])
+        next(outputs)
+        with pytest.raises(error):
+            failing()
+        outputs.close()  # type: ignore[attr-defined]
+        assert session.generate(["a"])
 
 
 def test_describe_execution_is_json_and_holds_facts_and_counters() -> None:
