@@ -499,7 +499,7 @@ def _token_logprobs(model: ResolvedModel, graph: str, open_session: Callable[...
     engine = model.settings.engine.model_copy(update={"graph": graph})
     with open_session(model.patched({"engine": engine})) as session:
         encoding = session.encoding
-        if encoding is not None and encoding.takes_features:
+        if encoding is not None and encoding.sound is not None:
             raise ModelError(
                 "the model's encoder takes features of sound, of which there are none here to compare with"
             )

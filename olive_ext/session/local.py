@@ -97,7 +97,7 @@ def read_texts(model: ResolvedModel, tokenizer: Tokenizer | None = None) -> Text
     that opening the model refuses of its tokenizer and of the configurations of a generation."""
     tokenizer = tokenizer or open_tokenizer(model)
     stops = read_stop_ids(model.processor_files, tokenizer.eos_token_id)
-    return Texts(model, tokenizer, stops, read_encoding(tokenizer, model, model.source or (None, None)))
+    return Texts(model, tokenizer, stops, read_encoding(tokenizer, model))
 
 
 def open_tokenizer(model: ResolvedModel) -> Tokenizer:

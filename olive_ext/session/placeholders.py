@@ -29,7 +29,7 @@ from olive_ext.media.processor import MediaProcessor
 from olive_ext.media.sound import SoundProcessor
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import Suppressed, read_suppressed
-from olive_ext.model.types import MediaInput, Modality, ModelFiles, SourceKind, TensorSpec
+from olive_ext.model.types import MediaInput, Modality, ModelFiles, SourceKind
 from olive_ext.session.generation_bounds import read_start
 from olive_ext.session.requests import GenerationRequest, Prompt, ScoringRequest, is_chat
 from olive_ext.session.tokenizer import Tokenizer, refuse_named
@@ -245,12 +245,11 @@ RequestT = TypeVar("RequestT", GenerationRequest, ScoringRequest)
 class Encoding:
     """What decides how requests for an encoder-decoder are converted; a session of a decoder has none."""
 
-    takes_features: bool
     start: tuple[int, ...]
     """Tokens with which the decoder begins; empty where no configuration names them."""
 
     sound: SoundProcessor | None = None
-    """Makes features of sound; None where the encoder takes none."""
+    """Makes features of sound; None where the encoder takes a text or token ids."""
 
     suppressed: Suppressed = field(default_factory=Suppressed)
     """Tokens that are never generated, by the model's configurations."""
@@ -264,26 +263,23 @@ class Encoding:
         return list(self.start)
 
 
-def read_encoding(
-    tokenizer: Tokenizer, model: ResolvedModel, taken: tuple[SourceKind | None, TensorSpec | None]
-) -> Encoding | None:
-    """How requests for a model are converted whose encoder takes `taken`, its kind and its input; None for a decoder.
-    Raises `ConfigError` for a language or a task that the model does not have, and `ModelError` for a token that it has
-    no row for."""
-    (kind, source), files, settings = taken, model.processor_files, model.settings
-    if kind is None:
+def read_encoding(tokenizer: Tokenizer, model: ResolvedModel) -> Encoding | None:
+    """How requests for an encoder-decoder are converted; None for a decoder. Raises `ConfigError` for a language or a
+    task that the model does not have, and `ModelError` for a token that it has no row for."""
+    files, settings = model.processor_files, model.settings
+    if model.source is None:
         if settings.language is not None or settings.speech_task is not None:
             raise UnsupportedError(
                 "it and 'speech_task' are for models of speech; this one is a decoder alone", "language"
             )
         return None
-    takes_features = kind is SourceKind.FEATURES
+    kind, source = model.source
     start = read_start(tokenizer, files, settings.language, settings.speech_task)
-    sound = SoundProcessor(files, source, settings.engine.threads) if takes_features and source is not None else None
+    sound = SoundProcessor(files, source, settings.engine.threads) if kind is SourceKind.FEATURES else None
     suppressed = read_suppressed(files)
     refuse_named(start, tokenizer.rows.embedding, "decoder_start_token_id")
     refuse_named((*suppressed.everywhere, *suppressed.at_first), tokenizer.rows.vocabulary, "suppress_tokens")
-    return Encoding(takes_features, start, sound, suppressed)
+    return Encoding(start, sound, suppressed)
 
 
 def speech_request(request: RequestT, encoding: Encoding) -> RequestT:
@@ -331,15 +327,15 @@ def make_sources(
             many = "a 'source' beside 'audio'" if given is not None else counted(len(request.audio), "sound")
             raise MediaError(f"the request gives {many}; this model takes one sound")
         return tuple(map(Source, encoding.sound.windows(request.audio[0])))
-    if given is None and encoding.takes_features:
+    if given is None and encoding.sound is not None:
         raise MediaError("the request gives no sound; this model takes one in 'audio', or its features in 'source'")
     if given is None:
         raise UnsupportedError("this model is an encoder-decoder: 'source' must be a text or token ids")
     if isinstance(given, np.ndarray) and given.dtype.kind == "f":
-        if not encoding.takes_features:
+        if encoding.sound is None:
             raise ConfigError("an array was given; the encoder of this model takes a text or token ids", "source")
         return (Source(given.astype(np.float32, copy=False)),)
-    if encoding.takes_features:
+    if encoding.sound is not None:
         kind = type(given).__name__
         raise ConfigError(
             f"a {kind} was given; the encoder of this model takes an array of floats (features)", "source"

@@ -32,7 +32,10 @@ START = (7,)
 
 
 def _session(takes_features: bool = False, start: tuple[int, ...] = START, context_length: int = 32) -> Session:
-    return Session(FakeEngine(context_length), byte_level(), encoding=Encoding(takes_features, start))
+    sound: Any = object()
+    return Session(
+        FakeEngine(context_length), byte_level(), encoding=Encoding(start, sound if takes_features else None)
+    )
 
 
 def _asked(session: Session) -> object:
