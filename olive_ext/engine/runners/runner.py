@@ -159,9 +159,10 @@ class Runner(ABC):
     def release_memory(self) -> None:
         """Frees what has grown with use, and spare memory. The weights stay, and `reserve` makes room again."""
 
-    @abstractmethod
     def describe(self) -> Mapping[str, Any]:
-        """Facts of the opened model for `describe_execution`."""
+        """Facts of the opened model for `describe_execution`: here those of every runner."""
+        facts = {"capacity": self.capacity.positions, "context_length": self.traits.context_length}
+        return {**facts, "batching": self.traits.form.name}
 
     @abstractmethod
     def close(self) -> None:

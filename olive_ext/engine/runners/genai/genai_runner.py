@@ -273,7 +273,7 @@ class GenaiRunner(Runner):
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and onnxruntime-genai's reason when the device fails."""
         (row,) = step.rows
-        offsets = [found.offset for found in step.logits_rows]
+        offsets = [logits_row.offset for logits_row in step.logits_rows]
         try:
             if not self.traits.chunked_prefill:
                 logits_RV = self._feed_whole(self._at(row.past), row.tokens, offsets)
@@ -298,9 +298,7 @@ class GenaiRunner(Runner):
         return {
             **self._facts,
             **self._model.describe(),
-            "capacity": self.capacity.positions,
-            "context_length": self.traits.context_length,
-            "batching": self.traits.form.name,
+            **super().describe(),
             "kv_cache": "onnxruntime-genai's generator",
             "kv_binding": f"continues: {self._generators.continues.value}; rewinds: {rewinds}",
             "tokens_replayed": self.tokens_replayed,

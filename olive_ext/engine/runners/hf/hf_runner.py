@@ -141,9 +141,7 @@ class HfRunner(Runner):
     def describe(self) -> Mapping[str, Any]:
         return {
             **self._facts,
-            "capacity": self.capacity.positions,
-            "context_length": self.traits.context_length,
-            "batching": self.traits.form.name,
+            **super().describe(),
             "kv_cache": "transformers' DynamicCache" if self._keeps_cache else "none",
             "kv_binding": "cut back to the shared prefix" if self._is_croppable else "fed again",
             "tokens_replayed": self.tokens_replayed,
@@ -176,7 +174,7 @@ class HfRunner(Runner):
         if fed.runs:
             self._begin_anew()
         self.tokens_replayed += row.past - fed.begin
-        rows = torch.tensor([row.past - fed.begin + found.offset for found in step.logits_rows] or [len(fed.ids) - 1])
+        rows = torch.tensor([row.past - fed.begin + read.offset for read in step.logits_rows] or [len(fed.ids) - 1])
         cache = {"past_key_values": self._cache, "use_cache": True} if self._keeps_cache else {}
         keep = {"logits_to_keep": rows} if self._picks_rows else {}
         device = self._model.device
@@ -212,8 +210,8 @@ class HfRunner(Runner):
 
         with torch.inference_mode():
             allowed_RV = logits_RV.clone() if self._bans else logits_RV
-            for number, found in enumerate(step.logits_rows if self._bans else ()):
-                allowed_RV[number, list(self._bans[found.ban])] = -torch.inf
+            for number, logits_row in enumerate(step.logits_rows if self._bans else ()):
+                allowed_RV[number, list(self._bans[logits_row.ban])] = -torch.inf
             log_sums_R = logits_RV.logsumexp(-1)
             rows_T = torch.tensor([row for row, _ in step.targets], dtype=torch.long, device=logits_RV.device)
             ids_T = torch.tensor([token for _, token in step.targets], dtype=torch.long, device=logits_RV.device)
@@ -361,7 +359,7 @@ class HfSharedPrefix:
             ids = torch.tensor([[token for row in step.rows for token in row.tokens]], device=self._model.device)
             positions = [row.past + place for row in step.rows for place in range(len(row.tokens))]
             starts = np.cumsum([0, *(len(row.tokens) for row in step.rows)])
-            rows = torch.tensor([int(starts[found.row]) + found.offset for found in step.logits_rows] or [0])
+            rows = torch.tensor([int(starts[read.row]) + read.offset for read in step.logits_rows] or [0])
             visible_ST = visible_cells(step.rows, step.first_cell, None)[0, 0, :, FIRST_CELL:]
             fresh = step.first_cell - FIRST_CELL
             visible_ST[:, fresh:] &= np.tri(len(visible_ST), dtype=np.bool_)

@@ -47,15 +47,15 @@ def large_nodes(model: onnx.ModelProto, *, floats_only: bool = False) -> dict[st
     picture.
     """
     shapes, types = Shapes(model.graph), _types(model.graph)
-    found = {}
+    described = {}
     for node in model.graph.node:
         values = [value for value in node.output if value]
         if floats_only:
             values = [value for value in values if types.get(value, _FLOAT) in _FLOATS]
         if node.name and any(_is_large(shapes.of.get(value), types.get(value)) for value in values):
             dtype = next((_FLOATS[types[value]] for value in node.input if types.get(value) in _FLOATS), None)
-            found[node.name] = f"{node.op_type} '{node.name}'" + (f" of {dtype}" if dtype else "")
-    return found
+            described[node.name] = f"{node.op_type} '{node.name}'" + (f" of {dtype}" if dtype else "")
+    return described
 
 
 def _is_large(shape: tuple[int | str | None, ...] | None, elem_type: int | None) -> bool:
@@ -158,9 +158,9 @@ def untaken(session: ort.InferenceSession, provider: str) -> str | None:
 def predict_misplaced(model: ModelProto, device: str) -> str | None:
     """The same without a session, as far as the types of attention nodes predict it; None where they do not."""
     words = [
-        found
-        for found in large_nodes(model).values()
-        if (kernel := _KERNELS.get((device, _operator(found)))) and found.rpartition(" of ")[2] not in kernel[0]
+        node
+        for node in large_nodes(model).values()
+        if (kernel := _KERNELS.get((device, _operator(node)))) and node.rpartition(" of ")[2] not in kernel[0]
     ]
     if not words:
         return None

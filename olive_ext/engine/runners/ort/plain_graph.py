@@ -68,7 +68,7 @@ def refuse_more_than_tokens(model: ResolvedModel, finding: str) -> None:
 def plain_inputs(spec: DecoderSpec, tokens: Sequence[int]) -> dict[str, ort.OrtValue]:
     """All inputs of a decoder that takes `tokens` without a past, by name, in the host's memory."""
     layout = Layout.of(Step((Row(0, 0, tuple(tokens)),)))
-    arrays = {found.tensor.name: input_array(found, layout) for found in spec.inputs}
+    arrays = {entry.tensor.name: input_array(entry, layout) for entry in spec.inputs}
     values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
     for cache in spec.caches:
         values[cache.past] = zeros(cache.shape(1, 0), cache.elem_type)
