@@ -131,16 +131,13 @@ class ChosenDocuments:
         self._known: dict[str, Chosen] = {}
 
     def of(self, documents: Documents) -> LoadedTasks:
-        """The tasks that have some of `documents`; the other tasks are left out."""
-        chosen = {name: sorted(numbers) for name, numbers in documents.items() if numbers}
-        return self._tasks.replaced({name: self._limited(name, numbers) for name, numbers in chosen.items()})
-
-    def _limited(self, name: str, numbers: Sequence[int]) -> Any:
-        task = copy.copy(self._tasks.tasks[name])
-        if name not in self._known:
-            self._known[name] = Chosen((), task.eval_docs, {})
-        task.chosen = replace(self._known[name], numbers=numbers)
-        return task
+        """The tasks that have some of `documents`; those of the others are left out."""
+        tasks = {name: copy.copy(self._tasks.tasks[name]) for name, numbers in documents.items() if numbers}
+        for name, task in tasks.items():
+            if name not in self._known:
+                self._known[name] = Chosen((), task.eval_docs, {})
+            task.chosen = replace(self._known[name], numbers=sorted(documents[name]))
+        return self._tasks.replaced(tasks)
 
 
 class AnsweredRequests(LM):  # type: ignore[misc]

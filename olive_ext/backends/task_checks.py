@@ -24,10 +24,11 @@ from olive_ext.errors import ANY_FAILURE, TaskError, first_line, keys_once, name
 logger = logging.getLogger(__name__)
 
 
-def refuse_metrics(config: Mapping[str, Any], name: str) -> None:
-    """Raises `TaskError` for a metric or an aggregation that lm-eval does not have. lm-eval itself looks for an unknown
-    metric on the network, and calls an unknown aggregation when all answers are there. Metrics that a task computes
-    itself (`process_results`) may have any name."""
+def refuse_definition(config: Mapping[str, Any], name: str) -> None:
+    """Raises `TaskError` for a metric or an aggregation that lm-eval does not have, and for a number of answers to each
+    document, or of examples, that no evaluation can have. lm-eval itself looks for an unknown metric on the network,
+    and calls an unknown aggregation when all answers are there. Metrics that a task computes itself
+    (`process_results`) have any name."""
     listed, computes = config.get("metric_list"), config.get("process_results") is not None
     for entry in (entry for entry in (listed if isinstance(listed, list) else ()) if isinstance(entry, Mapping)):
         metric, aggregation = entry.get("metric"), entry.get("aggregation")
@@ -50,6 +51,12 @@ def refuse_metrics(config: Mapping[str, Any], name: str) -> None:
     for entry in filters if isinstance(filters, list) else ():
         if not (isinstance(entry, Mapping) and {"name", "filter"} <= entry.keys()):
             raise TaskError(f"task '{name}' has {entry!r} in 'filter_list': a 'name' and a 'filter' are expected")
+    repeats, shots = config.get("repeats", 1), config.get("num_fewshot")
+    if not isinstance(repeats, int) or isinstance(repeats, bool) or not 1 <= repeats <= MOST_REPEATS:
+        problem = f"task '{name}': give an integer from 1 to {MOST_REPEATS}"
+        raise TaskError(problem, "repeats", repeats, code="wrong_value")
+    if shots is not None and (not isinstance(shots, int) or isinstance(shots, bool) or shots < 0):
+        raise TaskError(f"task '{name}': give an integer from 0", "num_fewshot", shots, code="wrong_value")
 
 
 def _is_plain(name: object) -> bool:
@@ -85,18 +92,6 @@ def _draws_from_its_own(config: Any) -> bool:
     return bool(next(filter(None, splits), None) == (config.test_split or config.validation_split))
 
 
-def refuse_counts(config: Mapping[str, Any], name: str) -> None:
-    """Raises `TaskError` for a number of answers to each document, or of examples, that no evaluation can have."""
-    repeats = config.get("repeats", 1)
-    if not isinstance(repeats, int) or isinstance(repeats, bool) or not 1 <= repeats <= MOST_REPEATS:
-        raise TaskError(
-            f"task '{name}': give an integer from 1 to {MOST_REPEATS}", "repeats", repeats, code="wrong_value"
-        )
-    shots = config.get("num_fewshot")
-    if shots is not None and (not isinstance(shots, int) or isinstance(shots, bool) or shots < 0):
-        raise TaskError(f"task '{name}': give an integer from 0", "num_fewshot", shots, code="wrong_value")
-
-
 @contextmanager
 def made_tasks() -> Iterator[None]:
     """While tasks are loaded, an error in a task's data or in its first document names the task, and the
@@ -106,8 +101,7 @@ def made_tasks() -> Iterator[None]:
     def made(self: Any, *args: Any, **options: Any) -> None:
         config = options.get("config") or {}
         name = str(config.get("task"))
-        refuse_metrics(config, name)
-        refuse_counts(config, name)
+        refuse_definition(config, name)
         try:
             make(self, *args, **options)
         except ANY_FAILURE as error:

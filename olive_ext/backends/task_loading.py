@@ -24,7 +24,7 @@ from olive_ext.backends.code_eval import loading_metrics, pass_names, refuse_unc
 from olive_ext.backends.evaluated_task import evaluated
 from olive_ext.backends.lm_eval_patches import exits_raised, quiet_data, sandboxed_templates
 from olive_ext.backends.samples import count_samples, names_of
-from olive_ext.backends.task_checks import made_tasks, refuse_counts, refuse_metrics
+from olive_ext.backends.task_checks import made_tasks, refuse_definition
 from olive_ext.backends.task_files import (
     Spec,
     TaskFiles,
@@ -153,8 +153,7 @@ def find_tasks(
     manager = TaskManager(include_path=folders, include_defaults=False, metadata=extra)
     resolved = [_find(spec, manager.task_index) for spec in specs]
     for config in (config for spec in specs for config in leaves(spec, manager.task_index)):
-        refuse_metrics(config, str(config["task"]))
-        refuse_counts(config, str(config["task"]))
+        refuse_definition(config, str(config["task"]))
         refuse_unconfirmed(config, str(config["task"]), runs_code)
     files.refuse_doubled_keys()
     if missing := [name for _, names in resolved for name in names]:

@@ -154,35 +154,26 @@ def refuse_generations(
     with the user's, cannot be followed by a model of the context `length`; None stands for any. `model_args` are an
     `OrtLM`'s, as given: its reasoning must leave room for an answer."""
     check_numbers(gen_kwargs)
+    usual = OrtLMArguments.model_fields["max_gen_toks"].default
+    default = 1 if model_args is None else model_args.get("max_gen_toks", usual)
     for name, config in tasks.items():
-        if config.get("output_type") == "generate_until":
-            _refuse_generation(name, config, gen_kwargs, length, model_args)
-
-
-def _refuse_generation(
-    name: str,
-    config: Mapping[str, Any],
-    gen_kwargs: Mapping[str, Any],
-    length: int | None,
-    model_args: Mapping[str, Any] | None,
-) -> None:
-    own = config.get("generation_kwargs") or {}
-    if not isinstance(own, Mapping):
-        raise TaskError(f"task '{name}': give a mapping", "generation_kwargs", own, code="wrong_value")
-    try:
-        usual = OrtLMArguments.model_fields["max_gen_toks"].default
-        default = 1 if model_args is None else model_args.get("max_gen_toks", usual)
-        settings = GenerationSettings.read({**own, **gen_kwargs}, default, eos=None, seed=0)
-    except TaskError as error:
-        raise error.inside(f"task '{name}'") from error
-    settings.refuse_long(name, length)
-    if (config.get("repeats") or 1) > 1 and not settings.is_sampled:
-        same = f"'repeats' = {config['repeats']} of a greedy generation is one answer"
-        raise TaskError(f"task '{name}': {same}: give 'gen_kwargs' with do_sample=true and a temperature")
-    budget = None if settings.max_length is not None else (model_args or {}).get("thinking_budget")
-    if isinstance(budget, int) and budget >= settings.max_gen_toks:
-        long = f"'thinking_budget' = {budget} leaves no room for an answer"
-        raise TaskError(f"task '{name}': {long}: it must be below 'max_gen_toks', which is {settings.max_gen_toks}")
+        if config.get("output_type") != "generate_until":
+            continue
+        own = config.get("generation_kwargs") or {}
+        if not isinstance(own, Mapping):
+            raise TaskError(f"task '{name}': give a mapping", "generation_kwargs", own, code="wrong_value")
+        try:
+            settings = GenerationSettings.read({**own, **gen_kwargs}, default, eos=None, seed=0)
+        except TaskError as error:
+            raise error.inside(f"task '{name}'") from error
+        settings.refuse_long(name, length)
+        if (config.get("repeats") or 1) > 1 and not settings.is_sampled:
+            same = f"'repeats' = {config['repeats']} of a greedy generation is one answer"
+            raise TaskError(f"task '{name}': {same}: give 'gen_kwargs' with do_sample=true and a temperature")
+        budget = None if settings.max_length is not None else (model_args or {}).get("thinking_budget")
+        if isinstance(budget, int) and budget >= settings.max_gen_toks:
+            long = f"'thinking_budget' = {budget} leaves no room for an answer"
+            raise TaskError(f"task '{name}': {long}: it must be below 'max_gen_toks', which is {settings.max_gen_toks}")
 
 
 def _beams(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
