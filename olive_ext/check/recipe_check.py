@@ -90,13 +90,19 @@ def _check_block(
         return {}
     from olive_ext.backends.lm_eval.generation_settings import refuse_generations
     from olive_ext.backends.task_files import TaskFiles, task_folders
+    from olive_ext.backends.task_loading import declared_configs
+    from olive_ext.run.costs import COSTS
 
     inputs: Configs = {}
     with findings.noting_problems():
         files = TaskFiles(settings.tasks, task_folders(settings.include_path))
         for origin, functions in files.functions().items():
             findings.sections[0].add("code of task files", origin, f"!function {', '.join(functions)}")
-        inputs = _inputs(settings, block.where)
+        try:
+            asked = [task for task in settings.tasks if task not in COSTS]
+            inputs = declared_configs(asked, settings.include_path, runs_code=settings.confirm_run_unsafe_code)
+        except TaskError as error:
+            raise error.inside(f"'{block.where}.tasks'").about(f"{block.where}.tasks", error.value) from error
         model_args = getattr(settings, "model_args", None) if is_onnx else None  # those of an `OrtLM`
         refuse_generations(inputs, settings.gen_kwargs, model_args=model_args)
     return inputs
@@ -124,19 +130,6 @@ def _check_provider(recipe: Mapping[str, Any], where: str, settings: PassSetting
     section.add(f"{where}: provider", providers[0].name, f"{providers[0].origin}{missing}")
 
 
-def _inputs(settings: PassSettings, where: str) -> Configs:
-    """What the tasks give a model. Raises `TaskError` for tasks that lm-eval and the settings' folders do not have;
-    loads no data."""
-    from olive_ext.backends.task_loading import declared_configs
-    from olive_ext.run.costs import COSTS
-
-    try:
-        asked = [task for task in settings.tasks if task not in COSTS]
-        return declared_configs(asked, settings.include_path, runs_code=settings.confirm_run_unsafe_code)
-    except TaskError as error:
-        raise error.inside(f"'{where}.tasks'").about(f"{where}.tasks", error.value) from error
-
-
 _OF_REFERENCE = {"reference", "fail_on_loss", "documents", "certain"}
 """Settings of a reference, which the recipe may yet have to make."""
 
@@ -158,11 +151,11 @@ def _check_input_model(
     section.add("model_path", path if path is not None else "missing")
     if not isinstance(path, str) or not valid or why_missing(kind, path, name):
         return
-    is_onnx, own = kind == "onnxmodel", valid[0].model_fields_set & set(EvaluationSettings.model_fields)
+    is_onnx = kind == "onnxmodel"
     if not is_onnx and (kind != "hfmodel" or not Path(path).exists() or keys.get("load_kwargs")):
         return
     on = {"execution_provider": accelerator(recipe)} if is_onnx else {}  # as Olive hands it over
-    values = on | {name: getattr(valid[0], name) for name in own - _OF_REFERENCE}
+    values = on | valid[0].written(EvaluationSettings.model_fields.keys() - _OF_REFERENCE)
     model = {"path": path, "kind": "onnx", "onnx_file_name": name} if is_onnx else {"path": path, "kind": "hf"}
     from olive_ext.backends.lm_eval.generation_settings import refuse_generations
     from olive_ext.run.task_fit import refuse_arguments, refuse_misfits, refuse_texts

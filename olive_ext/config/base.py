@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
@@ -101,6 +101,11 @@ class StrictModel(BaseModel):
 
     other_words: ClassVar[Mapping[str, str]] = {}
     """Keys by what other calls name the same thing."""
+
+    def written(self, names: Container[str] | None = None) -> dict[str, Any]:
+        """The settings that were written, of `names` alone where these are given; no defaults."""
+        own = (name for name in type(self).model_fields if name in self.model_fields_set)
+        return {name: getattr(self, name) for name in own if names is None or name in names}
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str = "") -> Self:

@@ -191,5 +191,5 @@ class EvaluatorSettings(ComparisonSettings, ExecutionSettings):
 
     def as_evaluation(self) -> EvaluationSettings:
         """The same models opened for an evaluation that runs no task."""
-        names = self.model_fields_set & {*ExecutionSettings.model_fields, *ComparisonSettings.model_fields}
-        return EvaluationSettings(tasks=["size_on_disk"], **{name: getattr(self, name) for name in names})
+        shared = self.written({*ExecutionSettings.model_fields, *ComparisonSettings.model_fields})
+        return EvaluationSettings(tasks=["size_on_disk"], **shared)

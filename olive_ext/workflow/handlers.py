@@ -106,9 +106,9 @@ def torch_device(written_device: str | None, handed_over: Any) -> str:
 def written(settings: EvaluationSettings) -> dict[str, Any]:
     """The evaluation's settings that the recipe has, so that defaults stay defaults; without `require`, which the
     workflow judges, but with the claim that one of its bounds is."""
-    own = [name for name in EvaluationSettings.model_fields if name in settings.model_fields_set - {"require"}]
     claim = settings.claim if settings.documents == "enough" and settings.require else settings.certain
-    return {**{name: getattr(settings, name) for name in own}, **({} if claim is None else {"certain": claim})}
+    shared = settings.written(EvaluationSettings.model_fields.keys() - {"require"})
+    return shared if claim is None else {**shared, "certain": claim}
 
 
 def text_decoder(model: Any) -> Any:
@@ -188,14 +188,12 @@ def label(path: str) -> str:
 
     An .onnx file is labelled by its own name, or by its folder's where it is just "model".
     """
-    run, model_id = running.get(), _model_id(path)
-    passes = _passes(path)
+    run, passes = running.get(), _passes(path)
     if run is not None and passes is not None and not (run.is_search and passes):
         return re.sub(r"[^\w.-]+", "_", "-".join(passes)) or INPUT_MODEL
-    file = Path(path).resolve() if Path(path).exists() else Path(path)
-    folder = file.parent if file.suffix == ".onnx" else file
-    own = file.stem if file.suffix == ".onnx" and file.stem != "model" else folder.name
-    return model_id or own or "model"
+    file, folder = _file_and_folder(path)
+    last_name = file.stem if file != folder and file.stem != "model" else folder.name
+    return _model_id(path) or last_name or "model"
 
 
 def name_of(path: str) -> str | None:
@@ -219,10 +217,15 @@ def _passes(path: str) -> tuple[str, ...] | None:
 
 def _model_id(path: str) -> str | None:
     """Olive's id of a model in its cache, `runs/<id>/models`."""
-    file = Path(path).resolve() if Path(path).exists() else Path(path)
-    folder = file.parent if file.suffix == ".onnx" else file
+    folder = _file_and_folder(path)[1]
     parents = (parent for parent in (folder, *folder.parents) if parent.name == "models")
     return next((parent.parent.name for parent in parents if parent.parent.parent.name == "runs"), None)
+
+
+def _file_and_folder(path: str) -> tuple[Path, Path]:
+    """A model's path without links, and its folder, which is the same of one that is no .onnx file."""
+    file = Path(path).resolve() if Path(path).exists() else Path(path)
+    return file, file.parent if file.suffix == ".onnx" else file
 
 
 def _place(model: Any) -> tuple[Path, str | None]:
@@ -275,7 +278,7 @@ def _engine_settings(settings: EvaluationSettings, session_options: Mapping[str,
     options = dict(session_options)
     if threads := options.pop("intra_op_num_threads", None):
         values["num_threads"] = threads
-    given = {name: getattr(settings.engine, name) for name in settings.engine.model_fields_set}
+    given = settings.engine.written()
     if extra := options.pop("extra_session_config", None):
         own = given.pop("session_options", {})
         values["session_options"] = {**{str(key): str(value) for key, value in extra.items()}, **own}

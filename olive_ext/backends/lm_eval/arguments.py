@@ -132,7 +132,7 @@ class OrtLMArguments(OpenSettings):
 
     def opening(self) -> dict[str, Any]:
         """The settings of opening the model that were given."""
-        return {name: getattr(self, name) for name in sorted(self.model_fields_set & _OPENING)}
+        return self.written(_OPENING)
 
     def template_variables(self) -> dict[str, Any]:
         """The variables of the chat template that were given."""
@@ -145,5 +145,4 @@ class OrtLMArguments(OpenSettings):
 
     def asking(self) -> dict[str, Any]:
         """The arguments that were given and do not open a model."""
-        names = self.model_fields_set - _OPENING - {"pretrained", "reference", "record_to"}
-        return {name: getattr(self, name) for name in sorted(names)}
+        return self.written(self.model_fields_set - _OPENING - {"pretrained", "reference", "record_to"})

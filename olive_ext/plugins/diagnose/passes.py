@@ -54,7 +54,7 @@ def opening_values(model: Any, settings: LocationSettings, execution_providers: 
         raise UnsupportedError(NEEDS_ONNX)
     settings = settings.model_copy(update={"reference": settled(settings.reference)})
     opened = onnx_config(handler, EvaluationSettings(**settings.shared(EvaluationSettings)), execution_providers)
-    return {**settings.own(), **{name: getattr(opened, name) for name in opened.model_fields_set}}
+    return {**settings.own(), **opened.written()}
 
 
 class OrtMending(ConfiguredPass):
