@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -53,7 +54,7 @@ from olive_ext.errors import (
     suggest,
 )
 from olive_ext.model.files.model_package import choose, is_package, why_missing
-from olive_ext.model.files.package_config import is_hub_name
+from olive_ext.model.files.package_config import is_hub_name, is_same_path
 from olive_ext.model.providers.resolution import first_name
 from olive_ext.model.providers.table import CPU
 from olive_ext.registry import entries, load
@@ -239,8 +240,9 @@ def _mistakes_of(
         yield from _raised(refuse_arguments, settings, block.where, is_onnx=is_onnx)
         declared = [(str(one.get("type")), str(one.get("name"))) for one in mappings(metrics)]
         if not missing and (settings.bounds or declared):
-            loads = bool(settings.bounds) and not passes.are_all
-            yield from _raised(lambda: refuse_names(settings, metrics_of(settings, loads=loads), block.where, declared))
+            measured = partial(metrics_of, settings, loads=bool(settings.bounds) and not passes.are_all)
+            is_own = _is_own_reference(recipe, block, settings.reference)
+            yield from _raised(lambda: refuse_names(settings, measured(), block.where, declared, is_own=is_own))
 
 
 def metrics_of(settings: EvaluationSettings, *, loads: bool) -> Declared | None:
@@ -335,10 +337,24 @@ def gets_onnx(recipe: Mapping[str, Any], block: Block, passes: Passes) -> bool:
     block is a pass itself). An evaluator gets the last pass's model, whatever it got before."""
     from olive_ext.run.task_fit import is_onnx_model
 
+    modules = [passes.module(other.type) for other in _passes_before(recipe, block)]
+    return is_onnx_model(input_model(recipe)[0]) or any(one.startswith("olive.passes.onnx") for one in modules)
+
+
+def _passes_before(recipe: Mapping[str, Any], block: Block) -> list[Block]:
+    """All passes, before an evaluator."""
     every = [other for other in blocks(recipe) if other.is_pass]
-    before = every[: every.index(block)] if block.is_pass else every
-    makes_onnx = any(passes.module(other.type).startswith("olive.passes.onnx") for other in before)
-    return is_onnx_model(input_model(recipe)[0]) or makes_onnx
+    return every[: every.index(block)] if block.is_pass else every
+
+
+def _is_own_reference(recipe: Mapping[str, Any], block: Block, reference: ReferenceConfig | None) -> bool:
+    """Whether a block is given the Hugging Face input model as no other's pass has changed it, and that is its
+    reference."""
+    kind, keys = input_model(recipe)
+    if kind != "hfmodel" or reference is None or not all(other.is_ours for other in _passes_before(recipe, block)):
+        return False
+    is_at = is_same_path(str(keys.get("model_path")), reference.path)
+    return reference.is_input_model or (is_at and not any(map(keys.get, _CHANGES)))
 
 
 def accelerator(recipe: Mapping[str, Any]) -> str | None:

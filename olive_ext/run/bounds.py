@@ -66,34 +66,38 @@ def with_measurements(settings: Settings, declared: Declared = ()) -> Settings:
 
 
 def refuse_names(
-    settings: EvaluationSettings, tasks: Measured | None, where: str = "", declared: Declared = ()
+    settings: EvaluationSettings,
+    tasks: Measured | None,
+    where: str = "",
+    declared: Declared = (),
+    *,
+    is_own: bool = False,
 ) -> None:
     """Raises `ConfigError` for a bound of `settings`, or a metric in `declared`, that no report will have.
 
-    `tasks` are lm-eval's; None where not even these are known. `where` is the block's place in the recipe.
+    `tasks` are lm-eval's; None where not even these are known. `where` is the block's place in the recipe. `is_own`:
+    the model is its own reference, and nothing is compared.
     """
     check_declared(declared, where)
     prefix = f"{where}." if where else ""
-    bounds = [
-        (bound.task, bound.metric if bound.filter is None else f"{bound.metric},{bound.filter}")
-        for bound in settings.require
-    ]
+    bounds = [(bound.task, ",".join(filter(None, (bound.metric, bound.filter)))) for bound in settings.require]
     for task, name in bounds if settings.documents == "enough" else ():
         if name.partition(",")[0].rpartition("/")[2] in DRAWN_ONLY:
             others = ", ".join(name for name in COMPARISON_NAMES if name not in DRAWN_ONLY)
             problem = f"'{name}'{_of(task)} is of the drawn documents alone where 'documents' = 'enough'"
-            problem = f"'{prefix}require': {problem}: evaluate 'all', or bound one of {others}"
-            raise NotComparableError(problem, f"{prefix}require")
+            raise NotComparableError(f"{problem}: evaluate 'all', or bound one of {others}", f"{prefix}require")
     if tasks is not None:
         tasks = {**tasks, **measured_costs(with_measurements(settings, declared).tasks)}
     compared: Sequence[str] = COMPARISON_NAMES if settings.reference is not None else ()
-    known = [{name.partition(",")[0] for name in metrics or ()} for metrics in (tasks or {}).values()]
+    words, known = "", [{name.partition(",")[0] for name in metrics or ()} for metrics in (tasks or {}).values()]
     if known and all(names and names <= _OF_NO_ANSWER for names in known):
         compared = tuple(name for name in compared if name not in _OF_ANSWERS)
-        if settings.fail_on_loss is not None and not any(names & _OF_TEXTS for names in known):
-            words = "no task has answers or whole texts to compare"
-            raise NotComparableError(words, f"{prefix}fail_on_loss", settings.fail_on_loss)
-    check_names(bounds, tasks, compared, f"{prefix}require")
+        words = "" if any(names & _OF_TEXTS for names in known) else "no task has answers or whole texts to compare"
+    if is_own:
+        words = "the model is its own reference: name another one"
+    if words and settings.fail_on_loss is not None:
+        raise NotComparableError(words, f"{prefix}fail_on_loss", settings.fail_on_loss)
+    check_names(bounds, tasks, () if is_own else compared, f"{prefix}require")
     names = [(None, name) for kind, name in declared if DECLARABLE[kind] is None]
     check_names(names, tasks, compared, f"{prefix}metrics")
 
@@ -110,12 +114,11 @@ def check_names(names: Iterable[Name], tasks: Measured | None, compared: Collect
         known[ALL] = own
     for task, name in names:
         if name.partition(",")[0].rpartition("/")[2] in COMPARISON_NAMES and not compared:
-            raise MissingError(f"'{where}': no metric '{name}'{_of(task)} is measured: it needs 'reference'", where)
+            raise MissingError(f"no metric '{name}'{_of(task)} without another model as 'reference'", where)
         if tasks is None:
             continue
         if task is not None and task not in known:
-            problem = f"'{where}': no task '{task}' is measured{_near(task, known)}"
-            raise ConfigError(problem, where, code="unknown_name")
+            raise ConfigError(f"no task '{task}' is measured{_near(task, known)}", where, code="unknown_name")
         asked = known if task is None else {task: known[task]}
         there = {metric for metrics in asked.values() for metric in metrics or ()}
         if task is None:
@@ -124,7 +127,7 @@ def check_names(names: Iterable[Name], tasks: Measured | None, compared: Collect
             turned = "/".join(reversed(name.split("@")))
             near = _near(name, (each for each in there if ("," in each) == ("," in name)))
             near = f": did you mean '{turned}'?" if turned in there else near
-            raise ConfigError(f"'{where}': no metric '{name}'{_of(task)} is measured{near}", where, code="unknown_name")
+            raise ConfigError(f"no metric '{name}'{_of(task)} is measured{near}", where, code="unknown_name")
 
 
 def _of(task: str | None) -> str:

@@ -39,7 +39,7 @@ from olive_ext.run.bounds import broken_bounds, kept_bounds, refuse_names
 from olive_ext.run.costs import cost_metrics, requested_costs, requested_tasks, with_costs
 from olive_ext.run.machine import Clock, PeakMemory, describe_hardware
 from olive_ext.run.models import Models, OtherPromptsError, damaged_cache
-from olive_ext.run.reference.comparison_run import TaskRun, mode_of
+from olive_ext.run.reference.comparison_run import TaskRun, is_own_reference, mode_of
 from olive_ext.run.reference.observer import Weights
 from olive_ext.run.reference.packed_answers import packed
 from olive_ext.run.sample_logs import write_samples
@@ -217,7 +217,8 @@ def load_requested_tasks(models: Models, lm: LM | None) -> LoadedTasks | None:
         more: dict[str, Any] = {"runs_code": config.confirm_run_unsafe_code, "repeats": config.repeats}
         more["thinks"] = config.thinks if lm is None else getattr(lm, "thinks", False)
         tasks = load_tasks(names, config.include_path, config.seed, config.metadata, **more)
-    refuse_names(config, loaded_metrics(tasks))
+    is_own = is_own_reference(config, models.given_candidate.kind if lm is None else "hf")
+    refuse_names(config, loaded_metrics(tasks), is_own=is_own)
     if models.records_file is not None:
         models.records_file.refuse_other_tasks(tasks.tasks)
     refuse_shots(tasks.tasks, config.num_fewshot)

@@ -15,12 +15,12 @@ from olive.evaluator.olive_evaluator import OliveEvaluator
 
 from olive_ext.config import EVALUATOR_TYPE, EvaluationConfig, EvaluationSettings
 from olive_ext.errors import RequirementError, RunError, named_failures
-from olive_ext.model.files.package_config import is_same_path
 from olive_ext.report import Report
 from olive_ext.run import check_complete
 from olive_ext.run import evaluate as run_evaluate
 from olive_ext.run.bounds import check_declared, with_measurements
 from olive_ext.run.costs import requested_tasks
+from olive_ext.run.reference.comparison_run import is_own_reference
 from olive_ext.workflow.current_run import running, with_reference
 from olive_ext.workflow.handlers import (
     as_loaded,
@@ -55,14 +55,14 @@ def measure(
         is_hf = kind == "hf"
         config = hf_config(handler, settings, device) if is_hf else onnx_config(handler, settings, execution_providers)
         path = str(model.get_resource("model_path") or config.model.path)
-        if is_hf and config.reference is not None and is_same_path(config.model.path, config.reference.path):
-            config = config.model_copy(update={"fail_on_loss": None})  # it is not compared with itself
         config = _with_own_folders(config, path)
         names = {"model": name_of(path), "reference": "the input model" if is_input else None}
         with ExitStack() as stack:
             if is_hf and requested_tasks(config) and is_changed(handler):
                 which = config.model.model_copy(update={"path": stack.enter_context(as_loaded(handler))})
                 config = config.model_copy(update={"model": which})
+            if is_own_reference(config, kind):  # an input model, which has to keep no bound
+                config = config.model_copy(update={"fail_on_loss": None})
             try:
                 report = evaluate(config.as_job(), progress=True, names=names)
             except RequirementError as error:  # the workflow decides which models are held to bounds

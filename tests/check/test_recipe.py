@@ -13,6 +13,7 @@ import pytest
 
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.check import check_recipe, mistakes
+from olive_ext.check.recipe import passes_in_source
 from olive_ext.cli import main
 from olive_ext.config import pass_options
 from olive_ext.errors import ConfigError, warn_ignored
@@ -97,6 +98,23 @@ BOUNDS = [
 )
 def test_what_needs_a_reference_may_have_one_that_the_recipe_names(tmp_path: Path, keys: dict[str, Any]) -> None:
     assert problems(tmp_path, of_onnx(tmp_path, reference="input_model", **keys)) == []
+
+
+@pytest.mark.parametrize(("keys", "code"), [({"fail_on_loss": 1}, "not_comparable"), ({"require": BOUNDS}, "missing")])
+def test_hugging_face_input_model_is_held_to_no_loss_against_itself(
+    tmp_path: Path, keys: dict[str, Any], code: str
+) -> None:
+    """Neither by an evaluator nor by a pass; that of what another pass makes of it is its loss."""
+    path = str(tmp_path)
+    for reference in ("input_model", path):
+        itself = of_evaluator(reference=reference, **keys)
+        itself["input_model"]["model_path"] = path
+        measure = {"type": "OrtLMEvaluation", "tasks": ["arc_easy"], "reference": reference, **keys}
+        found = mistakes({**itself, "passes": {"measure": measure}}, passes_in_source())
+        places = [f"{where}.{next(iter(keys))}" for where in ("evaluators.ours", "passes.measure")]
+        assert [(error.code, error.field) for error in found] == [(code, place) for place in places]
+        changed = {"build": {"type": "SparseGPT"}, "measure": measure}
+        assert [*mistakes({**itself, "passes": changed}, passes_in_source())] == []
 
 
 def put_package(root: Path, **eps: str) -> Path:

@@ -11,14 +11,18 @@ from typing import Any
 
 import pytest
 
+from olive_ext.backends.task_loading import Seeds
 from olive_ext.check.recipe import metrics_of
-from olive_ext.config import Bound, EvaluationSettings
+from olive_ext.config import Bound, EvaluationConfig, EvaluationSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric
 from olive_ext.report.comparison import ClaimResult, Comparison
 from olive_ext.report.metrics import comparison_metrics, matching
 from olive_ext.run.bounds import broken_bounds, check_names, kept_bounds, refuse_names
+from olive_ext.run.evaluation import load_requested_tasks
+from olive_ext.run.models import Models
 from tests.backends.local_tasks import write_tasks
+from tests.exports.hf import hf_model
 from tests.refusals import refused
 from tests.report.synthetic import comparison
 from tests.report.test_comparison import outcome
@@ -248,6 +252,21 @@ def test_loss_is_of_answers_or_of_texts_alone_and_refused_by_its_own_name_withou
     refuse_names(settings, {"tiny_rolling": ["word_perplexity"]})
     with refused(ConfigError, "not_comparable", "fail_on_loss", holds=("answers or whole texts",)):
         refuse_names(settings, {})
+
+
+@pytest.mark.parametrize("given", [{"fail_on_loss": 1}, {"require": ["kl_mean<=0.01"]}])
+def test_bound_on_a_model_against_itself_is_refused_before_anything_is_measured(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    """The whole evaluation ran first, and the error named `require`. Scores keep their bounds."""
+    path, tasks = str(hf_model("llama")), {"tasks": ["tiny_choice"], "include_path": str(write_tasks(tmp_path / "t"))}
+    given = {"model": {"path": path, "kind": "hf"}, "reference": path, **tasks, **given}
+    models = Models(EvaluationConfig.parse(given))
+    code = "not_comparable" if "fail_on_loss" in given else "missing"
+    with refused(ConfigError, code, next(reversed(given)), holds="reference"):
+        load_requested_tasks(models, None, Seeds.of(0))
+    scores = models.config.model_copy(update={"fail_on_loss": None, "require": [Bound(metric="acc", min=0.5)]})
+    assert load_requested_tasks(Models(scores), None, Seeds.of(0)) is not None
 
 
 @pytest.mark.parametrize("name", ["kl_max", "all/kl_p99", "flips_right_to_wrong", "mcnemar_p,none"])

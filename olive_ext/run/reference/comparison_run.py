@@ -280,7 +280,7 @@ def mode_of(models: Models, lm: LM | None = None) -> Mode:
         if models.prompt_diff is not None:
             raise RecordsError(f"{models.prompt_diff.sentence()}", "reference", file.path, code="not_comparable")
         return "file"
-    if is_same_path(config.model.path, reference.path) and (is_foreign or models.given_candidate.kind == "hf"):
+    if is_own_reference(config, "hf" if is_foreign else models.given_candidate.kind):
         return "alone" if is_foreign or reference.mode != "recorded" else "recording"
     if is_foreign or models.prompt_diff:
         return "answers"
@@ -290,6 +290,11 @@ def mode_of(models: Models, lm: LM | None = None) -> Mode:
     if reference.mode != "auto" or reference.is_same:
         return "resident" if reference.mode == "auto" else reference.mode
     return "resident" if not costs and _fits(models.candidate, models.reference) else "recorded"
+
+
+def is_own_reference(config: EvaluationConfig, kind: str) -> bool:
+    """Whether a model of this kind is its own reference, so that nothing is compared; two runs of a graph are."""
+    return config.reference is not None and kind == "hf" and is_same_path(config.model.path, config.reference.path)
 
 
 def _arguments(config: EvaluationConfig) -> str:
