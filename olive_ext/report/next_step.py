@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -57,8 +56,9 @@ _REPAIRS: Mapping[str, str] = {
 """The repair of damage that is in no constant of the graph, by file."""
 
 
-def next_step(reasons: Sequence[Reason], comparison: Comparison) -> str:
-    """The next step without its full stop, with whole commands; empty where there is none."""
+def next_step(reasons: Sequence[Reason], comparison: Comparison, most_kl: float = math.inf) -> str:
+    """The next step without its full stop, with whole commands; empty where there is none. `most_kl`: the mean KL that
+    a bound allows."""
     first = reasons[0].code
     if first == "bound_broken":
         return _of_broken(reasons, comparison)
@@ -78,14 +78,15 @@ def next_step(reasons: Sequence[Reason], comparison: Comparison) -> str:
         return f"give the candidate's files the reference's context length, {comparison.contexts[1]:,} tokens"
     if first == "place_unknown":
         return "evaluate other texts, or more of them"
-    return _of_too_few(reasons, comparison) if first == "too_few" else _step_after(first, comparison)
+    return _of_too_few(reasons, comparison) if first == "too_few" else _step_after(first, comparison, most_kl)
 
 
-def _step_after(code: str, comparison: Comparison) -> str:
-    """The step of `_STEPS`, with this run's models and tasks, and half of its distance as the bound for `mend`."""
+def _step_after(code: str, comparison: Comparison, most_kl: float = math.inf) -> str:
+    """The step of `_STEPS`, with this run's models and tasks, and as the bound for `mend` half of its distance, or what
+    is allowed."""
     overall = comparison.overall_divergence()
     kl = overall.kl.mean if overall is not None else math.nan
-    nats = f"{kl / 2:.1g}" if math.isfinite(kl) and kl > 0 else "NATS"
+    nats = f"{min(float(f'{kl / 2:.1g}'), most_kl):g}" if math.isfinite(kl) and kl > 0 else "NATS"
     arguments = comparison.arguments
     return _STEPS.get(code, "").format(arguments=arguments, model=arguments.partition(" --")[0], nats=nats)
 
@@ -94,15 +95,14 @@ def _of_broken(reasons: Sequence[Reason], comparison: Comparison) -> str:
     """More documents, where the fall may be chance, or what the worst other finding needs; else a finer model, which
     keeps the bound."""
     others = [item for item in reasons if item.code != "bound_broken"]
-    most = [float(text) for item in reasons for text in re.findall(r"kl_mean = .* at most ([\d.e+-]+)", item.words)]
+    broken = reasons[: len(reasons) - len(others)]
+    most = [item.bound for item in broken if item.metric == "kl_mean" and (item.size or 0.0) > (item.bound or math.inf)]
+    most_kl = min(filter(None, most), default=math.inf)
     may_be_chance = others[0].code == "too_few" and not comparison.missing
     documents = "" if most else _documents(others[0], comparison, "")
-    step = documents if may_be_chance else next_step(others, comparison)
-    step = step or _step_after("loss", comparison)
-    step = re.sub(r"(?<=kl_mean=)[\d.e-]+", lambda nats: f"{min(float(nats[0]), *most, math.inf):g}", step)
-    broken = reasons[: len(reasons) - len(others)]
-    keys = sorted({"`fail_on_loss`" if "`fail_on_loss`" in item.words else "`require`" for item in broken})
-    return f"{step}, or allow more ({', '.join(keys)})"
+    step = documents if may_be_chance else next_step(others, comparison, most_kl)
+    keys = sorted({f"`{item.field}`" for item in broken})
+    return f"{step or _step_after('loss', comparison, most_kl)}, or allow more ({', '.join(keys)})"
 
 
 def _of_too_few(reasons: Sequence[Reason], comparison: Comparison) -> str:

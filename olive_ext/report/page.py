@@ -15,7 +15,7 @@ from olive_ext.errors import NotComparableError
 from olive_ext.report.comparison import NAME, VARIANT, Comparison
 from olive_ext.report.metrics import Metric, read_metrics
 from olive_ext.report.report import Report
-from olive_ext.report.verdict import Verdict, verdict
+from olive_ext.report.verdict import Reason, Verdict, verdict
 
 SIZE = "size_bytes"
 """Key of `Report.model` and of a comparison's reference: the bytes of the model's files, where these are known."""
@@ -71,8 +71,8 @@ class ComparedModels:
     is_of_another: bool = False
     """Whether the comparison's divergences are from another model than `reference`."""
 
-    broken: tuple[str, ...] = ()
-    """A sentence for each bound of this comparison that is broken."""
+    broken: tuple[Reason, ...] = ()
+    """The bounds of this comparison that are broken."""
 
     @property
     def for_verdict(self) -> Comparison:

@@ -48,7 +48,7 @@ def print_table(
     """Prints the table of one evaluation, how its models were run, the verdict, and where its `page` is, which has all
     rows. `told` gives the verdict's lines another form."""
     print_page(page_of(report), _notes(report), file, told, is_short=page is not None)
-    lines = [f"bound broken: {line}" for line in report.broken if report.comparison is None]
+    lines = [f"bound broken: {item.words}" for item in report.broken if report.comparison is None]
     print_lines([*lines, *([] if page is None else [f"page: {page}"])], file)
 
 
@@ -131,7 +131,7 @@ def to_markdown(report: Report) -> str:
         *(f"**{_with_code(item.headline[:1].upper() + item.headline[1:])}.**" for item in judged),
         *(f"- {_with_code(text)}" for item in judged for text in item.evidence),
         *(f"Next: {_with_code(item.next_step)}." for item in judged if item.next_step),
-        *(f"**Bound broken: {literal(line)}.**" for line in report.broken if not judged),
+        *(f"**Bound broken: {literal(item.words)}.**" for item in report.broken if not judged),
         markdown_table(table.heads, table.rows),
         _facts("Model", report.model),
         f"## Providers\n\n{markdown_table(heads, providers)}" if providers else "",

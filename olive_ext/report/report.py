@@ -15,7 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import Metric
-from olive_ext.report.verdict import Verdict, verdict
+from olive_ext.report.verdict import Reason, Verdict, verdict
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class Report:
     answers: tuple[PackedAnswers, ...] = ()
     """The value of each document's answer by each metric that is a mean over documents: which are right and wrong."""
 
-    broken: tuple[str, ...] = ()
-    """A sentence for each bound of the evaluation that is broken."""
+    broken: tuple[Reason, ...] = ()
+    """The bounds of the evaluation that are broken."""
 
     @property
     def verdict(self) -> Verdict | None:
@@ -130,6 +130,10 @@ def from_json(text: str) -> Report:
         if isinstance(found, dict):  # the verdict is found anew; the others are what reports had once
             found.pop("verdict", None)
             found.pop("narrowed", None)
+            old = {"code": "bound_broken", "field": "require"}
+            found |= {
+                "broken": [{**old, "words": one} if isinstance(one, str) else one for one in found.get("broken") or ()]
+            }
             if isinstance(found.get("comparison"), dict):
                 found["comparison"].pop("margins", None)
         return TypeAdapter(Report).validate_python(found)

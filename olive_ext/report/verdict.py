@@ -85,7 +85,7 @@ class Reason:
     task: str = ""
     metric: str = ""
     size: float | None = None
-    """The size of the loss, certain or possible, in `unit`."""
+    """The size of the loss, certain or possible, in `unit`; the metric's value where a bound is broken."""
 
     unit: str = ""
     words: str = ""
@@ -99,6 +99,12 @@ class Reason:
 
     grade: Literal["", "cannot tell", "not decided"] = ""
     """How the headline begins, if this is the first reason: one verdict has one grade."""
+
+    field: str = ""
+    """The key of a bound that is broken: `require` or `fail_on_loss`."""
+
+    bound: float | None = None
+    """The bound that the value is outside of."""
 
     @property
     def name(self) -> str:
@@ -149,6 +155,8 @@ def sentence(reasons: Sequence[Reason], matters: float, *, is_headline: bool) ->
     first, names = reasons[0], _few([f"{item.name} ({item.figure})" for item in reasons])
     otherwise = "" if is_headline else "otherwise "
     match first.code:
+        case "bound_broken":
+            return f"bound broken: {first.words}"
         case "nothing_compared":
             return f"nothing was compared: {first.words}"
         case "loss":
@@ -215,12 +223,11 @@ def _of(reasons: Sequence[Reason], comparison: Comparison, figures: Sequence[Fig
     return Verdict(status, headline, tuple(reasons), tuple(evidence), *known)
 
 
-def verdict(comparison: Comparison, broken: Sequence[str] = ()) -> Verdict:
-    """The verdict on a comparison, whose worst findings are `broken` bounds, a sentence each (`run.bounds`)."""
-    bounds = [Reason("bound_broken", words=f"bound broken: {line}") for line in broken]
+def verdict(comparison: Comparison, broken: Sequence[Reason] = ()) -> Verdict:
+    """The verdict on a comparison, whose worst findings are `broken` bounds (`run.bounds`)."""
     kept = [Reason("bound_kept", words=f"bound kept: {line}") for line in comparison.kept_bounds]
     found = _found(comparison)
-    return _of([*bounds, *found.reasons, *kept], comparison, found.figures) if bounds or kept else found
+    return _of([*broken, *found.reasons, *kept], comparison, found.figures) if broken or kept else found
 
 
 def _found(comparison: Comparison) -> Verdict:

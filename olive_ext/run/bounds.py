@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from olive_ext.config import Bound, EvaluationSettings, LossBound
 from olive_ext.errors import ConfigError, MissingError, NotComparableError, counted, suggest
@@ -20,6 +21,7 @@ from olive_ext.report.metrics import (
     non_finite_requests,
 )
 from olive_ext.report.numbers import number
+from olive_ext.report.verdict import Reason
 from olive_ext.run.costs import (
     COSTS,
     REQUESTS_PER_SECOND,
@@ -140,29 +142,27 @@ def _near(name: str, known: Iterable[str]) -> str:
     return f": {near}" if near else f"; there are {', '.join(names)}"
 
 
-def broken_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric], found: Comparison | None = None) -> list[str]:
-    """A line for each of the `single_bounds` that is broken, in their order; a value that is no number breaks every
+def broken_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric], found: Comparison | None = None) -> list[Reason]:
+    """A reason for each of the `single_bounds` that is broken, in their order; a value that is no number breaks every
     bound, and so do requests without a finite output.
 
     Raises `ConfigError` with the metrics there are for a bound that names none of them, or several.
     """
-    number_wrong = non_finite_requests(metrics)
-    wrong = f"{counted(number_wrong, 'request')} had no finite output: no metric can be trusted"
-    lines = [
-        line
-        for bound in single_bounds(bounds, metrics, [] if found is None else found.whole_texts())
-        for line in ([wrong] if number_wrong else _broken(bound, _bounded(bound, metrics), metrics))
-    ]
-    return list(dict.fromkeys(lines))
+    single = [*single_bounds(bounds, metrics, [] if found is None else found.whole_texts())]
+    if number_wrong := non_finite_requests(metrics):
+        words = f"{counted(number_wrong, 'request')} had no finite output: no metric can be trusted"
+        return [_reason(bound, words=words) for bound in single[:1]]
+    return list(dict.fromkeys(item for bound in single for item in _broken(bound, _bounded(bound, metrics), metrics)))
 
 
 def single_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric], texts: Iterable[str]) -> Iterator[Bound]:
-    """The bounds; in place of `fail_on_loss` one on accuracy over all tasks, if any has answers, and one on the
-    perplexity of each task of `texts`."""
+    """The bounds; in place of `fail_on_loss` one on accuracy over all tasks, if any has answers right or wrong, and
+    one on the perplexity of each task of `texts`."""
     for bound in bounds:
         most = {"metric": "perplexity_ratio", "max": 1 - (bound.min or 0.0)}
         risen = [LossBound(task=task, **most) for task in texts] if isinstance(bound, LossBound) else []
-        yield from [bound, *risen] if not risen or matching(metrics, bound.metric) else risen
+        is_held = not isinstance(bound, LossBound) or matching(metrics, bound.metric, bound.task or ALL)
+        yield from [bound, *risen] if is_held else risen
 
 
 def kept_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric]) -> list[str]:
@@ -185,16 +185,22 @@ def _bounded(bound: Bound, metrics: Sequence[Metric]) -> Metric:
     raise ConfigError(f"'require': {name} {problem}: {listed(matches or metrics)}", "require")
 
 
-def _broken(bound: Bound, metric: Metric, metrics: Sequence[Metric]) -> Iterator[str]:
-    name = _name(bound, metric)
+def _reason(bound: Bound, /, **facts: Any) -> Reason:
+    return Reason("bound_broken", field="fail_on_loss" if isinstance(bound, LossBound) else "require", **facts)
+
+
+def _broken(bound: Bound, metric: Metric, metrics: Sequence[Metric]) -> Iterator[Reason]:
+    name, measured = _name(bound, metric), {"task": metric.task, "metric": metric.metric, "size": metric.value}
     if is_open(metric, metrics):
-        yield f"{name} is undecided: documents without an answer could change it"
+        yield _reason(bound, **measured, words=f"{name} is undecided: documents without an answer could change it")
     elif metric.is_of_drawn:
-        yield f"{name} is of the drawn documents only ({metric.documents}), and the bound is on all of them"
-    for words, limit, is_within in (("at most", bound.max, operator.le), ("at least", bound.min, operator.ge)):
+        words = f"{name} is of the drawn documents only ({metric.documents}), and the bound is on all of them"
+        yield _reason(bound, **measured, words=words)
+    for at, limit, is_within in (("at most", bound.max, operator.le), ("at least", bound.min, operator.ge)):
         if limit is not None and not is_within(metric.value, limit):
-            beyond = f"{name} = {_apart(metric.value, limit)}, required {words} {_exact(limit)}"
-            yield _lost(metric, limit) if isinstance(bound, LossBound) else beyond
+            words = f"{name} = {_apart(metric.value, limit)}, required {at} {_exact(limit)}"
+            words = _lost(metric, limit) if isinstance(bound, LossBound) else words
+            yield _reason(bound, **measured, words=words, bound=limit)
 
 
 def _lost(metric: Metric, limit: float) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 from olive_ext.config import LossBound
 from olive_ext.errors import ConfigError, ContradictionError, NotComparableError, TaskError
 from olive_ext.report import Report, from_json
-from olive_ext.report.comparison import ALL, Comparison
-from olive_ext.report.metrics import COMPARISON_NAMES, comparison_metrics, matching, non_finite_requests
+from olive_ext.report.comparison import Comparison
+from olive_ext.report.metrics import COMPARISON_NAMES, comparison_metrics, non_finite_requests
 from olive_ext.report.numbers import joined
 from olive_ext.report.page import (
     COMPARISON,
@@ -24,6 +24,7 @@ from olive_ext.report.page import (
     model_name,
     short_names,
 )
+from olive_ext.report.verdict import Reason
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.models import stops_of
 from olive_ext.run.reference.answers import Answers, Sample
@@ -186,12 +187,11 @@ def _compared(first: Named, others: Sequence[Named]) -> Iterator[ComparedModels]
             yield replace(models, broken=tuple(_beyond_loss(item.report, models.for_verdict)))
 
 
-def _beyond_loss(report: Report, comparison: Comparison) -> list[str]:
-    """A line for each bound of the evaluation's `fail_on_loss` that the comparison with the first report breaks."""
-    loss, metrics = report.config.get("fail_on_loss"), comparison_metrics(comparison)
-    is_of_drawn = report.comparison is not None and report.comparison.certainty is not None
-    is_known = not is_of_drawn and (matching(metrics, "accuracy_difference", ALL) or comparison.whole_texts())
-    return broken_bounds([LossBound.of(float(loss))] if loss and is_known else [], metrics, comparison)
+def _beyond_loss(report: Report, comparison: Comparison) -> list[Reason]:
+    """The bounds of the evaluation's `fail_on_loss` that the comparison with the first report breaks."""
+    loss, is_of_drawn = report.config.get("fail_on_loss"), report.comparison and report.comparison.certainty
+    bounds = [LossBound.of(float(loss))] if loss and not is_of_drawn else []
+    return broken_bounds(bounds, comparison_metrics(comparison), comparison)
 
 
 def _is_model(reference: Mapping[str, Any], model: Mapping[str, Any]) -> bool:

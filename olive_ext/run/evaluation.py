@@ -90,7 +90,7 @@ def evaluate(
     config = EvaluationConfig.of(config, settings) if settings or not isinstance(config, EvaluationConfig) else config
     report = evaluate_models(Models(with_costs(config), progress), lm, names)
     if report.broken:
-        raise RequirementError(f"a bound is broken: {'; '.join(report.broken)}", report)
+        raise RequirementError(f"a bound is broken: {'; '.join(item.words for item in report.broken)}", report)
     return report
 
 

@@ -21,6 +21,7 @@ from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model.files.content import load_graph
 from olive_ext.report import Report
 from olive_ext.report.comparison import Comparison
+from olive_ext.report.verdict import Reason
 
 _WRITTEN = (".onnx", ".data", ".onnx_data", ".safetensors", ".bin", ".pt")
 """Suffixes of graphs and weights."""
@@ -133,11 +134,11 @@ def recorded_failures() -> Iterator[None]:
         raise
 
 
-def requirement_error(where: str, lines: list[str]) -> RequirementError:
+def requirement_error(where: str, broken: Sequence[Reason]) -> RequirementError:
     """The error for broken bounds, each of which is logged in Olive's log, too."""
-    for line in lines:
-        logger.error("a bound of '%s' is broken: %s", where, line)
-    return RequirementError(f"a bound of '{where}' is broken: {'; '.join(lines)}")
+    for item in broken:
+        logger.error("a bound of '%s' is broken: %s", where, item.words)
+    return RequirementError(f"a bound of '{where}' is broken: {'; '.join(item.words for item in broken)}")
 
 
 def input_model_path() -> str | None:

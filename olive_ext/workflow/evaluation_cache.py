@@ -233,17 +233,17 @@ def _judge(evaluator: Any, signal: Any, known: int) -> None:
     In a search the candidate is rejected at once; else Olive first saves the model and its metrics.
     """
     run, settings = running.get(), evaluator_settings()[evaluator.type].parse(evaluator.type_args)
-    lines = broken_in(signal, settings.bounds) if settings.bounds and signal is not None else []
+    broken = broken_in(signal, settings.bounds) if settings.bounds and signal is not None else []
     if run is not None and len(run.reports) > known:
         old = run.reports[-1]
         kept = broken_in(signal, settings.bounds, kept_bounds) if settings.bounds and signal is not None else []
         comparison = old.comparison and replace(run.as_saved(old.comparison), kept_bounds=tuple(kept))
-        run.reports[-1] = replace(old, broken=tuple(lines), comparison=comparison)
+        run.reports[-1] = replace(old, broken=tuple(broken), comparison=comparison)
         if run.reports[-1] != old and (folder := old.config.get("output_dir")):
             write(run.reports[-1], folder)
-    if not lines:
+    if not broken:
         return
-    error = requirement_error(f"evaluators.{evaluator.name or 'evaluator'}", lines)
+    error = requirement_error(f"evaluators.{evaluator.name or 'evaluator'}", broken)
     if run is None or run.is_search:
         raise error
     run.broken = error

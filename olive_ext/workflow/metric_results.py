@@ -71,7 +71,7 @@ def names_kept_for(bounds: Iterable[Bound]) -> list[tuple[str, str]]:
     return sorted(item for item in names if item[1].rpartition("/")[2] in COMPARISON_NAMES and item not in _KEPT)
 
 
-def broken_in(result: Any, bounds: Iterable[Bound], judge: Callable[..., list[str]] = broken_bounds) -> list[str]:
+def broken_in(result: Any, bounds: Iterable[Bound], judge: Callable[..., list[Any]] = broken_bounds) -> list[Any]:
     """As `judge` of `run.bounds`, for a result of `to_metric_result`, whose keys hold less."""
     metrics = []
     for name, entry in result.items():

@@ -25,7 +25,6 @@ from olive.passes.pass_config import PassConfigParam
 from pydantic.fields import FieldInfo
 
 from olive_ext.config import PASS_TYPE, EvaluationSettings, PassSettings, StrictModel
-from olive_ext.errors import RequirementError
 from olive_ext.model.files.content import read_outline
 from olive_ext.registry import entries, hooks
 from olive_ext.report import Report, from_json, write
@@ -191,8 +190,8 @@ class OrtLMEvaluation(ReadOnlyPass):
             report = replace(report, model={**report.model, PASSES: list(run.current)})
         with surfaced("the report cannot be kept with the model"):
             paths = write(report, folder)
-        if run is None and (lines := broken_bounds(settings.bounds, report.metrics, report.comparison)):
-            raise RequirementError(f"a bound of '{PASS_TYPE}' is broken: {'; '.join(lines)}")
+        if run is None and (broken := broken_bounds(settings.bounds, report.metrics, report.comparison)):
+            raise requirement_error(PASS_TYPE, broken)
         return paths
 
 
@@ -240,14 +239,13 @@ def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, st
         if not run.is_search:
             write_chain(steps, run.artifacts)
         print_cells(chain_table(steps))
-    lines = broken_bounds(bounds, reports[-1].metrics, reports[-1].comparison)
-    if lines:
+    if broken := tuple(broken_bounds(bounds, reports[-1].metrics, reports[-1].comparison)):
         if not run.is_search:
             engine.cache.save_model(model_id=model_id, output_dir=run.output_dir, overwrite=True)
             refresh_reports(model_config.config, run.artifacts)
-            broken = replace(reports[-1], broken=tuple(lines))  # in the cache it has no bounds, which may change
-            _put_last(broken, run, model_config.config)
-        raise requirement_error(where, lines)
+            # in the cache it has no bounds, which may change
+            _put_last(replace(reports[-1], broken=broken), run, model_config.config)
+        raise requirement_error(where, broken)
 
 
 def _put_last(report: Report, run: Run, model_config: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from olive_ext.report import write as write_report
 from olive_ext.report.comparison import Bin, Comparison, Flip
 from olive_ext.report.html.render import CHUNK, MAX_CHARACTERS, flip_data, render, to_html
 from olive_ext.report.page import Column, ComparedModels, Page
+from olive_ext.report.verdict import Reason
 from tests.report.synthetic import HOSTILE, comparison, report
 
 pytest.importorskip("jinja2")
@@ -156,7 +157,7 @@ def test_hostile_names_and_texts_stay_text() -> None:
 
 def test_broken_bound_stands_in_the_verdict_and_flips_before_scores() -> None:
     pages = [
-        to_html(replace(report(found=found), broken=("kl_mean is 0.02, above 0.01",)))
+        to_html(replace(report(found=found), broken=(Reason("bound_broken", words="kl_mean is 0.02, above 0.01"),)))
         for found in (None, comparison(20))
     ]
     for page in pages:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olive_ext.config import LossBound
+from olive_ext.config import Bound, LossBound
 from olive_ext.report.changes import changes_of
 from olive_ext.report.comparison import (
     ACCURACY,
@@ -25,9 +25,9 @@ from olive_ext.report.comparison import (
     StopTokens,
     TextChange,
 )
-from olive_ext.report.metrics import comparison_metrics, matching
+from olive_ext.report.metrics import comparison_metrics
 from olive_ext.report.place import PlaceFinding
-from olive_ext.report.verdict import Verdict, band_of, verdict, worst_status
+from olive_ext.report.verdict import Reason, Verdict, band_of, verdict, worst_status
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.stats.paired_answers import compare_outcomes
 from tests.report.test_comparison import divergence, outcome
@@ -38,6 +38,7 @@ SAFE = {"difference": -0.002, "low": -0.008, "high": 0.004}
 
 LOST = {"difference": -0.03, "low": -0.05, "high": -0.01}
 NAN = float("nan")
+A_BOUND = Reason("bound_broken", words="kl_mean = 0.2, required at most 0.1", field="require")
 
 
 def of(*items: Divergence | Outcome, **more: Any) -> Comparison:
@@ -516,7 +517,7 @@ def test_next_step_has_this_run_s_command_and_names_of_tasks_as_they_are() -> No
     named = replace(undecided, outcomes=tuple(replace(item, task=name) for item in undecided.outcomes))
     assert name in verdict(named).next_step
     lost = replace(of(*worse_beside_ten(20, 0)), arguments=arguments)
-    for found in (verdict(lost), verdict(lost, ["a bound"])):
+    for found in (verdict(lost), verdict(lost, [A_BOUND])):
         assert f"`olive-ext locate {arguments}`" in found.next_step
 
 
@@ -632,11 +633,20 @@ def test_loss_excluded_over_all_tasks_passes_where_only_single_ones_are_undecide
     assert worst_status([verdict(of(outcome(), over_all=True))]) == 3
 
 
-def broken_by(loss: float, found: Comparison) -> list[str]:
-    """The lines of a `fail_on_loss`, which needs answers or texts."""
-    metrics = comparison_metrics(found)
-    is_bound = matching(metrics, "accuracy_difference", ALL) or found.whole_texts()
-    return broken_bounds([LossBound.of(loss)] if is_bound else [], metrics, found)
+def broken_by(loss: float, found: Comparison) -> list[Reason]:
+    return broken_bounds([LossBound.of(loss)], comparison_metrics(found), found)
+
+
+@pytest.mark.parametrize(
+    ("change", "status"), [({}, "unknown"), ({"low": -0.005}, "ok"), ({**LOST, "mcnemar_p": 0.001}, "loss")]
+)
+def test_score_between_right_and_wrong_is_judged_by_its_interval_where_nothing_else_is_there(
+    change: dict[str, float], status: str
+) -> None:
+    """The evaluation ended with a mistake, in `require`."""
+    found = of(outcome(**{**GRADED, "difference": 0.0, **change}), over_all=True)
+    assert broken_by(1, found) == []
+    assert verdict(found, broken_by(1, found)).status == status
 
 
 def test_perplexity_measured_beyond_the_bound_breaks_it_whatever_matters() -> None:
@@ -661,14 +671,14 @@ def test_larger_bound_never_gives_a_worse_status(name: str) -> None:
         for bound in (0.01, 0.1, 0.3, 0.6, 1.0, 1.3, 2.0, 4.0, 7.0, 11.0, 15.0, 40.0, 99.0):
             is_broken = over_all and overall is not None and overall.difference < -bound / 100
             judged = replace(found, matters=bound, over_all=over_all)
-            broken = [*(broken_by(bound, judged) if over_all else []), *(["a bound"] if is_broken else [])]
+            broken = [*(broken_by(bound, judged) if over_all else []), *([A_BOUND] if is_broken else [])]
             ranks.append(worst_first.index(verdict(judged, broken).status))
         assert ranks == sorted(ranks), f"with over_all = {over_all}"
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("broken", [(), ("kl_mean = 0.2, required at most 0.1",)])
-def test_headline_alone_has_a_grade(name: str, broken: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("broken", [(), (A_BOUND,)])
+def test_headline_alone_has_a_grade(name: str, broken: tuple[Reason, ...]) -> None:
     grades = ("small loss found", "not decided", "cannot tell", "no loss found", "no difference found")
     found = verdict(CASES[name][0], broken)
     assert not [text for text in found.evidence if text.startswith(grades)]
@@ -695,14 +705,17 @@ def test_words_below_the_headline_stay_as_they_are_where_they_read_like_a_grade(
 )
 def test_broken_bound_is_the_headline_the_status_and_what_the_next_step_is_about(found: Comparison, step: str) -> None:
     line = "accuracy_difference = -2 pt, required at least -1 pt"
-    broken, kept = verdict(found, [line, "kl_mean = 0.2"]), verdict(found)
+    bounds = [replace(A_BOUND, words=words) for words in (line, "kl_mean = 0.2")]
+    broken, kept = verdict(found, bounds), verdict(found)
     assert (broken.status, broken.code, broken.headline) == ("loss", "bound_broken", f"bound broken: {line}")
     graded = kept.headline.removeprefix(f"{kept.reasons[0].grade}: ")
     graded = graded.replace("no loss found", "otherwise no loss found")
     assert broken.evidence == ("bound broken: kl_mean = 0.2", graded, *kept.evidence)
     assert broken.figures == kept.figures
     assert broken.next_step == f"{step}, or allow more (`require`)", "the bound that is broken"
-    assert verdict(found, ["fell (`fail_on_loss`)"]).next_step.endswith(", or allow more (`fail_on_loss`)")
+    assert verdict(found, [replace(A_BOUND, field="fail_on_loss")]).next_step.endswith(
+        ", or allow more (`fail_on_loss`)"
+    )
 
 
 def test_nobody_is_sent_for_two_hundred_million_documents() -> None:
@@ -710,11 +723,11 @@ def test_nobody_is_sent_for_two_hundred_million_documents() -> None:
     assert change.advice.endswith("a million documents would be too few")
 
 
-@pytest.mark.parametrize(("bound", "proposed"), [("0.0010", "0.001"), ("0.00123", "0.00123"), ("0.0100", "0.005")])
-def test_model_is_mended_to_keep_the_bound_that_was_broken(bound: str, proposed: str) -> None:
+@pytest.mark.parametrize(("bound", "proposed"), [(0.001, "0.001"), (0.00123, "0.00123"), (0.00999, "0.005")])
+def test_model_is_mended_to_keep_the_bound_that_was_broken(bound: float, proposed: str) -> None:
     for answers in outcome(**SAFE), outcome():
         found = of(answers, divergence("choice", kl=0.01), arguments="M")
-        step = verdict(found, [f"all/kl_mean = 0.0100, required at most {bound}"]).next_step
+        step = verdict(found, broken_bounds([Bound(metric="kl_mean", max=bound)], comparison_metrics(found))).next_step
         assert f"--within kl_mean={proposed} --output" in step
 
 

@@ -17,6 +17,7 @@ from olive_ext.report.page import column_of
 from olive_ext.report.plain_text import chain_markdown, print_cells, print_table, to_markdown
 from olive_ext.report.report_files import write_chain
 from olive_ext.report.tables import Table, chain_steps, chain_table
+from olive_ext.report.verdict import Reason
 from olive_ext.report.view import needed
 from tests.report.test_comparison import divergence, outcome
 
@@ -108,9 +109,10 @@ def test_loss_that_is_excluded_over_all_tasks_is_said_where_it_was_asked_for() -
     assert passed not in printed(print_table, found)
     asked = replace(found, comparison=replace(compared, over_all=True))
     assert passed in printed(print_table, asked).splitlines()
-    lines = printed(print_table, replace(asked, broken=("x",))).splitlines()
+    broken = replace(asked, broken=(Reason("bound_broken", words="x"),))
+    lines = printed(print_table, broken).splitlines()
     assert (passed in lines, "m: bound broken: x" in lines) == (False, True)
-    assert json.loads(to_json(replace(asked, broken=("x",))))["verdict"]["status"] == "loss"
+    assert json.loads(to_json(broken))["verdict"]["status"] == "loss"
 
 
 def test_table_is_not_cut_and_a_terminal_obeys_no_name_in_it() -> None:

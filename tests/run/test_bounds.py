@@ -18,6 +18,7 @@ from olive_ext.errors import ConfigError
 from olive_ext.report import Metric
 from olive_ext.report.comparison import ClaimResult, Comparison
 from olive_ext.report.metrics import comparison_metrics, matching
+from olive_ext.report.verdict import Reason
 from olive_ext.run.bounds import broken_bounds, check_names, kept_bounds, refuse_names
 from olive_ext.run.evaluation import load_requested_tasks
 from olive_ext.run.models import Models
@@ -42,7 +43,7 @@ UNCERTAIN = "is undecided: documents without an answer could change it"
 
 
 def broken(metrics: Sequence[Metric] = METRICS, **bound: Any) -> list[str]:
-    return broken_bounds([Bound.parse(bound)], metrics)
+    return [reason.words for reason in broken_bounds([Bound.parse(bound)], metrics)]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,11 @@ def test_loss_is_told_in_points_as_fail_on_loss_is_written() -> None:
     bounds = EvaluationSettings.parse({"tasks": ["a"], "reference": "r", "fail_on_loss": 1}).bounds
     lost = [Metric("all", "accuracy_difference", "none", value) for value in (-0.0114, -0.010004, -0.01)]
     told = [[f"accuracy over all tasks fell by {pt} pt, more than 1 pt (`fail_on_loss`)"] for pt in ("1.1", "1.0004")]
-    assert [broken_bounds(bounds, [one]) for one in lost] == [*told, []]
+    found = [broken_bounds(bounds, [one]) for one in lost]
+    assert [[reason.words for reason in reasons] for reasons in found] == [*told, []]
+    assert found[0] == [
+        Reason("bound_broken", "all", "accuracy_difference", -0.0114, "", told[0][0], field="fail_on_loss", bound=-0.01)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def test_gate_stops_the_chain_after_its_model_report_and_table(folder: Path) -> 
     assert (folder / "out/model.onnx").exists()
     written_last = from_json((folder / "out/report-2.json").read_text())
     assert written_last.model["passes"] == ["int4"]
-    assert [line.split()[0] for line in written_last.broken] == ["size_on_disk/bytes"]
+    assert [item.words.split()[0] for item in written_last.broken] == ["size_on_disk/bytes"]
     assert not (folder / "out/footprint.json").exists()
 
     reports = sorted((folder / "cache").rglob("report*.json"))

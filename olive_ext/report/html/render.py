@@ -187,7 +187,7 @@ def _scores_only(page: Page) -> Lead:
     why = "without per-document logs of both nothing says which answers changed" if models else "without a reference"
     name, report = page.columns[0].name, page.columns[0].report
     tiles = [] if models else _sizes(page.columns, name)
-    broken = [] if report is None else [f"Bound broken: {line}" for line in report.broken]
+    broken = [] if report is None else [f"Bound broken: {item.words}" for item in report.broken]
     sentence, *others = [*broken, f"{measured}{models}, {why}"]
     return Lead(name, "", "Scores only", "loss" if broken else "plain", sentence, others, tiles)
 
