@@ -13,7 +13,7 @@ import pytest
 
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.check import check_recipe, mistakes
-from olive_ext.check.recipe import passes_in_source
+from olive_ext.check.recipe import Passes
 from olive_ext.cli import main
 from olive_ext.config import pass_options
 from olive_ext.errors import ConfigError, warn_ignored
@@ -110,11 +110,11 @@ def test_hugging_face_input_model_is_held_to_no_loss_against_itself(
         itself = of_evaluator(reference=reference, **keys)
         itself["input_model"]["model_path"] = path
         measure = {"type": "OrtLMEvaluation", "tasks": ["arc_easy"], "reference": reference, **keys}
-        found = mistakes({**itself, "passes": {"measure": measure}}, passes_in_source())
+        found = mistakes({**itself, "passes": {"measure": measure}}, Passes.in_source())
         places = [f"{where}.{next(iter(keys))}" for where in ("evaluators.ours", "passes.measure")]
         assert [(error.code, error.field) for error in found] == [(code, place) for place in places]
         changed = {"build": {"type": "SparseGPT"}, "measure": measure}
-        assert [*mistakes({**itself, "passes": changed}, passes_in_source())] == []
+        assert [*mistakes({**itself, "passes": changed}, Passes.in_source())] == []
 
 
 def put_package(root: Path, **eps: str) -> Path:
