@@ -269,7 +269,7 @@ def test_bound_on_a_model_against_itself_is_refused_before_anything_is_measured(
     models = Models(EvaluationConfig.parse(given))
     code = "not_comparable" if "fail_on_loss" in given else "missing"
     with refused(ConfigError, code, next(reversed(given)), holds="reference"):
-        load_requested_tasks(models, None, Seeds.of(0))
+        load_requested_tasks(models, None)
     scores = models.config.model_copy(update={"fail_on_loss": None, "require": [Bound(metric="acc", min=0.5)]})
     assert load_requested_tasks(Models(scores), None, Seeds.of(0)) is not None
 
