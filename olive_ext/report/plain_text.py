@@ -17,7 +17,7 @@ from olive_ext.report.metrics import non_finite_requests
 from olive_ext.report.numbers import fact, joined
 from olive_ext.report.page import COMPARISON, Page, page_of
 from olive_ext.report.report import Report
-from olive_ext.report.tables import ChainStep, Table, chain_table, page_table
+from olive_ext.report.tables import Table, page_table
 from olive_ext.report.view import SIGNS, WORDS, changed_documents
 
 _MOST_EVIDENCE = 4
@@ -176,12 +176,6 @@ def to_eval_results(report: Report) -> str:
         if ids.count(one["dataset"]) > 1:  # of one file with the same id, the Hub shows one
             one["dataset"] = {**one["dataset"], "task_id": name}
     return yaml.safe_dump([*entries.values()], sort_keys=False) if entries else ""
-
-
-def chain_markdown(steps: Sequence[ChainStep]) -> str:
-    """One row for each step of a chain of passes."""
-    table = chain_table(steps)
-    return f"# {literal(table.title)}\n\n{markdown_table(table.heads, table.rows)}\n"
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

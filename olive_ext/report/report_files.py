@@ -13,9 +13,9 @@ from pathlib import Path
 from olive_ext.errors import ConfigError, RunError, special_kind
 from olive_ext.report.html.render import render, to_html
 from olive_ext.report.page import Page
-from olive_ext.report.plain_text import chain_markdown, to_eval_results, to_markdown
+from olive_ext.report.plain_text import markdown_page, to_eval_results, to_markdown
 from olive_ext.report.report import Report, to_json
-from olive_ext.report.tables import ChainStep
+from olive_ext.report.tables import ChainStep, chain_table
 
 logger = logging.getLogger(__name__)
 _PROBE_BYTES = 1 << 16
@@ -61,7 +61,8 @@ def write_chain(steps: Sequence[ChainStep], directory: str | Path) -> tuple[Path
     """Writes chain.json, {"steps": [{"name": ..., "values": {column: number}, "documents": {column: text}}]}, and
     chain.md as `write` does."""
     directory = Path(directory)
-    texts = {directory / "chain.json": to_json({"steps": steps}), directory / "chain.md": chain_markdown(steps)}
+    page = markdown_page((), chain_table(steps))
+    texts = {directory / "chain.json": to_json({"steps": steps}), directory / "chain.md": page}
     write_texts(texts, directory)
     return tuple(texts)
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from olive_ext.report import Metric, Report
-from olive_ext.report.plain_text import chain_markdown, literal, markdown_table, to_markdown
-from olive_ext.report.tables import ChainStep
+from olive_ext.report.plain_text import literal, markdown_page, markdown_table, to_markdown
+from olive_ext.report.tables import ChainStep, chain_table
 from tests.report.synthetic import comparison
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -87,4 +87,4 @@ def test_a_report_obeys_no_name_in_it() -> None:
     found = seen(to_markdown(report))
     assert found.tags <= HARMLESS
     assert sum(" ".join(LINK.split()) in text for text in found.texts) >= 12
-    assert seen(chain_markdown([ChainStep(LINK, {LINK: 1.0}, {})])).tags <= HARMLESS
+    assert seen(markdown_page((), chain_table([ChainStep(LINK, {LINK: 1.0}, {})]))).tags <= HARMLESS
