@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import reduce
@@ -386,7 +386,7 @@ class StepLoop:
         return {**facts, "step_limit": self._limit} if self._limit < UNLIMITED else facts
 
     def _check(self, requests: Sequence[Request]) -> None:
-        """Raises `OliveExtError` for a source, a picture, a sound or beams that the model cannot take."""
+        """Raises `OliveExtError` for a source, a picture or a sound that the model cannot take."""
         for source in dict.fromkeys([request.source for request in requests]):
             for runner in self._runners:
                 runner.check_source(source)
@@ -396,24 +396,27 @@ class StepLoop:
                 other.check_media(self._tap.own_media(media))
             for run in media:
                 self.traits.item_limit.check(run.item)
-        generations = [request.generation for request in requests if request.generation is not None]
-        for num_beams in {found.num_slots for found in generations if found.beams is not None}:
-            self._runner.check_beams(num_beams)
-        for request in [one for one in requests if one.generation is not None and one.generation.beams is not None]:
-            begin, most = len(request.tokens), request.num_positions
+
+    def _check_beams(self, items: Sequence[KeyedRequest]) -> None:
+        """Raises `OliveExtError` for a search whose beams have no slot each, do not fit in the KV cache together, or
+        would pass a length beyond which the model computes texts otherwise."""
+        capacity = self.capacity
+        for key, request in items:
+            if request.generation is None or request.generation.beams is None:
+                continue
+            beams, begin, most = request.generation.num_slots, len(request.tokens), request.num_positions
+            if beams > (num_slots := self._runner.capacity.num_slots):
+                why = self._runner.describe().get("num_slots_origin", "engine.num_slots")
+                slots = f"the session has {num_slots} ({why})"
+                raise OliveExtError(f"'num_beams' = {beams} needs a slot for each beam; {slots}", "num_beams")
             if (last := self.traits.side(begin).last) < most:
                 text = f"of {begin} tokens to {most} would pass {last}, where this model computes texts otherwise"
                 raise OliveExtError(f"a beam search from a prompt {text}: give a smaller 'max_new_tokens', or one beam")
-
-    def _check_beams(self, items: Sequence[tuple[Hashable, Request]]) -> None:
-        """Raises `OliveExtError` for a search whose beams do not fit in the KV cache together."""
-        (number, size), slots, most = self.capacity.blocks, self._in_use.num_slots, self.capacity.most_positions
-        for key, request in items:
-            beams = request.generation.num_slots if request.generation is not None else 1
-            if beams > 1 and (beams * -(-request.num_positions // size) > number if number else beams > slots):
-                shown = f"'num_beams' = {beams}, of up to {request.num_positions} positions each"
-                most = number * size or most
-                raise OliveExtError(f"request {key!r}: {shown}, is beyond the KV cache's {most} positions")
+            number, size = capacity.blocks
+            if beams * -(-most // size) > number if number else beams > self._in_use.num_slots:
+                shown = f"'num_beams' = {beams}, of up to {most} positions each"
+                held = number * size or capacity.most_positions
+                raise OliveExtError(f"request {key!r}: {shown}, is beyond the KV cache's {held} positions")
 
     def _needed(self, scored: int, generated: int) -> tuple[int, int]:
         traits = self.traits

@@ -141,13 +141,6 @@ class Runner(ABC):
         if self.embedding is not None:
             self.embedding.expect(media)
 
-    def check_beams(self, num_beams: int) -> None:
-        """Raises `OliveExtError` where a request cannot have so many sequences, each in a slot of its own."""
-        if num_beams > self.capacity.num_slots:
-            why = self.describe().get("num_slots_origin", "engine.num_slots")
-            found = f"the session has {self.capacity.num_slots} ({why})"
-            raise OliveExtError(f"'num_beams' = {num_beams} needs a slot for each beam; {found}", "num_beams")
-
     def warm_up(self, items: Sequence[MediaItem], most: int) -> None:
         """Runs encoders beforehand on `items` of every shape, and the graphs that put features into steps of `most`
         tokens. Raises `RunError` where the device fails."""
