@@ -70,40 +70,40 @@ def open_ort_runner(
     """
     if weights:  # a captured step reads the same ones ever after
         model = _plain(model)
-    sessions = Sessions(model, profile_prefix, Compiled(model.settings.engine), weights or {})
-    try:
-        with reading(model.files.decoder):
-            return _open(sessions)
-    except MisplacedError as error:
-        host = model.providers[-1:]
-        if not model.settings.allow_cpu_fallback or host[0].device != "cpu":
-            raise ProviderError(f"{error}; 'allow_cpu_fallback' would run the whole model on the CPU") from error
-        logger.warning("%s; running the whole model on the CPU", error)
-        return _open(replace(sessions, model=replace(model, session_providers=host)))
+    with reading(model.files.decoder):
+        return _open(Sessions(model, profile_prefix, Compiled(model.settings.engine), weights or {}))
 
 
 def _open(sessions: Sessions) -> OpenedRunner:
     """Opens the decoder in one form after the other, until one holds what it promises."""
     problems: dict[str, str] = {}
-    not_captured: tuple[str, ...] = ()
+    not_captured = ""
     while True:
         model = sessions.model
         form, decision = choose(model, problems)
         notes = [f"{ONE_BY_ONE}: {problem}" for problem in problems.values()]
         if not notes and decision.reason.startswith(ONE_BY_ONE):
             notes = [decision.reason]
+        if not_captured:
+            notes.append(f"steps are not captured: {not_captured}")
         try:
-            return _open_in(form, sessions, (*notes, *not_captured))
+            return _open_in(form, sessions, tuple(notes))
         except NotFittingError as error:
             logger.warning("%s: %s", ONE_BY_ONE, error)
             problems[form.name] = str(error)
-            not_captured = tuple(note for note in not_captured if note.split(": ", 1)[1] not in str(error))
+            not_captured = "" if not_captured in str(error) else not_captured
         except PartsDifferError as error:
             logger.warning("each request is fed whole and alone: %s", error)
             sessions = replace(sessions, model=replace(model, parts_failure=str(error)))
         except NotCapturedError as error:
             logger.warning("steps are not captured: %s", error)
-            sessions, not_captured = replace(sessions, model=_plain(model)), (f"steps are not captured: {error}",)
+            sessions, not_captured = replace(sessions, model=_plain(model)), str(error)
+        except MisplacedError as error:
+            if not model.settings.allow_cpu_fallback or model.providers[-1].device != "cpu":
+                raise ProviderError(f"{error}; 'allow_cpu_fallback' would run the whole model on the CPU") from error
+            logger.warning("%s; running the whole model on the CPU", error)
+            sessions = replace(sessions, model=replace(model, session_providers=model.providers[-1:]))
+            problems, not_captured = {}, ""
         except FellBackError:
             sessions = replace(sessions, model=replace(model, session_providers=model.providers[-1:]))
 
