@@ -20,6 +20,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
+
 from olive_ext.errors import RunError
 from olive_ext.plugins.code import child
 from olive_ext.python_processes import import_path, python_command, usable_processors
@@ -205,9 +207,5 @@ def _visible() -> Iterator[str]:
 
 def _tasks_of_user() -> int:
     """Threads of this user on this machine, which count where there is no namespace of users."""
-    number = 0
-    for status in Path("/proc").glob("[0-9]*/status"):
-        with suppress(OSError):
-            lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
-            number += int(lines["Threads"]) if lines["Uid"].split()[0] == str(os.getuid()) else 0
-    return number
+    processes = [process.info for process in psutil.process_iter(["uids", "num_threads"])]
+    return sum(facts["num_threads"] or 0 for facts in processes if facts["uids"] and facts["uids"].real == os.getuid())

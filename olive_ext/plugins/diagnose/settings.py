@@ -3,11 +3,10 @@ is located, and the loss or the size to keep."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, ByteSize, Field, model_validator
 from typing_extensions import Self
 
 from olive_ext.config.base import PathText, PositiveInt, StrictModel, Word, not_bool, word
@@ -49,13 +48,11 @@ class LocationSettings(PassSettings):
 
     def shared(self, other: type[TaskSettings]) -> dict[str, Any]:
         """The written settings that those of `other` have, too, but for its own folder, journal and bounds."""
-        names = self.model_fields_set & other.model_fields.keys() - {"output_dir", "resume", "require"}
-        return {name: getattr(self, name) for name in names}
+        return self.written(other.model_fields.keys() - {"output_dir", "resume", "require"})
 
     def own(self) -> dict[str, Any]:
         """The written settings that an evaluation does not have, but for the folder, and the journal's."""
-        names = self.model_fields_set - self.shared(EvaluationSettings).keys() - {"output_dir", "model"}
-        return {name: getattr(self, name) for name in names}
+        return self.written(self.model_fields_set - self.shared(EvaluationSettings).keys() - {"output_dir", "model"})
 
 
 class LocationConfig(ModelWork, LocationSettings):
@@ -68,26 +65,7 @@ class LocationConfig(ModelWork, LocationSettings):
         return EvaluationConfig(model=self.model, **self.shared(EvaluationSettings))
 
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
-
-
-def _bytes(value: Any) -> Any:
-    """A count of bytes, from a text such as "1.2GB", too."""
-    if not isinstance(value, str):
-        return not_bool(value)
-    match = _SIZE.fullmatch(value.strip())
-    unit = _UNITS.get(match.group(2).upper()) if match else None
-    if match is None or unit is None:
-        raise ContradictionError("give bytes, or a number with kB, MB, GB, TB, KiB, MiB or GiB")
-    return round(float(match.group(1)) * unit)
-
-
-Size = Annotated[
-    int,
-    Field(gt=0, description='bytes, or a text such as "1.2GB"'),
-    BeforeValidator(_bytes, json_schema_input_type=int | str),
-]
+Size = Annotated[ByteSize, Field(gt=0, description='bytes, or a text such as "1.2GB"'), BeforeValidator(not_bool)]
 
 
 class Within(StrictModel):

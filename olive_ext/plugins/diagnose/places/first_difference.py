@@ -8,6 +8,7 @@ place what the other one has at the cut: no error is carried on, and each piece 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -481,11 +482,7 @@ class Search:
 
 def _first(items: Sequence[T], holds: Callable[[T], bool]) -> T:
     """An item that holds after one that does not (or the first of all), by halving; the last is taken to hold."""
-    low, high = 0, len(items) - 1
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(items[middle]) else (middle + 1, high)
-    return items[high]
+    return items[bisect_left(range(len(items) - 1), True, key=lambda place: holds(items[place]))]
 
 
 def _tried(ratios: Sequence[float]) -> Iterator[int]:

@@ -231,7 +231,7 @@ def _and_others(named: dict[str, str]) -> str:
 def heat(loss_map: LossMap) -> tuple[list[str], list[tuple[str, dict[str, Any]]]]:
     """Kinds, and for each layer (and what is outside of the layers) the entries by kind."""
     inside = [entry for entry in loss_map.entries if entry.layer is not None]
-    kinds = sorted({entry.kind for entry in inside}, key=lambda kind: [e.kind for e in inside].index(kind))
+    kinds = list(dict.fromkeys(entry.kind for entry in inside))
     layers = sorted({entry.layer for entry in inside if entry.layer is not None})
     return kinds, [(str(n), {e.kind: e for e in inside if e.layer == n}) for n in layers]
 
