@@ -74,9 +74,9 @@ def is_speech(metric: Any) -> bool:
     return bool(metric.sub_types and olive_evaluator._is_text_based_metric(metric))
 
 
-def is_vision(metric: Any) -> bool:
-    """Whether the metric is of answers about pictures."""
-    return bool(metric.sub_types and olive_evaluator._is_vision_metric(metric))
+def is_of_answers(metric: Any) -> bool:
+    """Whether the metric is of transcriptions or of answers about pictures."""
+    return is_speech(metric) or bool(metric.sub_types and olive_evaluator._is_vision_metric(metric))
 
 
 def of_documents(data: Any) -> bool:

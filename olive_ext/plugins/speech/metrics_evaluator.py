@@ -31,8 +31,7 @@ from olive_ext.plugins.speech.generated_answers import (
     Answers,
     answered,
     documents,
-    is_speech,
-    is_vision,
+    is_of_answers,
     items_of,
     of_documents,
 )
@@ -57,11 +56,6 @@ from olive_ext.workflow.current_run import logger, running, with_reference
 from olive_ext.workflow.evaluator import surfaced
 from olive_ext.workflow.handlers import handler_of, hf_config, label, onnx_config
 from olive_ext.workflow.metric_results import text_of, to_metric_result
-
-
-def is_of_answers(metric: Any) -> bool:
-    """Whether a metric is of transcriptions or of answers about pictures."""
-    return is_speech(metric) or is_vision(metric)
 
 
 def is_of_generations(metric: Any) -> bool:

@@ -10,10 +10,9 @@ mels.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +25,6 @@ from olive_ext.errors import ConfigError, MediaError, ModelError, NonFiniteError
 from olive_ext.media.processors import slaney_filters
 from olive_ext.media.sound import read_samples
 from olive_ext.model import ResolvedModel
-from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.plugins.speech.transducer_files import (
     TransducerConfig,
@@ -99,79 +97,6 @@ class Graph:
         return [value.numpy() for value in binding.get_outputs()[: len(asked)]]
 
 
-class Transducer:
-    """An open package. Sounds of one call share runs as far as the graphs' batch allows it."""
-
-    def __init__(
-        self,
-        config: TransducerConfig,
-        folder: Path,
-        open_graph: Callable[[Path], Any],
-        device: Device,
-        penalty: float,
-        filters_KM: npt.NDArray[np.float64],
-    ) -> None:
-        """`penalty` is taken from the blank's logit; `filters_KM` make mels. Raises `ModelError` for graphs
-        of another form."""
-        self.config = config
-        self._device = device
-        self._penalty = penalty
-        self.filters_KM = filters_KM
-
-        def opened(part: str, dropped: Sequence[str] = ()) -> Graph:
-            section = getattr(config, part)
-            session = open_graph(graph_file(folder, section.filename, part))
-            known = {one.name for one in session.get_inputs()}
-            names = {key: name for key, name in _names(section.inputs).items() if key not in dropped or name in known}
-            return Graph(session, names, _names(section.outputs), part)
-
-        self.encoder = opened("encoder", ("input_lengths", "lang_id"))
-        self.decoder, self.joiner = opened("decoder"), opened("joiner")
-        places = {config.decoder.inputs.lstm_hidden_state, config.decoder.inputs.lstm_cell_state}
-        fixed = {
-            one.shape[1 if name in places else 0]
-            for graph in (self.encoder, self.decoder, self.joiner)
-            for name, one in graph.inputs.items()
-        }
-        numbers = {size for size in fixed if isinstance(size, int)}
-        if numbers - {1}:
-            raise ModelError(f"the graphs take {max(numbers)} sounds at once: a batch of 1 or an open one is accepted")
-        self.together = 1 if numbers else TOGETHER
-
-    def search(self, sounds: Sequence[npt.NDArray[np.float32]], most: Sequence[int]) -> list[list[int]]:
-        """The tokens of each sound [samples], at most `most` of them. Raises `NonFiniteError`."""
-        found: list[list[int]] = [[] for _ in sounds]
-        order = sorted(range(len(sounds)), key=lambda number: len(sounds[number]))
-        for start in range(0, len(order), self.together):
-            group = order[start : start + self.together]
-            heard = _Group(self, [sounds[number] for number in group], [most[number] for number in group])
-            for number, tokens in zip(group, heard.tokens(), strict=True):
-                found[number] = tokens
-        return found
-
-    def zeros(self, graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, ort.OrtValue]:
-        """Values of zeros on the device, for inputs of the graph."""
-        device = self._device
-        return {
-            name: ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, graph.type_of(name)), device.kind, device.index)
-            for name, shape in shapes.items()
-        }
-
-    def best(self, frames: Array, predicted: Array) -> Array:
-        """The most likely token [B] of frames [B, 1, H] after what the prediction network gave [B, U, 1]."""
-        names = self.config.joiner
-        batch = len(frames)
-        given = {names.inputs.encoder_outputs: frames, names.inputs.decoder_outputs: predicted.reshape(batch, 1, -1)}
-        logits_BV = self.joiner.run(given, [names.outputs.logits], {})[0].reshape(batch, -1).astype(np.float32)
-        if logits_BV.shape[1] != self.config.vocab_size:
-            problem = f"'model.vocab_size' = {self.config.vocab_size} in genai_config.json"
-            raise ModelError(f"{problem}: the joint network gives {logits_BV.shape[1]} logits")
-        if not np.isfinite(logits_BV).all():
-            raise NonFiniteError("the joint network's logits are NaN or infinite")
-        logits_BV[:, self.config.blank_id] -= self._penalty
-        return np.asarray(logits_BV.argmax(-1))
-
-
 def _names(section: Any) -> dict[str, str]:
     return {key: getattr(section, key) for key in type(section).model_fields}
 
@@ -179,7 +104,9 @@ def _names(section: Any) -> dict[str, str]:
 class _Group:
     """Sounds that are searched side by side, each with its own place in the chunk's frames."""
 
-    def __init__(self, model: Transducer, sounds: Sequence[npt.NDArray[np.float32]], most: Sequence[int]) -> None:
+    def __init__(
+        self, model: TransducerSession, sounds: Sequence[npt.NDArray[np.float32]], most: Sequence[int]
+    ) -> None:
         config, batch = model.config, len(sounds)
         self._model, self._most = model, np.array(most)
         self._chunks_B = np.array([-(-len(sound) // config.chunk_samples) + SILENT_CHUNKS for sound in sounds])
@@ -316,7 +243,8 @@ class Counters:
 
 
 class TransducerSession(AbstractContextManager["TransducerSession"]):
-    """One open package. Greedy: what requests say of sampling, prompts and stops has no meaning here."""
+    """One open package. Greedy: what requests say of sampling, prompts and stops has no meaning here. Sounds of a call
+    share runs as far as the graphs' batch allows it."""
 
     encoding = None
     journal = None
@@ -328,17 +256,36 @@ class TransducerSession(AbstractContextManager["TransducerSession"]):
         files, settings = model.files, model.settings
         if settings.language is not None or settings.speech_task is not None:
             raise ConfigError("'language' and 'speech_task': a transducer writes down what it hears; leave them out")
-        config = read_transducer(files.genai_config, files.directory)
+        self.model, self.counters = model, Counters()
+        self.config = config = read_transducer(files.genai_config, files.directory)
         if config.vad:
             logger.warning("genai_config.json names a detector of speech ('model.vad'): no chunk is dropped here")
-        self.model = model
-        self.counters = Counters()
         self._pieces = read_pieces(Path(files.tokenizer))
-        opening = partial(open_session, providers=model.providers, settings=settings)
-        penalty = blank_penalty(files.genai_config, files.directory)
-        filters = slaney_filters(config.fft_size // 2 + 1, config.num_mels, config.sample_rate)
+        self._penalty = blank_penalty(files.genai_config, files.directory)
+        self.filters_KM = slaney_filters(config.fft_size // 2 + 1, config.num_mels, config.sample_rate)
         with reading(files.directory):
-            self._transducer = Transducer(config, files.directory, opening, model.device, penalty, filters)
+            self.encoder = self._opened("encoder", ("input_lengths", "lang_id"))
+            self.decoder, self.joiner = self._opened("decoder"), self._opened("joiner")
+        states = {config.decoder.inputs.lstm_hidden_state, config.decoder.inputs.lstm_cell_state}
+        fixed = {
+            value.shape[1 if name in states else 0]
+            for graph in (self.encoder, self.decoder, self.joiner)
+            for name, value in graph.inputs.items()
+        }
+        sizes = {size for size in fixed if isinstance(size, int)}
+        if sizes - {1}:
+            raise ModelError(f"the graphs take {max(sizes)} sounds at once: a batch of 1 or an open one is accepted")
+        self._together = 1 if sizes else TOGETHER
+
+    def _opened(self, part: str, optional: Sequence[str] = ()) -> Graph:
+        """The graph of a part, which may lack the inputs `optional`. Raises `ModelError` for one of another form."""
+        section, model = getattr(self.config, part), self.model
+        session = open_session(
+            graph_file(model.files.directory, section.filename, part), model.providers, model.settings
+        )
+        known = {value.name for value in session.get_inputs()}
+        names = {key: name for key, name in _names(section.inputs).items() if key not in optional or name in known}
+        return Graph(session, names, _names(section.outputs), part)
 
     def __exit__(self, *_: object) -> None:
         """The graphs are closed with the session's last reference."""
@@ -347,32 +294,55 @@ class TransducerSession(AbstractContextManager["TransducerSession"]):
         """Nothing: transcripts are computed anew in every run, and no journal has them."""
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
-        """A transcript of each request's sound. Raises `MediaError` for one that has none, or cannot be read."""
+        """A transcript of each request's sound. Raises `MediaError` for one that has none, or cannot be read, and
+        `NonFiniteError`."""
         if any(len(request.audio) != 1 for request in requests):
             raise MediaError("a transducer takes one sound in each request ('audio'), and nothing else")
-        rate = self._transducer.config.sample_rate
-        sounds = [read_samples(request.audio[0], rate) for request in requests]
-        found = self._transducer.search(sounds, [request.max_new_tokens for request in requests])
+        sounds = [read_samples(request.audio[0], self.config.sample_rate) for request in requests]
+        most = [request.max_new_tokens for request in requests]
+        order = sorted(range(len(sounds)), key=lambda number: len(sounds[number]))
+        heard: dict[int, list[int]] = {}
+        for start in range(0, len(order), self._together):
+            numbers = order[start : start + self._together]
+            group = _Group(self, [sounds[number] for number in numbers], [most[number] for number in numbers])
+            heard |= zip(numbers, group.tokens(), strict=True)
         self.counters.requests += len(sounds)
-        self.counters.tokens_generated += sum(map(len, found))
-        return [
-            GenerationOutput(
-                self.text(tokens),
-                tuple(tokens),
-                FinishReason.LENGTH if len(tokens) == request.max_new_tokens else FinishReason.STOPPED,
-            )
-            for tokens, request in zip(found, requests, strict=True)
-        ]
+        self.counters.tokens_generated += sum(map(len, heard.values()))
+        return [self._output(heard[number], limit) for number, limit in enumerate(most)]
 
-    def text(self, tokens: Sequence[int]) -> str:
-        """The text of token ids, without the space before its first word."""
-        return "".join(self._pieces.get(token, "") for token in tokens).replace(_SPACE, " ").removeprefix(" ")
+    def _output(self, tokens: list[int], limit: int) -> GenerationOutput:
+        """The text of token ids, without the space before its first word, and why it ended."""
+        text = "".join(self._pieces.get(token, "") for token in tokens).replace(_SPACE, " ").removeprefix(" ")
+        end = FinishReason.LENGTH if len(tokens) == limit else FinishReason.STOPPED
+        return GenerationOutput(text, tuple(tokens), end)
+
+    def zeros(self, graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, ort.OrtValue]:
+        """Values of zeros on the device, for inputs of the graph."""
+        device = self.model.device
+        return {
+            name: ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, graph.type_of(name)), device.kind, device.index)
+            for name, shape in shapes.items()
+        }
+
+    def best(self, frames: Array, predicted: Array) -> Array:
+        """The most likely token [B] of frames [B, 1, H] after what the prediction network gave [B, U, 1]."""
+        names = self.config.joiner
+        batch = len(frames)
+        given = {names.inputs.encoder_outputs: frames, names.inputs.decoder_outputs: predicted.reshape(batch, 1, -1)}
+        logits_BV = self.joiner.run(given, [names.outputs.logits], {})[0].reshape(batch, -1).astype(np.float32)
+        if logits_BV.shape[1] != self.config.vocab_size:
+            problem = f"'model.vocab_size' = {self.config.vocab_size} in genai_config.json"
+            raise ModelError(f"{problem}: the joint network gives {logits_BV.shape[1]} logits")
+        if not np.isfinite(logits_BV).all():
+            raise NonFiniteError("the joint network's logits are NaN or infinite")
+        logits_BV[:, self.config.blank_id] -= self._penalty
+        return np.asarray(logits_BV.argmax(-1))
 
     def describe_execution(self) -> dict[str, Any]:
         """Facts of the execution, for a report."""
         return {
             "runtime": "onnxruntime",
             "providers": [provider.name for provider in self.model.providers],
-            "sounds_together": self._transducer.together,
+            "sounds_together": self._together,
             "counters": vars(self.counters).copy(),
         }
