@@ -63,7 +63,7 @@ class Losses:
             model = self._location.model.patched({"model": str(folder)})
             size = size_on_disk(model.files)
             if name != BASE:
-                mended, row = self._made(self._mender.search.best_in(size))
+                mended, row = self._made(self._mender.best_in(size))
                 yield f"mended like {name}", row
             yield name, self._row(size, self._sums(model), mended)
         for name, order in self._orders():

@@ -18,7 +18,6 @@ import onnx
 from olive_ext.backends.progress import is_shown, say
 from olive_ext.errors import ConfigError, MissingError, OliveExtError, RequirementError, RunError, named_failures
 from olive_ext.graph.nodes import attribute
-from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import size_on_disk
 from olive_ext.model.files.locate import locate as locate_files
 from olive_ext.plugins.diagnose.remedy.bill import Bill, Line, Measured, Option, Point, Trial, bill_texts, with_interval
@@ -90,8 +89,27 @@ def _mended(config: MendingConfig, output: Path, progress: bool) -> Bill:
     return bill
 
 
+MOST_ROUNDS = 6
+"""Models that are measured for a bound. The last one has every weight in its finest precision."""
+
+WORTH_MEASURING = 0.01
+"""Share of the loss that is allowed from which on an estimated one is measured before it is chosen."""
+
+WORTH_WRITING = 0.99
+"""Share of a model's bytes below which a smaller one is tried, too."""
+
+NEXT = 0.98
+"""Share of the smallest prediction that broke the bound up to which the next one may go."""
+
+
 class Mender:
-    """One call of `mend`: what weights lose is measured when it is made."""
+    """One call of `mend`: the smallest model that keeps a bound, or the best one in a size. What weights lose is
+    measured when it is made.
+
+    A menu predicts the loss of a model as the sum of the losses of single weights. Errors interact, so the real loss is
+    smaller or larger. So models are written and measured, each once, on the documents that choose. The ratio of the
+    last model's measured loss to its predicted one corrects the next prediction.
+    """
 
     def __init__(
         self,
@@ -112,28 +130,28 @@ class Mender:
         kernels = self._map.kernels.mean if self._map.kernels.low > 0 else 0.0
         by_target = {target: losses[target.name] for target in location.targets}
         self.menu = WeightChoices.of(by_target, location.tables, location.sources, kernels, self._map.damaged)
-
-        self.drafts = Drafts(location.model, location.sources, self.menu, material, folder, progress)
+        self._others = self.own_size - self.menu.num_bytes(self.menu.unchanged)  # bytes beside the weights
+        self._trials: dict[Selection, Trial] = {}
+        self.drafts = Drafts(location, self.menu, material, folder, progress)
         for number in range(len(self.menu.targets)):
             for choice, one in enumerate(self.menu.of_target(number)):
                 if one.together is not None and not one.is_measured:  # a head with its table: nothing predicts its loss
                     self.drafts.learn(number, choice, self.choosing)
-        self.search = Search(self.menu, self.drafts, self.own_size, self.choosing, self._goal)
 
     @property
     def least(self) -> int:
         """Bytes of the smallest model that the choices give, nearly."""
-        return self.own_size + self.menu.num_bytes(self.menu.least) - self.menu.num_bytes(self.menu.unchanged)
+        return self._others + self.menu.num_bytes(self.menu.least)
 
     def run(self) -> tuple[Path, Bill]:
         """Chooses, measures what was chosen; the folder with the model, and its bill."""
         menu, drafts, before = self.menu, self.drafts, self._map.model_kl
         unchanged = Measured(before, drafts.loss(menu.unchanged, self.held_out))
         if self._most_kl is not None:
-            selection = self.search.smallest(self._most_kl, self._size, before)
+            selection = self._smallest(self._most_kl)
         else:
             assert self._size is not None  # `MendingConfig`
-            selection = self.search.best_in(self._size)
+            selection = self.best_in(self._size)
         loss = unchanged
         if any(selection):
             loss = Measured(drafts.loss(selection, self.choosing), drafts.loss(selection, self.held_out))
@@ -152,7 +170,7 @@ class Mender:
             unchanged_loss=unchanged,
             chosen=Point("mended", size_on_disk(copy_of(self.model, draft).files), menu.kl(selection)),
             chosen_loss=loss,
-            trials=tuple(self.search.trials.values()),
+            trials=tuple(self._trials.values()),
             unpaired=dict(self.location.pairing.unpaired),
             beyond_rounding=self._map.beyond_rounding,
             damaged=self._map.damaged,
@@ -161,8 +179,7 @@ class Mender:
         return draft, bill
 
     def _point(self, name: str, selection: Selection) -> Point:
-        grown = self.menu.num_bytes(selection) - self.menu.num_bytes(self.menu.unchanged)
-        return Point(name, self.own_size + grown, self.menu.kl(selection))
+        return Point(name, self._others + self.menu.num_bytes(selection), self.menu.kl(selection))
 
     def _lines(self, selection: Selection) -> list[Line]:
         return [
@@ -186,6 +203,75 @@ class Mender:
         others = sorted({target.part for target, precision in precisions.items() if precision and target.part})
         notes = (f"the settings are the decoder's, not the graph's of {part}" for part in others)
         return {**made, "notes": (*made["notes"], *notes)}
+
+    def best_in(self, size: int) -> Selection:
+        """The choices with the least loss in at most so many bytes; the model as it is where nothing fits."""
+        room = size
+        while True:
+            selection = self._priced(partial(self.menu.best, room - self._others))
+            over = self.drafts.num_bytes(selection) - size
+            if over <= 0 or selection == self.menu.cured:
+                return selection
+            room -= over
+
+    def _smallest(self, most_kl: float) -> Selection:
+        """The choices with the fewest bytes of a model that keeps the bound, and the size. Raises `RequirementError`
+        where none does."""
+        menu, size, before = self.menu, self._size, self._map.model_kl
+        kept = menu.unchanged if before.high <= most_kl and not any(menu.cured) else None
+        if kept is not None and not any(menu.least):
+            return kept
+        ratio = _ratio(before, menu.kl(menu.unchanged))
+        for rounds in range(1, MOST_ROUNDS + 1):
+            broken = [NEXT * menu.kl(one) for one, trial in self._trials.items() if trial.measured.high > most_kl]
+            limit = min([most_kl / ratio, *broken])
+            selection = menu.finest
+            if rounds < MOST_ROUNDS or kept is not None:
+                selection = self._priced(partial(menu.smallest, limit), limit)
+            wanted = self.drafts.num_bytes(selection)
+            last = f"every weight in its finest precision ({numbers.size(wanted)})" if selection == menu.finest else ""
+            if size is not None and wanted > size:
+                selection = self.best_in(size)
+                last = f"the least loss in {numbers.size(size)} (the bound is predicted to take {numbers.size(wanted)})"
+            if kept is not None and menu.num_bytes(selection) >= WORTH_WRITING * menu.num_bytes(kept):
+                break
+            trial = self._tried(selection)
+            if trial.measured.high <= most_kl:
+                kept = selection
+            elif last:
+                measured = f"with {last} kl_mean is {with_interval(trial.measured)}"
+                raise RequirementError(f"{self._goal}: not reached; {measured}{self._stuck(selection)}")
+            ratio = _ratio(trial.measured, menu.kl(selection))
+        assert kept is not None  # the last round is of the finest
+        return kept
+
+    def _stuck(self, selection: Selection) -> str:
+        """The weight that loses most, where it has no other choice."""
+        chosen = [self.menu.of_target(number)[choice].kl for number, choice in enumerate(selection)]
+        worst = max(range(len(chosen)), key=chosen.__getitem__)
+        if len(self.menu.of_target(worst)) > 1 or not chosen[worst]:
+            return ""
+        target, lost = self.menu.targets[worst], numbers.nats(chosen[worst])
+        return f"; '{target.name}', which loses {lost}, has no finer form that can be written"
+
+    def _tried(self, selection: Selection) -> Trial:
+        if selection not in self._trials:
+            loss = self.drafts.loss(selection, self.choosing)
+            self._trials[selection] = Trial(self.drafts.num_bytes(selection), self.menu.kl(selection), loss)
+        return self._trials[selection]
+
+    def _priced(self, solve: Callable[[], Selection], limit: float | None = None) -> Selection:
+        """The selection, with the estimates that matter for it measured."""
+        menu = self.menu
+        while True:
+            selection = solve()
+            wanted = WORTH_MEASURING * (menu.kl(selection) if limit is None else limit)
+            chosen = [(number, choice, menu.of_target(number)[choice]) for number, choice in enumerate(selection)]
+            unsure = [(number, choice) for number, choice, one in chosen if not one.is_measured and one.kl > wanted]
+            if not unsure:
+                return selection
+            for number, choice in unsure:
+                self.drafts.learn(number, choice, self.choosing)
 
     @property
     def _goal(self) -> str:
@@ -378,103 +464,6 @@ def _rtn(columns: Matrix, block_size: int) -> Matrix:
     return np.asarray(levels[..., ::2] | levels[..., 1::2] << 4).reshape(-1)
 
 
-MOST_ROUNDS = 6
-"""Models that are measured for a bound. The last one has every weight in its finest precision."""
-
-WORTH_MEASURING = 0.01
-"""Share of the loss that is allowed from which on an estimated one is measured before it is chosen."""
-
-WORTH_WRITING = 0.99
-"""Share of a model's bytes below which a smaller one is tried, too."""
-
-NEXT = 0.98
-"""Share of the smallest prediction that broke the bound up to which the next one may go."""
-
-
-class Search:
-    """One search, on the documents that choose, for the smallest model that keeps a bound, or the best one in a size.
-
-    A menu predicts the loss of a model as the sum of the losses of single weights. Errors interact, so the real loss is
-    smaller or larger. So models are written and measured, each once. The ratio of the last model's measured loss to its
-    predicted one corrects the next prediction.
-    """
-
-    def __init__(self, menu: WeightChoices, drafts: Drafts, own_size: int, choosing: Sequence[int], goal: str) -> None:
-        """`own_size`: bytes of the quantized model; `choosing`: numbers of documents; `goal`: in words."""
-        self._menu, self._drafts, self._choosing, self._goal = menu, drafts, choosing, goal
-        self._others = own_size - menu.num_bytes(menu.unchanged)
-        self.trials: dict[Selection, Trial] = {}
-
-    def best_in(self, size: int) -> Selection:
-        """The choices with the least loss in at most so many bytes; the model as it is where nothing fits."""
-        room = size
-        while True:
-            selection = self._priced(partial(self._menu.best, room - self._others))
-            over = self._drafts.num_bytes(selection) - size
-            if over <= 0 or selection == self._menu.cured:
-                return selection
-            room -= over
-
-    def smallest(self, most_kl: float, size: int | None, before: Estimate) -> Selection:
-        """The choices with the fewest bytes of a model that keeps the bound, and the size. `before`: what the quantized
-        model loses. Raises `RequirementError` where none does."""
-        menu = self._menu
-        kept = menu.unchanged if before.high <= most_kl and not any(menu.cured) else None
-        if kept is not None and not any(menu.least):
-            return kept
-        ratio = _ratio(before, menu.kl(menu.unchanged))
-        for rounds in range(1, MOST_ROUNDS + 1):
-            broken = [NEXT * menu.kl(one) for one, trial in self.trials.items() if trial.measured.high > most_kl]
-            limit = min([most_kl / ratio, *broken])
-            selection = menu.finest
-            if rounds < MOST_ROUNDS or kept is not None:
-                selection = self._priced(partial(menu.smallest, limit), limit)
-            wanted = self._drafts.num_bytes(selection)
-            last = f"every weight in its finest precision ({numbers.size(wanted)})" if selection == menu.finest else ""
-            if size is not None and wanted > size:
-                selection = self.best_in(size)
-                last = f"the least loss in {numbers.size(size)} (the bound is predicted to take {numbers.size(wanted)})"
-            if kept is not None and menu.num_bytes(selection) >= WORTH_WRITING * menu.num_bytes(kept):
-                break
-            trial = self._tried(selection)
-            if trial.measured.high <= most_kl:
-                kept = selection
-            elif last:
-                measured = f"with {last} kl_mean is {with_interval(trial.measured)}"
-                raise RequirementError(f"{self._goal}: not reached; {measured}{self._stuck(selection)}")
-            ratio = _ratio(trial.measured, menu.kl(selection))
-        assert kept is not None  # the last round is of the finest
-        return kept
-
-    def _stuck(self, selection: Selection) -> str:
-        """The weight that loses most, where it has no other choice."""
-        chosen = [self._menu.of_target(number)[choice].kl for number, choice in enumerate(selection)]
-        worst = max(range(len(chosen)), key=chosen.__getitem__)
-        if len(self._menu.of_target(worst)) > 1 or not chosen[worst]:
-            return ""
-        target, lost = self._menu.targets[worst], numbers.nats(chosen[worst])
-        return f"; '{target.name}', which loses {lost}, has no finer form that can be written"
-
-    def _tried(self, selection: Selection) -> Trial:
-        if selection not in self.trials:
-            loss = self._drafts.loss(selection, self._choosing)
-            self.trials[selection] = Trial(self._drafts.num_bytes(selection), self._menu.kl(selection), loss)
-        return self.trials[selection]
-
-    def _priced(self, solve: Callable[[], Selection], limit: float | None = None) -> Selection:
-        """The selection, with the estimates that matter for it measured."""
-        menu = self._menu
-        while True:
-            selection = solve()
-            wanted = WORTH_MEASURING * (menu.kl(selection) if limit is None else limit)
-            chosen = [(number, choice, menu.of_target(number)[choice]) for number, choice in enumerate(selection)]
-            unsure = [(number, choice) for number, choice, one in chosen if not one.is_measured and one.kl > wanted]
-            if not unsure:
-                return selection
-            for number, choice in unsure:
-                self._drafts.learn(number, choice, self._choosing)
-
-
 def _ratio(measured: Estimate, predicted: float) -> float:
     """Measured nats for each predicted one; 1 where either is 0, as for a constant that no text reaches."""
     return measured.high / predicted if predicted and measured.high else 1.0
@@ -487,18 +476,12 @@ class Drafts:
     """The models that a menu's selections give, in a working folder. What they lose is in the material's journal."""
 
     def __init__(
-        self,
-        model: ResolvedModel,
-        sources: Mapping[str, Sources],
-        menu: WeightChoices,
-        material: Material,
-        folder: Path,
-        progress: bool,
+        self, location: Location, menu: WeightChoices, material: Material, folder: Path, progress: bool
     ) -> None:
-        """`sources` by part of the package; with `progress` each model is announced before it is written."""
-        self._model, self._sources, self._menu, self._material = model, sources, menu, material
+        """With `progress` each model is announced before it is written."""
+        self._model, self._sources, self._menu, self._material = location.model, location.sources, menu, material
         self._folder, self._progress = folder, progress
-        self._beside = size_on_disk(model.files) - mended(model, sources, {}).graph_bytes
+        self._beside = size_on_disk(self._model.files) - mended(self._model, self._sources, {}).graph_bytes
         self._places: dict[Selection, Path] = {}
         shutil.rmtree(folder, ignore_errors=True)  # of a call that was ended by force
 
