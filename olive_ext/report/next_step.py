@@ -135,11 +135,12 @@ def _documents(item: Reason, comparison: Comparison, together: str) -> str:
     asked = sum(counts[name] for name in names)
     there = sum(samples.get(name, {}).get("original", counts[name]) for name in names)
     those = "these tasks have" if len(names) != 1 else f"{names[0]} has"
-    if item.documents is not None and asked < item.documents <= there:
-        return f"evaluate {item.documents:,} of the {there:,} documents that {those} (`limit`)"
-    if asked < there:
+    needed = item.documents or 0
+    if asked < needed <= there:
+        return f"evaluate {needed:,} of the {there:,} documents that {those} (`limit`)"
+    if asked < there >= needed:
         return f"evaluate all {there:,} documents that {those} (leave `limit` out)"
-    overall, missing = comparison.overall_outcome(), (item.documents or 0) - asked
+    overall, missing = comparison.overall_outcome(), needed - there
     known = LARGE_TASKS if item.unit == "pt" else LARGE_TEXTS
     other = next(
         (f"`{name}` has {size:,}" for name, size in known.items() if name not in counts and size >= missing), ""
@@ -149,7 +150,8 @@ def _documents(item: Reason, comparison: Comparison, together: str) -> str:
     adds = item.unit == "pt" and overall is not None and overall.is_binary
     added = " and ".join(filter(None, [f"add tasks ({other})", together]))
     how = added if adds else f"ask another task in its place ({other})"
-    return f"{counted(there, 'document is', 'documents are')} all that {those}: {how}"
+    too_few = f", and {needed:,} are needed" if missing > 0 else ""
+    return f"{counted(there, 'document is', 'documents are')} all that {those}{too_few}: {how}"
 
 
 def _measures(comparison: Comparison) -> str:

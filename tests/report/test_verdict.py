@@ -484,18 +484,21 @@ def test_sentences(name: str) -> None:
     assert verdict(CASES[name][0]).finding == SENTENCES[name]
 
 
-ALL_OF_IT = "400 documents are all that choice has: add tasks (`mmlu` has 14,042) and decide over all tasks together"
+ALL_OF_IT = (
+    "400 documents are all that choice has, and 1,500 are needed: add tasks (`mmlu` has 14,042) and decide over all "
+    "tasks together"
+)
 OVER_ALL = "decide over all tasks together (`fail_on_loss: 1`)"
 NEXT_STEPS = {
     "not excluded": f"{ALL_OF_IT} (`fail_on_loss: 1`), or accept a loss of 1.2 pt (`matters: 1.2`)",
     "one of eleven by 14": OVER_ALL,
     "the same but a third": "run it again: what has an answer is not asked twice",
     "values by Holm": (
-        "400 documents are all that one has: ask another task in its place (`mmlu` has 14,042), or accept a loss of "
-        "3.9 pt (`matters: 3.9`)"
+        "400 documents are all that one has, and 1,500 are needed: ask another task in its place (`mmlu` has 14,042), "
+        "or accept a loss of 3.9 pt (`matters: 3.9`)"
     ),
     "perplexity unsure": "accept a loss of 4 % (`matters: 4`), or judge by the mean KL and perplexity",
-    "one text": "1 document is all that wiki has: ask another task in its place (`wikitext` has 62)",
+    "one text": "1 document is all that wiki has, and 5 are needed: ask another task in its place (`wikitext` has 62)",
     "few of few missing": "run it again: what has an answer is not asked twice",
     "shorter context that texts fill": "give the candidate's files the reference's context length, 512 tokens",
     "an end more": "add a task that has it write answers (`gsm8k`)",
@@ -570,7 +573,10 @@ def test_a_distance_has_one_grade_in_the_figures_alone() -> None:
 
 @pytest.mark.parametrize(
     ("original", "words"),
-    [(900, "evaluate all 900 documents that choice has (leave"), (5000, "evaluate 1,500 of the 5,000 documents")],
+    [
+        (900, "900 documents are all that choice has, and 1,500 are needed: add tasks"),
+        (5000, "evaluate 1,500 of the 5,000 documents"),
+    ],
 )
 def test_next_step_names_documents_that_were_not_asked(original: int, words: str) -> None:
     metrics = {"n-samples": {"choice": {"original": original, "effective": 400}}}
@@ -693,7 +699,7 @@ def test_words_below_the_headline_stay_as_they_are_where_they_read_like_a_grade(
 @pytest.mark.parametrize(
     ("found", "step"),
     [
-        (of(outcome()), "400 documents are all that choice has: add tasks (`mmlu` has 14,042)"),
+        (of(outcome()), "400 documents are all that choice has, and 1,500 are needed: add tasks (`mmlu` has 14,042)"),
         (
             of(outcome(**SAFE), divergence("choice", kl=0.01), arguments="M --reference 'a b' --tasks x"),
             "`olive-ext locate M --reference 'a b' --tasks x` names the weights that lose it, `olive-ext mend M "
