@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from olive_ext.backends.task_loading import Seeds
 from olive_ext.check.recipe import metrics_of
 from olive_ext.config import Bound, EvaluationConfig, EvaluationSettings
 from olive_ext.errors import ConfigError
@@ -271,7 +270,7 @@ def test_bound_on_a_model_against_itself_is_refused_before_anything_is_measured(
     with refused(ConfigError, code, next(reversed(given)), holds="reference"):
         load_requested_tasks(models, None)
     scores = models.config.model_copy(update={"fail_on_loss": None, "require": [Bound(metric="acc", min=0.5)]})
-    assert load_requested_tasks(Models(scores), None, Seeds.of(0)) is not None
+    assert load_requested_tasks(Models(scores), None) is not None
 
 
 @pytest.mark.parametrize("name", ["kl_max", "all/kl_p99", "flips_right_to_wrong", "mcnemar_p,none"])
