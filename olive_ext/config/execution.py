@@ -40,11 +40,11 @@ class EngineConfig(StrictModel):
 
     num_slots: Slots | Auto = "auto"
     """Sequences whose KV cache is resident at once, and so the most that are decoded together. "auto" takes
-    `batch_size` where that is a number, else as many as fit in a quarter of the host's free memory, by the longest
-    request of each call, or in half of a CUDA device's, at most 64; 8 where free memory is not known. With packed steps
-    sequences take blocks of that memory as they grow, at most 512 of them; where it is full the last one is computed
-    again later (counted as `preemptions`). Where an allocation fails after all, half as many are taken, with a
-    warning."""
+    `batch_size` if a number, else as many as fit in a quarter of the host's free memory, by the longest request of each
+    call, or in half of a CUDA device's, at most 64 (an evaluation counts half of all memory as free); 8 where free
+    memory is not known. With packed steps sequences take blocks of that memory as they grow, at most 512; where it is
+    full the last is computed again later (counted as `preemptions`). Where an allocation fails, half as many are
+    taken."""
 
     chunk_size: PositiveInt | Auto = "auto"
     """Most tokens fed in one step; a longer prompt is fed in several. "auto" takes 1,024 on a device, the most over a
