@@ -1,8 +1,8 @@
-"""Where a generation begins and ends: a decoder's first tokens, stop ids of the model, stop strings of the request; and
-the text of an answer while it grows: what no later token changes, and no stop takes away.
+"""Where a generation begins and ends: a decoder's first tokens, the model's stop ids, the request's stop strings. Also
+the text of an answer while it grows: the part that no later token changes and no stop removes.
 
 A stop string may begin and end inside tokens. Special tokens count while stops are searched ("<|im_end|>" may be a
-stop) and are left out of the returned text. Knows no engine.
+stop), and are left out of the returned text. Knows no engine.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from olive_ext.session.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 INCOMPLETE = "\ufffd"
-"""What a tokenizer decodes to for bytes that are no whole character; at the end of a text the rest may follow."""
+"""What a tokenizer gives for bytes that are not a whole character; at the end of a text the rest may follow."""
 
 _MAX_HELD = 16
-"""More tokens held back than any one character is made of: their bytes will never become one."""
+"""More held tokens than any character has: their bytes will never become one."""
 
 
 def too_long(setting: str, value: int, max_length: int) -> str:
-    """What is wrong with `value` new tokens, which `setting` asks for, in a context of `max_length`; empty where they
-    leave room for a prompt. Every entry says it in these words."""
+    """Why `value` new tokens, which `setting` asks for, do not leave room for a prompt in a context of `max_length`;
+    empty where they do. All entries use these words."""
     if 0 < value < max_length:
         return ""
     bounds = "must be positive and" if value < 1 else "must be"
@@ -43,7 +43,8 @@ def too_long(setting: str, value: int, max_length: int) -> str:
 
 @dataclass(frozen=True)
 class StopIds:
-    """The token ids that end every generation of a model, the file that names them, and how it says to search."""
+    """The token ids that end every generation of a model, the file that names them, and how it says answers are
+    searched."""
 
     ids: frozenset[int]
     file: str
@@ -51,7 +52,7 @@ class StopIds:
     """As `read_search`."""
 
     unused: Mapping[int, str]
-    """Ids that only other files of the folder, or its tokenizer, name as ends, and the first that names each."""
+    """Ids that only other files of the folder, or its tokenizer, name as ends, each with the first that names it."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -66,9 +67,9 @@ class StopIds:
 
 
 def read_stop_ids(files: ModelFiles, eos: int | None) -> StopIds:
-    """The ids that the model's own runtime stops at. onnxruntime-genai reads genai_config.json alone; transformers read
-    generation_config.json, or config.json where there is none. Where that names none, `eos` is taken, the tokenizer's
-    EOS."""
+    """The ids at which the model's own runtime stops. onnxruntime-genai reads genai_config.json alone; transformers
+    reads generation_config.json, or config.json where there is none. Where the file names none, it is `eos`, the
+    tokenizer's EOS."""
     ends = {**named_ends(files), "the tokenizer": () if eos is None else (eos,)}
     file, ids = next(iter(ends.items()))
     named = {token: other for other in reversed(ends) for token in ends[other] if token not in ids}
@@ -84,13 +85,13 @@ _TRANSFORMERS_SEARCH = (
     "watermarking_config", "max_time", "stop_strings", "token_healing", "dola_layers", "force_words_ids", "constraints",
     "forced_decoder_ids",
 )  # fmt: skip
-"""Keys of generation_config.json that make greedy answers others, where they are there at all."""
+"""Keys of generation_config.json that change greedy answers by being there at all."""
 
 
 def read_search(files: ModelFiles) -> dict[str, Any]:
-    """What a model's own runtime searches answers with, beside its stop ids, by genai_config.json or else
-    generation_config.json, in place of which transformers reads config.json: penalties, beams, whether one of several
-    tokens is drawn, a `max_length` other than the context's (onnxruntime-genai 0.14 refuses one beyond)."""
+    """How a model's own runtime searches answers, beside its stop ids, by genai_config.json, else by
+    generation_config.json, else (as transformers) by config.json: penalties, beams, whether tokens are drawn, a
+    `max_length` other than the context's (onnxruntime-genai 0.14 refuses a longer one)."""
     configs = [files.directory / name for name in ("generation_config.json", "config.json")]
     config = next((file for file in configs if file.is_file() and not files.genai_config), None)
     written = {} if config is None else read_json(config, GenerationConfig)
@@ -108,8 +109,8 @@ def read_search(files: ModelFiles) -> dict[str, Any]:
 
 
 def other_search(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a candidate's runtime searches otherwise than its reference's, by `read_search` of both, where it makes
-    greedy answers others."""
+    """How a candidate's runtime searches otherwise than its reference's, by `read_search` of both, where that changes
+    greedy answers."""
     known = {**_SEARCH, **reference}  # records and baselines of earlier versions have fewer
     others = {name: value for name, value in candidate.items() if value not in (known.get(name), None, False)}
     return tuple(f"{name} {value} for {known.get(name)}" for name, value in others.items())
@@ -237,7 +238,7 @@ class TextStream:
         self._next = 0 if tokenizer.has_stable_text else sys.maxsize  # tokens at which it is tried again
 
     def piece(self, tokens: Sequence[int]) -> str:
-        """What is certain of the text of `tokens` and was not given before. To be called after each token."""
+        """The part of the text of `tokens` that is certain and was not given before. To be called after each token."""
         if len(tokens) < self._next:
             return ""
         window = tokens[self._begin :]

@@ -70,7 +70,7 @@ class Texts:
         return read_markers(processor, files, self.tokenizer, limit)
 
     def for_worker(self) -> Tokenizer | None:
-        """The tokenizer for a worker, which has no text of a decoder to encode."""
+        """A tokenizer for a worker, which only decodes; None where a worker also encodes (encoders, pictures, sounds)."""
         if self.encoding is not None or self.model.media is not None:
             return None
         return self.tokenizer.for_worker(tokenizer_traits(self.tokenizer))
@@ -93,15 +93,15 @@ class Texts:
 
 
 def read_texts(model: ResolvedModel, tokenizer: Tokenizer | None = None) -> Texts:
-    """Tokenizer (or the one that is open already), stop ids and encoding. Raises `ModelError` and `ConfigError` for all
-    that opening the model refuses of its tokenizer and of the configurations of a generation."""
+    """Tokenizer (or the one that is open already), stop ids and encoding. Raises `ModelError` and `ConfigError` for
+    what cannot be opened in the tokenizer and in the configurations of generation."""
     tokenizer = tokenizer or open_tokenizer(model)
     stops = read_stop_ids(model.processor_files, tokenizer.eos_token_id)
     return Texts(model, tokenizer, stops, read_encoding(tokenizer, model))
 
 
 def open_tokenizer(model: ResolvedModel) -> Tokenizer:
-    """The tokenizer. Raises `ModelError` where it has tokens that the model does not, and where transformers encode
+    """The tokenizer. Raises `ModelError` where it has tokens that the model lacks, and where transformers encodes
     otherwise than its files say."""
     settings = model.settings
     tokenizer = load_tokenizer(
@@ -143,7 +143,7 @@ class RecordSettings(StrictModel):
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model that is open in this process, and is no session yet."""
+    """A model that is open in this process, before a session has been made of it."""
 
     texts: Texts
     opened: OpenedRunner
@@ -192,8 +192,8 @@ def open_local(
 def _open(
     model: ResolvedModel, on_failure: ExitStack, tokenizer: Tokenizer | None, *, is_compared: bool = True
 ) -> LocalModel:
-    """Tokenizer, runner and processors of a model, closed with `on_failure`. A mistake in a configuration is reported
-    before the weights are read; where models are compared, logits rows stay where they are computed."""
+    """Opens tokenizer, runner and processors of a model, which `on_failure` closes. A mistake in a configuration is
+    reported before the weights are read. Where models are compared, logits rows stay where they are computed."""
     model = replace(model, is_compared=True) if is_compared else model
     with reading_noted():
         texts = read_texts(model, tokenizer)
@@ -206,7 +206,7 @@ def _open(
 
 
 def _warm_up(local: LocalModel, *, is_strict: bool) -> None:
-    """Runs a model's encoders beforehand, on items of nothing. `ModelError` where that fails and `is_strict`."""
+    """Runs a model's encoders beforehand, on blank items. `ModelError` where that fails and `is_strict`."""
     (runner, chunk_size), media, encoding = local.opened, local.media, local.texts.encoding
     if media is not None:
         longest = min(media.limit.tokens or runner.traits.context_length, runner.traits.context_length)
@@ -237,7 +237,7 @@ def _reading_tap(own: LocalModel, records: Records) -> Tap:
 
 
 def new_records(own: LocalModel, record_to: RecordTo) -> Records:
-    """The records of the distributions that a reference's targets are scored with."""
+    """The records of the distributions that score a reference's targets."""
     given = record_to if isinstance(record_to, Mapping) else {"folder": record_to}
     settings = RecordSettings.parse(given, where="record_to")
     form = Form.choose(vocab_size_of(own.runner), settings.top, settings.drawn, settings.seed)
@@ -258,7 +258,7 @@ def _facts_of(local: LocalModel) -> dict[str, Any]:
 
 
 class RecordedResults(Executor):
-    """An executor that knows what is in `records`, and computes nothing: `RecordsError` for all else."""
+    """An executor that only answers from `records`: `RecordsError` for anything else."""
 
     context_length, num_slots, counters = 0, 1, Counters()
 

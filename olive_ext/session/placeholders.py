@@ -1,5 +1,5 @@
-"""Pictures and sounds in a prompt, each of which has one marker there that its placeholders replace; and requests to an
-encoder-decoder: what its encoder is given, and what its decoder begins with.
+"""Pictures and sounds in a prompt, where each has one marker that is replaced by its placeholders; and requests to an
+encoder-decoder: its encoder's input, and the tokens with which its decoder begins.
 
 Knows no pixels and no samples. A run of placeholders is never cut.
 """
@@ -37,7 +37,7 @@ from olive_ext.session.tokenizer import Tokenizer, refuse_named
 
 @dataclass(frozen=True)
 class Marker:
-    """The token that a prompt holds for an item, and what stands around the placeholders in its place."""
+    """The token that marks an item in a prompt, and the tokens around the placeholders that replace it."""
 
     token: int
     before: tuple[int, ...] = ()
@@ -52,9 +52,9 @@ class MediaText:
     markers: Mapping[Modality, Marker]
     tokenizer: Tokenizer
     limit: ItemLimit = field(default_factory=ItemLimit)
-    """How many tokens an item may have."""
+    """The limit on an item's tokens."""
     problems: Mapping[Modality, str] = field(default_factory=dict)
-    """Why items of a modality have no marker. Text runs without one."""
+    """Why a modality has no marker. Text runs without one."""
 
     def marker_text(self, modality: Modality) -> str:
         """The text of the token that stands for an item in a prompt."""
@@ -103,11 +103,11 @@ class MediaText:
 
     @cached_property
     def placeholders(self) -> Mapping[int, Modality]:
-        """The modality of each placeholder, a token that the model reads features for."""
+        """The modality of each placeholder token, which features replace."""
         return {taken.placeholder: taken.modality for taken in self.processor.spec.inputs}
 
     def refuse_placeholders(self, text: Iterable[int]) -> None:
-        """Raises `MediaError` where tokens of a text are placeholders. An embedding graph has features for them or
+        """Raises `MediaError` where a text has placeholder tokens. An embedding graph replaces them by features or by
         nothing, so that the text would get other numbers."""
         for token in self.placeholders.keys() & set(text):
             raise MediaError(
@@ -117,9 +117,9 @@ class MediaText:
 
 
 def read_markers(processor: MediaProcessor, files: ModelFiles, tokenizer: Tokenizer, limit: ItemLimit) -> MediaText:
-    """The markers of a model: its placeholders, but Gemma 3's begin-of-image token; around Gemma's placeholders stand
-    its begin and end tokens (transformers' Gemma3Processor and Gemma4Processor). Raises `ConfigError` where `limit` is
-    strict and allows no item."""
+    """The markers of a model: its placeholder tokens, but for Gemma 3 its begin-of-image token. Gemma's begin and end
+    tokens stand around its placeholders (transformers' Gemma3Processor and Gemma4Processor). Raises `ConfigError` where
+    `limit` is strict and allows no item."""
     processor.check_fixed(limit)
     made = {taken.modality: _marker(taken, files, tokenizer) for taken in processor.spec.inputs}
     markers = {modality: marker for modality, marker in made.items() if isinstance(marker, Marker)}
@@ -159,7 +159,7 @@ def _named_id(name: str, files: ModelFiles, tokenizer: Tokenizer) -> int:
 
 
 def cut_media(media: Media, begin: int, length: int) -> Media:
-    """The items of tokens `begin` and following of a prompt with `length` tokens. Raises `MediaError` where one of them
+    """The items of the tokens from `begin` on, of a prompt with `length` tokens. Raises `MediaError` where one of them
     would be cut or lost."""
     if media and media[0].start < begin:
         taken = sum(run.item.num_tokens for run in media)
@@ -173,9 +173,9 @@ def cut_media(media: Media, begin: int, length: int) -> Media:
 def with_media(
     messages: Iterable[Mapping[str, Any]], images: Sequence[Any], audio: Sequence[Any]
 ) -> tuple[list[Mapping[str, Any]], list[Any], list[Any]]:
-    """Chat messages for a template, their pictures and their sounds, in order: those that their parts hold, and those
-    given beside them for the parts that hold none. Raises `ConfigError` for a part that is not understood, and
-    `MediaError` where more or fewer are given than parts are open."""
+    """Chat messages for a template, with their pictures and their sounds in order: those that their parts hold, and
+    those given beside them for parts that hold none. Raises `ConfigError` for a part that is not understood, and
+    `MediaError` where more or fewer are given than there are such parts."""
     plain_messages: list[Mapping[str, Any]] = []
     held: dict[Modality, list[Any]] = {modality: [] for modality in Modality}
     for message in messages:
@@ -198,7 +198,7 @@ def with_media(
 
 
 def _filled(held: Mapping[Modality, Sequence[Any]], modality: Modality, given: Sequence[Any]) -> list[Any]:
-    """What the messages hold, with those given in the open places; all that are given where the messages have none."""
+    """What the messages hold, with the given items in the open places; all given items where the messages have none."""
     items, kind = held[modality], modality.kind
     num_open = sum(item is None for item in items)
     if num_open != len(given) and (items or modality is Modality.IMAGE):
@@ -214,7 +214,7 @@ def _kind(part: Any) -> str:
 
 
 def _item(part: Mapping[str, Any]) -> tuple[Modality, Any]:
-    """What a part of a message holds; None where it is to be given."""
+    """What a part of a message holds; None where it is given beside the messages."""
     kind = _kind(part)
     if kind in ("image", "audio"):
         return Modality(kind), part.get(kind)
@@ -243,10 +243,10 @@ RequestT = TypeVar("RequestT", GenerationRequest, ScoringRequest)
 
 @dataclass(frozen=True)
 class Encoding:
-    """What decides how requests for an encoder-decoder are converted; a session of a decoder has none."""
+    """How requests for an encoder-decoder are converted; a session of a decoder has none."""
 
     start: tuple[int, ...]
-    """Tokens with which the decoder begins; empty where no configuration names them."""
+    """The tokens with which the decoder begins; empty where no configuration names them."""
 
     sound: SoundProcessor | None = None
     """Makes features of sound; None where the encoder takes a text or token ids."""
@@ -310,11 +310,10 @@ def decoder_tokens(tokenizer: Tokenizer, prompt: Prompt, encoding: Encoding) -> 
 def make_sources(
     tokenizer: Tokenizer, request: GenerationRequest | ScoringRequest, encoding: Encoding | None, max_length: int
 ) -> tuple[Source | None, ...]:
-    """The engine's source, or one for each window of a sound that an encoder-decoder is given. Text gets the special
-    tokens of the encoder's tokenizer; a text or ids longer than `max_length` lose their beginning, as in HFLM. Raises
-    `ConfigError` where a source is of the wrong kind or a text is missing, `MediaError` where a sound is, cannot be
-    read or is one too many, `TaskError` where the model takes none.
-    """
+    """The engine's source, or one for each window of a sound. Text gets the special tokens of the encoder's tokenizer;
+    a text or ids longer than `max_length` lose their beginning, as in HFLM. Raises `ConfigError` where a source is of
+    the wrong kind or a text is missing, `MediaError` where a sound is missing, cannot be read or is one too many,
+    `TaskError` where the model takes none."""
     given = request.source
     if encoding is None:
         if given is not None:

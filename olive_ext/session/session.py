@@ -61,7 +61,7 @@ _REQUEST_OF: Mapping[str, Callable[[Any], Any]] = {
     "loglikelihood": to_scoring,
     "loglikelihood_rolling": to_rolling,
 }
-"""By the call's name, the function that makes a request of a caller's arguments."""
+"""For each method, the function that makes a request of a caller's arguments."""
 
 
 class Turns:
@@ -99,13 +99,14 @@ class Turns:
 
     @contextmanager
     def work(self, call: str) -> Iterator[None]:
-        """The turn of `call`, for which `close` waits."""
+        """Takes a turn for `call`; `close` waits for its end."""
         with self.turn(call), self._working:
             self.check_open()
             yield
 
     def outputs_of(self, call: str, outputs: Outputs, *, is_whole: bool = False) -> Iterator[tuple[Any, Any]]:
-        """`outputs` in the turn of `call`, while the session is open; with `is_whole`, `close` waits for all."""
+        """Yields `outputs` within the turn of `call`, while the session is open; with `is_whole`, `close` waits for all
+        of them."""
         if is_whole:
             with self.work(call):
                 yield from outputs
@@ -119,7 +120,7 @@ class Turns:
                 self._drop_outputs()
 
     def _next_output(self) -> tuple[Any, Any] | None:
-        """Of the iterator that holds the turn, perhaps in another thread than the one that began it."""
+        """Ends the turn of an iterator, perhaps in another thread than the one that began it."""
         with self._working:
             self.check_open()
             self._owner = threading.get_ident()
@@ -132,13 +133,13 @@ class Turns:
                 outputs.close()
 
     def check_open(self) -> None:
-        """Raises `SessionError` where no more turns are handed out."""
+        """Raises `SessionError` where the session is closed."""
         if self.is_closed:
             raise SessionError("the session is closed: open the model again")
 
     def close(self, release: Callable[[], None]) -> None:
-        """No more turns; those who wait for one get the error. Then, after the engine's current call, ends an open
-        iterator and has the model released, unless that was done before."""
+        """Ends all turns: callers that wait for one get the error. After the engine's current call, it ends an open
+        iterator and releases the model, unless that was done before."""
         with self._condition:
             was_open, self.is_closed = not self.is_closed, True
             self._condition.notify_all()
@@ -177,7 +178,7 @@ class Session(AbstractContextManager["Session"]):
         """The opened model, resolved; None for a session around an engine that a caller made."""
 
         self.records: Records | RecordsElsewhere | None = None
-        """Those that the engine writes."""
+        """The records that the engine writes."""
 
         self.reference: Session | None = None
         """The resident reference, as a session of its own: it scores and generates alone."""
@@ -194,7 +195,7 @@ class Session(AbstractContextManager["Session"]):
 
     @property
     def max_length(self) -> int:
-        """Most tokens the model sees at once: prompt and answer together, or what is fed to score."""
+        """The most tokens that the model sees at once: prompt and answer together, or what is fed to score."""
         return self.executor.context_length
 
     @property
@@ -211,8 +212,8 @@ class Session(AbstractContextManager["Session"]):
 
     def generate(self, requests: Any, **settings: Any) -> GenerationOutput | list[GenerationOutput]:
         """Continues each prompt: a text, chat messages or token ids, with `settings`, the other fields of a
-        `GenerationRequest` (`generate(["Hello"], max_new_tokens=5)`); or a `GenerationRequest`, which has its own. One
-        that is in no list (`generate("Hello", max_new_tokens=5)`) has one output.
+        `GenerationRequest` (`generate(["Hello"], max_new_tokens=5)`); or a whole `GenerationRequest`. A prompt that is
+        not in a list (`generate("Hello", max_new_tokens=5)`) gets a single output.
 
         A prompt too long to leave room for `max_new_tokens` loses its beginning.
         """
@@ -223,9 +224,8 @@ class Session(AbstractContextManager["Session"]):
         return outputs[0] if is_alone else outputs
 
     def stream(self, prompt: ToGenerate, **settings: Any) -> Iterator[str]:
-        """The pieces of the text that `generate` gives for `prompt` and `settings`, as they become certain; together
-        they are that text. The engine works ahead of who reads, and stops where reading ends. On workers the text is
-        one piece."""
+        """Yields the text that `generate` gives for `prompt` and `settings` in pieces, as they become certain. The
+        engine works ahead of the reader, and stops where reading stops. On workers the text is one piece."""
         refuse_unknown_settings(settings)
         self._turns.check_open()
         return self._stream(_Streamed(self, to_generation(prompt, settings)))
@@ -235,7 +235,7 @@ class Session(AbstractContextManager["Session"]):
     ) -> Iterator[tuple[Hashable, GenerationOutput]]:
         """`(key, output)` in the order of completion for `(key, request)` items, which are read as they are needed.
 
-        An item may be None: no request is there for now, so those that are run on before `items` is read again.
+        An item may be None: no request is there for now, and the earlier requests run on before `items` is read again.
         The session is taken from the first `next` until the iterator ends or is closed.
         """
         self._turns.check_open()
@@ -258,8 +258,8 @@ class Session(AbstractContextManager["Session"]):
 
     def as_completed(self, call: str, slices: Iterable[Sequence[Any]]) -> Iterator[tuple[int, Any]]:
         """`(index, output)` of every request in the order of completion, as the method named `call` gives them in a
-        list. Requests are counted on from slice to slice; a slice is read when there is room to run it, so that not all
-        have to be in memory together.
+        list. Indices run through all slices. A slice is read when there is room to run it, so that not all slices need
+        to be in memory together.
 
         The session is taken from the first `next` until the iterator ends or is closed. Raises `LostRequestsError` at
         the end where requests have no answer.
@@ -291,20 +291,20 @@ class Session(AbstractContextManager["Session"]):
     def keep_answers(
         self, stem: str | Path | None, *, resume: bool = True, facts: Mapping[str, Any] | None = None
     ) -> None:
-        """From now on every answer is kept in a journal, and one that is in it is not computed again. With None for
-        `stem` this ends. Scores of a session that writes `records` are kept in those.
+        """Keeps every answer in a journal from now on; an answer that is in it is not computed again. None for `stem`
+        ends this. Scores of a session that writes `records` are kept in those.
 
         The file is `<stem>_<digest>.jsonl`; the digest is of all that decides an answer besides its request: the
         model's content, how it runs, a reference, and `facts`. Without `resume` it begins anew. Requests then run in
-        chunks, as a session opened with `deterministic` runs them without a journal, too: it gives the same bits
-        however often it was interrupted. Raises `RecordsError`.
+        chunks, as in a session opened with `deterministic`: the bits are the same however often it is interrupted.
+        Raises `RecordsError`.
         """
         if self.journal is not None:
             self.journal.close()
         self.journal = None if stem is None else journal_of(self, stem, facts or {}, resume=resume)
 
     def kept(self, call: str) -> Callable[[Any], bool] | None:
-        """Whether the answer to a request of the method named `call` is kept; None where none is."""
+        """Whether the answer to a request of the method named `call` is kept; None where none are kept."""
         put = Call(self, call, _REQUEST_OF[call]).put
         if call != "generate" and self.records is not None:
             with suppress(RecordsError):
@@ -320,7 +320,7 @@ class Session(AbstractContextManager["Session"]):
             self.executor.reset()
 
     def release_memory(self) -> None:
-        """`gc`, and frees the memory that has grown with use: KV caches, captured steps, what the encoder returned, the
+        """As `gc`, and frees the memory that has grown with use: KV caches, captured steps, kept encoder outputs, the
         allocators' spare regions. The weights stay; the next call allocates the rest anew."""
         with self._turns.work("release_memory"):
             self.executor.release_memory()
@@ -391,10 +391,10 @@ class Session(AbstractContextManager["Session"]):
             yield keys.pop(number), output
 
     def _stream(self, streamed: _Streamed) -> Iterator[str]:
-        """The pieces of the answer, which the engine makes in a thread, ahead of the reader. Where reading ends before,
-        the engine stops at the next token, and the answer is kept nowhere.
+        """The pieces of the answer, which the engine makes in a thread, ahead of the reader. If reading stops before
+        the end, the engine stops at the next token, and the answer is not kept.
 
-        On workers, and where the answer is known, the tokens are not seen: the whole text is one piece.
+        On workers, and where the answer is known, tokens are not seen one by one: the whole text is one piece.
         """
         self._turns.refuse_inside("stream")
         results = self._results("generate", [[streamed.item]])
@@ -418,12 +418,12 @@ class Session(AbstractContextManager["Session"]):
 
 
 class _AbandonedError(Exception):
-    """Nobody reads on."""
+    """The reader has stopped."""
 
 
 class _Streamed:
-    """The one request of a `stream`, of which the tokens, then the output, or the error that there was instead, are put
-    into `produced`. Raises `ConfigError` where the answer is not known before the last token."""
+    """Runs the one request of a `stream`, and puts into `produced` its tokens, then its output or the error in its
+    place. Raises `ConfigError` where the answer is known only after the last token."""
 
     def __init__(self, session: Session, request: GenerationRequest) -> None:
         if request.think_end_token is not None:
@@ -458,8 +458,8 @@ class _Streamed:
 
 
 def _numbered(call: str, slices: Iterable[Iterable[Any]]) -> Iterator[list[tuple[int, Any]]]:
-    """The requests of each slice under numbers, counted on from slice to slice. Raises `ConfigError` for a slice that
-    is no list of requests."""
+    """The requests of each slice, numbered through all slices. Raises `ConfigError` for a slice that is not a list of
+    requests."""
     numbers = itertools.count()
     for items in slices:
         if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):

@@ -1,5 +1,6 @@
-"""Reads chunks ahead of open workers and drives these: each gets the next chunk when it is free, and what a lost worker
-held runs again. A chunk that costs two workers runs request by request, and those that cost one more are named.
+"""Reads chunks ahead of open workers and drives the workers: each gets the next chunk when it is free, and the chunk of
+a lost worker runs again. A chunk that costs two workers runs request by request; requests that cost one more are
+reported.
 
 Knows no text, and not where the workers are.
 """
@@ -23,33 +24,35 @@ from olive_ext.session.workers.worker import Served, Worker, WorkerLostError, to
 logger = logging.getLogger(__name__)
 
 AHEAD = 4
-"""Chunks that wait for each worker at most: at the end of a call the largest of those that wait begin first."""
+"""The most chunks that wait for each worker: at the end of a call the largest of these begin first."""
 
 HELD_TOKENS = 1 << 24
-"""Tokens of requests that are under way at most, about: some 300 MB. One chunk is read whatever it has."""
+"""About the most tokens of requests that are read and not complete: some 300 MB. One chunk is read whatever its size.
+"""
 
 MOST_GUILTY = 4
-"""Requests of one chunk that cost a worker alone; then the rest is given up, too: each opening takes its time."""
+"""After so many requests of a chunk have each cost a worker alone, the rest is given up, too: each opening takes its
+time."""
 
 _OVERHEAD_TOKENS = 128
-"""As many tokens take the memory that a request takes besides its own."""
+"""A request takes as much memory as so many tokens, besides its own tokens."""
 
 
 @dataclass(eq=False)
 class Chunk:
-    """Requests that run together; one by one where that has cost two workers."""
+    """Requests that run together, or one by one after they have cost two workers."""
 
     number: int
     requests: Sequence[Request]
     num_lost: int = 0
-    """Workers that were lost while they ran it."""
+    """The number of workers that were lost while they ran it."""
 
     results: list[Result | Lost] = field(default_factory=list)
-    """Of its first requests."""
+    """The results of its first requests."""
 
     @property
     def next(self) -> Sequence[Request]:
-        """What a worker is asked next."""
+        """The requests that a worker is asked next."""
         begin = len(self.results)
         return self.requests[begin : begin + 1] if self.num_lost > 1 else self.requests
 
@@ -59,8 +62,8 @@ class Chunk:
         return len(self.results) == len(self.requests)
 
     def lose(self, how: str) -> None:
-        """Notes that a worker was lost. A request that it ran alone, and that has cost one before, is given up; all the
-        rest with it where `MOST_GUILTY` have."""
+        """Notes that a worker was lost. A request that it ran alone, and that has cost a worker before, is given up;
+        all others with it if `MOST_GUILTY` have."""
         is_guilty = self.num_lost > 0 and len(self.next) == 1
         self.num_lost += 1
         if not is_guilty:
@@ -79,11 +82,11 @@ class Chunk:
 
 
 class ChunkFeed:
-    """The chunks of one call, and what has become of them. Workers' threads `take`, `put` and `leave`; all else is for
-    the thread that called.
+    """The chunks of one call, and their progress. Workers' threads call `take`, `put` and `leave`; everything else is
+    for the calling thread.
 
-    They are handed out in their order, so that early ones are complete first, and forgotten; once no more follow, the
-    largest first, so that the workers end together. A chunk that cost a worker comes last.
+    Chunks are handed out in order, so that early ones are complete first, and dropped. When no more chunks follow, the
+    largest is handed out first, so that the workers end together. A chunk that cost a worker comes last.
     """
 
     def __init__(self, chunks: Iterable[Sequence[Request]], num_workers: int) -> None:
@@ -97,7 +100,7 @@ class ChunkFeed:
         """Complete chunks, and what ends the call."""
 
         self.is_over = threading.Event()
-        """Set once no worker is to be opened for it any more."""
+        """Set when no more workers may be opened for the call."""
 
     @property
     def has_work(self) -> bool:
@@ -105,7 +108,7 @@ class ChunkFeed:
         return self._has_more or bool(self._open)
 
     def read(self) -> Chunk | None:
-        """Reads the next chunk; None where there is no room for it, or none left."""
+        """Reads the next chunk; None where there is no room for it, or none is left."""
         has_room = len(self._waiting) < AHEAD * self._num_workers
         if not self._has_more or not has_room or sum(chunk.held_tokens for chunk in self._open) >= HELD_TOKENS:
             return None
@@ -138,7 +141,7 @@ class ChunkFeed:
             self._changed.notify()
 
     def leave(self, error: WorkerError) -> None:
-        """A worker takes no more; where none is left, its error ends the call."""
+        """Notes that a worker takes no more chunks; if none is left, its error ends the call."""
         if self.is_over.is_set():
             return
         logger.warning("%s", error)
@@ -148,12 +151,12 @@ class ChunkFeed:
                 self.outcomes.put(error)
 
     def complete(self, chunk: Chunk) -> ChunkResults:
-        """Forgets a chunk; its number and results."""
+        """Drops a complete chunk; returns its number and results."""
         self._open.remove(chunk)
         return chunk.number, chunk.results
 
     def end(self) -> None:
-        """Lets `take` return None from now on."""
+        """Makes `take` return None from now on."""
         self.is_over.set()
         with self._changed:
             self._changed.notify_all()
@@ -164,8 +167,8 @@ class ChunkFeed:
 
 
 PAUSES_S = (0.0, 1.0, 4.0)
-"""Before each opening of a lost worker, which is given up after the last: what a killed process held is not free at
-once, and no other can be started until it is."""
+"""Seconds before each opening of a lost worker, which is given up after the last: the memory of a killed process is not
+free at once, and no other worker can be started until it is."""
 
 _JOIN_S = 0.5
 
@@ -180,7 +183,7 @@ class Crew:
         self._lock = threading.RLock()
         self.num_lost = 0
         self.counters = Counters()
-        """Those of all workers together, those included that were lost."""
+        """The counters of all workers together, also of those that were lost."""
 
         self._executions: dict[tuple[str, str], Mapping[str, Any]] = {}
         self._closed: set[str] = set()
@@ -197,22 +200,22 @@ class Crew:
 
     @property
     def at_work(self) -> str:
-        """How many workers are open and, where any were, lost so far: "3 of 4 workers, 2 lost". Those that are back
-        count among both. Nothing of a single worker, as long as it has not been lost."""
+        """How many workers are open and, if any were lost, how many so far: "3 of 4 workers, 2 lost". Workers that are
+        back count in both. Empty for a single worker that has not been lost."""
         count = len(self.workers)
         lost = f", {self.num_lost} lost" if self.num_lost else ""
         return f"{count - len(self._closed)} of {count} workers{lost}" if lost or count > 1 else ""
 
     def executions(self, which: str) -> list[Mapping[str, Any]]:
-        """The workers' executions after their latest chunks; before any, the first worker's as it opened."""
+        """The workers' executions after their latest chunks; before any chunk, the first worker's as it opened."""
         latest = [self._executions.get((worker.name, which)) for worker in self.workers]
         return [execution for execution in latest if execution] or [self.served.models[which].execution]
 
     def run(self, which: str, chunks: Iterable[Sequence[Request]]) -> Iterator[ChunkResults]:
-        """Runs all chunks: the number and the results of each as it is complete. `chunks` is read in the thread that
-        reads the results; where that stops early, all workers end. All workers' threads start with the first request,
-        however little there is to do: those that begin may be lost, or not come up. Raises what a model raises, and
-        `RunError` where no worker is left."""
+        """Runs all chunks; yields the number and the results of each when it is complete. `chunks` is read in the
+        thread that reads the results; if that stops early, all workers end. All workers' threads start with the first
+        request, however little there is to do, because workers may be lost or not come up. Raises what a model raises,
+        and `RunError` where no worker is left."""
         feed, threads = ChunkFeed(chunks, len(self.workers)), list[threading.Thread]()
         try:
             while (chunk := feed.read()) is not None or feed.has_work:
@@ -244,7 +247,7 @@ class Crew:
                 logger.warning("%s %s", worker.name, error)
 
     def stop(self) -> None:
-        """Ends all workers; they are opened again where `run` follows."""
+        """Ends all workers; a later `run` opens them again."""
         for worker in self.workers:
             self._closed.add(worker.name)
             worker.stop()
@@ -271,7 +274,7 @@ class Crew:
         return [opened[worker.name] for worker in self.workers]
 
     def _work(self, worker: Worker, which: str, feed: ChunkFeed) -> None:
-        """A worker's thread: chunk after chunk; a lost worker is opened anew. Whatever ends it is reported."""
+        """A worker's thread: it runs chunk after chunk, opens a lost worker anew, and reports whatever ends it."""
         try:
             while self._is_open(worker, feed) and (chunk := feed.take()) is not None:
                 self._run_chunk(worker, which, feed, chunk)
@@ -280,7 +283,7 @@ class Crew:
             feed.outcomes.put(ended)
 
     def _run_chunk(self, worker: Worker, which: str, feed: ChunkFeed, chunk: Chunk) -> None:
-        """Runs a chunk until it is complete, or the worker is lost. A call that is over counts nothing."""
+        """Runs a chunk until it is complete, or the worker is lost. After the end of the call nothing is counted."""
         while not chunk.is_complete:
             reply, problem = None, ""
             try:
@@ -304,7 +307,7 @@ class Crew:
         feed.put(chunk)
 
     def _is_open(self, worker: Worker, feed: ChunkFeed) -> bool:
-        """Whether the worker is open. A lost one is opened anew; where that fails again and again, it leaves."""
+        """Whether the worker is open. A lost one is opened anew; if that fails again and again, it leaves the call."""
         if worker.name not in self._closed:
             return True
         problem: object = "it was stopped"
@@ -325,7 +328,7 @@ class Crew:
         return False
 
     def _join(self, thread: threading.Thread, worker: Worker) -> None:
-        """Waits for a worker's thread; one that is still being opened is ended, and opened by the next call."""
+        """Waits for a worker's thread. A worker that is still being opened is ended; the next call opens it again."""
         was_stopped = False
         while thread.is_alive():
             if worker.name in self._closed:

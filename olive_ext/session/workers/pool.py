@@ -1,5 +1,5 @@
-"""Workers as a session's executor: `open_crew` opens those of a resolved model, `WorkerPool` runs on them what an
-engine runs, in chunks. Knows no text."""
+"""Workers as a session's executor: `open_crew` opens the workers of a resolved model, and `WorkerPool` runs on them in
+chunks what an engine runs. Knows no text."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from olive_ext.session.workers.worker import (
 )
 
 WINDOW_CHUNKS = 8
-"""Requests of a stream that are planned together, in generations of all slots, for each worker."""
+"""Requests of a stream that are planned together, for each worker and in multiples of its slots."""
 
 _COUNTS = ("s_encoded", "_cache_hits", "s_evicted", "encoder_runs", "_late")
-"""How facts that count what a worker has done end: those of all workers are added."""
+"""The endings of facts that count a worker's work: those of all workers are added."""
 
 
 class WorkerPool(Executor):
@@ -67,7 +67,7 @@ class WorkerPool(Executor):
         return self._crew.run(self._which, ([request for _, request in items] for items in chunks))
 
     def run_continuous(self, items: Iterable[KeyedRequest | None]) -> Iterator[KeyedResult]:
-        """Runs what is there, up to what the slots of all workers are filled with some times over; then reads on."""
+        """Runs the items that are there, up to a few times what the slots of all workers hold; then reads on."""
         most = WINDOW_CHUNKS * self.num_slots * len(self._crew.workers)
         window: list[KeyedRequest] = []
         for item in chain(items, [None]):
@@ -104,8 +104,8 @@ def open_crew(
     record_to: Any,
     tokenizers: Sequence[Tokenizer | None],
 ) -> Crew:
-    """The workers that the settings of `model` ask for, open. Records are written by one worker alone. `tokenizers`
-    are for workers on this machine."""
+    """The open workers that the settings of `model` ask for. Records are written by one worker alone. `tokenizers` are
+    for workers on this machine."""
     wanted, limit_s = model.settings.workers, model.settings.step_timeout
     if wanted is None:
         job = replace(_job_of(model, reference, record_to, 1), tokenizers=tokenizers)
@@ -122,7 +122,7 @@ def open_crew(
 
 def _job_of(model: ResolvedModel, reference: ResolvedModel | Records | None, record_to: Any, share: int) -> WorkerJob:
     """The job of each of `share` workers on this machine: the model's settings, with the machine's threads divided.
-    What memory each may take follows from their number."""
+    Their number decides how much memory each may take."""
     other: Mapping[str, Any] | str | None = None
     digests = [model.digest, None]
     if isinstance(reference, Records):
@@ -213,7 +213,7 @@ class ProcessWorker(Worker):
 
 
 def serve_model(kind: type[ServedModel] = ServedModel) -> None:
-    """The child: answers until there are no more messages."""
+    """The child: answers messages until there are no more."""
     for logger in (errors.logger, logging.getLogger("olive_ext.model")):
         logger.setLevel(logging.ERROR)  # the parent has logged what is ignored, and has resolved the same models
     served = kind()

@@ -1,5 +1,5 @@
-"""The contract between a crew and its workers, what a worker opens, answers and raises; and a worker's side: it opens
-the model of a `WorkerJob`, runs chunks on it, and reports how far it is.
+"""What a crew and its workers agree on: what a worker opens, answers and raises. Also a worker's own side: it opens the
+model of a `WorkerJob`, runs chunks on it, and reports its progress.
 
 Knows no chunk's position in a call, and no transport: a process of its own and a Ray actor both hold a `ServedModel`.
 """
@@ -36,15 +36,15 @@ class WorkerJob:
 
     record_to: Mapping[str, Any] | None = None
     tokenizers: Sequence[Tokenizer | None] = (None, None)
-    """Those of both models, where the parent hands them over."""
+    """The tokenizers of both models, where the parent passes them on."""
 
     digests: Sequence[str | None] = (None, None)
-    """Those of both models' files when the job was made: a worker that opens them later has to find the same."""
+    """Digests of both models' files when the job was made: a worker that opens them later must find the same."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a session has to know of a model that is open elsewhere."""
+    """What a session must know of a model that is open elsewhere."""
 
     context_length: int
     num_slots: int
@@ -60,7 +60,7 @@ class ModelFacts:
 
     @property
     def room(self) -> str:
-        """The facts that decide how many sequences share a step, where runs are to repeat."""
+        """The facts that decide how many sequences share a step, where runs must repeat."""
         positions = self.execution.get("slot_positions") if self.execution.get("deterministic") else None
         return f"{self.num_slots} sequences" + (f" of {positions} positions in all" if positions else "")
 
@@ -76,7 +76,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Reply:
-    """The results of a chunk, and what the engine has counted while it ran."""
+    """The results of a chunk, and what the engine counted while it ran."""
 
     results: Sequence[Result | Lost]
     counters: Mapping[str, int]
@@ -85,10 +85,10 @@ class Reply:
 
 
 class WorkerLostError(Exception):
-    """The worker is gone, or was ended because it hung; the message says how, as a clause: "ended by SIGSEGV"."""
+    """The worker has ended, or was ended because it hung. The message says how, as a clause: "ended by SIGSEGV"."""
 
     def __init__(self, how: str, advice: str = "") -> None:
-        """`advice`: what helps where it is gone before it could do anything, after ": "."""
+        """`advice`: what may help where the worker ended before it could do anything, after ": "."""
         super().__init__(how)
         self.advice = advice
 
@@ -100,7 +100,8 @@ class Worker(Protocol):
     """The worker's, for progress and messages."""
 
     def open(self) -> Served:
-        """Starts it, anew after it was lost, and opens its model; raises errors of opening, or `WorkerLostError`."""
+        """Starts the worker, also after it was lost, and opens its model. Raises errors of opening, or
+        `WorkerLostError`."""
 
     def run(self, which: str, requests: Sequence[Request]) -> Reply:
         """Runs a chunk. Raises `WorkerLostError`, and what the model raises."""
@@ -113,10 +114,11 @@ class Worker(Protocol):
 
 
 class Watchdog:
-    """A worker hangs when it has completed no step for `limit_s` seconds while a chunk runs; with 0 never."""
+    """Whether a worker hangs: it has completed no step for `limit_s` seconds while a chunk runs. 0 means never."""
 
     most_s = 5.0
-    """What counts of the time between two looks: after more, it was the process that looks that stood still."""
+    """The most seconds that count between two checks: if more have passed, it was the checking process that stood
+    still."""
 
     def __init__(self, limit_s: int = 0) -> None:
         self._limit_s = limit_s or math.inf
@@ -128,7 +130,8 @@ class Watchdog:
         self._num_steps, self._looked, self._still_s = None, now, 0.0
 
     def is_hung(self, now: float, num_steps: int | None) -> bool:
-        """Whether the worker hangs at `now` (seconds); `num_steps` it has completed, None where that is not known."""
+        """Whether the worker hangs at `now` (seconds). `num_steps` are its completed steps; None where their number is
+        unknown."""
         self._still_s += min(now - self._looked, self.most_s)
         self._looked = now
         if num_steps is not None and num_steps != self._num_steps:
@@ -137,15 +140,15 @@ class Watchdog:
 
 
 def content_of(answer: Any) -> Any:
-    """What a `ServedModel` answers. Raises the error that it may be."""
+    """The content of a `ServedModel`'s answer; if it is an error, raises it."""
     if isinstance(answer, OliveExtError):
         raise answer
     return answer
 
 
 class ServedModel:
-    """A worker's side: opens the models of a job, and answers messages. Errors are answers, so that no transport has to
-    wrap an exception."""
+    """A worker's side: opens the models of a job, and answers messages. Errors are answers, too, so that no transport
+    has to wrap an exception."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
@@ -203,7 +206,7 @@ def _resolved(settings: Mapping[str, Any], digest: str | None) -> ResolvedModel:
 
 
 def to_send(request: Request) -> Request:
-    """The request as it travels: a worker makes its own search for stops from their texts."""
+    """The request in the form that travels: a worker makes its own search for stops from their texts."""
     generation = request.generation
     if generation is None:
         return request
