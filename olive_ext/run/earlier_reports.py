@@ -87,13 +87,12 @@ def compare(given: Sequence[str], baseline: str | None = None) -> Page:
 
 def load(given: Sequence[str]) -> list[Named]:
     """The reports in the order given; those of a folder of folders in the order they were made."""
-    files = [(name, file) for text in given for name, file in _files(text)]
-    reports = [_read(file) for _, file in files]
-    names = [model_name(report) for report in reports if PASSES in report.model]
+    reports = [each for text in given for each in _reports(text)]
+    names = [model_name(report) for _, _, report in reports if PASSES in report.model]
     if len(set(names)) < len(reports):  # else a chain's passes, whose folders by Olive are digests
-        names = short_names([_parts(file) for _, file in files])
-    lines = zip(files, names, reports, strict=True)
-    named = [Named(name or own, report, file.parent) for (name, file), own, report in lines]
+        names = short_names([_parts(file) for _, file, _ in reports])
+    lines = zip(reports, names, strict=True)
+    named = [Named(given_name or name, report, file.parent) for (given_name, file, report), name in lines]
     twice = [item.name for item in named if sum(other.name == item.name for other in named) > 1]
     if twice:
         raise ContradictionError(f"two reports are named '{twice[0]}': give others with NAME=PATH")
@@ -106,26 +105,22 @@ def _parts(file: Path) -> tuple[str, ...]:
     return folder if file.name == REPORT_FILE else (*folder, file.stem)
 
 
-def _files(text: str) -> list[tuple[str, Path]]:
-    """Name (empty where none is given) and file of each report that one argument means."""
-    name, separator, rest = text.partition("=")
-    if separator and not Path(text).exists():
-        files = _files_at(rest)
-        return [(name if len(files) == 1 else f"{name}/{file.parent.name}", file) for file in files]
-    return [("", file) for file in _files_at(text)]
-
-
-def _files_at(text: str) -> list[Path]:
-    path = Path(text)
-    if path.is_file():
-        return [path]
-    if (path / REPORT_FILE).is_file():
-        return [path / REPORT_FILE]
-    below = sorted(path.glob(f"*/{REPORT_FILE}")) if path.is_dir() else []
-    if not below:
+def _reports(text: str) -> list[tuple[str, Path, Report]]:
+    """Each report that one argument means, with its name (empty where none is given) and its file."""
+    name, separator, place = text.partition("=")
+    if not separator or Path(text).exists():
+        name, place = "", text
+    path = Path(place)
+    if path.is_dir():
+        files = [path / REPORT_FILE] if (path / REPORT_FILE).is_file() else [*path.glob(f"*/{REPORT_FILE}")]
+    else:
+        files = [path] if path.is_file() else []
+    if not files:
         problem = f"give a folder with {REPORT_FILE}, or the file" if path.exists() else "no such file or folder"
-        raise ConfigError(f"'{text}': {problem}", code="not_found")
-    return sorted(below, key=lambda file: (_read(file).created, file))
+        raise ConfigError(f"'{place}': {problem}", code="not_found")
+    reports = sorted(((file, _read(file)) for file in files), key=lambda pair: (pair[1].created, pair[0]))
+    is_one = len(reports) == 1 or not name
+    return [(name if is_one else f"{name}/{file.parent.name}", file, report) for file, report in reports]
 
 
 def _read(file: Path) -> Report:

@@ -112,11 +112,7 @@ def evaluate_models(
             report = replace(report, comparison=_with_constants(report.comparison, report.model, models, task_run))
             for finished in hooks("finish_report").values():
                 report = finished(report, models, task_run, partial(_compared, models, task_run.weights))
-        broken = broken_bounds(config.bounds, report.metrics, report.comparison)
-        report = replace(_named(report, names), broken=tuple(broken))
-        if report.comparison is not None:
-            kept = tuple(kept_bounds(config.bounds, report.metrics))
-            report = replace(report, comparison=replace(report.comparison, kept_bounds=kept))
+        report = _judged(report, config, names)
         try:
             if log_folder is not None and task_run is not None:
                 write_samples(task_run.samples, config.sample_log_num, log_folder, task_run.fields())
@@ -155,12 +151,15 @@ def _compared(models: Models, weights: Weights | None, config: EvaluationConfig)
     return _evaluate(Models(config, models.progress, models.clock), None, weights)[0].comparison
 
 
-def _named(report: Report, names: Mapping[str, str | None]) -> Report:
-    model = {NAME: names["model"], **report.model} if names.get("model") else report.model
+def _judged(report: Report, config: EvaluationConfig, names: Mapping[str, str | None]) -> Report:
+    """The report with the bounds that are broken and kept, and the `names` of its models."""
+    broken = tuple(broken_bounds(config.bounds, report.metrics, report.comparison))
+    name, reference_name = ({NAME: names[key]} if names.get(key) else {} for key in ("model", "reference"))
     comparison = report.comparison
-    if comparison is not None and names.get("reference"):
-        comparison = replace(comparison, reference={NAME: names["reference"], **comparison.reference})
-    return replace(report, model=model, comparison=comparison)
+    if comparison is not None:
+        facts, kept = {**reference_name, **comparison.reference}, tuple(kept_bounds(config.bounds, report.metrics))
+        comparison = replace(comparison, reference=facts, kept_bounds=kept)
+    return replace(report, model={**name, **report.model}, comparison=comparison, broken=broken)
 
 
 def _evaluate(models: Models, lm: LM | None, weights: Weights | None = None) -> tuple[Report, TaskRun | None]:

@@ -213,11 +213,6 @@ class Tokenizer:
         return number
 
     @property
-    def has_prefix(self) -> bool:
-        """Whether a token stands for an empty context."""
-        return any(item is not None for item in (self._prefix_token_id, self.bos_token_id, self.eos_token_id))
-
-    @property
     def prefix_token_id(self) -> int:
         """The token that stands for an empty context: the custom id, else BOS, else EOS; `TaskError` without any."""
         for candidate in (self._prefix_token_id, self.bos_token_id, self.eos_token_id):

@@ -235,7 +235,9 @@ class PromptFormat:
     def of(cls, tokenizer: Tokenizer, template: Mapping[str, Any] | None, *, reads_all: bool = False) -> Self:
         """`template` has the variables of the chat template; None where none is used. `reads_all`: whether every token
         is read, too (150,000 tokens: 3 s)."""
-        prefix = tokenizer.prefix_token_id if tokenizer.has_prefix else None
+        prefix = None
+        with suppress(TaskError):  # tasks that need one say so
+            prefix = tokenizer.prefix_token_id
         ids = [tokenizer.encode(text, add_special_tokens=False) for text in _PROBES]
         text, chat = "", dict[str, list[int]]()
         if template is not None and tokenizer.has_chat_template:
