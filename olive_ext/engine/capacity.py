@@ -41,7 +41,7 @@ class Capacity(NamedTuple):
 
     def both(self, other: Capacity) -> Capacity:
         """The smaller value of each kind of memory."""
-        blocks = [one.blocks for one in (self, other) if one.blocks.number]
+        blocks = [capacity.blocks for capacity in (self, other) if capacity.blocks.number]
         positions, cells = min(self.positions, other.positions), min(self.cells, other.cells)
         most = min(self.most_positions, other.most_positions)
         return Capacity(min(self.num_slots, other.num_slots), positions, cells, min(blocks, default=NO_BLOCKS), most)

@@ -208,12 +208,12 @@ class Engine:
 
 def _read(source: Iterator[KeyedRequest | None], count: int) -> list[KeyedRequest] | None:
     """The next items, at most `count`, up to the first None; None where there are no more."""
-    found: list[KeyedRequest] = []
+    items: list[KeyedRequest] = []
     for item in islice(source, count):
         if item is None:
-            return found
-        found.append(item)
-    return found or None
+            return items
+        items.append(item)
+    return items or None
 
 
 class StepLoop:
@@ -301,7 +301,7 @@ class StepLoop:
         scored, generated = _longest(requests)
         most = self.traits.context_length
         if max(scored, generated) > most:
-            key, needed = next((key, found.num_positions) for key, found in items if found.num_positions > most)
+            key, needed = next((key, request.num_positions) for key, request in items if request.num_positions > most)
             raise OliveExtError(f"request {key!r} needs {needed} positions; the model has {most} (max_length)")
         self._check(requests)
         if [True for request in requests if request.media]:
@@ -465,6 +465,6 @@ class StepLoop:
 
 
 def _longest(requests: Sequence[Request]) -> tuple[int, int]:
-    found = [(request.generation is None, request.num_positions) for request in requests]
-    scored = max([positions for is_scored, positions in found if is_scored], default=0)
-    return scored, max([positions for is_scored, positions in found if not is_scored], default=0)
+    needed = [(request.generation is None, request.num_positions) for request in requests]
+    scored = max([positions for is_scored, positions in needed if is_scored], default=0)
+    return scored, max([positions for is_scored, positions in needed if not is_scored], default=0)

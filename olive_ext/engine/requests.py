@@ -113,8 +113,8 @@ class ThinkingBudget:
 
     def forced_after(self, generated: Sequence[int]) -> list[int] | None:
         """The tokens that are forced next: none where the reasoning has ended by itself; None while it goes on."""
-        found = tuple(generated[-len(self.marker) :]) == self.marker
-        if found if self.is_over is None else self.is_over(generated):
+        has_marker = tuple(generated[-len(self.marker) :]) == self.marker
+        if has_marker if self.is_over is None else self.is_over(generated):
             return []
         return list(self.marker) if len(generated) >= self.num_tokens else None
 

@@ -163,16 +163,16 @@ def attention_trials(paged: onnx.ModelProto, caches: Mapping[str, tuple[int, int
     `caches`: heads and head size of each KV input."""
     types = {value.name: value.type.tensor_type.elem_type for value in paged.graph.input}
     weights = {tensor.name: tensor for tensor in paged.graph.initializer}
-    found: dict[object, AttentionTrial] = {}
+    trials: dict[object, AttentionTrial] = {}
     for node in paged.graph.node:
         if node.op_type != "PagedAttention" or node.input[3] not in caches:
             continue
         cache = types[node.input[3]], *caches[node.input[3]]
-        given = [tuple(weights[name].dims) if name in weights else bool(name) for name in node.input]
-        kind = (tuple(sorted(entry.SerializeToString() for entry in node.attribute)), *given, cache)
-        if kind not in found:
-            found[kind] = _trial_of(node, weights, cache)
-    return list(found.values())
+        shapes = [tuple(weights[name].dims) if name in weights else bool(name) for name in node.input]
+        kind = (tuple(sorted(entry.SerializeToString() for entry in node.attribute)), *shapes, cache)
+        if kind not in trials:
+            trials[kind] = _trial_of(node, weights, cache)
+    return list(trials.values())
 
 
 def _trial_of(
@@ -202,7 +202,7 @@ def _trial_of(
     value = helper.make_tensor_value_info
     blocks: list[str | int | None] = ["blocks", "block_size", heads, size]
     taken = [
-        value(input_name(place), TensorProto.FLOAT, [one or None for one in shape])
+        value(input_name(place), TensorProto.FLOAT, [axis or None for axis in shape])
         for place, (shape, _) in inputs.items()
     ]
     taken += [value(name, elem_type, blocks) for name in PAST]

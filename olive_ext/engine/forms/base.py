@@ -49,9 +49,9 @@ class ReadySequences:
         last row of a scored text is extended to a whole group of rows, unless it is fed one token a step."""
         inputs: list[Sequence] = []
         decoding: list[Sequence] = []
-        for one in self.sequences:
-            has_many = one.end - one.computed > 1 or (one.generation is None and self.row_group > 1)
-            (inputs if has_many and not one.is_short else decoding).append(one)
+        for sequence in self.sequences:
+            has_many = sequence.end - sequence.computed > 1 or (sequence.generation is None and self.row_group > 1)
+            (inputs if has_many and not sequence.is_short else decoding).append(sequence)
         return inputs, decoding
 
     def row(self, sequence: Sequence, most: int) -> Row:
@@ -158,7 +158,7 @@ class OneRow(StepForm):
     @override
     def next_rows(self, ready: ReadySequences) -> list[ChosenRow]:
         inputs, decoding = ready.split()
-        return [(one, ready.row(one, ready.most_tokens)) for one in (inputs or decoding)[:1]]
+        return [(sequence, ready.row(sequence, ready.most_tokens)) for sequence in (inputs or decoding)[:1]]
 
     @override
     def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:

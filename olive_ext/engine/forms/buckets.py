@@ -438,5 +438,5 @@ def _check_replays(runner: Runner, bucketed: BucketedRunner, vocab_size: int) ->
         return f"a captured step fails: {error}"
     if any((a.greedy_ids != b.greedy_ids[: len(slots)]).any() for a, b in zip(expected, replayed, strict=True)):
         return "replays of a captured step find other tokens"
-    plain, again = ([one.target_logprobs[: len(targets)] for one in outputs] for outputs in (expected, replayed))
+    plain, again = ([output.target_logprobs[: len(targets)] for output in outputs] for outputs in (expected, replayed))
     return disagreement("replays of a captured step", plain, again, plain[1])

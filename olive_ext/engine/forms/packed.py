@@ -97,7 +97,7 @@ class PackedSteps(StepForm):
 
     @override
     def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:
-        return sequences[: min(limit, self._within(one.computed + 1 for one in sequences))]
+        return sequences[: min(limit, self._within(sequence.computed + 1 for sequence in sequences))]
 
     @override
     def with_other(self, other: StepForm) -> StepForm:
@@ -107,17 +107,17 @@ class PackedSteps(StepForm):
     @override
     def next_rows(self, ready: ReadySequences) -> list[ChosenRow]:
         inputs, short = ready.split()
-        rows: list[ChosenRow] = [(one, ready.row(one, 1)) for one in self.decoding(short, ready.limit)]
+        rows: list[ChosenRow] = [(sequence, ready.row(sequence, 1)) for sequence in self.decoding(short, ready.limit)]
         num_short, room = len(rows), ready.most_tokens - len(rows)
-        for one in inputs:
+        for sequence in inputs:
             if room <= 0 and rows:
                 break
-            row = ready.row(one, max(1, room))
-            if one.media and len(row.tokens) > room:  # it begins with an item, which is not cut
+            row = ready.row(sequence, max(1, room))
+            if sequence.media and len(row.tokens) > room:  # it begins with an item, which is not cut
                 if len(rows) == num_short:
-                    return [(one, row)]
+                    return [(sequence, row)]
                 continue
-            rows.append((one, row))
+            rows.append((sequence, row))
             room -= len(row.tokens)
         return rows[: self._within(row.past + len(row.tokens) for _, row in rows)]
 
@@ -156,7 +156,7 @@ class PagedKv(KvStore):
         self._pools: list[Pool] = []
         self._forking: ort.IOBinding | None = None
         self._binding: ort.IOBinding | None = None
-        self._table = next(found.tensor.name for found in self._spec.inputs if found.role is Role.BLOCK_TABLE)
+        self._table = next(entry.tensor.name for entry in self._spec.inputs if entry.role is Role.BLOCK_TABLE)
 
     @override
     def halve(self) -> bool:
@@ -268,7 +268,7 @@ class PackedOnGraph(GraphForm):
             return "packed steps have any shape, and steps are to have few"
         if reason := against_buckets(spec):
             return reason
-        if any(one.role is Role.POSITION_IDS and len(one.tensor.shape) == 3 for one in spec.inputs):
+        if any(entry.role is Role.POSITION_IDS and len(entry.tensor.shape) == 3 for entry in spec.inputs):
             return "positions are on three axes"
         if device == "webgpu" and spec.rounds_rows:
             return "packed steps add up in another order, which the rounding of activations would show"
@@ -297,9 +297,9 @@ class PackedOnGraph(GraphForm):
     def rewrite(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ModelProto, DecoderSpec]:
         if spec.is_paged:
             return proto, self._counted(proto, spec)
-        tokens = [one.tensor.name for one in spec.inputs if one.role in (Role.INPUT_IDS, Role.POSITION_IDS)]
+        tokens = [entry.tensor.name for entry in spec.inputs if entry.role in (Role.INPUT_IDS, Role.POSITION_IDS)]
         kept = {*tokens, WHOLE_LENGTH}
-        lengths = [one.tensor.name for one in spec.inputs if one.tensor.name not in kept]
+        lengths = [entry.tensor.name for entry in spec.inputs if entry.tensor.name not in kept]
         caches = {tensor.past: (tensor.heads, tensor.head_size) for tensor in spec.kv}
         paged = with_paged_attention(proto, caches, tokens, lengths, KERNELS[self.model.device.kind])
         paged_spec = replace(self.model.spec_of(paged), notes=spec.notes, choices=spec.choices)
@@ -370,8 +370,8 @@ def _too_long(device: str, most: int) -> str:
 
 def packed_embedding(proto: ModelProto, spec: EmbeddingSpec) -> tuple[ModelProto, EmbeddingSpec]:
     """The graph that embeds tokens, for the tokens of all rows of a step in sequence."""
-    inputs = tuple(replace(one, tensor=replace(one.tensor, shape=("N",))) for one in spec.inputs)
-    return with_packed_inputs(proto, [one.tensor.name for one in inputs]), replace(spec, inputs=inputs)
+    inputs = tuple(replace(entry, tensor=replace(entry.tensor, shape=("N",))) for entry in spec.inputs)
+    return with_packed_inputs(proto, [entry.tensor.name for entry in inputs]), replace(spec, inputs=inputs)
 
 
 def check_packed_steps(runner: Runner, vocab_size: int) -> str | None:
@@ -471,7 +471,7 @@ def check_captured_steps(runner: Runner, vocab_size: int, chunk_size: int) -> st
     runner.release_memory()  # requests decide how long slots are
     if runs != [runs[0], runs[0], runs[0] + ROUNDS]:
         return "no step was captured"
-    plain, again = ([one.target_logprobs for one in found] for found in outputs)
+    plain, again = ([output.target_logprobs for output in run] for run in outputs)
     if np.mean([a.greedy_ids != b.greedy_ids for a, b in zip(*outputs, strict=True)]) > MOST_OTHERS:
         return "replays of a captured step find other tokens"
     return disagreement("replays of a captured step", plain, again, plain[1])

@@ -64,14 +64,14 @@ class AlikeRows(StepForm):
 
     @override
     def next_rows(self, ready: ReadySequences) -> list[ChosenRow]:
-        rows = {one.slot: ready.row(one, ready.most_tokens) for one in ready.sequences}
-        chosen = self._alike([(one, len(rows[one.slot].tokens)) for one in ready.sequences])
+        rows = {sequence.slot: ready.row(sequence, ready.most_tokens) for sequence in ready.sequences}
+        chosen = self._alike([(sequence, len(rows[sequence.slot].tokens)) for sequence in ready.sequences])
         most = max(1, ready.limit // len(rows[chosen[0].slot].tokens))
-        return [(one, rows[one.slot]) for one in chosen[:most]]
+        return [(sequence, rows[sequence.slot]) for sequence in chosen[:most]]
 
     @override
     def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:
-        return self._alike([(one, 1) for one in sequences])[:limit] if sequences else []
+        return self._alike([(sequence, 1) for sequence in sequences])[:limit] if sequences else []
 
     def _alike(self, ready: Iterable[tuple[Sequence, int]]) -> list[Sequence]:
         """The largest group of these sequences whose next rows, of so many tokens, may share a step. Inputs come first,
@@ -79,16 +79,16 @@ class AlikeRows(StepForm):
         """
         alone: list[Sequence] = []
         groups: dict[Hashable, list[Sequence]] = {}
-        for one, num_tokens in ready:
-            group = self.group(one.computed, num_tokens, one.source)
-            stop = one.computed + num_tokens
-            if group is None or (num_tokens > 1 and runs_within(one.media, one.computed, stop)):
-                alone.append(one)
+        for sequence, num_tokens in ready:
+            group = self.group(sequence.computed, num_tokens, sequence.source)
+            stop = sequence.computed + num_tokens
+            if group is None or (num_tokens > 1 and runs_within(sequence.media, sequence.computed, stop)):
+                alone.append(sequence)
             else:
-                groups.setdefault(group, []).append(one)
+                groups.setdefault(group, []).append(sequence)
         if alone:
             return alone[:1]
-        inputs = [group for group in groups.values() if any(one.pending > 1 for one in group)]
+        inputs = [group for group in groups.values() if any(sequence.pending > 1 for sequence in group)]
         return max(inputs or groups.values(), key=len)
 
     @override
@@ -196,11 +196,11 @@ class _RowsTrial:
 
     def _alone(self, slot: int, tokens: Items[int]) -> FloatArray:
         """[S, T]."""
-        found = []
+        logprobs = []
         for start in range(0, len(tokens), self._chunk_size):
             row = Row(slot, start, tuple(tokens[start : start + self._chunk_size]))
-            found.append(self._run((row,), [LogitsRow(0, offset) for offset in range(len(row.tokens))]))
-        return np.concatenate(found)
+            logprobs.append(self._run((row,), [LogitsRow(0, offset) for offset in range(len(row.tokens))]))
+        return np.concatenate(logprobs)
 
     def _together(self, pasts: tuple[int, int], num_tokens: int) -> FloatArray:
         """[R, T], after the last token of each row."""

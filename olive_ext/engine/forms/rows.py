@@ -79,7 +79,7 @@ class SlotRows(StepForm):
         inputs, decoding = ready.split()
         if inputs:
             return [(inputs[0], ready.row(inputs[0], ready.most_tokens))]
-        return [(one, ready.row(one, 1)) for one in self.decoding(decoding, ready.limit)]
+        return [(sequence, ready.row(sequence, 1)) for sequence in self.decoding(decoding, ready.limit)]
 
     @override
     def scored_steps(self, chunk_size: int, rule: ScoringRule) -> ScoredSteps:
@@ -105,7 +105,7 @@ class NeighbouringSlots(SlotRows):
     @override
     def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:
         first = max(0, sequences[0].slot - limit + 1)  # the slots of a step are no more, idle ones included
-        return [one for one in sequences if first <= one.slot < first + limit]
+        return [sequence for sequence in sequences if first <= sequence.slot < first + limit]
 
     @override
     def slots_of(self, slots: list[int], num_slots: int) -> list[int]:
@@ -143,9 +143,9 @@ class AnswerSteps(ScoredSteps):
 
     @override
     def choose(self, sequences: Iterable[Sequence], capacity: Capacity) -> None:
-        scored = [one for one in sequences if one.generation is None]
-        tokens = [one.end - one.num_shared for one in scored]
-        num_slots = capacity.for_sequences(max((one.end for one in scored), default=1)).num_slots
+        scored = [sequence for sequence in sequences if sequence.generation is None]
+        tokens = [sequence.end - sequence.num_shared for sequence in scored]
+        num_slots = capacity.for_sequences(max((sequence.end for sequence in scored), default=1)).num_slots
         if tokens and num_slots > 1:
             self.answer_tokens, self.reason = choose_limit(tokens, num_slots)
             self.name = "answers" if self.answer_tokens else "rows"

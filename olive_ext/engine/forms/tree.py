@@ -107,7 +107,8 @@ class TreeSteps(ScoredSteps):
 
     @override
     def choose(self, sequences: Iterable[Sequence], capacity: Capacity) -> None:
-        parts = [(one.end - one.num_shared, one.num_shared) for one in sequences if one.generation is None]
+        scored = [sequence for sequence in sequences if sequence.generation is None]
+        parts = [(sequence.end - sequence.num_shared, sequence.num_shared) for sequence in scored]
         if self._is_open and parts:
             self.num_tokens, self.reason = choose_size(parts, DEFAULT_CHUNK)
             self.name = "tree" if self.num_tokens else "rows"
@@ -172,7 +173,7 @@ class TreeOnGraph(GraphForm):
     @override
     def rewrite(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ModelProto, DecoderSpec]:
         """The graph with inputs for tree batches. Where it cannot take them, the graph as it is, with a note."""
-        has_positions = any(one.role is Role.POSITION_IDS for one in spec.inputs)
+        has_positions = any(entry.role is Role.POSITION_IDS for entry in spec.inputs)
         try:
             graph, self._biases = with_tree_attention(proto, [tensor.past for tensor in spec.kv], has_positions)
         except NotFittingError as error:
@@ -329,8 +330,8 @@ def _doubled(graph: onnx.GraphProto, table: str, made: dict[str, str]) -> str:
     if table not in made:
         known = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}
         read = {table, *reads(makers_of(graph.node, [table]))}
-        given = read.intersection(value.name for value in graph.input)
-        if table not in known or not given <= {WHOLE_LENGTH}:
+        inputs = read.intersection(value.name for value in graph.input)
+        if table not in known or not inputs <= {WHOLE_LENGTH}:
             raise NotFittingError(f"the rotary table '{table}' is computed from the number of cells")
         made[table] = f"{TABLE}_{len(made)}"
         place = next((number for number, node in enumerate(graph.node) if table in node.output), -1) + 1

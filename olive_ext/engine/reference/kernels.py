@@ -167,14 +167,14 @@ class _RowsGraph:
             binding.bind_input(name, self._device.kind, self._device.index, _FLOAT, shape, address)
 
 
-def comparable_tokens(own: int, reference: int, num_tokens: int | None) -> int:
+def comparable_tokens(candidate: int, reference: int, num_tokens: int | None) -> int:
     """The number of ids on which two models are compared. Raises `ConfigError` for logits of two sizes, where one has
     more than the ids that belong to no token among `num_tokens`."""
-    if reference != own and (num_tokens is None or num_tokens > min(reference, own)):
+    if reference != candidate and (num_tokens is None or num_tokens > min(reference, candidate)):
         raise NotComparableError(
-            f"the reference has logits for {reference} tokens and the model for {own}: they are not comparable"
+            f"the reference has logits for {reference} tokens and the model for {candidate}: they are not comparable"
         )
-    return min(own, reference, num_tokens or own)
+    return min(candidate, reference, num_tokens or candidate)
 
 
 def shape_of(rows: LogitRows) -> tuple[int, int]:

@@ -53,7 +53,7 @@ class Tap:
     @property
     def host_bytes(self) -> int:
         """Bytes that were copied from the device to the host for the notes."""
-        return sum(one.host_bytes for one in (*self.runners, self.kernels) if one is not None)
+        return sum(part.host_bytes for part in (*self.runners, self.kernels) if part is not None)
 
     def note(self, step: Step, output: StepOutput) -> Notes | None:
         """Notes [T] on the step's targets. Raises `MemoryShortageError` where memory does not suffice for the step."""
@@ -186,8 +186,8 @@ class WritingTap(Tap):
         self._digests = {key: key_of(request) for key, request in items}
         content = zlib.crc32(b"".join(sorted(self._digests.values())))
         self._rng = np.random.default_rng([self._records.form.seed, content])  # the same requests, the same tokens
-        found = {key: known_result(self._records, digest) for key, digest in self._digests.items()}
-        known = {key: result for key, result in found.items() if result is not None}
+        recorded = {key: known_result(self._records, digest) for key, digest in self._digests.items()}
+        known = {key: result for key, result in recorded.items() if result is not None}
         return known, [item for item in items if item[0] not in known]
 
     @override
@@ -237,11 +237,11 @@ class ReadingTap(Tap):
 
     def prepare(self, items: Items) -> tuple[Mapping[Hashable, Result], Items]:
         """The requests with the numbers of their records. Raises `RecordsError` for one that is not recorded."""
-        found = {key: self._records.find(key_of(request)) for key, request in items}
-        self._scored = {key: scored for key, scored in found.items() if scored is not None}
-        if missing := len(found) - len(self._scored):
+        records = {key: self._records.find(key_of(request)) for key, request in items}
+        self._scored = {key: scored for key, scored in records.items() if scored is not None}
+        if missing := len(records) - len(self._scored):
             raise RecordsError(
-                f"the records in '{self._records.folder}' hold nothing of {missing} of {len(found)} requests: record "
+                f"the records in '{self._records.folder}' hold nothing of {missing} of {len(records)} requests: record "
                 "the reference on the same tasks, with the same limit, template, max_length and image processor"
             )
         numbers = {key: tuple(scored["record"].tolist()) for key, scored in self._scored.items()}
@@ -255,9 +255,9 @@ class ReadingTap(Tap):
         assert len(step.logits_rows) == shape_of(output.logits_RV)[0]
         form = self._records.form
         records_R = self._records.get(np.array([max(row.record, 0) for row in step.logits_rows]))
-        found = self.kernels.compare_recorded(records_R, form, output.logits_RV, output.greedy_ids)
+        compared = self.kernels.compare_recorded(records_R, form, output.logits_RV, output.greedy_ids)
         rows_T, _ = target_arrays(step)
-        for name, values_R in found.items():
+        for name, values_R in compared.items():
             notes_T[name] = values_R[rows_T]
         if form.is_whole:
             top_R = records_R["logits"].argmax(-1)

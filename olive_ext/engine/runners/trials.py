@@ -170,9 +170,9 @@ def cuts(length: int, group: int = 1) -> list[int]:
     """Where a text of so many tokens is cut: after each of its first eight, after powers of two, after a number that is
     drawn between two of them, and one token after each of these. Where steps are groups of tokens, after whole ones."""
     rng, powers = np.random.default_rng(0), [2**power for power in range(3, (length - 1).bit_length())]
-    marks = [*powers, *(int(rng.integers(one, 2 * one)) for one in powers)]
-    found = {one - one % group for one in (*range(1, 9), *marks, *(one + 1 for one in marks))}
-    return sorted(one for one in found if 0 < one < length)
+    marks = [*powers, *(int(rng.integers(power, 2 * power)) for power in powers)]
+    places = {place - place % group for place in (*range(1, 9), *marks, *(place + 1 for place in marks))}
+    return sorted(place for place in places if 0 < place < length)
 
 
 def tried_lengths(traits: Traits, longest: int, numbers: Sequence[int], most: int) -> list[int]:
@@ -180,9 +180,9 @@ def tried_lengths(traits: Traits, longest: int, numbers: Sequence[int], most: in
     top = min(longest, traits.context_length - 1)
     base = min(top, LENGTH, max(LEAST, most // 2))
     passing = [4 * (number + SHORT) // 3 for number in (*numbers, *traits.lengths)]
-    wanted = {base, *(one for one in passing if one <= most), *(min(base, length) for length in traits.lengths)}
-    whole = {min(one, top) - min(one, top) % traits.row_group for one in wanted}
-    return [*{traits.side(one).first: one for one in sorted(whole) if one > 3}.values()]
+    wanted = {base, *(size for size in passing if size <= most), *(min(base, length) for length in traits.lengths)}
+    whole = {min(length, top) - min(length, top) % traits.row_group for length in wanted}
+    return [*{traits.side(length).first: length for length in sorted(whole) if length > 3}.values()]
 
 
 def check_steps(runner: Runner, vocab_size: int, longest: int, numbers: Sequence[int], most: int) -> str | None:
@@ -201,12 +201,12 @@ def check_steps(runner: Runner, vocab_size: int, longest: int, numbers: Sequence
             trial = _PartsTrial(runner, vocab_size, length)
             expected = [trial.whole(text) for text in trial.texts]
             alone = [*trial.tokens_alone()]
-            again = _laid_over(expected[1], [found for _, found in alone])
-            ways = ((what, 1, found) for what, found in alone)
-            for what, index, found in chain(trial.other_ways() if traits.chunked_prefill else (), ways):
-                given = [*expected]
-                given[index] = _laid_over(expected[index], [found])
-                if problem := disagreement(what, expected, given, again):
+            again = _laid_over(expected[1], [results for _, results in alone])
+            ways = ((what, 1, results) for what, results in alone)
+            for what, index, results in chain(trial.other_ways() if traits.chunked_prefill else (), ways):
+                altered = [*expected]
+                altered[index] = _laid_over(expected[index], [results])
+                if problem := disagreement(what, expected, altered, again):
                     return problem
     except RunError as error:
         return f"steps of parts of a text fail: {error}"
@@ -217,9 +217,9 @@ _Found = tuple[list[int], FloatArray]
 """Indices of places, and `TARGETS` at these."""
 
 
-def _laid_over(expected: FloatArray, found: Sequence[_Found]) -> FloatArray:
+def _laid_over(expected: FloatArray, results: Sequence[_Found]) -> FloatArray:
     laid: FloatArray = expected.copy()
-    for places, values in found:
+    for places, values in results:
         laid[places] = values
     return laid
 
@@ -286,14 +286,14 @@ class _PartsTrial:
         """Of a step with more targets than shapes are run with beforehand, in several that read other places."""
         indices = [index for index, place in enumerate(self._places) if start <= place < stop]
         most = max(stop - start, FEW_READS) // len(TARGETS)
-        found = []
+        logprobs = []
         for begin in range(0, max(1, len(indices)), most):
             logits_rows = tuple(LogitsRow(0, self._places[at] - start) for at in indices[begin : begin + most])
             rows, targets = (Row(slot, start, text[start:stop]),), targets_of(len(logits_rows))
-            found.append(self._run(Step(rows, logits_rows, targets, copies=copies)))
-        return indices, np.concatenate(found)
+            logprobs.append(self._run(Step(rows, logits_rows, targets, copies=copies)))
+        return indices, np.concatenate(logprobs)
 
     def _run(self, step: Step) -> FloatArray:
-        found = self._runner.run(replace(step, whole_length=self._side)).target_logprobs
-        values: FloatArray = found[: len(step.targets)].reshape(-1, len(TARGETS))
+        logprobs = self._runner.run(replace(step, whole_length=self._side)).target_logprobs
+        values: FloatArray = logprobs[: len(step.targets)].reshape(-1, len(TARGETS))
         return values

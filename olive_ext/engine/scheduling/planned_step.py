@@ -122,9 +122,9 @@ class BeamGroup:
     def _finish(self, beam: _Beam, reason: FinishReason) -> None:
         tokens, score = beam.tokens, self._penalized(beam.score, len(beam.tokens))
         is_stopped = reason is FinishReason.STOP_ID
-        found = (tokens[:-1], score, reason, tokens[-1]) if is_stopped else (tokens, score, reason)
-        self._finished.append(Hypothesis(*found))
-        self._finished.sort(key=lambda one: -one.score)
+        ended = (tokens[:-1], score, reason, tokens[-1]) if is_stopped else (tokens, score, reason)
+        self._finished.append(Hypothesis(*ended))
+        self._finished.sort(key=lambda hypothesis: -hypothesis.score)
         del self._finished[self._beams.num_beams :]
 
     def _is_over(self, going: list[_Beam]) -> bool:
@@ -142,7 +142,7 @@ class BeamGroup:
 
     def _place(self, going: list[_Beam]) -> int:
         """Gives each beam that continues a sequence in a slot, and appends its next token."""
-        free = [one for one in self.members if all(one is not beam.sequence for beam in going)]
+        free = [sequence for sequence in self.members if all(sequence is not beam.sequence for beam in going)]
         num_free, self._running = len(free), []
         for beam in going:
             sequence = beam.sequence
@@ -184,20 +184,20 @@ def planned(chosen: Items[ChosenRow], beams: Mapping[int, BeamGroup], **more: An
             continue
         past, stop = row.past, row.past + len(row.tokens)
         is_next = sequence.generation is not None and stop >= sequence.end
-        found = sequence.targets_within(past, stop)
-        positions = {position for one in found for position in one.positions}
+        parts = sequence.targets_within(past, stop)
+        positions = {position for part in parts for position in part.positions}
         if is_next and not sequence.has_bans:
             positions.add(stop - 1)
         first = len(logits_rows)
         numbers = {position: number for number, position in enumerate(sorted(positions), first)}
         logits_rows += [LogitsRow(place, position - past) for position in numbers]
-        for one in found:
-            request, read_at = one.result.request, one.positions
+        for part in parts:
+            request, read_at = part.result.request, part.positions
             at = [numbers[position] for position in read_at]
             targets += zip(at, request.tokens[read_at.start + 1 : read_at.stop + 1], strict=True)
-            for number, record in zip(at, request.records[one.begin : one.stop], strict=False):
+            for number, record in zip(at, request.records[part.begin : part.stop], strict=False):
                 logits_rows[number] = logits_rows[number]._replace(record=max(record, logits_rows[number].record))
-        read += found
+        read += parts
         if not is_next:
             continue
         if sequence.has_bans:
@@ -245,13 +245,13 @@ def refuse_non_finite(
     if wrong_T.any():
         place = int(wrong_T.argmax())
         index, token = planned.step.targets[place]
-        stops = accumulate(found.stop - found.begin for found in planned.targets)
-        result = next(found.result for found, stop in zip(planned.targets, stops, strict=True) if place < stop)
+        stops = accumulate(part.stop - part.begin for part in planned.targets)
+        result = next(part.result for part, stop in zip(planned.targets, stops, strict=True) if place < stop)
         kl = "" if (kl_T := _kl(output)) is None else f", KL divergence from the reference: {kl_T[place]}"
         what = f"log-probability of token {token}: {output.target_logprobs[place]}{kl}"
     elif wrong_K.any():
         index = planned.step.samples[int(wrong_K.argmax())]
-        result = next(one.result for one, number in planned.decoding if number == index)
+        result = next(sequence.result for sequence, number in planned.decoding if number == index)
         what = "a logit is NaN or infinite"
     else:
         return

@@ -82,9 +82,9 @@ class Plan:
     """Nodes of the prefix tree: the fewest tokens that exact prefix sharing can feed, without generated tokens."""
 
 
-def make_plan(requests: Iterable[tuple[Hashable, Request]], *given: Any) -> Plan:
+def make_plan(requests: Iterable[tuple[Hashable, Request]], *how: Any) -> Plan:
     """The plan that `plan_in_parts` makes, in one go."""
-    *_, plan = plan_in_parts(requests, *given)
+    *_, plan = plan_in_parts(requests, *how)
     assert plan is not None
     return plan
 
@@ -110,7 +110,7 @@ def plan_in_parts(
     for begin in range(0, len(items), PART):
         inputs += [input_key(request) for _, request in items[begin : begin + PART]]
         yield None
-    sizes = [len(one) for one in inputs]
+    sizes = [len(fed) for fed in inputs]
     sides = {size: side_of(size // _ITEM) for size in set(sizes)}
     heads = [(sides[size], source_key(request.source)) for size, (_, request) in zip(sizes, items, strict=True)]
     kinds = set(heads)
@@ -219,8 +219,8 @@ def cut(requests: Items[Request], num_slots: int) -> list[list[int]]:
     is_scored = [requests[place].generation is None for place in order]
     total = sum(tokens for tokens, scored in zip(fresh, is_scored, strict=True) if scored)
     size = min(MOST_TOKENS, max(LEAST_TOKENS, total // USUAL_CHUNKS))
-    one = size / (GENERATIONS_PER_SLOT * num_slots)
-    work = [tokens if scored else one for tokens, scored in zip(fresh, is_scored, strict=True)]
+    per_generation = size / (GENERATIONS_PER_SLOT * num_slots)
+    work = [tokens if scored else per_generation for tokens, scored in zip(fresh, is_scored, strict=True)]
     dues = [min(tokens / STEM_SHARE, 4 * MOST_TOKENS) if is_scored[at] else 0 for at, tokens in enumerate(shared)]
     bounds = _bounds(work, dues, size)
     return [order[begin:end] for begin, end in pairwise(bounds)]
@@ -248,14 +248,14 @@ def _bounds(work: Items[float], dues: Items[float], size: float) -> list[int]:
 
 def _shared_prefixes(requests: Items[Request]) -> list[int]:
     """The number of tokens that each of the sorted requests shares with the one before it."""
-    found = []
+    shared = []
     previous: TokenArray = np.empty(0, np.int32)
     source = ""
     for request in requests:
-        tokens, own = request.fed, source_key(request.source)
-        found.append(common_prefix(previous, tokens) if own == source else 0)
-        previous, source = tokens, own
-    return found
+        tokens, digest = request.fed, source_key(request.source)
+        shared.append(common_prefix(previous, tokens) if digest == source else 0)
+        previous, source = tokens, digest
+    return shared
 
 
 class TreeBatches:

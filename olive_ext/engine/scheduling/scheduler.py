@@ -241,31 +241,31 @@ class SlotSteps:
         rows that decode together), and those whose next token is forced, which happens to few at a time. None where
         nothing can be computed until `before` is read.
         """
-        found, is_complete = self._expected(before) if before is not None else ({}, True)
+        expected, is_complete = self._expected(before) if before is not None else ({}, True)
         self._admit()
         while True:
-            ready = [one for one in self._running.values() if one.computed < one.end]
-            if not ready or not (is_complete or [one for one in ready if not one.is_input_computed]):
+            ready = [sequence for sequence in self._running.values() if sequence.computed < sequence.end]
+            if not ready or not (is_complete or [sequence for sequence in ready if not sequence.is_input_computed]):
                 return None
             self._close_gaps()
             chosen = self._rows(ready)
             if self.slots.make_room([row for _, row in chosen], self.waiting.wanted):
-                return self._step(chosen, found)
+                return self._step(chosen, expected)
             if before is not None:
                 return None
             self._preempt()
 
     def _preempt(self) -> None:
         """Preempts the sequence that came last: its blocks become free, and it is computed again later."""
-        last = next(one for one in reversed([*self._running.values()]) if one.num_slots == 1)
+        last = next(sequence for sequence in reversed([*self._running.values()]) if sequence.num_slots == 1)
         self.release(last)
         self.waiting.put_back(last)
         self._counters.preemptions += 1
 
-    def _expected(self, before: PlannedStep) -> tuple[dict[Sequence, int], bool]:
+    def _expected(self, before: PlannedStep) -> tuple[dict[Sequence | None, int], bool]:
         """The sequences whose next token that step finds, each with its logits row, and whether these are all that
         continue. The slot of a sequence whose last token is found becomes free."""
-        found: dict[Sequence, int] = {}
+        expected: dict[Sequence | None, int] = {}
         is_complete = True
         for sequence, number in before.decoding:
             if sequence.has_ended:
@@ -275,8 +275,8 @@ class SlotSteps:
             elif sequence.needs_rows or sequence.num_slots > 1:
                 is_complete = False
             elif sequence.end < sequence.room and sequence.expect():
-                found[sequence] = number
-        return found, is_complete
+                expected[sequence] = number
+        return expected, is_complete
 
     def advance_beams(self, sequence: Sequence, candidates: tuple[FloatArray, IntArray]) -> None:
         """Takes in the candidates that may follow one of the sequences, best first, [C] each: log-probabilities and
@@ -289,10 +289,10 @@ class SlotSteps:
 
     def retire(self, sequence: Sequence, overlapped: PlannedStep | None) -> None:
         """Frees the slot of a generation that is complete, unless a step that has begun still writes there."""
-        for one in self.beams[sequence.slot].members if sequence.num_slots > 1 else (sequence,):
-            is_running = self._running.get(one.slot) is one
-            if is_running and (overlapped is None or one not in overlapped.sequences):
-                self.release(one)
+        for member in self.beams[sequence.slot].members if sequence.num_slots > 1 else (sequence,):
+            is_running = self._running.get(member.slot) is member
+            if is_running and (overlapped is None or member not in overlapped.sequences):
+                self.release(member)
 
     def release(self, sequence: Sequence) -> None:
         """Frees the sequence's slot."""
@@ -309,15 +309,16 @@ class SlotSteps:
         """Gives slots to waiting sequences: to as many as form and blocks have room for, and to short answers."""
         if not (self.waiting.num_waiting and self.slots.has_free):
             return
-        inputs = [one for one in self._running.values() if one.computed < one.num_input and not one.is_short]
-        room, most = self._form.room(self._most_tokens, sum([one.end - one.computed for one in inputs]))
-        blocks_due = sum([self.slots.blocks_due(one) for one in self._running.values()])
+        running = self._running.values()
+        inputs = [sequence for sequence in running if sequence.computed < sequence.num_input and not sequence.is_short]
+        room, most = self._form.room(self._most_tokens, sum([sequence.end - sequence.computed for sequence in inputs]))
+        blocks_due = sum([self.slots.blocks_due(sequence) for sequence in running])
         for sequence in self.waiting.admit(room, most, blocks_due):
             self._running[sequence.slot] = sequence
             if sequence.num_slots > 1:
                 beams = BeamGroup(sequence, self.slots, self.waiting.wanted)
-                self._running |= {one.slot: one for one in beams.members}
-                self.beams |= {one.slot: beams for one in beams.members}
+                self._running |= {member.slot: member for member in beams.members}
+                self.beams |= {member.slot: beams for member in beams.members}
 
     def _close_gaps(self) -> None:
         """Moves the last sequences that decode into free slots between the others, where no sequence waits for a slot:
@@ -325,7 +326,7 @@ class SlotSteps:
         such devices run many rows at once."""
         if not self._form.spans_slots or self._traits.overlaps_steps or self.waiting.num_waiting or self.beams:
             return
-        if not all(one.is_input_computed for one in self._running.values()):
+        if not all(sequence.is_input_computed for sequence in self._running.values()):
             return
         taken = sorted(self._running)
         for target in [slot for slot in range(taken[0], taken[-1]) if self.slots.is_free(slot)]:
@@ -349,9 +350,9 @@ class SlotSteps:
         rows |= {row.slot: (None, row) for row in idle}
         return [rows[slot] for slot in span]
 
-    def _step(self, chosen: list[ChosenRow], found: Mapping[Sequence, int]) -> PlannedStep:
+    def _step(self, chosen: list[ChosenRow], expected: Mapping[Sequence | None, int]) -> PlannedStep:
         copies, self.slots.copies = tuple(self.slots.copies), []
-        follows = tuple([-1 if one is None else found.get(one, -1) for one, _ in chosen]) if found else ()
+        follows = tuple([expected.get(sequence, -1) for sequence, _ in chosen]) if expected else ()
         more: dict[str, Any] = {"copies": copies, "whole_length": self._side.first, "follows": follows}
         return planned(chosen, self.beams, **more)
 
@@ -448,8 +449,8 @@ class Admission:
         runs, a slot whose content waiting sequences share is not overwritten, and at most half of the slots may hold
         such content."""
         is_idle = self._slots.is_idle
-        found = self._take_out(self.wanted) if self._answers or not is_idle else None
-        return self._take_out(set()) if found is None and is_idle else found
+        sequence = self._take_out(self.wanted) if self._answers or not is_idle else None
+        return self._take_out(set()) if sequence is None and is_idle else sequence
 
     def _take_out(self, wanted: set[int]) -> Sequence | None:
         """The first sequence that need not wait for a prefix, nor for a slot that is not `wanted`."""

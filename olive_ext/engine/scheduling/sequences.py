@@ -242,8 +242,8 @@ class Sequence:
 
     def give_up(self) -> None:
         """Starts again in another slot: all its tokens are computed again, and only what has not been read is read."""
-        targets = [found.within(self.computed, self.end) for found in self.targets]
-        self.targets = [found for found in targets if found.begin < found.stop]
+        targets = [part.within(self.computed, self.end) for part in self.targets]
+        self.targets = [part for part in targets if part.begin < part.stop]
         self.parent, self.num_shared = None, 0
         self.slot, self.computed, self.num_input = -1, 0, self.end
 
@@ -254,8 +254,8 @@ class Sequence:
 
     def targets_within(self, past: int, stop: int) -> list[Targets]:
         """The targets that are read from positions `past` to `stop`."""
-        found = [targets.within(past, stop) for targets in self.targets] if past < self.num_input else []
-        return [targets for targets in found if targets.begin < targets.stop]
+        parts = [targets.within(past, stop) for targets in self.targets] if past < self.num_input else []
+        return [targets for targets in parts if targets.begin < targets.stop]
 
     def ban_at(self, position: int) -> Ban:
         """Which tokens are not allowed as the one that is generated after that position."""
@@ -265,7 +265,7 @@ class Sequence:
 
     def first_read(self) -> int:
         """The first position whose distribution is read. From there on nothing may be reused as resident."""
-        return min([one.result.before + one.begin for one in self.targets], default=self.num_input - 1)
+        return min([part.result.before + part.begin for part in self.targets], default=self.num_input - 1)
 
 
 def drawn(logits_V: npt.NDArray[np.float32], sampling: Sampling, rng: np.random.Generator) -> int:

@@ -103,7 +103,8 @@ class Slots:
                 del self._free[giver]
                 self._free[giver] = None
         length = shared[giver] if copy else shared[slot]
-        self._checkpoints[slot] = [length] if copy else [one for one in self._checkpoints[slot] if one <= length]
+        checkpoints = self._checkpoints[slot]
+        self._checkpoints[slot] = [length] if copy else [kept for kept in checkpoints if kept <= length]
         self._tokens_SP[slot, :length] = tokens[:length]
         self._lengths_S[slot] = length
         self._sources[slot] = source
@@ -127,9 +128,9 @@ class Slots:
     def fork(self, source: int, target: int) -> None:
         """Copies all that is resident in `source` to `target`."""
         length = int(self._lengths_S[source])
-        given, held = self._tokens_SP[source, :length], self._tokens_SP[target, : self._lengths_S[target]]
-        num_equal = common_prefix(given, held) if self._sources[source] == self._sources[target] else 0
-        self._tokens_SP[target, :length] = given
+        tokens, held = self._tokens_SP[source, :length], self._tokens_SP[target, : self._lengths_S[target]]
+        num_equal = common_prefix(tokens, held) if self._sources[source] == self._sources[target] else 0
+        self._tokens_SP[target, :length] = tokens
         self._lengths_S[target], self._checkpoints[target] = length, [length]
         self._sources[target] = self._sources[source]
         self._copied(Copy(source, target, length, num_equal))
@@ -228,16 +229,16 @@ class Slots:
         lengths_S = self._lengths_S
         self._has_sources |= source != ""
         if self._has_sources:
-            lengths_S = np.where(np.array([own == source for own in self._sources]), lengths_S, 0)
-        found, longest = likely, min(self._num_equal(tokens, likely), int(lengths_S[likely]))
+            lengths_S = np.where(np.array([held == source for held in self._sources]), lengths_S, 0)
+        giver, longest = likely, min(self._num_equal(tokens, likely), int(lengths_S[likely]))
         while longest < len(tokens):
             may = np.flatnonzero((lengths_S > longest) & (self._tokens_SP[:, longest] == tokens[longest]))
             shared = ((slot, self._num_equal(tokens, slot)) for slot in may.tolist())
             better = next(((slot, length) for slot, length in shared if length > longest), None)
             if better is None:
                 break
-            found, longest = better
-        return found, longest
+            giver, longest = better
+        return giver, longest
 
     def _num_equal(self, tokens: TokenArray, slot: int, least: int = 0) -> int:
         """How many of `tokens` the slot holds; 0 where the last of the `least` tokens to count differs."""

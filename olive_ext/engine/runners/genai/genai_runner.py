@@ -225,8 +225,8 @@ def _in_one_folder(files: ModelFiles, folder: Path) -> ModelFiles:
         return files
 
     def moved(keys: dict[str, Any]) -> dict[str, Any]:
-        own = {key: f"{section}/{keys[key]}" for key in ("filename", "custom_ops_library") if keys.get(key)}
-        return {key: item for key, item in (keys | own).items() if key not in ("component", "tokenizer_dir")}
+        paths = {key: f"{section}/{keys[key]}" for key in ("filename", "custom_ops_library") if keys.get(key)}
+        return {key: item for key, item in (keys | paths).items() if key not in ("component", "tokenizer_dir")}
 
     whole = dict(model)
     for section, written in model.items():

@@ -38,9 +38,9 @@ def load_model(
         config: Any = AutoConfig.from_pretrained(where, **trust)
         for name, value in (changes or {}).items():
             setattr(config.get_text_config(decoder=True), name, value)
-        own = {"config": config} if changes else {}
+        changed = {"config": config} if changes else {}
         number_type = dtype if dtype == "auto" else getattr(torch, dtype)
-        model: Any = _class_for(config).from_pretrained(where, dtype=number_type, **own, **trust)
+        model: Any = _class_for(config).from_pretrained(where, dtype=number_type, **changed, **trust)
     except ANY_FAILURE as error:
         raise ModelError(f"transformers cannot load '{where}' to write text: {why_not_loaded(error)}") from error
     if num_threads is not None:
@@ -87,8 +87,8 @@ def _class_for(config: Any) -> Any:
 def context_length(config: Any) -> int | None:
     """The number of positions that the configuration names; None where it names none."""
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    found = (getattr(text, name, None) for name in POSITIONS)
-    return next((int(value) for value in found if isinstance(value, int) and value > 0), None)
+    lengths = (getattr(text, name, None) for name in POSITIONS)
+    return next((int(value) for value in lengths if isinstance(value, int) and value > 0), None)
 
 
 def forget_lengths(model: Any) -> None:
@@ -116,8 +116,8 @@ def is_croppable(cache: Any) -> bool:
     """Whether every layer keeps all positions, so that the cache can be cut back to any of them."""
     from transformers.cache_utils import DynamicLayer
 
-    own = getattr(cache, "self_attention_cache", cache)
-    return all(type(layer) is DynamicLayer for layer in own.layers)
+    decoder_cache = getattr(cache, "self_attention_cache", cache)
+    return all(type(layer) is DynamicLayer for layer in decoder_cache.layers)
 
 
 _LENGTHS = ("sliding_window", "original_max_position_embeddings")
@@ -174,8 +174,8 @@ class PlainPass:
         with torch.inference_mode():
             logits_SV = self.run(tokens).logits[0, :-1, :num_ids].double()
             targets_S1 = torch.tensor(list(tokens[1:]), device=logits_SV.device)[:, None]
-            found: npt.NDArray[np.float64] = logits_SV.log_softmax(-1).gather(1, targets_S1)[:, 0].cpu().numpy()
-        return found
+            logprobs: npt.NDArray[np.float64] = logits_SV.log_softmax(-1).gather(1, targets_S1)[:, 0].cpu().numpy()
+        return logprobs
 
     def run(self, tokens: Sequence[int]) -> Any:
         """What the model returns for `tokens`."""

@@ -70,10 +70,10 @@ class HfRunner(Runner):
         self._media = media
         self._bans = suppressed.bans if suppressed is not None else ()
         self._facts = facts
-        own = context_length(model.config)
-        if max_length is not None and own is not None and max_length > own:
-            raise ModelError(f"max_length = {max_length}: the model's context is {own} tokens", code="too_large")
-        length = max_length or own or DEFAULT_LENGTH
+        context = context_length(model.config)
+        if max_length is not None and context is not None and max_length > context:
+            raise ModelError(f"max_length = {max_length}: the model's context is {context} tokens", code="too_large")
+        length = max_length or context or DEFAULT_LENGTH
         self.capacity = Capacity(1, length)
         self._parameters = parameters = inspect.signature(model.forward).parameters
         self._is_rotary_grid = hasattr(getattr(model, "model", None), "get_rope_index")
@@ -178,13 +178,13 @@ class HfRunner(Runner):
         cache = {"past_key_values": self._cache, "use_cache": True} if self._keeps_cache else {}
         keep = {"logits_to_keep": rows} if self._picks_rows else {}
         device = self._model.device
-        given: dict[str, Any] = item_inputs(fed, self._parameters, device)
-        given |= {} if self.encoder is None else self.encoder.inputs(row.source)
-        given |= rotary_inputs(fed, row.media, device) if self._is_rotary_grid else {}
+        inputs: dict[str, Any] = item_inputs(fed, self._parameters, device)
+        inputs |= {} if self.encoder is None else self.encoder.inputs(row.source)
+        inputs |= rotary_inputs(fed, row.media, device) if self._is_rotary_grid else {}
         with torch.inference_mode():
             ids = torch.tensor([fed.ids], device=device)
-            given |= {"input_ids" if self.encoder is None else "decoder_input_ids": ids}
-            logits_RV = self._model(**given, **cache, **keep).logits[0]
+            inputs |= {"input_ids" if self.encoder is None else "decoder_input_ids": ids}
+            logits_RV = self._model(**inputs, **cache, **keep).logits[0]
             picked: torch.Tensor = (logits_RV if self._picks_rows else logits_RV[rows]).float()
         self._cached = self._slot = tokens
         return picked
@@ -284,11 +284,11 @@ def item_inputs(row: FedRow, accepted: Mapping[str, Any], device: Any) -> dict[s
     loaded: dict[str, list[npt.NDArray[Any]]] = {}
     for name, array in chain.from_iterable(run.item.arrays().items() for run in row.runs):
         loaded.setdefault(name, []).append(array)
-    found = {name: torch.from_numpy(filled_up(loaded[name])).to(device) for name in loaded.keys() & accepted.keys()}
+    tensors = {name: torch.from_numpy(filled_up(loaded[name])).to(device) for name in loaded.keys() & accepted.keys()}
     types_S = torch.zeros((1, len(row.ids)), dtype=torch.long, device=device)
     for run in row.runs:
         types_S[:, run.start : run.stop] = _TYPE_IDS[run.item.modality]
-    return {**found, **{name: types_S for name in _TYPES if name in accepted}}
+    return {**tensors, **{name: types_S for name in _TYPES if name in accepted}}
 
 
 def rotary_inputs(row: FedRow, media: Media, device: Any) -> dict[str, torch.Tensor]:
@@ -331,10 +331,10 @@ class SourceStates:
         import torch
 
         self.num_runs += 1
-        given = torch.from_numpy(source.array[None]).to(self._model.device)
-        given = given.to(self._model.dtype) if self.kind is SourceKind.FEATURES else given
+        tensor = torch.from_numpy(source.array[None]).to(self._model.device)
+        tensor = tensor.to(self._model.dtype) if self.kind is SourceKind.FEATURES else tensor
         with torch.inference_mode():
-            states: torch.Tensor = self._model.get_encoder()(given)[0]
+            states: torch.Tensor = self._model.get_encoder()(tensor)[0]
         return states
 
 

@@ -72,8 +72,8 @@ def _place_media(rows: Sequence[Row], tokens_N: Array, positions_N: Array) -> tu
         for run in runs_within(row.media, row.past, row.past + length):
             tokens_N[place + run.start : place + run.stop] = run.item.placeholder
             items.append(run.item)
-        own = slice(start, start + length)
-        rotary_3N[:, own] = rotary_positions(row.media, positions_N[own])
+        span = slice(start, start + length)
+        rotary_3N[:, span] = rotary_positions(row.media, positions_N[span])
     return tuple(items), rotary_3N
 
 

@@ -119,10 +119,10 @@ def _open_in(form: GraphForm, sessions: Sessions, notes: tuple[str, ...]) -> Ope
     """The decoder in this form. Raises what `_open` goes on from: another form, or another opening."""
     model = sessions.model
     adapters = Adapters(model.settings.engine.adapters)
-    given, spec = decoder_graph(model, notes)
-    proto, spec = form.rewrite(given, spec)
-    is_rewritten = proto is not given
-    del given  # inline weights would stay in memory twice
+    original, spec = decoder_graph(model, notes)
+    proto, spec = form.rewrite(original, spec)
+    is_rewritten = proto is not original
+    del original  # inline weights would stay in memory twice
     try:
         session, head = sessions.decoder(proto, spec)
     except (ModelError, ProviderError) as error:
@@ -281,7 +281,7 @@ class Sessions:
             proto, read = packed_embedding(proto, read)
         encoders = self.model.media.encoders if self.model.media is not None else ()
         graphs = self._item_graphs(device)
-        opened = [self._media_encoder(found, graphs) for found in encoders]
+        opened = [self._media_encoder(encoder, graphs) for encoder in encoders]
         return Embedding(self._bound(proto, file), read, opened, graphs, self._bind_weights(file))
 
     def _item_graphs(self, device: Device) -> ItemGraphs:
@@ -333,7 +333,7 @@ class Sessions:
         """The file of the decoder that returns cross-attention KV, and what computes them, cut out of it."""
         companion = self.model.files.companions.get("first_step")
         file = companion.graph if companion else self.model.files.decoder
-        if companion is None and not any(found.role is Role.USE_CACHE_BRANCH for found in spec.inputs):
+        if companion is None and not any(entry.role is Role.USE_CACHE_BRANCH for entry in spec.inputs):
             return file, None
         return file, cross_graph(load_graph(file), spec.cross.kv)
 

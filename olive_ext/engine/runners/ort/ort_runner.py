@@ -256,9 +256,9 @@ class OrtRunner(Runner):
 
     @override
     def renew(self, num_slots: int, positions: int) -> bool:
-        own = self.capacity.positions
-        if has_outgrown := own > 0 and self._kv.has_outgrown(num_slots, positions):
-            self._reserve_slots(own)
+        held = self.capacity.positions
+        if has_outgrown := held > 0 and self._kv.has_outgrown(num_slots, positions):
+            self._reserve_slots(held)
             self._kv.touched = num_slots, positions
         return has_outgrown
 

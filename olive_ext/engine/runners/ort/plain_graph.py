@@ -105,9 +105,9 @@ def first_non_finite(model: ResolvedModel, tokens: Sequence[int]) -> str | None:
     wrong = {name for name, value in graph.run(tokens).items() if _is_wrong(value)}
     for node in graph.proto.graph.node:
         if output := next((name for name in node.output if name in wrong), None):
-            said = f"the first output that is not finite is '{output}' of the node '{node.name}' ({node.op_type})"
+            finding = f"the first output that is not finite is '{output}' of the node '{node.name}' ({node.op_type})"
             weights = [name for name, values in weights_of(graph.proto, node, graph.folder) if _is_wrong(values)]
-            return f"{said}, whose weight '{weights[0]}' is not finite" if weights else said
+            return f"{finding}, whose weight '{weights[0]}' is not finite" if weights else finding
     return None
 
 
