@@ -159,11 +159,11 @@ def refuse_generations(
     for name, config in tasks.items():
         if config.get("output_type") != "generate_until":
             continue
-        own = config.get("generation_kwargs") or {}
-        if not isinstance(own, Mapping):
-            raise TaskError(f"task '{name}': give a mapping", "generation_kwargs", own, code="wrong_value")
+        written = config.get("generation_kwargs") or {}
+        if not isinstance(written, Mapping):
+            raise TaskError(f"task '{name}': give a mapping", "generation_kwargs", written, code="wrong_value")
         try:
-            settings = GenerationSettings.read({**own, **gen_kwargs}, default, eos=None, seed=0)
+            settings = GenerationSettings.read({**written, **gen_kwargs}, default, eos=None, seed=0)
         except TaskError as error:
             raise error.inside(f"task '{name}'") from error
         settings.refuse_long(name, length)

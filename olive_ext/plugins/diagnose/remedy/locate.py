@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ from olive_ext.plugins.diagnose.remedy.roundings import (
     Site,
     quantized_caches,
 )
-from olive_ext.plugins.diagnose.remedy.variants import Group, Material, Variants, grouped
+from olive_ext.plugins.diagnose.remedy.variants import Material, Variants, grouped
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, WeightUse
 from olive_ext.plugins.diagnose.settings import LocationConfig
 from olive_ext.records.journal import Journal, facts_key
@@ -158,28 +158,22 @@ class Location:
         with ExitStack() as stack:
             folder = self._config.output_dir and Path(self._config.output_dir, "journal")
             folder = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="olive_ext_records_")))
-            variants = stack.enter_context(self._variants(folder))
+            settings, versions = self._config.reference, {"versions": runtimes()}
+            record_to = {"folder": str(folder), "top": settings.top, "drawn": settings.drawn}
+            variants = Variants(self.reference, self.sources, self.targets, self._roundings, record_to)
+            stack.enter_context(variants)
+            why = "the engine's form of the float graph has no node that reads it"
+            self.pairing.unpaired |= {node: why for rounding in variants.missing for node in rounding.nodes}
+            variants.recorder.keep_answers(folder / "answers", resume=self._config.resume, facts=versions)
             asked = answered(variants.recorder, self._models.config, tasks, progress=self._models.progress)
             documents = list(asked.values())
-            journal = stack.enter_context(self._journal(variants, folder))
+            journal = None
+            if self._config.output_dir is not None:  # the folder stays
+                facts = {**variants.describe(), "quantized": self.model.digest, **versions}
+                file = folder / f"losses_{facts_key(facts)}.jsonl"
+                journal = stack.enter_context(closing(Journal(file, facts, resume=self._config.resume)))
             names = [task for task, _ in asked]
             yield Material(variants, documents, names, variants.record(documents), journal)
-
-    def _variants(self, folder: Path) -> Variants:
-        settings = self._config.reference
-        record_to = {"folder": str(folder), "top": settings.top, "drawn": settings.drawn}
-        variants = Variants(self.reference, self.sources, self.targets, self._roundings, record_to)
-        why = "the engine's form of the float graph has no node that reads it"
-        self.pairing.unpaired |= {node: why for rounding in variants.missing for node in rounding.nodes}
-        variants.recorder.keep_answers(folder / "answers", resume=self._config.resume, facts={"versions": runtimes()})
-        return variants
-
-    def _journal(self, variants: Variants, folder: Path) -> Any:
-        """The measurements' journal, in a folder that stays."""
-        if self._config.output_dir is None:
-            return nullcontext()
-        facts = {**variants.describe(), "quantized": self.model.digest, "versions": runtimes()}
-        return closing(Journal(folder / f"losses_{facts_key(facts)}.jsonl", facts, resume=self._config.resume))
 
     def map(self, material: Material, *, with_gains: bool = True) -> LossMap:
         """The loss of each weight on these documents; `with_gains` also the gain of keeping each certain one float."""
@@ -198,11 +192,28 @@ class Location:
         total = material.kl(targets, order)
         gained = {}
         for number in sorted(certain) if with_gains else ():
-            rest = [one for one in targets if one not in groups[number].targets]
+            rest = [target for target in targets if target not in groups[number].targets]
             gained[number] = float((total - material.kl(rest, order)).sum()) / float(positions_N.sum())
-        own = variants.compared(self.model, [documents[number] for number in order])
-        damaged = {group.name for group in groups if any(one.name in self.pairing.damaged for one in group.targets)}
-        entries = [_entry(number, group, race, certain, gained) for number, group in enumerate(groups)]
+        whole = variants.compared(self.model, [documents[number] for number in order])
+        known = self.pairing.damaged
+        damaged = {group.name for group in groups if any(target.name in known for target in group.targets)}
+        entries = [
+            Entry(
+                name=group.name,
+                layer=group.layer,
+                kind=group.kind,
+                nodes=tuple(node for target in group.targets for node in target.nodes),
+                kl=loss.mean,
+                low=loss.low,
+                high=loss.high,
+                num_documents=loss.num_documents,
+                is_certain=number in certain,
+                gained=gained.get(number),
+                float_bytes=sum(target.float_bytes for target in group.targets),
+                bytes=sum(target.bytes for target in group.targets),
+            )
+            for number, (group, loss) in enumerate(zip(groups, map(race.estimate, range(len(groups))), strict=True))
+        ]
         return LossMap(
             model=self.model.name,
             reference=self.reference.name,
@@ -214,8 +225,8 @@ class Location:
             entries=tuple(sorted(entries, key=lambda entry: (entry.name not in damaged, -entry.kl))),
             total=estimate(total, positions_N),
             sum=race.estimate_sum(),
-            model_kl=estimate(own, positions_N),
-            kernels=estimate(own - total, positions_N),
+            model_kl=estimate(whole, positions_N),
+            kernels=estimate(whole - total, positions_N),
             unpaired=self.pairing.unpaired,
             beyond_rounding=self.pairing.shares,
             damaged=self.pairing.damaged,
@@ -251,24 +262,6 @@ def _comparable(models: Models) -> tuple[ResolvedModel, ResolvedModel]:
         raise NotComparableError(f"the reference has {other.spec.vocab_size} tokens, the model {own.spec.vocab_size}")
     length = {"max_length": min(own.spec.context_length, other.spec.context_length)}
     return own.patched(length), other.patched({**tokenizer, **length})
-
-
-def _entry(number: int, group: Group, race: Race, certain: frozenset[int], gained: Mapping[int, float]) -> Entry:
-    loss = race.estimate(number)
-    return Entry(
-        name=group.name,
-        layer=group.layer,
-        kind=group.kind,
-        nodes=tuple(node for target in group.targets for node in target.nodes),
-        kl=loss.mean,
-        low=loss.low,
-        high=loss.high,
-        num_documents=loss.num_documents,
-        is_certain=number in certain,
-        gained=gained.get(number),
-        float_bytes=sum(target.float_bytes for target in group.targets),
-        bytes=sum(target.bytes for target in group.targets),
-    )
 
 
 def static_roundings(pairing: Pairing, floats: GraphWeights, quantized: GraphWeights) -> Iterator[Rounding]:

@@ -134,8 +134,8 @@ class Mender:
         self._trials: dict[Selection, Trial] = {}
         self.drafts = Drafts(location, self.menu, material, folder, progress)
         for number in range(len(self.menu.targets)):
-            for choice, one in enumerate(self.menu.of_target(number)):
-                if one.together is not None and not one.is_measured:  # a head with its table: nothing predicts its loss
+            for choice, option in enumerate(self.menu.of_target(number)):
+                if option.together and not option.is_measured:  # a head with its table: nothing predicts its loss
                     self.drafts.learn(number, choice, self.choosing)
 
     @property
@@ -223,7 +223,7 @@ class Mender:
             return kept
         ratio = _ratio(before, menu.kl(menu.unchanged))
         for rounds in range(1, MOST_ROUNDS + 1):
-            broken = [NEXT * menu.kl(one) for one, trial in self._trials.items() if trial.measured.high > most_kl]
+            broken = [NEXT * menu.kl(tried) for tried, trial in self._trials.items() if trial.measured.high > most_kl]
             limit = min([most_kl / ratio, *broken])
             selection = menu.finest
             if rounds < MOST_ROUNDS or kept is not None:
@@ -266,8 +266,8 @@ class Mender:
         while True:
             selection = solve()
             wanted = WORTH_MEASURING * (menu.kl(selection) if limit is None else limit)
-            chosen = [(number, choice, menu.of_target(number)[choice]) for number, choice in enumerate(selection)]
-            unsure = [(number, choice) for number, choice, one in chosen if not one.is_measured and one.kl > wanted]
+            options = [(number, choice, menu.of_target(number)[choice]) for number, choice in enumerate(selection)]
+            unsure = [(n, choice) for n, choice, option in options if not option.is_measured and option.kl > wanted]
             if not unsure:
                 return selection
             for number, choice in unsure:

@@ -133,38 +133,32 @@ AnyTarget: TypeAlias = Target | Rounding
 """The things that are quantized alone: a weight, or the activations that some nodes read."""
 
 
-class Switches:
-    """Writes roundings into a graph."""
-
-    def __init__(self, roundings: Sequence[Rounding]) -> None:
-        self._roundings = roundings
-        self.missing: list[Rounding] = []
-        """The roundings that lack a site in the graph that was edited last."""
-
-    def edit(self, model: onnx.ModelProto) -> None:
-        """Puts all roundings into a graph, in place, each with its switch as a constant that is off."""
-        graph = model.graph
-        by_name = {node.name: node for node in graph.node}
-        by_weight = {node.input[1]: node for node in graph.node if len(node.input) > 1 and node.input[1]}
-        if self._roundings and not any(entry.domain == _DOMAIN for entry in model.opset_import):
-            model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
-        self.missing = []
-        for rounding in self._roundings:
-            (switch,) = rounding.values
-            graph.initializer.append(numpy_helper.from_array(np.array(False), switch))
-            found = [(by_name.get(site.node) or by_weight.get(site.weight), site.index) for site in rounding.sites]
-            if any(node is None for node, _ in found):
-                self.missing.append(rounding)
+def put_switches(model: onnx.ModelProto, roundings: Sequence[Rounding]) -> list[Rounding]:
+    """Puts all roundings into a graph, in place, each with its switch as a constant that is off. Gives those that lack
+    a site there."""
+    graph = model.graph
+    by_name = {node.name: node for node in graph.node}
+    by_weight = {node.input[1]: node for node in graph.node if len(node.input) > 1 and node.input[1]}
+    if roundings and not any(entry.domain == _DOMAIN for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+    missing: list[Rounding] = []
+    for rounding in roundings:
+        (switch,) = rounding.values
+        graph.initializer.append(numpy_helper.from_array(np.array(False), switch))
+        found = [(by_name.get(site.node) or by_weight.get(site.weight), site.index) for site in rounding.sites]
+        if any(node is None for node, _ in found):
+            missing.append(rounding)
+            continue
+        chosen: dict[str, str] = {}
+        for node, index in found:
+            assert node is not None
+            if index == OUTPUT:
+                node.output[0] = f"{(read := node.output[0])}/olive_ext_as_it_is"
+                graph.node.append(rounding.choice(node.output[0], read, default_opset(model)))
                 continue
-            chosen: dict[str, str] = {}
-            for node, index in found:
-                assert node is not None
-                if index == OUTPUT:
-                    node.output[0] = f"{(read := node.output[0])}/olive_ext_as_it_is"
-                    graph.node.append(rounding.choice(node.output[0], read, default_opset(model)))
-                    continue
-                value = node.input[index]
-                if value not in chosen:
-                    name = chosen[value] = f"{switch}/{len(chosen)}"
-                    graph.node.append(rounding.choice(value, name, default_opset(model)))
-                node.input[index] = chosen[value]
+            value = node.input[index]
+            if value not in chosen:
+                name = chosen[value] = f"{switch}/{len(chosen)}"
+                graph.node.append(rounding.choice(value, name, default_opset(model)))
+            node.input[index] = chosen[value]
+    return missing

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 
 from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.reference.tap import ReadingTap, WritingTap
@@ -23,7 +24,7 @@ from olive_ext.engine.runners.ort.opening import open_ort_runner
 from olive_ext.model import ResolvedModel
 from olive_ext.plugins.diagnose.remedy.documents import Document, asked, document_key
 from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target
-from olive_ext.plugins.diagnose.remedy.roundings import AnyTarget, Rounding, Switches
+from olive_ext.plugins.diagnose.remedy.roundings import AnyTarget, Rounding, put_switches
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, Matrix
 from olive_ext.records.journal import Journal
 from olive_ext.session.answer_journal import deciding_facts
@@ -66,15 +67,19 @@ class Variants:
             uses = [use for use in (*floats.uses.values(), *target.floats) if use.roots & roots]
             arrays |= {use.value: floats.matrix(use) for use in uses}
         own[""] |= {name: np.array(False) for rounding in roundings for name in rounding.values}
-        switches, files = Switches(roundings), {"": model.files.decoder}
+        self.missing: list[Rounding] = []
+        """The roundings whose nodes the engine's form of the graph does not have."""
+
+        def edit(graph: onnx.ModelProto) -> None:
+            self.missing = put_switches(graph, roundings)
+
+        files = {"": model.files.decoder}
         files |= {part: companion.graph for part, companion in model.files.companions.items()}
         engine, num_weights = model.settings.engine, sum(array.size for array in own[""].values())
         if engine.num_threads == "auto" and model.device.kind == "cpu" and num_weights <= SMALL:
             model = model.patched({"engine": engine.model_copy(update={"num_threads": 1})})
         model = replace(model, is_compared=True)
-        self._weights = {
-            part: BoundWeights(arrays, (lambda _: None) if part else switches.edit) for part, arrays in own.items()
-        }
+        self._weights = {part: BoundWeights(arrays, (lambda _: None) if part else edit) for part, arrays in own.items()}
         texts = read_texts(model)
         opened = open_ort_runner(model, weights={files[part]: bound for part, bound in self._weights.items()})
         local = LocalModel(texts, opened, texts.media(opened.runner.traits.item_limit))
@@ -84,7 +89,6 @@ class Variants:
         self.recorder.records = self._records
         self._session = local.session(ReadingTap(self._records, kernels))
         self._bound: frozenset[AnyTarget] = frozenset()
-        self.missing = list(switches.missing)
         self.targets: list[AnyTarget] = [*targets, *(one for one in roundings if one not in self.missing)]
         """All that `kl` takes: of the roundings those whose nodes the engine's form of the graph has."""
 

@@ -21,7 +21,7 @@ from olive_ext.model.files.constants import Array, distances
 from olive_ext.plugins.diagnose.remedy.locate import static_roundings
 from olive_ext.plugins.diagnose.remedy.loss_map import doubt
 from olive_ext.plugins.diagnose.remedy.pairing import pair
-from olive_ext.plugins.diagnose.remedy.roundings import Rounding, Switches
+from olive_ext.plugins.diagnose.remedy.roundings import Rounding, put_switches
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights
 from tests.exports import quickstart
 from tests.graph import quantized as graphs
@@ -40,9 +40,7 @@ def switched(floats: onnx.ModelProto, roundings: list[Rounding], rows: np.ndarra
     """What the float graph gives with all of its switches on, or off."""
     edited = onnx.ModelProto()
     edited.CopyFrom(floats)
-    switches = Switches(roundings)
-    switches.edit(edited)
-    assert not switches.missing
+    assert not put_switches(edited, roundings)
     for tensor in edited.graph.initializer:
         if tensor.data_type == TensorProto.BOOL:
             tensor.CopyFrom(numpy_helper.from_array(np.array(is_on), tensor.name))
@@ -113,11 +111,8 @@ def test_site_that_the_engine_has_renamed_is_found_by_its_weight(tmp_path: Path)
     (rounding,), _ = pairs(graphs.plain(matrix), with_rounded_output(np.round(matrix, 2)), tmp_path)
     moved, other = graphs.plain(matrix, "a row later"), graphs.plain(matrix, "another")
     other.graph.initializer[0].name = other.graph.node[0].input[1] = "v"
-    switches = Switches([rounding])
-    switches.edit(moved)
-    assert not switches.missing
-    switches.edit(other)
-    assert switches.missing == [rounding]
+    assert not put_switches(moved, [rounding])
+    assert put_switches(other, [rounding]) == [rounding]
 
 
 class Texts(CalibrationDataReader):  # type: ignore[misc]
