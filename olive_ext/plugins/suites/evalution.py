@@ -53,7 +53,13 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
         """`max_new_tokens` is for requests that name no number; `fallback` is what `describe_execution` calls so."""
         facts = session.describe_execution()
         self._session = session
-        self._encoder = RequestEncoder(session.tokenizer)
+        self._tokenizer, self._lock = copy.deepcopy(session.tokenizer), threading.Lock()
+        """A copy, which encodes in one thread at a time: what suites do to it (padding, truncation) never reaches the
+        tokenizer that a running generation looks for stops with."""
+
+        self._template_defaults = _template_defaults(Path(session.tokenizer.where))
+        self._prefix_id = _prefix_id(session.tokenizer)
+        self._prefix_text = session.tokenizer.decode([self._prefix_id], skip_special_tokens=False)
         self._max_new_tokens = max_new_tokens
         self._seed = seed
         self._num_sampled = count()
@@ -61,8 +67,8 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
         self.batch_size: int = facts.get("num_slots", 1)
         """Sequences that are decoded together: what suites read to size their own queues."""
 
-        self.tokenizer = self._encoder.tokenizer.hf
-        """A copy of the tokenizer for suites, as transformers made it."""
+        self.tokenizer = self._tokenizer.hf
+        """For suites, as transformers made it."""
 
     @property
     def max_input_length(self) -> int:
@@ -76,8 +82,20 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
         return self.batch_size
 
     def prepare_requests(self, requests: Sequence[base.GenerationRequest]) -> list[base.GenerationRequest]:
-        """The requests rendered and encoded; from any thread, also while others generate."""
-        return self._encoder.prepare(requests)
+        """The requests with `rendered_prompt` and `input_ids`; those that have both come back as they are. From any
+        thread, also while others generate.
+
+        Raises `ConfigError`, a ValueError, for a request with neither a prompt nor messages nor ids.
+        """
+        with self._lock:
+            texts = [self._render(request) for request in requests]
+            missing = [index for index, request in enumerate(requests) if request.input_ids is None]
+            encoded = self._encode([texts[index] for index in missing])
+        ids = dict(zip(missing, encoded, strict=True))
+        return [
+            replace(request, rendered_prompt=text, input_ids=ids.get(index, request.input_ids) or [self._prefix_id])
+            for index, (request, text) in enumerate(zip(requests, texts, strict=True))
+        ]
 
     def generate(
         self, requests: Sequence[base.GenerationRequest], *, batch_size: int | None = None
@@ -96,7 +114,7 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
         self, requests: Sequence[base.LoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[base.LoglikelihoodOutput]:
         """Raises `ConfigError`, a ValueError, for an empty continuation."""
-        outputs = self._session.loglikelihood(self._encoder.scoring(requests))
+        outputs = self._session.loglikelihood(self._scoring(requests))
         return [_scored(*pair) for pair in zip(requests, outputs, strict=True)]
 
     def loglikelihood_continuous(self, requests: Iterable[Item], *, batch_size: int | None = None) -> Iterator[Item]:
@@ -107,7 +125,7 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
         self, requests: Sequence[base.RollingLoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[base.RollingLoglikelihoodOutput]:
         """Log-probability in nats of each whole text."""
-        outputs = self._session.loglikelihood_rolling(self._encoder.rolling(requests))
+        outputs = self._session.loglikelihood_rolling(self._rolling(requests))
         return [
             base.RollingLoglikelihoodOutput(output.logprob, output.token_count, dict(request.metadata))
             for request, output in zip(requests, outputs, strict=True)
@@ -144,7 +162,7 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
 
     def _score_arrivals(self, arrivals: Arrivals) -> Iterator[Item]:
         for batch in arrivals.batches():
-            asked = self._encoder.scoring([request for _, request in batch])
+            asked = self._scoring([request for _, request in batch])
             for index, output in self._session.as_completed("loglikelihood", [asked]):
                 key, request = batch[index]
                 yield key, _scored(request, output)
@@ -169,6 +187,50 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
         text = self._session.tokenizer.decode((*output.tokens, *end), skip_special_tokens=False)
         cut = min((at for stop in _stops(request) if (at := text.find(stop)) >= 0), default=len(text))
         return base.GenerationOutput(request.rendered_prompt, text[:cut].strip(), dict(request.metadata))
+
+    def _scoring(self, requests: Sequence[base.LoglikelihoodRequest]) -> list[ScoringRequest]:
+        """Context and continuation as ids; an empty context becomes the prefix token (BOS, else EOS, else PAD)."""
+        with self._lock:
+            contexts = self._contexts({r.context for r in requests if r.context and r.context_input_ids is None})
+            texts = list(dict.fromkeys(r.continuation for r in requests if r.continuation_input_ids is None))
+            continuations = dict(zip(texts, self._encode(texts), strict=True))
+        return [
+            ScoringRequest(
+                _given(request.context_input_ids, {"": [], **contexts}, request.context) or [self._prefix_id],
+                _given(request.continuation_input_ids, continuations, request.continuation),
+            )
+            for request in requests
+        ]
+
+    def _rolling(self, requests: Sequence[base.RollingLoglikelihoodRequest]) -> list[RollingRequest]:
+        """Every token is scored, after the prefix token: a BOS that the tokenizer adds is one of them."""
+        with self._lock:
+            texts = self._contexts({request.text for request in requests if request.input_ids is None})
+        return [RollingRequest(_given(r.input_ids, texts, r.text), self._prefix_id) for r in requests]
+
+    def _render(self, request: base.GenerationRequest) -> str:
+        if request.rendered_prompt is not None:
+            return str(request.rendered_prompt)
+        if request.messages is not None:
+            own = {"tokenize": False, "add_generation_prompt": request.add_generation_prompt}
+            tools = {"tools": request.tools} if request.tools else {}
+            options = {**self._template_defaults, **own, **(request.chat_template_kwargs or {}), **tools}
+            return str(self._tokenizer.hf.apply_chat_template(request.messages, **options))
+        if request.prompt is not None:
+            return str(request.prompt)
+        if request.input_ids:
+            return self._tokenizer.decode(request.input_ids, skip_special_tokens=False)
+        raise MissingError("a generation request needs a 'prompt', 'messages' or 'input_ids'")
+
+    def _contexts(self, texts: Collection[str]) -> dict[str, Sequence[int]]:
+        """Ids by text, with the tokenizer's special tokens where the text does not begin with the prefix token."""
+        begun = {text for text in texts if self._prefix_text and text.startswith(self._prefix_text)}
+        ids = {text: self._tokenizer.encode(text, add_special_tokens=False) for text in begun}
+        return {**ids, **self._tokenizer.encode_many({*texts} - begun)}
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each text without special tokens."""
+        return list(self._tokenizer.hf(texts, add_special_tokens=False, verbose=False)["input_ids"]) if texts else []
 
 
 def _stops(request: base.GenerationRequest) -> tuple[str, ...]:
@@ -285,77 +347,6 @@ def run_spec(spec: Path) -> dict[str, Any]:
             raise ConfigError(f"'{spec}': {error.args[0] if error.args else error}") from error
         result: dict[str, Any] = evalution.run_yaml(spec).to_dict()
     return result
-
-
-class RequestEncoder:
-    """Encodes with a copy of `tokenizer`, one thread at a time: what suites do to that copy (padding, truncation) never
-    reaches the tokenizer that a running generation looks for stops with."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = copy.deepcopy(tokenizer)
-        self._lock = threading.Lock()
-        self._template_defaults = _template_defaults(Path(tokenizer.where))
-        self._prefix_id = _prefix_id(tokenizer)
-        self._prefix_text = tokenizer.decode([self._prefix_id], skip_special_tokens=False)
-
-    def prepare(self, requests: Sequence[base.GenerationRequest]) -> list[base.GenerationRequest]:
-        """The requests with `rendered_prompt` and `input_ids`; those that have both come back as they are.
-
-        Raises `ConfigError`, a ValueError, for a request with neither a prompt nor messages nor ids.
-        """
-        with self._lock:
-            texts = [self._render(request) for request in requests]
-            missing = [index for index, request in enumerate(requests) if request.input_ids is None]
-            encoded = self._encode([texts[index] for index in missing])
-        ids = dict(zip(missing, encoded, strict=True))
-        return [
-            replace(request, rendered_prompt=text, input_ids=ids.get(index, request.input_ids) or [self._prefix_id])
-            for index, (request, text) in enumerate(zip(requests, texts, strict=True))
-        ]
-
-    def scoring(self, requests: Sequence[base.LoglikelihoodRequest]) -> list[ScoringRequest]:
-        """Context and continuation as ids; an empty context becomes the prefix token (BOS, else EOS, else PAD)."""
-        with self._lock:
-            contexts = self._contexts({r.context for r in requests if r.context and r.context_input_ids is None})
-            texts = list(dict.fromkeys(r.continuation for r in requests if r.continuation_input_ids is None))
-            continuations = dict(zip(texts, self._encode(texts), strict=True))
-        return [
-            ScoringRequest(
-                _given(request.context_input_ids, {"": [], **contexts}, request.context) or [self._prefix_id],
-                _given(request.continuation_input_ids, continuations, request.continuation),
-            )
-            for request in requests
-        ]
-
-    def rolling(self, requests: Sequence[base.RollingLoglikelihoodRequest]) -> list[RollingRequest]:
-        """Every token is scored, after the prefix token: a BOS that the tokenizer adds is one of them."""
-        with self._lock:
-            texts = self._contexts({request.text for request in requests if request.input_ids is None})
-        return [RollingRequest(_given(r.input_ids, texts, r.text), self._prefix_id) for r in requests]
-
-    def _render(self, request: base.GenerationRequest) -> str:
-        if request.rendered_prompt is not None:
-            return str(request.rendered_prompt)
-        if request.messages is not None:
-            own = {"tokenize": False, "add_generation_prompt": request.add_generation_prompt}
-            tools = {"tools": request.tools} if request.tools else {}
-            options = {**self._template_defaults, **own, **(request.chat_template_kwargs or {}), **tools}
-            return str(self.tokenizer.hf.apply_chat_template(request.messages, **options))
-        if request.prompt is not None:
-            return str(request.prompt)
-        if request.input_ids:
-            return self.tokenizer.decode(request.input_ids, skip_special_tokens=False)
-        raise MissingError("a generation request needs a 'prompt', 'messages' or 'input_ids'")
-
-    def _contexts(self, texts: Collection[str]) -> dict[str, Sequence[int]]:
-        """Ids by text, with the tokenizer's special tokens where the text does not begin with the prefix token."""
-        begun = {text for text in texts if self._prefix_text and text.startswith(self._prefix_text)}
-        ids = {text: self.tokenizer.encode(text, add_special_tokens=False) for text in begun}
-        return {**ids, **self.tokenizer.encode_many({*texts} - begun)}
-
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each text without special tokens."""
-        return list(self.tokenizer.hf(texts, add_special_tokens=False, verbose=False)["input_ids"]) if texts else []
 
 
 def _given(ids: Sequence[int] | None, encoded: Mapping[str, Sequence[int]], text: str) -> Sequence[int]:
