@@ -148,7 +148,7 @@ class Bill:
             ]
         sentences.append(
             f"kl_mean: predicted {numbers.nats(self.chosen.kl)}, measured {with_interval(held)} on "
-            f"{counted(held.num_documents, 'document')} that chose nothing; before it was {with_interval(before)}."
+            f"{counted(held.num_documents, 'document')} that chose nothing, where it was {with_interval(before)}."
         )
         sentences = [*doubt(self.damaged, self.beyond_rounding), *sentences]
         notes = [f"olive_settings.json: {note}." for note in self.olive.get("notes", ())]
@@ -206,7 +206,7 @@ def changes_table(bill: Bill) -> Table:
 
 def points_table(bill: Bill, *, with_front: bool = False) -> Table:
     """Whole models: as it was, uniform ones, and the one that was chosen; or these with the front, small to large."""
-    heads = ("model", "bytes", "predicted KL, nats")
+    heads = ("model", "bytes", "KL predicted on the documents that choose, nats")
     points = [bill.unchanged, *bill.uniform, bill.chosen]
     if with_front:
         points = sorted([*bill.front, *points], key=lambda point: point.bytes)
