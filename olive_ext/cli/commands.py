@@ -11,7 +11,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from olive_ext.cli.exit_status import going_on
+from olive_ext.cli.exit_status import FAILED, going_on
 from olive_ext.cli.options import RECORD_OPTIONS, advised, written_values
 from olive_ext.config import RECIPE_SUFFIXES, EvaluationConfig, schema
 from olive_ext.errors import (
@@ -78,12 +78,14 @@ def evaluate_command(arguments: Namespace) -> int:
             from olive_ext.run import check_complete, evaluate
 
             report = evaluate(config, progress=True)
-    except (UnwrittenError, RequirementError) as error:
+    except RequirementError as error:
+        report = error.report
+    except UnwrittenError as error:
         print_table(error.report, page=page_of_report(error.report), told=advised)
         raise
     print_table(report, page=page_of_report(report), told=advised)
     check_complete(report, config.on_error)
-    return worst_status([report.verdict])
+    return FAILED if report.broken else worst_status([report.verdict])
 
 
 def record_command(arguments: Namespace) -> int:
