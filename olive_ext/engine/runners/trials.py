@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, pairwise, repeat
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -160,6 +160,9 @@ LEAST = 32
 SHORT = 9
 """By how many tokens texts pass a number of positions."""
 
+MOST_ROWS = 16
+"""Rows of the step in which a text has company: kernels, and others' runtimes, take more rows than a few otherwise."""
+
 
 def affordable(num_bytes: int | None) -> int:
     """The most tokens of a text, of a model of so many bytes."""
@@ -271,16 +274,17 @@ class _PartsTrial:
 
     def _in_company(self, early: int) -> FloatArray:
         """The results of the first text's last token, resident up to there, and of an early one, in the first and the
-        last row of up to four."""
+        last row of up to `MOST_ROWS`; some rows between them are idle."""
         text, traits, num_slots = self.texts[0], self._runner.traits, self._runner.capacity.num_slots
-        count = min(4, num_slots)
-        for slot in range(1, count):
+        last = min(MOST_ROWS, num_slots) - 1
+        begun = {*range(1, min(3, last)), last}
+        for slot in sorted(begun):
             for begin, end in pairwise(sorted({0, early // 2 * traits.can_rewind, early})):
                 self._fed(text, begin, end, slot=slot)
-        slots = traits.form.slots_of([*range(count)], num_slots)
-        pasts = chain((len(text) - 1, early, early, early)[:count], repeat(0))  # idle rows after them
-        rows = tuple(Row(slot, past, text[past : past + 1]) for slot, past in zip(slots, pasts, strict=False))
-        return self._run(Step(rows, (LogitsRow(0, 0), LogitsRow(count - 1, 0)), targets_of(2)))
+        pasts = {0: len(text) - 1, **dict.fromkeys(begun, early)}
+        slots = traits.form.slots_of([*range(last + 1)], num_slots)
+        rows = tuple(Row(slot, past := pasts.get(slot, 0), text[past : past + 1]) for slot in slots)
+        return self._run(Step(rows, (LogitsRow(0, 0), LogitsRow(last, 0)), targets_of(2)))
 
     def _fed(self, text: Text, start: int, stop: int, *, slot: int = 0, copies: tuple[Copy, ...] = ()) -> _Found:
         """Of a step with more targets than shapes are run with beforehand, in several that read other places."""

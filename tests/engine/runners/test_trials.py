@@ -52,6 +52,8 @@ class Leaky(FakeRunner):
             "by the longest row": max(one.past + len(one.tokens) for one in step.rows) > self.most,
             "by rows": len(step.rows) > 1,
             "in the third row": row in step.rows[2:],
+            "from nine rows on": len(step.rows) > 8,
+            "in the last of 16 rows": row in step.rows[15:],
             "by the past": row.past > self.most,
             "by copies": bool(step.copies),
             "alone at first": len(row.tokens) == 1 and 0 < row.past < self.most,
@@ -61,8 +63,10 @@ class Leaky(FakeRunner):
         return row._replace(tokens=tuple(token + LEAK * leaks[self.way] for token in row.tokens))
 
 
-def _check(way: str, batching: StepForm = RANGE, most: int = 0, numbers: bool = True, **more: Any) -> str | None:
-    runner = Leaky(3, batching, **more)
+def _check(
+    way: str, batching: StepForm = RANGE, most: int = 0, numbers: bool = True, slots: int = 3, **more: Any
+) -> str | None:
+    runner = Leaky(slots, batching, **more)
     runner.way, runner.most = way, most
     return check_steps(runner, VOCAB, 512, (most,) if numbers else (), 300)
 
@@ -91,6 +95,13 @@ def test_texts_of_their_own_pass(batching: StepForm, can_rewind: bool) -> None:
 def test_a_leak_is_reported_with_the_way_that_shows_it(way: str, most: int, what: str) -> None:
     """Texts pass the numbers that the graph compares with."""
     assert what in (_check(way, most=most) or "")
+
+
+@pytest.mark.parametrize("way", ["from nine rows on", "in the last of 16 rows"])
+def test_a_leak_that_many_rows_alone_show_is_reported(way: str) -> None:
+    """Choices and whole texts never have so many rows in a step, and a batch of answers has."""
+    assert "texts beside others score" in (_check(way, slots=16) or "")
+    assert _check(way, slots=8) is None
 
 
 @pytest.mark.parametrize(
