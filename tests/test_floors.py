@@ -20,8 +20,8 @@ FLOORS = {
     package: [floor.split() for floor in floors.split("<")]
     for package, floors in {
         "olive_ext": (
-            "errors python_processes < registry < config report records graph < model stats < media < engine < "
-            "session < backends < run < check.recipe < workflow < check < cli < plugins"
+            "errors package_versions python_processes < registry < config report records graph < model stats < media < "
+            "engine < session < backends < run < check.recipe < workflow < check < cli < plugins"
         ),
         "olive_ext.plugins": "cluster code diagnose gate jobs mlflow speech suites",
         "olive_ext.model": "types providers.table < spec < files < providers < decisions < runtimes < resolve",

@@ -322,7 +322,7 @@ def report_of(
     comparison: Comparison | None,
 ) -> Report:
     """The report of numbers that were measured now, here. `execution` is a session's, as it describes it."""
-    from olive_ext.backends.package_versions import versions
+    from olive_ext.package_versions import versions
 
     known = {"providers": (), "counters": {}, **execution}
     providers, counters = known.pop("providers"), known.pop("counters")

@@ -11,7 +11,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from olive_ext.backends.package_versions import runtimes
 from olive_ext.backends.progress import is_shown, say
 from olive_ext.config import EXPORT, EvaluationConfig
 from olive_ext.errors import (
@@ -25,6 +24,7 @@ from olive_ext.errors import (
 )
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.files.package_config import GENAI_CONFIG, read_json
+from olive_ext.package_versions import runtimes
 from olive_ext.records import Records
 from olive_ext.records.files import cache_folder
 from olive_ext.records.journal import facts_key

@@ -14,7 +14,6 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from olive_ext.backends.package_versions import versions
 from olive_ext.backends.task_files import TaskFiles
 from olive_ext.config import (
     EVALUATOR_TYPE,
@@ -31,6 +30,7 @@ from olive_ext.model import resolve
 from olive_ext.model.files.content import digest_of
 from olive_ext.model.files.model_package import is_package
 from olive_ext.model.files.package_config import GENAI_CONFIG, read_json
+from olive_ext.package_versions import versions
 from olive_ext.registry import hooks
 from olive_ext.report import from_json, write
 from olive_ext.run.bounds import kept_bounds

@@ -176,7 +176,7 @@ class Bench:
         return summary
 
     def _facts(self, summary: Summary) -> dict[str, Any]:
-        from olive_ext.backends.package_versions import versions
+        from olive_ext.package_versions import versions
 
         return {
             "finished": self._finished,

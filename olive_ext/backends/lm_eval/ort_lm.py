@@ -33,7 +33,6 @@ from olive_ext.backends.lm_eval.instances import (
     known_answers_first,
     run_requests,
 )
-from olive_ext.backends.package_versions import versions
 from olive_ext.backends.progress import is_shown, progress_bar, shown
 from olive_ext.backends.samples import GeneratedText
 from olive_ext.backends.workload import Workload, forecast, workload_of
@@ -41,6 +40,7 @@ from olive_ext.errors import MediaError, OliveExtError, SessionError, TaskError,
 from olive_ext.media.pictures import read_picture
 from olive_ext.model import ResolvedModel
 from olive_ext.model.types import Modality
+from olive_ext.package_versions import versions
 from olive_ext.session import Session
 from olive_ext.session.opening import open_model
 from olive_ext.session.placeholders import decoder_tokens

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from olive_ext.backends.package_versions import runtimes
 from olive_ext.config import AT_HAND, EXPORT, EngineConfig, EvaluationConfig, ReferenceConfig
 from olive_ext.config.model import ModelConfig
 from olive_ext.errors import (
@@ -34,6 +33,7 @@ from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.package_config import is_same_path
 from olive_ext.model.providers.table import CPU
+from olive_ext.package_versions import runtimes
 from olive_ext.report import Report
 from olive_ext.report.comparison import ClaimResult, Comparison
 from olive_ext.report.numbers import nats

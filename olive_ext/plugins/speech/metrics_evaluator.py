@@ -22,11 +22,11 @@ from olive.evaluator.registry import Registry
 from olive.hardware import Device
 from olive.model import ONNXModelHandler
 
-from olive_ext.backends.package_versions import runtimes
 from olive_ext.backends.word_errors import word_errors
 from olive_ext.errors import ConfigError, MissingError, OliveExtError, TaskError, combined, first_line, listed
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import is_same_path
+from olive_ext.package_versions import runtimes
 from olive_ext.plugins.speech.generated_answers import (
     Answers,
     answered,

@@ -82,10 +82,10 @@ class WorkerPool(Executor):
         self._crew.release_memory(self._which)
 
     def describe(self) -> dict[str, Any]:
-        """The facts of a worker's execution, and how many workers there are."""
+        """The facts of a worker's execution, of one whose trial failed if there is one, and the number of workers."""
         names = [worker.name for worker in self._crew.workers]
         executions = self._crew.executions(self._which)
-        first = executions[0]
+        first = max(executions, key=lambda one: "parts_failure" in one)
         counts = {name: sum(one.get(name, 0) for one in executions) for name in first if name.endswith(_COUNTS)}
         counters = [one.get("counters", {}) for one in executions]
         others = counters[0].keys() - vars(Counters()).keys()  # the engine's own are live: `counters`

@@ -16,6 +16,7 @@ from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.errors import ANY_FAILURE, MismatchError, OliveExtError, RunError, one_line
 from olive_ext.media.items import ItemLimit
 from olive_ext.model import ResolvedModel, resolve
+from olive_ext.package_versions import runtimes
 from olive_ext.records import Records
 from olive_ext.session.generation_bounds import StopChecker
 from olive_ext.session.local import open_local
@@ -72,6 +73,15 @@ class Served:
     models: Mapping[str, ModelFacts]
     records: str | None
     """Folder of the records that it writes."""
+
+    versions: Mapping[str, str] = field(default_factory=runtimes)
+    """Those of the libraries that compute in its process."""
+
+    def refuse_other_versions(self, name: str, first: Served) -> None:
+        """Raises `MismatchError` where the worker `name` computes with other libraries than the first one."""
+        own, others = (", ".join(map(" ".join, served.versions.items())) for served in (self, first))
+        if own != others:
+            raise MismatchError(f"{name} computes with {own}, others with {others}: install the same for all workers")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from olive_ext.backends.progress import progress_bar, shown
 from olive_ext.engine.requests import Lost, Request, Result
-from olive_ext.errors import RunError, TaskError, WorkerError
+from olive_ext.errors import MismatchError, RunError, TaskError, WorkerError
 from olive_ext.session.workers import crew
 from olive_ext.session.workers.crew import AHEAD, MOST_GUILTY, PAUSES_S, Chunk, ChunkFeed, Crew
 from olive_ext.session.workers.pool import WorkerPool
@@ -26,7 +27,7 @@ from tests.session.workers.fake_model import CRASH, FAIL, FakeServed
 
 class FakeWorker:
     """A worker in a thread, which is lost in the calls whose numbers are in `losses`, and by requests with `CRASH`.
-    `opening` is called with each opening's number, `running` before each chunk."""
+    `opening` is called with each opening's number, and may give other versions; `running` before each chunk."""
 
     def __init__(
         self,
@@ -45,9 +46,10 @@ class FakeWorker:
 
     def open(self) -> Served:
         self.num_openings += 1
-        self._opening(self.num_openings)
+        versions = self._opening(self.num_openings)
         self._served = FakeServed()
-        return self._served.open(None)
+        served = self._served.open(None)
+        return replace(served, versions=versions) if isinstance(versions, dict) else served
 
     def run(self, which: str, requests: Sequence[Request]) -> Reply:
         self.num_calls += 1
@@ -440,3 +442,23 @@ def test_every_chunk_is_complete_once_however_often_a_worker_is_lost(
                 part.results += [Lost("")] * len(part.next)
             feed.put(part)
     assert found == dict(enumerate(sizes))
+
+
+def test_a_worker_that_computes_with_another_release_is_refused_and_left_out_where_it_comes_back_so() -> None:
+    """As nodes of a cluster may: the model's files are the same, and the answers would be of two runtimes."""
+    other = {"onnxruntime": "1.27.0"}
+    with refused(MismatchError, "contradiction", holds="two computes with onnxruntime 1.27.0, others with"):
+        Crew([FakeWorker("one"), FakeWorker("two", opening=lambda number: other)])
+    moved = FakeWorker("one", losses=[1], opening=lambda number: other if number > 1 else None)
+    found = run(Crew([moved, FakeWorker("good")], [0.0] * len(PAUSES_S)), [requests_of(3)] * 4)
+    assert (moved.num_openings, moved.num_calls, [*map(len, found.values())]) == (1 + len(PAUSES_S), 1, [3] * 4)
+
+
+def test_facts_of_several_workers_are_of_one_whose_trial_failed() -> None:
+    class Failed(FakeWorker):
+        def run(self, which: str, requests: Sequence[Request]) -> Reply:
+            return replace(super().run(which, requests), execution={"parts_failure": "token 9, fed alone"})
+
+    crew = Crew([FakeWorker("one"), Failed("two")])
+    run(crew, [requests_of(3)] * 29)
+    assert WorkerPool(crew).describe()["parts_failure"] == "token 9, fed alone"

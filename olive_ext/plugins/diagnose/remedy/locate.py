@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from olive_ext.backends.package_versions import runtimes
 from olive_ext.backends.progress import progress_bar
 from olive_ext.backends.task_files import refuse_unknown, task_folders
 from olive_ext.errors import ConfigError, ContradictionError, ModelError, NotComparableError
@@ -25,6 +24,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.files.constants import plain_name
 from olive_ext.model.files.hub import offline_if_unreachable
 from olive_ext.model.types import MEDIA_PARTS
+from olive_ext.package_versions import runtimes
 from olive_ext.plugins.diagnose.remedy.documents import answered
 from olive_ext.plugins.diagnose.remedy.loss_map import Entry, LossMap, write_loss_map
 from olive_ext.plugins.diagnose.remedy.mended_package import refuse_inside
