@@ -70,7 +70,7 @@ class Texts:
         return read_markers(processor, files, self.tokenizer, limit)
 
     def for_worker(self) -> Tokenizer | None:
-        """A tokenizer for a worker, which only decodes; None where a worker also encodes (encoders, pictures, sounds)."""
+        """A tokenizer for a worker, which only decodes; None where a worker also encodes (sources, pictures, sound)."""
         if self.encoding is not None or self.model.media is not None:
             return None
         return self.tokenizer.for_worker(tokenizer_traits(self.tokenizer))
