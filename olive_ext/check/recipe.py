@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -61,6 +62,8 @@ from olive_ext.registry import entries, load
 
 if TYPE_CHECKING:
     from olive_ext.backends.task_loading import Declared
+
+logger = logging.getLogger(__name__)
 
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}
 _OLIVE_PASS_KEYS = {"type", "config", "host", "evaluator"}
@@ -373,6 +376,36 @@ def accelerator(recipe: Mapping[str, Any]) -> str | None:
     if not (is_evaluated or any(one.startswith("olive.passes.onnx") for one in made)):
         return None
     return "CUDAExecutionProvider" if str(first.get("device")).lower() == "gpu" else CPU
+
+
+def execution(settings: EvaluationSettings, inference: Any, handed_over: Any) -> dict[str, Any]:
+    """The keys for where and how an ONNX model runs, as far as the settings do not have them: of the model's
+    `inference_settings`, else the providers that Olive hands over (a name, names, or pairs of name and options)."""
+    inference = mapping(inference)
+    values = _engine_settings(settings, mapping(inference.get("session_options")))
+    named = inference.get("execution_provider")
+    if settings.execution_provider is not None or not (providers := named or handed_over):
+        return values
+    names = [providers] if isinstance(providers, str) else providers
+    values["execution_provider"] = [str(one) if isinstance(one, str) else one for one in names]
+    if named and settings.provider_options is None and (options := inference.get("provider_options")):
+        values["provider_options"] = [entry or {} for entry in options]
+    return values
+
+
+def _engine_settings(settings: EvaluationSettings, session_options: Mapping[str, Any]) -> dict[str, Any]:
+    """`inference_settings.session_options` as engine settings; the recipe's own have precedence."""
+    values: dict[str, Any] = {}
+    options = dict(session_options)
+    if threads := options.pop("intra_op_num_threads", None):
+        values["num_threads"] = threads
+    given = settings.engine.written()
+    if extra := mapping(options.pop("extra_session_config", None)):
+        own = given.pop("session_options", {})
+        values["session_options"] = {**{str(key): str(value) for key, value in extra.items()}, **own}
+    if options:
+        logger.warning("inference_settings.session_options: %s not used by the evaluation", ", ".join(sorted(options)))
+    return {"engine": {**values, **given}} if values else {}
 
 
 def input_model(recipe: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

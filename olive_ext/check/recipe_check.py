@@ -13,6 +13,7 @@ from olive_ext.check.recipe import (
     Passes,
     accelerator,
     blocks,
+    execution,
     gets_onnx,
     input_model,
     mapping,
@@ -154,8 +155,8 @@ def _check_input_model(
     is_onnx = kind == "onnxmodel"
     if not is_onnx and (kind != "hfmodel" or not Path(path).exists() or keys.get("load_kwargs")):
         return
-    on = {"execution_provider": accelerator(recipe)} if is_onnx else {}  # as Olive hands it over
-    values = on | valid[0].written(EvaluationSettings.model_fields.keys() - _OF_REFERENCE)
+    values = valid[0].written(EvaluationSettings.model_fields.keys() - _OF_REFERENCE)
+    values |= execution(valid[0], keys.get("inference_settings"), accelerator(recipe)) if is_onnx else {}
     model = {"path": path, "kind": "onnx", "onnx_file_name": name} if is_onnx else {"path": path, "kind": "hf"}
     from olive_ext.backends.lm_eval.generation_settings import refuse_generations
     from olive_ext.run.task_fit import refuse_arguments, refuse_misfits, refuse_texts

@@ -14,6 +14,7 @@ from typing import Any
 
 from olive.model import CompositeModelHandler, HfModelHandler, ONNXModelHandler
 
+from olive_ext.check.recipe import execution
 from olive_ext.config import INPUT_MODEL, EvaluationConfig, EvaluationSettings, ModelSettings
 from olive_ext.errors import ConfigError, ModelError, named_failures
 from olive_ext.model import resolve
@@ -50,7 +51,7 @@ def onnx_config(model: Any, settings: EvaluationSettings, execution_providers: A
     files = resolve(which, tokenizer_candidates=tokenizer_candidates(model.model_attributes)).files
     values = {
         **written(settings),
-        **_execution(settings, getattr(model, "inference_settings", None) or {}, execution_providers),
+        **execution(settings, getattr(model, "inference_settings", None), execution_providers),
         "model": {"path": str(path), "kind": "onnx", **where},
         "tokenizer": files.tokenizer,
     }
@@ -248,43 +249,6 @@ def tokenizer_candidates(model_attributes: Mapping[str, Any] | None) -> list[str
 def additional_files(model_attributes: Mapping[str, Any] | None) -> list[Path]:
     """The files that travel with a model through Olive's passes."""
     return [Path(file) for file in (model_attributes or {}).get("additional_files") or []]
-
-
-def _execution(settings: EvaluationSettings, inference: Mapping[str, Any], execution_providers: Any) -> dict[str, Any]:
-    """The keys for where and how the model runs, as far as the settings do not have them."""
-    engine = _engine_settings(settings, inference.get("session_options") or {})
-    values: dict[str, Any] = {"engine": engine} if engine else {}
-    if settings.execution_provider is not None:
-        return values
-    if inference.get("execution_provider"):
-        values["execution_provider"] = _names(inference["execution_provider"])
-        options = inference.get("provider_options")
-        if options and settings.provider_options is None:
-            values["provider_options"] = [dict(entry or {}) for entry in options]
-    elif execution_providers:
-        values["execution_provider"] = _names(execution_providers)
-    return values
-
-
-def _names(providers: Any) -> list[Any]:
-    """Providers from Olive's forms: one name, names, or (name, options) pairs."""
-    entries = [providers] if isinstance(providers, str) else list(providers)
-    return [str(entry) if isinstance(entry, str) else tuple(entry) for entry in entries]
-
-
-def _engine_settings(settings: EvaluationSettings, session_options: Mapping[str, Any]) -> dict[str, Any]:
-    """`inference_settings.session_options` as engine settings; the recipe's own have precedence."""
-    values: dict[str, Any] = {}
-    options = dict(session_options)
-    if threads := options.pop("intra_op_num_threads", None):
-        values["num_threads"] = threads
-    given = settings.engine.written()
-    if extra := options.pop("extra_session_config", None):
-        own = given.pop("session_options", {})
-        values["session_options"] = {**{str(key): str(value) for key, value in extra.items()}, **own}
-    if options:
-        logger.warning("inference_settings.session_options: %s not used by the evaluation", ", ".join(sorted(options)))
-    return {**values, **given} if values else {}
 
 
 KINDS: dict[type, str] = {HfModelHandler: "hf", ONNXModelHandler: "onnx", CompositeModelHandler: "onnx"}

@@ -193,6 +193,13 @@ def test_input_model_is_checked_on_the_provider_that_olive_hands_over(tmp_path: 
     findings = check_recipe(put(tmp_path, recipe))
     assert findings.problems == []
     assert "QNN" not in findings.text()
+    settings = {"execution_provider": ["FooExecutionProvider"], "session_options": {"intra_op_num_threads": 10_000}}
+    recipe["input_model"]["inference_settings"] = settings  # go before what Olive hands over
+    assert "10000" in str(problems(tmp_path, recipe))
+    del settings["session_options"]
+    assert "FooExecutionProvider" in str(problems(tmp_path, recipe))
+    recipe["evaluators"]["ours"]["execution_provider"] = "cpu"
+    assert problems(tmp_path, recipe) == []
 
 
 def test_only_variant_is_the_reference_of_a_checkpoint_whatever_it_is_for(tmp_path: Path) -> None:
