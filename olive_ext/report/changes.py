@@ -64,13 +64,13 @@ class Change:
 
     figure: Figure
     advice: str
-    """The documents or the bound that would exclude a loss that matters, or why nothing does; may be empty."""
+    """The documents or the bound that would exclude a loss that matters, or why nothing can; may be empty."""
 
     documents: int | None = None
     """Those documents; None where they are not known, or no more are needed."""
 
     outcome: Outcome | None = None
-    """None of a perplexity."""
+    """None for a perplexity."""
 
     is_certain: bool = False
     """Whether the change is significant after the correction for the number of changes."""
@@ -256,8 +256,8 @@ def _of_text(item: Divergence | TextChange, matters: float) -> Change:
 
 
 def _advice_of_answers(item: Outcome, matters: float, certainty: ClaimResult | None) -> tuple[str, int | None]:
-    """By `Outcome.documents_needed`, at least so many that documents without any change would exclude the loss. A claim
-    is about its documents alone."""
+    """The number of documents by `Outcome.documents_needed`; at least so many that documents without any change would
+    exclude the loss. A claim is only about its own documents."""
     if item.num_population is not None:
         is_claimed = certainty is not None and certainty.outcome == (item.task, item.metric, item.filter)
         return "on other documents of these tasks" * is_claimed, None

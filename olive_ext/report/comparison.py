@@ -27,11 +27,11 @@ LEAST_ANSWERS = 20
 20 in 95 to 99."""
 
 _UNSEEN_TAIL = 2.0
-"""How many times the skewness of a few documents the true one is taken for: their tail is mostly not among them (20 of
-a lognormal law with a skewness of 6 have 2 on average)."""
+"""By how much the skewness of a few documents is multiplied: most of their tail is not among them (20 of a lognormal
+law with a skewness of 6 have 2 on average)."""
 
 PACKAGE_TOKENIZER, KV_CACHE, CONSTANTS = "the package's own tokenizer", "the KV cache", "the files' constants"
-"""Names in `Comparison.damaged` of what is no constant and no file."""
+"""Names in `Comparison.damaged` that are neither constants nor files."""
 
 NAME = "name"
 """Key of a model's facts: the name that people use. Without it the path is the name."""
@@ -367,7 +367,7 @@ class StopTokens:
     """How the candidate's file searches answers otherwise: "min_length 60 for 0"."""
 
     unused: tuple[int, ...] = ()
-    """Ends that files of the reference name which its runtime does not read: exports stop there, too."""
+    """Ends that files of the reference name and its runtime does not read: exports stop there, too."""
 
     @property
     def differ(self) -> bool:
@@ -452,14 +452,15 @@ class Comparison:
     """The claim that drawn documents decide; None where all documents were evaluated."""
 
     damaged: Mapping[str, str] = field(default_factory=dict)
-    """Constants that are not the reference's where they should be, or no numbers, whatever the tasks reached: how."""
+    """Constants that should be the reference's and are not, or are not numbers, whatever the tasks reached, each with
+    the difference."""
 
     reach: Coverage | None = None
     """None without distributions."""
 
     contexts: tuple[int, int] | None = None
-    """Tokens of the longest text by the candidate's files and by the reference's, where the candidate's say fewer, and
-    both were asked no longer ones."""
+    """Tokens of the longest text by the candidate's files and by the reference's, where the candidate's allow fewer and
+    neither model was asked a longer one."""
 
     stages: tuple[Stage, ...] = ()
     """Conversion, quantization and provider apart, in this order, where the models between are known."""

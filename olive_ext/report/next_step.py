@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from olive_ext.report.verdict import Reason
 
 LARGE_TASKS = {"mmlu": 14_042, "hellaswag": 10_042, "arc_easy": 2_376, "winogrande": 1_267}
-"""Documents of tasks of answers that many know, the largest first; and of whole texts."""
+"""Well-known tasks with answers and their numbers of documents, the largest first; and tasks of whole texts."""
 
 LARGE_TEXTS = {"wikitext": 62}
 
 MOST_ACCEPTED = 10
-"""Points, or per cent, beyond which nobody is advised to accept a loss."""
+"""No advice proposes to accept a loss of more points, or per cent."""
 
 _AGAIN = "run it again: what has an answer is not asked twice"
 _MEND = "`olive-ext mend {arguments} --within kl_mean={nats} --output DIR`"
@@ -53,7 +53,7 @@ _REPAIRS: Mapping[str, str] = {
     KV_CACHE: "export the model again: what its graph makes of a cache is wrong, and `olive-ext mend` replaces weights",
     CONSTANTS: "repair the file that cannot be read, then evaluate again",
 }
-"""The repair of damage that is in no constant of the graph, by file."""
+"""How to repair damage that is in no constant of the graph, by file."""
 
 
 def next_step(reasons: Sequence[Reason], comparison: Comparison, most_kl: float = math.inf) -> str:

@@ -1,4 +1,5 @@
-"""Numbers, lists and facts as people read them: digits that the error bar carries, signs, units. Knows no report."""
+"""Numbers, lists and facts as people read them: with the digits that the error bar supports, signs and units. Knows no
+report."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BeforeValidator
 
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
-"""A float that reads null as NaN, which strict JSON has not."""
+"""A float that reads null as NaN, which strict JSON lacks."""
 
 MINUS = "\N{MINUS SIGN}"
 NO_VALUE = "\N{EM DASH}"
@@ -55,7 +56,7 @@ class FormattedValue(NamedTuple):
 
     value: str
     error: str = ""
-    """The half of an interval around the value, or the whole of one that is not: "0.1 to 1.3"."""
+    """Half of an interval around the value, or a whole interval that is not around it: "0.1 to 1.3"."""
 
     @property
     def margin(self) -> str:
@@ -74,7 +75,7 @@ def number(value: float) -> str:
 
 
 def decimals(stderr: float | None, most: int = 4) -> int:
-    """Places after the point that show an error bar's first two digits."""
+    """Decimals that show an error bar's first two digits."""
     if stderr is None or not math.isfinite(stderr) or stderr <= 0:
         return most
     return min(most, max(0, 1 - math.floor(math.log10(stderr))))

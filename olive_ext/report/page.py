@@ -31,8 +31,8 @@ _MEANING = (
     "doc_to_target", "doc_to_choice", "process_docs", "process_results", "description", "target_delimiter",
     "fewshot_delimiter", "gen_prefix", "fewshot_config", "generation_kwargs", "repeats", "filter_list", "metric_list",
 )  # fmt: skip
-"""Keys of an lm-eval task's configuration that change the requests or how they are scored. Not among them: paths, and
-the functions that load data, whose texts differ from machine to machine."""
+"""Keys of an lm-eval task's configuration that change the requests or how they are scored. Paths, and the functions
+that load data, are not among them, because their texts differ between machines."""
 
 TEMPLATE_DATE = "chat_template_date"
 """Key of results: the day of the run, where the chat template prints it (`strftime_now`)."""
@@ -66,7 +66,7 @@ class ComparedModels:
     reference: str
     comparison: Comparison
     note: str = ""
-    """A remark that the reader needs to read the comparison rightly; may be empty."""
+    """A remark without which the comparison would be misread; may be empty."""
 
     is_of_another: bool = False
     """Whether the comparison's divergences are from another model than `reference`."""
@@ -111,7 +111,7 @@ def page_of(report: Report) -> Page:
 
 
 def column_of(name: str, report: Report) -> Column:
-    """A report's column."""
+    """The column of a report."""
     return Column(name, report.metrics, report, report.model.get(SIZE))
 
 

@@ -1,4 +1,5 @@
-"""One model in two places: whether it gives the same numbers but for rounding, in words of its own. Plain data."""
+"""Whether one model gives the same numbers in two places, but for rounding, and in which words that is reported. Plain
+data."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from olive_ext.report import numbers
 from olive_ext.report.numbers import Number
 
 MOST_EXTRAPOLATED = 100
-"""Times the largest distance of noise beyond which its extrapolated tail is no number that is worth showing."""
+"""Beyond so many times the largest distance of noise, its extrapolated tail is no number worth showing."""
 
 PlaceKind = Literal["same", "kernels", "different", "cannot_tell"]
 
@@ -26,12 +27,12 @@ class Noise:
     largest: Number
     num_positions: int
     is_rounding: bool = False
-    """Whether its products' inputs were moved as rounding would, which gives the scale of kernels' rounding."""
+    """Whether the inputs of its products were changed as rounding would, which gives the scale of kernels' rounding."""
 
 
 @dataclass(frozen=True)
 class FirstPosition:
-    """Where two places are farther apart than noise for the first time; where noise explains it, the farthest."""
+    """Where two places first differ by more than noise; where noise explains all, the largest difference."""
 
     task: str
     document: int
@@ -42,7 +43,7 @@ class FirstPosition:
     layer: int | None = None
     node: str = ""
     finding: str = ""
-    """The node with operator, shapes and errors in a sentence, or why it is not known; that none differs."""
+    """A sentence on the node, with operator, shapes and errors; or why it is not known; or that none differs."""
 
     repro: str = ""
 
@@ -69,13 +70,13 @@ class PlaceFinding:
     num_positions: int
     noise: tuple[Noise, ...] = ()
     noise_limit: Number = 0.0
-    """The limit that this model's own noise passes at one of these positions in at most 0.5 % of cases."""
+    """The limit that this model's own noise exceeds at one of these positions in at most 0.5 % of cases."""
 
     kernel_limit: Number = 0.0
     """The same of the rounding of kernels."""
 
     ratio: Number = 0.0
-    """Ratio of the pair's distances to the distances by kernels' rounding, the geometric mean over documents."""
+    """The ratio of the pair's distances to those of kernels' rounding, as the geometric mean over documents."""
 
     first: FirstPosition | None = None
     reason: str = ""
@@ -93,7 +94,7 @@ class PlaceFinding:
         }[self.kind]
 
     def evidence(self) -> Iterator[str]:
-        """How far apart the places are, and the measured noise, a sentence each."""
+        """How far apart the places are, and the measured noise, one sentence each."""
         yield (
             f"{self.model} and {self.reference} are {_nats(self.rms)} apart (root mean square), at most "
             f"{_nats(self.largest)}, at {counted(self.num_positions, 'position')}"

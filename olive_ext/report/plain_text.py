@@ -22,7 +22,7 @@ from olive_ext.report.view import SIGNS, WORDS, changed_documents
 
 _MOST_EVIDENCE = 4
 _NO_WRAP = 10_000
-"""Characters; a file or a pipe has no width, and 80 would fold cells."""
+"""Width in characters, for a file or a pipe, which has none: 80 would fold cells."""
 
 
 def print_cells(table: Table, file: TextIO | None = None) -> None:
@@ -71,8 +71,8 @@ def print_page(
 
 
 def print_verdicts(reports: Sequence[tuple[Report, Path | None]]) -> None:
-    """Prints the verdict on each model that was compared, and its page; the pages alone where none was. Of more than
-    `_MOST_EVIDENCE` models the headlines alone."""
+    """Prints the verdict on each model that was compared, and its page; only the pages where none was. For more than
+    `_MOST_EVIDENCE` models, only the headlines."""
     compared = [item for item in reports if item[0].comparison is not None]
     for report, page in compared or reports:
         lines = list(verdict_lines(page_of(report)))
@@ -112,7 +112,7 @@ _MARKUP = re.compile(r"[\\`*\[\]<>|~&$]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www
 Between letters and digits `_` is none."""
 
 _REFERENCE = re.compile(r"(?<=@)(?=\w)|(?<=#)(?=\d)|(?<=GH-)(?=\d)", re.IGNORECASE)
-"""Where an address of mail, a name or an issue becomes a link on GitHub, escaped or not; an empty comment parts it."""
+"""Where a mail address, a name or an issue becomes a link on GitHub, escaped or not; an empty comment splits it."""
 
 
 _ESCAPED = re.compile(r"<!-- -->|\\(.)")
@@ -190,8 +190,8 @@ def _facts(title: str, facts: Mapping[str, Any]) -> str:
 
 
 def literal(text: str) -> str:
-    """Markdown of one line that shows exactly `text`: names and answers are written by others, who could put links,
-    pictures and HTML into them. Control characters are replaced, as on a terminal."""
+    """Markdown of one line that shows exactly `text`: names and answers come from others, who could put links, pictures
+    and HTML into them. Control characters are replaced, as on a terminal."""
     return _REFERENCE.sub("<!-- -->", _MARKUP.sub(r"\\\g<0>", " ".join(printable(text).split())))
 
 

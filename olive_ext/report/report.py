@@ -43,7 +43,7 @@ class PackedAnswers:
     """The perplexity of a task of whole texts; `values` then have log-likelihoods and lengths."""
 
     margins: str | None = None
-    """How far each answer is from being another one, as 16 bits: ranks alone are read. None of generations."""
+    """How far each answer is from being another one, as 16 bits, because only ranks are read. None for generations."""
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,8 @@ def write_chain(steps: Sequence[ChainStep], directory: str | Path) -> tuple[Path
 
 
 def check_writable(directory: str | Path, setting: str = "output_dir") -> None:
-    """Raises `ConfigError` where `write` could not make or fill `directory`: a small file is written to the nearest
-    folder that exists, and removed.
+    """Raises `ConfigError` where `write` could not make or fill `directory`: it writes a small file to the nearest
+    folder that exists, and removes it.
 
     For use before hours of evaluation, not after.
     """
@@ -102,8 +102,7 @@ def refuse_filled(folder: Path, setting: str = "output_dir") -> None:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder, to be filled in the block, that becomes `folder` at its end: all of it or nothing. Raises
-    `OSError`."""
+    """An empty folder to fill within the block, which then becomes `folder`: all of it or nothing. Raises `OSError`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(
         dir=folder.parent, prefix=f".{folder.name}-", ignore_cleanup_errors=True
@@ -115,7 +114,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def take_place(made: Path, folder: Path) -> None:
-    """Moves a folder that is complete to its place, where at most an empty one is."""
+    """Moves a complete folder to its place, where there may be at most an empty one."""
     if folder.is_dir():
         folder.rmdir()  # only POSIX renames over an empty folder
     made.replace(folder)

@@ -1,4 +1,4 @@
-"""Numbers of drawn documents: held to what they make certain, and metrics as estimates for all documents."""
+"""Numbers of drawn documents: adjusted to what these make certain, and metrics as estimates for all documents."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Key = tuple[str, str, str]
 
 
 def certain_comparison(comparison: Comparison, certainty: ClaimResult) -> Comparison:
-    """The comparison with its claim: the outcome that the claim is about gets the estimate and the interval that
-    decided; other numbers stay what was measured. Divergences say of how many documents they are."""
+    """The comparison with its claim. The outcome that the claim is about gets the estimate and the interval that
+    decided; other numbers stay as measured. Divergences state how many documents they are about."""
     counts: dict[str, int | None] = {item.task: item.num_population for item in comparison.outcomes}
     counts |= {metric.task: metric.n for metric in read_metrics(comparison.metrics) if metric.n is not None}
     counts[ALL] = certainty.num_documents
@@ -32,8 +32,8 @@ def certain_comparison(comparison: Comparison, certainty: ClaimResult) -> Compar
 
 
 def _decided(outcome: Outcome, certainty: ClaimResult) -> Outcome:
-    """The outcome with the claim's interval, wider on both sides by the error of all documents: a task's documents are
-    a sample, too. An outcome of all documents has that error already."""
+    """The outcome with the claim's interval, extended on both sides by the error of all documents, because a task's
+    documents are a sample, too. The outcome of all documents has that error already."""
     if certainty.outcome != (outcome.task, outcome.metric, outcome.filter) or outcome.num_population is None:
         return outcome
     sign, total = 1 if outcome.higher_is_better else -1, certainty.num_documents
@@ -51,8 +51,8 @@ def _decided(outcome: Outcome, certainty: ClaimResult) -> Outcome:
 
 
 def _held(overall: Divergence, certainty: ClaimResult) -> Divergence:
-    """The mean as it was measured; where the claim is broken beyond the bound, which the weighted mean may just miss. A
-    claim that is kept changes nothing: it may be about cut positions, and a bound is one of the whole."""
+    """The mean as measured; where the claim is broken, at least beyond the bound, which the weighted mean may just
+    miss. A kept claim changes nothing: it may be about cut positions, while a bound is about all."""
     if certainty.metric == "top1_agreement" and not certainty.is_above:
         return replace(overall, top1_agreement=_beyond(overall.top1_agreement, certainty))
     if certainty.metric == "kl_mean" and certainty.is_above:
@@ -71,8 +71,9 @@ def _beyond(value: float, certainty: ClaimResult) -> float:
 def sampled_metrics(
     metrics: Sequence[Metric], comparison: Comparison, results: Mapping[str, Any]
 ) -> tuple[Metric, ...]:
-    """lm-eval's `metrics` of drawn documents: means over documents as estimates for all of the task or group, others as
-    they are, with the number of documents that they are not of. `results` are lm-eval's. Without a claim `metrics`."""
+    """lm-eval's `metrics` of drawn documents: means over documents become estimates for all of the task or group;
+    others stay, with the number of documents that they leave out. `results` are lm-eval's. Without a claim, `metrics`
+    unchanged."""
     if comparison.certainty is None:
         return tuple(metrics)
     whole = {_key(metric): metric for metric in read_metrics(comparison.metrics)}

@@ -1,8 +1,8 @@
 """The stages between a checkpoint and the model as it runs, and the sentence that says which of them lost something.
 
-A stage is called innocent only where its KL is certainly a small part of the largest one's, and where the stage alone
-would not be noticed: its interval stays within the nearest band of the verdict, and its own verdict is no loss. Knows
-no comparison.
+A stage is called innocent only where its KL is certainly a small part of the largest one's and the stage alone would
+not be noticed: its interval stays within the nearest band of the verdict, and its own verdict is no loss. Knows no
+comparison.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Stage:
 
     name: StageName
     kl_mean: Number
-    """In nats, of the stage's model from the one before it, over all tasks' positions."""
+    """In nats, between the stage's model and the one before it, over all tasks' positions."""
 
     kl_stderr: float | None
     top1_agreement: Number
@@ -72,8 +72,8 @@ class Stage:
 
 
 def stage_sentences(stages: Sequence[Stage], most_kl: float) -> Iterator[str]:
-    """Which stages lost something, and where in the model the conversion did. Up to a mean KL of `most_kl` nats a stage
-    alone is not noticed."""
+    """Which stages lost something, and where in the model the conversion did. A stage alone is not noticed up to a mean
+    KL of `most_kl` nats."""
     if len(stages) < 2:
         return
     ranked = sorted(stages, key=lambda stage: stage.kl_mean, reverse=True)

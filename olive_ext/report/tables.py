@@ -33,8 +33,8 @@ class Table:
 
 
 def page_table(page: Page, *, is_short: bool = False) -> Table:
-    """A row for each paired difference, score, distance and cost, a column for each model. A short table
-    leaves out distances of single tasks but their perplexity's change, reverse KL, and parts of costs."""
+    """A row for each paired difference, score, distance and cost, and a column for each model. A short table has no
+    distances of single tasks except changes of their perplexity, no reverse KL, and no parts of costs."""
     heads = ("task", "metric", "n", *(column.name for column in page.columns))
     distances, costs = [*_distances(page)], cost_rows(page.columns)
     if is_short:

@@ -49,7 +49,7 @@ _KEPT: tuple[Code, ...] = (
 _CLAIM_CODES: Mapping[str, Code] = {"kept": "claim_kept", "broken": "claim_broken", "open": "claim_open"}
 _MOST_NAMED = 3
 _SAME_GRADE = 1e-5
-"""A graded metric that moves by less, of distributions that are equal but for rounding, is rounding."""
+"""A graded metric that changes by less, while distributions are equal but for rounding, has changed by rounding."""
 
 SENTENCES = "sentence_accuracy"
 """The share of transcripts in which no word is wrong: a second metric on the documents of a word error rate."""
@@ -89,7 +89,7 @@ class Reason:
 
     unit: str = ""
     words: str = ""
-    """Words for the sentence that no field holds: advice, a band, another part's finding."""
+    """Words for the sentence that no field has: advice, a band, another part's finding."""
 
     documents: int | None = None
     """Documents that would decide, by an estimate; None where that is not known."""
@@ -98,13 +98,13 @@ class Reason:
     """The measured change with its 95 % interval."""
 
     grade: Literal["", "cannot tell", "not decided"] = ""
-    """How the headline begins, if this is the first reason: one verdict has one grade."""
+    """How the headline begins if this is the first reason: one verdict has one grade."""
 
     field: str = ""
     """The key of a bound that is broken: `require` or `fail_on_loss`."""
 
     bound: float | None = None
-    """The bound that the value is outside of."""
+    """The bound that the value breaks."""
 
     @property
     def name(self) -> str:
@@ -125,7 +125,7 @@ class Verdict:
     figures: tuple[Figure, ...] = ()
     num_documents: int = 0
     next_step: str = ""
-    """What to do where nothing is decided or something was lost, in a sentence."""
+    """What to do where nothing is decided or something was lost, in one sentence."""
 
     @property
     def code(self) -> Code:
@@ -364,7 +364,7 @@ def _shorter(comparison: Comparison) -> tuple[list[Reason], bool]:
 
 
 def _against(comparison: Comparison, changes: Sequence[Change], overall: Divergence | None) -> Iterator[Reason]:
-    """Everything that stands against the candidate."""
+    """Everything that speaks against the candidate."""
     matters = comparison.matters
     if comparison.asked is not None:
         words = f"{comparison.asked.sentence()}; distributions are not compared"

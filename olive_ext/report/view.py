@@ -22,7 +22,7 @@ _MOST_NAMED = 12
 
 @dataclass(frozen=True)
 class Bar:
-    """A dot with its interval on an axis, in per cent of the axis' width; `zero` where zero is marked."""
+    """A dot with its interval on an axis, in per cent of the axis' width; `zero` is where zero is marked."""
 
     dot: float
     low: float
@@ -68,7 +68,7 @@ def scores(columns: Sequence[Column]) -> list[list[Score]]:
 
 
 def known(row: Sequence[Score]) -> list[Metric]:
-    """The metrics of a row, without those of models that have none."""
+    """The metrics of a row, for the models that have one."""
     return [metric for metric, _ in row if metric is not None]
 
 
@@ -228,7 +228,7 @@ def flips_p(outcome: Outcome) -> str:
 
 
 def needed(outcome: Outcome, matters: float) -> str:
-    """Documents that resolve a difference that matters, or of another size where that is unknown; may be empty."""
+    """The documents that resolve a difference that matters, or another size where that is unknown; may be empty."""
     sizes = (f"{matters / 100:g}", "0.01", "0.02", "0.005") if outcome.is_share else ()
     known = ((key, outcome.documents_needed.get(key)) for key in sizes)
     return next((f"{numbers.count(item)} for {float(key) * 100:g} pt" for key, item in known if item is not None), "")

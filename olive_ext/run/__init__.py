@@ -1,4 +1,4 @@
-"""The one road of every entry: `evaluate(config) -> Report`; and `compare` over earlier reports."""
+"""What every entry calls: `evaluate(config) -> Report`; and `compare` over earlier reports."""
 
 from olive_ext.run.earlier_reports import compare
 from olive_ext.run.evaluation import check_complete, evaluate

@@ -1,4 +1,4 @@
-"""Metrics that a recipe names: refused before anything runs where no report will have them, and held to their bounds
+"""Metrics that a recipe names: refused before anything runs if no report will have them, and compared with their bounds
 after an evaluation. Knows no model."""
 
 from __future__ import annotations
@@ -217,10 +217,10 @@ def _name(bound: Bound, metric: Metric) -> str:
 
 
 def _exact(bound: float) -> str:
-    """The bound as it is: a model may be made to keep what is printed."""
+    """The bound exactly: a user may make a model keep what is printed."""
     return number(bound) if float(number(bound)) == bound else f"{bound:.12g}"
 
 
 def _apart(value: float, bound: float) -> str:
-    """The value with as many digits as distinguish it from the bound."""
+    """The value with as many digits as tell it from the bound."""
     return number(value) if number(value) != number(bound) else f"{value:.12g}"

@@ -30,7 +30,7 @@ def requested_tasks(config: EvaluationConfig) -> list[str | dict[str, Any]]:
 
 
 def with_costs(settings: Settings, names: Iterable[str] = ()) -> Settings:
-    """`settings` with those costs added to the tasks that `names` or the settings' own bounds refer to."""
+    """`settings`, with the costs added to the tasks that `names` or the settings' own bounds refer to."""
     wanted = set(names) | {name for bound in getattr(settings, "bounds", ()) for name in (bound.task, bound.metric)}
     wanted |= {TOKENS_PER_SECOND} if REQUESTS_PER_SECOND in wanted else set()
     added = [name for name in COSTS if name in wanted and name not in settings.tasks]
@@ -43,7 +43,7 @@ def requested_costs(config: EvaluationConfig) -> tuple[str, ...]:
 
 
 def measured_costs(tasks: Sequence[object]) -> dict[str, Sequence[str]]:
-    """What the costs among `tasks` give, as bounds may name it: each task's metric, with and without a filter."""
+    """The metrics of the costs among `tasks`, as bounds may name them: each task's, with and without a filter."""
     given = {name: "bytes" for name in (SIZE_ON_DISK, PEAK_MEMORY) if name in tasks}
     given |= {name: name for name in (TOKENS_PER_SECOND, REQUESTS_PER_SECOND) if TOKENS_PER_SECOND in tasks}
     return {name: [metric, f"{metric},none"] for name, metric in given.items()}
@@ -72,8 +72,8 @@ def cost_metrics(
 
 
 def why_missing(name: str) -> str:
-    """The end of the message about a metric that is missing from the results, `name` being spelled as in recipes: for a
-    speed the reason, for others the fact alone."""
+    """The end of the message about a metric that is missing from the results, `name` being spelled as in recipes. For a
+    speed it is the reason, for others only that it is missing."""
     if name.partition("/")[0] in (TOKENS_PER_SECOND, REQUESTS_PER_SECOND):
         return "was not measured, because the model counts no requests, or answered none of them itself"
     return "is not among the results"

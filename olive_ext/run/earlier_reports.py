@@ -51,7 +51,7 @@ class Named:
 
     @property
     def answers(self) -> list[Answers]:
-        """What each document's answer is worth; empty for reports of versions that kept none."""
+        """The value of each document's answer; empty for reports of versions that kept none."""
         try:
             return unpacked(self.report.answers)
         except ValueError as error:
@@ -100,7 +100,7 @@ def load(given: Sequence[str]) -> list[Named]:
 
 
 def _parts(file: Path) -> tuple[str, ...]:
-    """The parts of a report's name: its folder, and the file where that is not the usual one (report-2.json)."""
+    """The parts of a report's name: its folder, and the file if that is not the usual one (report-2.json)."""
     folder = file.parent.resolve().parts
     return folder if file.name == REPORT_FILE else (*folder, file.stem)
 
@@ -144,7 +144,7 @@ def _baseline_first(reports: list[Named], baseline: str | None) -> list[Named]:
 
 
 def _refuse_strangers(reports: Sequence[Named]) -> None:
-    """Raises `ConfigError` for a report without any task of the baseline's: there is nothing to compare."""
+    """Raises `ConfigError` for a report that has none of the baseline's tasks: nothing can be compared."""
     (first, asked), *others = ((item.name, _tasks(item.report)) for item in reports)
     for name, own in others:
         if (asked or own) and not asked.keys() & own.keys():
@@ -153,7 +153,7 @@ def _refuse_strangers(reports: Sequence[Named]) -> None:
 
 
 def _tasks(report: Report) -> dict[str, None]:
-    """The tasks and groups of a report that have scores of documents, in its order."""
+    """The tasks and groups of a report whose documents have scores, in its order."""
     return dict.fromkeys(
         item.task for item in report.metrics if item.n is not None and item.metric not in COMPARISON_NAMES
     )
@@ -190,7 +190,7 @@ def _beyond_loss(report: Report, comparison: Comparison) -> list[Reason]:
 
 
 def _is_model(reference: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
-    """Whether the facts of a reference are a model's: by content where that of both is known, else by path."""
+    """Whether the facts of a reference are a model's: by content where both are known, else by path."""
     content = reference.get("content_hash") or (reference.get("facts") or {}).get("model")
     if content and model.get("content_hash"):
         return bool(content == model["content_hash"])
@@ -199,8 +199,8 @@ def _is_model(reference: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
 
 
 def _paired(first: Named, other: Named) -> Comparison:
-    """The comparison of the documents that both have answered, with the results of the tasks that both have, and the
-    requests of either model, or of the other's reference, without an answer or a finite output."""
+    """The comparison of the documents that both have answered, with the results of the tasks that both have, and with
+    the requests of either model, or of the other's reference, without an answer or a finite output."""
     theirs = {(item.task, item.filter): item for item in first.logs[0]}
     answers, samples = other.logs
     both = [item for item in answers if (item.task, item.filter) in theirs]

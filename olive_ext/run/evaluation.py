@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 UNSET: Any = type("Unset", (), {"__repr__": lambda _: "unset"})()
-"""A keyword that was not given; None is a value."""
+"""Stands for a keyword that was not given; None is a value."""
 
 
 def evaluate(
@@ -126,7 +126,7 @@ def evaluate_models(
 
 
 def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Models, task_run: TaskRun) -> Comparison:
-    """With what the comparison has reached of the model, and the constants of its files, reached or not."""
+    """The comparison, with what it has reached of the model, and with the constants of its files, reached or not."""
     observer, vocab_size, length, contexts = task_run.observer, None, None, None
     with suppress(ModelError):  # neither need be known, where the evaluation itself names a length
         vocab_size = models.candidate.spec.vocab_size if models.candidate.kind == "onnx" else None
@@ -163,8 +163,8 @@ def _judged(report: Report, config: EvaluationConfig, names: Mapping[str, str | 
 
 
 def _evaluate(models: Models, lm: LM | None, weights: Weights | None = None) -> tuple[Report, TaskRun | None]:
-    """The report, and the run of the tasks, where there are any. `weights` are of documents that an earlier run has
-    drawn: only these are evaluated."""
+    """The report, and the run of the tasks, where there are any. `weights` are those of documents that an earlier run
+    has drawn: only these are evaluated."""
     from olive_ext.backends.lm_eval_run import ChosenDocuments
 
     if lm is not None and not hasattr(lm, "session") and models.config.use_cache is not None:
@@ -232,7 +232,7 @@ def load_requested_tasks(models: Models, lm: LM | None) -> LoadedTasks | None:
 
 
 def check_complete(report: Report, on_error: str) -> None:
-    """Raises `IncompleteError` for requests without an answer, unless they are to be reported only."""
+    """Raises `IncompleteError` for requests without an answer, unless they are only to be reported."""
     if report.missing and on_error == "stop":
         first = report.missing[0]
         unanswered = counted(len(report.missing), "request has", "requests have")
@@ -243,8 +243,8 @@ def check_complete(report: Report, on_error: str) -> None:
 
 
 def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
-    """Refuses paths that lead nowhere or cannot be written, and providers that are not there, before lm-eval is
-    imported for seconds; models first: who mistypes one has no folder of tasks there."""
+    """Refuses paths that do not exist or cannot be written, and providers that are missing, before lm-eval is imported
+    for seconds. Models come first: a user who mistypes one has no folder of tasks there."""
     if models.records_file is not None:
         _ = models.records_file.manifest
     for model in models.given_models:
@@ -266,7 +266,7 @@ def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
 
 
 def _tell_other_tokenizer(model: ResolvedModel) -> None:
-    """A line where the tokenizer lies above the folder that was asked for: it may be another model's."""
+    """Warns where the tokenizer is above the folder that was asked for: it may be another model's."""
     given, tokenizer = Path(model.settings.model).resolve(), model.files.tokenizer
     if Path(tokenizer) in (given if given.is_dir() else given.parent).parents:
         where = model.files.origins.get("tokenizer")
@@ -321,7 +321,7 @@ def report_of(
     clock: Clock,
     comparison: Comparison | None,
 ) -> Report:
-    """The report of numbers that were measured now, here. `execution` is a session's, as it describes it."""
+    """The report of numbers that were just measured on this machine. `execution` is a session's, as it describes it."""
     from olive_ext.package_versions import versions
 
     known = {"providers": (), "counters": {}, **execution}
@@ -339,7 +339,7 @@ def report_of(
 
 
 def _identity(models: Models, lm: LM | None) -> dict[str, Any]:
-    """Path and kind as resolved, and the digest of the content; a model of lm-eval's own has none."""
+    """Path and kind as resolved, and the digest of the content, which a model of lm-eval's own lacks."""
     path = models.config.model.path
     kind = models.given_candidate.kind if lm is None or models.export_note(path) else getattr(lm, "kind", "hf")
     size = models.known_size(lm)

@@ -1,8 +1,7 @@
-"""A Hugging Face model as ONNX, for a baseline or a reference to run as fast as the model that is evaluated.
+"""A Hugging Face model as ONNX, so that a baseline or a reference runs as fast as the evaluated model.
 
-onnxruntime-genai's builder makes it in a process of its own, in fp32 as transformers compute it, and once for each
-content and version: it is kept in the user's cache. It is trusted only where it scores as transformers do. Knows no
-task.
+onnxruntime-genai's builder makes it in a process of its own, in fp32 as transformers computes it, once for each content
+and version; it is kept in the user's cache. It is used only where it scores as transformers does. Knows no task.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ from olive_ext.session.opening import open_model
 
 BUILDER, MODULE = "onnxruntime-genai", "onnxruntime_genai.models.builder"
 NUM_REQUESTS, LONGEST = 20, 192
-"""Requests that are scored by both before an export is trusted, and the tokens of the longest."""
+"""The number of requests that both score before an export is used, and the tokens of the longest."""
 
 FARTHEST = 1282
-"""Tokens of the longest one that is scored for a length in the checkpoint's configuration, as a window of 1024."""
+"""The most tokens of a text that is scored for a length in the checkpoint's configuration, such as a window of 1024."""
 
 LARGEST_DIFFERENCE = 1e-3
 """Nats between a token's log-probabilities that are rounding in fp32; wrong graphs are off by 0.1 and more."""
 
 _MEMORY_FACTOR, _DISK_FACTOR = 3.0, 2.0
-"""Free memory and disk that a build may need, over the weights in fp32."""
+"""Free memory and disk space that a build may need, in multiples of the weights in fp32."""
 
 _CHECKED = "compared.json"
 _DIGEST = "digest"
@@ -52,7 +51,7 @@ _SECONDS = 3600
 
 
 class Exported(NamedTuple):
-    """The model to run, and a sentence about how it came to be."""
+    """The model to run, and a sentence on how it was made."""
 
     model: ResolvedModel
     note: str
@@ -79,7 +78,7 @@ def exported(model: ResolvedModel, root: Path | None = None, tell: Callable[[str
 
 def float_export(model: ResolvedModel, root: Path | None = None, tell: Callable[[str], object] = str) -> Path:
     """The folder of `model`, a Hugging Face one, as ONNX in fp32, whatever it scores. Raises `OliveExtError` where it
-    cannot be made. `tell` as in `exported`."""
+    cannot be made. `tell` is as in `exported`."""
     model = model.patched({"dtype": "float32", "device": "cpu"})
     if (reason := _lack(model)) is not None:
         raise OliveExtError(reason)
@@ -115,7 +114,7 @@ def _lack(model: ResolvedModel) -> str | None:
 class _Made(NamedTuple):
     folder: Path
     difference: float
-    """The largest of a token's log-probability from transformers', in nats."""
+    """The largest difference of a token's log-probability from transformers', in nats."""
 
     num_requests: int
     how: str
@@ -123,7 +122,7 @@ class _Made(NamedTuple):
 
 
 def _made(model: ResolvedModel, root: Path, tell: Callable[[str], object]) -> _Made:
-    """The export in the cache, made where it is not there, or is not as it was compared."""
+    """The export in the cache, which is made where it is missing, or has changed since it was compared."""
     name = f"{model.digest}-fp32-{version(BUILDER)}-{version('transformers')}"
     target = root / name
     make_own_folder(root)
@@ -147,7 +146,7 @@ def _of(model: ResolvedModel, folder: Path) -> ResolvedModel:
 
 
 def _make(model: ResolvedModel, target: Path) -> None:
-    """Builds and checks; `target` appears with both done. Raises `OliveExtError` with the builder's last line."""
+    """Builds and compares; `target` appears after both. Raises `OliveExtError` with the builder's last line."""
     assert model.size is not None
     if shutil.disk_usage(target.parent).free < _DISK_FACTOR * 2 * model.size:
         raise OliveExtError(f"the disk of '{target.parent}' is too full", code="failed")

@@ -81,16 +81,16 @@ def _output_of(*command: str) -> str:
 
 
 def resident_memory() -> Callable[[], int]:
-    """A function that gives the bytes of memory in which this process is resident."""
+    """A function that returns the resident memory of this process, in bytes."""
     process = psutil.Process()
     return lambda: int(process.memory_info().rss)
 
 
 class PeakMemory:
-    """While it is entered, `bytes` is the most that `read` has given so far, looked at every 10 ms; by default it gives
-    this process's resident memory.
+    """Within it, `bytes` is the largest value that `read` has returned so far, called every 10 ms; by default this
+    process's resident memory.
 
-    Unlike the operating system's own maximum of a process's memory it knows nothing of what was before.
+    Unlike the operating system's maximum of a process's memory, it does not count what was used before.
     """
 
     def __init__(self, read: Callable[[], int] | None = None) -> None:
@@ -122,7 +122,7 @@ Phase = Literal["tasks", "export", "load", "reference", "candidate", "statistics
 
 
 class Clock:
-    """Seconds by phase since it was made. A phase inside of another is not counted twice: its time is its own."""
+    """Seconds by phase since it was made. A phase inside another is not counted twice: its time is its own."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -142,7 +142,7 @@ class Clock:
             self._open.pop()
 
     def move(self, seconds: float, source: Phase, target: Phase) -> None:
-        """Counts `seconds` of `source` as `target`'s: what was measured inside."""
+        """Moves `seconds` from `source` to `target`: they were measured inside it."""
         self._spent[source] -= seconds
         self._spent[target] += seconds
 
@@ -151,19 +151,19 @@ class Clock:
         return self._spent[name]
 
     def seconds(self) -> dict[str, float]:
-        """`seconds` in all, and `seconds_<phase>` of each that took any; the rest belongs to none."""
+        """`seconds` in all, and `seconds_<phase>` of each phase that took any; the rest belongs to no phase."""
         spent = {f"seconds_{name}": value for name, value in self._spent.items() if value > 0}
         return {"seconds": self._now() - self._begin, **spent}
 
     def state(self) -> str:
-        """The phase that runs now, and how long the evaluation has run."""
+        """The current phase, and for how long the evaluation has run."""
         doing = PHASES[self._open[-1]] if self._open else "working"
         return f"{doing}, {duration(self._now() - self._begin)} since the beginning"
 
     @contextmanager
     def reporting(self, progress: bool, every: float = LINE_SECONDS) -> Iterator[None]:
-        """Says `state` on stderr after every `every` seconds in which nothing else was said, where `progress` is shown
-        and no terminal has bars."""
+        """Prints `state` on stderr after every `every` seconds without other output, where `progress` is shown and no
+        terminal has bars."""
         done, begin = threading.Event(), time.monotonic()
 
         def tell() -> None:

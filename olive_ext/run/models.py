@@ -45,12 +45,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("olive.olive_ext")
 _ANSWERING = ("think_end_token", "enable_thinking", "chat_template_args", "add_bos_token", "prefix_token_id")
-"""Arguments of `OrtLM` that say what is asked, and what of a generation is the answer: another kind of model has them,
-too."""
+"""Arguments of `OrtLM` about requests and about the answer in a generation: other kinds of models have them, too."""
 
 
 class OtherPromptsError(OliveExtError):
-    """Both models' own files make other prompts of a task's conversation: the models must be asked each by itself."""
+    """Both models' own files make different prompts of a task's conversation: each model must be asked by itself."""
 
     def __init__(self, diff: PromptDiff) -> None:
         super().__init__(diff.sentence())
@@ -68,7 +67,7 @@ class Models:
         self.progress = is_shown(progress)
         self.clock = clock or Clock()
         self.recorder: Callable[[LM], KnownAnswers] | None = None
-        """Where the model is recorded for comparisons elsewhere, and so its own reference: what gets its requests."""
+        """Gets the requests of a model that is recorded for comparisons elsewhere, and so is its own reference."""
 
         self._exports: dict[str, str] = {}
         self._tokenizers: dict[str, Tokenizer] = {}
@@ -99,7 +98,7 @@ class Models:
 
     @cached_property
     def given_reference(self) -> ResolvedModel:
-        """The reference as it was given, which is no file of records."""
+        """The reference as it was given, which is not a file of records."""
         patch, reference = self.config.reference_patch(), self.config.reference
         if reference is not None and reference.is_same:
             other = resolve(self.given_candidate.settings.in_other_place(patch), key="reference")
@@ -111,7 +110,7 @@ class Models:
 
     @property
     def given_models(self) -> tuple[ResolvedModel, ...]:
-        """The models that are to be opened, as they were given."""
+        """The models to open, as they were given."""
         has_other = self.config.reference is not None and self.records_file is None and self.recorder is None
         return (self.given_candidate, self.given_reference) if has_other else (self.given_candidate,)
 
@@ -123,7 +122,7 @@ class Models:
 
     @property
     def is_same_model(self) -> bool:
-        """Whether the reference is to give the evaluated model's numbers but for rounding."""
+        """Whether the reference should give the evaluated model's numbers but for rounding."""
         reference = self.config.reference
         if reference is None or self.recorder is not None:
             return False
@@ -175,8 +174,8 @@ class Models:
 
     @cached_property
     def unjudged(self) -> dict[str, str]:
-        """What the evaluated package holds for its own runtime and is not judged, by file: numbers that its graph
-        contradicts, another decoder, and a tokenizer that asks otherwise than the one that was given."""
+        """What the evaluated package holds for its own runtime and this evaluation does not judge, by file: numbers
+        that its graph contradicts, another decoder, and a tokenizer that asks otherwise than the given one."""
         from olive_ext.media.processors import other_image_processor
 
         given = self.given_candidate
@@ -247,7 +246,7 @@ class Models:
 
     def known_size(self, lm: LM | None) -> int | None:
         """Bytes of the files of the model that `lm` runs, which a caller may have opened, or of the evaluated model;
-        None where there are none here, which a model that a caller has opened need not have."""
+        None where no files are here, as for some models that a caller has opened."""
         try:
             return self._measured(lm).size
         except ModelError:
@@ -324,12 +323,12 @@ class Models:
 
     @property
     def _places(self) -> dict[str, Any]:
-        """All settings of both places of one model: the other keys leave out settings that change rounding alone."""
+        """All settings of one model in two places: the other keys leave out settings that change only rounding."""
         return {"places": [model.settings.model_dump(mode="json", exclude_unset=True) for model in self.given_models]}
 
     def keep_answers(self, lm: LM) -> None:
-        """Has the session of `lm`, which lm-eval's own models have not, keep its answers where the settings say; one
-        that records keeps them beside its records."""
+        """Makes the session of `lm`, which lm-eval's own models lack, keep its answers where the settings say; a
+        session that records keeps them beside its records."""
         session = getattr(lm, "session", None)
         if session is None or session.records is not None:
             return
@@ -445,8 +444,8 @@ class Models:
         return self._tokenizers[where]
 
     def stops(self, lm: LM) -> StopTokens | None:
-        """Where both models end their answers. `lm` is the evaluated one; None where it is a model of
-        lm-eval's own, or the reference's records do not say."""
+        """Where both models end their answers. `lm` is the evaluated model; None for a model of lm-eval's own, and
+        where the reference's records do not say it."""
         if (session := getattr(lm, "session", None)) is None:
             return None
         own = session.describe_execution()
@@ -459,8 +458,8 @@ STOP_FACTS = ("stop_ids", "unused_stop_ids", "stop_ids_file", "search")
 
 
 def damaged_cache(reference: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, str]:
-    """By facts of two executions: a KV cache that continues texts otherwise than whole ones, where the reference's does
-    not. Whole texts do not show it, and whoever generates meets it."""
+    """A sentence, by facts of two executions, on a KV cache that continues texts otherwise than whole texts, where the
+    reference's does not. Whole texts do not show it; generated answers do."""
     parts = model.get("parts_failure", "")
     return {KV_CACHE: parts} if parts and not reference.get("parts_failure") else {}
 
@@ -482,7 +481,7 @@ def ends_of(model: ResolvedModel) -> Mapping[str, Any]:
 
 
 def stops_of(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> StopTokens | None:
-    """Where both models end their answers, from the facts of their executions; None where one of them does not say."""
+    """Where both models end their answers, from the facts of their executions; None where one does not say it."""
     from olive_ext.session.generation_bounds import other_search
 
     if not all(isinstance(facts.get("stop_ids"), list | tuple) for facts in (reference, candidate)):
@@ -506,7 +505,7 @@ class RecordsFile:
 
     @property
     def folder(self) -> Path:
-        """Where the records lie."""
+        """The folder of the records."""
         return self._unpacked[0]
 
     @property
@@ -556,7 +555,7 @@ class RecordsFile:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Removes what was unpacked at the end; an error that names that folder names the file instead."""
+        """Removes the unpacked files at the end. An error that names their folder names the file instead."""
         try:
             yield
         except (RecordsError, ConfigError) as error:

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("olive.olive_ext")
 
 _ANSWER_BYTES = 16
-"""About what a token of a generated answer takes in the journal."""
+"""About the bytes of a generated token in the journal."""
 
 
 def record(config: EvaluationConfig, file: str | Path, *, progress: bool = False) -> tuple[Report, int]:
-    """Evaluates the model that `config` names and writes what it said to `file`, at its end and as a whole; its report
-    and the bytes written. The file's size is reported before the model is asked. Raises as `evaluate`."""
+    """Evaluates the model that `config` names, and writes its answers to `file` at the end, as a whole. Returns its
+    report and the bytes written. The file's size is predicted before the model is asked. Raises as `evaluate`."""
     file = Path(file)
     if file.suffix != RECORDS_SUFFIX or file.is_dir():
         raise ConfigError(f"a file whose name ends with {RECORDS_SUFFIX}", "--output", file)
@@ -77,8 +77,8 @@ def _manifest(folder: Path, report: Report, models: Models) -> dict[str, Any]:
 
 
 def _announced(lm: Any, file: Path, tell: Callable[[str], None]) -> KnownAnswers:
-    """As `OrtLM.known_answers`: says what the requests' records will take, then has them asked. Raises `RunError`
-    where the disk has no room."""
+    """As `OrtLM.known_answers`: prints how large the requests' records will be, then lets them be asked. Raises
+    `RunError` where the disk has no room."""
     form = lm.session.describe_execution()["records"]
 
     def answer(requests: list[Any], ask: Callable[[list[Any]], list[Any]]) -> list[Any]:

@@ -82,15 +82,15 @@ def write_samples(
 
 
 def log_path(folder: Path, task: str) -> Path:
-    """Path of the log of a task."""
+    """The path of a task's log."""
     name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in task)
     return folder / f"samples_{name}.jsonl"
 
 
 def read_logs(folder: Path, answers: Sequence[Answers]) -> tuple[list[Answers], dict[str, list[Sample]]]:
     """A report's `answers` with the texts of those that are logged in its `folder`, and the logged samples by task, as
-    far as flips need them. Raises `ConfigError` for a broken file, and for one with other values than the report's, as
-    a later run's has."""
+    far as flips need them. Raises `ConfigError` for a broken file, and for one with other values than the report's,
+    such as a later run's."""
     samples: dict[str, list[Sample]] = {}
     for task in dict.fromkeys(item.task for item in answers):
         if (file := log_path(folder, task)).is_file():

@@ -1,4 +1,4 @@
-"""Refuses tasks and settings that ask of a model, or of its class, what it does not take, before it is opened."""
+"""Refuses tasks and settings that ask for what the model, or its class, does not take, before it is opened."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.types import Modality, SourceKind
 
 DEFAULT_LENGTH = 2048
-"""Context where a model names none and no reference is open yet."""
+"""The context length where a model names none and no reference is open yet."""
 
 
 def refuse_texts(model: ResolvedModel, config: EvaluationConfig) -> None:

@@ -1,6 +1,7 @@
-"""A page of reports as one HTML file that needs nothing else; and the only door to Jinja. Knows no model and no files.
+"""A page of reports as one HTML file that needs nothing else; the only module that uses Jinja. Knows no model and no
+files.
 
-The page opens with a lead for each candidate: the verdict, and the few numbers that a reader looks for first.
+For each candidate, the page opens with the verdict and the few numbers that a reader looks for first.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def filled(template: str, *folders: Path, **values: Any) -> str:
 
 
 def _breakable(name: str) -> Any:
-    """A task's or model's name that may be broken after its joints only."""
+    """A task's or model's name that may be broken only after its joints."""
     from markupsafe import Markup, escape
 
     return Markup(re.sub(r"([_/.-])(?=\w)", r"\1<wbr>", str(escape(name))))
@@ -263,7 +264,7 @@ MAX_CHARACTERS = 4000
 """The most characters of one text of a flip; the sample logs have longer texts as a whole."""
 
 _PICTURE = "data:image/jpeg;base64,"
-"""How a thumbnail begins: the page shows nothing that is not in itself."""
+"""How a thumbnail begins: the page shows nothing from outside itself."""
 
 FactRow = tuple[str, tuple[str, ...], bool]
 """Name of a fact, its value in each report, and whether the values differ."""

@@ -1,5 +1,5 @@
-"""Evaluation with a reference: the mode it is run in, both models opened and observed, their answers paired.
+"""Evaluation with a reference: its mode, both models opened and observed, their answers paired.
 
-An evaluation imports `comparison_run.TaskRun`; logs and earlier reports import `answers`.
-Knows no graph, no engine and no form of a report.
+An evaluation imports `comparison_run.TaskRun`; logs and earlier reports import `answers`. Knows no graph, no engine and
+no form of a report.
 """

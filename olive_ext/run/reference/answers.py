@@ -42,7 +42,7 @@ Sample = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class DocumentAnswer:
-    """A model's answer to one document under one filter: the values of its metrics, and its text."""
+    """A model's answer to one document after one filter: the values of its metrics, and its text."""
 
     digest: str
     """Digests of the document, of its prompts and choices, and of the target."""
@@ -50,11 +50,11 @@ class DocumentAnswer:
     values: Mapping[str, float]
     text: str
     margin: float | None = None
-    """How far the answer is from being another one: between the right choice and the best wrong one, in nats by the
-    metric's normalisation; of a single target between right and wrong, up to a constant. None of a generation."""
+    """How far the answer is from being another one: in nats by the metric's normalisation, between the right choice and
+    the best wrong one; for a single target between right and wrong, up to a constant. None for a generation."""
 
     scores: tuple[float, ...] = ()
-    """The score of each choice, in nats by the metric's normalisation; none of other answers."""
+    """The score of each choice, in nats by the metric's normalisation; empty for other answers."""
 
     generated: str = ""
     """Digest of all texts that the model generated; empty where it generated none."""
@@ -66,16 +66,16 @@ class DocumentAnswer:
 
 @dataclass(frozen=True)
 class Answers:
-    """One model's answers to one task by one filter, by document."""
+    """One model's answers to one task after one filter, by document."""
 
     task: str
     filter: str
     metrics: Mapping[str, bool]
-    """Whether higher is better, by metric, in the task's order. Only metrics that are means over documents are here."""
+    """Whether higher is better, by metric, in the task's order: only for metrics that are means over documents."""
 
     by_document: Mapping[int, DocumentAnswer]
     text_metric: str = ""
-    """The perplexity that the task's whole texts are judged by; empty of other tasks."""
+    """The perplexity that judges the task's whole texts; empty for other tasks."""
 
     @property
     def judged(self) -> dict[str, bool]:
@@ -88,7 +88,7 @@ class Answers:
         return replace(self, by_document=chosen)
 
     def with_value(self, metric: str) -> Answers:
-        """The answers that have a value of `metric`: not those to documents of lost requests."""
+        """The answers that have a value of `metric`, without those to documents of lost requests."""
         return self.of([number for number, answer in self.by_document.items() if metric in answer.values])
 
     def binary_metrics(self) -> dict[str, bool]:
@@ -134,7 +134,7 @@ def primary_answers(reference: Sequence[Answers]) -> dict[str, tuple[Answers, st
 
 
 def changed_answers(reference: Sequence[Answers], candidate: Sequence[Answers]) -> int:
-    """The number of documents whose generated texts differ, or where a limit ends one model's answer alone."""
+    """The number of documents whose generated texts differ, or where a limit ends only one model's answer."""
     theirs = {(item.task, number): answer for item in reference for number, answer in item.by_document.items()}
     ours = {(item.task, number): answer for item in candidate for number, answer in item.by_document.items()}
     return sum(_generated(ours[key]) != _generated(theirs[key]) for key in ours.keys() & theirs.keys())
@@ -199,7 +199,7 @@ def _with_word_errors(lines: list[Sample], rate: Any) -> list[Sample]:
 
 
 def _of_text(value: Any) -> dict[str, float]:
-    """A text's log-likelihood in nats and its length; empty for a value that is no such pair."""
+    """A text's log-likelihood in nats and its length; empty for a value that is not such a pair."""
     pair = [float(item) for item in value if is_value(item)] if isinstance(value, list | tuple) else []
     is_pair = isinstance(value, list | tuple) and len(value) == len(pair) == 2 and pair[1] > 0
     return dict(zip((NATS, UNITS), pair, strict=True)) if is_pair else {}
@@ -247,7 +247,8 @@ def _read(task: Any, line: Sample, metric: str) -> tuple[str, float | None, tupl
 
 
 def _margin(scores: Sequence[float], target: object) -> float:
-    """Between the right choice and the best other one; between the best two where the right one has no number."""
+    """The margin between the right choice and the best other one; between the best two where the right one has no
+    number."""
     ordered = sorted(scores, reverse=True)
     if not isinstance(target, int) or not 0 <= target < len(scores):
         return ordered[0] - ordered[1]
@@ -257,14 +258,14 @@ def _margin(scores: Sequence[float], target: object) -> float:
 
 
 def _choices(task: Any, line: Sample) -> list[str]:
-    """The choices of a document; after the choices may come as many requests without a prompt (mutual information)."""
+    """The choices of a document. As many requests without a prompt may follow them (mutual information)."""
     texts = _try(lambda: task.doc_to_choice(line["doc"])) if len(line["arguments"]) > 1 else None
     fits = isinstance(texts, list) and len(line["arguments"]) in (len(texts), 2 * len(texts))
     return [str(item) for item in texts or ()] if fits else []
 
 
 def _try(call: Callable[[], Any]) -> Any:
-    """A task's own code may fail on what it was not made for; then there is nothing to show."""
+    """Empty where a task's own code fails on what it was not made for."""
     try:
         return call()
     except ANY_FAILURE:  # whatever a task's functions throw

@@ -51,15 +51,16 @@ if TYPE_CHECKING:
 Mode = Literal["recorded", "resident", "answers", "recording", "file", "alone"]
 
 _SHOWN = 60
-"""Characters shown of a prompt's beginning, and of its end."""
+"""Characters of a prompt's beginning, and of its end, that are shown."""
 
 MEMORY_FACTOR = 2.0
-"""Memory that a model is expected to take, over its size on disk: weights, unpacked ones, KV cache and logits."""
+"""The memory that a model is expected to take, as a multiple of its size on disk: weights, also unpacked ones, KV cache
+and logits."""
 
 
 @dataclass(frozen=True)
 class ReferenceRun:
-    """The kept results of lm-eval's run of the reference."""
+    """What is kept of lm-eval's run of the reference."""
 
     results: Mapping[str, Any]
     """lm-eval's results without the samples."""
@@ -72,7 +73,7 @@ class ReferenceRun:
     """Documents with a request that has no answer."""
 
     prompt: str = ""
-    """A document's prompt as the model was asked it."""
+    """A document's prompt as the model was asked."""
 
     num_lost: int = 0
     """Requests that the reference alone could not answer."""
@@ -81,7 +82,7 @@ class ReferenceRun:
     """Requests for which its output was not finite, where it ran alone."""
 
     tokens_fed: int | None = None
-    """Fed to it where it ran alone; 0 where its records and kept generations held everything."""
+    """Tokens fed to it where it ran alone; 0 where its records and kept generations held everything."""
 
     @property
     def generated(self) -> list[Generated]:
@@ -94,7 +95,7 @@ class TaskRun:
 
     def __init__(self, models: Models, mode: Mode, tasks: LoadedTasks, weights: Weights | None = None) -> None:
         self.weights = weights
-        """How many documents each one stands for, where `tasks` have drawn ones alone or the run has drawn some."""
+        """How many documents each one stands for, where only drawn documents are evaluated."""
 
         self._models, self._mode, self._tasks = models, mode, tasks
         self.reference: ReferenceRun | None = None
@@ -108,7 +109,7 @@ class TaskRun:
         self._certainty: ClaimResult | None = None
 
     def run_reference_alone(self) -> None:
-        """Runs the reference where it is run alone."""
+        """Runs the reference, where it runs alone."""
         if self._mode not in ("recorded", "answers"):
             return
         observer = Observer() if self._mode == "recorded" else None
@@ -298,7 +299,7 @@ def is_own_reference(config: EvaluationConfig, kind: str) -> bool:
 
 
 def _arguments(config: EvaluationConfig) -> str:
-    """The models, the tasks and what decides their documents, as a shell takes them in this folder."""
+    """The models, the tasks and the settings that decide their documents, as a shell takes them in this folder."""
     assert config.reference is not None
     here = f"{Path.cwd()}{os.sep}"
     tasks = [task for task in requested_tasks(config) if isinstance(task, str)]
@@ -334,7 +335,7 @@ def _fits(*models: ResolvedModel) -> bool:
 
 
 def _non_finite(lm: Any) -> int:
-    """Requests of a model, and of one resident with it, whose output was not finite."""
+    """Requests of a model, and of one that is resident with it, whose output was not finite."""
     session = getattr(lm, "session", None)
     if session is None:
         return int(getattr(lm, "counters", {}).get(NON_FINITE, 0))

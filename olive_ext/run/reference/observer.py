@@ -36,18 +36,18 @@ _MEDIA = {"image": "images", "audio": "audio"}
 """Fields of a request, by what they hold."""
 
 _NEARLY_ONE = 1 - 2.0**-24
-"""The most probability that a float32 distinguishes from 1."""
+"""The largest probability below 1 in float32."""
 
 
 class ReferenceScores:
-    """Scores of a reference that was resident under a candidate, by lm-eval's arguments of each request.
+    """The scores of a reference that was resident under a candidate, by lm-eval's arguments of each request.
 
-    As `OrtLM.known_answers` it answers lm-eval's second run of the same tasks without the reference's forward passes.
+    As `OrtLM.known_answers`, it answers lm-eval's second run of the same tasks without forward passes of the reference.
     """
 
     def __init__(self) -> None:
         self.is_partial = False
-        """Whether requests may be unknown because the candidate has no answer to them; their documents do not count."""
+        """Whether requests may be unknown because the candidate did not answer them; their documents do not count."""
 
         self._scores: dict[tuple[str, ...], tuple[float, bool]] = {}
 
@@ -99,7 +99,7 @@ class Generated:
     doc_id: int
     target: ScoringRequest
     doc: None = None
-    """Its document counts in the metrics, whether the target can be scored or not."""
+    """Its document counts in the metrics, whether or not the target can be scored."""
 
 
 class Observer:
@@ -110,7 +110,7 @@ class Observer:
     """
 
     def __init__(self, scores: ReferenceScores | None = None, sample: Any = None) -> None:
-        """`sample.note` is given every compared request."""
+        """`sample.note` gets every compared request."""
         self.scores = scores
         self.sample = sample
         self._classes: TokenClasses | None = None
@@ -139,7 +139,7 @@ class Observer:
 
     @property
     def generated(self) -> list[Generated]:
-        """Each different answer to a document once; empty ones have nothing to compare."""
+        """Each different answer to a document once, without empty ones, which have nothing to compare."""
         return list(self._generated.values())
 
     def classify_tokens(self, tokenizer: Any) -> None:
@@ -169,7 +169,7 @@ class Observer:
         counts[document] = number + len(logprobs), total + math.fsum(logprobs)
 
     def targets_of(self, task: str, document: int) -> tuple[int, float]:
-        """Number of the targets of a document that a model without a reference scored, and the sum of their
+        """The number of targets of a document that a model without a reference scored, and the sum of their
         log-probabilities in nats."""
         return self._alone.get(task, {}).get(document, (0, 0.0))
 
@@ -249,7 +249,7 @@ class Observer:
         return dict(zip(documents.tolist(), zip(means.tolist(), counts.tolist(), strict=True), strict=True))
 
     def beyond(self, cut: float, weights: Weights) -> float:
-        """How much of the mean KL over all positions, in nats, single positions have beyond `cut`."""
+        """The part of the mean KL over all positions, in nats, by which single positions exceed `cut`."""
         parts = [(part.rows["kl"], _by_row(part.rows, task, weights)) for task, part in self._positions.items()]
         total = math.fsum(float(own.sum()) for _, own in parts)
         return math.fsum(float(own @ np.maximum(kl - cut, 0)) for kl, own in parts) / total if total else 0.0
@@ -284,7 +284,7 @@ def _parts(request: Scoring) -> tuple[Prompt, Text]:
 
 
 def score_generated(lm: Any, generated: Sequence[Generated], observer: Observer | None = None) -> None:
-    """Has the model score the reference's generations as targets; `observer` stores the comparisons."""
+    """Lets the model score the reference's generations as targets; `observer` stores the comparisons."""
     from olive_ext.backends.lm_eval.instances import PendingRequest, run_requests
 
     if targets := [PendingRequest(item.target, {place: item}) for place, item in enumerate(generated)]:

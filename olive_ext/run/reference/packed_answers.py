@@ -16,20 +16,21 @@ from olive_ext.report import PackedAnswers
 from olive_ext.run.reference.answers import NATS, UNITS, WORDS, Answers, DocumentAnswer
 
 _KEY_BYTES = 4
-"""Bytes of a digest: by 32 bits one of 4,000 documents that changed is taken for an earlier one in one of a million."""
+"""Bytes of a digest. With 32 bits, one of 4,000 changed documents is taken for an earlier one in one of a million
+cases."""
 
 _MOST_BYTES = 1 << 26
-"""The most bytes that packed numbers unfold to, 8 million documents: a file of more is not ours."""
+"""The most bytes of packed numbers, 8 million documents: a larger file is not ours."""
 
 
 def packed(answers: Iterable[Answers]) -> tuple[PackedAnswers, ...]:
-    """The answers of tasks that two models can be compared by."""
+    """The answers of tasks by which two models can be compared."""
     return tuple(_packed(keyed(item)) for item in answers if item.judged)
 
 
 def unpacked(kept: Sequence[PackedAnswers]) -> list[Answers]:
     """The answers, under short digests. Raises `ValueError` where packed numbers are not `num_documents`, and where a
-    task's filter is there twice."""
+    task's filter occurs twice."""
     names = [(item.task, item.filter) for item in kept]
     if twice := [item for item in names if names.count(item) > 1]:
         raise ValueError(f"documents: '{twice[0][0]}' by filter '{twice[0][1]}' is there twice")
@@ -100,7 +101,7 @@ def _unpacked(kept: PackedAnswers) -> Answers:
 
 
 def _beside(text_metric: str) -> tuple[str, ...]:
-    """What a document's values have beside those of its metrics."""
+    """What a document's values hold beside those of its metrics."""
     return (NATS, UNITS) if text_metric else ()
 
 

@@ -36,7 +36,7 @@ FloatArray = npt.NDArray[np.float64]
 logger = logging.getLogger(__name__)
 
 MOST_THUMBNAILS = 4
-"""Thumbnails of one document; others are left out."""
+"""The most thumbnails of one document."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class _Pair:
         return compare_outcomes(*names, *both, better, matters, whole=self.whole, weights=drawn)
 
     def right(self, values: FloatArray) -> FloatArray:
-        """The values, by which 1 is right."""
+        """The values, where 1 is right."""
         return values if self.higher_is_better else 1 - values
 
 
@@ -130,8 +130,8 @@ def compare_texts(reference: Sequence[Answers], candidate: Sequence[Answers]) ->
 
 
 def without_value(reference: Sequence[Answers], candidate: Sequence[Answers]) -> set[tuple[str, int]]:
-    """The documents, by task and number, to which the reference's answer has a value of a metric and the other has
-    none: a task's own code gives none to what it cannot read."""
+    """The documents, by task and number, whose reference answer has a value of a metric while the other answer has
+    none: a task's own code gives none to an answer that it cannot read."""
     theirs = {(item.task, item.filter): item.by_document for item in reference}
     return {
         (own.task, number)
@@ -198,8 +198,8 @@ def _flips(pair: _Pair, samples: Sequence[Mapping[str, Any]], tasks: Mapping[str
 
 
 def thumbnails_of(task: Any, doc_id: int) -> tuple[str, ...]:
-    """Data URLs of the first pictures of a task's document; none where it has none, or its code gives none. (A sample
-    has digests in place of pictures.)"""
+    """Data URLs of the first pictures of a task's document; empty where it has none, or the task's code gives none. (A
+    sample has digests in place of pictures.)"""
     if getattr(getattr(task, "config", None), "doc_to_image", None) is None:
         return ()
     try:

@@ -1,8 +1,8 @@
 """Evaluates as many documents as make a claim certain.
 
 The documents of all tasks are one population, with the reference's answers to all of them and how sure it was
-(`Question`). Documents are drawn from it in batches, which lm-eval runs, until their values decide the claim; what was
-drawn has weights, by which it stands for all. Knows no mode of a reference and no kind of model.
+(`Question`). Documents are drawn from it in batches, which lm-eval runs, until their values decide the claim. Drawn
+documents have weights, by which they stand for all. Knows no mode of a reference and no kind of model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Document: TypeAlias = tuple[str, int]
 """A task, and a document's number in it."""
 
 CUT_NATS = 1.0
-"""The most of a position's KL that counts: without an upper limit no upper limit of a mean is certain."""
+"""The most that a position's KL counts: without an upper limit, no upper limit of a mean is certain."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Question:
     """Task, metric and filter of the `Outcome` that the claim is about; None where it is about positions."""
 
     cut: float | None = None
-    """The most of a position that counts, in nats; None where all does."""
+    """The most that a position counts, in nats; None where all of it does."""
 
 
 def question_of(
@@ -82,7 +82,7 @@ def question_of(
 
 
 def _accuracy(certain: ClaimConfig, answers: Sequence[Answers], generated: Sequence[Generated]) -> Question:
-    """The difference of the shares of right answers: of each task by the metric that speaks for it."""
+    """The difference of the shares of right answers, by each task's primary metric."""
     firsts = primary_answers(answers)
     if without := [item.task for item in answers if item.task not in firsts]:
         problem = f"task '{without[0]}' has no right answers: give 'certain.metric' = 'kl_mean'"
@@ -114,8 +114,8 @@ def _accuracy(certain: ClaimConfig, answers: Sequence[Answers], generated: Seque
 
 
 def _ranks(answers: Answers, right: FloatArray) -> FloatArray:
-    """How sure the reference is of each answer, from 0 to 1 among the task's right or wrong ones: units differ between
-    tasks. One half where margins are not known."""
+    """How sure the reference is of each answer, as a rank from 0 to 1 among the task's right or wrong answers, because
+    units differ between tasks. One half where margins are not known."""
     margins = [answer.margin for answer in answers.by_document.values()]
     ranks = np.full(len(right), 0.5)
     if None in margins:
@@ -134,7 +134,7 @@ def _positions(
     generated: Sequence[Generated],
     lost: Collection[Document],
 ) -> Question:
-    """A mean over the scored targets; documents are the clusters. Agreement is asked as disagreement."""
+    """A mean over the scored targets, where documents are the clusters. Agreement is asked as disagreement."""
     asked = dict.fromkeys((item.task, number) for item in answers for number in item.by_document)
     documents = [document for document in asked if document not in lost]
     counts = dict.fromkeys(asked, 0)
@@ -157,8 +157,8 @@ def _positions(
     def values(
         batch: Sequence[Document], _: object, batch_lost: Collection[Document], candidate: Observer | None
     ) -> Sequence[FloatArray]:
-        """The mean of each document's positions, a mean that the true one is not below, and the variance that comes
-        from keeping a part of the reference's distributions; no numbers of a lost document."""
+        """The mean of each document's positions, a lower bound of the true mean, and the variance that comes from
+        keeping a part of the reference's distributions; no numbers for a lost document."""
         assert candidate is not None
         means: dict[Document, tuple[float, float, float]] = {}
         for task in dict.fromkeys(task for task, _ in batch):
@@ -185,8 +185,8 @@ def _positions(
 
 
 def _kl(rows: npt.NDArray[Any], highest: float) -> FloatArray:
-    """Each position's KL, cut at `highest`, its lower bound and its variance. An estimate within two standard errors of
-    the cut counts as that: cut alone it would be too small on average."""
+    """Each position's KL, cut at `highest`, with its lower bound and its variance. An estimate within two standard
+    errors of the cut counts as the cut: simply cut, it would be too small on average."""
     values, lows, variances = (rows[name].astype(np.float64) for name in ("kl", "kl_lower", "kl_variance"))
     errors = np.sqrt(variances)
     cut = np.where((errors > 0) & (values + 2 * errors > highest), highest, np.minimum(values, highest))
