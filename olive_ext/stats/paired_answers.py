@@ -64,7 +64,7 @@ def compare_outcomes(
     mean, known = float(differences.mean()), float(everything.mean())
     if is_drawn:
         mean = float(np.average(differences, weights=np.asarray(weights, np.float64)))
-    found = Outcome(
+    outcome = Outcome(
         *(task, metric, filter_name),
         num_documents=len(differences),
         reference=known,
@@ -81,10 +81,10 @@ def compare_outcomes(
         num_population=len(everything) if is_drawn else None,
     )
     if is_drawn:
-        return found
-    sizes = dict.fromkeys([*DIFFERENCES, matters / found.unit])
+        return outcome
+    sizes = dict.fromkeys([*DIFFERENCES, matters / outcome.unit])
     return replace(
-        found,
+        outcome,
         mcnemar_p=mcnemar_p(lost, gained) if is_binary else sign_p(differences),
         documents_needed={f"{size:g}": documents_needed(differences, size, is_binary) for size in sizes},
     )

@@ -117,13 +117,7 @@ class TaskRun:
         with clock.phase("reference"), closing(self._models.open_reference(observer)) as lm:
             if observer is None:
                 self._models.keep_answers(lm)
-            run, tokens_fed = self._run_reference(lm, observer), None
-            if observer is not None:
-                score_generated(lm, observer.generated)
-                tokens_fed = int(lm.session.counters.tokens_fed)
-            lost, num_lost = lost_documents(lm), len(getattr(lm, "lost", ()))
-            facts: dict[str, Any] = {"non_finite": _non_finite(lm), "tokens_fed": tokens_fed}
-            self.reference = replace(run, lost=lost, num_lost=num_lost, **facts)
+            self.reference = self._run_reference(lm, observer, is_alone=True)
         del lm
         gc.collect()  # the memory of the evaluated model is watched from here on
 
@@ -232,18 +226,22 @@ class TaskRun:
         if lm.lost and self.observer.scores is not None:  # what the candidate did not answer has no scores
             self.observer.scores.is_partial = True
             reference.lost += lm.lost
-        number = len(reference.lost)
-        return replace(self._run_reference(reference, observer), num_lost=len(reference.lost) - number)
+        return self._run_reference(reference, observer, is_alone=False)
 
-    def _run_reference(self, lm: LM, observer: Observer | None) -> ReferenceRun:
+    def _run_reference(self, lm: Any, observer: Observer | None, *, is_alone: bool) -> ReferenceRun:
+        """Runs the tasks on the reference; `is_alone`: not beside the candidate, which scores its generations then."""
         from olive_ext.backends.lm_eval_run import run_tasks
 
-        config, tasks, progress = self._models.config, self._tasks, self._models.progress
+        num_lost = len(getattr(lm, "lost", ()))  # by the candidate
         lm.role = "the reference"
-        results = run_tasks(lm, tasks, config, progress=progress)
+        results = run_tasks(lm, self._tasks, self._models.config, progress=self._models.progress)
         samples = results.pop("samples")
-        answers, prompt = read_answers(samples, tasks.tasks), _first_prompt(lm, samples)
-        return ReferenceRun(results, answers, observer, lost_documents(lm), prompt)
+        answers, prompt, tokens_fed = read_answers(samples, self._tasks.tasks), _first_prompt(lm, samples), None
+        if observer is not None and is_alone:
+            score_generated(lm, observer.generated)
+            tokens_fed = int(lm.session.counters.tokens_fed)
+        counts = len(getattr(lm, "lost", ())) - num_lost, _non_finite(lm) if is_alone else 0, tokens_fed
+        return ReferenceRun(results, answers, observer, lost_documents(lm), prompt, *counts)
 
     def _facts(self, lm: LM, tokens_fed: int | None) -> dict[str, Any]:
         reference = self._models.config.reference

@@ -145,19 +145,19 @@ def _pairs(
     reference: Sequence[Answers], candidate: Sequence[Answers], weights: Weights | None, *, has_same_prompts: bool
 ) -> Iterator[_Pair]:
     theirs = {(item.task, item.filter): item for item in reference}
-    for own in candidate:
-        other = theirs[own.task, own.filter]
-        asked = other if weights is None else other.of(own.by_document)
-        check_same_questions(asked, own, has_same_prompts=has_same_prompts)
-        first, second = other.by_document, own.by_document
-        for metric in own.metrics:
+    for ours in candidate:
+        reference_answers = theirs[ours.task, ours.filter]
+        asked = reference_answers if weights is None else reference_answers.of(ours.by_document)
+        check_same_questions(asked, ours, has_same_prompts=has_same_prompts)
+        first, second = reference_answers.by_document, ours.by_document
+        for metric in ours.metrics:
             numbers = [item for item in second if metric in first[item].values and metric in second[item].values]
             if numbers:
-                one, two = (np.array([answers[item].values[metric] for item in numbers]) for answers in (first, second))
+                before, after = (np.array([by[item].values[metric] for item in numbers]) for by in (first, second))
                 if metric == WER:  # of other documents beside these the average one may have other words
-                    two *= [second[item].values.get(WORDS, 1) / first[item].values.get(WORDS, 1) for item in numbers]
-                drawn = None if weights is None else [weights[own.task][number] for number in numbers]
-                yield _Pair(other, own, metric, numbers, one, two, drawn)
+                    after *= [second[item].values.get(WORDS, 1) / first[item].values.get(WORDS, 1) for item in numbers]
+                drawn = None if weights is None else [weights[ours.task][number] for number in numbers]
+                yield _Pair(reference_answers, ours, metric, numbers, before, after, drawn)
 
 
 def _over_all(pairs: Sequence[_Pair], undrawn: Sequence[FloatArray], matters: float) -> Outcome:
