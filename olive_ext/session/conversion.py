@@ -417,9 +417,9 @@ PART = 8
 class Call:
     """The requests of one call that have no output yet: what each is for the engine, and its results so far."""
 
-    def __init__(self, model: OpenModel, name: str, to_request: Callable[[Any], SessionRequest]) -> None:
-        """`to_request` converts one argument of the method `name` to a session's request."""
-        self._model, self.name, self._to_request = model, name, to_request
+    def __init__(self, model: OpenModel, to_request: Callable[[Any], SessionRequest]) -> None:
+        """`to_request` converts one argument of a session's method to a request."""
+        self._model, self._to_request = model, to_request
         self._waiting: dict[Any, tuple[SessionRequest, tuple[Request, ...], dict[int, Result]]] = {}
         self._lost: dict[Any, str] = {}
 

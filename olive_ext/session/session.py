@@ -32,7 +32,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
 from olive_ext.records.journal import Journal
 from olive_ext.session.answer_journal import Executor, RecordsElsewhere, in_chunks, journal_of, request_digest
-from olive_ext.session.conversion import Call, naming
+from olive_ext.session.conversion import Call, convert, naming
 from olive_ext.session.generation_bounds import TextStream
 from olive_ext.session.placeholders import Encoding, MediaText
 from olive_ext.session.requests import (
@@ -274,7 +274,7 @@ class Session(AbstractContextManager["Session"]):
         """As `as_completed`, by keys: `(key, output)` for the `(key, request)` pairs of each slice, all under different
         keys. Errors name a request by its key, and warnings its task, `whose(key)`."""
         self._turns.check_open()
-        asked = Call(self, call, _REQUEST_OF[call])
+        asked = Call(self, _REQUEST_OF[call])
         return self._turns.outputs_of(call, asked.outputs(self._results(call, asked.put_all(slices, whose))))
 
     def loglikelihood(self, requests: Sequence[ToScore]) -> list[ScoringOutput]:
@@ -305,13 +305,13 @@ class Session(AbstractContextManager["Session"]):
 
     def kept(self, call: str) -> Callable[[Any], bool] | None:
         """Whether the answer to a request of the method named `call` is kept; None where none are kept."""
-        put = Call(self, call, _REQUEST_OF[call]).put
+        to_request = _REQUEST_OF[call]
         if call != "generate" and self.records is not None:
             with suppress(RecordsError):
                 find = Records.read(self.records.folder).find
-                return lambda request: all(find(key_of(part)) is not None for _, part in put(0, request)[0])
+                return lambda item: all(find(key_of(part)) is not None for part in convert(self, to_request(item))[0])
         elif (journal := self.journal) is not None and journal.num_known:
-            return lambda request: all(request_digest(part) in journal for _, part in put(0, request)[0])
+            return lambda item: all(request_digest(part) in journal for part in convert(self, to_request(item))[0])
         return None
 
     def gc(self) -> None:
@@ -355,7 +355,7 @@ class Session(AbstractContextManager["Session"]):
         self.close()
 
     def _run(self, call: str, requests: Sequence[Any], to_request: Callable[[Any], Any]) -> list[Any]:
-        asked = Call(self, call, to_request)
+        asked = Call(self, to_request)
         completed = asked.outputs(self._results(call, asked.put_all(_numbered(call, [requests]), None)))
         outputs = dict(self._turns.outputs_of(call, completed, is_whole=True))
         return [outputs[index] for index in range(len(outputs))]
@@ -371,7 +371,7 @@ class Session(AbstractContextManager["Session"]):
         return bool(self.executor.describe().get("deterministic"))
 
     def _continuous(self, items: Iterable[tuple[Hashable, ToGenerate] | None]) -> Outputs:
-        call, keys = Call(self, "generate_continuous", to_generation), dict[int, Hashable]()
+        call, keys = Call(self, to_generation), dict[int, Hashable]()
 
         def requests() -> Iterator[KeyedRequest | None]:
             for number, item in enumerate(items):
@@ -429,7 +429,7 @@ class _Streamed:
         if request.think_end_token is not None:
             text = "the answer is what follows the last end of the reasoning: `generate` separates them"
             raise ConfigError(f"stream: 'think_end_token' = {request.think_end_token!r}: {text}", "think_end_token")
-        self.call = Call(session, "generate", to_generation)
+        self.call = Call(session, to_generation)
         windows, _ = self.call.put(0, request)
         if len(windows) > 1:
             raise UnsupportedError(f"stream: the sound has {len(windows)} windows: use `generate`")
