@@ -123,7 +123,7 @@ class ResolvedModel:
         """What runs the model, and how."""
         if self.kind != "onnx":
             return (self.settings.model_dump(),)
-        providers = [(one.name, dict(one.options)) for one in self.providers]
+        providers = [(provider.name, dict(provider.options)) for provider in self.providers]
         settings = self.settings.model_dump(exclude={"execution_provider", "provider_options", "variant"})
         return settings, self.files.variant, providers
 
@@ -158,14 +158,14 @@ class ResolvedModel:
             asked = asked.get(encoder.part)
         section = next(section for section, part in MEDIA_SECTIONS.items() if part == encoder.part)
         is_free = not self.session_providers and self.providers[0].origin in (GENAI_CONFIG, "default")
-        own = resolve_providers(
+        chosen = resolve_providers(
             asked,
             genai_config=self.files.genai_config if is_free else None,
             allow_cpu_fallback=self.settings.allow_cpu_fallback,
             setting="engine.encoder_provider",
             section=section,
         )
-        return self.providers if own[0].origin == "default" else own
+        return self.providers if chosen[0].origin == "default" else chosen
 
     @property
     def device(self) -> Device:
@@ -204,8 +204,8 @@ class ResolvedModel:
             with reading(files.decoder):
                 spec = read_spec(graph, files.genai_config, settings.max_length, files.hf_config, provided)
                 written = files.genai_config.get("model", {}).get("decoder", {}).get("session_options")
-                given = [written, settings.provider_options, settings.execution_provider]
-                used = [dict(one.options) for one in self.providers] if table_offset(given) is not None else []
+                sources = [written, settings.provider_options, settings.execution_provider]
+                used = [dict(entry.options) for entry in self.providers] if table_offset(sources) is not None else []
                 failure = self.parts_failure
                 if spec.lengths and settings.engine.graph == "untouched":
                     failure = "the graph, left as it is, takes a step's length for the text's"
@@ -328,14 +328,14 @@ class ResolvedModel:
         """Every choice that opening the model takes, named as in `describe_execution`."""
         origins, runtime = self.files.origins, self.runtime
         with runtimes.failures_named(runtime, "decisions"):
-            own = tuple(runtime.decisions(self))
+            choices = tuple(runtime.decisions(self))
         return (
             Decision("kind", self.kind, self.kind_reason),
             Decision("runtime", runtime.name, self.runtime_reason),
             Decision("model", self.name, origins.get("decoder", "")),
             *([Decision("variant", self.files.variant, origins["variant"])] if "variant" in origins else ()),
             Decision("tokenizer", self.files.tokenizer, origins.get("tokenizer", "")),
-            *own,
+            *choices,
         )
 
     @property

@@ -98,14 +98,14 @@ def refuse_settings(model: Resolved) -> list[str]:
         return []
     ignored = {name: getattr(engine, name) for name in EngineConfig.model_fields.keys() - runtime.follows - {"runtime"}}
     where = f"on '{runtime.name}' ({model.runtime_reason}), which takes {', '.join(sorted(runtime.follows))}"
-    told = [
+    sentences = [
         f"'engine.{name}' = {json.dumps(value)} changes nothing {where}"
         for name, value in sorted(ignored.items())
         if value != getattr(_DEFAULTS, name)
     ]
-    if told and engine.runtime == runtime.name:
-        raise ContradictionError(f"{told[0]}: leave it out")
-    return told
+    if sentences and engine.runtime == runtime.name:
+        raise ContradictionError(f"{sentences[0]}: leave it out")
+    return sentences
 
 
 def failures_named(runtime: Runtime, doing: str) -> AbstractContextManager[None]:

@@ -108,7 +108,7 @@ class Constants:
         made = {
             node.output[0]: attribute(node, "value", None) for node in graph_nodes(model) if node.op_type == "Constant"
         }
-        self.tensors = {name: one for name, one in made.items() if one is not None} | self.initializers
+        self.tensors = {name: tensor for name, tensor in made.items() if tensor is not None} | self.initializers
         """Whether with those of Constant nodes."""
 
         self.scales: set[str] = set()
@@ -177,7 +177,7 @@ class Constants:
         known = {
             name: one for name, one in self.tensors.items() if name in self.initializers or math.prod(one.dims) > 1
         }
-        names = {name for name, one in known.items() if one.data_type in FLOATS and 0 not in one.dims}
+        names = {name for name, tensor in known.items() if tensor.data_type in FLOATS and 0 not in tensor.dims}
         nodes = [*graph_nodes(self.model)]
         read = [*rotary_nodes(self.model.graph)]
         turns = {cosines: "cos" for _, cosines, _ in read} | {sines: "sin" for _, _, sines in read}
@@ -220,12 +220,12 @@ def checkpoint_floats(folder: Path) -> dict[str, Array]:
         with file.open("rb") as content:
             size = int.from_bytes(content.read(8), "little")
             header = json.loads(content.read(size))
-        for name, one in header.items():
-            if one.get("dtype") in dtypes:
-                place = 8 + size + one["data_offsets"][0]
-                shape, key = tuple(one["shape"]), name.replace("language_model.", "")
+        for name, entry in header.items():
+            if entry.get("dtype") in dtypes:
+                place = 8 + size + entry["data_offsets"][0]
+                shape, key = tuple(entry["shape"]), name.replace("language_model.", "")
                 if 0 not in shape:
-                    tensors[key] = np.memmap(file, dtypes[one["dtype"]], "r", place, shape)
+                    tensors[key] = np.memmap(file, dtypes[entry["dtype"]], "r", place, shape)
     return tensors
 
 
@@ -272,7 +272,7 @@ def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[st
         if {*map(len, shapes)} == {2} and any(map(eq, *shapes)):
             parts[name] = tuple(slice(min(sizes)) for sizes in zip(*shapes, strict=True))
     model, reference = (
-        {**own, **{name: own[name][part] for name, part in parts.items()}} for own in (model, reference)
+        {**arrays, **{name: arrays[name][part] for name, part in parts.items()}} for arrays in (model, reference)
     )
     shared = {name for name, array in model.items() if name in reference and reference[name].shape == array.shape}
     vectors = {name for name in shared if model[name].ndim == 1}
@@ -307,15 +307,15 @@ def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[s
     return causes
 
 
-def is_alike(own: Array, other: Array) -> bool:
+def is_alike(table: Array, other: Array) -> bool:
     """Whether most numbers of some rows of two tables of one shape are equal."""
-    some = slice(None, None, -(-len(own) // 16))
-    return (what := _apart("", own[some], other[some])) is None or what.share < 0.5
+    some = slice(None, None, -(-len(table) // 16))
+    return (what := _apart("", table[some], other[some])) is None or what.share < 0.5
 
 
-def is_one(own: Array, other: Array) -> bool:
+def is_one(array: Array, other: Array) -> bool:
     """Whether two constants are equal but for rounding and an added 1, as in Gemma's norms."""
-    return own.shape == other.shape and not (_apart("", own, other) and _apart("", own, other, 1))
+    return array.shape == other.shape and not (_apart("", array, other) and _apart("", array, other, 1))
 
 
 def meant_others(names: Collection[str], others: Collection[str], kind: Callable[[str], str]) -> set[str]:
@@ -538,10 +538,10 @@ def _dequantized(
     return Grid(stored, parts[0], parts[1] if zeros is not None else 0, num_inputs, block)
 
 
-def distance(own: Array, grid: Grid, begin: int = 0) -> Distance:
+def distance(weight: Array, grid: Grid, begin: int = 0) -> Distance:
     """The distance of a float weight [N, K] from the rows of its quantized one that begin at `begin`."""
     count, in_steps, in_size = 0, [], []
-    for first, rows in _blocks(own):
+    for first, rows in _blocks(weight):
         numbers, steps = grid.rows(begin + first, begin + first + len(rows))  # [R, K], [R, blocks]
         floats = rows.astype(np.float32)
         # A block of nearly nothing may have a scale that is no number in half precision.
@@ -560,7 +560,7 @@ def distance(own: Array, grid: Grid, begin: int = 0) -> Distance:
     is_far = (rows > (ROW_STEPS if is_nearest else 4 * usual)) & (sizes.mean(1) > ROW_SIZE)
     if is_nearest:
         is_far |= ((blocks > BLOCK_STEPS) & (sizes > BLOCK_SIZE)).any(1)
-    return Distance(count / own.size, np.flatnonzero(is_far).tolist(), len(rows))
+    return Distance(count / weight.size, np.flatnonzero(is_far).tolist(), len(rows))
 
 
 def unpacked(bytes_: Array, bits: int) -> Array:

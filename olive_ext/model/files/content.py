@@ -63,10 +63,10 @@ def read_files(files: ModelFiles) -> dict[str, Path]:
     roles = {tokenizer: "tokenizer", **graph_folder, files.directory: "model"}  # the last role of a folder is its own
     for folder, role in roles.items():
         patterns = (*_CONFIGS, *_TEXTS, *_TEMPLATES, *(() if is_graph or role != "model" else _HF_FILES))
-        own = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
-        if any(b'"auto_map"' in file.read_bytes() for file in own if file.name.endswith("config.json")):
-            own.update(folder.glob("*.py"))
-        read |= {f"{role} {file.relative_to(folder).as_posix()}": file for file in own}
+        wanted = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
+        if any(b'"auto_map"' in file.read_bytes() for file in wanted if file.name.endswith("config.json")):
+            wanted.update(folder.glob("*.py"))
+        read |= {f"{role} {file.relative_to(folder).as_posix()}": file for file in wanted}
     return {label: file for label, file in read.items() if file.is_file()}
 
 
@@ -111,8 +111,8 @@ def also_read(files: ModelFiles) -> dict[str, str]:
     read = {file.resolve() for file in read_files(files).values()}
     roots = [path.resolve() for path in (files.directory, Path(files.tokenizer)) if path.is_dir()]
     more: dict[str, str] = {}
-    own = (*(f"{root}{os.sep}" for root in roots), f"{os.sep}snapshots{os.sep}")
-    for path in sorted(Path(name) for name in _opened.copy() if any(part in name for part in own)):
+    places = (*(f"{root}{os.sep}" for root in roots), f"{os.sep}snapshots{os.sep}")
+    for path in sorted(Path(name) for name in _opened.copy() if any(part in name for part in places)):
         root = next((root for root in roots if path.is_relative_to(root)), None)
         is_code = path.suffix == ".py" and "snapshots" in path.parts
         if (root is not None or is_code) and path not in read and path.is_file():

@@ -76,21 +76,21 @@ def locate(
     """
     root = real_path(path)
     logger.debug("looking for the files of '%s'", path)
-    given: dict[str, Named] = {}
+    stated: dict[str, Named] = {}
     origins: dict[str, str] = {}
     graphs: dict[str, Path] = {}
     name = ep = ""
     if is_package(root):
         chosen, graphs, rule = choose(root, variant, provider)
         root, origins, name, ep = chosen.folder, {"variant": rule}, chosen.name, chosen.provider
-        given = {part: (file, f"the package's component '{part}'") for part, file in graphs.items()}
+        stated = {part: (file, f"the package's component '{part}'") for part, file in graphs.items()}
         if chosen.graph is not None and onnx_file_name is None:
-            given["decoder"] = chosen.graph, "the package's model_file"
+            stated["decoder"] = chosen.graph, "the package's model_file"
     elif variant is not None:
         raise MismatchError(f"'{root}' is no model package", "variant", variant)
     overlaid = with_overlay(root if root.is_dir() else root.parent, *(file.parent for file in graphs.values()))
-    given |= {part: _component(root, part, name) for part, name in (components or {}).items()}
-    decoder, rule = _find_decoder(root, onnx_file_name, given.pop("decoder", None), overlaid and overlaid[0])
+    stated |= {part: _component(root, part, name) for part, name in (components or {}).items()}
+    decoder, rule = _find_decoder(root, onnx_file_name, stated.pop("decoder", None), overlaid and overlaid[0])
     outline = read_outline(decoder)
     weights = _weights(decoder, outline)
     config_file, config_rule = _find_genai_config(root, decoder)
@@ -105,16 +105,16 @@ def locate(
         weights += (graph, *_weights(graph, read_outline(graph)))
     candidates = list(_tokenizer_candidates(extra_tokenizer_candidates, root, decoder))
     tokenizer_place, tokenizer_rule = _find_tokenizer(decoder.parent, tokenizer, genai_config, candidates)
-    named = {**find_companions(decoder, directory, genai_config, given), **given}
+    named = {**find_companions(decoder, directory, genai_config, stated), **stated}
     companions = _companions(root, decoder, outline, named)
     _refuse_strangers_in(Path(tokenizer_place), *([directory] if config_file else []))
     refuse_names_outside(directory, genai_config)
-    own = (decoder.parent, directory, *([Path(tokenizer_place)] if companions or overlaid else []))
+    folders = (decoder.parent, directory, *([Path(tokenizer_place)] if companions or overlaid else []))
     return ModelFiles(
         decoder=decoder,
         directory=directory,
         genai_config=genai_config,
-        hf_config=_hf_config(*own),
+        hf_config=_hf_config(*folders),
         tokenizer=tokenizer_place,
         origins={**origins, "decoder": rule, "genai_config": config_rule, "tokenizer": tokenizer_rule}
         | {part: found_by for part, (_, _, found_by) in companions.items()},
@@ -367,14 +367,14 @@ def _missing_stage(folder: Path, stages: Mapping[str, Path]) -> str:
 
 
 def find_companions(
-    decoder: Path, directory: Path, genai_config: Mapping[str, Any], given: Collection[str] = ()
+    decoder: Path, directory: Path, genai_config: Mapping[str, Any], stated: Collection[str] = ()
 ) -> dict[str, Named]:
     """The graphs beside `decoder` by what they do, each with the rule that found it. `directory` has genai_config.json.
 
     "embedding": takes ids where the decoder takes embeddings. "encoder": takes the source of an encoder-decoder.
     "first_step": a decoder without a past, which computes the cross-attention KV. "vision" and "audio": encoders whose
     features the embedding graph puts among the embeddings; if they are missing, only pictures and sound cannot be used.
-    Raises `ModelError` for another graph that genai_config.json names and that does not exist, except those `given`.
+    Raises `ModelError` for another graph that genai_config.json names and that does not exist, except those `stated`.
     """
     graphs = _by_name(decoder)
     for section, part in {**MEDIA_SECTIONS, **_TEXT_SECTIONS}.items():
@@ -383,7 +383,7 @@ def find_companions(
         file = inside(directory, name, key) if name else None
         if file is not None and file.is_file():
             graphs[part] = (file, f"{GENAI_CONFIG}'s {key}")
-        elif file is not None and section in _TEXT_SECTIONS and part not in given:
+        elif file is not None and section in _TEXT_SECTIONS and part not in stated:
             raise NotFoundError(f"{GENAI_CONFIG} names '{name}' for {key}; '{file}' does not exist")
     return graphs
 
@@ -417,8 +417,8 @@ def _find_tokenizer(
     locations = [(str(folder), origin) for folder, origin in _upwards(model_folder)]
     if tokenizer_dir := genai_config.get("model", {}).get("tokenizer_dir"):
         key, is_asset = "model.tokenizer_dir", tokenizer_dir.startswith(ASSET)
-        own = asset(model_folder, tokenizer_dir, key) if is_asset else inside(model_folder, tokenizer_dir, key)
-        locations.insert(0, (str(own), f"{GENAI_CONFIG}'s model.tokenizer_dir"))
+        first = asset(model_folder, tokenizer_dir, key) if is_asset else inside(model_folder, tokenizer_dir, key)
+        locations.insert(0, (str(first), f"{GENAI_CONFIG}'s model.tokenizer_dir"))
     locations += candidates
     for location, origin in locations:
         if folder := _tokenizer_folder(Path(location)):
@@ -447,11 +447,11 @@ def _tokenizer_folder(path: Path) -> Path | None:
     return folder.resolve() if any((folder / mark).is_file() for mark in _MARKS) else None
 
 
-def _tokenizer_candidates(given: Sequence[str | Path], root: Path, decoder: Path) -> Iterator[tuple[str, str]]:
+def _tokenizer_candidates(more: Sequence[str | Path], root: Path, decoder: Path) -> Iterator[tuple[str, str]]:
     """Folders, files and hub names that are tried after the model's own folders, and where each comes from."""
     if decoder.is_symlink():
         yield str(decoder.resolve().parent), "beside the file that the model's link leads to"
-    yield from ((str(location), "an additional candidate") for location in given)
+    yield from ((str(location), "an additional candidate") for location in more)
     for folder in dict.fromkeys((root, decoder.parent)):
         attributes = olive_record(folder)[1].get("model_attributes") or {}
         for file in attributes.get("additional_files") or ():

@@ -173,7 +173,7 @@ class Stacker:
             self._sessions[form] = self._open_graph(stack_graph(self._tensors, form[0], is_whole=form[1]))
         session = self._sessions[form]
         binding = session.io_binding()
-        taken = {found.name for found in session.get_inputs()}
+        taken = {entry.name for entry in session.get_inputs()}
         for place, part in enumerate(parts):
             for i, value in enumerate(part.values):
                 binding.bind_ortvalue_input(f"x{i}_{place}", value)

@@ -56,8 +56,8 @@ class Compiled:
     """What was compiled for the sessions of one engine, and what an earlier session had compiled."""
 
     def __init__(self, config: EngineConfig) -> None:
-        given = config.compiled_dir
-        self._root = None if given is False else Path(given) if given else cache_folder("compiled")
+        folder = config.compiled_dir
+        self._root = None if folder is False else Path(folder) if folder else cache_folder("compiled")
         self._config = config
         self._folders: list[tuple[Path, str, Files]] = []
         """Folders in which providers keep files, the pattern of these files, and the files that were there before."""
@@ -137,7 +137,7 @@ class Compiled:
         cache = _CACHES[keeper.name]
         options = {name: value.replace(FOLDER, str(folder)) for name, value in cache.options.items()}
         chosen = replace(keeper, options={**options, **keeper.options})
-        chain = [chosen if one is keeper else one for one in providers]
+        chain = [chosen if link is keeper else link for link in providers]
         make_own_folder(folder).touch()
         first = _files(folder, cache.files)
         try:
@@ -213,10 +213,10 @@ def _folders(root: Path) -> Iterator[tuple[float, Path]]:
 
 
 def _files(folder: Path, pattern: str = "*") -> Files:
-    found: dict[Path, tuple[int, int]] = {}
+    files: dict[Path, tuple[int, int]] = {}
     for path in folder.rglob(pattern):
         with suppress(FileNotFoundError):
             if path.is_file():
                 stat = path.stat()
-                found[path] = stat.st_size, stat.st_mtime_ns
-    return found
+                files[path] = stat.st_size, stat.st_mtime_ns
+    return files

@@ -26,7 +26,7 @@ memory ran out."""
 FAILURES: tuple[type[Exception], ...] = (
     RuntimeError,
     MemoryError,
-    *(found for found in vars(library).values() if isinstance(found, type) and issubclass(found, Exception)),
+    *(kind for kind in vars(library).values() if isinstance(kind, type) and issubclass(kind, Exception)),
 )
 """What ONNX Runtime, providers and allocators raise."""
 

@@ -87,8 +87,8 @@ def resolve_providers(
             keys = ", ".join(f"'{key}'" for key in asked_options)
             keys += f" in {GENAI_CONFIG}" if origin == GENAI_CONFIG else ""
             raise ProviderError(f"{CPU} takes no options, and was given {keys}; threads are 'engine.num_threads'")
-        given = {**row.defaults, **{key: _text(key, value, row.name) for key, value in asked_options.items()}}
-        providers.append(Provider(row.name, row.device, given, origin, row.plans_shapes, row.capture_option))
+        chosen = {**row.defaults, **{key: _text(key, value, row.name) for key, value in asked_options.items()}}
+        providers.append(Provider(row.name, row.device, chosen, origin, row.plans_shapes, row.capture_option))
     if all(provider.name != CPU for provider in providers):
         providers.append(Provider(CPU, "cpu", {}, "always last"))
     return tuple(providers)
@@ -311,16 +311,16 @@ def _untrusted(value: Any, where: str) -> Iterator[tuple[str, Any, str]]:
             yield from _untrusted(item, full_key)
 
 
-def _entries(given: Any, where: str, *, is_run: bool) -> Iterator[tuple[str, Any, str]]:
-    for key, value in given.items() if isinstance(given, Mapping) else ():
+def _entries(section: Any, where: str, *, is_run: bool) -> Iterator[tuple[str, Any, str]]:
+    for key, value in section.items() if isinstance(section, Mapping) else ():
         is_section = isinstance(value, (Mapping, list)) or key == "custom_ops_library"  # looked at for themselves
         is_harmless = _RUN_ENTRIES.fullmatch(key) if is_run else _FIELDS.fullmatch(key) or _ENTRIES.fullmatch(key)
         if not is_section and not is_harmless:
             yield f"{where}.{key}", value, "an entry of ONNX Runtime that is not known as harmless"
 
 
-def _options(given: Any, where: str) -> Iterator[tuple[str, Any, str]]:
-    entries = given if isinstance(given, list) else [given]
+def _options(written: Any, where: str) -> Iterator[tuple[str, Any, str]]:
+    entries = written if isinstance(written, list) else [written]
     named = [pair for entry in entries if isinstance(entry, Mapping) for pair in entry.items()]
     for name, options in named:
         row = ROWS.get(name.lower()) or ROWS.get(f"{name.lower()}executionprovider")

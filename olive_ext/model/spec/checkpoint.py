@@ -49,11 +49,11 @@ def read_rotary_lengths(config: Mapping[str, Any]) -> tuple[int, ...] | None:
     depend on the length."""
     lengths: set[int] = set()
     is_by_length = False
-    own = config.get("original_max_position_embeddings")
+    outer = config.get("original_max_position_embeddings")
     for entry in entries(config):
         kind = entry.get("rope_type", entry.get("type"))
         is_by_length |= kind in ("longrope", "dynamic")
-        last = entry.get("original_max_position_embeddings", own) if kind == "longrope" else None
+        last = entry.get("original_max_position_embeddings", outer) if kind == "longrope" else None
         lengths |= {int(last)} if last else set()
     return tuple(sorted(lengths)) if is_by_length else None
 

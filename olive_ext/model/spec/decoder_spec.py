@@ -99,8 +99,8 @@ class _Reader:
             raise ModelError(NO_CACHE)
         kv = tuple(self._kv_tensor(past, present) for past, present in kv_names.items())
         states = tuple(
-            StateTensor(past, present, one.elem_type, _fixed(one, one.shape[1:], "a state's size is"))
-            for past, present, one in ((*names, self._inputs[names[0]]) for names in state_names.items())
+            StateTensor(past, present, state.elem_type, _fixed(state, state.shape[1:], "a state's size is"))
+            for past, present, state in ((*names, self._inputs[names[0]]) for names in state_names.items())
         )
         refuse_rotary(self._graph, {tensor.past: self._head_size(tensor) for tensor in kv})
         logits = self._logits()
@@ -222,7 +222,7 @@ class _Reader:
         """Size of the cache's last axis, derived from the attention's output; None where the graph does not give it."""
         num_heads = self._number(past, "num_heads")
         output = self._readers[past].output[0] if num_heads else ""
-        widths = (attention.tensor_spec(one).shape[-1] for one in self._graph.value_info if one.name == output)
+        widths = (attention.tensor_spec(value).shape[-1] for value in self._graph.value_info if value.name == output)
         width = next(widths, None)
         return -(-(width // num_heads) // self._per_item(past)) if isinstance(width, int) else None
 
@@ -272,19 +272,19 @@ class _Reader:
     def _contradicted(self, roles: Iterable[InputSpec], kv: Iterable[KvTensor], logits: TensorSpec) -> Iterator[str]:
         """What genai_config.json states and the graph contradicts."""
         caches = [tensor for tensor in kv if tensor.capacity is None]
-        own = {entry.role.value: entry.tensor.name for entry in roles} | {"logits": logits.name}
+        names = {entry.role.value: entry.tensor.name for entry in roles} | {"logits": logits.name}
         for key, name in {**self._decoder_config.get("inputs", {}), **self._decoder_config.get("outputs", {})}.items():
             is_cache = bool(caches) and key.startswith(("past_", "present_")) and "%d" in name
             is_there = any(tensor_names.by_layer([*self._inputs, *self._outputs], [(name, "")]))
-            if own.get(key, name) != name or (is_cache and not is_there):
-                yield f"{key} '{name}', the graph has {own.get(key, 'no such tensor')}"
+            if names.get(key, name) != name or (is_cache and not is_there):
+                yield f"{key} '{name}', the graph has {names.get(key, 'no such tensor')}"
         sizes = {size for size in logits.shape[-1:] if isinstance(size, int)}
         heads, widths = {tensor.heads for tensor in caches}, {self._head_size(tensor) for tensor in caches}
         known = {"vocab_size": sizes, "num_key_value_heads": heads, "head_size": widths}
         for key, values in known.items():
-            said = {**self._model_config, **self._decoder_config}.get(key, 0)
-            if said > 0 and values and said not in values:
-                yield f"{key} {said}, the graph has {listed(map(str, sorted(values)))}"
+            stated = {**self._model_config, **self._decoder_config}.get(key, 0)
+            if stated > 0 and values and stated not in values:
+                yield f"{key} {stated}, the graph has {listed(map(str, sorted(values)))}"
         length, rows = self._model_config.get("context_length") or 0, rotary_rows(self._graph)
         if rows and length > rows:
             yield f"context_length {length}, the graph's rotary tables have {rows} positions"

@@ -215,10 +215,10 @@ def find_parts(decoder: Outline, others: Mapping[Path, Outline]) -> dict[Path, P
             parts[file] = Part(part, f"it returns what the embedding graph takes as '{feature.name}'")
     cross = read_cross_inputs(decoder.inputs, {})
     for file, graph in others.items():
-        given = graph.outputs.keys() & {*STATES_OUTPUTS, *cross.kv}
-        if cross and given and file not in parts:
+        shared = graph.outputs.keys() & {*STATES_OUTPUTS, *cross.kv}
+        if cross and shared and file not in parts:
             name = "first_step" if graph.has_logits else "encoder"
-            parts[file] = Part(name, f"it returns '{min(given)}', which the decoder's attention takes")
+            parts[file] = Part(name, f"it returns '{min(shared)}', which the decoder's attention takes")
     return parts
 
 

@@ -63,8 +63,8 @@ def read_item_masks(
     layers = [(layer, name) for layer, name in enumerate(inputs) if name in made]
     seen: list[dict[str, Array]] = []
     for number in (max(placeholders) + 1, *sorted(placeholders)):
-        given = {tokens: np.full((1, num_tokens), number)}
-        seen.append({name: _visible(model, nodes[name], name, given, past) for name in made})
+        feeds = {tokens: np.full((1, num_tokens), number)}
+        seen.append({name: _visible(model, nodes[name], name, feeds, past) for name in made})
     text, *items = seen
     joined = [(layer, name) for layer, name in layers if any(item[name][0, 1] for item in items)]
     further = [layer for layer, name in joined if not text[name][-1, 0] and any(item[name][-1, 0] for item in items)]
@@ -80,7 +80,7 @@ def _visible(
     (length,) = {array.size for array in tokens.values()}
     for value in (value for name, value in graph_inputs(model.graph).items() if name in read):
         size = 0 if value.name in past else length
-        first, *sizes = (one if isinstance(one, int) else size for one in value.shape)
+        first, *sizes = (axis if isinstance(axis, int) else size for axis in value.shape)
         ones = np.ones((1 if first == size else first, *sizes))
         dtype = helper.tensor_dtype_to_np_dtype(value.elem_type)
         feeds[value.name] = tokens.get(value.name, ones).astype(dtype)
@@ -190,8 +190,8 @@ def read_media(
         modality = MEDIA_PARTS[part]
         taken = [tensor for tensor in interface.features if modality_of(tensor.name) is modality]
         if not taken:
-            given = listed(f"'{tensor.name}'" for tensor in interface.features) or "no features"
-            raise ModelError(f"'{files.graph}' encodes an {modality.value}; the embedding graph takes {given}")
+            shown = listed(f"'{tensor.name}'" for tensor in interface.features) or "no features"
+            raise ModelError(f"'{files.graph}' encodes an {modality.value}; the embedding graph takes {shown}")
         outputs, inputs = _outputs(files, proto, taken), tuple(graph_inputs(proto.graph).values())
         placeholder = _placeholder(modality, graph.graph, taken, interface, configs)
         real = _real_rows(proto, outputs[0])
@@ -231,8 +231,8 @@ def _real_rows(proto: onnx.ModelProto, output: TensorSpec) -> TensorSpec | None:
     """The output beside features [B, rows, size] that marks padding: a mask, or the number of rows that are not
     padding."""
     others = [tensor_spec(value) for value in proto.graph.output if value.name != output.name]
-    told = [tensor for tensor in others if tensor.elem_type in _WHOLE and len(tensor.shape) in (1, 2)]
-    named = [tensor for tensor in told if any(word in tensor.name for word in ("mask", "length", "size"))]
+    whole = [tensor for tensor in others if tensor.elem_type in _WHOLE and len(tensor.shape) in (1, 2)]
+    named = [tensor for tensor in whole if any(word in tensor.name for word in ("mask", "length", "size"))]
     return named[0] if named and len(output.shape) == 3 else None
 
 
@@ -256,8 +256,8 @@ def _placeholder(
         known[f"the embedding graph {min(compared)}"] = min(compared)
     unmet = [origin for origin, number in known.items() if compared and number not in compared]
     if unmet or len(set(known.values())) > 1:
-        told = f"; the embedding graph compares ids with {sorted(compared)}" if unmet else ""
-        raise ModelError(f"the token that '{name}' replaces is not clear: {listed(known)}{told}", code="missing")
+        ids = f"; the embedding graph compares ids with {sorted(compared)}" if unmet else ""
+        raise ModelError(f"the token that '{name}' replaces is not clear: {listed(known)}{ids}", code="missing")
     if not known:
         raise ModelError(
             f"no graph and none of {listed(PLACEHOLDER_KEYS[modality])} says which token '{name}' replaces",

@@ -144,27 +144,27 @@ class PositionalNodes:
         """The outputs of the nodes that make the values `wanted`."""
         return [name for node in reversed(self._makers(set(wanted), set())[0]) for name in node.output if name]
 
-    def _makers(self, wanted: set[str], given: set[str]) -> tuple[list[onnx.NodeProto], set[str]]:
+    def _makers(self, wanted: set[str], fixed: set[str]) -> tuple[list[onnx.NodeProto], set[str]]:
         """The nodes that compute the values `wanted`, last first, and all values that these read or make."""
-        needed, kept = wanted - given, []
+        needed, kept = wanted - fixed, []
         for node in reversed(self.nodes):
-            if needed.intersection(node.output) and not given.issuperset(node.output):
+            if needed.intersection(node.output) and not fixed.issuperset(node.output):
                 kept.append(node)
                 if node.output[0] not in self._shapes:
                     needed.update(reads([node]))
         return kept, needed
 
     @_runnable()
-    def cut(self, wanted: Iterable[str], given: Iterable[str] = ()) -> Run:
-        """A function that computes values of a step, where the values `given` are one truth. Both may raise
+    def cut(self, wanted: Iterable[str], fixed: Iterable[str] = ()) -> Run:
+        """A function that computes values of a step, where the values `fixed` are one truth. Both may raise
         `UnrunnableError`."""
-        wanted, given = list(wanted), set(given)
-        kept, needed = self._makers(set(wanted), given)
+        wanted, fixed = list(wanted), set(fixed)
+        kept, needed = self._makers(set(wanted), fixed)
         shapes = [node for node in kept if node.output[0] in self._shapes]
         nodes, made_up = _without_weights([node for node in reversed(kept) if node not in shapes])
         weights = [tensor for tensor in self._model.graph.initializer if tensor.name in needed]
         made_up |= {tensor.name: _made_up(tensor) for tensor in weights if tensor.data_location == TensorProto.EXTERNAL}
-        fed = {name for name in needed if name in self._inputs} | {*made_up, *given}
+        fed = {name for name in needed if name in self._inputs} | {*made_up, *fixed}
         fed |= {node.output[0] for node in shapes}
         run = on_host(self._model, nodes, fed, wanted)
 
@@ -172,7 +172,7 @@ class PositionalNodes:
         def computed(rows: Rows, is_beyond: bool = False) -> dict[str, Array]:
             arrays = arrays_of(rows)
             step = {name: input_array(self._inputs[name], arrays) for name in fed if name in self._inputs}
-            step |= made_up | {name: np.array(is_beyond) for name in given}
+            step |= made_up | {name: np.array(is_beyond) for name in fixed}
             step |= {node.output[0]: self._shape(node, rows, step) for node in shapes}
             return run(step)
 
@@ -232,8 +232,8 @@ def on_host(
     read = set(reads(nodes))
     weights = [tensor for tensor in model.graph.initializer if tensor.name in read and tensor.name not in inputs]
     infos = {name: helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in (*inputs, *outputs)}
-    given, returned = ([infos[name] for name in names] for names in (sorted(inputs), outputs))
-    graph = helper.make_graph(nodes, "part", given, returned, weights)
+    taken, returned = ([infos[name] for name in names] for names in (sorted(inputs), outputs))
+    graph = helper.make_graph(nodes, "part", taken, returned, weights)
     part = helper.make_model(graph, opset_imports=model.opset_import, functions=model.functions)
     run = ReferenceEvaluator(part, new_ops=list(_BOUNDED)).run
     return lambda feeds: dict(zip(outputs, map(np.asarray, run(None, feeds)), strict=True))
@@ -259,7 +259,7 @@ def _without_weights(nodes: Iterable[onnx.NodeProto]) -> tuple[list[onnx.NodePro
             return helper.make_node("Identity", [name], list(node.output), name=node.name)
         for entry in node.attribute:
             if entry.type == onnx.AttributeProto.GRAPH:
-                inner = [edited(one, f"{prefix}{entry.name}/") for one in entry.g.node]
+                inner = [edited(child, f"{prefix}{entry.name}/") for child in entry.g.node]
                 del entry.g.node[:]
                 entry.g.node.extend(inner)
         return node
@@ -361,7 +361,7 @@ class StepComparison:
         except UnrunnableError as error:
             logger.debug("the nodes that make %s cannot be run: %s", names, error)
             most = MOST_RUNS // (RUNS * max(1, self._part.count(names)))
-            return [name for one in names[:most] for name in self._by_position([one])] if len(names) > 1 else []
+            return [name for unrun in names[:most] for name in self._by_position([unrun])] if len(names) > 1 else []
         for name in names:
             axes = list(zip(chunk[name].shape, part[name].shape, strict=False))
             is_number = chunk[name].dtype.kind in "fb" or (CHUNK, PART) in axes  # others are lengths
@@ -369,11 +369,11 @@ class StepComparison:
                 per_token.append(name)
         return per_token
 
-    def _first_difference(self, given: Sequence[str]) -> str | None:
+    def _first_difference(self, fixed: Sequence[str]) -> str | None:
         """The first value that differs for the same positions: in a chunk and a shorter one; in a whole text, its
         beginning and its end; alone and beside another row, which is longer where rows may be. Searched with all values
-        `given` false, then true."""
-        run, sides = self._part.cut(self._frontier, given), (False, True) if given else (False,)
+        `fixed` false, then true."""
+        run, sides = self._part.cut(self._frontier, fixed), (False, True) if fixed else (False,)
         steps = (self._pairs(run, length, is_beyond) for is_beyond in sides for length in self._lengths)
         return next((name for pairs in steps if (name := self._first_wrong(pairs))), None)
 
@@ -504,8 +504,8 @@ def table_offset(options: Any) -> int | None:
     length (WebGPU, TensorRT RTX); None where `options`, of one provider or of several, have no such key."""
     inner = list(options.values()) if isinstance(options, Mapping) else options if isinstance(options, list) else []
     named = options.items() if isinstance(options, Mapping) else ()
-    own = [str(value) for name, value in named if name.lower().replace("_", "").removeprefix("nv") == _TABLE_OFFSET]
-    offsets = [int(value) for value in own if value.isdecimal()] + [table_offset(value) for value in inner]
+    numbers = [str(value) for name, value in named if name.lower().replace("_", "").removeprefix("nv") == _TABLE_OFFSET]
+    offsets = [int(value) for value in numbers if value.isdecimal()] + [table_offset(value) for value in inner]
     return next((offset for offset in offsets if offset is not None), None)
 
 
@@ -553,8 +553,8 @@ def _whole_reduction(graph: onnx.GraphProto) -> onnx.NodeProto | None:
             continue
         axes = attribute(node, "axes", None)
         if axes is None and len(node.input) > 1 and node.input[1]:
-            given = known.get(node.input[1])
-            axes = [-1] if given is None else numpy_helper.to_array(given).reshape(-1).tolist()
+            tensor = known.get(node.input[1])
+            axes = [-1] if tensor is None else numpy_helper.to_array(tensor).reshape(-1).tolist()
         is_noop = attribute(node, "noop_with_empty_axes", 0)
         if (not axes and not is_noop) or (axes and {0, 1} <= set(axes)):
             return node
