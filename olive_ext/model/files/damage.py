@@ -144,7 +144,7 @@ def damage(
         floats, config = checkpoint_floats(reference.directory), json_object(written) if written.is_file() else {}
     if model.decoder.suffix != ".onnx":
         both = (floats, checkpoint_floats(model.directory))
-        floats, constants = (_reached(one, num_tokens, vocab_sizes) for one in both)
+        floats, constants = (_reached(arrays, num_tokens, vocab_sizes) for arrays in both)
         others_of = hidden(apart(floats, constants), {}, constants, is_same=is_same)
         return Damage(others_of | broken(floats, constants), len(constants.keys() - floats.keys()))
     for part, graph in _graphs(model).items():
@@ -162,16 +162,16 @@ def damage(
             numbers, apart_by = numbers_against(config, own.model, without, longest), checkpoint_distances(floats, own)
         uncompared += len(grids.keys() - {name.split(",")[0] for name in apart_by} - alike)
         far = outliers(apart_by)
-        known, constants = (_reached(one, num_tokens, vocab_sizes) for one in (known, constants))
+        known, constants = (_reached(arrays, num_tokens, vocab_sizes) for arrays in (known, constants))
         known = _renamed(known, constants)
         uncompared += sum(own.float_names[name] not in own.scales for name in constants.keys() - known.keys())
         differing = apart(known, constants)
-        told = {name: what.sentence(constants[name]) for name, what in differing.items()} | far
+        sentences = {name: what.sentence(constants[name]) for name, what in differing.items()} | far
         is_quantized, num_paired = quantizing_operator(own.model) != "", 0 if is_near else len(apart_by)
         facts: Any = {"num_paired": num_paired, "is_quantized": is_quantized, "is_same": is_same}
-        found = told if part in unreached else hidden(differing, far, constants, **facts)
-        found |= broken(known, constants) | numbers
-        findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
+        causes = sentences if part in unreached else hidden(differing, far, constants, **facts)
+        causes |= broken(known, constants) | numbers
+        findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in causes.items()}
     return Damage(findings, uncompared)
 
 
@@ -184,17 +184,17 @@ def replace_weights(tensors: Mapping[str, Array], model: Constants) -> bool:
     """Writes the decoded values of a graph's quantized weights into the `tensors` of its checkpoint. Returns whether
     the graph should then compute what the checkpoint does: everything that is rounded in it is a weight that pairs and
     is near, and its other constants, which smoothing would change, are the checkpoint's."""
-    found = True
-    for name, own in model.floats().items():
-        found &= name not in tensors or tensors[name].shape != own.shape or is_one(tensors[name], own)
+    is_exact = True
+    for name, array in model.floats().items():
+        is_exact &= name not in tensors or tensors[name].shape != array.shape or is_one(tensors[name], array)
     names = set()
-    for name, whole, grid, first in _paired(tensors, model) if found else ():
+    for name, whole, grid, first in _paired(tensors, model) if is_exact else ():
         decoded, _ = grid.rows(first, first + len(whole))
-        found &= bool(np.linalg.norm(decoded - whole) < _NEAR * np.linalg.norm(whole))
+        is_exact &= bool(np.linalg.norm(decoded - whole) < _NEAR * np.linalg.norm(whole))
         whole[:] = decoded
         names.add(name.split(",")[0])
     read = (model.scales.intersection(node.input) for node in model.model.graph.node if node.op_type in QUANTIZING)
-    return found and bool(names) and quantized_weights(model).keys() == names and all(read)
+    return is_exact and bool(names) and quantized_weights(model).keys() == names and all(read)
 
 
 def _paired(tensors: Mapping[str, Array], model: Constants) -> Iterator[tuple[str, Array, Grid, int]]:
@@ -231,7 +231,7 @@ def _by_word(names: Iterable[str]) -> dict[tuple[int | None, str], str]:
 
 
 def _graphs(files: ModelFiles) -> dict[str, Path]:
-    return {"": files.decoder, **{part: one.graph for part, one in files.companions.items()}}
+    return {"": files.decoder, **{part: companion.graph for part, companion in files.companions.items()}}
 
 
 def _reached(arrays: Mapping[str, Array], num_tokens: int | None, sizes: Collection[int | None]) -> dict[str, Array]:
@@ -257,7 +257,7 @@ def hidden(
     Then these are left out, and so is a vector alone where texts gave the same distributions (`is_same`). Up to a
     quarter of the `num_paired` products do not count as such where no vector changed with them; 0 where texts gave
     nearly the same distributions. A norm of ones may be in quantized products."""
-    tables = (one.shape for name, one in constants.items() if one.ndim == 2 and not ROTARY.search(name))
+    tables = (array.shape for name, array in constants.items() if array.ndim == 2 and not ROTARY.search(name))
     widest, whole = max(map(max, tables), default=0), set()
     for name, what in others.items():
         shape = constants[name].shape
@@ -311,15 +311,15 @@ def rotary_tables(config: Mapping[str, Any], constants: Mapping[str, Array]) -> 
     size = text.get("head_dim") or text.get("hidden_size", 0) // (text.get("num_attention_heads") or 1)
     shares = {rope.get("partial_rotary_factor") or 1 for rope in (text, *ropes)}
     tables = {}
-    for name, own in constants.items() if bases and not _is_scaled(ropes) else ():
-        half = own.shape[-1] if own.ndim == 2 and ROTARY.search(name) else 0
-        if not half or len(own) < 2 or all(half != int(size * share) // 2 for share in shares):
+    for name, table in constants.items() if bases and not _is_scaled(ropes) else ():
+        half = table.shape[-1] if table.ndim == 2 and ROTARY.search(name) else 0
+        if not half or len(table) < 2 or all(half != int(size * share) // 2 for share in shares):
             continue
         turn = np.cos if _turn(name) == "cos" else np.sin
         angles = [base ** -(np.arange(half) / half) for base in bases]
-        nearest = angles[int(np.argmin([np.abs(turn(one) - own[1]).max() for one in angles]))]
-        tables[name] = np.empty(own.shape, np.float32)
-        for rows in np.array_split(np.arange(len(own)), 1 + own.size // AT_A_TIME):
+        nearest = angles[int(np.argmin([np.abs(turn(one) - table[1]).max() for one in angles]))]
+        tables[name] = np.empty(table.shape, np.float32)
+        for rows in np.array_split(np.arange(len(table)), 1 + table.size // AT_A_TIME):
             tables[name][rows] = turn(np.outer(rows, nearest))
     return tables
 
@@ -393,7 +393,7 @@ def _unlike(
     a norm over more numbers, some of which are zeros, is smaller in proportion."""
     is_alike = len(pair) == 1 and _form(pair[0]) == _form(node)
     names = (*_FREE, *_BY_NAME[: None if is_named else is_alike], *(_BY_FORM if is_named and is_alike else ()))
-    for name in (one for one in (names if len(pair) == 1 else _FREE if pair else ()) if one not in without):
+    for name in (key for key in (names if len(pair) == 1 else _FREE if pair else ()) if key not in without):
         is_said = all(_attribute(one, name) is not None for one in (node, *pair))
         own, *known = (_value(one, name, sizes) for one in (node, *pair))
         is_known = is_said or node.op_type == pair[0].op_type or name in ("epsilon", "softcap")
@@ -414,7 +414,7 @@ def numbers_against(
     fields = [(key, value) for entry in entries(text) for key, value in entry.items()]
     epsilons = [value for key, value in fields if key.endswith(("eps", "epsilon")) and isinstance(value, float)]
     size = text.get("hidden_size") or math.inf
-    wider = {one.dims[0] for one in model.graph.initializer if len(one.dims) == 1 and one.dims[0] > size}
+    wider = {tensor.dims[0] for tensor in model.graph.initializer if len(tensor.dims) == 1 and tensor.dims[0] > size}
     epsilons += [value * size / width for value in epsilons for width in wider]  # zeros beside the numbers of a norm
     queries = [value for key, value in fields if key.endswith(("attention_heads", "n_head")) and type(value) is int]
     shared = [value for key, value in fields if key.endswith("heads") and type(value) is int]
@@ -432,10 +432,10 @@ def numbers_against(
                 "scale": _scales(text),
                 "local_window_size": _windows(text, node, longest, has_windows=has_windows),
             }
-        for name, values in ((name, one) for name, one in allowed.items() if name not in without):
-            own = _value(node, name, set())
-            if values and not any(_is_same(own, value) for value in (*values, 0 if "heads" in name else values[0])):
-                findings[node.name] = f"has '{name}' {_shown(own)}, config.json {_shown(values[0])}"
+        for name, values in ((name, accepted) for name, accepted in allowed.items() if name not in without):
+            number = _value(node, name, set())
+            if values and not any(_is_same(number, value) for value in (*values, 0 if "heads" in name else values[0])):
+                findings[node.name] = f"has '{name}' {_shown(number)}, config.json {_shown(values[0])}"
     norms = {node.name for node in kinds.get("norm", ())}
     meant = meant_others(norms, norms & findings.keys(), kind_of) if norms - findings.keys() else ()
     return {name: how for name, how in findings.items() if name not in meant}
