@@ -312,14 +312,6 @@ def score(runner: Runner, tokens: Text, past: int = 0) -> FloatArray:
     return runner.run(read_end(tokens, past)).target_logprobs[: len(TARGETS)]
 
 
-def score_one_by_one(runner: Runner, tokens: Text, first: int) -> FloatArray:
-    """As `score` [T], with the first `first` tokens in one step and each later token in a step of its own."""
-    logprobs_T = score(runner, tokens[:first])
-    for past in range(first, len(tokens)):
-        logprobs_T = score(runner, tokens[: past + 1], past)
-    return logprobs_T
-
-
 Together = Callable[[Text, Text, Text], FloatArray]
 """Runs steps on a stem and two ends after it; returns the log-probabilities [2 T] after both ends."""
 
@@ -332,7 +324,9 @@ def two_ends_problem(
     runner.reserve(STEM + SUFFIX, cells)
     try:
         expected = [score(runner, stem + end) for end in (left, right)]
-        again = score_one_by_one(runner, stem + right, STEM)
+        again = score(runner, stem)
+        for past in range(STEM, STEM + SUFFIX):
+            again = score(runner, (stem + right)[: past + 1], past)
         both_T = together(stem, left, right)
     except RunError as error:
         return f"{step} fails: {error}"
