@@ -21,16 +21,8 @@ from olive_ext.run import evaluate as run_evaluate
 from olive_ext.run.bounds import check_declared, with_measurements
 from olive_ext.run.costs import requested_tasks
 from olive_ext.run.reference.comparison_run import is_own_reference
-from olive_ext.workflow.current_run import running, with_reference
-from olive_ext.workflow.handlers import (
-    as_loaded,
-    handler_of,
-    hf_config,
-    is_changed,
-    label,
-    name_of,
-    onnx_config,
-)
+from olive_ext.workflow.current_run import running
+from olive_ext.workflow.handlers import as_loaded, config_of, is_changed, label, name_of
 from olive_ext.workflow.metric_results import declared_pairs, to_metric_result
 
 
@@ -50,18 +42,15 @@ def measure(
     """
     with surfaced("the evaluation stopped"):
         is_input = settings.reference is not None and settings.reference.is_input_model
-        settings = with_reference(settings)
-        kind, handler = handler_of(model)
-        is_hf = kind == "hf"
-        config = hf_config(handler, settings, device) if is_hf else onnx_config(handler, settings, execution_providers)
+        config = config_of(model, settings, device, execution_providers)
         path = str(model.get_resource("model_path") or config.model.path)
         config = _with_own_folders(config, path)
         names = {"model": name_of(path), "reference": "the input model" if is_input else None}
         with ExitStack() as stack:
-            if is_hf and requested_tasks(config) and is_changed(handler):
-                which = config.model.model_copy(update={"path": stack.enter_context(as_loaded(handler))})
+            if config.model.kind == "hf" and requested_tasks(config) and is_changed(model):
+                which = config.model.model_copy(update={"path": stack.enter_context(as_loaded(model))})
                 config = config.model_copy(update={"model": which})
-            if is_own_reference(config, kind):  # an input model, which has to keep no bound
+            if is_own_reference(config, config.model.kind):  # an input model, which has to keep no bound
                 config = config.model_copy(update={"fail_on_loss": None})
             try:
                 report = evaluate(config.as_job(), progress=True, names=names)

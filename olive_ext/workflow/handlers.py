@@ -23,7 +23,7 @@ from olive_ext.model.files.locate import locate
 from olive_ext.model.spec.encoder_spec import find_parts, settle
 from olive_ext.model.spec.tensor_names import Outline
 from olive_ext.run.task_fit import refuse_arguments
-from olive_ext.workflow.current_run import input_model_path, logger, running
+from olive_ext.workflow.current_run import input_model_path, logger, running, with_reference
 
 _DECODER_NAMES = ("decoder", "model", "text_decoder", "language_model")
 _COMPONENT_NAMES = {"embedding": "embedding", "vision_encoder": "vision", "audio_encoder": "audio"}
@@ -249,6 +249,15 @@ def tokenizer_candidates(model_attributes: Mapping[str, Any] | None) -> list[str
 def additional_files(model_attributes: Mapping[str, Any] | None) -> list[Path]:
     """The files that travel with a model through Olive's passes."""
     return [Path(file) for file in (model_attributes or {}).get("additional_files") or []]
+
+
+def config_of(model: Any, settings: EvaluationSettings, device: Any, execution_providers: Any) -> EvaluationConfig:
+    """The whole configuration for a model handler on Olive's accelerator, with the reference that the running workflow
+    names. Raises `OliveExtError`."""
+    (kind, handler), settings = handler_of(model), with_reference(settings)
+    if kind == "hf":
+        return hf_config(handler, settings, device)
+    return onnx_config(handler, settings, execution_providers)
 
 
 KINDS: dict[type, str] = {HfModelHandler: "hf", ONNXModelHandler: "onnx", CompositeModelHandler: "onnx"}

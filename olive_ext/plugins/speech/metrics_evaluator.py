@@ -52,24 +52,15 @@ from olive_ext.run.reference.answers import DocumentAnswer
 from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest
-from olive_ext.workflow.current_run import logger, running, with_reference
+from olive_ext.workflow.current_run import logger, running
 from olive_ext.workflow.evaluator import surfaced
-from olive_ext.workflow.handlers import handler_of, hf_config, label, onnx_config
+from olive_ext.workflow.handlers import config_of, label
 from olive_ext.workflow.metric_results import text_of, to_metric_result
 
 
 def is_of_generations(metric: Any) -> bool:
     """Whether a generative model's metric is measured here: of answers, or of how long they take."""
     return metric.type.value in TIMED or is_of_answers(metric)
-
-
-def opened_models(model: Any, settings: MetricSettings, providers: Any, device: Any) -> Models:
-    """A model handler, and the reference in the settings, as this package opens them: a Hugging Face model as its
-    export, where there is one. Raises `OliveExtError`."""
-    kind, handler = handler_of(model)
-    evaluation = with_reference(settings.as_evaluation())
-    is_hf = kind == "hf"
-    return Models(hf_config(handler, evaluation, device) if is_hf else onnx_config(handler, evaluation, providers))
 
 
 @Registry.register(METRICS_TYPE)
@@ -106,7 +97,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         """Olive's `MetricResult` of mteb's tasks: its evaluator's names and numbers, and the declared priorities."""
         evaluate_tasks = hook("embedding_tasks", "'tasks' of an OrtEvaluator")
 
-        models = opened_models(model, self.settings, providers, device)
+        models = Models(config_of(model, self.settings.as_evaluation(), device, providers))
         other = models.reference if models.config.reference is not None else None
         with PeakMemory() as memory:
             measured, execution = evaluate_tasks(models.candidate, other, self.settings)
@@ -128,7 +119,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         if not any(map(is_of_generations, metrics)) or not (answers or isinstance(model, ONNXModelHandler)):
             return None
         try:
-            models = opened_models(model, self.settings, providers, device)
+            models = Models(config_of(model, self.settings.as_evaluation(), device, providers))
             _ = models.candidate.kind == "onnx" and not is_transducer(models.candidate) and models.candidate.spec
         except OliveExtError as error:
             data = [metric.data_config for metric in answers]
