@@ -149,13 +149,10 @@ class _Evaluation:
     """The evaluation in progress, while it is one of ours."""
 
     suffix: str
-    """Added to Olive's cache key."""
+    """Added to Olive's cache key; empty where nothing is kept, because times are measured."""
 
     report: Path | None
     """report.json that the evaluation writes."""
-
-    is_kept: bool = True
-    """Whether Olive's cache may answer; not where times are measured."""
 
 
 _evaluation: ContextVar[_Evaluation | None] = ContextVar("evaluation", default=None)
@@ -183,7 +180,7 @@ def _evaluated(model: Any, evaluator: Any, original: Callable[..., Any]) -> Any:
         other = f"measure this one with the pass {PASS_TYPE}"
         how = "name the folder that it is saved in as ONNXModel" if is_anew else other
         raise ModelError(f"Olive cannot run an evaluator on a composite model: {how}")
-    evaluation = _Evaluation("", None, is_kept=False) if is_anew else _keyed(model, evaluator)
+    evaluation = _Evaluation("", None) if is_anew else _keyed(model, evaluator)
     known, token = 0 if run is None else len(run.reports), _evaluation.set(evaluation)
     try:
         signal = original(model_config=_with_file_name(model)) if is_anew else original()
@@ -254,7 +251,7 @@ def load_evaluation(engine: Any, arguments: dict[str, Any], original: Callable[.
     evaluation, model_id = _evaluation.get(), arguments["model_id"]
     if evaluation is None:
         return original()
-    if not evaluation.is_kept or (evaluation.report is not None and not evaluation.report.exists()):
+    if not evaluation.suffix or (evaluation.report is not None and not evaluation.report.exists()):
         return None  # the numbers may be known, but the report is missing
     signal = original(model_id=f"{model_id}{evaluation.suffix}")
     if signal is not None:
@@ -268,6 +265,6 @@ def load_evaluation(engine: Any, arguments: dict[str, Any], original: Callable[.
 def cache_evaluation(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
     """The hook of `Engine._cache_evaluation`: under our key."""
     evaluation = _evaluation.get()
-    if evaluation is not None and not evaluation.is_kept:
+    if evaluation is not None and not evaluation.suffix:
         return None
     return original(model_id=f"{arguments['model_id']}{evaluation.suffix}") if evaluation else original()

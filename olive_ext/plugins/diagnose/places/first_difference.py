@@ -137,8 +137,8 @@ def first_difference(
         refuse_filled(repro, "repro")
     runs = Runs()
     own, theirs = (PlacedDecoder(settings, tokens[: position + 1], runs) for settings in (candidate, other))
-    (mine, unit), (other_one, other_unit) = own.plain(), theirs.plain()
-    apart, last_bit = float(np.abs(mine - other_one).max()), max(unit, other_unit)
+    (mine, unit), (others, other_unit) = own.plain(), theirs.plain()
+    apart, last_bit = float(np.abs(mine - others).max()), max(unit, other_unit)
     if apart <= last_bit and distance is not None and distance <= 2 * last_bit:
         raise HeldError(f"logits of their type differ by {nats(distance)} nats where their last bit does")
     if apart <= last_bit:
@@ -147,38 +147,33 @@ def first_difference(
         raise NotLocatedError(
             f"a plain pass over the document, in one step, shows another difference: {nats(apart)} in its logits"
         )
-    search = Search(own, theirs, mine, other_one)
+    search = Search(own, theirs, mine, others)
     try:
-        found = search.found()
+        nodes = search.found()
     except VanishedError:  # then it can be read in the candidate, if it is the other's
-        search = Search(theirs, own, other_one, mine)
-        found = search.found()
-    result = _difference(search, found, (own, theirs))
-    if repro is None:
-        return result
-    given = search.known_before(found.begin)
-    _write_repro(repro, (own, theirs), given, result.output, result.tolerance, str(result))
-    return replace(result, repro=repro)
-
-
-def _difference(search: Search, found: DifferingNodes, places: tuple[PlacedDecoder, PlacedDecoder]) -> FirstDifference:
-    place, level = search.own, search.level(found)
-    part, arrays = place.part(search.known_before(found.begin), [found.value])
-    node = place.graph.nodes[place.graph.makers[found.value]]
-    operators = [place.graph.nodes[index].op_type for index in part.nodes if index >= found.begin]
-    return FirstDifference(
-        node=node.name or found.value,
-        operator=", ".join(one for one in operators if one != "Constant"),
-        output=found.value,
-        layer=layer_of(node.name or found.value),
-        shapes={**{name: array.shape for name, array in arrays.items()}, found.value: found.shape},
-        largest_error=found.deviation.error,
-        tolerance=found.deviation.tolerance,
-        providers=(places[0].provider, places[1].provider),
+        search = Search(theirs, own, others, mine)
+        nodes = search.found()
+    place, given, level = search.own, search.known_before(nodes.begin), search.level(nodes)
+    part, arrays = place.part(given, [nodes.value])
+    node = place.graph.nodes[place.graph.makers[nodes.value]]
+    operators = [place.graph.nodes[index].op_type for index in part.nodes if index >= nodes.begin]
+    result = FirstDifference(
+        node=node.name or nodes.value,
+        operator=", ".join(name for name in operators if name != "Constant"),
+        output=nodes.value,
+        layer=layer_of(node.name or nodes.value),
+        shapes={**{name: array.shape for name, array in arrays.items()}, nodes.value: nodes.shape},
+        largest_error=nodes.deviation.error,
+        tolerance=nodes.deviation.tolerance,
+        providers=(own.provider, theirs.provider),
         runs=place.runs.rounded_up,
         optimization_level=level,
-        explained=found.explained,
+        explained=nodes.explained,
     )
+    if repro is None:
+        return result
+    _write_repro(repro, (own, theirs), given, result.output, result.tolerance, str(result))
+    return replace(result, repro=repro)
 
 
 def _write_repro(
