@@ -37,7 +37,6 @@ from olive_ext.registry import hook
 from olive_ext.report.numbers import duration
 
 if TYPE_CHECKING:
-    from olive_ext.media.processor import MediaProcessor
     from olive_ext.session import Session
     from olive_ext.session.generation_bounds import StopIds
     from olive_ext.session.local import Texts
@@ -342,7 +341,18 @@ def _add_media(model: ResolvedModel, tokenizer: Tokenizer | None, add: Callable[
         add("refused", media.problem, "text runs without encoders")
     processors = MediaProcessor(media, model.files)
     for encoder in media.encoders:
-        _add_encoder(model, encoder, processors, tokenizer, add)
+        name, provider, real = encoder.modality.value, model.providers_of(encoder)[0], encoder.real_rows
+        add(f"{name} encoder", encoder.files.graph, model.files.origins.get(encoder.part, ""))
+        add(f"{name} provider", provider.name, provider.origin)
+        inputs = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in encoder.inputs)
+        add(f"{name} inputs", inputs)
+        add(f"{name}s in a run", *_in_a_run(model, encoder))
+        shown = ", ".join(f"{output.name} {list(output.shape)}" for output in encoder.outputs)
+        add(f"{name} features", shown, f"their rows are cut by '{real.name}'" if real is not None else "")
+        text = "" if tokenizer is None else f" {tokenizer.token_text(encoder.placeholder)!r}"
+        add(f"{name} placeholder", f"{encoder.placeholder}{text}")
+        processor, file = processors.processor_of(encoder.modality)
+        add(f"{name} processor", type(processor).__name__, str(file))
     limit = item_limit(model, model.chunk_size[0])
     if problem := processors.problem_of(limit):
         add("refused", problem, "text needs no such step")
@@ -354,27 +364,6 @@ def _add_media(model: ResolvedModel, tokenizer: Tokenizer | None, add: Callable[
         add("features kept", f"{FEATURE_BYTES >> 20} MiB on the device")
     for note in media.notes:
         add("note", note)
-
-
-def _add_encoder(
-    model: ResolvedModel,
-    encoder: MediaEncoderSpec,
-    processors: MediaProcessor,
-    tokenizer: Tokenizer | None,
-    add: Callable[..., None],
-) -> None:
-    name, provider, real = encoder.modality.value, model.providers_of(encoder)[0], encoder.real_rows
-    add(f"{name} encoder", encoder.files.graph, model.files.origins.get(encoder.part, ""))
-    add(f"{name} provider", provider.name, provider.origin)
-    inputs = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in encoder.inputs)
-    add(f"{name} inputs", inputs)
-    add(f"{name}s in a run", *_in_a_run(model, encoder))
-    shown = ", ".join(f"{output.name} {list(output.shape)}" for output in encoder.outputs)
-    add(f"{name} features", shown, f"their rows are cut by '{real.name}'" if real is not None else "")
-    text = "" if tokenizer is None else f" {tokenizer.token_text(encoder.placeholder)!r}"
-    add(f"{name} placeholder", f"{encoder.placeholder}{text}")
-    processor, file = processors.processor_of(encoder.modality)
-    add(f"{name} processor", type(processor).__name__, str(file))
 
 
 def _in_a_run(model: ResolvedModel, encoder: MediaEncoderSpec) -> tuple[str, str]:

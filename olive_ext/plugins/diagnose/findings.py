@@ -46,7 +46,6 @@ from olive_ext.run.reference.comparison_run import TaskRun
 from olive_ext.run.reference.observer import Observer
 
 if TYPE_CHECKING:
-    from olive_ext.plugins.diagnose.places.first_difference import FirstDifference
     from olive_ext.plugins.diagnose.places.judge import Places, Probe
 
 
@@ -314,13 +313,22 @@ def _looked_into(
 ) -> PlaceFinding:
     """The finding with the node where the places part, or why it is not known. What noise explains stays green where
     the nodes hold it; where they cannot be run, as far as noise was seen to go."""
+    from olive_ext.plugins.diagnose.places.first_difference import first_difference
     from olive_ext.plugins.diagnose.places.place import HeldError, NotLocatedError
 
     is_green, seen = place.kind != "different", max((one.largest for one in place.noise), default=0.0)
     # Noise's tail is extrapolated beyond what was seen; rounding of activations to 8 bits goes farther than faults do.
     is_seen = place.computed_in != "8-bit activations" and place.largest <= MOST_BEYOND * seen
+    model, reference, tokens = places.model, places.reference, kept.tokens(target)
+    repro = None if asked is None or asked.repro is None else Path(asked.repro)
     try:
-        found = _first_difference(places, kept.tokens(target), asked, first.distance if is_green else None)
+        if reference is None:
+            raise RunError("nodes are run where both places are on one machine (--against)")
+        if tokens is None or model.kind != "onnx" or reference.kind != "onnx":
+            raise RunError("nodes are run of ONNX models and texts alone")
+        distance = first.distance if is_green else None
+        settings = model.settings, reference.settings
+        fault = first_difference(*settings, tokens, len(tokens) - 1, repro=repro, distance=distance)
     except OliveExtError as error:
         why = first_line(error)
         is_held = isinstance(error, HeldError) or (is_seen and not isinstance(error, NotLocatedError))
@@ -329,10 +337,10 @@ def _looked_into(
         within = f"; up to {nats(MOST_BEYOND * seen)} nats are within {MOST_BEYOND} times the noise that was seen"
         first = replace(first, finding=f"{held}: {why}{within if is_only_seen else ''}")
     else:
-        why = f"'{found.node}' makes {found.explained:.0%} of it"
+        why = f"'{fault.node}' makes {fault.explained:.0%} of it"
         is_held = False
-        first = replace(first, layer=found.layer, node=found.node, finding=str(found), repro=str(found.repro or ""))
-        is_green &= found.explained < LEAST_EXPLAINED
+        first = replace(first, layer=fault.layer, node=fault.node, finding=str(fault), repro=str(fault.repro or ""))
+        is_green &= fault.explained < LEAST_EXPLAINED
     if not is_green:
         return replace(place, kind="different", first=first, reason="")
     if is_held:
@@ -340,18 +348,3 @@ def _looked_into(
     reason = place.reason or "it is no more than noise may be"
     reason += f"; {nats(first.distance)} nats at {first}, and no run of its nodes explains them: {why}"
     return replace(place, kind="cannot_tell", first=first, reason=reason)
-
-
-def _first_difference(
-    places: Places, tokens: list[int] | None, asked: ReferenceConfig | None, distance: float | None
-) -> FirstDifference:
-    from olive_ext.plugins.diagnose.places.first_difference import first_difference
-
-    model, reference = places.model, places.reference
-    if reference is None:
-        raise RunError("nodes are run where both places are on one machine (--against)")
-    if tokens is None or model.kind != "onnx" or reference.kind != "onnx":
-        raise RunError("nodes are run of ONNX models and texts alone")
-    repro = None if asked is None or asked.repro is None else Path(asked.repro)
-    settings = model.settings, reference.settings
-    return first_difference(*settings, tokens, len(tokens) - 1, repro=repro, distance=distance)
