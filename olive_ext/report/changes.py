@@ -23,7 +23,7 @@ from olive_ext.report.comparison import (
     TextChange,
     primary_outcomes,
 )
-from olive_ext.report.metrics import CUT_OFF, read_metrics
+from olive_ext.report.metrics import CUT_OFF, LENGTHS, read_metrics
 from olive_ext.report.numbers import FormattedValue
 
 LEVEL = 0.05
@@ -159,6 +159,14 @@ def unjudged_tasks(comparison: Comparison) -> dict[str, str]:
         names = dict.fromkeys(item.metric for item in metrics if item.task == task)
         named[task] = f"{task} ({', '.join(names)})" if names else task
     return named
+
+
+def uncompared_metrics(comparison: Comparison) -> list[str]:
+    """Names of the metrics beside compared ones that are one score of a whole task, as an F1 beside an accuracy is."""
+    judged = {(item.task, item.metric, item.filter) for item in (*comparison.outcomes, *comparison.lengths)}
+    tasks = {task for task, _, _ in judged}
+    metrics = (item for item in read_metrics(comparison.metrics) if item.task in tasks and item.metric not in LENGTHS)
+    return [name_of(item.task, item.metric) for item in metrics if (item.task, item.metric, item.filter) not in judged]
 
 
 def _with_unanswered(change: Change, comparison: Comparison) -> Change:

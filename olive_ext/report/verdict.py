@@ -19,7 +19,15 @@ from typing import Literal, get_args
 
 from olive_ext.errors import counted, listed
 from olive_ext.report import numbers
-from olive_ext.report.changes import Change, Figure, changes_of, deciding_changes, name_of, unjudged_tasks
+from olive_ext.report.changes import (
+    Change,
+    Figure,
+    changes_of,
+    deciding_changes,
+    name_of,
+    uncompared_metrics,
+    unjudged_tasks,
+)
 from olive_ext.report.comparison import ALL, CONSTANTS, ClaimResult, Comparison, Divergence
 from olive_ext.report.metrics import CUT_OFF
 from olive_ext.report.next_step import next_step
@@ -37,7 +45,7 @@ Code = Literal[
     "distant", "damaged", "stops", "shorter", "too_few", "distance_open", "no_values", "none_right", "claim_open",
     "small_loss",
     "place_kernels", "place_same", "claim_kept", "no_loss_found", "no_difference", "gain", "nothing_compared",
-    "stages", "pooled", "more_stops", "missing", "template", "place", "two_models", "bound_kept",
+    "stages", "pooled", "more_stops", "missing", "uncompared", "template", "place", "two_models", "bound_kept",
 ]  # fmt: skip
 """Codes of reasons, the worst first; the codes of the last line are only evidence."""
 
@@ -302,6 +310,8 @@ def _found(comparison: Comparison) -> Verdict:
         others.append(
             Reason("template", words="the chat templates' texts differ; all prompts of these tasks are alike")
         )
+    if not (is_lost or is_same) and (names := uncompared_metrics(comparison)):
+        others.append(Reason("uncompared", words=f"not compared, as one score of a whole task: {_few(names)}"))
     if comparison.missing:
         isnt = "and is" if comparison.missing == 1 else "and are"
         others.append(Reason("missing", words=f"{comparison.unanswered} {isnt} not in this"))

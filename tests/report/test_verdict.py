@@ -120,6 +120,7 @@ GROUP: dict[str, Any] = {
     "results": {**MCC["results"], "wiki": {"word_perplexity,none": 9.0}, "glue": {"acc,none": 0.5}},
     "configs": {"cola": {}, "wiki": {}},
 }
+CORPUS_F1: dict[str, Any] = {"results": {"choice": {"acc,none": 0.5, "f1,none": 0.8}}, "configs": {"choice": {}}}
 DAMAGED = {"cos_cache": "rows 450 to 511 of 512 are not the reference's", "norm": "is missing"}
 MORE = StopTokens((1,), "a", (1, 2), "b")
 WRITES = {"configs": {"colours": {}, "solve": {"output_type": "generate_until"}}}
@@ -386,6 +387,11 @@ CASES: dict[str, tuple[Comparison, str]] = {
         of(divergence("cola"), divergence("choice"), outcome(**SAFE), metrics=MCC),
         "unknown: no_values",
     ),
+    "a corpus's F1 beside answers": (
+        of(divergence("choice"), outcome(**SAFE), metrics=CORPUS_F1),
+        "ok: no_loss_found, uncompared",
+    ),
+    "a corpus's F1 of equal models": (of(same(), EQUAL, metrics=CORPUS_F1), "ok: no_difference"),
     "answers beside a group": (of(outcome(**SAFE), metrics=GROUP), "unknown: no_values"),
     "a group": (of(metrics=GROUP), "unknown: nothing_compared"),
     # Answers that run to their limit.
@@ -471,6 +477,9 @@ SENTENCES = {
     "broken outputs": "cannot tell: non-finite output of 3 requests",
     "broken distance": "cannot tell: non-finite KL of choice",
     "broken perplexity": "cannot tell: non-finite wiki perplexity",
+    "a corpus's F1 beside answers": (
+        f"no loss found: {SAFE_CHANGE}; not compared, as one score of a whole task: choice f1"
+    ),
     "answers beside a group": f"not decided: {UNJUDGED}",
     "a group": f"nothing was compared: {UNJUDGED}",
     "most cut off": "loss found: more answers of solve (+75.0 pt, +53.9 to +87.3) run to their limit",
