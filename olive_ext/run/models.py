@@ -38,7 +38,6 @@ from olive_ext.session.tokenizer_fit import TEMPLATE, PromptFormat, excerpts, un
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.arguments import OrtLMArguments
-    from olive_ext.backends.lm_eval.instances import KnownAnswers
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.model.files.damage import Damage
     from olive_ext.session.tokenizer import Tokenizer
@@ -66,8 +65,8 @@ class Models:
         self.config = config
         self.progress = is_shown(progress)
         self.clock = clock or Clock()
-        self.recorder: Callable[[LM], KnownAnswers] | None = None
-        """Gets the requests of a model that is recorded for comparisons elsewhere, and so is its own reference."""
+        self.recorder: Callable[..., list[Any]] | None = None
+        """Where the model is recorded for comparisons elsewhere, and so its own reference: `known_answers` for it."""
 
         self._exports: dict[str, str] = {}
         self._tokenizers: dict[str, Tokenizer] = {}
@@ -279,7 +278,7 @@ class Models:
         """
         if self.recorder is not None and observer is not None:
             lm = self._recording(self.candidate, observer)
-            lm.known_answers = self.recorder(lm)
+            lm.known_answers = partial(self.recorder, lm)
             return lm
         alone = self.reference
         if self.config.reference is not None and not self.config.reference.is_same:

@@ -7,8 +7,9 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from olive_ext.backends.progress import say
 from olive_ext.config import RECORDS_SUFFIX, SAME_MODEL, EvaluationConfig, ReferenceConfig
@@ -25,9 +26,6 @@ from olive_ext.report.report import plain
 from olive_ext.run.costs import requested_tasks
 from olive_ext.run.evaluation import evaluate_models
 from olive_ext.run.models import STOP_FACTS, Models
-
-if TYPE_CHECKING:
-    from olive_ext.backends.lm_eval.instances import KnownAnswers
 
 logger = logging.getLogger("olive.olive_ext")
 
@@ -53,7 +51,7 @@ def record(config: EvaluationConfig, file: str | Path, *, progress: bool = False
         reference = ReferenceConfig(path=SAME_MODEL, mode="recorded", records_dir=root)
         given = {"reference": reference, "output_dir": None, "sample_log_num": 0, "documents": "all"}
         models = Models(config.model_copy(update=given), progress)
-        models.recorder = lambda lm: _announced(lm, file, say if progress else logger.info)
+        models.recorder = partial(_announced, file, say if progress else logger.info)
         report = evaluate_models(models)
         (folder,) = (path.parent for path in Path(root).glob("*/index.json"))
         return report, pack(folder, file, _manifest(folder, report, models))
@@ -76,28 +74,25 @@ def _manifest(folder: Path, report: Report, models: Models) -> dict[str, Any]:
     }
 
 
-def _announced(lm: Any, file: Path, tell: Callable[[str], None]) -> KnownAnswers:
-    """As `OrtLM.known_answers`: prints how large the requests' records will be, then lets them be asked. Raises
+def _announced(
+    file: Path, tell: Callable[[str], None], lm: Any, requests: list[Any], ask: Callable[[list[Any]], list[Any]]
+) -> list[Any]:
+    """As `OrtLM.known_answers` of `lm`: says what the requests' records will take, then has them asked. Raises
     `RunError` where the disk has no room."""
-    form = lm.session.describe_execution()["records"]
-
-    def answer(requests: list[Any], ask: Callable[[list[Any]], list[Any]]) -> list[Any]:
-        kind = requests[0].request_type if requests else ""
-        if kind == "loglikelihood":
-            positions = sum(len(one.request.target) for one in lm.scoring_requests(enumerate(requests)))
-        elif kind == "loglikelihood_rolling":
-            positions = sum(len(lm.tok_encode(one.args[0])) for one in requests)
-        else:
-            positions = sum(int(one.args[1].get("max_gen_toks", lm.max_gen_toks)) for one in requests)
-        each = form["bytes_per_position"] + TARGET.itemsize
-        bytes_ = positions * each + len(requests) * REQUEST.itemsize
-        if kind == "generate_until":
-            bytes_ += positions * _ANSWER_BYTES
-        share = 100 * form["share_of_logits"]
-        what = f"{counted(positions, 'position')} of {counted(len(requests), 'request')} ({kind})"
-        tell(f"{file}: at most {size(bytes_)} for {what}, {share:.3g} % of their logits")
-        if 2 * bytes_ > shutil.disk_usage(file.parent).free:
-            raise RunError(f"'{file}': {size(2 * bytes_)} are needed while it is written, and the disk has less")
-        return ask(requests)
-
-    return answer
+    form, kind = lm.session.describe_execution()["records"], requests[0].request_type if requests else ""
+    if kind == "loglikelihood":
+        positions = sum(len(pending.request.target) for pending in lm.scoring_requests(enumerate(requests)))
+    elif kind == "loglikelihood_rolling":
+        positions = sum(len(lm.tok_encode(request.args[0])) for request in requests)
+    else:
+        positions = sum(int(request.args[1].get("max_gen_toks", lm.max_gen_toks)) for request in requests)
+    each = form["bytes_per_position"] + TARGET.itemsize
+    bytes_ = positions * each + len(requests) * REQUEST.itemsize
+    if kind == "generate_until":
+        bytes_ += positions * _ANSWER_BYTES
+    share = 100 * form["share_of_logits"]
+    what = f"{counted(positions, 'position')} of {counted(len(requests), 'request')} ({kind})"
+    tell(f"{file}: at most {size(bytes_)} for {what}, {share:.3g} % of their logits")
+    if 2 * bytes_ > shutil.disk_usage(file.parent).free:
+        raise RunError(f"'{file}': {size(2 * bytes_)} are needed while it is written, and the disk has less")
+    return ask(requests)
