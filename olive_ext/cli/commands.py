@@ -124,10 +124,13 @@ def compare_command(arguments: Namespace) -> int:
 def run_command(arguments: Namespace) -> int:
     """Runs Olive with the arguments as given. Mistakes that the recipe's text shows are reported before."""
     from olive_ext.check import mistakes, read_recipe, refuse
+    from olive_ext.check.recipe import mapping
 
     recipe = read_recipe(arguments.config)
     refuse(mistakes(recipe, has_model=arguments.model is None))
-    with going_on(str(recipe.get("cache_dir") or _OLIVE_CACHE)):
+    keys = {**recipe, **mapping(recipe.get("engine"))}
+    written = {**keys, **mapping(keys.get("cache_config"))}.get("cache_dir") or _OLIVE_CACHE
+    with going_on(str(written[0] if isinstance(written, list) else written)):
         from olive_ext.workflow import cli_run
 
         return cli_run(arguments.passed_on)

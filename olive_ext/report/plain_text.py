@@ -104,7 +104,7 @@ def _notes(report: Report) -> Iterator[str]:
         if facts.get("export"):
             yield f"{name} {facts['export']}"
     if earlier := (report.model.get("journal") or {}).get("answers_used"):
-        yield f"{counted(earlier, 'answer')} from an earlier run"
+        yield f"answers to {counted(earlier, 'request')} are from an earlier run"
 
 
 _MARKUP = re.compile(r"[\\`*\[\]<>|~&$]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.", re.IGNORECASE)

@@ -80,6 +80,7 @@ def test_command_that_is_interrupted_while_it_imports_ends_with_one_line(
         ("locate {model} --reference {model} --tasks mine --output out", "{room}.locate", "out/journal"),
         ("mend {model} --reference {model} --tasks mine --like {model} --output out", "{room}.mend", ".out.unfinished"),
         ("run --config {recipe}", "olive_ext.workflow", "out/cache"),
+        ("run --config listed.json", "olive_ext.workflow", "out/other"),
         ("locate {model} --reference {model} --tasks mine", "{room}.locate", ""),
         ("evaluate {model} --tasks mine --include-path . --output out", "lm_eval", "out/absent"),
         ("evaluate {model} --tasks mine --include-path . --output out", "lm_eval", "out/empty"),
@@ -97,6 +98,8 @@ def test_interruption_says_with_what_the_same_command_goes_on(
         "evaluators": {"quickstart": block},
     }
     (tmp_path / "recipe.json").write_text(json.dumps(given), encoding="utf-8")
+    listed = {**{key: given[key] for key in given if key != "cache_dir"}, "engine": {"cache_dir": ["out/other"]}}
+    (tmp_path / "listed.json").write_text(json.dumps(listed), encoding="utf-8")
     program = _program("plain", module.format(room="olive_ext.plugins.diagnose.remedy"), signal.SIGINT)
     words = command.format(model=MODEL, recipe="recipe.json").split()
     is_there = kept and not kept.endswith(("absent", "empty"))

@@ -85,7 +85,7 @@ def test_terminal_begins_with_the_headline_and_ends_with_notes_the_verdict_and_t
     assert lines[0] == whole[0] == lines[-4], "where a long table scrolls, it is still there"
     notes, headline, figures, step, page = lines[-5:]
     assert step.startswith("  next: ")
-    assert notes == "1,240 answers from an earlier run"
+    assert notes == "answers to 1,240 requests are from an earlier run"
     assert headline == "m: loss found in wiki perplexity (+2.00 %, ± 0.79)"
     assert figures.startswith("  choice acc difference")
     assert page == f"page: {Path('out/report.html')}"

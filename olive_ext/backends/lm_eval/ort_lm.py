@@ -328,7 +328,8 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
         if is_seen and shown.get() and self.says_work:  # not beside the bars of who drives the model themselves
             time = "" if self.resolved is None else f": {forecast(self.resolved, work, begins=self._begins)}"
             todo = f"{work}{time}" if left else "nothing is left to compute"
-            about, self._begins = f"{todo}{self._kept if self._begins else ''}", False
+            answered = len({(str(one.task_name), one.doc_id) for one in requests} - work.documents)
+            about, self._begins = f"{todo}{self._kept(answered) if self._begins else ''}", False
         bar = progress_bar(doing, len(requests), fed, is_disabled, expected=expected, about=about, at_work=at_work)
         with bar as advance:
             for pending, output in run_requests(self.session, call, slices(), self.lost):
@@ -338,13 +339,12 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
                 answered = len(output.tokens) if isinstance(output, GenerationOutput) else 0
                 advance(len(pending.owners), sum(tokens.get(place, 0.0) for place in pending.owners), answered)
 
-    @property
-    def _kept(self) -> str:
-        """Where answers are kept, and how many an earlier run left there."""
+    def _kept(self, answered: int) -> str:
+        """Where answers are kept, and of how many documents an earlier run has left all there."""
         if (journal := self.session.journal) is None:
             return "; answers are kept only with an output folder"
-        known = f"{counted(journal.num_known, 'answer')} of an earlier run" if journal.num_known else "answers"
-        return f"; {known} are kept in '{journal.path.parent}'"
+        known = f", those to {counted(answered, 'document')} by an earlier run" if answered else ""
+        return f"; answers are kept in '{journal.path.parent}'{known}"
 
 
 class TaskMedia:
