@@ -101,8 +101,8 @@ class EngineConfig(StrictModel):
     encoder_provider: ProviderRequest | dict[Literal["vision", "audio"], ProviderRequest] | None = None
     """Execution provider of the encoders of pictures and sound, where it is not the decoder's: exporters give encoders
     operators that some providers lack. Its forms are those of `execution_provider`; a mapping names it for the "vision"
-    and the "audio" encoder. None takes what the encoder's own section of genai_config.json names, where the decoder's
-    provider is not set elsewhere, else the decoder's. Features are copied to the decoder's device."""
+    and the "audio" encoder. None takes that of the encoder's section of genai_config.json or its package's variant,
+    unless the decoder's is set elsewhere; else the decoder's. Features are copied to the decoder's device."""
 
     encoder_batch_rows: PositiveInt | Auto = "auto"
     """The most rows of features that an encoder of pictures or sound makes in one run. Items that wait are encoded

@@ -21,12 +21,14 @@ from olive_ext.model.files.package_config import GENAI_CONFIG, MEDIA_SECTIONS, i
 from olive_ext.model.providers.devices import Device, Provider
 from olive_ext.model.providers.ort_session import read_adapter
 from olive_ext.model.providers.resolution import (
+    VARIANT,
     check_distributions,
     first_name,
     operators_library,
     register_libraries,
     resolve_providers,
 )
+from olive_ext.model.providers.table import CPU
 from olive_ext.model.runtimes import Runtime
 from olive_ext.model.spec import checkpoint
 from olive_ext.model.types import (
@@ -152,20 +154,23 @@ class ResolvedModel:
 
     def providers_of(self, encoder: MediaEncoderSpec) -> tuple[Provider, ...]:
         """The providers of an encoder: those that `engine.encoder_provider` names for it; else, unless the user has
-        named the model's, those of its own section in genai_config.json; else the decoder's."""
+        named the model's, those of its own section in genai_config.json or its own in a model package; else the
+        decoder's."""
         asked: Any = self.settings.engine.encoder_provider
         if isinstance(asked, Mapping):
             asked = asked.get(encoder.part)
         section = next(section for section, part in MEDIA_SECTIONS.items() if part == encoder.part)
-        is_free = not self.session_providers and self.providers[0].origin in (GENAI_CONFIG, "default")
-        chosen = resolve_providers(
+        is_free = not self.session_providers and self.providers[0].origin in (GENAI_CONFIG, "default", VARIANT)
+        ep = encoder.files.provider if is_free else ""
+        own = resolve_providers(
             asked,
             genai_config=self.files.genai_config if is_free else None,
             allow_cpu_fallback=self.settings.allow_cpu_fallback,
             setting="engine.encoder_provider",
             section=section,
+            variant=ep,
         )
-        return self.providers if chosen[0].origin == "default" else chosen
+        return self.providers if own[0].origin == "default" and ep != CPU else own
 
     @property
     def device(self) -> Device:

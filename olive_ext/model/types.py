@@ -22,6 +22,9 @@ class GraphFiles:
     graph: Path
     weights: tuple[Path, ...] = ()
 
+    provider: str = ""
+    """Full name of the execution provider that a model package has it for; empty for any."""
+
 
 @dataclass(frozen=True)
 class ModelFiles:

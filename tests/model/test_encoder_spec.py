@@ -274,6 +274,24 @@ def test_encoder_has_the_provider_of_the_setting_then_of_its_section_then_the_de
             provider(engine={"encoder_provider": named})
 
 
+def test_encoder_of_a_package_runs_on_the_provider_that_its_variant_is_for(by_hand: Path) -> None:
+    """Unless a setting names another."""
+    parts = {"decoder": ("text", CPU), "embedding": ("words", CPU), "vision": ("eyes", "CUDAExecutionProvider")}
+    variants = {part: {"x": {"variant_directory": folder, "ep": ep}} for part, (folder, ep) in parts.items()}
+    components = {part: {"variants": one} for part, one in variants.items()}
+    manifest = {"schema_version": "1.0", "components": components}
+    (by_hand / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    for settings in ({"engine": {"encoder_provider": "cpu"}}, {"variant": "x", "execution_provider": "cpu"}, {}):
+        model = resolve(ModelSettings.of({"model": by_hand, **settings}))
+        assert model.media is not None
+        assert model.providers[0].name == CPU
+        if settings:
+            assert model.providers_of(model.media.encoders[0])[0].name == CPU
+        else:
+            with refused(ProviderError, "provider", holds=("CUDAExecutionProvider", "the package's variant")):
+                model.providers_of(model.media.encoders[0])
+
+
 @pytest.mark.parametrize(
     ("keys", "value", "error"),
     [

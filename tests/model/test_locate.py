@@ -623,9 +623,9 @@ def test_encoder_is_for_the_provider_that_was_asked_for(
 ) -> None:
     root = put_components(tmp_path, decoder=decoders, vision=encoders)
     found = {provider: choose(root, None, provider) for provider in chosen}
-    assert {provider: graphs["vision"].parent.name for provider, (_, graphs, _) in found.items()} == chosen
+    assert {provider: graphs["vision"].graph.parent.name for provider, (_, graphs, _) in found.items()} == chosen
     for decoder, graphs, rule in found.values():
-        name = graphs["vision"].parent.name
+        name = graphs["vision"].graph.parent.name
         assert rule.endswith(f"; the variant '{name}' of its vision") == (name != decoder.name)
 
 

@@ -78,19 +78,19 @@ def locate(
     logger.debug("looking for the files of '%s'", path)
     stated: dict[str, Named] = {}
     origins: dict[str, str] = {}
-    graphs: dict[str, Path] = {}
+    graphs: dict[str, GraphFiles] = {}
     name = ep = ""
     if is_package(root):
         chosen, graphs, rule = choose(root, variant, provider)
         root, origins, name, ep = chosen.folder, {"variant": rule}, chosen.name, chosen.provider
-        stated = {part: (file, f"the package's component '{part}'") for part, file in graphs.items()}
+        given = {part: (one.graph, f"the package's component '{part}'") for part, one in graphs.items()}
         if chosen.graph is not None and onnx_file_name is None:
             stated["decoder"] = chosen.graph, "the package's model_file"
     elif variant is not None:
         raise MismatchError(f"'{root}' is no model package", "variant", variant)
-    overlaid = with_overlay(root if root.is_dir() else root.parent, *(file.parent for file in graphs.values()))
-    stated |= {part: _component(root, part, name) for part, name in (components or {}).items()}
-    decoder, rule = _find_decoder(root, onnx_file_name, stated.pop("decoder", None), overlaid and overlaid[0])
+    overlaid = with_overlay(root if root.is_dir() else root.parent, *(one.graph.parent for one in graphs.values()))
+    given |= {part: _component(root, part, name) for part, name in (components or {}).items()}
+    decoder, rule = _find_decoder(root, onnx_file_name, given.pop("decoder", None), overlaid and overlaid[0])
     outline = read_outline(decoder)
     weights = _weights(decoder, outline)
     config_file, config_rule = _find_genai_config(root, decoder)
@@ -109,7 +109,8 @@ def locate(
     companions = _companions(root, decoder, outline, named)
     _refuse_strangers_in(Path(tokenizer_place), *([directory] if config_file else []))
     refuse_names_outside(directory, genai_config)
-    folders = (decoder.parent, directory, *([Path(tokenizer_place)] if companions or overlaid else []))
+    own = (decoder.parent, directory, *([Path(tokenizer_place)] if companions or overlaid else []))
+    eps = {one.graph: one.provider for one in graphs.values()}
     return ModelFiles(
         decoder=decoder,
         directory=directory,
@@ -122,7 +123,10 @@ def locate(
         variant_provider=ep,
         weights=weights,
         pipeline=tuple(stages),
-        companions={part: GraphFiles(file, _weights(file, graph)) for part, (file, graph, _) in companions.items()},
+        companions={
+            part: GraphFiles(file, _weights(file, graph), eps.get(file, ""))
+            for part, (file, graph, _) in companions.items()
+        },
     )
 
 

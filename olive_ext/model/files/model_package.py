@@ -31,6 +31,7 @@ from olive_ext.model.files.package_config import (
     read_json,
 )
 from olive_ext.model.providers.table import CPU, ROWS, meant_provider
+from olive_ext.model.types import GraphFiles
 
 COMPONENT = "component.json"
 METADATA = "metadata.json"
@@ -118,7 +119,7 @@ def why_missing(kind: str, path: Any, onnx_file_name: str | None) -> str:
     return ""
 
 
-def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant, dict[str, Path], str]:
+def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant, dict[str, GraphFiles], str]:
     """The variant of a package's decoder: by its `name`, else for the `provider` (a full name), else the only one, else
     the one for the CPU. Also the other graphs by part, and the rule that chose.
 
@@ -146,7 +147,7 @@ def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant,
         if variants is not decoders and part in _PARTS:
             asked = chosen.provider or provider or CPU
             own = _chosen(root, part, variants, None, asked, CPU, like=chosen.name)[0]
-            graphs[part] = _graph(own, part)
+            graphs[part] = GraphFiles(_graph(own, part), provider=own.provider)
             notes += [f"the variant '{own.name}' of its {part}"] if own.name != chosen.name else []
         elif variants is not decoders:
             notes.append(f"the component '{part}' is left alone")
