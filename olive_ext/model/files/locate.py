@@ -109,7 +109,7 @@ def locate(
     companions = _companions(root, decoder, outline, named)
     _refuse_strangers_in(Path(tokenizer_place), *([directory] if config_file else []))
     refuse_names_outside(directory, genai_config)
-    own = (decoder.parent, directory, *([Path(tokenizer_place)] if companions or overlaid else []))
+    folders = (decoder.parent, directory, *([Path(tokenizer_place)] if companions or overlaid else []))
     eps = {one.graph: one.provider for one in graphs.values()}
     return ModelFiles(
         decoder=decoder,
