@@ -253,6 +253,8 @@ def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
             _tell_other_tokenizer(model)
     if (workers := models.given_candidate.settings.workers) is not None:
         hook("workers", "'workers'")(None, workers, ())
+    if 0 < (loss := config.fail_on_loss or 0) < 0.1:  # which may be meant as a share
+        logger.warning("'fail_on_loss' = %g is %g points: 1 is one point, a hundredth of the documents", loss, loss)
     refuse_unknown(requested_tasks(config), task_folders(config.include_path))
     written = {"output_dir": config.output_dir, "sample_log_dir": config.sample_log_dir}
     written["use_cache"] = None if config.use_cache is None else str(Path(config.use_cache).parent)

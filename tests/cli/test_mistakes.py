@@ -193,6 +193,7 @@ OPTIONS: list[tuple[str, ...]] = [
     ("--provider cuda", "provider", "CUDAExecutionProvider"),
     ("--gen-kwargs top_k=abc,do_sample=true", WRONG, "", "top_k", "abc"),
     ("--gen-kwargs temperature=x", WRONG, "", "temperature", "x"),
+    ("--gen-kwargs temprature=1", "unsupported", "temperature", "temprature", "1"),  # of a task that only scores
     ("--gen-kwargs temperature=-1", WRONG, "0", "temperature", "-1"),
     ("--gen-kwargs max_gen_toks=abc", WRONG, "", "max_gen_toks", "abc"),
     ("--num-fewshot 1000", WRONG, "tiny_choice 6", "num_fewshot", "1000"),

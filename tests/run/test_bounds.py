@@ -13,13 +13,13 @@ import pytest
 
 from olive_ext.check.recipe import metrics_of
 from olive_ext.config import Bound, EvaluationConfig, EvaluationSettings
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, TaskError
 from olive_ext.report import Metric
 from olive_ext.report.comparison import ClaimResult, Comparison
 from olive_ext.report.metrics import comparison_metrics, matching
 from olive_ext.report.verdict import Reason
 from olive_ext.run.bounds import broken_bounds, check_names, kept_bounds, refuse_names
-from olive_ext.run.evaluation import load_requested_tasks
+from olive_ext.run.evaluation import evaluate, load_requested_tasks
 from olive_ext.run.models import Models
 from tests.backends.local_tasks import write_tasks
 from tests.exports.hf import hf_model
@@ -256,6 +256,15 @@ def test_loss_is_of_answers_or_of_texts_alone_and_refused_by_its_own_name_withou
     refuse_names(settings, {"tiny_rolling": ["word_perplexity"]})
     with refused(ConfigError, "not_comparable", "fail_on_loss", holds=("answers or whole texts",)):
         refuse_names(settings, {})
+
+
+@pytest.mark.parametrize(("loss", "lines"), [(0.01, 1), (1, 0)])
+def test_loss_that_looks_like_a_share_is_said_in_points(
+    loss: float, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(TaskError):
+        evaluate(str(hf_model("llama")), reference=str(hf_model("gpt2")), tasks=["no_such"], fail_on_loss=loss)
+    assert sum("'fail_on_loss' = 0.01 is 0.01 points" in line for line in caplog.messages) == lines
 
 
 @pytest.mark.parametrize("given", [{"fail_on_loss": 1}, {"require": ["kl_mean<=0.01"]}])

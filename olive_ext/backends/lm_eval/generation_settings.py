@@ -156,9 +156,10 @@ def refuse_generations(
     check_numbers(gen_kwargs)
     usual = OrtLMArguments.model_fields["max_gen_toks"].default
     default = 1 if model_args is None else model_args.get("max_gen_toks", usual)
-    for name, config in tasks.items():
-        if config.get("output_type") != "generate_until":
-            continue
+    generating = {name: config for name, config in tasks.items() if config.get("output_type") == "generate_until"}
+    if tasks and not generating:
+        GenerationSettings.read(gen_kwargs, 1, eos=None, seed=0)  # no answer would show a misspelt name
+    for name, config in generating.items():
         written = config.get("generation_kwargs") or {}
         if not isinstance(written, Mapping):
             raise TaskError(f"task '{name}': give a mapping", "generation_kwargs", written, code="wrong_value")
