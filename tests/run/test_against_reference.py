@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shlex
 import shutil
 from collections import Counter
 from functools import cache
@@ -120,7 +121,8 @@ def test_broken_bound_ends_with_one_after_the_report_and_the_table(
 ) -> None:
     asked = ("--tasks", NAMES[0], "--include-path", str(folder), "--reference", str(genai_export("llama")))
     bounds = ("--require", "kl_mean<=1e-9", "size_on_disk>=1", "--fail-on-loss", "99")
-    assert main(["evaluate", str(changed), *asked, *bounds, "--output", str(tmp_path)]) == 1
+    more = ("--seed", "3", "--max-length", "64", "--system-instruction", "Be brief")
+    assert main(["evaluate", str(changed), *asked, *bounds, *more, "--output", str(tmp_path)]) == 1
     told = capsys.readouterr()
     report = from_json((tmp_path / "report.json").read_text(encoding="utf-8"))
     (line,) = (item.words for item in report.broken)
@@ -130,7 +132,7 @@ def test_broken_bound_ends_with_one_after_the_report_and_the_table(
     assert line in (tmp_path / "report.md").read_text(encoding="utf-8").replace("\\", "")
     assert compared(report).matters == 99
     given = f"--reference {genai_export('llama')} --tasks {NAMES[0]} --include-path {folder}"
-    whole = f"{changed} {given}".replace(f"{Path.cwd()}/", "")
+    whole = f"{changed} {given} {shlex.join(more)}".replace(f"{Path.cwd()}/", "")
     assert compared(report).arguments == whole, "commands of the next step are whole"
 
 

@@ -83,14 +83,14 @@ def locate(
     if is_package(root):
         chosen, graphs, rule = choose(root, variant, provider)
         root, origins, name, ep = chosen.folder, {"variant": rule}, chosen.name, chosen.provider
-        given = {part: (one.graph, f"the package's component '{part}'") for part, one in graphs.items()}
+        stated = {part: (one.graph, f"the package's component '{part}'") for part, one in graphs.items()}
         if chosen.graph is not None and onnx_file_name is None:
             stated["decoder"] = chosen.graph, "the package's model_file"
     elif variant is not None:
         raise MismatchError(f"'{root}' is no model package", "variant", variant)
     overlaid = with_overlay(root if root.is_dir() else root.parent, *(one.graph.parent for one in graphs.values()))
-    given |= {part: _component(root, part, name) for part, name in (components or {}).items()}
-    decoder, rule = _find_decoder(root, onnx_file_name, given.pop("decoder", None), overlaid and overlaid[0])
+    stated |= {part: _component(root, part, name) for part, name in (components or {}).items()}
+    decoder, rule = _find_decoder(root, onnx_file_name, stated.pop("decoder", None), overlaid and overlaid[0])
     outline = read_outline(decoder)
     weights = _weights(decoder, outline)
     config_file, config_rule = _find_genai_config(root, decoder)

@@ -308,8 +308,14 @@ def _arguments(config: EvaluationConfig) -> str:
         "--limit": config.limit,
         "--num-fewshot": config.num_fewshot,
         "--variant": config.model.variant,
+        "--seed": config.seed,
+        "--max-length": config.max_length,
+        "--system-instruction": config.system_instruction,
+        "--apply-chat-template": config.apply_chat_template or None,
+        "--fewshot-as-multiturn": config.fewshot_as_multiturn or None,
     }
-    words = [config.model.path, *(word for name, value in named.items() if value is not None for word in (name, value))]
+    given = {name: [] if value is True else value for name, value in named.items() if value is not None}
+    words = [config.model.path, *(word for pair in given.items() for word in pair)]
     each = [one for word in words for one in (word if isinstance(word, list) else [word])]
     return shlex.join(str(one).removeprefix(here) for one in each)
 
