@@ -27,7 +27,6 @@ from olive_ext.engine.scheduling.planned_step import (
     put_scores,
     refuse_non_finite,
 )
-from olive_ext.engine.scheduling.prefix_tree import TreeBatches
 from olive_ext.engine.scheduling.sequences import ChosenRow, PendingResult, Sequence
 from olive_ext.engine.scheduling.slots import Slots
 from olive_ext.engine.step import IDLE_TOKEN, ONE_SIDE, FloatArray, IntArray, Row, Side, Step, StepOutput
@@ -94,11 +93,13 @@ class Scheduler:
         if self._waiting_sides and not (self._in_slots.has_work or self._num_without_slots):
             self._begin_side(self._waiting_sides[0].side)
         if self._scored is not None and self._scored.num_waiting:
-            self._present = self._committed(self._scored_plan(self._scored))
-        else:
-            plan = self._in_slots.plan()
-            assert plan is not None
+            chosen, moves, first_cell = self._scored.plan(self._in_slots.limit, self._counters)
+            plan = planned(chosen, {}, moves=moves, first_cell=first_cell, whole_length=self._side.first)
             self._present = self._committed(plan)
+        else:
+            in_slots = self._in_slots.plan()
+            assert in_slots is not None
+            self._present = self._committed(in_slots)
 
     def schedule_overlapped(self) -> Step | None:
         """The step after the present one, begun before the present one is read. None where it must be read first."""
@@ -192,10 +193,6 @@ class Scheduler:
             if sequence.generation is None and computed >= end and is_in_slots:
                 self._in_slots.release(sequence)
         return plan
-
-    def _scored_plan(self, batches: TreeBatches) -> PlannedStep:
-        chosen, moves, first_cell = batches.plan(self._in_slots.limit, self._counters)
-        return planned(chosen, {}, moves=moves, first_cell=first_cell, whole_length=self._side.first)
 
 
 class SlotSteps:
