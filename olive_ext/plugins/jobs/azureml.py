@@ -101,29 +101,25 @@ def make_azureml_job(recipe: str | Path, compute: str, output: str | Path, num_n
     moved = portable(written, num_nodes)
     name = Path(recipe).resolve().stem
     name = Path(recipe).resolve().parent.name if name == "recipe" else name  # "recipe" says nothing, its folder does
+    recipe_text = json.dumps(moved.recipe, indent=4) + "\n"
+    runtime = "gpu" if "CUDAExecutionProvider" in recipe_text else "cpu"
+    extras = ",".join([runtime, "azureml", *(["ray"] if num_nodes > 1 else [])])
+    readme = _README.format(name=name, out=OUT, version=__version__, submit=submit_command(num_nodes))
+    texts = {
+        "job.yml": _job(name, moved, compute, num_nodes, output.absolute()),
+        "README.md": readme + (_NODES if num_nodes > 1 else ""),
+        "code/recipe.json": recipe_text,
+        "environment/conda.yml": _CONDA.format(extras=extras, version=__version__),
+        "environment/Dockerfile": _DOCKERFILE,
+    }
     with whole_folder(output) as folder:
-        for path, text in _texts(name, moved, compute, num_nodes, output.absolute()).items():
+        for path, text in texts.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text, encoding="utf-8")
         for script, source in moved.scripts.items():
             shutil.copyfile(source, folder / "code" / script)
         constraints = next(path for path in (PACKAGE, PACKAGE.parent) if (path / "constraints.txt").is_file())
         shutil.copyfile(constraints / "constraints.txt", folder / "environment" / "constraints.txt")
-
-
-def _texts(name: str, moved: PortableRecipe, compute: str, num_nodes: int, output: Path) -> dict[str, str]:
-    """The texts of the folder's files, by their paths."""
-    recipe = json.dumps(moved.recipe, indent=4) + "\n"
-    runtime = "gpu" if "CUDAExecutionProvider" in recipe else "cpu"
-    extras = ",".join([runtime, "azureml", *(["ray"] if num_nodes > 1 else [])])
-    readme = _README.format(name=name, out=OUT, version=__version__, submit=submit_command(num_nodes))
-    return {
-        "job.yml": _job(name, moved, compute, num_nodes, output),
-        "README.md": readme + (_NODES if num_nodes > 1 else ""),
-        "code/recipe.json": recipe,
-        "environment/conda.yml": _CONDA.format(extras=extras, version=__version__),
-        "environment/Dockerfile": _DOCKERFILE,
-    }
 
 
 def _job(name: str, moved: PortableRecipe, compute: str, num_nodes: int, output: Path) -> str:

@@ -251,7 +251,23 @@ class Mending:
         num_inputs, num_outputs = weight().shape
         if use.node.op_type in TABLES:
             return self._table(use, self._packed[target], precision, num_inputs)
-        return [_product(use, self._packed[target], precision, num_inputs, num_outputs)]
+        bias, level = bias_of(use.node), attribute(use.node, "accuracy_level", 0)
+        inputs = [use.node.input[DATA[use.node.op_type]], *self._packed[target]]
+        if bias:
+            inputs += [""] * (BIAS["MatMulNBits"] - len(inputs)) + [bias]
+        product = helper.make_node(
+            "MatMulNBits",
+            inputs,
+            [use.node.output[0]],
+            f"{use.name}_Q{precision.bits}",
+            domain=MICROSOFT,
+            K=num_inputs,
+            N=num_outputs,
+            bits=precision.bits,
+            block_size=precision.block_size,
+            **({"accuracy_level": level} if level else {}),
+        )
+        return [product]
 
     def _float_nodes(self, own: WeightUse, use: WeightUse) -> list[onnx.NodeProto]:
         """The float graph's node, in the quantized graph's types and with its inputs."""
@@ -418,30 +434,6 @@ def mended_alone(target: Target, precision: Precision, sources: Sources) -> Mend
     mending = Mending(model, sources)
     mending.apply({target: precision})
     return mending
-
-
-def _product(
-    use: WeightUse, names: list[str], precision: Precision, num_inputs: int, num_outputs: int
-) -> onnx.NodeProto:
-    """A MatMulNBits, with the old node's bias and accuracy level."""
-    bias = bias_of(use.node)
-    level = attribute(use.node, "accuracy_level", 0)
-    data = use.node.input[DATA[use.node.op_type]]
-    inputs = [data, *names]
-    if bias:
-        inputs += [""] * (BIAS["MatMulNBits"] - len(inputs)) + [bias]
-    return helper.make_node(
-        "MatMulNBits",
-        inputs,
-        [use.node.output[0]],
-        f"{use.name}_Q{precision.bits}",
-        domain=MICROSOFT,
-        K=num_inputs,
-        N=num_outputs,
-        bits=precision.bits,
-        block_size=precision.block_size,
-        **({"accuracy_level": level} if level else {}),
-    )
 
 
 def _stored(use: WeightUse) -> list[str]:

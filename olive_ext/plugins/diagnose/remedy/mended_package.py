@@ -11,15 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import onnx
-
 from olive_ext.errors import ConfigError, RunError
 from olive_ext.graph.onnx_file import external_locations
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.constants import Constants
 from olive_ext.model.files.content import load_graph, weight_files
 from olive_ext.model.files.package_config import OLIVE_RECORD, real_path
-from olive_ext.plugins.diagnose.remedy.mended_graph import GraphFile, Mending, NewTensor
+from olive_ext.plugins.diagnose.remedy.mended_graph import GraphFile, Mending
 from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target
 from olive_ext.plugins.diagnose.remedy.weights import Precision
 from olive_ext.report.numbers import size
@@ -104,7 +102,11 @@ def mended(model: ResolvedModel, sources: Mapping[str, Sources], choices: Mappin
             mending = Mending(loaded[part], sources[part])
             mending.apply(chosen)
             new = mending.tensors
-        data = _data_file(loaded[part], new, paths[part], own, has_weights=bool(weights[part]))
+        data = None  # the file for its weights, under the name of one that no other graph has
+        num_bytes = loaded[part].ByteSize() + sum(tensor.num_bytes for tensor in new.values())
+        if weights[part] or num_bytes > LARGEST_GRAPH:
+            made_up = f"{paths[part].stem}.mended.data" if weights[part] else f"{paths[part].name}.data"
+            data = Path(next(iter(own), made_up))
         graphs.append(GraphFile(loaded[part], constants, new, paths[part], data))
         replaced |= {*own.values()}
         taken |= replaced
@@ -112,17 +114,6 @@ def mended(model: ResolvedModel, sources: Mapping[str, Sources], choices: Mappin
     models = {path for part in loaded for path in (paths[part], *weights[part].values())}
     kept, others = (tuple(path for path in left if (path in models) is wanted) for wanted in (True, False))
     return Package(tuple(graphs), root, kept, others)
-
-
-def _data_file(
-    model: onnx.ModelProto, new: Mapping[str, NewTensor], graph: Path, own: Mapping[str, Path], *, has_weights: bool
-) -> Path | None:
-    """The file for the weights of a mended graph, under the name of one that no other graph has; None where they are
-    inside of the graph."""
-    size_inside = model.ByteSize() + sum(tensor.num_bytes for tensor in new.values())
-    if not has_weights and size_inside <= LARGEST_GRAPH:
-        return None
-    return Path(next(iter(own), f"{graph.stem}.mended.data" if has_weights else f"{graph.name}.data"))
 
 
 def root_of(model: ResolvedModel) -> Path:
