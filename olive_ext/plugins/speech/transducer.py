@@ -54,16 +54,16 @@ _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(in
 class Graph:
     """An open graph: the names and types that it takes, and runs on bound values."""
 
-    def __init__(
-        self, session: ort.InferenceSession, names: Mapping[str, str], results: Mapping[str, str], part: str
-    ) -> None:
-        """`names` and `results` are those that genai_config.json has for the inputs and the outputs. Raises
-        `ModelError` where one is missing or none of them is known of an input."""
+    def __init__(self, session: ort.InferenceSession, section: Any, part: str, optional: Sequence[str]) -> None:
+        """`section` is the part's in genai_config.json, which names inputs and outputs; the graph may lack the inputs
+        `optional`. Raises `ModelError` where another one is missing, or an input has no name there."""
         self.session, self._part = session, part
-        self.inputs = {one.name: one for one in session.get_inputs()}
-        outputs = [one.name for one in session.get_outputs()]
-        for kind, given, known in (("inputs", names, [*self.inputs]), ("outputs", results, outputs)):
-            for key, name in given.items():
+        self.inputs = {value.name: value for value in session.get_inputs()}
+        outputs = [value.name for value in session.get_outputs()]
+        names, results = _names(section.inputs), _names(section.outputs)
+        names = {key: name for key, name in names.items() if key not in optional or name in self.inputs}
+        for kind, written, known in (("inputs", names, [*self.inputs]), ("outputs", results, outputs)):
+            for key, name in written.items():
                 if name not in known:
                     problem = f"'model.{part}.{kind}.{key}' = '{name}'"
                     raise ModelError(f"{problem}: the graph has the {kind} {', '.join(known)}")
@@ -280,12 +280,8 @@ class TransducerSession(AbstractContextManager["TransducerSession"]):
     def _opened(self, part: str, optional: Sequence[str] = ()) -> Graph:
         """The graph of a part, which may lack the inputs `optional`. Raises `ModelError` for one of another form."""
         section, model = getattr(self.config, part), self.model
-        session = open_session(
-            graph_file(model.files.directory, section.filename, part), model.providers, model.settings
-        )
-        known = {value.name for value in session.get_inputs()}
-        names = {key: name for key, name in _names(section.inputs).items() if key not in optional or name in known}
-        return Graph(session, names, _names(section.outputs), part)
+        file = graph_file(model.files.directory, section.filename, part)
+        return Graph(open_session(file, model.providers, model.settings), section, part, optional)
 
     def __exit__(self, *_: object) -> None:
         """The graphs are closed with the session's last reference."""

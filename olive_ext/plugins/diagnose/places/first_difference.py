@@ -183,24 +183,20 @@ def _write_repro(
     Raises `OSError`."""
     with whole_folder(folder) as work:
         for place, graph, taken in zip(places, _GRAPHS, _INPUTS, strict=True):
-            _write_part(work / graph, work / taken, place, given, value)
+            part, arrays = place.part(given, [value])
+            model = place.graph.model_of(part)
+            load_external_data_for_model(model, str(place.folder))
+            is_large = sum(len(tensor.raw_data) for tensor in model.graph.initializer) > INLINE_BYTES
+            onnx.save_model(model, work / graph, save_as_external_data=is_large, location=f"{graph}.data")
+            names = [item.name for item in model.graph.input if item.name in place.inputs]
+            np.savez(work / taken, **({name: place.inputs[name].numpy() for name in names} | arrays))
         graphs = _shared(work, _GRAPHS, lambda path: path.read_bytes())
         inputs = _shared(work, _INPUTS, _arrays)
-        names = zip(("one", "other"), graphs, inputs, places, strict=True)
-        first, second = (_result(*result) for result in names)
+        results = zip(("one", "other"), graphs, inputs, places, strict=True)
+        first, second = (_result(*result) for result in results)
         facts = {"what": what.replace("\n", " "), "libraries": _libraries(places), "tolerance": tolerance}
         script = _SCRIPT.format(**facts, first=first, second=second)
         (work / "repro.py").write_text(script, encoding="utf-8")
-
-
-def _write_part(graph: Path, inputs: Path, place: PlacedDecoder, given: Mapping[str, Array], value: str) -> None:
-    part, arrays = place.part(given, [value])
-    model = place.graph.model_of(part)
-    load_external_data_for_model(model, str(place.folder))
-    is_large = sum(len(tensor.raw_data) for tensor in model.graph.initializer) > INLINE_BYTES
-    onnx.save_model(model, graph, save_as_external_data=is_large, location=f"{graph.name}.data")
-    taken = {one.name: place.inputs[one.name].numpy() for one in model.graph.input if one.name in place.inputs}
-    np.savez(inputs, **(taken | arrays))
 
 
 def _shared(folder: Path, names: tuple[str, str], content: Callable[[Path], Any]) -> tuple[str, str]:
