@@ -10,7 +10,7 @@ from typing import Any
 from olive_ext.config import Bound, EvaluationSettings, LossBound
 from olive_ext.errors import ConfigError, MissingError, NotComparableError, counted, suggest
 from olive_ext.report import Metric
-from olive_ext.report.comparison import ALL, Comparison
+from olive_ext.report.comparison import ALL, Comparison, TextChange
 from olive_ext.report.metrics import (
     COMPARISON_NAMES,
     DRAWN_ONLY,
@@ -148,11 +148,12 @@ def broken_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric], found: Com
 
     Raises `ConfigError` with the metrics there are for a bound that names none of them, or several.
     """
-    single = [*single_bounds(bounds, metrics, [] if found is None else found.whole_texts())]
+    texts = {} if found is None else found.whole_texts()
+    single = [*single_bounds(bounds, metrics, texts)]
     if number_wrong := non_finite_requests(metrics):
         words = f"{counted(number_wrong, 'request')} had no finite output: no metric can be trusted"
         return [_reason(bound, words=words) for bound in single[:1]]
-    return list(dict.fromkeys(item for bound in single for item in _broken(bound, _bounded(bound, metrics), metrics)))
+    return list(dict.fromkeys(item for bound in single for item in _broken(bound, metrics, texts)))
 
 
 def single_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric], texts: Iterable[str]) -> Iterator[Bound]:
@@ -189,7 +190,8 @@ def _reason(bound: Bound, /, **facts: Any) -> Reason:
     return Reason("bound_broken", field="fail_on_loss" if isinstance(bound, LossBound) else "require", **facts)
 
 
-def _broken(bound: Bound, metric: Metric, metrics: Sequence[Metric]) -> Iterator[Reason]:
+def _broken(bound: Bound, metrics: Sequence[Metric], texts: Mapping[str, object]) -> Iterator[Reason]:
+    metric = _bounded(bound, metrics)
     name, measured = _name(bound, metric), {"task": metric.task, "metric": metric.metric, "size": metric.value}
     if is_open(metric, metrics):
         yield _reason(bound, **measured, words=f"{name} is undecided: documents without an answer could change it")
@@ -199,13 +201,13 @@ def _broken(bound: Bound, metric: Metric, metrics: Sequence[Metric]) -> Iterator
     for at, limit, is_within in (("at most", bound.max, operator.le), ("at least", bound.min, operator.ge)):
         if limit is not None and not is_within(metric.value, limit):
             words = f"{name} = {_apart(metric.value, limit)}, required {at} {_exact(limit)}"
-            words = _lost(metric, limit) if isinstance(bound, LossBound) else words
+            words = _lost(metric, limit, texts.get(metric.task)) if isinstance(bound, LossBound) else words
             yield _reason(bound, **measured, words=words, bound=limit)
 
 
-def _lost(metric: Metric, limit: float) -> str:
-    """Accuracy is a difference in points, a perplexity a ratio in per cent."""
-    of_text = f"{metric.task} perplexity rose", "%", 1.0
+def _lost(metric: Metric, limit: float, text: object) -> str:
+    """Accuracy is a difference in points, a perplexity a ratio in per cent: per token, or by the metric of `text`."""
+    of_text = f"{metric.task} {text.metric if isinstance(text, TextChange) else 'perplexity'} rose", "%", 1.0
     what, unit, unchanged = ("accuracy over all tasks fell", "pt", 0.0) if metric.task == ALL else of_text
     loss, most = 100 * abs(metric.value - unchanged), f"{100 * abs(limit - unchanged):g}"
     lost = next(text for digits in (2, 4, 12) if (text := f"{loss:.{digits}g}") != most)

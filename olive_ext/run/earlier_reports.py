@@ -172,7 +172,9 @@ def _compared(first: Named, others: Sequence[Named]) -> Iterator[ComparedModels]
             kept |= {"texts": ()} if own.divergences else {}
         comparison = replace(paired, reference=facts, **kept)
         if own.divergences and not is_same:
-            notes.append(f"divergence is from {own.reference.get('path', 'its own reference')}, not from {first.name}")
+            rows = ", as 'perplexity, change'," * any(one.is_text for one in own.divergences)
+            theirs = own.reference.get("path", "its own reference")
+            notes.append(f"divergence{rows} is from {theirs}, not from {first.name}")
         if own.certainty is not None:
             notes.append("of the drawn documents alone, which do not stand for all alike")
         if not first.matters == item.matters == Comparison.matters:

@@ -189,11 +189,12 @@ def test_baseline_is_told_by_name_or_path(tmp_path: Path) -> None:
 def test_report_with_a_reference_keeps_its_divergences(tmp_path: Path) -> None:
     first = place(tmp_path, "float", [])
     found = json.loads(to_json(report(found=comparison(40))))["comparison"]
+    found["divergences"][0]["is_text"] = True  # whose row is in the table
     second = place(tmp_path, "int4", [], lambda values: values.update(comparison=found))
     (models,) = compare([str(first), str(second)]).compared
     assert models.comparison.divergences
     assert models.comparison.outcomes == ()
-    assert models.note.startswith("divergence is from models/quickstart-135m, not from float")
+    assert models.note.startswith("divergence, as 'perplexity, change', is from models/quickstart-135m, not from float")
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ def test_own_reference_is_known_by_its_content_else_by_its_path_from_here(
     second = place(tmp_path, "int4", [], lambda values: values.update(comparison=found))
     (models,) = compare([str(first), str(second)]).compared
     assert models.comparison.over_all, "it was 'not decided', and advised what the report was made with"
-    assert (models.is_of_another, "divergence is from" in models.note) == (not is_same, not is_same)
+    assert (models.is_of_another, models.note.startswith("divergence")) == (not is_same, not is_same)
 
 
 def test_a_loss_that_matters_is_said_where_a_report_had_another(tmp_path: Path) -> None:
@@ -266,6 +267,7 @@ def test_texts_are_compared_between_the_reports_and_not_with_another_reference(
         kept = json.loads((folder / "report.json").read_text())
         metric = {"task": "colours", "metric": "word_perplexity", "filter": "none", "value": 9.0, "stderr": None}
         kept |= {"answers": plain(answers), "metrics": [{**metric, "n": 20, "higher_is_better": False}]}
+        kept["config"] = {"fail_on_loss": 1}
         (folder / "report.json").write_text(json.dumps(kept))
         return str(folder)
 
@@ -275,6 +277,8 @@ def test_texts_are_compared_between_the_reports_and_not_with_another_reference(
     (text,) = models.comparison.texts
     assert (text.num_documents, text.perplexity_ratio) == (20, pytest.approx(change))
     assert judged.status == status, judged.lines
+    line = "colours word_perplexity rose by 30 %, more than 1 % (`fail_on_loss`)"  # `evaluate`: per token
+    assert [item.words for item in models.broken] == [line] * (status == "loss")
 
 
 def test_missing_answers_and_broken_outputs_stay_against_a_model(tmp_path: Path) -> None:
