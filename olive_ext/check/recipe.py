@@ -351,8 +351,7 @@ def _passes_before(recipe: Mapping[str, Any], block: Block) -> list[Block]:
 
 
 def _is_own_reference(recipe: Mapping[str, Any], block: Block, reference: ReferenceConfig | None) -> bool:
-    """Whether a block is given the Hugging Face input model as no other's pass has changed it, and that is its
-    reference."""
+    """Whether a block is given the Hugging Face input model, which no pass of others changed, and compares with it."""
     kind, keys = input_model(recipe)
     if kind != "hfmodel" or reference is None or not all(other.is_ours for other in _passes_before(recipe, block)):
         return False

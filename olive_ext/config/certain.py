@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
@@ -89,6 +89,7 @@ class ClaimConfig(StrictModel):
 class Bound(StrictModel):
     """A number that a metric must not go beyond."""
 
+    key: ClassVar[str] = "require"
     metric: Word
     """Name of the metric as a report has it, for instance "acc", "kl_mean", or a task's name that has one metric only
     ("size_on_disk")."""
@@ -123,6 +124,8 @@ class Bound(StrictModel):
 
 class LossBound(Bound):
     """A bound of `fail_on_loss`, which is written in points of accuracy and per cent of a perplexity."""
+
+    key: ClassVar[str] = "fail_on_loss"
 
     @classmethod
     def of(cls, loss: float) -> LossBound:

@@ -96,8 +96,9 @@ def _of_broken(reasons: Sequence[Reason], comparison: Comparison) -> str:
     keeps the bound."""
     others = [item for item in reasons if item.code != "bound_broken"]
     broken = reasons[: len(reasons) - len(others)]
-    most = [item.bound for item in broken if item.metric == "kl_mean" and (item.size or 0.0) > (item.bound or math.inf)]
-    most_kl = min(filter(None, most), default=math.inf)
+    bounds = [(item.bound, item.size or 0.0) for item in broken if item.metric == "kl_mean" and item.bound is not None]
+    most = [bound for bound, kl in bounds if kl > bound]
+    most_kl = min(most, default=math.inf)
     may_be_chance = others[0].code == "too_few" and not comparison.missing
     documents = "" if most else _documents(others[0], comparison, "")
     step = documents if may_be_chance else next_step(others, comparison, most_kl)

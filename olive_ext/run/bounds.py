@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 from olive_ext.config import Bound, EvaluationSettings, LossBound
 from olive_ext.errors import ConfigError, MissingError, NotComparableError, counted, suggest
@@ -68,12 +68,7 @@ def with_measurements(settings: Settings, declared: Declared = ()) -> Settings:
 
 
 def refuse_names(
-    settings: EvaluationSettings,
-    tasks: Measured | None,
-    where: str = "",
-    declared: Declared = (),
-    *,
-    is_own: bool = False,
+    settings: EvaluationSettings, tasks: Measured | None, where: str = "", declared: Declared = (), is_own: bool = False
 ) -> None:
     """Raises `ConfigError` for a bound of `settings`, or a metric in `declared`, that no report will have.
 
@@ -152,7 +147,7 @@ def broken_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric], found: Com
     single = [*single_bounds(bounds, metrics, texts)]
     if number_wrong := non_finite_requests(metrics):
         words = f"{counted(number_wrong, 'request')} had no finite output: no metric can be trusted"
-        return [_reason(bound, words=words) for bound in single[:1]]
+        return [Reason("bound_broken", words=words, field=bound.key) for bound in single[:1]]
     return list(dict.fromkeys(item for bound in single for item in _broken(bound, metrics, texts)))
 
 
@@ -186,23 +181,22 @@ def _bounded(bound: Bound, metrics: Sequence[Metric]) -> Metric:
     raise ConfigError(f"'require': {name} {problem}: {listed(matches or metrics)}", "require")
 
 
-def _reason(bound: Bound, /, **facts: Any) -> Reason:
-    return Reason("bound_broken", field="fail_on_loss" if isinstance(bound, LossBound) else "require", **facts)
-
-
 def _broken(bound: Bound, metrics: Sequence[Metric], texts: Mapping[str, object]) -> Iterator[Reason]:
     metric = _bounded(bound, metrics)
-    name, measured = _name(bound, metric), {"task": metric.task, "metric": metric.metric, "size": metric.value}
+    name, found = (
+        _name(bound, metric),
+        Reason("bound_broken", metric.task, metric.metric, metric.value, field=bound.key),
+    )
     if is_open(metric, metrics):
-        yield _reason(bound, **measured, words=f"{name} is undecided: documents without an answer could change it")
+        yield replace(found, words=f"{name} is undecided: documents without an answer could change it")
     elif metric.is_of_drawn:
         words = f"{name} is of the drawn documents only ({metric.documents}), and the bound is on all of them"
-        yield _reason(bound, **measured, words=words)
+        yield replace(found, words=words)
     for at, limit, is_within in (("at most", bound.max, operator.le), ("at least", bound.min, operator.ge)):
         if limit is not None and not is_within(metric.value, limit):
             words = f"{name} = {_apart(metric.value, limit)}, required {at} {_exact(limit)}"
             words = _lost(metric, limit, texts.get(metric.task)) if isinstance(bound, LossBound) else words
-            yield _reason(bound, **measured, words=words, bound=limit)
+            yield replace(found, words=words, bound=limit)
 
 
 def _lost(metric: Metric, limit: float, text: object) -> str:
