@@ -272,7 +272,7 @@ class Crew:
             if isinstance(served, BaseException):
                 raise WorkerError(f"{name} cannot be started: {one_line(served)}") from served
         for worker in self.workers:
-            opened[worker.name].refuse_other_versions(worker.name, opened[self.workers[0].name])
+            opened[worker.name].refuse_unlike(worker.name, opened[self.workers[0].name])
         return [opened[worker.name] for worker in self.workers]
 
     def _work(self, worker: Worker, which: str, feed: ChunkFeed) -> None:
@@ -317,7 +317,7 @@ class Crew:
             if feed.is_over.wait(pause):
                 break
             try:
-                worker.open().refuse_other_versions(worker.name, self.served)
+                worker.open().refuse_unlike(worker.name, self.served)
             except (OliveExtError, WorkerLostError) as error:
                 problem = error
             except Exception as error:  # noqa: BLE001 - of the machine, which may have room again

@@ -16,7 +16,6 @@ from olive_ext import errors
 from olive_ext.config import ModelSettings
 from olive_ext.config.execution import WorkerSettings
 from olive_ext.engine.requests import Counters, KeyedRequest, KeyedResult, Request
-from olive_ext.errors import RunError
 from olive_ext.model import ResolvedModel
 from olive_ext.python_processes import BEAT_S, ChildEndedError, ChildProcess, serve, usable_processors
 from olive_ext.records import Records
@@ -112,12 +111,7 @@ def open_crew(
         return Crew([ProcessWorker(job, Watchdog(limit_s))])
     count = 1 if record_to is not None else wanted.count
     job = _job_of(model, reference, record_to, count if wanted.address is None else 1)
-    crew = Crew(hook("workers", "'workers'")(job, wanted, [Watchdog(limit_s) for _ in range(count)]))
-    rooms = {served.models[OWN].room for served in crew.all_served}
-    if len(rooms) > 1:
-        crew.stop()
-        raise RunError(f"the workers have room for {'; '.join(sorted(rooms))} sequences: set 'engine.num_slots'")
-    return crew
+    return Crew(hook("workers", "'workers'")(job, wanted, [Watchdog(limit_s) for _ in range(count)]))
 
 
 def _job_of(model: ResolvedModel, reference: ResolvedModel | Records | None, record_to: Any, share: int) -> WorkerJob:

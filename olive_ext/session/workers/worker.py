@@ -77,11 +77,13 @@ class Served:
     versions: Mapping[str, str] = field(default_factory=runtimes)
     """Those of the libraries that compute in its process."""
 
-    def refuse_other_versions(self, name: str, first: Served) -> None:
-        """Raises `MismatchError` where the worker `name` computes with other libraries than the first one."""
-        own, others = (", ".join(map(" ".join, served.versions.items())) for served in (self, first))
-        if own != others:
-            raise MismatchError(f"{name} computes with {own}, others with {others}: install the same for all workers")
+    def refuse_unlike(self, name: str, first: Served) -> None:
+        """Raises `RunError` where the worker `name` has other room, or other libraries, than the first one."""
+        rooms = [f"room for {one.models[OWN].room}" for one in (self, first)]
+        libraries = [", ".join(map(" ".join, one.versions.items())) for one in (self, first)]
+        for (own, other), advice in ((rooms, "set 'engine.num_slots'"), (libraries, "install the same everywhere")):
+            if own != other:
+                raise RunError(f"{name} has {own}, others {other}: {advice}")
 
 
 @dataclass(frozen=True)
