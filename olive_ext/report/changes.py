@@ -161,7 +161,7 @@ def unjudged_tasks(comparison: Comparison) -> dict[str, str]:
     return named
 
 
-def uncompared_metrics(comparison: Comparison) -> list[str]:
+def uncompared(comparison: Comparison) -> list[str]:
     """Names of the metrics beside compared ones that are one score of a whole task, as an F1 beside an accuracy is."""
     judged = {(item.task, item.metric, item.filter) for item in (*comparison.outcomes, *comparison.lengths)}
     tasks = {task for task, _, _ in judged}

@@ -19,15 +19,7 @@ from typing import Literal, get_args
 
 from olive_ext.errors import counted, listed
 from olive_ext.report import numbers
-from olive_ext.report.changes import (
-    Change,
-    Figure,
-    changes_of,
-    deciding_changes,
-    name_of,
-    uncompared_metrics,
-    unjudged_tasks,
-)
+from olive_ext.report.changes import Change, Figure, changes_of, deciding_changes, name_of, uncompared, unjudged_tasks
 from olive_ext.report.comparison import ALL, CONSTANTS, ClaimResult, Comparison, Divergence
 from olive_ext.report.metrics import CUT_OFF
 from olive_ext.report.next_step import next_step
@@ -310,7 +302,7 @@ def _found(comparison: Comparison) -> Verdict:
         others.append(
             Reason("template", words="the chat templates' texts differ; all prompts of these tasks are alike")
         )
-    if not (is_lost or is_same) and (names := uncompared_metrics(comparison)):
+    if not (is_lost or is_same) and (names := uncompared(comparison)):
         others.append(Reason("uncompared", words=f"not compared, as one score of a whole task: {_few(names)}"))
     if comparison.missing:
         isnt = "and is" if comparison.missing == 1 else "and are"

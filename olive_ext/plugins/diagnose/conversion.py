@@ -58,9 +58,6 @@ class _Scored:
     parts: str = ""
     """As `Agreement.parts`."""
 
-    weights: Constants | None = None
-    """The graph whose quantized weights transformers get."""
-
     @classmethod
     def by(cls, model: ResolvedModel, checkpoint: ResolvedModel) -> _Scored:
         """Raises `ModelError` for other vocabularies."""
@@ -90,13 +87,12 @@ class _Scored:
             raise ModelError("they do not pair with the checkpoint's, or are far off, or more than weights is rounded")
         given = [graph.logprobs(text, self.num_ids) for text in self.texts]
         expected = [self.plain.logprobs(text, self.num_ids) for text in self.texts]
-        return replace(self, expected=expected, given=given, weights=constants)
+        return replace(self, expected=expected, given=given)
 
     def changed(self, dtype: str | None = None, changes: Mapping[str, Any] | None = None) -> PlainPass:
         """The checkpoint once more, as `PlainPass` takes it, with the same weights."""
         plain = PlainPass(self.checkpoint, dtype, changes)
-        if self.weights is not None:
-            reweight(plain, self.weights)
+        plain.take_weights(self.plain)
         return plain
 
     @cached_property

@@ -64,9 +64,7 @@ def reweight(plain: PlainPass, model: Constants) -> bool:
     its own."""
     import torch
 
-    head, table = plain.model.get_output_embeddings(), plain.model.get_input_embeddings()
-    if head is not None and head.weight is table.weight:
-        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+    plain.untie_head()
     tensors = {name: one.detach() for name, one in plain.model.named_parameters()}
     arrays = {name: one.float().cpu().numpy() for name, one in tensors.items()}
     result = replace_weights(arrays, model)

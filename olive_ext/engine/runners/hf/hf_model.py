@@ -167,6 +167,19 @@ class PlainPass:
 
         return torch.cuda.is_available()
 
+    def untie_head(self) -> None:
+        """Gives a head that is its table a weight of its own."""
+        import torch
+
+        head, table = self.model.get_output_embeddings(), self.model.get_input_embeddings()
+        if head is not None and head.weight is table.weight:
+            head.weight = torch.nn.Parameter(head.weight.detach().clone())
+
+    def take_weights(self, other: PlainPass) -> None:
+        """Takes the weights of the `other` model, in this one's type of numbers, as far as it has them."""
+        self.untie_head()
+        self.model.load_state_dict(other.model.state_dict(), strict=False)
+
     def logprobs(self, tokens: Sequence[int], num_ids: int | None = None) -> npt.NDArray[np.float64]:
         """Log-probabilities in nats of all `tokens` but the first [S - 1], among the first `num_ids` ids."""
         import torch

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -242,13 +243,18 @@ def quick_gelu(model: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize("edit", [clipped, quick_gelu])
-def test_graph_of_a_quantized_model_that_computes_otherwise_than_its_weights(edit: Any, tmp_path: Path) -> None:
-    """Its files are right: transformers with its weights give other numbers."""
-    package = export("llama-genai-0.14-int4")
+def test_graph_of_a_quantized_model_that_computes_otherwise_than_its_weights(
+    edit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are right: transformers with its weights, which are decoded once for all hypotheses, give other
+    numbers."""
+    package, decoded = export("llama-genai-0.14-int4"), Mock(wraps=conversion.reweight)
+    monkeypatch.setattr(conversion, "reweight", decoded)
     found = held(edited(package.path, tmp_path / "model", edit), package.hf)
     assert (found.is_equal, found.is_undecided) == (False, False)
     assert "with the model's weights, up to" in found.sentence()
     assert "hidden states part in layer 1 (mlp)" in found.sentence()
+    assert decoded.call_count == 1
 
 
 def test_damaged_file_of_a_quantized_model_is_a_problem(tmp_path: Path) -> None:
