@@ -27,8 +27,9 @@ from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.exports import genai_export
 from tests.exports.media import plain_encoder_export
-from tests.exports.quickstart import TASKS, exported
+from tests.exports.quickstart import TASKS, exported, quantized
 from tests.families.pictures import picture
+from tests.model.tiny import olive_packed, packed
 from tests.strangers import environment, put_modules
 
 pytestmark = pytest.mark.other_env
@@ -100,6 +101,22 @@ def test_pictures_travel_to_workers_and_give_the_same_bytes() -> None:
             assert len(drawn) <= execution["images_encoded"] <= 2 * len(drawn)  # each worker has its own
     assert found[0] == found[1]
     assert len(execution["workers"]["names"]) == 2
+
+
+@pytest.mark.parametrize("is_olives", [True, False])
+def test_variant_of_a_package_is_the_same_on_every_worker(is_olives: bool, tmp_path: Path) -> None:
+    """On Ray and in a process of this machine, to the bit what its folder gives."""
+    one, two = (shutil.copytree(folder, tmp_path / folder.name) for folder in (quantized(4, 32), exported()))
+    package = (
+        olive_packed(tmp_path, one, two) if is_olives else packed(tmp_path / "p", **{one.name: one, two.name: two})
+    )
+    found = []
+    for path, given in ((two, {}), (package, {"workers": 2}), (package, {"isolation": "process"})):
+        which = {"variant": two.name} if path == package else {}
+        engine = {"num_threads": 1, "num_slots": 4}
+        with olive_ext.open(path, engine=engine, deterministic=True, **which, **given) as session:
+            found.append((session.loglikelihood(PAIRS[:80]), session.generate(PROMPTS[:20])))
+    assert found[0] == found[1] == found[2]
 
 
 def test_budgets_of_reasoning_reach_workers_and_give_the_same_bytes() -> None:
