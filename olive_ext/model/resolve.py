@@ -21,7 +21,6 @@ from olive_ext.model.files.package_config import GENAI_CONFIG, MEDIA_SECTIONS, i
 from olive_ext.model.providers.devices import Device, Provider
 from olive_ext.model.providers.ort_session import read_adapter
 from olive_ext.model.providers.resolution import (
-    VARIANT,
     check_distributions,
     first_name,
     operators_library,
@@ -160,7 +159,7 @@ class ResolvedModel:
         if isinstance(asked, Mapping):
             asked = asked.get(encoder.part)
         section = next(section for section, part in MEDIA_SECTIONS.items() if part == encoder.part)
-        is_free = not self.session_providers and self.providers[0].origin in (GENAI_CONFIG, "default", VARIANT)
+        is_free = not self.session_providers and self.settings.execution_provider is None
         ep = encoder.files.provider if is_free else ""
         own = resolve_providers(
             asked,

@@ -30,9 +30,6 @@ Written = tuple[str, Mapping[str, Any]]
 # Options in genai_config.json for onnxruntime-genai only: its captured graphs have fixed shapes, our steps vary.
 _GENAI_ONLY = {"enable_cuda_graph", "enable_graph_capture", "enableGraphCapture", "device_filtering_options"}
 
-VARIANT = "the package's variant"
-"""The origin of a provider that a model package has a variant for."""
-
 _DEVICE_FACTS = ("version", "FULL_DEVICE_NAME", "DEVICE_ARCHITECTURE", "ov_device", "npu_platform")
 """The device facts of plugins that decide what is compiled; other facts change from run to run."""
 
@@ -183,7 +180,7 @@ def _written(genai_config: Mapping[str, Any] | None, section: str, variant: str)
         for name, options in entry.items()
     ]
     if not written and variant not in ("", CPU):
-        return [(variant, {})], VARIANT
+        return [(variant, {})], "the package's variant"
     return (written, GENAI_CONFIG) if written else ([(CPU, {})], "default")
 
 
