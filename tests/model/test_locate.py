@@ -478,6 +478,8 @@ BOTH = {"cpu": {"ep": CPU}, "gpu": {"ep": CUDA, "device": "gpu"}}
         ({"only": {"ep": QNN}}, {}, "only"),
         ({"any": {}, "gpu": {"ep": CUDA}}, {"provider": QNN}, "any"),
         ({"a": {"ep": CPU, "variant_directory": "b"}}, {}, "b"),
+        ({"e\u0301": {"variant_directory": "x"}, "b": {}}, {"variant": "\u00e9"}, "x"),  # typed as on another system
+        ({"e\u0301": {"variant_directory": "x"}, "\u00e9": {"variant_directory": "y"}}, {"variant": "\u00e9"}, "y"),
     ],
 )
 def test_variant_is_found(variants: Any, asked: Any, found: str, is_inline: bool, tmp_path: Path) -> None:
@@ -575,6 +577,8 @@ def test_variant_of_what_is_no_package_is_refused(tmp_path: Path) -> None:
     put_graph(tmp_path / "model.onnx")
     put_genai(put_tokenizer(tmp_path))
     put_json(tmp_path / "manifest.json", {"unrelated": True})
+    assert locate(tmp_path).decoder == tmp_path / "model.onnx"
+    (tmp_path / "manifest.json").write_text("{", encoding="utf-8")
     assert locate(tmp_path).decoder == tmp_path / "model.onnx"
     (tmp_path / "genai_config.json").unlink()
     assert locate(tmp_path).decoder == tmp_path / "model.onnx"
@@ -681,7 +685,8 @@ def test_another_provider_is_another_variant_and_another_variant_another_provide
     root = put_package(tmp_path, BOTH)
     model = resolve(ModelSettings.of({"model": root, "execution_provider": "cpu"}))
     assert model.files.directory.name == "cpu"
-    assert model.patched({"execution_provider": "cuda"}).files.directory.name == "gpu"
+    for request in ("cuda", ["cuda", "cpu"], [["cuda", {"device_id": 1}], "cpu"]):  # the first decides
+        assert model.patched({"execution_provider": request}).files.directory.name == "gpu"
     there = model.settings.in_other_place({"variant": "gpu"})
     assert (there.variant, there.execution_provider) == ("gpu", None)
     assert resolve(there).files.directory.name == "gpu"

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
+from unicodedata import normalize
 
 from olive_ext.config.model import Components
 from olive_ext.errors import DamagedError, ModelError, NotFoundError, listed
@@ -154,6 +155,14 @@ def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant,
     return chosen, graphs, "; ".join([rule, *notes])
 
 
+def refuse_shared(root: Path, graph: Path) -> None:
+    """Raises `ModelError` where several variants of a component have the graph: what changes one changes the others."""
+    for variants in _components(root).values() if is_package(root) else ():
+        names = [one.name for one in variants if graph == (one.graph or one.folder / graph.name)]
+        if len(names) > 1:
+            raise ModelError(f"the variants {listed(names)} have '{graph}' in common: give each a folder of its own")
+
+
 def asset(folder: Path, uri: str, key: str) -> Path:
     """The folder that a variant's configuration names by a digest under `key`, in the package around `folder`."""
     root = next((above for above in (folder, *folder.parents) if is_package(above)), None)
@@ -176,7 +185,8 @@ def _chosen(
     names = ", ".join(f"{one.name} ({one.provider or 'any provider'})" for one in variants)
     there = f"'{root}' has of its {part} {names}"
     if name is not None:
-        named = next((one for one in variants if one.name == name), None)
+        alike = (one for one in variants if normalize("NFC", one.name) == normalize("NFC", name))
+        named = min(alike, key=lambda one: one.name != name, default=None)
         if named is None:
             raise NotFoundError(there, "variant", name)
         return named, f"the setting 'variant', of {names}"

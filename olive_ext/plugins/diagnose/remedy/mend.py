@@ -20,6 +20,8 @@ from olive_ext.errors import ConfigError, MissingError, OliveExtError, Requireme
 from olive_ext.graph.nodes import attribute
 from olive_ext.model.files.content import size_on_disk
 from olive_ext.model.files.locate import locate as locate_files
+from olive_ext.model.files.model_package import refuse_shared
+from olive_ext.model.files.package_config import real_path
 from olive_ext.plugins.diagnose.remedy.bill import Bill, Line, Measured, Option, Point, Trial, bill_texts, with_interval
 from olive_ext.plugins.diagnose.remedy.choices import CANDIDATES, Selection, WeightChoices
 from olive_ext.plugins.diagnose.remedy.documents import Document, document_key
@@ -73,7 +75,11 @@ def _mended(config: MendingConfig, output: Path, progress: bool) -> Bill:
     size = config.at_most if config.like is None else size_on_disk(locate_files(config.like))
     with opened_location(config.location(), progress) as location:
         refuse_inside(location.model, output)
-        own_size = size_on_disk(location.with_whole_experts().model.files)
+        files = location.with_whole_experts().model.files
+        for part in {target.part for target in location.targets}:
+            graph = files.companions[part].graph if part else files.decoder
+            refuse_shared(real_path(location.model.settings.model), graph)
+        own_size = size_on_disk(files)
         given = f"'{'at_most' if config.like is None else 'like'}' = {numbers.size(size or 0)}"
         problem = f"{given}: the quantized model itself takes {numbers.size(own_size)}"
         if size is not None and own_size > size and not location.tables:

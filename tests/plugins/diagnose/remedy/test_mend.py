@@ -149,8 +149,13 @@ def test_command_mends_a_variant_of_a_model_package_in_its_place_and_prints_the_
     output, like = tmp_path / "mended", quickstart.quantized(4, 32)
     arguments = ["mend", str(root), "--variant", "int4", "--reference", str(quickstart.exported()), "--like", str(like)]
     arguments += ["--tasks", "quickstart_choice", "--include-path", str(quickstart.TASKS), "--limit", "8"]
-    assert main([*arguments, "--top", "1", "--output", str(output)]) == 0
-    out = capfd.readouterr().out
+    manifest = json.loads((root / "manifest.json").read_text(encoding="utf-8"))
+    for folder, status in (("int4", 2), ("one", 0)):  # another variant with the same graph would be mended, too
+        manifest["components"]["model"]["variants"]["also"] = {"variant_directory": folder}
+        (root / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+        assert main([*arguments, "--top", "1", "--output", str(output)]) == status
+        out, err = capfd.readouterr()
+        assert ("variants int4, also have" in err) == (status == 2)
     assert "in another precision" in out
     assert "HighsMip" not in out
     assert "int8 in blocks of" in out
