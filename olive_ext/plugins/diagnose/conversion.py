@@ -30,14 +30,14 @@ Text = tuple[int, ...]
 Logprobs = npt.NDArray[np.float64]
 
 ROUNDING_FACTOR = 4.0
-"""How much farther from transformers in fp32 a graph may be than transformers in the graph's own precision are, or in
-fp64 where that is fp32."""
+"""How much farther from transformers in fp32 a graph may be than transformers in the graph's own precision, or in fp64
+where that is fp32."""
 
 EXPLAINED = 100.0
-"""How much nearer to the graph transformers come by what explains the difference."""
+"""How much nearer transformers must come to the graph by what explains the difference."""
 
 SHARP = 10.0
-"""How much larger the largest difference is than all before the length at which texts are said to part."""
+"""How much larger the largest difference must be than all before it, for texts to part at a length."""
 
 SHORTEST, LONGEST = 4, 1024
 """Tokens of the shortest text, and of the longest where `max_length` does not say."""
@@ -161,8 +161,8 @@ def hold_against(model: ResolvedModel, checkpoint: ResolvedModel) -> Agreement:
 
 
 def _rounding(dtype: str, scored: _Scored) -> tuple[float, float]:
-    """How far transformers in that precision are: in nats, and in states of any module that both have.
-    Nothing where they cannot compute in it, as experts in fp64 and large states in fp16, which overflow."""
+    """How far transformers in that precision are: in nats, and in states of any module that both have. Empty where they
+    cannot compute in it, as for experts in fp64, and for large states in fp16, which overflow."""
     other, text = scored.changed(dtype), scored.texts[0]
     try:
         exact, rounded = states_of(scored.plain, text), states_of(other, text)
@@ -174,8 +174,8 @@ def _rounding(dtype: str, scored: _Scored) -> tuple[float, float]:
 
 
 def _placed(agreement: Agreement, scored: _Scored, first: int) -> Agreement:
-    """With the number of tokens that are equal; `first` is the first text that differs. Where what is before comes near
-    the bound, a small difference is everywhere, and no length makes it."""
+    """Adds the number of tokens that are equal; `first` is the first text that differs. Where the texts before it come
+    near the bound, there is a small difference everywhere, and no length causes it."""
     wrong = int(np.argmax(~(scored.apart[first] <= agreement.bound))) + 1
     before = len(scored.texts[first - 1]) if first else 0
     equal = [*scored.apart[:first], scored.apart[first][: wrong - 1]]
@@ -199,8 +199,8 @@ def _refuse(model: ResolvedModel, checkpoint: ResolvedModel) -> None:
 
 
 def _texts(model: ResolvedModel, plain: PlainPass, num_tokens: int) -> list[Text]:
-    """Random ones of growing length, among them one beyond each number of tokens in the checkpoint's configuration.
-    Tokens that stand for pictures and sounds are not among theirs, also where a checkpoint has no tower for them."""
+    """Random texts of growing length, among them one beyond each number of tokens in the checkpoint's configuration.
+    Tokens that stand for pictures and sounds are left out, even if a checkpoint has no tower for them."""
     context = min(plain.context_length, model.spec.context_length)
     longest = min(context, model.settings.max_length or LONGEST)
     doubled = [SHORTEST << power for power in range(longest.bit_length())]
@@ -215,8 +215,8 @@ def _apart(one: Logprobs, other: Logprobs) -> Logprobs:
 
 
 def _without_taken(plain: PlainPass, num_tokens: int, text: Text, given: Logprobs, expected: Logprobs) -> Logprobs:
-    """`given` as if ids that no token has kept their share: what a graph takes from them, as by a mask of -inf, costs
-    nothing, here as in a verdict on distributions."""
+    """`given` with the share of ids that belong to no token as it was: what a graph takes from them, as by a mask of
+    -inf, costs nothing, as in a verdict on distributions."""
     if _apart(given, expected).max() <= LARGEST_DIFFERENCE:
         return given
     return given - np.clip(given - expected, 0, plain.logprobs(text, num_tokens) - expected)
@@ -249,13 +249,13 @@ LARGEST_ERROR = 3e-4
 """The largest error of a token's state, relative to its length, that is rounding in fp32."""
 
 MOST_ERROR = 1e9
-"""The largest error that counts; an error that is no number counts as this."""
+"""The largest error that counts; an error that is not a number counts as this."""
 
 LEAST_LENGTH = 1e-3
 """The least length of a state, as a part of the mean length."""
 
 MOST_TOKENS = 128
-"""Tokens of a text of which every value of the graph is kept; of a longer one the states of its beginning are."""
+"""Up to so many tokens, every value of the graph is kept for a text; for a longer one the states of its beginning."""
 
 Floats = npt.NDArray[np.float32]
 
@@ -309,7 +309,7 @@ def first_state_difference(
 
 
 def _after_last_equal(names: Sequence[str], wrong: Mapping[str, object]) -> str | None:
-    """The first of `names` after the last that is not in `wrong`; None where that is the last of all."""
+    """The first of `names` after the last that is not in `wrong`; None where the last of all is not."""
     last = max((place for place, name in enumerate(names) if name not in wrong), default=-1)
     return names[last + 1] if last + 1 < len(names) else None
 
@@ -321,7 +321,7 @@ def _place(name: str, layers: str) -> str:
 
 
 def _nearest(states: Mapping[str, Floats], values: Mapping[str, npt.NDArray[Any]], bound: float) -> dict[str, _Nearest]:
-    """For each state the value of the graph that has the most equal tokens, and of these the least error."""
+    """For each state, the value of the graph with the most equal tokens, and of these the smallest error."""
     by_size: dict[int, list[tuple[str, Floats]]] = defaultdict(list)
     for name, value in values.items():
         if value.dtype.kind == "f":
@@ -348,7 +348,7 @@ def _errors(value: Floats, state: Floats) -> Floats:
 
 
 FAR = 1 << 30
-"""A window that no text reaches."""
+"""A window that no text leaves."""
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
 """Types of layers."""
@@ -366,7 +366,7 @@ _OFF: Mapping[str, Any] = {
     "routed_scaling_factor": 1.0,
     "partial_rotary_factor": 1.0,
 }
-"""By key the value that has no effect."""
+"""Values without effect, by key."""
 
 
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "layernorm_epsilon")
@@ -387,7 +387,7 @@ class Hypothesis(NamedTuple):
 
 
 def hypotheses(config: Mapping[str, Any]) -> list[Hypothesis]:
-    """The changes to try in the decoder's configuration: each alone, then pairs left out that change other values."""
+    """The changes to try in the decoder's configuration: each alone, then pairs that leave out different values."""
     missing, altered = list(_missing(config)), list(_altered(config))
     pairs = [(one, other) for one, other in combinations(missing, 2) if not one.changes.keys() & other.changes.keys()]
     together = [Hypothesis(f"{one.text} and {other.text}", {**one.changes, **other.changes}) for one, other in pairs]
@@ -419,7 +419,7 @@ def _missing(config: Mapping[str, Any]) -> Iterator[Hypothesis]:
 
 
 def _altered(config: Mapping[str, Any]) -> Iterator[Hypothesis]:
-    """Values that an export may have another one of: an exporter's own, or one too few."""
+    """Values that an export may have otherwise: an exporter's own value, or one fewer."""
     for name in (name for name in _EPSILONS if config.get(name) is not None):
         for own in (1e-5, 1e-6, 1e-12):
             if own != config[name]:
@@ -474,7 +474,7 @@ class Omission:
     """ "a sliding window of 16 is missing"."""
 
     nats: float
-    """How far transformers are from the graph then."""
+    """How far transformers are from the graph with that change."""
 
     def sentence(self) -> str:
         """The text and its proof."""
@@ -483,7 +483,7 @@ class Omission:
 
 @dataclass(frozen=True)
 class StateDifference:
-    """Where hidden states part: the first value of transformers that is nowhere in the graph."""
+    """Where hidden states part: the first value of transformers that the graph has nowhere."""
 
     place: str
     """ "layer 3", "the embeddings", "the last norm" or "the LM head"."""
@@ -524,7 +524,7 @@ class Agreement:
     """Nats that are rounding."""
 
     bound_reason: str
-    """Why `bound` is no smaller."""
+    """Why `bound` is not smaller."""
 
     equal_up_to: int | None = None
     """Tokens of a text that are equal, counted from its first; None where all texts are."""
@@ -557,7 +557,7 @@ class Agreement:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether texts differ, and by the model's quantization alone may do so."""
+        """Whether texts differ, and only quantization may cause it."""
         return bool(self.quantized_by) and not (self.is_decoded or self.is_equal)
 
     @property

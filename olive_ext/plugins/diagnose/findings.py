@@ -55,7 +55,7 @@ Compare = Callable[[EvaluationConfig], Comparison | None]
 """Evaluates, and gives the comparison alone."""
 
 LOST_NATS = 1e-4
-"""Mean KL of a conversion from which on it is looked into: rounding in fp32 gives 1e-7."""
+"""A conversion is examined from this mean KL on: rounding in fp32 gives 1e-7."""
 
 _ON_CPU: dict[str, Any] = {"execution_provider": CPU, "provider_options": None}
 
@@ -114,7 +114,7 @@ def with_stages(report: Report, models: Models, compare: Compare) -> Report:
 
 
 def stage_of(name: StageName, alone: Comparison, whole: Comparison) -> Stage:
-    """A stage by its own comparison, which has a divergence; `whole` has the claim that was made of all stages."""
+    """A stage by its own comparison, which has a divergence; `whole` has the claim about all stages."""
     divergence, outcome = alone.overall_divergence(), alone.overall_outcome()
     assert divergence is not None
     judged = verdict(alone)
@@ -142,7 +142,7 @@ def _breaks(alone: Comparison, claim: ClaimResult | None) -> bool:
 
 
 def _evaluations(models: Models) -> dict[StageName, EvaluationConfig]:
-    """The evaluation of each stage; none where there are fewer than two stages."""
+    """The evaluation of each stage; empty where there are fewer than two stages."""
     config, reference = models.config, models.config.reference
     if reference is None or models.given_candidate.kind != "onnx" or not reference.has_stages:
         return {}
@@ -214,11 +214,11 @@ def _float_model(models: Models) -> ResolvedModel | None:
 
 
 LEAST_EXPLAINED = 0.5
-"""Share of the logits' difference that a node has to make to be the fault of a pair that noise explains."""
+"""The share of the logits' difference that a node must make to be the fault of a pair that noise explains."""
 
 MOST_BEYOND = 2
-"""Times the largest distance of noise that it may be taken to reach. Of 1,000 pairs of equal noise on the quickstart's
-model 1.8 % were beyond it in float16, and none in float32."""
+"""How far noise may reach, in multiples of its largest distance. Of 1,000 pairs of equal noise on the quickstart's
+model, 1.8 % were beyond it in float16, and none in float32."""
 
 
 def finish_report(report: Report, models: Models, task_run: TaskRun, compare: Compare) -> Report:

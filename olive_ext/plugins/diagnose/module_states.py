@@ -14,10 +14,10 @@ from olive_ext.model.files.constants import Constants
 from olive_ext.model.files.damage import replace_weights
 
 EMBEDDED, NORMED = "embeddings", "last hidden states"
-"""What the first layer and the head are given, in `states_of`."""
+"""Names in `states_of` of the inputs of the first layer and of the head."""
 
 _TURNED = ("q_proj", "k_proj", "q_norm", "k_norm")
-"""Modules whose outputs rotary positions turn, or are scaled before."""
+"""Modules whose outputs rotary positions rotate, or that are scaled before."""
 
 Rotated = Literal["halves", "neighbours"]
 States = dict[str, npt.NDArray[np.float32]]
@@ -74,7 +74,7 @@ def reweight(plain: PlainPass, model: Constants) -> bool:
 
 
 def regroup(plain: PlainPass, rotated: Rotated) -> None:
-    """Makes rotary positions turn `rotated` where the model turns the other: the first r numbers of each head in
+    """Makes rotary positions rotate `rotated` where the model rotates the other: the first r numbers of each head in
     halves (i with i + r / 2), or neighbours (2 i with 2 i + 1). The weights of queries and keys are reordered."""
     config = plain.config
     share = {**config, **(config.get("rope_parameters") or {})}.get("partial_rotary_factor") or 1.0
@@ -88,7 +88,7 @@ def regroup(plain: PlainPass, rotated: Rotated) -> None:
 
 
 def _keep(states: States, name: str, num_tokens: int, value: Any) -> None:
-    """Keeps a module's first output, or what it is given, where that has a row for each token."""
+    """Keeps a module's first output, or its input, where that has a row for each token."""
     import torch
 
     value = value[0] if isinstance(value, tuple) and value else value

@@ -1,6 +1,6 @@
-"""The pass types `OrtLossMap`, which weights of a quantized model its loss comes from, and `OrtMending`: the model with
-the weights that lose most in a finer precision, a composite model as one folder, and as a composite model in a copy of
-that."""
+"""The pass types `OrtLossMap`, which finds the weights that a quantized model's loss comes from, and `OrtMending`,
+which makes the model with the weights that lose most in a finer precision. A composite model is handled as one folder,
+and becomes a composite model in a copy of that."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The first node whose output differs in two places on equal inputs, and the files of a bug report: the graph of the
-nodes that differ with its weights, their inputs, and a script that shows it in plain ONNX Runtime. Knows no verdict.
+"""The first node whose output differs in two places on equal inputs, and the files of a bug report: the graph of these
+nodes with its weights, their inputs, and a script that shows the difference in plain ONNX Runtime. Knows no verdict.
 
-Both places run one text in one step. The graph is cut where little is read across, and each piece is given in one
-place what the other one has at the cut: no error is carried on, and each piece shows its own
-(docs/places.md).
+Both places run one text in one step. The graph is cut where few values cross. In one place, each piece gets the other
+place's values at the cut: errors are not carried on, and each piece shows its own (docs/places.md).
 """
 
 from __future__ import annotations
@@ -42,14 +41,15 @@ from olive_ext.report.numbers import nats
 from olive_ext.report.report_files import refuse_filled, whole_folder
 
 MOST_APART = 10
-"""Times by which logits of a plain pass and a log-probability of another form may differ in what they are apart."""
+"""The most by which differences of logits in a plain pass and of a log-probability in another form may differ, as a
+ratio."""
 
 
 _GRAPHS, _INPUTS = ("model.onnx", "reference.onnx"), ("inputs.npz", "reference_inputs.npz")
-"""The candidate's file and the other's, which is only there where it holds something else."""
+"""The candidate's file, and the other place's, which is written only where it differs."""
 
 INLINE_BYTES = 1 << 30
-"""Weights beyond this size lie beside their graph: a protobuf holds 2 GB."""
+"""Larger weights are written beside their graph: a protobuf holds 2 GB."""
 
 _SCRIPT = """# {what}
 # Two results on the same inputs; exits with 1 where they are further apart than rounding brings them.
@@ -71,7 +71,7 @@ sys.exit(bool(error > {tolerance!r}))
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """A node that gives something else in two places on equal inputs."""
+    """A node whose output differs in two places on equal inputs."""
 
     node: str
     operator: str
@@ -88,13 +88,14 @@ class FirstDifference:
 
     providers: tuple[str, str]
     runs: int
-    """Over the whole document, in both places together; over a part of the graph they count by its share of nodes."""
+    """The runs over the whole document, in both places together; runs over a part of the graph count by its share of
+    nodes."""
 
     optimization_level: str | None
     """The lowest of ONNX Runtime's at which it shows: "disable" where it shows at all of them."""
 
     explained: float
-    """Share of the difference of the logits that is there with this output alone as the candidate has it."""
+    """The share of the logits' difference that remains with only this output as the candidate has it."""
 
     repro: Path | None = None
 
@@ -124,12 +125,12 @@ def first_difference(
     repro: Path | None = None,
     distance: float | None = None,
 ) -> FirstDifference:
-    """Where the two part on `tokens`, whose logits differ at `position`, counted from 0.
+    """Where the two places part on `tokens`, whose logits differ at `position`, counted from 0.
 
     `repro` is a folder, which gets the node's graph, its inputs and a script that shows the difference. `distance` in
-    nats is what a log-probability was seen to differ by: a plain pass has to show about that. Raises `HeldError` where
-    nothing but rounding makes the difference, `NotLocatedError` where a plain pass does not show it or no node is
-    known that makes it, and `ModelError` for models of another kind, or without values of the same name.
+    nats is the measured difference of a log-probability: a plain pass must show about as much. Raises `HeldError` where
+    only rounding makes the difference, `NotLocatedError` where a plain pass does not show it or no node is known that
+    makes it, and `ModelError` for models of another kind, or without values of the same name.
     """
     if not 0 <= position < len(tokens):
         raise ConfigError(f"the document has {len(tokens)} tokens", "position", position)
@@ -244,20 +245,21 @@ def _libraries(places: Sequence[PlacedDecoder]) -> str:
 T = TypeVar("T")
 
 CUTS = 32
-"""Places at which a graph, or a piece of it, is cut at once, at most."""
+"""The most places at which a graph, or a piece of it, is cut at once."""
 
 LEAF = 32
-"""Values of a piece that is taken apart into nodes. Smaller pieces would cut through what an optimizer fuses."""
+"""The number of values of a piece that is split into nodes. Smaller pieces would cut through what an optimizer fuses.
+"""
 
 MEMORY = 0.25
 """Share of the free memory that values may take; of each there are up to four arrays."""
 
 EFFECT = 0.01
-"""A part of the logits' difference: an output that moves the logits by less (what a mask hides, say), or by as many
-times the difference (what an optimizer fuses away), is passed over."""
+"""An output counts only where it changes the logits by at least this part of their difference, and at most by its
+inverse: a mask hides the first kind, say, and an optimizer fuses the second kind away."""
 
 GUESSES = 4
-"""Pieces that are taken apart where none is beyond its tolerance."""
+"""The number of pieces that are split into nodes where none exceeds its tolerance."""
 
 _QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 
@@ -270,15 +272,15 @@ class DifferingNodes(NamedTuple):
     deviation: Deviation
     shape: tuple[int, ...]
     explained: float
-    """The share of the logits' difference that is there with this output alone as the candidate has it."""
+    """The share of the logits' difference that remains with only this output as the candidate has it."""
 
 
 class VanishedError(NotLocatedError):
-    """The difference is gone as values of the other place are read: it may be found with the places exchanged."""
+    """The difference disappears when the other place's values are read: it may be found with the places exchanged."""
 
 
 class Search:
-    """`own`'s values are judged by `other`'s, which it is given."""
+    """Compares `own`'s values with `other`'s, which `own` is given."""
 
     def __init__(self, own: PlacedDecoder, other: PlacedDecoder, mine: Array, theirs: Array, most: int = 0) -> None:
         """`mine`, `theirs`: the last token's logits [V] in plain passes; `most`: bytes that are read in one run,
@@ -333,8 +335,8 @@ class Search:
         return bool(np.abs(last_row(logits) - self._theirs).max() > self._whole / FACTOR)
 
     def _in_piece(self, begin: int, end: int, count: int = 0) -> DifferingNodes | None:
-        """The first that is found between two nodes, all of what is read there being known of the other place. It is
-        cut at up to `count` places; 0 takes it apart into nodes where it is small enough."""
+        """The first difference between two nodes, where the other place's values for all that is read there are known.
+        The nodes are cut at up to `count` places; with 0, they are split into single nodes if they are few enough."""
         inside = [name for name in self._values if begin <= self._makers[name] < end]
         own = self.own
         if not count and end - begin > 1:
@@ -373,12 +375,12 @@ class Search:
         return None
 
     def _quantizes(self, begin: int, end: int) -> bool:
-        """Whether a piece rounds activations to 8 bits within, where the last bit of another kernel makes a step."""
+        """Whether a piece rounds activations to 8 bits inside, where the last bit of another kernel becomes a step."""
         nodes = self.own.graph.nodes[begin:end]
         return any(node.op_type in _QUANTIZERS for node in nodes) or bool(self.own.rounding(range(begin, end)))
 
     def _borders(self, begin: int, end: int, count: int) -> list[int]:
-        """As many as fit into memory."""
+        """As many places as fit into memory."""
         while True:
             borders = self.own.graph.places(begin, end, count, self._sizes)
             read = {name for border in borders for name in self.own.graph.live(self._values, border)}
@@ -399,8 +401,8 @@ class Search:
         are_alike: bool = False,
         **how: Any,
     ) -> tuple[dict[str, Array], dict[str, Deviation]]:
-        """Own values on given inputs, and what is to be thought of them. `expected`: those of the other place, where
-        they are not among the given; `are_alike`: one kernel runs each node in both places."""
+        """Own values on given inputs, and their comparison. `expected`: the other place's values, where they are not
+        among the given ones. `are_alike`: the same kernel runs each node in both places."""
         own, other = self.own, self.other
         expected = given if expected is None else expected
         values = own.run(given, wanted, **how)
@@ -418,7 +420,7 @@ class Search:
         return values, deviations
 
     def _first_node(self, values: dict[str, Array], deviations: dict[str, Deviation]) -> DifferingNodes | None:
-        """The first of single nodes that differs, and moves the logits."""
+        """The first single node that differs and changes the logits."""
         for name in sorted(deviations, key=lambda name: self._makers[name]):
             if deviations[name].ratio > 1:
                 index = self._makers[name]
@@ -432,8 +434,8 @@ class Search:
         return None
 
     def _explained(self, index: int, outputs: dict[str, Array]) -> float | None:
-        """The share of the logits' difference that is there with own `outputs` of a node in the other place; None
-        where they do not move the logits."""
+        """The share of the logits' difference that remains with own `outputs` of a node in the other place; None where
+        they do not change the logits."""
         theirs, mixed = last_row(self._known[self.own.logits]), self._mine
         if self.own.logits not in outputs:
             given = {name: array.astype(self._known[name].dtype) for name, array in outputs.items()}
@@ -444,7 +446,8 @@ class Search:
         return float(1 - np.abs(self._mine - mixed).max() / np.abs(self._mine - theirs).max())
 
     def _fused(self, begin: int, end: int, wrong: Sequence[str]) -> DifferingNodes | None:
-        """The fewest nodes that differ together, in a piece in which none does alone: `wrong` are outputs of it."""
+        """The fewest nodes that differ together, in a piece in which no single node does. `wrong` are its outputs that
+        differ."""
         inside = [name for name in self._values if begin <= self._makers[name] < end]
         last = next((name for name in inside if name in wrong), None)
         if last is None or not self._differ(begin, last):
@@ -472,12 +475,13 @@ class Search:
 
 
 def _first(items: Sequence[T], holds: Callable[[T], bool]) -> T:
-    """An item that holds after one that does not (or the first of all), by halving; the last is taken to hold."""
+    """The first item for which it holds after one for which it does not, by bisection; it is assumed to hold for the
+    last."""
     return items[bisect_left(range(len(items) - 1), True, key=lambda place: holds(items[place]))]
 
 
 def _tried(ratios: Sequence[float]) -> Iterator[int]:
-    """Pieces beyond their tolerance in order, then a few of the others, the nearest to theirs first."""
+    """Pieces that exceed their tolerance, in order; then a few of the others, the nearest to their tolerance first."""
     beyond = [number for number, ratio in enumerate(ratios) if ratio > 1]
     others = sorted(set(range(len(ratios))) - set(beyond), key=lambda number: -ratios[number])
     yield from [*beyond, *others[:GUESSES]]

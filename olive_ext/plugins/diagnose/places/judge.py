@@ -94,9 +94,9 @@ class Probe:
 
 
 class Sample:
-    """`MOST_DOCUMENTS` documents of each task at most, those with the smallest digests of their numbers: every document
-    is among them with the same probability, however many come. Of each document the first request: its choices share a
-    context, which each of them would have computed again."""
+    """At most `MOST_DOCUMENTS` documents of each task, those with the smallest digests of their numbers: every document
+    is among them with the same probability, however many come. For each document the first request: its choices share a
+    context, which each would compute again."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, dict[tuple[int, int], Probe]] = {}
@@ -124,7 +124,7 @@ class Sample:
                 del documents[max(documents)]
 
     def documents(self) -> Iterator[Probe]:
-        """The request of each drawn document, the tasks by turns, in an order that is random within each."""
+        """The request of each drawn document, with tasks in turns, in random order within each."""
         ordered = [[documents[key] for key in sorted(documents)] for documents in self._tasks.values()]
         for turn in itertools.zip_longest(*ordered):
             yield from (document for document in turn if document is not None)
@@ -137,10 +137,10 @@ class Sample:
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 ALPHA = 0.01
-"""Probability that noise is taken for more than noise, at most."""
+"""The largest probability that noise is taken for more than noise."""
 
 RESOLUTION = 4e-6
-"""Nats below which no distance counts: twice the spacing of float32 at logits of 16 to 32."""
+"""Smaller distances in nats do not count: twice the spacing of float32 at logits of 16 to 32."""
 
 _LEAST_TESTED = 4
 _TAIL = 0.05
@@ -150,13 +150,13 @@ _NOTHING = RESOLUTION / 10
 
 @dataclass(frozen=True)
 class PairAgainstNoise:
-    """A pair held against noise."""
+    """A pair of places compared with noise."""
 
     limit: float
-    """Distance in nats that noise passes at none of the pair's positions."""
+    """The distance in nats that noise exceeds at none of the pair's positions."""
 
     ratio: float
-    """The pair's distances over the noise's: the geometric mean over documents. 1 where it is not known."""
+    """The pair's distances divided by the noise's: the geometric mean over documents. 1 where it is not known."""
 
     is_farther_somewhere: bool
     is_farther_overall: bool
@@ -185,7 +185,7 @@ def held(pair: Sequence[FloatArray], noise: Sequence[Sequence[FloatArray]], ever
 
 
 def tail_limit(noise: FloatArray, num_positions: int, alpha: float) -> float:
-    """The distance that noise passes at one of so many positions with a probability of at most `alpha`."""
+    """The distance that noise exceeds at one of so many positions with a probability of at most `alpha`."""
     ordered = np.sort(noise)[::-1]
     count = min(len(ordered) - 1, max(_LEAST_TAIL, round(_TAIL * len(ordered))))
     if count < 1:
@@ -203,10 +203,10 @@ def _rms(parts: Sequence[FloatArray]) -> float:
 
 
 CHUNK = 24
-"""Tokens of a step where these are few: no multiple of what kernels take in one go."""
+"""Tokens of a step where these are few: not a multiple of what kernels take at a time."""
 
 NUM_MOVED = 2
-"""Runs with moved inputs."""
+"""Runs with changed inputs."""
 
 UNITS = {"float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8, "8-bit activations": 2.0**-7}
 """Unit roundoff by what a place computes in. Of activations that are rounded to 8 bits in blocks: a step is 1/127 of
@@ -239,7 +239,7 @@ def computed_in(model: ResolvedModel) -> str:
 
 
 def coarser(*names: str) -> str:
-    """The one with the largest unit roundoff; float32 of none."""
+    """The one with the largest unit roundoff; float32 without any."""
     return max(("float32", *names), key=lambda name: UNITS.get(name, 0.0))
 
 
@@ -305,15 +305,15 @@ class Variant:
 
 
 def form_of(model: ResolvedModel) -> Variant:
-    """Another form: a row for each text instead of their shared steps, few tokens at a time, on other threads. All of
-    this in one run: each session that is opened costs."""
+    """Another form: a row for each text instead of shared steps, few tokens at a time, on other threads. All of this in
+    one run, because each opened session costs time."""
     threads = 2 if model.settings.engine.num_threads == 1 and (usable_processors() or 1) > 1 else 1
     words = f"rows, chunks of {CHUNK} tokens, {threads} thread{'s' * (threads > 1)}"
     return Variant(words, {"chunk_size": CHUNK, "scoring": "rows", "num_threads": threads})
 
 
 def moved(unit: str, count: int = NUM_MOVED) -> list[Variant]:
-    """With moved inputs, each run by other numbers."""
+    """With changed inputs, by other numbers in each run."""
     words = f"inputs of products moved as by rounding in {unit}"
     return [
         Variant(f"{words}, draw {seed + 1}", {}, edit_graph=partial(move_inputs, unit=unit, seed=seed))
@@ -341,19 +341,19 @@ def log_probabilities(
 logger = logging.getLogger(__name__)
 
 SHARE = 0.06
-"""Part of the tokens that both places were fed which noise runs may take together, but for `LEAST_DOCUMENTS`."""
+"""The part of the tokens that both places were fed which noise runs may take together, beside `LEAST_DOCUMENTS`."""
 
 MOST_AMPLIFIED = 10_000
-"""Times its unit roundoff that a model's rounding amounts to at most, as a root mean square in nats: of float32 28 on
-the quickstart's model and 270 on a recurrent one, of 8-bit activations 14. Moved inputs that change more met a place
-that does not repeat itself."""
+"""The most that a model's rounding amounts to, in multiples of its unit roundoff, as a root mean square in nats: 28 for
+float32 on the quickstart's model and 270 on a recurrent one, 14 for 8-bit activations. Where changed inputs change
+more, the place does not repeat its own results."""
 
 HARMLESS = 1e-4
-"""Nats up to which statistics alone make a pair green; more, nodes have to hold. Other kernels in float32 are up to
-1e-5 apart, and a product 0.01 % too large 2.6e-4."""
+"""Up to so many nats statistics alone make a pair green; beyond, nodes must agree. Other kernels in float32 differ by
+up to 1e-5, and a product that is 0.01 % too large by 2.6e-4."""
 
 LEAST_DOCUMENTS, LEAST_POSITIONS = 8, 100
-"""The least that noise is measured on, whatever that costs: a tail shows in some positions only."""
+"""The fewest documents on which noise is measured, whatever that costs: only some positions show its tail."""
 
 
 @dataclass(frozen=True)
@@ -412,8 +412,8 @@ def located(
 
 
 def _no_noise(own: Sequence[_Run], rounding: Sequence[_Run], unit: str) -> str:
-    """Why what was measured is no noise: a place that is wrong in some forms, or from run to run, is not excused by
-    itself. Empty where it is noise."""
+    """Why what was measured is not noise: a place that is wrong in some forms, or differs from run to run, is not
+    excused by itself. Empty where it is noise."""
     most = MOST_AMPLIFIED * UNITS[unit]
     if large := [run.noise for run in rounding if run.noise.rms > most]:
         return f"{large[0].place} does not repeat itself: {large[0].form}, it is {nats(large[0].rms)} nats off"
@@ -436,7 +436,7 @@ def _first_position(kept: Probe, target: int) -> FirstPosition:
 
 
 def _runs(places: Places, unit: str, sample: Sample, tokens_fed: int) -> tuple[list[_Run], list[_Run], list[str]]:
-    """Noise runs of both places, those with moved inputs, and why others are not there."""
+    """Noise runs of both places, those with changed inputs, and why others are missing."""
     jobs = list(_jobs(places, unit))
     documents = _affordable(sample, int(2 * tokens_fed * SHARE / max(len(jobs), 1)))
     own: list[_Run] = []
@@ -461,7 +461,7 @@ def _runs(places: Places, unit: str, sample: Sample, tokens_fed: int) -> tuple[l
 
 
 def _jobs(places: Places, unit: str) -> Iterator[tuple[str, ResolvedModel, bool, Variant]]:
-    """Name and model of the place, whether it is the evaluated one, and how it is run. One moves inputs."""
+    """Name and model of the place, whether it is the evaluated one, and how it is run. One has changed inputs."""
     both = list(zip(places.names, (places.model, places.reference), (True, False), strict=True))
     there = [(name, model, is_own) for name, model, is_own in both if model is not None]
     kinds = {_kind_of(model): (name, model, is_own) for name, model, is_own in reversed(there)}
@@ -481,7 +481,7 @@ def _kind_of(model: ResolvedModel) -> tuple[str, ...]:
 
 
 def _affordable(sample: Sample, most_tokens: int) -> list[Probe]:
-    """The first documents of so many tokens in all, and at least a few."""
+    """The first documents with so many tokens in all, and at least a few."""
     chosen: list[Probe] = []
     num_positions = 0
     for kept in sample.documents():

@@ -1,8 +1,8 @@
-"""A decoder in one place: any part of its graph run there over one document, in one step without a past; and how far
+"""A decoder in one place: any part of its graph, run there over one document in one step without a past; and how far
 two kernels' results may be apart, by what rounding of the inputs does to them.
 
-A kernel adds up in its own order and rounds in between, which is as if its inputs were others in their last bit. So
-the same node, run on inputs that were moved by that much, shows how far results may be apart. Axes: R rows, C numbers.
+A kernel sums in its own order and rounds in between, as if the last bits of its inputs were different. So the same
+node, run on inputs that are changed by that much, shows how far results may be apart. Axes: R rows, C numbers.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from olive_ext.model.types import ITEM_BYTES
 Array = npt.NDArray[Any]
 
 FACTOR = 8
-"""Times what moved inputs do, and times the type's unit. WebGPU against the CPU, ten exports (fp32, fp16 against fp32,
-int4): of 661 outputs the farthest is at 0.36 of its tolerance."""
+"""The tolerance, in multiples of the effect of changed inputs, and of the type's unit. WebGPU against the CPU, ten
+exports (fp32, fp16 against fp32, int4): of 661 outputs the largest difference is 0.36 of the tolerance."""
 
 FACTOR_ALIKE = 2
-"""The same where one kernel computes both. In float16 a product 1 % too large is at 1.3 to 1.7 of it; by two numbers of
-threads or levels of optimizations single nodes were equal."""
+"""The same where one kernel computes both. In float16 a product that is 1 % too large exceeds it 1.3 to 1.7 times; with
+two numbers of threads or levels of optimization, single nodes gave equal results."""
 
 LEAST_ROW = 16
-"""Numbers of a row that are judged by themselves; with fewer all rows are one."""
+"""A row of at least so many numbers is judged by itself; shorter rows are judged together."""
 
 INT8 = 2.0**-10
 """The unit of activations that a kernel rounds to 8 bits, relative to the largest of their row: a quarter of a step,
-since `FACTOR` is large for a rounding that is no sum. WebGPU and the CPU are 0.05 of a whole step's tolerance apart."""
+because `FACTOR` is large for a rounding that is not a sum. WebGPU and the CPU differ by 0.05 of a whole step's
+tolerance."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +53,19 @@ class Deviation:
     """One value in two places."""
 
     error: float
-    """The largest difference, in the row that is farthest beyond its tolerance."""
+    """The largest difference, in the row that exceeds its tolerance most."""
 
     tolerance: float
 
     @property
     def ratio(self) -> float:
-        """Above 1 no rounding explains it."""
+        """The distance in multiples of the tolerance: above 1, rounding does not explain it."""
         return self.error / self.tolerance if self.tolerance else float("inf") if self.error else 0.0
 
 
 def moved(values: Mapping[str, Array], units: Mapping[str, float]) -> dict[str, Array]:
-    """Each array of floats with its numbers moved up or down, at random, by `units` times their size, or where
-    that is `INT8` the largest of their row."""
+    """Each array of floats with its numbers increased or decreased, at random, by `units` times their size, or where
+    that is `INT8`, times the largest of their row."""
     rng, found = np.random.default_rng(0), dict(values)
     for name, array in values.items():
         if array.dtype.kind == "f" and array.size:
@@ -87,8 +88,9 @@ def unit_of(*arrays: Array) -> float:
 def judge(
     found: Array, expected: Array, response: Array, unit: float, *, steps: int = 0, factor: int = FACTOR
 ) -> Deviation:
-    """`found` against `expected`; `response` is what came of moved inputs where `expected` did of the given ones, and
-    `unit` the rounding of the type. Integers are equal, or as far apart as moved inputs bring them and `steps`."""
+    """Compares `found` with `expected`. `response` was computed from changed inputs where `expected` was from the given
+    ones; `unit` is the rounding of the type. Integers must be equal, or differ by no more than changed inputs cause and
+    `steps`."""
     if found.shape != expected.shape:
         return Deviation(float("inf"), 0.0)
     if not expected.size:
@@ -114,7 +116,8 @@ def judge(
 
 
 def _distances(one: Array, other: Array) -> Array:
-    """Equal infinities are no distance, and neither are two NaN; one NaN is an infinite one."""
+    """The distance of two numbers. Equal infinities have none, and neither have two NaN; a single NaN has an infinite
+    one."""
     with np.errstate(all="ignore"):
         apart: Array = np.abs(one - other).astype(np.float64)
     apart[(one == other) | (np.isnan(one) & np.isnan(other))] = 0
@@ -123,34 +126,34 @@ def _distances(one: Array, other: Array) -> Array:
 
 
 MOST_RUNS = 12
-"""Runs of the document over the whole graph; those over parts of it count by their share of the nodes."""
+"""The most runs of the document over the whole graph; runs over parts of it count by their share of the nodes."""
 
 _COARSE = {
     **dict.fromkeys(("CUDAExecutionProvider", "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider"), 2.0**-10),
     "QNNExecutionProvider": 2.0**-10,
 }
-"""Providers that multiply float32 numbers of so few bits (TF32, float16), and the unit of these."""
+"""Providers that multiply float32 numbers with fewer bits (TF32, float16), and the unit of these."""
 
 _TYPES = {"float": "float32", "double": "float64"}
-"""Types of ONNX Runtime that numpy calls otherwise."""
+"""Types of ONNX Runtime for which numpy has other names."""
 
 
 class NotLocatedError(RunError):
-    """No node is known that makes the difference; the message says why."""
+    """No node is known that causes the difference; the message says why."""
 
 
 class HeldError(NotLocatedError):
-    """There is none: each node gives the same on equal inputs but for rounding."""
+    """No node causes it: on equal inputs each gives the same but for rounding."""
 
 
 class Runs:
-    """The runs of `MOST_RUNS` that were spent."""
+    """The runs of `MOST_RUNS` that were used."""
 
     def __init__(self) -> None:
         self.spent = 0.0
 
     def take(self, share: float) -> None:
-        """Counts one run over this share of the nodes. Raises `NotLocatedError` where it is one too many."""
+        """Counts a run over this share of the nodes. Raises `NotLocatedError` where it exceeds the limit."""
         if self.spent + share > MOST_RUNS:
             raise NotLocatedError(f"no node was found within {MOST_RUNS} runs of the document")
         self.spent += share
@@ -162,7 +165,7 @@ class Runs:
 
 
 class PlacedDecoder:
-    """The decoder that some settings name, where and as they say."""
+    """The decoder that the settings name, in the place that they name."""
 
     def __init__(self, settings: ModelSettings, tokens: Sequence[int], runs: Runs) -> None:
         """Raises `ModelError` for a model that is not one ONNX graph which takes tokens alone."""
@@ -243,24 +246,24 @@ class PlacedDecoder:
         return {node.input[0]: INT8 for node in read if attribute(node, "accuracy_level", 0) == 4}
 
     def bytes_of(self, sizes: Mapping[str, int], values: Iterable[str]) -> int:
-        """The bytes of values, in the type of the logits."""
+        """Bytes of the values, in the type of the logits."""
         return sum(sizes[name] for name in values) * ITEM_BYTES[self.model.spec.logits.elem_type]
 
 
 def last_row(logits: Array) -> Array:
-    """The logits of the last token [V], wide enough for differences."""
+    """The logits of the last token [V], in a type that is wide enough for differences."""
     row: Array = logits.reshape(-1, logits.shape[-1])[-1].astype(np.float64)
     return row
 
 
 GIVEN = "/given"
-"""After the name of a given value that the same part computes anew."""
+"""The suffix of a given value's name, where the same part also computes the value."""
 
 _NO_TENSORS = ("Sequence", "SplitToSequence", "Optional")
-"""Operators whose names begin so return no tensors."""
+"""Prefixes of the names of operators that return no tensors."""
 
 Types = Mapping[str, tuple[int, Sequence[int]]]
-"""By values their ONNX types and shapes."""
+"""ONNX types and shapes, by value."""
 
 
 class Part(NamedTuple):
@@ -278,7 +281,8 @@ class Part(NamedTuple):
 
 
 class ProbedGraph:
-    """Nodes are numbered as they can be executed, what logits need first; those that no output needs are left out."""
+    """Nodes are numbered in an order in which they can run, those that logits need first. Nodes that no output needs
+    are left out."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model, graph = model, model.graph
@@ -316,11 +320,12 @@ class ProbedGraph:
         return {name: known.get(name, max(known.values(), default=1)) for name in self.values}
 
     def live(self, values: Iterable[str], place: int) -> list[str]:
-        """The ones of `values` that nodes before `place` make and nodes from there on read."""
+        """Those of `values` that nodes before `place` compute and nodes from there on read."""
         return [name for name in values if self.makers[name] < place <= self._last.get(name, -1)]
 
     def places(self, begin: int, end: int, count: int, sizes: Mapping[str, int]) -> list[int]:
-        """Up to `count` places between two that cut the nodes into about equal parts, where least is read across."""
+        """Up to `count` places between the two that cut the nodes into about equal parts, where the fewest values
+        cross."""
         change = [0] * (len(self.nodes) + 2)
         for name, size in sizes.items():
             change[self.makers[name] + 1] += size
@@ -336,8 +341,8 @@ class ProbedGraph:
         return found
 
     def part(self, given: Types, wanted: Collection[str]) -> Part:
-        """The nodes that compute `wanted` from `given` values and the graph's inputs. A given value that is wanted,
-        too, is computed anew, and its readers take the given one."""
+        """The nodes that compute `wanted` from `given` values and the graph's inputs. A given value that is also wanted
+        is computed, while its readers take the given one."""
         needed: set[int] = set()
         pending = [self.makers[name] for name in wanted]
         while pending:
@@ -352,7 +357,7 @@ class ProbedGraph:
         return Part(tuple(sorted(needed)), inputs, tuple(wanted), given)
 
     def model_of(self, part: Part) -> onnx.ModelProto:
-        """The part as a model, whose external weights lie where the whole graph's do."""
+        """The part as a model, whose external weights stay where the whole graph's are."""
         whole, renames = self.model.graph, {name: taken for taken, name in part.taken.items()}
         read = {name for index in part.nodes for name in self._reads[index]}
         made = {name for index in part.nodes for name in self.nodes[index].output}

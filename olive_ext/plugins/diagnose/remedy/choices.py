@@ -1,8 +1,8 @@
-"""What each weight of a quantized model may be stored as, with bytes and loss, and the choice among them.
+"""How each weight of a quantized model may be stored, with bytes and loss, and the choice among these.
 
-Loss is KL(float || float with this weight so) in nats a position. That of the quantized weight is measured; that of a
-finer one is estimated by the square of the weight's error, of which a small loss is a quadratic form, until measured.
-Knows no session.
+Loss is KL(float || float with this weight so) in nats a position. That of the quantized weight is measured. That of a
+finer one is estimated by the square of the weight's error, of which a small loss is a quadratic form, until it is
+measured. Knows no session.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Selection: TypeAlias = tuple[int, ...]
 _BITS: dict[int, int] = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.INT8: 8, TensorProto.UINT8: 8}
 
 UNCUT = 1 << 30
-"""Block size of a weight with one scale a channel, or one alone."""
+"""Block size of a weight with one scale for each channel, or for all of it."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Choice:
     """One way in which a weight may be stored."""
 
     precision: Precision | None
-    """None as it is in the quantized model."""
+    """None: as it is in the quantized model."""
 
     bytes: int
     kl: float
     is_measured: bool
     together: Target | None = None
-    """The weight with the table that it is tied to, where both are stored so, as one."""
+    """The weight with the table that it is tied to, where both are stored in this way, as one."""
 
     @property
     def name(self) -> str:
@@ -243,15 +243,16 @@ Table: TypeAlias = Sequence[Sequence[float]]
 """By item and option."""
 
 SLACK = 1e-5
-"""Share of the limit that is left free where a selection breaks it: HiGHS tolerates 1e-6."""
+"""The share of the limit that is left free where a selection breaks it: HiGHS tolerates 1e-6."""
 
 SMALLEST = 1e-8
-"""Share of the limit, or of the largest cost, below which a number counts as none: HiGHS drops such coefficients."""
+"""The share of the limit, or of the largest cost, below which a number counts as zero: HiGHS drops such coefficients.
+"""
 
 STDOUT = 1
 
 SECONDS = 60.0
-"""Time after which the best selection so far is taken; 800 options took 0.1 s."""
+"""Seconds after which the best selection so far is taken; 800 options took 0.1 s."""
 
 
 def cheapest(costs: Table, burdens: Table, limit: float) -> tuple[int, ...] | None:
@@ -307,7 +308,7 @@ def total(table: Table, selection: Sequence[int]) -> float:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Where HiGHS repairs a selection it prints a line of its own, past Python: stdout leads nowhere meanwhile."""
+    """Within it, stdout leads nowhere: HiGHS prints a line of its own, past Python, where it repairs a selection."""
     library = ctypes.CDLL("ucrtbase" if os.name == "nt" else None)
     sys.stdout.flush()
     library.fflush(None)

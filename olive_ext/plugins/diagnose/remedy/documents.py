@@ -1,7 +1,7 @@
-"""The documents of tasks as the requests that a model answers of each, collected while lm-eval runs them.
+"""The documents of tasks as the requests for each of them, collected while lm-eval runs a model on them.
 
-Prompts, templates, windows and examples are those of an evaluation. What is generated becomes a target: the answers
-are those of the model that is asked.
+Prompts, templates, windows and examples are those of an evaluation. Generated answers of the model that is asked become
+targets.
 """
 
 from __future__ import annotations

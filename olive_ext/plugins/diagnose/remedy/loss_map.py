@@ -26,10 +26,11 @@ MOST_ROWS = 20
 """Entries that a terminal shows."""
 
 SAYS_NOTHING = 20.0
-"""Times the mean beyond which the upper end of an interval is not printed: few documents have nearly all of it."""
+"""Beyond so many times the mean, the upper end of an interval is not printed: a few documents have nearly all of the
+loss."""
 
 DOUBTED = 0.01
-"""Share of numbers beyond rounding from which on it is reported."""
+"""From this share of numbers beyond rounding on, it is reported."""
 
 MOST_SHADE = 70
 """Per cent of the accent's colour in the darkest cell: text on it stays readable."""
@@ -38,7 +39,8 @@ TEMPLATES = Path(__file__).with_name("templates")
 """The pages' templates, beside those of report.html, whose style sheet is shared."""
 
 _MADE_UP = 4.0
-"""Times the loss of all weights together from which on others make up for an entry's: it was changed with them."""
+"""From so many times the loss of all weights together on, others make up for an entry's loss: it was changed with them.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Entry:
     """How many documents it was measured on."""
 
     is_certain: bool
-    """Whether it is certain, together with all others of which that is said, that it is among the largest."""
+    """Whether it is certainly among the largest. All entries for which this is said are so together."""
 
     gained: float | None
     """How much less the whole model loses where this entry alone is kept float; None where not measured.

@@ -37,7 +37,7 @@ from olive_ext.report import numbers
 from olive_ext.report.report_files import refuse_filled, take_place, write_texts
 
 LEAST_DOCUMENTS = 4
-"""On either side of the split: fewer have no interval that is worth its name."""
+"""The fewest documents on either side of the split: fewer have no useful interval."""
 
 FRONT_POINTS = 24
 
@@ -96,16 +96,16 @@ def _mended(config: MendingConfig, output: Path, progress: bool) -> Bill:
 
 
 MOST_ROUNDS = 6
-"""Models that are measured for a bound. The last one has every weight in its finest precision."""
+"""The most models that are measured for a bound. The last one has every weight in its finest precision."""
 
 WORTH_MEASURING = 0.01
-"""Share of the loss that is allowed from which on an estimated one is measured before it is chosen."""
+"""An estimated loss of more than this share of the allowed loss is measured before it is chosen."""
 
 WORTH_WRITING = 0.99
-"""Share of a model's bytes below which a smaller one is tried, too."""
+"""A model that is smaller by at least this share of bytes is tried, too."""
 
 NEXT = 0.98
-"""Share of the smallest prediction that broke the bound up to which the next one may go."""
+"""The next prediction is at most this share of the smallest one that broke the bound."""
 
 
 class Mender:
@@ -502,7 +502,7 @@ class Drafts:
         return self._beside + self.package(selection).graph_bytes
 
     def place(self, selection: Selection) -> Path:
-        """The folder with this model, which is written where it is not there yet; the others are dropped."""
+        """The folder with this model, which is written where it is missing; other models are removed."""
         if selection not in self._places:
             for other in self._places.values():
                 shutil.rmtree(other, ignore_errors=True)  # a system may hold its files yet

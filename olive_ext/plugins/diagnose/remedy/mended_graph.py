@@ -1,7 +1,7 @@
 """A quantized graph with other precisions for some of its weights: nodes and initializers, without numbers in memory;
 and its file, into which weights are copied, cast and quantized tensor by tensor.
 
-Knows graphs, not why a weight is changed, and no file but those that weights lie in.
+Knows graphs, not why a weight is changed, and no files except those of weights.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from olive_ext.report.numbers import size
 from olive_ext.report.report_files import refuse_filled, whole_folder
 
 LARGEST_GRAPH = 1 << 30
-"""Bytes up to which a package without external weights gets none: protobuf ends at twice as many."""
+"""Up to so many bytes, a package without external weights gets none: a protobuf holds twice as many."""
 
 _RECORDS = re.compile(
     rf"{re.escape(OLIVE_RECORD)}|(input_model_)?metrics\.json|(output_)?footprint\.json|run_history\.txt|"

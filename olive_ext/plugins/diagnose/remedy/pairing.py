@@ -1,8 +1,8 @@
 """Pairs the weights of a quantized graph with those of the float graph that it was made of.
 
-By the names of the nodes, held against shapes and values; what has no counterpart is named, never guessed. Then what
-a weight's nodes may become, and which weights can be mended together alone (all of a node's experts, a head with the
-table that it is tied to).
+Pairs are found by the names of the nodes, and checked by shapes and values. What has no counterpart is named, never
+guessed. Also what a weight's nodes may become, and which weights can only be mended together (all of a node's experts,
+a head with the table that it is tied to).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from olive_ext.model.files.damage import JOINED
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, Matrix, Precision, WeightUse
 
 STRANGE = 0.9
-"""Relative error from which on a weight is no rounding of another: random matrices have 1.4, and rounding to two bits
-0.4 to 0.6 on the quickstart's model."""
+"""From this relative error on, a weight is not a rounding of the other: random matrices have 1.4, and rounding to two
+bits 0.4 to 0.6 on the quickstart's model."""
 
 
 SMALLEST = 1e-30
-"""A relative error of numbers that are not equal."""
+"""The least relative error of numbers that are not equal."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +48,12 @@ class Target:
 
     @property
     def is_joined(self) -> bool:
-        """Whether one graph has as one weight what the other has in parts; else its nodes are pairs."""
+        """Whether one graph has as one weight what the other has in parts; otherwise its nodes are pairs."""
         return len(self.floats) != len(self.quantized)
 
     @property
     def is_constant(self) -> bool:
-        """Whether it is a constant that both graphs should have alike: its cure is the float graph's."""
+        """Whether it is a constant that both graphs should have alike: the float graph's mends it."""
         return self.floats[0].constant is not None
 
     @property
@@ -125,14 +125,14 @@ class Pairing:
     """The share of each weight's numbers beyond rounding (`Distance`)."""
 
     def add(self, other: Pairing, part: str) -> None:
-        """Takes what cannot be paired, and what is damaged, of another part of the package."""
+        """Adds what cannot be paired, and what is damaged, of another part of the package."""
         self.unpaired |= {f"{node}, {part}": why for node, why in other.unpaired.items()}
         self.damaged |= other.damaged
         self.shares |= other.shares
 
 
 Couple: TypeAlias = tuple[list[WeightUse], list[WeightUse]]
-"""Uses of the float graph and of the quantized one that are the same weight."""
+"""Uses in the float graph and in the quantized one that are the same weight."""
 
 
 def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairing:
@@ -200,7 +200,7 @@ def _target(name: str, couple: Couple, floats: GraphWeights, quantized: GraphWei
 
 
 def _constants(floats: GraphWeights, quantized: GraphWeights, part: str) -> Pairing:
-    """The constants that differ where they should be equal, with the uses that are made of them alone."""
+    """The constants that differ where they should be equal, with the uses that only they have."""
     pairing = Pairing()
     both = floats.floats(), quantized.floats()
     told = {key: one.sentence(both[1][key]) for key, one in apart(*both).items()}
@@ -302,7 +302,7 @@ def refuse_nothing(pairing: Pairing, num_weights: int) -> None:
 
 
 DATA = {"MatMul": 0, "Gemm": 0, "MatMulNBits": 0, "Gather": 1, "GatherBlockQuantized": 1}
-"""By operator the input that is not the weight."""
+"""The input that is not the weight, by operator."""
 
 BIAS = {"Gemm": 2, "MatMulNBits": 5}
 

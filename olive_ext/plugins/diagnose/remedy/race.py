@@ -20,7 +20,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 CONFIDENCE = 0.95
 
 FIRST_SHARE = 32
-"""All quantities are measured on one of so many documents, at least on `LEAST`."""
+"""All quantities are measured on this part of the documents (one of so many), and at least on `LEAST`."""
 
 LEAST = 24
 """Documents from which on Student's quantiles at the chances of many pairs are near the normal distribution's."""
@@ -29,7 +29,7 @@ Measure: TypeAlias = Callable[[int, Sequence[int]], Floats]
 """From a quantity and the numbers of documents to the sum over each document's positions [N]."""
 
 Told: TypeAlias = Callable[[Sequence[int], int], Iterable[int]]
-"""Gives back the quantities that are measured on so many documents next, one when the one before it is measured."""
+"""Yields the quantities that are measured on so many documents next, each when the one before it is measured."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Estimate:
 
 
 class Race:
-    """Measurements of Q quantities on documents in one random order, of which each quantity has seen the first ones."""
+    """Measurements of Q quantities on documents in one random order; each quantity has been measured on the first of
+    them."""
 
     def __init__(self, num_quantities: int, num_positions: npt.ArrayLike, measure: Measure, seed: int = 0) -> None:
         """`num_positions` [N]: the positions of each document, over which a mean is."""
@@ -77,7 +78,7 @@ class Race:
         return certain
 
     def extend(self, quantity: int, many: int) -> None:
-        """Measures a quantity on the first `many` documents, as far as it has not been."""
+        """Measures a quantity on the first `many` documents, as far as it has not been measured."""
         start = int(self._counts_Q[quantity])
         if many > start:
             self._sums_QN[quantity, start:many] = self._measure(quantity, self.order[start:many].tolist())

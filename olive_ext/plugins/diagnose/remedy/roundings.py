@@ -1,6 +1,6 @@
-"""What is rounded beside weights: activations, after switches in the float graph.
+"""What is rounded beside weights: activations, by switches in the float graph.
 
-A switch is a boolean that is bound as weights are: off, its value passes; on, what is read is rounded.
+A switch is a boolean that is bound as weights are: off, its value passes; on, the value is rounded before it is read.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Rounding:
 
 
 AnyTarget: TypeAlias = Target | Rounding
-"""The things that are quantized alone: a weight, or the activations that some nodes read."""
+"""What is quantized alone: a weight, or the activations that some nodes read."""
 
 
 def put_switches(model: onnx.ModelProto, roundings: Sequence[Rounding]) -> list[Rounding]:

@@ -1,8 +1,9 @@
-"""A float model whose weights are bound, not constant, and how far it is from itself with other numbers in some; and
-what was measured so, by the content of documents and the weights that were quantized: kept in a journal, so that an
+"""A float model whose weights are bound, not constant, and how far it is from itself with other numbers in some of
+them. Measurements are kept in a journal, by the content of documents and the weights that were quantized, so that an
 interrupted map goes on.
 
-One session serves all variants of weights and roundings: a variant is a binding. Knows targets and requests, no tasks.
+One session serves all variants of weights and roundings: a variant is a binding. Knows targets and requests, and no
+tasks.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from olive_ext.session.opening import open_model
 Floats = npt.NDArray[np.float64]
 
 SMALL = 1 << 21
-"""Bound weights of a graph that one thread runs: several would wait for each other. The quickstart's model of 0.5 M
-took 13.8 s of processor time on one thread and 29 s on two, whose first one alone took 14.7 s."""
+"""The most weights of a graph that one thread runs: several threads would wait for each other. The quickstart's model
+of 0.5 M took 13.8 s of processor time on one thread and 29 s on two, whose first one alone took 14.7 s."""
 
 NO_NUMBER = 100.0
-"""Nats of a position whose distribution is NaN or infinite, as those of a damaged weight: float32 has none larger."""
+"""Nats of a position whose distribution is NaN or infinite, as with a damaged weight: float32 has no larger one."""
 
 
 def as_numbers(kl: npt.NDArray[np.float32]) -> Floats:
@@ -113,7 +114,7 @@ class Variants:
         )
 
     def _bind(self, wanted: frozenset[AnyTarget]) -> None:
-        """Has some targets quantized, the others not."""
+        """Quantizes these targets, and no others."""
         for target in self._bound - wanted:
             self._weights[target.part].put_back(target.values)
         for target in wanted - self._bound:
