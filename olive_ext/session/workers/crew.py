@@ -188,15 +188,10 @@ class Crew:
         self._executions: dict[tuple[str, str], Mapping[str, Any]] = {}
         self._closed: set[str] = set()
         try:
-            self.all_served = self._open_all()
+            self.served = self._open_all()
         except BaseException:
             self.stop()
             raise
-
-    @property
-    def served(self) -> Served:
-        """The facts of the first worker's models."""
-        return self.all_served[0]
 
     @property
     def at_work(self) -> str:
@@ -252,8 +247,8 @@ class Crew:
             self._closed.add(worker.name)
             worker.stop()
 
-    def _open_all(self) -> list[Served]:
-        """Opens all workers together."""
+    def _open_all(self) -> Served:
+        """Opens all workers together; the facts of the first one's models."""
         opened: dict[str, Any] = {}
 
         def open_one(worker: Worker) -> None:
@@ -264,6 +259,7 @@ class Crew:
 
         for thread in [_started(worker, open_one, worker) for worker in self.workers]:
             thread.join()
+        first: Served = opened[self.workers[0].name]
         for name, served in [(worker.name, opened[worker.name]) for worker in self.workers]:
             if isinstance(served, OliveExtError):
                 raise served
@@ -271,9 +267,8 @@ class Crew:
                 raise WorkerError(f"{name} {served} while it opened the model{served.advice}") from served
             if isinstance(served, BaseException):
                 raise WorkerError(f"{name} cannot be started: {one_line(served)}") from served
-        for worker in self.workers:
-            opened[worker.name].refuse_unlike(worker.name, opened[self.workers[0].name])
-        return [opened[worker.name] for worker in self.workers]
+            served.refuse_unlike(name, first)
+        return first
 
     def _work(self, worker: Worker, which: str, feed: ChunkFeed) -> None:
         """A worker's thread: it runs chunk after chunk, opens a lost worker anew, and reports whatever ends it."""
