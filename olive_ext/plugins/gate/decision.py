@@ -32,8 +32,7 @@ from olive_ext.errors import (
 from olive_ext.report import Metric, PackedAnswers, Report, to_json, write_texts
 from olive_ext.report.changes import changes_of, deciding_changes, difference_texts
 from olive_ext.report.comparison import ALL, LEAST_ANSWERS, ClaimResult, Comparison, Outcome
-from olive_ext.report.metrics import LENGTHS, non_finite_requests, read_metrics
-from olive_ext.report.numbers import joined
+from olive_ext.report.metrics import LENGTHS, non_finite_requests
 from olive_ext.report.page import TASK_HELPERS, TEMPLATE_DATE, model_name
 from olive_ext.report.sampled import certain_comparison
 from olive_ext.report.verdict import BANDS, EXIT_STATUS, Status, Verdict, possible_loss, reason_of, verdict
@@ -198,17 +197,7 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
     dates = f": the chat template prints the date, {date}, and the baseline is of {baseline.created[:10]}"
     gated = gate_answers(baseline.answers(), own, faults, (file, run.name), dates if date else "")
     refuse_other_definitions(baseline, report.results)
-    silent = _not_held(report, own)
-    notes = [f"{joined(silent)}: not held, there is no value for each document"] if silent else []
-    return replace(gated, notes=(*gated.notes, *notes))
-
-
-def _not_held(report: Report, own: Sequence[Answers]) -> list[str]:
-    """Metrics that are no means over documents (F1 over a corpus) beside others of their task that are."""
-    held = {item.task: {name for other in own if other.task == item.task for name in other.judged} for item in own}
-    texts = {item.task for item in own if item.text_metric}  # of one log-likelihood all
-    known = [item for item in read_metrics(report.results) if item.task in held.keys() - texts]
-    return [*dict.fromkeys(f"{item.task} {item.metric}" for item in known if item.metric not in held[item.task])]
+    return gated
 
 
 def gate_answers(
