@@ -164,7 +164,7 @@ def unjudged_tasks(comparison: Comparison) -> dict[str, str]:
 def uncompared(comparison: Comparison) -> list[str]:
     """Names of the metrics beside compared ones that are one score of a whole task, as an F1 beside an accuracy is."""
     judged = {(item.task, item.metric, item.filter) for item in (*comparison.outcomes, *comparison.lengths)}
-    tasks = {task for task, _, _ in judged}
+    tasks = {item.task for item in comparison.outcomes}
     metrics = (item for item in read_metrics(comparison.metrics) if item.task in tasks and item.metric not in LENGTHS)
     return [name_of(item.task, item.metric) for item in metrics if (item.task, item.metric, item.filter) not in judged]
 
@@ -174,8 +174,8 @@ def _with_unanswered(change: Change, comparison: Comparison) -> Change:
     and the compared ones. A text without one may have lost anything."""
     if not comparison.missing:
         return change
-    known = comparison.documents()
-    everything = comparison.missing + (sum(known.values()) if change.task == ALL else known.get(change.task, 0))
+    known = comparison.documents().get(change.task, 0) if change.outcome is None else change.outcome.num_documents
+    everything = comparison.missing + known
     low = change.low - 100 * comparison.missing / everything
     return replace(change, low=max(low, -100.0) if change.unit == "pt" else -math.inf, advice=comparison.unanswered)
 

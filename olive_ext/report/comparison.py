@@ -510,7 +510,8 @@ class Comparison:
         """The number of documents of each task."""
         scored: list[Divergence | TextChange] = [*self.divergences, *self.texts]
         numbers = {item.task: item.num_documents for item in scored if item.task != ALL}
-        return numbers | {item.task: item.num_documents for item in self.outcomes if item.task != ALL}
+        answered = sorted(self.outcomes, key=lambda item: item.num_documents)  # a metric may lack some of them
+        return numbers | {item.task: item.num_documents for item in answered if item.task != ALL}
 
     def whole_texts(self) -> dict[str, Divergence | TextChange]:
         """By task the change of whole texts' perplexity: per token where distributions were compared."""

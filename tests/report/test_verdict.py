@@ -424,6 +424,15 @@ def test_verdict_and_its_reasons(name: str) -> None:
     assert reasons(verdict(compared)) == expected
 
 
+def test_documents_are_all_that_any_metric_has_and_a_loss_may_be_in_those_that_its_own_lacks() -> None:
+    """A task's code may give no value of its last metric."""
+    known = outcome("choice", num_documents=300, **SAFE), outcome("choice", "stop", num_documents=200, **SAFE)
+    found = verdict(of(divergence("choice"), *known, missing=100))
+    assert found.num_documents == 300
+    lost = {item.metric: item.size for item in found.reasons if item.code == "too_few"}
+    assert lost == {"stop": pytest.approx(100 / 3 + 0.8), "acc": pytest.approx(100 / 4 + 0.8)}
+
+
 SAFE_CHANGE = f"choice acc difference {MINUS}0.20 pt ({MINUS}0.80 to +0.40)"
 LOST_CHANGE = f"{MINUS}3.0 pt, {MINUS}5.0 to {MINUS}1.0"
 UNJUDGED = "cola (mcc) and wiki (word_perplexity) have no values by document to compare"
