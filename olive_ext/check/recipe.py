@@ -380,31 +380,24 @@ def accelerator(recipe: Mapping[str, Any]) -> str | None:
 def execution(settings: EvaluationSettings, inference: Any, handed_over: Any) -> dict[str, Any]:
     """The keys for where and how an ONNX model runs, as far as the settings do not have them: of the model's
     `inference_settings`, else the providers that Olive hands over (a name, names, or pairs of name and options)."""
-    inference = mapping(inference)
-    values = _engine_settings(settings, mapping(inference.get("session_options")))
+    inference, engine = mapping(inference), settings.engine.written()
+    options = dict(mapping(inference.get("session_options")))
+    if threads := options.pop("intra_op_num_threads", None):
+        engine = {"num_threads": threads, **engine}
+    if extra := mapping(options.pop("extra_session_config", None)):
+        written = {str(key): str(value) for key, value in extra.items()}
+        engine["session_options"] = {**written, **engine.get("session_options", {})}
+    if options:
+        logger.warning("inference_settings.session_options: %s not used by the evaluation", ", ".join(sorted(options)))
+    values: dict[str, Any] = {"engine": engine} if engine else {}
     named = inference.get("execution_provider")
     if settings.execution_provider is not None or not (providers := named or handed_over):
         return values
     names = [providers] if isinstance(providers, str) else providers
     values["execution_provider"] = [str(one) if isinstance(one, str) else one for one in names]
-    if named and settings.provider_options is None and (options := inference.get("provider_options")):
-        values["provider_options"] = [entry or {} for entry in options]
+    if named and settings.provider_options is None and (own := inference.get("provider_options")):
+        values["provider_options"] = [entry or {} for entry in own]
     return values
-
-
-def _engine_settings(settings: EvaluationSettings, session_options: Mapping[str, Any]) -> dict[str, Any]:
-    """`inference_settings.session_options` as engine settings; the recipe's own have precedence."""
-    values: dict[str, Any] = {}
-    options = dict(session_options)
-    if threads := options.pop("intra_op_num_threads", None):
-        values["num_threads"] = threads
-    given = settings.engine.written()
-    if extra := mapping(options.pop("extra_session_config", None)):
-        own = given.pop("session_options", {})
-        values["session_options"] = {**{str(key): str(value) for key, value in extra.items()}, **own}
-    if options:
-        logger.warning("inference_settings.session_options: %s not used by the evaluation", ", ".join(sorted(options)))
-    return {"engine": {**values, **given}} if values else {}
 
 
 def input_model(recipe: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
