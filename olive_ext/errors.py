@@ -1,5 +1,5 @@
-"""Errors that a user can cause, each a ValueError, the conversion of other exceptions to them, and the warning of what
-is ignored. Knows no framework.
+"""Errors that a user can cause, each a ValueError; the conversion of other exceptions to them; and the warning about
+ignored settings. Knows no framework.
 
 Olive swallows every exception that is not a ValueError, TypeError, ImportError, AttributeError or AssertionError and
 exits with 0, so nothing else may leave this package for a user's mistake.
@@ -30,16 +30,16 @@ _MACHINE = (MemoryError, OSError, RuntimeError)
 """Exceptions of the machine: a valid request failed. All others come from a task, its data or its settings."""
 
 _INSTALLED = ("<", sysconfig.get_path("stdlib"), str(Path(__file__).parent))
-"""How the names of files begin that belong to Python and to this package."""
+"""How names of files begin that belong to Python and to this package."""
 
 _OF_CODE = (NotImplementedError, RecursionError)
-"""Exceptions of code, though they are kinds of `RuntimeError`."""
+"""Exceptions that mistakes in code raise, although they are kinds of `RuntimeError`."""
 
 _PLAIN = (str, int, float, list, tuple, dict)
 """Types of values that an error keeps as they are: it crosses processes and is written as JSON."""
 
 ANY_FAILURE = (Exception, SystemExit)
-"""Exceptions of the code of a task, a model or a package: its `exit()` must not end an evaluation without a word."""
+"""Exceptions from the code of a task, a model or a package: its `exit()` must not end an evaluation silently."""
 
 
 CODES = {
@@ -71,7 +71,7 @@ CODES = {
     "unwritten": "an evaluation is done, and its report cannot be written",
     "closed": "a session was closed, or another of its calls has not ended",
 }
-"""What can be wrong, by the code that an error carries. Codes are stable, sentences are not."""
+"""What can be wrong, by the code that an error carries. Codes are stable; sentences are not."""
 
 
 class OliveExtError(ValueError):
@@ -113,7 +113,7 @@ class OliveExtError(ValueError):
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As it travels from a worker: its class may be made from other arguments."""
+        """The form in which it travels from a worker: its class may be made from other arguments."""
         return _made, (type(self), self.args, vars(self))
 
 
@@ -320,8 +320,8 @@ NOT_TRUSTED = "nothing of a model's folder is run unless 'trust_remote_code' = t
 
 
 def why_not_loaded(error: BaseException) -> str:
-    """Why transformers do not load a file: the first line, or our switch where it brings Python that is not trusted,
-    which transformers know by the name of an argument that users of this package do not pass."""
+    """Why transformers does not load a file: the first line, or our switch where the file brings Python that is not
+    trusted. transformers names that by an argument that users of this package do not pass."""
     if "trust_remote_code" in str(error):
         return f"it brings Python code of its own ('auto_map'); {NOT_TRUSTED}"
     return first_line(error)
@@ -348,7 +348,7 @@ def listed(names: Iterable[str], most: int = 8) -> str:
 
 @functools.cache  # what the check of a recipe says the evaluation need not say again
 def warn_ignored(what: str) -> None:
-    """Warns, once, of a setting of other tools' that recipes have and nothing depends on here."""
+    """Warns once of a setting of other tools that recipes have and that has no effect here."""
     logger.warning("ignored: %s", what)
 
 
@@ -385,8 +385,8 @@ def keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 @contextmanager
 def reading(file: object, what: str = "graph", kind: type[OliveExtError] = ModelError) -> Iterator[None]:
-    """Turns what a damaged file makes of code that reads it (names that are no text, shapes that do not fit) into an
-    error of this `kind` that names the file, `what` it was to hold, and what was found."""
+    """Turns the errors that a damaged file causes in code that reads it (names that are not text, shapes that do not
+    fit) into an error of this `kind` that names the file, `what` it should hold, and what was found."""
     try:
         yield
     except OliveExtError:
@@ -399,8 +399,8 @@ def reading(file: object, what: str = "graph", kind: type[OliveExtError] = Model
 def named_failures(
     doing: str, *, kind: type[OliveExtError] = TaskError, machine: tuple[type[Exception], ...] = _MACHINE
 ) -> Iterator[None]:
-    """Others' code runs here. Turns every exception, `SystemExit` too, into one of this `kind`, in one line, or into a
-    `RunError` where it is one of `machine`; of a process (its `stderr`) the line is the last that it wrote.
+    """For running others' code: turns every exception, `SystemExit` too, into one of this `kind`, in one line, or into
+    a `RunError` where it is one of `machine`. For a process (its `stderr`) the line is the last that it wrote.
     `OliveExtError` and an interruption pass."""
     try:
         yield
@@ -428,9 +428,9 @@ _ONE_AT_A_TIME = threading.RLock()
 
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """A panic within, which is no `Exception`, is raised as a `RuntimeError` with its message. It also writes its stack
-    to the descriptor of stderr, past Python: that is dropped, and anything else written there comes out at the end.
-    """
+    """Raises a panic within it, which is not an `Exception`, as a `RuntimeError` with its message. A panic also writes
+    its stack to the descriptor of stderr, past Python: that is dropped, and anything else written there comes out at
+    the end."""
     panicked = False
     with _ONE_AT_A_TIME, tempfile.TemporaryFile() as held:
         own = os.dup(STDERR)

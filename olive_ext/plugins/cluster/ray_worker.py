@@ -1,7 +1,8 @@
-"""A worker as an actor of Ray, on this machine or a cluster: the only door to Ray. `RayWorker` is in the driver.
+"""A worker as an actor of Ray, on this machine or a cluster: the only module that uses Ray. `RayWorker` is in the
+driver.
 
-Ray places the actors and gives them their GPUs. Lost chunks are run again by the crew, as those of a process worker
-are: an `ActorPool` of `ray.util` retries nothing, and keeps a dead actor.
+Ray places the actors and gives them their GPUs. The crew runs lost chunks again, as those of a process worker: an
+`ActorPool` of `ray.util` retries nothing, and keeps a dead actor.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _STORE_BYTES = 128 << 20
 _CONNECT_S = 10
 _LOOK_S = 5.0
 _MOST_MISSED = 4
-"""Looks in a row, `_LOOK_S` apart, that miss the head of the cluster before it is gone: 20 s at most where its port
-refuses. After 60 s Ray ends the whole process, without a word."""
+"""After so many failed looks in a row, `_LOOK_S` apart, the head of the cluster counts as gone: 20 s at most where its
+port refuses. After 60 s Ray ends the whole process silently."""
 
 _GPU_PROVIDERS = ("cuda", "tensorrt", "nvtensorrtrtx", "rocm", "migraphx")
 
@@ -147,7 +148,7 @@ class _Cluster:
         self._note_head()
 
     def _note_head(self) -> None:
-        """Where the head listens; by a client's address ("ray://") it is not known, nor looked at."""
+        """The address of the head; with a client's address ("ray://") it is not known, and not checked."""
         address = self.wanted.address or ""
         self._head = address if "://" in address else self.ray.get_runtime_context().gcs_address
 

@@ -1,8 +1,8 @@
 """The child's side of a sandbox: confines a process, runs one program in it, and says how that ended.
 
-Run as a script by `sandbox.Sandbox`, with the standard library alone. Three processes: this one keeps the clock; in
-namespaces a second one is their first process, with which all others end; the last one runs the program.
-Knows no task: what a program is for is its sender's business.
+Run as a script by `sandbox.Sandbox`, with the standard library alone. There are three processes: this one keeps the
+clock; the second is the first process of the namespaces, with which all others end; the last one runs the program.
+Knows no task.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TIMED_OUT = 124
 """Exit status of a child whose program was stopped by the clock."""
 
 _ENDING_S = 4.0
-"""The most seconds that it takes to end what a program leaves behind; less than its sender waits."""
+"""The most seconds that ending a program's remaining processes takes; less than its sender waits."""
 
 _NAMESPACES = 0x20000 | 0x4000000 | 0x8000000 | 0x20000000 | 0x40000000
 """CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID and CLONE_NEWNET of sched.h."""
@@ -223,8 +223,8 @@ def _wait(child: int, seconds: float | None) -> int:
 
 
 def _end_descendants() -> None:
-    """Kills what is left: whoever loses its parent becomes a child of this process. All are stopped before any is
-    killed, because whoever is stopped keeps its place among the processes that there may be, and forks no more."""
+    """Kills what is left: processes that lose their parent become children of this process. All are stopped before any
+    is killed, because a stopped process keeps its place among the allowed processes, and forks no more."""
     end = time.monotonic() + _ENDING_S
     while (left := _descendants()) and time.monotonic() < end:
         running = [child for child, state in left.items() if state not in "TZ"]

@@ -1,5 +1,5 @@
-"""`code_eval` of Hugging Face's evaluate, by which lm-eval's tasks of code are scored: offline, each program in a
-sandbox, those of a whole task at once.
+"""`code_eval` of Hugging Face's evaluate, with which lm-eval's tasks of code are scored: offline, each program in a
+sandbox, the programs of a whole task at once.
 
 What it computes is that library's: the same arguments, results and estimator. Knows no model.
 """
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from olive_ext.plugins.code.sandbox import Outcome, Sandbox
 
 _TIMEOUT_S = 3.0
-"""evaluate's default, by the clock; of the processor here, so that a busy machine changes no score."""
+"""evaluate's default. There it is by the clock; here it is time of the processor, so that a busy machine changes no
+score."""
 
 Program = tuple[str, float]
 """A text, and the seconds that it may take."""
@@ -85,7 +86,7 @@ class CodeEval:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """What is computed in the block is noted only, and run after it."""
+        """Within it, programs are only noted; they run after it."""
         noted: list[Program] = []
         self._noted = noted
         try:

@@ -1,6 +1,6 @@
-"""The gate of a pull request: an evaluation is held against a baseline that the repository keeps.
+"""The gate of a pull request: an evaluation is compared with a baseline that the repository keeps.
 
-`decision` reads the file, pairs and judges, `formats` lays the result out for machines. Statistics and words of the
+`decision` reads the file, pairs and judges; `formats` lays the result out for machines. Statistics and words of the
 verdict are those of every comparison.
 """
 
@@ -49,7 +49,7 @@ plugin = Plugin(
 
 def gate_command(arguments: Namespace) -> int:
     """Prints the decision on an evaluation; 0: passed, 1: a loss, 3: it cannot be decided. Writes the baseline instead
-    where that is asked."""
+    with `--update-baseline`."""
     from olive_ext.plugins.gate.decision import STATUS, GateResult, gate
     from olive_ext.plugins.gate.formats import annotation_lines, lines, write_formats
 

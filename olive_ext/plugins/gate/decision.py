@@ -1,4 +1,4 @@
-"""Holds an evaluation against a baseline: pairs the documents of both, and judges as every comparison does; each
+"""Compares an evaluation with a baseline: pairs the documents of both, and judges as every comparison does. Each
 outcome becomes a bound with its decision and its figures.
 
 Knows no form of a result.
@@ -244,8 +244,8 @@ def gate_answers(
 
 
 def _other_choices(pairs: Iterable[tuple[Answers, Answers]]) -> dict[str, str]:
-    """By task how far the second model's choices are from the first one's, where it is another model. That shows also
-    where a task's answer key is wrong, and both are right as often."""
+    """How far the second model's choices are from the first one's, by task, where it is another model. Where a task's
+    answer key is wrong and both are right as often, this still shows the difference."""
     found = {}
     for first, second in pairs:
         both = [(first.by_document[number], item) for number, item in second.by_document.items()]
@@ -274,7 +274,7 @@ def _renumbered(first: Answers, second: Answers) -> Answers:
 
 
 def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: tuple[str, str]) -> None:
-    """Metrics that only one has would go unnoticed, by a gate of all things."""
+    """Raises where only one side has a metric: it would go unnoticed."""
     one, two = (
         {
             f"{item.task}/{name},{item.filter}{'' if better else ' (less is better)'}"
@@ -340,9 +340,9 @@ def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline
 
 
 def _decided(comparison: Comparison, notes: tuple[str, ...]) -> GateResult:
-    """A claim about drawn documents decides by itself, it is about the baseline's documents, all of which are known;
-    unless these say that answers end elsewhere or that the model is damaged, or make a loss certain that the claim is
-    not about."""
+    """A claim about drawn documents decides by itself: it is about the baseline's documents, all of which are known. It
+    does not where these show that answers end elsewhere or that the model is damaged, or make a loss certain that the
+    claim is not about."""
     found, certainty = verdict(comparison), comparison.certainty
     decision = _DECISIONS[found.status]
     claimed = certainty.outcome[:2] if certainty is not None and certainty.outcome is not None else None
@@ -375,7 +375,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 @dataclass(frozen=True)
 class Baseline:
-    """Where the numbers are from, and the numbers: one small JSON file that a repository keeps."""
+    """The numbers and their origin: one small JSON file that a repository keeps."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 

@@ -42,8 +42,8 @@ def markdown(gated: GateResult) -> str:
 
 
 def junit(gated: GateResult) -> str:
-    """JUnit XML, which has no control characters: a case a bound; a loss is a failure, "cannot tell" an error, what is
-    not held skipped."""
+    """JUnit XML, which allows no control characters: a case for each bound. A loss is a failure, "cannot tell" an
+    error, and what is not judged skipped."""
     counts = [sum(bound.decision == decision for bound in gated.bounds) for decision in ("loss", "cannot tell")]
     tests = str(len(gated.bounds) + len(gated.notes))
     numbers = {"tests": tests, "failures": str(counts[0]), "errors": str(counts[1]), "skipped": str(len(gated.notes))}
@@ -64,7 +64,7 @@ def junit(gated: GateResult) -> str:
 
 
 def annotation_lines(gated: GateResult, environment: Mapping[str, str]) -> Iterator[str]:
-    """A line for each bound that is lost or undecided, as the machine reads it from stdout; elsewhere none."""
+    """A line for each bound that is lost or undecided, as the machine reads it from stdout; empty elsewhere."""
     bad = [bound for bound in gated.bounds if bound.decision != "passed"]
     if environment.get("GITHUB_ACTIONS") == "true":
         for bound in bad:

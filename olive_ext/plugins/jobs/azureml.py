@@ -1,6 +1,6 @@
-"""Writes the folder of an Azure ML job for a recipe: job.yml, code, environment, README. The recipe's
-paths no longer lie on this machine: what it reads becomes inputs, what it writes goes below `out`. Whether a job is
-valid is for Azure's SDK to say, as it is submitted. Knows no Olive."""
+"""Writes the folder of an Azure ML job for a recipe: job.yml, code, environment, README. The recipe's paths are no
+longer on this machine: what it reads becomes inputs, and what it writes goes below `out`. Azure's SDK decides whether a
+job is valid, when it is submitted. Knows no Olive."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def portable(recipe: Mapping[str, Any], num_nodes: int = 1) -> PortableRecipe:
 
 
 def _moved(moved: PortableRecipe, key: str, value: Any) -> Any:
-    """`value` at `key` with every path that leads somewhere moved."""
+    """`value` at `key` with every path that exists moved."""
     if isinstance(value, Mapping):
         return {name: _moved(moved, str(name), item) for name, item in value.items()}
     if isinstance(value, list):

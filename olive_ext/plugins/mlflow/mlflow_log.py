@@ -1,4 +1,5 @@
-"""Evaluations on an MLflow server: the only door to mlflow. Its failures never stop an evaluation; knows no model."""
+"""Evaluations on an MLflow server: the only module that uses mlflow. Its failures never stop an evaluation; knows no
+model."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class LoggedRun:
-    """A run of MLflow, or none where nothing is to be logged or the server cannot be reached."""
+    """A run of MLflow, or none where nothing is logged or the server cannot be reached."""
 
     mlflow: Any = None
     run_id: str | None = None
@@ -139,7 +140,7 @@ def _identity(report: Report) -> tuple[str, str]:
 
 @contextmanager
 def _warned(what: str) -> Iterator[None]:
-    """Turns every failure of the block into a warning: a server's trouble is not the evaluation's."""
+    """Turns every failure within it into a warning: a server's trouble must not stop the evaluation."""
     try:
         yield
     except ImportError as error:

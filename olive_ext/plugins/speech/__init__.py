@@ -1,5 +1,5 @@
 """Olive's own metrics of generative models (`OrtEvaluator`: speech, pictures, times), and streaming transducers, which
-write down what they hear and do no task."""
+transcribe sound and do no tasks."""
 
 from __future__ import annotations
 

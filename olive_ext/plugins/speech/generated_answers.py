@@ -42,15 +42,15 @@ _INSTRUCTION = "Transcribe the audio verbatim."
 "instruction"; 0.13 evaluates none."""
 
 _TOGETHER = 512
-"""Documents that are in memory at once."""
+"""The most documents in memory at once."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """What is asked, and the text that is right."""
+    """The question, and the right answer."""
 
     request: GenerationRequest | None
-    """None where there is nothing to be asked: Olive counts the document with an empty answer."""
+    """None where nothing can be asked: Olive counts the document with an empty answer."""
 
     target: str
     seconds: float = 0.0
@@ -80,7 +80,7 @@ def is_of_answers(metric: Any) -> bool:
 
 
 def of_documents(data: Any) -> bool:
-    """Whether a data config has sounds or pictures that are to be answered to."""
+    """Whether a data config has sounds or pictures to answer to."""
     return data.pre_process_data_config.type in _COLUMNS
 
 
@@ -117,8 +117,8 @@ def items_of(data: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _wave_files(made: Any, rate: int) -> Iterator[tuple[Any, Any]]:
-    """What Olive's data set of speech would decode with torchcodec, where that is not installed: WAV files of the rate
-    that is asked for."""
+    """What Olive's data set of speech would decode with torchcodec, where that is not installed: WAV files of the
+    requested rate."""
     feature = replace(made.dataset.features[made.audio_column], decode=False)
     for row in made.dataset.cast_column(made.audio_column, feature):
         file = row[made.audio_column]
@@ -149,13 +149,13 @@ def _transcription(session: Session, settings: MetricSettings, params: Mapping[s
 
 
 def _most_tokens(session: Session) -> int:
-    """The most tokens of prompt and transcript, as genai_config.json has it for Olive; else Olive's own numbers."""
+    """The most tokens of prompt and transcript, as genai_config.json gives it for Olive; else Olive's own numbers."""
     search = {} if session.model is None else session.model.files.genai_config.get("search", {})
     return int(search.get("max_length") or (1024 if session.encoding is None else 448))
 
 
 def _first_tokens(session: Session) -> list[int]:
-    """The tokens that Olive gives Whisper's decoder, as far as the tokenizer names all of them; else none."""
+    """The tokens that Olive gives Whisper's decoder, if the tokenizer names all of them; else none."""
     known = session.tokenizer.hf.get_vocab()
     is_english = session.tokenizer.rows.embedding == _ENGLISH_ONLY
     tokens = [known.get(name) for name in (_START[0], _START[3])] if is_english else list(map(known.get, _START))

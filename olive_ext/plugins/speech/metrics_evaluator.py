@@ -59,7 +59,7 @@ from olive_ext.workflow.metric_results import text_of, to_metric_result
 
 
 def is_of_generations(metric: Any) -> bool:
-    """Whether a generative model's metric is measured here: of answers, or of how long they take."""
+    """Whether a generative model's metric is measured here: one of answers, or of how long they take."""
     return metric.type.value in TIMED or is_of_answers(metric)
 
 
@@ -113,8 +113,9 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         return found
 
     def _generative(self, model: Any, metrics: Sequence[Any], providers: Any, device: Any) -> Models | None:
-        """The model as this package runs it; None where no metric is of generations, or where Olive's own evaluator is
-        to run it: what is no generative model, and has metrics of its own form. Raises `OliveExtError` for others."""
+        """The model as this package runs it. None where no metric is of generations, or where Olive's own evaluator
+        must run it: what is not a generative model, and has metrics of its own form. Raises `OliveExtError` for others.
+        """
         answers = [metric for metric in metrics if is_of_answers(metric)]
         if not any(map(is_of_generations, metrics)) or not (answers or isinstance(model, ONNXModelHandler)):
             return None
@@ -220,7 +221,8 @@ FloatArray = npt.NDArray[np.float64]
 
 _PROMPT = "Once upon a time there was a model of language, and it was asked how it was."
 _NEW_TOKENS = 64
-"""Most tokens of an answer to a text, at most half of the context; those to pictures and sounds end by themselves."""
+"""The most tokens of an answer to a text, at most half of the context; answers to pictures and sounds end by
+themselves."""
 
 
 def scored(metric: Any, answers: Answers, resamples: int) -> tuple[Any, dict[str, float]]:
@@ -304,7 +306,7 @@ def _of_task(task: str, values: Mapping[str, FloatArray], answers: Answers) -> T
 
 
 def _samples(answers: Answers) -> list[dict[str, Any]]:
-    """As lm-eval's, what is shown of a document that flips."""
+    """What is shown of a document that flips, as for lm-eval's."""
     asked = zip(answers.asked, answers.targets, strict=True)
     return [
         {"doc_id": number, "filter": "none", "arguments": [(question,)], "target": target}

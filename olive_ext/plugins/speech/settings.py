@@ -51,7 +51,7 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
         *("max_samples", "limit", "seed", "task", "model_name", "trust_remote_code"),
     ),
 }
-"""What Olive's components read, and what it fills in; it drops any other key without a word."""
+"""The keys that Olive's components read, and those that it fills in; it drops any other key silently."""
 
 
 class MetricSettings(EmbeddingSettings, EvaluatorSettings):
@@ -113,8 +113,8 @@ def _named(metrics: list[Any], known: Mapping[Any, Any], evaluator: str) -> list
 def metric_mistakes(
     recipe: Mapping[str, Any], where: str, metrics: Any, settings: MetricSettings
 ) -> Iterator[OliveExtError]:
-    """An error for each mistake in the metrics, as a recipe or Olive writes them, and for a bound on what none of
-    them gives; `where` is the section's place in the recipe. Tasks need none. Loads no data."""
+    """An error for each mistake in the metrics, as a recipe or Olive writes them, and for a bound on what none of them
+    gives. `where` is the section's place in the recipe. Tasks need none. Loads no data."""
     if settings.tasks:
         return
     if not isinstance(metrics, list) or not metrics:

@@ -43,10 +43,10 @@ logger = logging.getLogger(__name__)
 Array = npt.NDArray[Any]
 
 SILENT_CHUNKS = 4
-"""Chunks of silence after each sound, for the words that the encoder's right context still holds: Olive's number."""
+"""Chunks of silence after each sound, for the words that are still in the encoder's right context: Olive's number."""
 
 TOGETHER = 16
-"""Sounds side by side, where the graphs leave the batch open."""
+"""The most sounds side by side, where the graphs leave the batch open."""
 
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
 
@@ -168,7 +168,7 @@ class _Group:
         self._predicted, *self._next = self._model.decoder.run(given, asked, {})
 
     def _search(self, encoded: Array, ends_B: Array) -> None:
-        """A token moves a sound's state, a blank its frame; so do as many tokens as a frame may have."""
+        """A token advances a sound's state, and a blank its frame; so do as many tokens as a frame may have."""
         config, rows_B = self._model.config, np.arange(len(encoded))
         frame_B, symbols_B = np.zeros_like(rows_B), np.zeros_like(rows_B)
         while (live_B := frame_B < ends_B).any():
@@ -190,8 +190,8 @@ class _Group:
 
 
 class LogMel:
-    """The features of sounds that are heard side by side, chunk by chunk: half a window of the last chunk is kept, and
-    so are the last frames, which the encoder is shown again."""
+    """The features of sounds side by side, chunk by chunk. Half a window of the last chunk is kept, and so are the last
+    frames, which the encoder sees again."""
 
     def __init__(self, config: TransducerConfig, filters_KM: npt.NDArray[np.float64], batch: int) -> None:
         """`batch` sounds begin in silence."""
@@ -230,7 +230,7 @@ def is_transducer(model: ResolvedModel) -> bool:
 
 
 def opened(model: ResolvedModel) -> Session:
-    """A session on the model, whatever it is; a transducer's has what generations take of one."""
+    """A session on the model of any kind; a transducer's has what generations need of a session."""
     return cast(Session, TransducerSession(model)) if is_transducer(model) else open_model(model)
 
 
@@ -243,7 +243,7 @@ class Counters:
 
 
 class TransducerSession(AbstractContextManager["TransducerSession"]):
-    """One open package. Greedy: what requests say of sampling, prompts and stops has no meaning here. Sounds of a call
+    """One open package. The search is greedy: sampling, prompts and stops of requests have no effect. Sounds of a call
     share runs as far as the graphs' batch allows it."""
 
     encoding = None

@@ -157,7 +157,7 @@ def read_transducer(config: Mapping[str, Any], folder: Path) -> TransducerConfig
 
 
 def blank_penalty(config: Mapping[str, Any], folder: Path) -> float:
-    """What is taken from the blank's logit. Raises `ModelError` where the section `search` has no number there."""
+    """What is subtracted from the blank's logit. Raises `ModelError` where the section `search` has no number there."""
     with mistakes_in(folder / "genai_config.json"):
         if not isinstance(section := config.get("search", {}), Mapping):
             raise ConfigError("give a mapping", "search", section)

@@ -1,4 +1,4 @@
-"""Evalution's engine contract on our sessions: `OrtEngine` for its Python interface, `run_spec` for its YAML.
+"""Evalution's engine interface over our sessions: `OrtEngine` for its Python interface, `run_spec` for its YAML.
 
 To be imported inside functions only: it imports Evalution, which is an extra, takes seconds and prints a banner on
 stderr. It knows the public session, and nothing below it.
@@ -54,8 +54,8 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
         facts = session.describe_execution()
         self._session = session
         self._tokenizer, self._lock = copy.deepcopy(session.tokenizer), threading.Lock()
-        """A copy, which encodes in one thread at a time: what suites do to it (padding, truncation) never reaches the
-        tokenizer that a running generation looks for stops with."""
+        """A copy, which encodes in one thread at a time: suites change it (padding, truncation), and a running
+        generation must not look for stops with the changed one."""
 
         self._template_defaults = _template_defaults(Path(session.tokenizer.where))
         self._prefix_id = _prefix_id(session.tokenizer)
@@ -68,7 +68,7 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
         """Sequences that are decoded together: what suites read to size their own queues."""
 
         self.tokenizer = self._tokenizer.hf
-        """For suites, as transformers made it."""
+        """The tokenizer for suites, as transformers made it."""
 
     @property
     def max_input_length(self) -> int:
@@ -302,7 +302,7 @@ class OrtEngine(base.BaseEngineDeviceConfig, base.SharedEngineConfig):  # type: 
 
 
 def _refuse(model: Model, *, trusts_code: bool) -> None:
-    """Raises for what `olive_ext.open` has no argument for."""
+    """Raises an error for what `olive_ext.open` has no argument for."""
     refused = {
         "'revision': download it, and give its folder as 'path'": model.revision is not None,
         "'trust_remote_code': code from a model's repository is never run": trusts_code,
@@ -373,14 +373,14 @@ Item = tuple[Any, Any]
 """The caller's key, and a request of Evalution."""
 
 LINGER_S = 0.05
-"""How long an idle model waits for one more request: neighbours in one batch share prefixes."""
+"""Seconds for which an idle model waits for one more request: neighbours in one batch share prefixes."""
 
 BATCH = 2048
-"""Requests that are scored together at most, and that are read ahead of the model."""
+"""The most requests that are scored together, and that are read ahead of the model."""
 
 
 class Arrivals:
-    """The requests of one stream, as they come in. There are no more once the caller has closed the stream."""
+    """The requests of one stream, as they come in. When the caller has closed the stream, there are no more."""
 
     def __init__(self, queue: RequestQueue, stop: threading.Event) -> None:
         self._queue, self._stop = queue, stop
@@ -397,8 +397,8 @@ class Arrivals:
                 batch = []
 
     def one_by_one(self, running: Sized) -> Iterator[Item | None]:
-        """Every request as soon as it is there, and None where there is none while others are `running`; ends when all
-        have been answered. An idle model waits for those that come within `LINGER_S` of each other."""
+        """Every request as soon as it is there, and None where there is none while others are `running`. Ends when all
+        have been answered. An idle model waits for requests that come within `LINGER_S` of each other."""
         gathers = True
         while not self._stop.is_set() and (running or not self._queue.closed):
             gathers = (gathers or not running) and not self._queue.closed

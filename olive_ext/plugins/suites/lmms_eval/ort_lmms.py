@@ -1,6 +1,6 @@
 """lmms-eval's requests on an `OrtLM`: `OrtChat` for what it asks as messages, `OrtSimple` for texts and choices.
 
-Which document holds which picture is lmms-eval's to say; prompts, settings and answers are `OrtLM`'s. Knows no engine.
+lmms-eval knows which document holds which picture; prompts, settings and answers are `OrtLM`'s. Knows no engine.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _OF_OTHERS = ("image_aspect_ratio", "modality")
 """Generation settings that tasks give for one model's image processor; the package's own has no such choice."""
 
 _SOUNDS = (".wav", ".mp3", ".m4a", ".aac", ".flac", ".ogg", ".opus")
-"""Endings of files that lmms-eval may give as a visual without saying that they are sounds; of them WAV can be read."""
+"""Endings of files that lmms-eval may give as a visual without saying that they are sounds; only WAV can be read."""
 
 _MEDIA = {"image": "visual", "audio": "audio"}
-"""By a message's type of part what `OrtLM` calls a request's pictures and sounds."""
+"""`OrtLM`'s names of a request's pictures and sounds, by the type of a message's part."""
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -47,7 +47,7 @@ class _OrtLMMS(lmms):  # type: ignore[misc] # lmms-eval has no types
         return self._lm.session
 
     def clean(self) -> None:
-        """Lets the model go: lmms-eval calls it after the last request."""
+        """Releases the model: lmms-eval calls it after the last request."""
         self._lm.close()
 
     def generate_until(self, requests: Sequence[Instance]) -> list[GenerationResult]:
@@ -64,7 +64,7 @@ class _OrtLMMS(lmms):  # type: ignore[misc] # lmms-eval has no types
         return self._lm.loglikelihood(self._instances("loglikelihood", requests, self._choice))
 
     def generate_until_multi_round(self, requests: Sequence[Instance]) -> list[str]:
-        """Raises `TaskError`: one round, whose prompt is known beforehand, is what is batched here."""
+        """Raises `TaskError`: only tasks of one round, whose prompt is known beforehand, can be batched."""
         names = sorted({str(one.task_name) for one in requests})
         raise TaskError(f"tasks {names} ask in several rounds ('generate_until_multi_round'), which olive_ext does not")
 
@@ -99,8 +99,8 @@ class _OrtLMMS(lmms):  # type: ignore[misc] # lmms-eval has no types
         return TextInstance(kind, {}, (context, second, given), place, metadata=(whose, request.doc_id, 1))
 
     def _context(self, conversation: Messages) -> str:
-        """The prompt: by the chat template where there is one. To a model of speech nothing is said: its text would be
-        what the answer begins with."""
+        """The prompt: by the chat template where there is one. A model of speech gets no text: its answer would begin
+        with it."""
         encoding = self._lm.session.encoding
         if encoding is not None and encoding.sound is not None:
             return ""
@@ -167,7 +167,7 @@ def _opened(message: Mapping[str, Any], media: Mapping[str, list[Any]]) -> dict[
 
 
 def _kind(visual: Any) -> str:
-    """What a visual is, by itself: lmms-eval calls a mapping without a type a video, samples of sound as well."""
+    """The kind of a visual, by itself: lmms-eval calls a mapping without a type a video, samples of sound as well."""
     if hasattr(visual, "get_all_samples"):
         return "audio"
     if isinstance(visual, Mapping):

@@ -1,4 +1,4 @@
-"""A model measured by mteb's tasks, and beside the float model: how far the embeddings of the same texts are apart.
+"""Measures a model by mteb's tasks and, beside the float model, how far the embeddings of the same texts are apart.
 
 Axes: N texts, H dimensions.
 """
@@ -26,7 +26,8 @@ logger = logging.getLogger("olive.olive_ext")
 Array = npt.NDArray[np.float32]
 
 _NEIGHBOURS = 2000
-"""Texts whose neighbours are compared, evenly taken of those that tasks ask for: all pairs of cosines are made."""
+"""The most texts whose neighbours are compared, taken evenly from those that tasks ask for: all pairs of cosines are
+computed."""
 
 _WORST = 5
 
@@ -79,7 +80,7 @@ def _agreement(
     embedded: Mapping[Any, Array], other: Mapping[Any, Array]
 ) -> tuple[list[Metric], list[tuple[str, float]]]:
     """How far two models' embeddings are apart on the texts that both have, by (prompt, text): metrics, and the texts
-    with the least cosines, with these. Raises `ConfigError` for other sizes or no common text."""
+    with the smallest cosines. Raises `ConfigError` for other sizes or no common text."""
     keys = [key for key in embedded if key in other]
     if not keys or len(embedded[keys[0]]) != len(other[keys[0]]):
         raise ConfigError("'reference': its embeddings have another size, or other prompts, than the model's")

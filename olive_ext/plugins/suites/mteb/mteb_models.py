@@ -32,7 +32,7 @@ class _Driven:
 
 
 class OrtEncoder(_Driven):
-    """mteb's `EncoderProtocol`. With `keeps` the embedding of each text that tasks asked for stays in `embedded`, by
+    """mteb's `EncoderProtocol`. With `keeps`, the embedding of each text that tasks asked for stays in `embedded`, by
     prompt and text."""
 
     def __init__(self, encoder: TextEncoder, *, keeps: bool = False) -> None:
@@ -103,7 +103,7 @@ def load_tasks(names: Sequence[str]) -> list[Any]:
 
 
 def keep_queries(tasks: Sequence[Any]) -> dict[str, dict[tuple[str, str, str], float]]:
-    """For each retrieval or reranking task what its next run fills in: nDCG@10 by split, subset and query."""
+    """For each retrieval or reranking task, what its next run fills in: nDCG@10 by split, subset and query."""
     kept: dict[str, dict[tuple[str, str, str], float]] = {}
     for task in tasks:
         if (original := getattr(task, "task_specific_scores", None)) is not None:
@@ -119,7 +119,7 @@ def keep_queries(tasks: Sequence[Any]) -> dict[str, dict[tuple[str, str, str], f
 
 
 def keep_pairs(tasks: Sequence[Any]) -> dict[str, list[tuple[Array, Array]]]:
-    """For each similarity task what its next run fills in: of each subset the wanted scores and the cosines of its
+    """For each similarity task, what its next run fills in: for each subset, the wanted scores and the cosines of its
     pairs."""
     kept: dict[str, list[tuple[Array, Array]]] = {}
     similarity: list[Any] = [task for task in tasks if isinstance(task, AbsTaskSTS)]

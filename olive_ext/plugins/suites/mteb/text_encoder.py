@@ -1,9 +1,9 @@
 """Texts to vectors on one ONNX model (tokens, hidden states, pooling, length), and pairs to scores by rerankers that
-answer "yes" or "no". Pooling, prompts, length and a reranker's answers are what the sentence-transformers files say.
-Knows no task.
+answer "yes" or "no". The sentence-transformers files give pooling, prompts, length and a reranker's answers. Knows no
+task.
 
-A reranker's score is a decoder's log-probabilities of both words after Qwen3-Reranker's template. The engine computes
-what pairs have in common (the system's message, an instruction, a query) once. Source of the template:
+A reranker's score comes from a decoder's log-probabilities of both words after Qwen3-Reranker's template. The engine
+computes what pairs have in common (the system's message, an instruction, a query) once. Source of the template:
 https://huggingface.co/Qwen/Qwen3-Reranker-0.6B.
 
 Axes: N texts or pairs, H dimensions, B rows of a run, S positions, T positions read of a text.
@@ -49,7 +49,7 @@ _NAMES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
 
 @dataclass(frozen=True)
 class SentenceFiles:
-    """None of a field where the files do not say."""
+    """None where the files do not name it."""
 
     pooling: str | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -125,10 +125,10 @@ def _pooling(config: Mapping[str, Any], file: Path) -> str:
 Array = npt.NDArray[np.float32]
 
 RUN_TOKENS = 2048
-"""Positions of one run at most, padding included."""
+"""The most positions of one run, padding included."""
 
 _MOST_PADDING = 256
-"""Positions of padding of one run at most; texts that would need more begin another one."""
+"""The most positions of padding of one run; texts that would need more begin another one."""
 
 _MOST_ROWS = 64
 _POOLED = ("sentence_embedding", "text_embeds")
@@ -200,7 +200,7 @@ class FeatureGraph:
         return np.stack([found[place] for place in range(len(texts))]).astype(np.float32)
 
     def _batches(self, texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        """Places of texts that share a run, the longest first."""
+        """The places of texts that share a run, the longest first."""
         batch: list[int] = []
         padding = 0
         for place in sorted(range(len(texts)), key=lambda place: -len(texts[place])):
@@ -261,7 +261,7 @@ def _pool(states_SH: Array, pooling: str) -> Array:
 
 
 def _first_position(config: Any) -> int:
-    """Positions of RoBERTa's kind begin after the padding's."""
+    """Positions as in RoBERTa, which begin after the padding's."""
     is_robertas = any(name in str(config.get("model_type", "")) for name in ("roberta", "camembert", "mpnet"))
     return int(config.get("pad_token_id", 1)) + 1 if is_robertas else 0
 
@@ -271,7 +271,8 @@ OUTPUTS = ("hidden_states", "last_hidden_state")
 
 _TEXTS_AT_ONCE = 4096
 _POSITIONS_AT_ONCE = 1 << 16
-"""Texts, and positions that are read, of one run of the engine: it keeps each position's hidden state until it ends."""
+"""The texts, and the positions to read, of one run of the engine, which keeps each position's hidden state until it
+ends."""
 
 
 def put_in_place_of_logits(graph: Any, logits: str) -> None:
@@ -291,7 +292,7 @@ def put_in_place_of_logits(graph: Any, logits: str) -> None:
 
 
 class HiddenStatesTap(Tap):
-    """Notes for each target the hidden state that it is scored with."""
+    """Notes, for each target, the hidden state that scores it."""
 
     @override
     def note(self, step: Step, output: StepOutput) -> Notes:
@@ -350,12 +351,12 @@ class DecoderStates:
 
 
 def _ends(length: int, pooling: str) -> range:
-    """How many tokens lie up to each position that is read, itself included."""
+    """How many tokens there are up to each position that is read, itself included."""
     return {"mean": range(1, length + 1), "cls": range(1, 2), "last": range(length, length + 1)}[pooling]
 
 
 _NO_LIMIT = 1_000_000
-"""Tokenizers that know no length say a larger one."""
+"""Tokenizers that know no length give a larger one than this."""
 
 _TOKENIZED_AT_ONCE = 8192
 
