@@ -13,10 +13,8 @@ from olive_ext.report.numbers import joined
 if TYPE_CHECKING:
     from olive_ext.report.verdict import Reason
 
-LARGE_TASKS = {"mmlu": 14_042, "hellaswag": 10_042, "arc_easy": 2_376, "winogrande": 1_267}
+LARGE_TASKS = {"pt": {"mmlu": 14_042, "hellaswag": 10_042}, "%": {"wikitext": 62}}
 """Well-known tasks with answers and their numbers of documents, the largest first; and tasks of whole texts."""
-
-LARGE_TEXTS = {"wikitext": 62}
 
 MOST_ACCEPTED = 10
 """No advice proposes to accept a loss of more points, or per cent."""
@@ -141,17 +139,17 @@ def _documents(item: Reason, comparison: Comparison, together: str) -> str:
         return f"evaluate {needed:,} of the {there:,} documents that {those} (`limit`)"
     if asked < there >= needed:
         return f"evaluate all {there:,} documents that {those} (leave `limit` out)"
-    overall, missing = comparison.overall_outcome(), needed - there
-    known = LARGE_TASKS if item.unit == "pt" else LARGE_TEXTS
+    overall = comparison.overall_outcome()
+    adds = item.unit == "pt" and overall is not None and overall.is_binary
+    missing, known = needed - there if adds else needed, LARGE_TASKS.get(item.unit, {})
     other = next(
         (f"`{name}` has {size:,}" for name, size in known.items() if name not in counts and size >= missing), ""
     )
     if not other or not names:
         return ""
-    adds = item.unit == "pt" and overall is not None and overall.is_binary
     added = " and ".join(filter(None, [f"add tasks ({other})", together]))
     how = added if adds else f"ask another task in its place ({other})"
-    too_few = f", and {needed:,} are needed" if missing > 0 else ""
+    too_few = f", and {needed:,} are needed" if needed > there else ""
     return f"{counted(there, 'document is', 'documents are')} all that {those}{too_few}: {how}"
 
 

@@ -742,6 +742,11 @@ def test_broken_bound_is_the_headline_the_status_and_what_the_next_step_is_about
     )
 
 
+def test_task_that_is_asked_in_anothers_place_has_all_documents_that_are_needed() -> None:
+    steps = [verdict(of(outcome(**GRADED, documents_needed={"0.01": needed}))).next_step for needed in (13_000, 14_100)]
+    assert ["in its place (`mmlu` has 14,042)" in step for step in steps] == [True, False]
+
+
 def test_nobody_is_sent_for_two_hundred_million_documents() -> None:
     (change, *_) = changes_of(of(outcome(documents_needed={"0.01": 200_000_000})))
     assert change.advice.endswith("a million documents would be too few")
