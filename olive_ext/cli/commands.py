@@ -35,9 +35,6 @@ CLONE_PREFIX = "recipes/quickstart/"
 NOT_COPIED = ("make", "__pycache__", "README.md", "info.yml", "requirements.txt")
 """Parts of the clone's folder that are not part of the recipe. setup.py leaves the same out of the wheel."""
 
-_OLIVE_CACHE = ".olive-cache"
-"""Where Olive keeps a run's results, if the recipe does not say it."""
-
 
 def quickstart_command(arguments: Namespace) -> int:
     """Copies the quickstart and says how to run it."""
@@ -128,8 +125,8 @@ def run_command(arguments: Namespace) -> int:
 
     recipe = read_recipe(arguments.config)
     refuse(mistakes(recipe, has_model=arguments.model is None))
-    keys = {**recipe, **mapping(recipe.get("engine"))}
-    written = {**keys, **mapping(keys.get("cache_config"))}.get("cache_dir") or _OLIVE_CACHE
+    keys = {"cache_dir": ".olive-cache", **recipe, **mapping(recipe.get("engine"))}  # where Olive keeps what it made
+    written = {**keys, **mapping(keys.get("cache_config"))}["cache_dir"]
     with going_on(str(written[0] if isinstance(written, list) else written)):
         from olive_ext.workflow import cli_run
 
