@@ -24,7 +24,6 @@ from olive_ext.errors import (
 )
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.files.package_config import GENAI_CONFIG, read_json
-from olive_ext.package_versions import runtimes
 from olive_ext.records import Records
 from olive_ext.records.files import cache_folder
 from olive_ext.records.journal import facts_key
@@ -309,7 +308,7 @@ class Models:
             return self.records_file.answering(candidate, observer)
         reference = candidate.with_session(candidate.session.reference, observer)
         if self.config.documents == "enough":  # all candidates draw by what it answers to all documents
-            reference.session.keep_answers(self._records_dir / "answers", facts={"versions": runtimes()})
+            reference.session.keep_answers(self._records_dir / "answers")
         else:
             self.keep_answers(reference)
         return reference
@@ -333,8 +332,7 @@ class Models:
             return
         is_timed = {PEAK_MEMORY, TOKENS_PER_SECOND} & set(requested_costs(self.config))
         resume = not is_timed if self.config.resume is None else self.config.resume
-        places = self._places if self.is_same_model else {}
-        session.keep_answers(self.config.journal, resume=resume, facts={"versions": runtimes(), **places})
+        session.keep_answers(self.config.journal, resume=resume, facts=self._places if self.is_same_model else None)
 
     def _open_ours(self, model: ResolvedModel, arguments: Mapping[str, Any]) -> LM:
         """A model that this package runs, a Hugging Face one, too."""
@@ -380,7 +378,7 @@ class Models:
         if own is None or lm.max_length < own:
             self._length = lm.max_length
         self._records = lm.session.records.folder
-        lm.session.keep_answers(self._records / "answers", facts={"versions": runtimes()})
+        lm.session.keep_answers(self._records / "answers")
         lm.observer = observer
         return lm
 

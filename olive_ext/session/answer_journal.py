@@ -32,6 +32,7 @@ from olive_ext.engine.requests import (
 from olive_ext.engine.scheduling.prefix_tree import cut
 from olive_ext.errors import RecordsError, one_line
 from olive_ext.media.items import media_key
+from olive_ext.package_versions import runtimes
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.session.conversion import OpenModel
 from olive_ext.session.tokenizer_fit import tokenizer_traits
@@ -187,7 +188,7 @@ def _journaled(journal: Journal, digest: bytes, request: Request) -> Result:
 
 def journal_of(session: OpenModel, stem: str | Path, facts: Mapping[str, Any], *, resume: bool) -> Journal:
     """The journal of a session's answers, which `facts` decide, too: `<stem>_<digest of these>.jsonl`."""
-    deciding = {**deciding_facts(session), **facts}
+    deciding = {**deciding_facts(session), "versions": runtimes(), **facts}
     return Journal(Path(f"{stem}_{facts_key(deciding)}.jsonl"), deciding, resume=resume)
 
 

@@ -295,9 +295,9 @@ class Session(AbstractContextManager["Session"]):
         ends this. Scores of a session that writes `records` are kept in those.
 
         The file is `<stem>_<digest>.jsonl`; the digest is of all that decides an answer besides its request: the
-        model's content, how it runs, a reference, and `facts`. Without `resume` it begins anew. Requests then run in
-        chunks, as in a session opened with `deterministic`: the bits are the same however often it is interrupted.
-        Raises `RecordsError`.
+        model's content, how it runs, the libraries' versions, a reference, and `facts`. Without `resume` it begins
+        anew. Requests then run in chunks, as in a session opened with `deterministic`: the bits are the same however
+        often it is interrupted. Raises `RecordsError`.
         """
         if self.journal is not None:
             self.journal.close()

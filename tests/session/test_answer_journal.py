@@ -30,6 +30,8 @@ from olive_ext.engine.requests import (
 )
 from olive_ext.errors import RecordsError
 from olive_ext.media.items import Source
+from olive_ext.package_versions import runtimes
+from olive_ext.records.journal import read_facts
 from olive_ext.session.answer_journal import in_chunks, request_digest, result_from_json, result_to_json
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from olive_ext.session.session import Session
@@ -100,6 +102,7 @@ def test_a_forged_answer_ends_in_an_error_that_names_the_journal(tmp_path: Path)
     session.loglikelihood([([5, 6], [7])])
     assert session.journal is not None
     path = session.journal.path
+    assert read_facts(path)["versions"] == runtimes(), "another release's answers are others"
     session.keep_answers(None)
     facts, line = path.read_bytes().splitlines(keepends=True)
     body = line[9:-1].replace(b'"logprobs":[', b'"logprobs":["x",')

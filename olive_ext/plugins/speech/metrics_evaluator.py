@@ -26,7 +26,6 @@ from olive_ext.backends.word_errors import word_errors
 from olive_ext.errors import ConfigError, MissingError, OliveExtError, TaskError, combined, first_line, listed
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import is_same_path
-from olive_ext.package_versions import runtimes
 from olive_ext.plugins.speech.generated_answers import (
     Answers,
     answered,
@@ -167,7 +166,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
             resume = self.settings.resume if self.settings.resume is not None else not is_timed
             if self.settings.resume and is_transducer(model):
                 logger.warning("'resume' = true: a transducer's transcripts are not kept, all are computed anew")
-            session.keep_answers(self.settings.journal, resume=resume, facts={"versions": runtimes()})
+            session.keep_answers(self.settings.journal, resume=resume)
             yield session
 
     def _comparison(self, models: Models, own: Answered) -> Comparison | None:

@@ -158,18 +158,18 @@ class Location:
         with ExitStack() as stack:
             folder = self._config.output_dir and Path(self._config.output_dir, "journal")
             folder = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="olive_ext_records_")))
-            settings, versions = self._config.reference, {"versions": runtimes()}
+            settings = self._config.reference
             record_to = {"folder": str(folder), "top": settings.top, "drawn": settings.drawn}
             variants = Variants(self.reference, self.sources, self.targets, self._roundings, record_to)
             stack.enter_context(variants)
             why = "the engine's form of the float graph has no node that reads it"
             self.pairing.unpaired |= {node: why for rounding in variants.missing for node in rounding.nodes}
-            variants.recorder.keep_answers(folder / "answers", resume=self._config.resume, facts=versions)
+            variants.recorder.keep_answers(folder / "answers", resume=self._config.resume)
             asked = answered(variants.recorder, self._models.config, tasks, progress=self._models.progress)
             documents = list(asked.values())
             journal = None
             if self._config.output_dir is not None:  # the folder stays
-                facts = {**variants.describe(), "quantized": self.model.digest, **versions}
+                facts = {**variants.describe(), "quantized": self.model.digest, "versions": runtimes()}
                 file = folder / f"losses_{facts_key(facts)}.jsonl"
                 journal = stack.enter_context(closing(Journal(file, facts, resume=self._config.resume)))
             names = [task for task, _ in asked]
