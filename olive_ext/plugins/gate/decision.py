@@ -344,6 +344,7 @@ def _decided(comparison: Comparison, notes: tuple[str, ...]) -> GateResult:
     does not where these show that answers end elsewhere or that the model is damaged, or make a loss certain that the
     claim is not about."""
     found, certainty = verdict(comparison), comparison.certainty
+    notes = (*notes, *(one.words for one in found.reasons if one.code == "uncompared"))
     decision = _DECISIONS[found.status]
     claimed = certainty.outcome[:2] if certainty is not None and certainty.outcome is not None else None
     is_other = any(one.code == "loss" and (one.task, one.metric) != claimed for one in found.reasons)
