@@ -130,10 +130,8 @@ def from_json(text: str) -> Report:
         if isinstance(found, dict):  # the verdict is found anew; the others are what reports had once
             found.pop("verdict", None)
             found.pop("narrowed", None)
-            old = {"code": "bound_broken", "field": "require"}
-            found |= {
-                "broken": [{**old, "words": one} if isinstance(one, str) else one for one in found.get("broken") or ()]
-            }
+            old, broken = {"code": "bound_broken", "field": "require"}, found.get("broken") or ()
+            found["broken"] = [{**old, "words": one} if isinstance(one, str) else one for one in broken]
             if isinstance(found.get("comparison"), dict):
                 found["comparison"].pop("margins", None)
         return TypeAdapter(Report).validate_python(found)
