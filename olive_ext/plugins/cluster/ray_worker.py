@@ -247,7 +247,8 @@ def _uninterrupted(utils: Any) -> Iterator[None]:
         for number, handler in zip(watched, handlers, strict=True):
             signal.signal(number, handler)
         if waiting:
-            signal.alarm(0)
+            if hasattr(signal, "alarm"):  # not on Windows
+                signal.alarm(0)
             signal.raise_signal(waiting[0])
 
 
