@@ -134,7 +134,7 @@ def hooks(name: str) -> Mapping[str, Any]:
 
 def hook(name: str, needed_for: str) -> Any:
     """The one object that a plug-in has for a hook. Raises `ConfigError` that names what it is needed for."""
-    found = hooks(name)
-    if not found:
+    objects = hooks(name)
+    if not objects:
         raise ConfigError(f"{needed_for}: no plug-in of this installation has '{name}'", code="unknown_name")
-    return next(iter(found.values()))
+    return next(iter(objects.values()))

@@ -108,10 +108,10 @@ def _counting(kind: Any, *, thinks: bool) -> Any:
             return {**self._names(), **values, **super().higher_is_better()}
 
         def apply_filters(self) -> Any:
-            found = super().apply_filters()
+            filtered = super().apply_filters()
             for number, ensemble in enumerate(self._filters):
                 _note_answers(ensemble, self._instances, has_lengths=number == 0)
-            return found
+            return filtered
 
         def process_results(self, doc: Any, results: Sequence[Any]) -> dict[str, Any]:
             return _values(partial(super().process_results, doc), results, *self._first())
@@ -163,10 +163,10 @@ def _alone(filters: Sequence[Any], instances: Sequence[Instance]) -> Iterator[li
     """All documents' first answers after the filters, then all second ones, and so on."""
     documents = [instance.doc for instance in instances]
     for number in range(min((len(instance.resps) for instance in instances), default=0)):
-        found: Any = [[instance.resps[number]] for instance in instances]
+        answers: Any = [[instance.resps[number]] for instance in instances]
         for filter in filters:
-            found = filter.apply(found, documents)
-        yield list(found)
+            answers = filter.apply(answers, documents)
+        yield list(answers)
 
 
 def _mean_lengths(answers: Sequence[Any]) -> dict[str, float]:

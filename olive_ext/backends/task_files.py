@@ -343,11 +343,11 @@ def tasks_of(spec: Spec, index: Mapping[str, Any]) -> list[Any]:
         if isinstance(spec, str) and is_file(spec) and Path(spec).expanduser().is_file()
         else {}
     )
-    found = list(islice(_tasks(content if "group" in content else spec, index, ()), MOST_TASKS + 1))
-    if len(found) > MOST_TASKS:
+    members = list(islice(_tasks(content if "group" in content else spec, index, ()), MOST_TASKS + 1))
+    if len(members) > MOST_TASKS:
         problem = f"the group {spec!r} stands for more than {MOST_TASKS:,} tasks (MOST_TASKS)"
         raise TaskError(problem, code="too_large")
-    return found
+    return members
 
 
 def _tasks(member: Any, index: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Any]:

@@ -38,8 +38,8 @@ def word_errors(pairs: Iterable[Pair]) -> list[tuple[int, int]]:
     except ImportError as error:
         problem = "word error rates need jiwer: install the extra 'speech' ('.[speech]' in a clone)"
         raise TaskError(problem, code="needs_package") from error
-    found = (process_words(reference, hypothesis) for reference, hypothesis in pairs)
+    alignments = (process_words(reference, hypothesis) for reference, hypothesis in pairs)
     return [
         (one.substitutions + one.deletions + one.insertions, one.hits + one.substitutions + one.deletions)
-        for one in found
+        for one in alignments
     ]

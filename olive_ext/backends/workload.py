@@ -117,8 +117,8 @@ def parameters(model: ResolvedModel) -> float:
         return (model.size or 0) / (4 if is_float else 2)
     graph = load_graph(model.files.decoder).graph
     sizes = {item.name: prod(item.dims) for item in graph.initializer if len(item.dims) == 2}
-    found = sum(_weights(node, sizes) for node in graph.node)
-    return found or (model.size or 0) / 2
+    weights = sum(_weights(node, sizes) for node in graph.node)
+    return weights or (model.size or 0) / 2
 
 
 def _weights(node: Any, sizes: dict[str, int]) -> int:
@@ -129,9 +129,9 @@ def _weights(node: Any, sizes: dict[str, int]) -> int:
 
 def forecast(model: ResolvedModel, work: Workload, *, begins: bool = True) -> str:
     """About how long a model takes for the work, with its start and end, and its memory, in words."""
-    found = seconds_of(model, work)
-    about = f"about {duration(found[0])}" if found and found[0] >= 1 else "less than 1 s"
-    time = f"{about} on {found[1]}" if found else "no rate of this device is known"
+    predicted = seconds_of(model, work)
+    about = f"about {duration(predicted[0])}" if predicted and predicted[0] >= 1 else "less than 1 s"
+    time = f"{about} on {predicted[1]}" if predicted else "no rate of this device is known"
     time += f", and some {START_SECONDS} s to begin and to end" if begins else ""
     caches = cache_bytes(model)
     and_caches = "caches" if caches is None else f"at most {size(caches)} of caches"

@@ -198,7 +198,7 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
     other = resolve(model.settings.of_reference(checkpoint))
     if (stops := stops_of(ends_of(other), ends_of(model))) is not None and stops.differ:
         findings.errors.append(NotComparableError(stops.sentence()))
-    found = hook("hold_against", "--against")(model, other)
+    agreement = hook("hold_against", "--against")(model, other)
     section = findings.section(f"Against {checkpoint}", is_measured=True)
     chats = {"reference": ReferenceConfig(path=checkpoint), "apply_chat_template": config.apply_chat_template or True}
     models = Models(config.model_copy(update=chats))
@@ -209,26 +209,26 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
             findings.errors.append(NotComparableError("the model has no chat template, and the checkpoint has one"))
         elif models.other_template:
             section.add("chat template", "another text than the checkpoint's", "held against nothing without tasks")
-    by_length = ", ".join(f"{text.num_tokens}: {text.nats:.2g}" for text in found.texts)
-    why = f"of random tokens the largest difference; at most {found.bound:.2g} is {found.bound_reason}"
+    by_length = ", ".join(f"{text.num_tokens}: {text.nats:.2g}" for text in agreement.texts)
+    why = f"of random tokens the largest difference; at most {agreement.bound:.2g} is {agreement.bound_reason}"
     section.add("nats by length", by_length, why)
     if contexts := contexts_of(model.context_length, other.context_length):
         section.add("context length", "{} of {}".format(*contexts), "longer texts are cut, and held against nothing")
-    for name, number in found.unseen.items():
+    for name, number in agreement.unseen.items():
         section.add("not reached", f"'{name}' of {number}", "no text is that long: 'max_length' sets the longest text")
     own_parts = "its positions go by length" * (read_rotary_lengths(other.processor_files.hf_config) is not None)
-    damaged = damaged_cache({"parts_failure": own_parts}, {"parts_failure": found.parts})
-    if found.quantized_by:  # whose distance says little: its files are compared
+    damaged = damaged_cache({"parts_failure": own_parts}, {"parts_failure": agreement.parts})
+    if agreement.quantized_by:  # whose distance says little: its files are compared
         files = damage(model.files, other.files, longest=model.context_length)
         damaged |= files.findings
         if files.uncompared:
             section.add("constants not compared", files.uncompared, "the checkpoint has none of their names and shapes")
     findings.errors += [DamagedError(f"damaged: '{name}' {how}") for name, how in damaged.items()]
-    findings.is_undecided = found.is_undecided
-    if found.is_equal or found.is_undecided:
-        section.add("result", found.sentence())
+    findings.is_undecided = agreement.is_undecided
+    if agreement.is_equal or agreement.is_undecided:
+        section.add("result", agreement.sentence())
     else:
-        findings.errors.append(NotComparableError(found.sentence()))
+        findings.errors.append(NotComparableError(agreement.sentence()))
 
 
 def _check(model: ResolvedModel, config: EvaluationConfig, findings: Findings) -> None:

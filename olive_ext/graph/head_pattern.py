@@ -155,17 +155,17 @@ class Walk:
 
     def _above_quantization(self, rows: str, nodes: list[onnx.NodeProto]) -> str:
         """The value before the activation's quantization, whose nodes, fused with the product, go into `nodes`."""
-        found: list[onnx.NodeProto] = []
+        skipped: list[onnx.NodeProto] = []
         value = rows
         while (node := self.producers.get(value)) is not None and node.op_type in _QUANTIZE:
             try:
                 value = self._through(node)
             except NotUnderstood:
                 break
-            found.append(node)
-        if not any(node.op_type == "QuantizeLinear" for node in found):
+            skipped.append(node)
+        if not any(node.op_type == "QuantizeLinear" for node in skipped):
             return rows
-        nodes += found
+        nodes += skipped
         return value
 
     def find_late_rows(self, head: Head, logits: str) -> PickedRows:
@@ -255,15 +255,15 @@ class Walk:
         """The inputs that carry the rows where `outputs` are read."""
         if not _has_rule(node):
             raise refusal(node, "is not known to treat positions one by one")
-        found = _RULES[node.op_type](self, node)
-        if not found or not all(self._is_rows(value) for value in (*found, *outputs)):
+        carriers = _RULES[node.op_type](self, node)
+        if not carriers or not all(self._is_rows(value) for value in (*carriers, *outputs)):
             raise refusal(node, "has values of which it is not known that they hold the positions")
-        if node.op_type != "Reshape" and len({self._rank(value) for value in (*found, *outputs)}) != 1:
+        if node.op_type != "Reshape" and len({self._rank(value) for value in (*carriers, *outputs)}) != 1:
             raise refusal(node, "changes the number of axes")
         unknown = [name for number, name in enumerate(node.output) if name in outputs and number not in (0, _SUM_AT)]
         if unknown and node.op_type != "Split":
             raise refusal(node, f"has the output '{unknown[0]}' in use")
-        return found
+        return carriers
 
     def _element_wise(self, node: onnx.NodeProto) -> list[str]:
         for value in node.input:

@@ -141,9 +141,9 @@ def moved(media: Media, distance: int) -> Media:
 
 def runs_within(media: Media, first: int, stop: int) -> list[MediaRun]:
     """The items at positions `first` to `stop`. Neither bound may be inside an item."""
-    found = [run for run in media if run.start < stop and first < run.stop]
-    assert all(first <= run.start and run.stop <= stop for run in found), "a step cuts an item"
-    return found
+    inside = [run for run in media if run.start < stop and first < run.stop]
+    assert all(first <= run.start and run.stop <= stop for run in inside), "a step cuts an item"
+    return inside
 
 
 def border(media: Media, position: int, group: int = 1) -> int:

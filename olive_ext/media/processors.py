@@ -65,12 +65,12 @@ def _image_processors(folders: Iterable[Path], named: str | None) -> Iterator[tu
 def other_image_processor(folders: Iterable[Path], named: str | None) -> dict[str, str]:
     """How the file that onnxruntime-genai reads prepares pictures otherwise than `load_image_processor` does. Empty
     where it does not, where that is the only file, or where it is not understood."""
-    found: list[tuple[Any, Path]] = []
+    loaded: list[tuple[Any, Path]] = []
     with suppress(ModelError):
-        found.extend(_image_processors(folders, named))
-    if len(found) < 2:
+        loaded.extend(_image_processors(folders, named))
+    if len(loaded) < 2:
         return {}
-    (one, read), *_, (other, own) = found
+    (one, read), *_, (other, own) = loaded
     known, written = one.to_dict(), other.to_dict()
     shared = [key for key, value in written.items() if isinstance(value, int | float | list | dict) and known.get(key)]
     what = [f"{key} {written[key]} for {known[key]}" for key in shared if written[key] != known[key]]

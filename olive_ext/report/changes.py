@@ -127,9 +127,9 @@ def changes_of(comparison: Comparison) -> list[Change]:
         if not change.p * (len(others) - rank) < LEVEL:
             break
         certain.append(change)
-    found = [*(change for _, change in outcomes), *texts]
+    changes = [*(change for _, change in outcomes), *texts]
     whole = [change for item, change in outcomes if item is leading and (item.task == ALL or is_single)]
-    settled = (replace(item, is_certain=item in certain, is_whole=item in whole) for item in found)
+    settled = (replace(item, is_certain=item in certain, is_whole=item in whole) for item in changes)
     return [_with_unanswered(item, comparison) for item in settled]
 
 

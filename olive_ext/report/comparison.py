@@ -235,11 +235,11 @@ class Outcome:
 def primary_outcomes(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
     """The primary outcome of each task: its first one that is right or wrong and by which the reference is ever
     right, else its first one that is right or wrong. Tasks without one are left out."""
-    found: dict[str, Outcome] = {}
+    primary: dict[str, Outcome] = {}
     for item in outcomes:
-        if item.is_binary and (item.task not in found or (found[item.task].is_silent and not item.is_silent)):
-            found[item.task] = item
-    return found
+        if item.is_binary and (item.task not in primary or (primary[item.task].is_silent and not item.is_silent)):
+            primary[item.task] = item
+    return primary
 
 
 @dataclass(frozen=True)

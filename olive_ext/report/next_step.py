@@ -123,8 +123,8 @@ def _of_too_few(reasons: Sequence[Reason], comparison: Comparison) -> str:
     least = "" if largest > MOST_ACCEPTED else f"{math.ceil(10 * largest) / 10:g}"
     unit = " or ".join(dict.fromkeys(item.unit for item in deciding))
     accepted = f"accept a loss of {least} {unit} (`{key}: {least}`)" if least else ""
-    found = filter(None, [*ways[:1], accepted, *ways[1:]])
-    return ", or ".join(found) or "evaluate other tasks, of more documents"
+    steps = filter(None, [*ways[:1], accepted, *ways[1:]])
+    return ", or ".join(steps) or "evaluate other tasks, of more documents"
 
 
 def _documents(item: Reason, comparison: Comparison, together: str) -> str:

@@ -150,7 +150,7 @@ def to_eval_results(report: Report) -> str:
     lm-eval's name of the task.
     """
     configs, groups = report.results.get("configs", {}), report.results.get("group_subtasks", {})
-    found: dict[str, dict[str, Any]] = {}
+    kept_results: dict[str, dict[str, Any]] = {}
     members: set[str] = set()
     is_whole = not report.missing and not non_finite_requests(report.metrics)
     for item in report.metrics if is_whole else ():
@@ -162,15 +162,20 @@ def to_eval_results(report: Report) -> str:
         dataset, part = str(config.get("dataset_path")), config.get("dataset_name")
         is_on_hub = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", dataset) and not Path(dataset).exists()
         is_of_it = len(datasets) == 1 and item.n is not None and math.isfinite(item.value)
-        if is_on_hub and is_of_it and item.task not in found:
+        if is_on_hub and is_of_it and item.task not in kept_results:
             is_part = part not in (None, "", "main", "default") and item.task in configs and isinstance(part, str)
             scored = item.metric if item.filter == "none" else f"{item.metric} ({item.filter})"
             shots = [f"{number}-" for number in sorted({one.get("num_fewshot") or 0 for one in of_leaves})]
             notes = f"{scored}, {joined(shots)}shot, {item.documents} documents"
             of_dataset = {"id": dataset, "task_id": part if is_part else item.task}
-            found[item.task] = {"dataset": of_dataset, "value": item.value, "date": report.created, "notes": notes}
+            kept_results[item.task] = {
+                "dataset": of_dataset,
+                "value": item.value,
+                "date": report.created,
+                "notes": notes,
+            }
             members.update(leaves[1:])
-    entries = {name: one for name, one in found.items() if name not in members}
+    entries = {name: one for name, one in kept_results.items() if name not in members}
     ids = [one["dataset"] for one in entries.values()]
     for name, one in entries.items():
         if ids.count(one["dataset"]) > 1:  # of one file with the same id, the Hub shows one

@@ -126,15 +126,15 @@ def from_json(text: str) -> Report:
     Raises `ValueError` that names the first wrong key for any other text.
     """
     try:
-        found = json.loads(text)
-        if isinstance(found, dict):  # the verdict is found anew; the others are what reports had once
-            found.pop("verdict", None)
-            found.pop("narrowed", None)
-            old, broken = {"code": "bound_broken", "field": "require"}, found.get("broken") or ()
-            found["broken"] = [{**old, "words": one} if isinstance(one, str) else one for one in broken]
-            if isinstance(found.get("comparison"), dict):
-                found["comparison"].pop("margins", None)
-        return TypeAdapter(Report).validate_python(found)
+        content = json.loads(text)
+        if isinstance(content, dict):  # the verdict is found anew; the others are what reports had once
+            content.pop("verdict", None)
+            content.pop("narrowed", None)
+            old, broken = {"code": "bound_broken", "field": "require"}, content.get("broken") or ()
+            content["broken"] = [{**old, "words": one} if isinstance(one, str) else one for one in broken]
+            if isinstance(content.get("comparison"), dict):
+                content["comparison"].pop("margins", None)
+        return TypeAdapter(Report).validate_python(content)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except ValidationError as error:

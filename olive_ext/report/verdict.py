@@ -169,8 +169,8 @@ def sentence(reasons: Sequence[Reason], matters: float, *, is_headline: bool) ->
             distance = f"{first.words} (KL {numbers.nats(first.size or 0.0)} nats)"
             words = f"the distributions{of_task} are far apart, {distance}"
         case "small_loss":
-            found = "small loss found" if is_headline else "a small loss"
-            return f"{found} in {names}, of less than {matters:g} {first.unit}"
+            grade = "small loss found" if is_headline else "a small loss"
+            return f"{grade} in {names}, of less than {matters:g} {first.unit}"
         case "too_few":
             shorter = [possible_loss(item) if item.size is None else _up_to(item) for item in reasons[1:]]
             words = _few([possible_loss(first), *shorter])
@@ -226,8 +226,8 @@ def _of(reasons: Sequence[Reason], comparison: Comparison, figures: Sequence[Fig
 def verdict(comparison: Comparison, broken: Sequence[Reason] = ()) -> Verdict:
     """The verdict on a comparison, whose worst findings are `broken` bounds (`run.bounds`)."""
     kept = [Reason("bound_kept", words=f"bound kept: {line}") for line in comparison.kept_bounds]
-    found = _found(comparison)
-    return _of([*broken, *found.reasons, *kept], comparison, found.figures) if broken or kept else found
+    judged = _found(comparison)
+    return _of([*broken, *judged.reasons, *kept], comparison, judged.figures) if broken or kept else judged
 
 
 def _found(comparison: Comparison) -> Verdict:

@@ -183,20 +183,20 @@ def _bounded(bound: Bound, metrics: Sequence[Metric]) -> Metric:
 
 def _broken(bound: Bound, metrics: Sequence[Metric], texts: Mapping[str, object]) -> Iterator[Reason]:
     metric = _bounded(bound, metrics)
-    name, found = (
+    name, reason = (
         _name(bound, metric),
         Reason("bound_broken", metric.task, metric.metric, metric.value, field=bound.key),
     )
     if is_open(metric, metrics):
-        yield replace(found, words=f"{name} is undecided: documents without an answer could change it")
+        yield replace(reason, words=f"{name} is undecided: documents without an answer could change it")
     elif metric.is_of_drawn:
         words = f"{name} is of the drawn documents only ({metric.documents}), and the bound is on all of them"
-        yield replace(found, words=words)
+        yield replace(reason, words=words)
     for at, limit, is_within in (("at most", bound.max, operator.le), ("at least", bound.min, operator.ge)):
         if limit is not None and not is_within(metric.value, limit):
             words = f"{name} = {_apart(metric.value, limit)}, required {at} {_exact(limit)}"
             words = _lost(metric, limit, texts.get(metric.task)) if isinstance(bound, LossBound) else words
-            yield replace(found, words=words, bound=limit)
+            yield replace(reason, words=words, bound=limit)
 
 
 def _lost(metric: Metric, limit: float, text: object) -> str:

@@ -137,12 +137,12 @@ def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Mo
     overall = comparison.overall_divergence()
     is_near = overall is not None and overall.kl.mean < BANDS[0].most_kl
     is_same = overall is not None and overall.kl.maximum < SAME_NATS
-    found = models.damage(
+    constants = models.damage(
         is_near=is_near, is_same=is_same, unreached=[part for part, one in MEDIA_PARTS.items() if one in unseen]
     )
     if reach is not None:
-        reach = replace(reach, unseen=tuple(one.kind for one in unseen), uncompared=found.uncompared)
-    damaged = models.unjudged | found.findings | damaged_cache(comparison.reference, model)
+        reach = replace(reach, unseen=tuple(one.kind for one in unseen), uncompared=constants.uncompared)
+    damaged = models.unjudged | constants.findings | damaged_cache(comparison.reference, model)
     return replace(comparison, damaged=damaged, reach=reach, contexts=contexts)
 
 

@@ -165,8 +165,8 @@ class Models:
             num_tokens = max(self._tokenizer(one).num_ids for one in models)
             sizes, longest = {size for one in models for size in Rows.of(one)}, self.candidate.context_length
             facts: dict[str, Any] = {"longest": longest, "num_tokens": num_tokens, "vocab_sizes": sizes}
-            found = damage(self.candidate.files, other, **texts, **facts)
-            return found._replace(uncompared=0) if other is None and self.records_file is None else found
+            damaged = damage(self.candidate.files, other, **texts, **facts)
+            return damaged._replace(uncompared=0) if other is None and self.records_file is None else damaged
         except Exception as error:  # noqa: BLE001 - a finding must not cost the report, which is not written yet
             return Damage({CONSTANTS: f"are not compared: {first_line(error)}"}, 0)
 
@@ -191,24 +191,24 @@ class Models:
             shipped = given.patched({**free, "model": str(given.files.directory)})
             if shipped.files.tokenizer != given.files.tokenizer:
                 tokenizer = self._unlike_shipped(shipped)
-        found = {GENAI_CONFIG: "; ".join(says), PACKAGE_TOKENIZER: tokenizer}
+        differing = {GENAI_CONFIG: "; ".join(says), PACKAGE_TOKENIZER: tokenizer}
         jinja, other = (given.files.directory / name for name in ("chat_template.jinja", "tokenizer_config.json"))
         if given.files.genai_config and self.config.apply_chat_template and jinja.is_file() and other.is_file():
             template = read_json(other).get("chat_template")  # onnxruntime-genai 0.14 reads this one
             shown = jinja.read_text(encoding="utf-8", errors="replace")
             if isinstance(template, str) and template.split() != shown.split():
-                found[other.name] = f"has another chat template than {jinja.name}, and is not judged"
+                differing[other.name] = f"has another chat template than {jinja.name}, and is not judged"
         if given.files.genai_config and self.config.apply_chat_template:
             split = ", ".join(unwritten_specials(self._tokenizer(given)))
-            found["tokenizer.json"] = split and f"lacks {split}: onnxruntime-genai splits what chats may have"
+            differing["tokenizer.json"] = split and f"lacks {split}: onnxruntime-genai splits what chats may have"
         if vision := given.files.genai_config.get("model", {}).get("vision"):
-            found |= other_image_processor([given.files.directory], vision.get("config_filename"))
+            differing |= other_image_processor([given.files.directory], vision.get("config_filename"))
         free = {name: value for name, value in self.config.model_args.items() if name != "add_bos_token"}
         if free != self.config.model_args and self.config.reference is not None and self.records_file is None:
             asked = Models(self.config.model_copy(update={"model_args": free})).prompt_diff
             what = "" if asked is None else f"hides that the models' own files differ: {asked.what[0]}"
-            found["model_args.add_bos_token"] = what
-        return {name: what for name, what in found.items() if what}
+            differing["model_args.add_bos_token"] = what
+        return {name: what for name, what in differing.items() if what}
 
     def _unlike_shipped(self, shipped: ResolvedModel) -> str:
         try:

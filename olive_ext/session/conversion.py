@@ -308,13 +308,13 @@ class ThinkingEnd:
         row for.
         """
         special = None if isinstance(end, int) else cls(end, tokenizer)._special_id(end)
-        found = end if special is None else special
-        if any(token in stop_ids for token in cls(found, tokenizer)._marker):
+        marker = end if special is None else special
+        if any(token in stop_ids for token in cls(marker, tokenizer)._marker):
             raise ConfigError("this model's answers end with it: give what ends its reasoning", "think_end_token", end)
         size = tokenizer.rows.embedding
-        if isinstance(found, int) and size is not None and found >= size:
+        if isinstance(marker, int) and size is not None and marker >= size:
             raise ConfigError(f"the model's vocabulary has {size} tokens", "think_end_token", end)
-        return cls(found, tokenizer)
+        return cls(marker, tokenizer)
 
     def stops(self, stops: Sequence[str]) -> tuple[str, ...]:
         """The texts that may end the generation. Plain text may occur in the reasoning, so that the answer is only cut
@@ -465,11 +465,16 @@ class Call:
             if isinstance(result, Lost):
                 self._lost[key] = result.reason
                 continue
-            request, requests, found = self._waiting[key]
-            found[part] = result
-            if len(found) == len(requests):
+            request, requests, results_so_far = self._waiting[key]
+            results_so_far[part] = result
+            if len(results_so_far) == len(requests):
                 del self._waiting[key]
-                yield key, output_of(self._model, request, requests, [found[at] for at in range(len(found))])
+                yield (
+                    key,
+                    output_of(
+                        self._model, request, requests, [results_so_far[at] for at in range(len(results_so_far))]
+                    ),
+                )
         for key, (request, requests, _) in self._waiting.items():
             if not requests:
                 yield key, output_of(self._model, request, (), ())

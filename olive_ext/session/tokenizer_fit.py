@@ -92,8 +92,8 @@ def hold_to_files(tokenizer: Tokenizer, add_bos_token: bool | None = None) -> st
 def unwritten_specials(tokenizer: Tokenizer) -> list[str]:
     """Special tokens that tokenizer_config.json's `extra_special_tokens` alone has, and neither tokenizer.json nor
     `added_tokens_decoder`: transformers add them, onnxruntime-genai (0.18) does not."""
-    found = (tokenizer_file(tokenizer.where, name) for name in ("tokenizer.json", "tokenizer_config.json"))
-    core, config = ({} if file is None else json.loads(file.read_text(encoding="utf-8-sig")) for file in found)
+    files = (tokenizer_file(tokenizer.where, name) for name in ("tokenizer.json", "tokenizer_config.json"))
+    core, config = ({} if file is None else json.loads(file.read_text(encoding="utf-8-sig")) for file in files)
     known = {
         one["content"] for one in (*core.get("added_tokens", ()), *config.get("added_tokens_decoder", {}).values())
     }

@@ -171,10 +171,10 @@ def asset(folder: Path, uri: str, key: str) -> Path:
     digest, _, below = uri.partition("/")
     manifest = read_json(root / MANIFEST, Manifest)
     written = (manifest.get("shared_assets") or {}).get(digest) or f"{ASSETS}/{digest.replace(':', '-')}"
-    found = inside(inside(root, written, f"shared_assets of {MANIFEST}"), below or ".", key)
-    if not found.exists():
-        raise NotFoundError(f"'{folder}' names '{uri}' for {key}; '{found}' does not exist")
-    return found
+    place = inside(inside(root, written, f"shared_assets of {MANIFEST}"), below or ".", key)
+    if not place.exists():
+        raise NotFoundError(f"'{folder}' names '{uri}' for {key}; '{place}' does not exist")
+    return place
 
 
 def _chosen(
@@ -226,7 +226,7 @@ def _components(root: Path) -> dict[str, list[Variant]]:
     components = manifest.get("components") or {}
     if isinstance(components, list):
         components = {name: f"models/{name}/{METADATA}" for name in components}
-    found: dict[str, list[Variant]] = {}
+    by_part: dict[str, list[Variant]] = {}
     for component, written in components.items():
         folder, body = root, written
         if isinstance(written, str):
@@ -236,10 +236,10 @@ def _components(root: Path) -> dict[str, list[Variant]]:
                 raise NotFoundError(f"'{root / MANIFEST}' names '{written}' for {component}; '{file}' does not exist")
             folder, body = file.parent, read_json(file, ComponentFile)
         _refuse_version(file, body.get("schema_version", _MAJOR))
-        found[component] = [_variant(folder, name, one) for name, one in (body.get("variants") or {}).items()]
-    if not any(found.values()):
+        by_part[component] = [_variant(folder, name, one) for name, one in (body.get("variants") or {}).items()]
+    if not any(by_part.values()):
         raise DamagedError(f"'{root / MANIFEST}' has no component with a variant")
-    return {component: variants for component, variants in found.items() if variants}
+    return {component: variants for component, variants in by_part.items() if variants}
 
 
 def with_overlay(folder: Path, *others: Path) -> tuple[Mapping[str, Any], Path] | None:

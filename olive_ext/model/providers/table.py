@@ -251,8 +251,8 @@ def meant_provider(name: str) -> str:
     """Suggests the provider that has nearly this name, or whose extra has it; empty where there is none."""
     rows = {key.partition("exec")[0]: row for key, row in ROWS.items()}  # the rest is common to all
     near = difflib.get_close_matches(name.lower().partition("exec")[0], rows, n=1)
-    found = [ROWS[one.lower()] for one, extra in EXTRAS.items() if extra == name.lower()] + [rows[one] for one in near]
-    meant = [f"'{one.short}'{f' (extra {EXTRAS[one.name]!r})' if one.name in EXTRAS else ''}" for one in found]
+    named = [ROWS[one.lower()] for one, extra in EXTRAS.items() if extra == name.lower()] + [rows[one] for one in near]
+    meant = [f"'{one.short}'{f' (extra {EXTRAS[one.name]!r})' if one.name in EXTRAS else ''}" for one in named]
     return f"did you mean {' or '.join(meant)}?" if meant else ""
 
 

@@ -243,10 +243,10 @@ def _descendants() -> dict[int, str]:
         with suppress(OSError):
             states[int(folder.name)], parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
             parents[int(folder.name)] = int(parent)
-    found: set[int] = set()
-    while new := {child for child, parent in parents.items() if parent in {os.getpid(), *found}} - found:
-        found |= new
-    return {child: states[child] for child in found}
+    processes: set[int] = set()
+    while new := {child for child, parent in parents.items() if parent in {os.getpid(), *processes}} - processes:
+        processes |= new
+    return {child: states[child] for child in processes}
 
 
 def _mount(source: object, target: object, kind: str | None, flags: int, data: str | None = None) -> None:

@@ -274,9 +274,9 @@ def _with_answers(
         )
         first = FirstPosition(task, number, before + index, least, finding=finding)
         return replace(place, kind="different", first=first)
-    found = verdict(comparison)
-    if found.status == "loss" or found.code == "gain":
-        reason = f"scores differ only by rounding, but answers differ by more: {found.headline}"
+    judged = verdict(comparison)
+    if judged.status == "loss" or judged.code == "gain":
+        reason = f"scores differ only by rounding, but answers differ by more: {judged.headline}"
         return replace(place, kind="cannot_tell", reason=reason)
     return place
 

@@ -246,7 +246,7 @@ def gate_answers(
 def _other_choices(pairs: Iterable[tuple[Answers, Answers]]) -> dict[str, str]:
     """How far the second model's choices are from the first one's, by task, where it is another model. Where a task's
     answer key is wrong and both are right as often, this still shows the difference."""
-    found = {}
+    distances = {}
     for first, second in pairs:
         both = [(first.by_document[number], item) for number, item in second.by_document.items()]
         known = [pair for pair in both if None not in (pair[0].margin, pair[1].margin)]
@@ -260,8 +260,8 @@ def _other_choices(pairs: Iterable[tuple[Answers, Answers]]) -> dict[str, str]:
         nats = float(np.mean(sum(np.exp(log_2D[0]) * (log_2D[0] - log_2D[1]) for log_2D in logs)))
         if nats > BANDS[1].most_kl and (correlation := np.corrcoef(margins_2D)[0, 1]) < _ALIKE:
             apart = f"are {nats:.2g} nats from the baseline's, and their margins correlate by {correlation:.2f}"
-            found[f"choices of {second.task}"] = f"{apart}: the model is another, whatever its accuracy"
-    return found
+            distances[f"choices of {second.task}"] = f"{apart}: the model is another, whatever its accuracy"
+    return distances
 
 
 def _renumbered(first: Answers, second: Answers) -> Answers:
@@ -343,16 +343,16 @@ def _decided(comparison: Comparison, notes: tuple[str, ...]) -> GateResult:
     """A claim about drawn documents decides by itself: it is about the baseline's documents, all of which are known. It
     does not where these show that answers end elsewhere or that the model is damaged, or make a loss certain that the
     claim is not about."""
-    found, certainty = verdict(comparison), comparison.certainty
-    notes = (*notes, *(one.words for one in found.reasons if one.code == "uncompared"))
-    decision = _DECISIONS[found.status]
+    judged, certainty = verdict(comparison), comparison.certainty
+    notes = (*notes, *(one.words for one in judged.reasons if one.code == "uncompared"))
+    decision = _DECISIONS[judged.status]
     claimed = certainty.outcome[:2] if certainty is not None and certainty.outcome is not None else None
-    is_other = any(one.code == "loss" and (one.task, one.metric) != claimed for one in found.reasons)
-    if certainty is not None and found.code not in ("cannot_tell", "cut_off", "stops", "damaged") and not is_other:
+    is_other = any(one.code == "loss" and (one.task, one.metric) != claimed for one in judged.reasons)
+    if certainty is not None and judged.code not in ("cannot_tell", "cut_off", "stops", "damaged") and not is_other:
         decision = CLAIMED[certainty.verdict]
-        found = replace(found, headline=certainty.sentence(), evidence=())
-        return GateResult(decision, found, (of_claim(certainty, comparison),), notes)
-    return GateResult(decision, found, tuple(bounds_of(comparison, found)), notes)
+        judged = replace(judged, headline=certainty.sentence(), evidence=())
+        return GateResult(decision, judged, (of_claim(certainty, comparison),), notes)
+    return GateResult(decision, judged, tuple(bounds_of(comparison, judged)), notes)
 
 
 FORMAT = 3

@@ -228,5 +228,5 @@ def chosen(text: str, num_choices: int) -> str:
     the same inside a longer function."""
     if not 1 <= num_choices <= 9:
         return text
-    found = re.search(rf"\b([1-{num_choices}])\b", text) or re.search(rf"([1-{num_choices}])", text)
-    return found[1] if found else text
+    number = re.search(rf"\b([1-{num_choices}])\b", text) or re.search(rf"([1-{num_choices}])", text)
+    return number[1] if number else text

@@ -85,12 +85,12 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
             own = [metric for metric in declared if models is not None and is_of_generations(metric)]
             others = [metric for metric in declared if metric not in own]
             path = str(model.get_resource("model_path"))
-            found = self._measured(models, path, own) if models is not None and own else {}
+            measured = self._measured(models, path, own) if models is not None and own else {}
             if others:
                 olives = Registry.get(str(model.framework))()
-                found |= olives.evaluate(model, others, device or Device.CPU, execution_providers).root
+                measured |= olives.evaluate(model, others, device or Device.CPU, execution_providers).root
             logger.info("metrics measured here: %s; by Olive's own evaluator: %s", *map(_listed, (own, others)))
-            return MetricResult.model_validate(found)
+            return MetricResult.model_validate(measured)
 
     def _embeddings(self, model: Any, declared: Sequence[Any], providers: Any, device: Any) -> Any:
         """Olive's `MetricResult` of mteb's tasks: its evaluator's names and numbers, and the declared priorities."""
@@ -102,14 +102,14 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
             measured, execution = evaluate_tasks(models.candidate, other, self.settings)
         measured.append(Metric(PEAK_MEMORY, "bytes", "none", float(memory.bytes), higher_is_better=False))
         report = self._report(models, str(model.get_resource("model_path")), execution, measured, None)
-        found = to_metric_result(report, (), self.settings.bounds)
+        result = to_metric_result(report, (), self.settings.bounds)
         for name, sub_type in [(metric.name, sub_type) for metric in declared for sub_type in metric.sub_types]:
             key, main = (joint_metric_key(name, end) for end in (text_of(sub_type.name), "main_score"))
-            meant = found.root.get(key, found.root.get(main))  # "accuracy_score", which Olive knows, is the main one
+            meant = result.root.get(key, result.root.get(main))  # "accuracy_score", which Olive knows, is the main one
             if meant is None:
                 raise ConfigError(f"the declared metric '{name}' is none of the tasks: {listed(self.settings.tasks)}")
-            found.root[key] = meant.model_copy(update={"priority": sub_type.priority})
-        return found
+            result.root[key] = meant.model_copy(update={"priority": sub_type.priority})
+        return result
 
     def _generative(self, model: Any, metrics: Sequence[Any], providers: Any, device: Any) -> Models | None:
         """The model as this package runs it. None where no metric is of generations, or where Olive's own evaluator
@@ -249,7 +249,7 @@ def scored(metric: Any, answers: Answers, resamples: int) -> tuple[Any, dict[str
 def values_by_document(metric: Any, answers: Answers) -> dict[str, FloatArray]:
     """[D] of each sub type that has values of documents, of which it is the mean: of a word error rate a document's
     errors by the words of an average one, NaN where no word was said. rtfx has none, and wer none without jiwer."""
-    found: dict[str, FloatArray] = {}
+    by_metric: dict[str, FloatArray] = {}
     for sub_type in metric.sub_types:
         name = str(sub_type.name.value)
         if name == "wer":
@@ -258,13 +258,13 @@ def values_by_document(metric: Any, answers: Answers) -> dict[str, FloatArray]:
             except TaskError as error:
                 logger.info("no standard error of the word error rate: %s", error)
                 continue
-            found[name] = errors_D / (words_D.mean() or math.nan)
+            by_metric[name] = errors_D / (words_D.mean() or math.nan)
         elif name != "rtfx":
             alone = metric.model_copy(update={"sub_types": [sub_type]})
             pairs = zip(answers.texts, answers.targets, strict=True)
             each = [OliveEvaluator.compute_accuracy(alone, OliveModelOutput([one], None), [two]) for one, two in pairs]
-            found[name] = np.array([next(iter(result.root.values())).value for result in each], np.float64)
-    return found
+            by_metric[name] = np.array([next(iter(result.root.values())).value for result in each], np.float64)
+    return by_metric
 
 
 def word_counts(answers: Answers) -> FloatArray:
@@ -289,11 +289,11 @@ def compared(own: Answered, other: Answered, facts: Mapping[str, Any], matters: 
 
 def _task_answers(metric: Any, answers: Answers) -> list[TaskAnswers]:
     values = values_by_document(metric, answers)
-    found = [_of_task(metric.name, values, answers)]
+    outcomes = [_of_task(metric.name, values, answers)]
     if "wer" in values:
         right_D = (values["wer"] == 0).astype(np.float64)
-        found.append(_of_task(sentences_of(metric.name), {SENTENCES: right_D}, answers))
-    return [item for item in found if item.metrics]
+        outcomes.append(_of_task(sentences_of(metric.name), {SENTENCES: right_D}, answers))
+    return [item for item in outcomes if item.metrics]
 
 
 def _of_task(task: str, values: Mapping[str, FloatArray], answers: Answers) -> TaskAnswers:
@@ -334,13 +334,13 @@ def timed(metric: Any, session: Session, settings: MetricSettings) -> tuple[Any,
 
 
 def _seconds(run: Callable[[], Any], count: int, pause: float) -> list[float]:
-    found = []
+    batches = []
     for _ in range(count):
         begin = time.perf_counter()
         run()
-        found.append(time.perf_counter() - begin)
+        batches.append(time.perf_counter() - begin)
         time.sleep(pause)
-    return found
+    return batches
 
 
 def _batch(metric: Any, session: Session, settings: MetricSettings) -> Sequence[GenerationRequest]:

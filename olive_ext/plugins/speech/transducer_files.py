@@ -166,10 +166,10 @@ def blank_penalty(config: Mapping[str, Any], folder: Path) -> float:
 
 def graph_file(folder: Path, name: str, part: str) -> Path:
     """The graph of a part. Raises `ModelError` where it is not in the folder."""
-    found = inside(folder, name, f"model.{part}.filename")
-    if not found.is_file():
+    graph = inside(folder, name, f"model.{part}.filename")
+    if not graph.is_file():
         raise NotFoundError(f"'model.{part}.filename' = '{name}' in genai_config.json: no such file in '{folder}'")
-    return found
+    return graph
 
 
 def read_pieces(folder: Path) -> Mapping[int, str]:

@@ -127,10 +127,10 @@ def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, An
 def primary_answers(reference: Sequence[Answers]) -> dict[str, tuple[Answers, str]]:
     """The reference's answers and primary metric of each task, by the rule of `report.comparison.primary_outcomes`."""
     binary = [(item, name, is_met) for item in reference for name, is_met in item.binary_metrics().items()]
-    found: dict[str, tuple[Answers, str]] = {}
+    primary: dict[str, tuple[Answers, str]] = {}
     for item, name, _ in sorted(binary, key=lambda each: not each[2]):
-        found.setdefault(item.task, (item.with_value(name), name))
-    return {item.task: found[item.task] for item in reference if item.task in found}
+        primary.setdefault(item.task, (item.with_value(name), name))
+    return {item.task: primary[item.task] for item in reference if item.task in primary}
 
 
 def changed_answers(reference: Sequence[Answers], candidate: Sequence[Answers]) -> int:

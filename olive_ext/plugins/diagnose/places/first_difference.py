@@ -234,10 +234,10 @@ def _result(name: str, graph: str, inputs: str, place: PlacedDecoder) -> str:
 
 def _libraries(places: Sequence[PlacedDecoder]) -> str:
     """The lines that register plugin providers."""
-    found = {name: written for place in places for name, written in place.model.settings.provider_libraries.items()}
+    libraries = {name: written for place in places for name, written in place.model.settings.provider_libraries.items()}
     paths = {
         name: repr(written) if Path(written).exists() else f"__import__({written!r}).get_library_path()"
-        for name, written in found.items()
+        for name, written in libraries.items()
     }
     return "".join(f"ort.register_execution_provider_library({name!r}, {path})\n" for name, path in paths.items())
 
@@ -367,11 +367,11 @@ class Search:
         ]
         for number in _tried([one.ratio for one in worst]):
             piece = pieces[number]
-            found = self._in_piece(*piece)
-            if found is None and worst[number].ratio > 1 and (self._is_one_provider or not self._quantizes(*piece)):
-                found = self._fused(*piece, [name for name in deviations if deviations[name].ratio > 1])
-            if found is not None:
-                return found
+            fault = self._in_piece(*piece)
+            if fault is None and worst[number].ratio > 1 and (self._is_one_provider or not self._quantizes(*piece)):
+                fault = self._fused(*piece, [name for name in deviations if deviations[name].ratio > 1])
+            if fault is not None:
+                return fault
         return None
 
     def _quantizes(self, begin: int, end: int) -> bool:

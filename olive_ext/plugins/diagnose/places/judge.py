@@ -382,22 +382,22 @@ def located(
     models = (model for model in (places.model, places.reference) if model is not None)
     unit = coarser(*map(computed_in, models), places.recorded_in)
     size = _size(everywhere) if len(everywhere) else (0.0, 0.0)
-    found = PlaceFinding("cannot_tell", *places.names, unit, *size, len(everywhere))
+    finding = PlaceFinding("cannot_tell", *places.names, unit, *size, len(everywhere))
     if not len(everywhere):
-        return replace(found, reason="no log-probability was compared"), None
+        return replace(finding, reason="no log-probability was compared"), None
     if not np.isfinite(everywhere).all():
-        return replace(found, reason="a log-probability is not finite"), None
+        return replace(finding, reason="a log-probability is not finite"), None
     own, rounding, failures = _runs(places, unit, sample, tokens_fed)
     documents = [kept.apart for kept in sample.documents()]
     noises = tuple(run.noise for run in (*own, *rounding))
     sizes = [len(run.apart) for run in (*own, *rounding)]
     if not own or not rounding:
         why = failures[0] if failures else "no place can be run in another form"
-        found = replace(found, noise=noises, reason=f"its noise was not measured ({why})")
+        finding = replace(finding, noise=noises, reason=f"its noise was not measured ({why})")
         if size[1] <= RESOLUTION:
-            return replace(found, kind="same", reason=""), None
+            return replace(finding, kind="same", reason=""), None
         early = _first(sample.apart(), size[1] / 2)
-        return replace(found, first=_first_position(*early)), early
+        return replace(finding, first=_first_position(*early)), early
     pair = documents[: min(sizes)]
     nearer, farther = (held(pair, [run.apart for run in runs], everywhere) for runs in (own, rounding))
     excuse = _no_noise(own, rounding, unit)
@@ -406,7 +406,7 @@ def located(
     is_open = kind == "different" or (kind != "cannot_tell" and size[1] > HARMLESS)
     where = _first(sample.apart(), farther.limit if kind == "different" else size[1] / 2) if is_open else None
     first = None if where is None else _first_position(*where)
-    limits = replace(found, noise_limit=nearer.limit, kernel_limit=farther.limit, ratio=farther.ratio)
+    limits = replace(finding, noise_limit=nearer.limit, kernel_limit=farther.limit, ratio=farther.ratio)
     limits = replace(limits, reason=excuse if kind == "cannot_tell" else "")
     return replace(limits, kind=kind, noise=noises, first=first), where
 

@@ -66,7 +66,7 @@ class Deviation:
 def moved(values: Mapping[str, Array], units: Mapping[str, float]) -> dict[str, Array]:
     """Each array of floats with its numbers increased or decreased, at random, by `units` times their size, or where
     that is `INT8`, times the largest of their row."""
-    rng, found = np.random.default_rng(0), dict(values)
+    rng, moved_values = np.random.default_rng(0), dict(values)
     for name, array in values.items():
         if array.dtype.kind == "f" and array.size:
             unit = units[name]
@@ -76,8 +76,8 @@ def moved(values: Mapping[str, Array], units: Mapping[str, float]) -> dict[str, 
             signs = rng.integers(0, 2, array.shape) * 2 - 1
             with np.errstate(all="ignore"):
                 other = (array + sizes * unit * signs).astype(array.dtype)
-            found[name] = np.where(np.isfinite(other), other, array)
-    return found
+            moved_values[name] = np.where(np.isfinite(other), other, array)
+    return moved_values
 
 
 def unit_of(*arrays: Array) -> float:
@@ -311,10 +311,10 @@ class ProbedGraph:
             for value in self.model.graph.input
             for dim, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False)
         }
-        found = Shapes(self.model.graph).of
+        shape_of = Shapes(self.model.graph).of
         known: dict[str, int] = {}
         for name in self.values:
-            parts = factors(found[name] or ()) if found.get(name) is not None else None
+            parts = factors(shape_of[name] or ()) if shape_of.get(name) is not None else None
             if parts is not None and all(isinstance(part, int) or part in axes for part in parts):
                 known[name] = math.prod(part if isinstance(part, int) else axes[part] for part in parts)
         return {name: known.get(name, max(known.values(), default=1)) for name in self.values}
@@ -332,13 +332,13 @@ class ProbedGraph:
             change[max(self._last.get(name, -1), self.makers[name]) + 1] -= size
         across = list(accumulate(change))
         width = (end - begin) / (count + 1)
-        found = []
+        cuts = []
         for number in range(1, count + 1):
             middle = begin + number * width
             near = range(max(begin + 1, math.ceil(middle - width / 2)), min(end, math.ceil(middle + width / 2)))
             if near:
-                found.append(min(near, key=lambda place: (across[place], abs(place - middle))))
-        return found
+                cuts.append(min(near, key=lambda place: (across[place], abs(place - middle))))
+        return cuts
 
     def part(self, given: Types, wanted: Collection[str]) -> Part:
         """The nodes that compute `wanted` from `given` values and the graph's inputs. A given value that is also wanted

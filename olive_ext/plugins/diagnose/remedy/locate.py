@@ -326,9 +326,9 @@ def _input_sites(
     outputs, sites = {node.output[0] for node in seconds}, []
     for node in quantized.model.graph.node:
         for index in (n for n, name in enumerate(node.input) if name in outputs):
-            found = own_names.get(plain_name(node.name), [])
-            if len(found) != 1 or len(found[0].input) <= index:
+            readers = own_names.get(plain_name(node.name), [])
+            if len(readers) != 1 or len(readers[0].input) <= index:
                 return f"the float graph has no node '{node.name}' that reads it"
-            use = None if index else uses.get(found[0].name)
-            sites.append(Site(found[0].name, index, use.value if use is not None else ""))
+            use = None if index else uses.get(readers[0].name)
+            sites.append(Site(readers[0].name, index, use.value if use is not None else ""))
     return sites or "no node reads it"

@@ -145,12 +145,12 @@ def put_switches(model: onnx.ModelProto, roundings: Sequence[Rounding]) -> list[
     for rounding in roundings:
         (switch,) = rounding.values
         graph.initializer.append(numpy_helper.from_array(np.array(False), switch))
-        found = [(by_name.get(site.node) or by_weight.get(site.weight), site.index) for site in rounding.sites]
-        if any(node is None for node, _ in found):
+        sites = [(by_name.get(site.node) or by_weight.get(site.weight), site.index) for site in rounding.sites]
+        if any(node is None for node, _ in sites):
             missing.append(rounding)
             continue
         chosen: dict[str, str] = {}
-        for node, index in found:
+        for node, index in sites:
             assert node is not None
             if index == OUTPUT:
                 node.output[0] = f"{(read := node.output[0])}/olive_ext_as_it_is"

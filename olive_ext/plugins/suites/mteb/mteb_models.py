@@ -143,12 +143,12 @@ def run_tasks(model: Any, tasks: Sequence[Any], settings: EmbeddingSettings) -> 
     results = mteb.MTEB(tasks=list(tasks)).run(
         model, output_folder=folder, overwrite_results=True, verbosity=0, **options
     )
-    found: dict[str, dict[str, float]] = {}
+    reported: dict[str, dict[str, float]] = {}
     for result in results:
         scores = {"main_score": float(result.main_score)}
         for split, entries in result.scores.items():
             for entry in entries:
                 subset = entry.get("hf_subset", "")
                 scores[f"{split}_{subset}" if subset else split] = float(entry.get("main_score", 0.0))
-        found[result.task_name] = scores
-    return found
+        reported[result.task_name] = scores
+    return reported

@@ -189,15 +189,15 @@ class FeatureGraph:
     def _each(
         self, texts: Sequence[Sequence[int]], output: str, pooling: str, types: Sequence[Sequence[int]] | None = None
     ) -> Array:
-        found: dict[int, Array] = {}
+        vectors: dict[int, Array] = {}
         for places in self._batches(texts):
             ids_BS, mask_BS = self._padded([texts[place] for place in places])
             type_BS = None if types is None else self._padded([types[place] for place in places])[0]
             values = self._run(output, ids_BS, mask_BS, type_BS)
             lengths_B = mask_BS.sum(1)
             for row, place in enumerate(places):
-                found[place] = values[row] if values.ndim == 2 else _pool(values[row, : lengths_B[row]], pooling)
-        return np.stack([found[place] for place in range(len(texts))]).astype(np.float32)
+                vectors[place] = values[row] if values.ndim == 2 else _pool(values[row, : lengths_B[row]], pooling)
+        return np.stack([vectors[place] for place in range(len(texts))]).astype(np.float32)
 
     def _batches(self, texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
         """The places of texts that share a run, the longest first."""
@@ -318,16 +318,16 @@ class DecoderStates:
 
     def pooled(self, texts: Sequence[Sequence[int]], pooling: str) -> Array:
         """[N, H], the `pooling` ("last", "mean" or "cls") of each text's tokens."""
-        found: list[Array] = []
+        vectors: list[Array] = []
         begin = positions = 0
         for place, tokens in enumerate(texts):
             count = len(tokens) if pooling == "mean" else 1
             if place > begin and (positions + count > _POSITIONS_AT_ONCE or place - begin == _TEXTS_AT_ONCE):
-                found.append(self._pooled(texts[begin:place], pooling))
+                vectors.append(self._pooled(texts[begin:place], pooling))
                 begin, positions = place, 0
             positions += count
-        found.append(self._pooled(texts[begin:], pooling))
-        return np.concatenate(found)
+        vectors.append(self._pooled(texts[begin:], pooling))
+        return np.concatenate(vectors)
 
     def _pooled(self, texts: Sequence[Sequence[int]], pooling: str) -> Array:
         # A request for each position: what requests have in common is computed once. The token after the last is never
@@ -376,18 +376,18 @@ class TextEncoder:
             raise ModelError(f"'{model.name}' is no ONNX model: embeddings are made by ONNX packages")
         files = model.files
         self._hf = load_tokenizer(files.tokenizer, trust_remote_code=model.settings.trust_remote_code).hf
-        found = read_sentence_files(files)
-        if found.answers is not None:
+        sentence_files = read_sentence_files(files)
+        if sentence_files.answers is not None:
             raise ModelError(f'\'{model.name}\' is a reranker of two answers: give "reranker": "yes_no"')
         given = self.settings.prompts
-        self.prompts = dict(found.prompts if given is None else given)
-        self.default_prompt_name = found.default_prompt_name if given is None else None
+        self.prompts = dict(sentence_files.prompts if given is None else given)
+        self.default_prompt_name = sentence_files.default_prompt_name if given is None else None
         inputs = [one.name for one in load_graph(files.decoder).graph.input]
         self.states: DecoderStates | FeatureGraph
         self.states = DecoderStates(model) if any("past" in name for name in inputs) else FeatureGraph(model)
-        self.pooling = self._pooling(found.pooling)
+        self.pooling = self._pooling(sentence_files.pooling)
         own = self._hf.model_max_length if self._hf.model_max_length < _NO_LIMIT else self.states.max_length
-        wanted = model.settings.max_length or found.max_length or own
+        wanted = model.settings.max_length or sentence_files.max_length or own
         self.max_length = min(wanted, self.states.max_length)
         """Tokens of a text; what is after them is cut off."""
 
@@ -429,13 +429,13 @@ class TextEncoder:
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, special tokens included, as transformers' tokenizer cuts them."""
-        found: list[list[int]] = []
+        encoded: list[list[int]] = []
         for begin in range(0, len(texts), _TOKENIZED_AT_ONCE):
             part = list(texts[begin : begin + _TOKENIZED_AT_ONCE])
-            found += self._hf(part, truncation=True, max_length=self.max_length)["input_ids"]
-        if empty := [text for text, ids in zip(texts, found, strict=True) if not ids]:
+            encoded += self._hf(part, truncation=True, max_length=self.max_length)["input_ids"]
+        if empty := [text for text, ids in zip(texts, encoded, strict=True) if not ids]:
             raise ConfigError(f"the text {empty[0]!r} has no tokens: it has no embedding")
-        return found
+        return encoded
 
     def _rounded(self, vectors: Array) -> Array:
         if self.settings.embedding_precision == "float32":
@@ -476,8 +476,8 @@ class YesNoReranker:
     def __init__(self, model: ResolvedModel, settings: EmbeddingSettings) -> None:
         """Raises `ModelError` for a tokenizer without the tokens "yes" and "no", and errors as opening does."""
         files = model.files
-        found = read_sentence_files(files)
-        prompts = found.prompts if settings.prompts is None else settings.prompts
+        sentence_files = read_sentence_files(files)
+        prompts = sentence_files.prompts if settings.prompts is None else settings.prompts
         self.instruction = prompts.get("query") or _INSTRUCTION
         """The instruction of pairs that come without one."""
 
@@ -486,7 +486,7 @@ class YesNoReranker:
         self.max_length = min(self._session.max_length, model.settings.max_length or _MOST_TOKENS)
         self._before, self._behind = (self._hf.encode(text, add_special_tokens=False) for text in (_BEFORE, _BEHIND))
         try:
-            self._answers = found.answers or self._yes_no(files.tokenizer)
+            self._answers = sentence_files.answers or self._yes_no(files.tokenizer)
             if (room := self.max_length - len(self._before) - len(self._behind)) < 1:
                 raise ConfigError(f"the template alone has {self.max_length - room}", "max_length", self.max_length)
         except (ModelError, ConfigError):
