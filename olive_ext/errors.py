@@ -418,8 +418,8 @@ def raised_at(error: BaseException) -> str:
     """ " (FILE, line N)" of the innermost call in a file that no package installed, a task's or a model's own code;
     empty where there is none."""
     calls = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = [call for call in calls if not (call[0].startswith(_INSTALLED) or "-packages" in call[0])]
-    return " ({}, line {})".format(*own[-1]) if own else ""
+    foreign = [call for call in calls if not (call[0].startswith(_INSTALLED) or "-packages" in call[0])]
+    return " ({}, line {})".format(*foreign[-1]) if foreign else ""
 
 
 STDERR = 2
@@ -433,7 +433,7 @@ def panics_as_errors() -> Iterator[None]:
     the end."""
     panicked = False
     with _ONE_AT_A_TIME, tempfile.TemporaryFile() as held:
-        own = os.dup(STDERR)
+        saved = os.dup(STDERR)
         os.dup2(held.fileno(), STDERR)
         try:
             yield
@@ -443,8 +443,8 @@ def panics_as_errors() -> Iterator[None]:
                 raise RuntimeError(str(error)) from None
             raise
         finally:
-            os.dup2(own, STDERR)
-            os.close(own)
+            os.dup2(saved, STDERR)
+            os.close(saved)
             held.seek(0)
             if not panicked:
                 os.write(STDERR, held.read())

@@ -87,8 +87,8 @@ def _running(tasks: Mapping[str, Any]) -> dict[str, Any]:
 def pass_names(task: Any) -> list[str]:
     """The metrics that a task's functions compute of the `k` that they are given; lm-eval knows the functions by their
     names."""
-    given = getattr(task, "_metric_fn_kwargs", {}).values() if getattr(task, "UNSAFE_CODE", False) else ()
-    counts = [options.get("k", ()) for options in given]
+    arguments = getattr(task, "_metric_fn_kwargs", {}).values() if getattr(task, "UNSAFE_CODE", False) else ()
+    counts = [options.get("k", ()) for options in arguments]
     return [f"pass@{k}" for several in counts for k in (several if isinstance(several, list) else [several])]
 
 

@@ -184,15 +184,15 @@ def _with_shots(task: Any, part: Any, shots: Sequence[Any]) -> Any:
     if not isinstance(part, Mapping):
         return part
     functions = {name: getattr(task, function) for name, function in _FIELDS.items() if name in part}
-    given = {name: [*map(of, shots), part[name]] for name, of in functions.items()}
-    return {**part, **{name: [item for each in given[name] for item in as_list(each)] for name in given}}
+    media = {name: [*map(of, shots), part[name]] for name, of in functions.items()}
+    return {**part, **{name: [item for each in media[name] for item in as_list(each)] for name in media}}
 
 
-def as_list(given: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     """The items that a task's function gives: none, one or several."""
-    if given is None:
+    if value is None:
         return []
-    return list(given) if isinstance(given, (list, tuple)) else [given]
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _problem(task: Any, doc: Any) -> str | None:

@@ -34,13 +34,13 @@ _BARS = ("tqdm", "lm_eval.api.model", "lm_eval.api.task", "lm_eval.models.huggin
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Within it, an attribute of a module, a class or an object has another value. An inherited attribute is inherited
     again afterwards."""
-    own, is_own = getattr(owner, name), name in vars(owner)
+    original, is_own = getattr(owner, name), name in vars(owner)
     setattr(owner, name, value)
     try:
         yield
     finally:
         if is_own:
-            setattr(owner, name, own)
+            setattr(owner, name, original)
         else:
             delattr(owner, name)
 
@@ -50,12 +50,14 @@ def sandboxed_templates() -> Iterator[None]:
     """Within it, templates of task files are rendered in jinja's sandbox, where they reach no attribute that leads to
     the interpreter; lm-eval renders them as code of its own. Each is compiled once; lm-eval compiles anew for every
     render (6.3 ms against 0.05 ms)."""
-    own: Any = getattr(lm_eval.utils, "env", None)
-    if type(own) is not jinja2.Environment:
+    environment: Any = getattr(lm_eval.utils, "env", None)
+    if type(environment) is not jinja2.Environment:
         yield
         return
-    sandbox = SandboxedEnvironment(loader=own.loader, undefined=own.undefined, keep_trailing_newline=True)
-    sandbox.filters.update(own.filters)
+    sandbox = SandboxedEnvironment(
+        loader=environment.loader, undefined=environment.undefined, keep_trailing_newline=True
+    )
+    sandbox.filters.update(environment.filters)
     vars(sandbox)["from_string"] = functools.lru_cache(maxsize=4096)(sandbox.from_string)
     with replaced(lm_eval.utils, "env", sandbox):
         yield
@@ -65,11 +67,11 @@ def sandboxed_templates() -> Iterator[None]:
 def exits_raised() -> Iterator[None]:
     """Within it, `os._exit` in a task's code raises `SystemExit`: it would end the process without a report, and with
     status 0."""
-    own, process = os._exit, os.getpid()
+    exit_process, process = os._exit, os.getpid()
 
     def exit_(status: int) -> NoReturn:
         if os.getpid() != process:  # a child that was forked
-            own(status)
+            exit_process(status)
         raise SystemExit(status)
 
     with replaced(os, "_exit", exit_):

@@ -100,8 +100,8 @@ def _counting(kind: Any, *, thinks: bool) -> Any:
 
     class Counting(kind):  # type: ignore[misc]
         def aggregation(self) -> dict[str, Any]:
-            own = super().aggregation()
-            return {**own, **{name: mean for name in self._names() if name not in own}}
+            aggregations = super().aggregation()
+            return {**aggregations, **{name: mean for name in self._names() if name not in aggregations}}
 
         def higher_is_better(self) -> dict[str, Any]:
             values = dict.fromkeys((name for name in self._names() if name[:4] in ("avg@", "maj@")), self._first()[1])
@@ -118,8 +118,8 @@ def _counting(kind: Any, *, thinks: bool) -> Any:
 
         def _first(self) -> tuple[str, bool]:
             """The metric that judges answers, which is the first that is a mean, and whether higher is better."""
-            own = super().aggregation()
-            name = next((name for name in own if getattr(own[name], "__name__", "") in MEANS), "")
+            aggregations = super().aggregation()
+            name = next((name for name in aggregations if getattr(aggregations[name], "__name__", "") in MEANS), "")
             return name, super().higher_is_better().get(name) is not False
 
         def _names(self) -> dict[str, bool]:

@@ -85,8 +85,8 @@ def refuse_shots(tasks: Mapping[str, Any], num_fewshot: int | None) -> None:
 
 def _draws_from_its_own(config: Any) -> bool:
     """Whether examples come from the documents that are evaluated, so that one of them is left out each time."""
-    own = config.fewshot_config
-    if own is not None and own.split is None and own.samples is not None:
+    fewshot = config.fewshot_config
+    if fewshot is not None and fewshot.split is None and fewshot.samples is not None:
         return False
     splits = [config.fewshot_split, config.training_split, config.validation_split, config.test_split]
     return bool(next(filter(None, splits), None) == (config.test_split or config.validation_split))

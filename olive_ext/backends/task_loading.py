@@ -197,8 +197,8 @@ def _find(spec: Spec, index: Mapping[str, Any]) -> tuple[str | dict[str, Any], l
 def _missing(spec: Spec, index: Mapping[str, Any]) -> list[str]:
     """Names that a group refers to and that `index` lacks; lm-eval would treat them as new, empty tasks."""
     members = [member for member in tasks_of(spec, index) if member is not spec]
-    own = {"dataset_path", "class"}  # of a new task
-    names = [one.get("task") if isinstance(one, Mapping) and not own & {*one} else one for one in members]
+    new_task_keys = {"dataset_path", "class"}  # of a new task
+    names = [one.get("task") if isinstance(one, Mapping) and not new_task_keys & {*one} else one for one in members]
     return [name for name in names if isinstance(name, str) and name not in index]
 
 

@@ -241,9 +241,9 @@ def _check(model: ResolvedModel, config: EvaluationConfig, findings: Findings) -
         for decision in (_as_graph_allows(model, decision) for decision in model.decisions):
             state = "" if decision.state == "decided" else f"{decision.state}: "
             section.add(decision.name, decision.value, f"{state}{decision.reason}")
-        told = [fact.reason for fact in section.facts]
+        reasons = [fact.reason for fact in section.facts]
         for note in model.spec.notes if is_ours else ():
-            if note not in told:
+            if note not in reasons:
                 section.add("note", note)
         for name, what in Models(config).unjudged.items():
             section.add("not judged", f"{name} {what}", "the model's own runtime reads it")

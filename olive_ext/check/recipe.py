@@ -139,8 +139,8 @@ class Block:
     def settings(self) -> dict[str, Any]:
         """The block's own keys, without Olive's, from the block itself and from where Olive also takes them."""
         olive_keys, nested = (_OLIVE_PASS_KEYS, "config") if self.is_pass else (_OLIVE_EVALUATOR_KEYS, "type_args")
-        own = {key: value for key, value in self.keys.items() if key not in olive_keys}
-        return {**own, **mapping(self.keys.get(nested))}
+        keys = {key: value for key, value in self.keys.items() if key not in olive_keys}
+        return {**keys, **mapping(self.keys.get(nested))}
 
     def parsed(self) -> Settings:
         """The keys of a block of ours, validated; raises `ConfigError`."""

@@ -77,14 +77,14 @@ def command(argv: list[str], commands: Mapping[str, Function] | None) -> int:
     function: Function = commands[name] if commands else load(known()[name].function)
     table = known()[name].options
 
-    def told(error: OliveExtError) -> OliveExtError:
+    def with_options(error: OliveExtError) -> OliveExtError:
         return in_options(error, vars(arguments), load(table) if table else ())
 
     try:
-        with _warnings_on_stderr(told):
+        with _warnings_on_stderr(with_options):
             return function(arguments)
     except OliveExtError as error:
-        raise told(error) from error.__cause__
+        raise with_options(error) from error.__cause__
 
 
 @contextmanager

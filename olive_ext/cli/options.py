@@ -162,28 +162,28 @@ def advised(text: str) -> str:
     """A verdict's advice with options in place of keys: "`--set matters=4`" for "`matters: 4`"."""
     flags = {option.key: option.flag for option in OPTIONS}
 
-    def told(found: re.Match[str]) -> str:
+    def as_option(found: re.Match[str]) -> str:
         key, value = found[1], (found[2] or "").strip('"')
         is_set = key not in flags and key in EvaluationConfig.model_fields and value
         return f"`--set {key}={value}`" if is_set else f"`{' '.join(filter(None, (flags.get(key, key), value)))}`"
 
-    return _WRITTEN.sub(told, text)
+    return _WRITTEN.sub(as_option, text)
 
 
-def _value(option: Option, given: Any) -> Any:
+def _value(option: Option, written: Any) -> Any:
     if option.form == "commas":
-        return [part.strip() for part in given.split(",") if part.strip()]
+        return [part.strip() for part in written.split(",") if part.strip()]
     if option.form == "pairs":
-        return dict(_pair(text, option.flag) for text in given)
+        return dict(_pair(text, option.flag) for text in written)
     if option.form == "arguments":
-        return dict(_arguments(given, option.flag))
-    return place_of(given, option.flag) if option.form == "place" else given
+        return dict(_arguments(written, option.flag))
+    return place_of(written, option.flag) if option.form == "place" else written
 
 
-def place_of(given: str, flag: str) -> dict[str, Any]:
+def place_of(word: str, flag: str) -> dict[str, Any]:
     """A reference that is the same model. Keys of `engine` may be written without it, and "provider" for its key."""
     values: dict[str, Any] = {"path": SAME_MODEL, "is_same_model": True}
-    for key, value in _arguments(given, flag, {"variant"}):
+    for key, value in _arguments(word, flag, {"variant"}):
         name = "execution_provider" if key == "provider" else key
         _put(values, f"engine.{name}" if name in EngineConfig.model_fields else name, value, flag)
     return values

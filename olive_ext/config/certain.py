@@ -54,17 +54,17 @@ class ClaimConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_bound(self) -> Self:
-        given = [name for name in ("within", "above", "below") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ContradictionError(f"give one of 'within', 'above' and 'below', not {' and '.join(given) or 'none'}")
+        limits = [name for name in ("within", "above", "below") if getattr(self, name) is not None]
+        if len(limits) != 1:
+            raise ContradictionError(f"give one of 'within', 'above' and 'below', not {' and '.join(limits) or 'none'}")
         if not self.distance > 0:
             raise ContradictionError(
                 "an unchanged model has this value, so that no number of documents decides: move it",
-                given[0],
+                limits[0],
                 self.bound,
             )
         if self.metric != "kl_mean" and self.distance >= 1:
-            raise ContradictionError("give less than 1: 0.01 is one point", given[0])
+            raise ContradictionError("give less than 1: 0.01 is one point", limits[0])
         return self
 
     @property

@@ -91,10 +91,10 @@ class ModelSettings(OpenSettings):
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "") -> Self:
         """From arguments: None counts as not given, paths become texts. Raises `ConfigError`."""
-        given = {name: value for name, value in values.items() if value is not None}
-        for name in {"model", "tokenizer"} & given.keys():
-            given[name] = str(given[name])
-        return cls.parse(given, where)
+        named = {name: value for name, value in values.items() if value is not None}
+        for name in {"model", "tokenizer"} & named.keys():
+            named[name] = str(named[name])
+        return cls.parse(named, where)
 
     @property
     def location(self) -> tuple[object, ...]:
@@ -121,17 +121,17 @@ class ModelSettings(OpenSettings):
     def in_other_place(self, named: Mapping[str, Any]) -> Self:
         """The settings of this model in another place: these, with those that are `named` in their stead. Provider
         options go with their provider, and both with another variant. Raises `ConfigError`."""
-        own = self.model_dump(exclude_unset=True)
+        settings = self.model_dump(exclude_unset=True)
         if named.get("execution_provider") is not None or named.get("variant") is not None:
-            own.pop("provider_options", None)
+            settings.pop("provider_options", None)
         if named.get("variant") is not None:  # which is for a provider of its own
-            own.pop("execution_provider", None)
-        return self._with(own, {**named, "model": None, "kind": None, "components": None})
+            settings.pop("execution_provider", None)
+        return self._with(settings, {**named, "model": None, "kind": None, "components": None})
 
-    def _with(self, own: Mapping[str, Any], named: Mapping[str, Any]) -> Self:
+    def _with(self, settings: Mapping[str, Any], named: Mapping[str, Any]) -> Self:
         given = {name: value for name, value in named.items() if value is not None}
         if "engine" in given:
             engine = given["engine"]
             engine = engine if isinstance(engine, Mapping) else engine.model_dump(exclude_unset=True)
-            given["engine"] = {**own.get("engine", {}), **engine}
-        return type(self).of({**own, **given}, where="reference")
+            given["engine"] = {**settings.get("engine", {}), **engine}
+        return type(self).of({**settings, **given}, where="reference")

@@ -191,14 +191,14 @@ def pad_rows(model: ModelProto, places: str, outputs: Sequence[str]) -> None:
     sizes = writer.add("Slice", [writer.add("Shape", [places]), first, writer.integers([2])])
     most = writer.add("ReduceProd", [sizes], keepdims=1)
     for name in outputs:
-        own = f"{name}_of_rows"
+        renamed = f"{name}_of_rows"
         for node in graph.node:
-            node.input[:] = [own if taken == name else taken for taken in node.input]
-            node.output[:] = [own if made == name else made for made in node.output]
-        rows = writer.add("Slice", [writer.add("Shape", [own]), first, second])
+            node.input[:] = [renamed if taken == name else taken for taken in node.input]
+            node.output[:] = [renamed if made == name else made for made in node.output]
+        rows = writer.add("Slice", [writer.add("Shape", [renamed]), first, second])
         more = writer.add("Max", [writer.add("Sub", [most, rows]), first])
         ends = writer.add("Concat", [first, first, more, first], axis=0)
-        writer.add("Unsqueeze", [writer.add("Pad", [own, ends]), first], name)
+        writer.add("Unsqueeze", [writer.add("Pad", [renamed, ends]), first], name)
         if name == outputs[0]:
             writer.add("Identity", [rows], NUM_ROWS)
     for value in graph.output:

@@ -90,10 +90,10 @@ class EncoderShapes:
 
     def filled(self, inputs: Arrays) -> Arrays:
         """The item's inputs, padded with zeros to the next expected length; the mask says what is real."""
-        own = self._length(inputs)
-        if own is None or self.problem or not self.is_bucketed or not own <= max(self._lengths, default=0):
+        length = self._length(inputs)
+        if length is None or self.problem or not self.is_bucketed or not length <= max(self._lengths, default=0):
             return inputs
-        more = self._lengths[bisect_left(self._lengths, own)] - own
+        more = self._lengths[bisect_left(self._lengths, length)] - length
         shapes = {tensor.name: tensor.shape for tensor in self._spec.inputs}
         return {
             name: np.pad(
@@ -179,9 +179,9 @@ def is_padded(arrays: Arrays, other: Arrays) -> bool:
     return any(array.shape[1:] != other[name].shape[1:] for name, array in arrays.items())
 
 
-def real_rows(told: Array, num_rows: int) -> Array:
+def real_rows(real: Array, num_rows: int) -> Array:
     """The rows of features [B, rows] that are not padding, by each item's count [B] or a mask [B, rows]."""
-    return np.flatnonzero(np.arange(num_rows) < told[:, None] if told.ndim == 1 else told)
+    return np.flatnonzero(np.arange(num_rows) < real[:, None] if real.ndim == 1 else real)
 
 
 OpenGraph = Callable[[bytes], Any]

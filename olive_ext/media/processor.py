@@ -110,13 +110,13 @@ class MediaProcessor:
         tokens for it: no text then fits both models."""
         if not isinstance(item.load, ItemArrays):
             return item
-        own = self.item(item.modality, item.load.raw)
-        if own.num_tokens != item.num_tokens:
+        prepared = self.item(item.modality, item.load.raw)
+        if prepared.num_tokens != item.num_tokens:
             raise TaskError(
                 f"{name_of(item.load.raw, item.modality.kind)} takes {item.num_tokens} tokens by the model's "
-                f"processor and {own.num_tokens} by the reference's: they cannot be compared on one text"
+                f"processor and {prepared.num_tokens} by the reference's: they cannot be compared on one text"
             )
-        return own
+        return prepared
 
     def load(self, modality: Modality, key: str, raw: RawMedia) -> Arrays:
         """The arrays by name of the item with that key, each [1, ...]. Raises `TaskError` if `raw` has changed."""

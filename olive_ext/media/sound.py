@@ -112,13 +112,13 @@ def refuse_non_finite(arrays: Mapping[str, npt.NDArray[Any]], kind: str) -> None
         raise MediaError(f"a {kind} has features of NaN or infinity ('{wrong[0]}'): its numbers are far out of range")
 
 
-def warn_other_features(reference: SoundProcessor | None, own: SoundProcessor | None) -> None:
+def warn_other_features(reference: SoundProcessor | None, candidate: SoundProcessor | None) -> None:
     """Warns where the reference's extractor gives other features for a sound than the model's: both models get the
     model's."""
-    if reference is None or own is None:
+    if reference is None or candidate is None:
         return
     noise_N = np.random.default_rng(0).normal(scale=0.1, size=8000).astype(np.float32)
-    theirs, ours = (one.windows((noise_N, one.rate))[0] for one in (reference, own))
+    theirs, ours = (one.windows((noise_N, one.rate))[0] for one in (reference, candidate))
     if theirs.shape != ours.shape or not np.allclose(theirs, ours, atol=1e-4):
         logger.warning("the reference prepares sound otherwise than the model: both are given the model's features")
 

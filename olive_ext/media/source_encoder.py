@@ -78,19 +78,19 @@ class SourceEncoder:
 
     def bind(self, sources: Sequence[Source | None], decoder: ort.IOBinding) -> None:
         """Binds what the decoder takes of each row's source, which is computed unless it is kept."""
-        given = [source for source in sources if source is not None]
-        assert len(given) == len(sources), "checked when the request came"
-        key = " ".join(source.key for source in given)
+        present = [source for source in sources if source is not None]
+        assert len(present) == len(sources), "checked when the request came"
+        key = " ".join(source.key for source in present)
         batch = self._batches.get(key)
         if batch is None:
-            batch = self._stacked([self._encoded(source) for source in given])
+            batch = self._stacked([self._encoded(source) for source in present])
             self._batches.put(key, batch)
         for name, value in batch.values.items():
             decoder.bind_ortvalue_input(name, value)
         for tensor in self._spec.masks:
             decoder.bind_cpu_input(tensor.name, batch.mask(tensor))
         for tensor in self._spec.unused:
-            sizes = [len(given), *(size if isinstance(size, int) else 0 for size in tensor.shape[1:])]
+            sizes = [len(present), *(size if isinstance(size, int) else 0 for size in tensor.shape[1:])]
             decoder.bind_ortvalue_input(tensor.name, zeros(sizes, tensor.elem_type))
 
     def describe(self) -> Mapping[str, Any]:

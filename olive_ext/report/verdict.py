@@ -359,10 +359,12 @@ def _shorter(comparison: Comparison) -> tuple[list[Reason], bool]:
     """The reason that the candidate's context is shorter, and whether texts filled it: the cost beyond is not known."""
     if comparison.contexts is None:
         return [], False
-    own, other = comparison.contexts
-    is_cut = comparison.reach is not None and comparison.reach.longest >= own
-    words = f"the candidate's files allow {own:,} tokens, the reference's {other:,}: no longer texts were compared"
-    return [Reason("shorter", "", "", other - own, "tokens", words, grade="not decided")], is_cut
+    candidate, other = comparison.contexts
+    is_cut = comparison.reach is not None and comparison.reach.longest >= candidate
+    words = (
+        f"the candidate's files allow {candidate:,} tokens, the reference's {other:,}: no longer texts were compared"
+    )
+    return [Reason("shorter", "", "", other - candidate, "tokens", words, grade="not decided")], is_cut
 
 
 def _against(comparison: Comparison, changes: Sequence[Change], overall: Divergence | None) -> Iterator[Reason]:

@@ -44,9 +44,9 @@ def requested_costs(config: EvaluationConfig) -> tuple[str, ...]:
 
 def measured_costs(tasks: Sequence[object]) -> dict[str, Sequence[str]]:
     """The metrics of the costs among `tasks`, as bounds may name them: each task's, with and without a filter."""
-    given = {name: "bytes" for name in (SIZE_ON_DISK, PEAK_MEMORY) if name in tasks}
-    given |= {name: name for name in (TOKENS_PER_SECOND, REQUESTS_PER_SECOND) if TOKENS_PER_SECOND in tasks}
-    return {name: [metric, f"{metric},none"] for name, metric in given.items()}
+    units = {name: "bytes" for name in (SIZE_ON_DISK, PEAK_MEMORY) if name in tasks}
+    units |= {name: name for name in (TOKENS_PER_SECOND, REQUESTS_PER_SECOND) if TOKENS_PER_SECOND in tasks}
+    return {name: [metric, f"{metric},none"] for name, metric in units.items()}
 
 
 def cost_metrics(

@@ -85,9 +85,9 @@ def compare(given: Sequence[str], baseline: str | None = None) -> Page:
     return Page(f"{candidates} against {first.name}", columns, tuple(_compared(first, others)), created, COMPARISON)
 
 
-def load(given: Sequence[str]) -> list[Named]:
+def load(words: Sequence[str]) -> list[Named]:
     """The reports in the order given; those of a folder of folders in the order they were made."""
-    reports = [each for text in given for each in _reports(text)]
+    reports = [each for text in words for each in _reports(text)]
     names = [model_name(report) for _, _, report in reports if PASSES in report.model]
     if len(set(names)) < len(reports):  # else a chain's passes, whose folders by Olive are digests
         names = short_names([_parts(file) for _, file, _ in reports])

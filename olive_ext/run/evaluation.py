@@ -304,8 +304,8 @@ def _report(
     missing = [Metric(MISSING, "requests", "none", float(len(lost)), higher_is_better=False)] if lost else []
     metrics: tuple[Metric, ...] = (*read_metrics(results), *costs, *missing)
     if comparison is not None:
-        own = [metric for metric in metrics if metric.task != NON_FINITE]
-        metrics = (*sampled_metrics(own, comparison, results), *comparison_metrics(comparison))
+        finite = [metric for metric in metrics if metric.task != NON_FINITE]
+        metrics = (*sampled_metrics(finite, comparison, results), *comparison_metrics(comparison))
     report = report_of(metrics, _identity(models, lm), {**execution, "counters": counters}, models.clock, comparison)
     return replace(
         report,

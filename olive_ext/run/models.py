@@ -176,33 +176,33 @@ class Models:
         that its graph contradicts, another decoder, and a tokenizer that asks otherwise than the given one."""
         from olive_ext.media.processors import other_image_processor
 
-        given = self.given_candidate
-        if given.kind != "onnx" or not given.runtime.runs_graph:
+        candidate = self.given_candidate
+        if candidate.kind != "onnx" or not candidate.runtime.runs_graph:
             return {}
         says, tokenizer = list[str](), ""
         with suppress(ModelError):  # no file need state a length, where the evaluation itself names one
-            says += [f"says {text}" for text in given.spec.contradicted]
-        named = given.files.genai_config.get("model", {}).get("decoder", {}).get("filename")
-        if named and given.files.directory / named not in (given.files.decoder, *given.files.weights):
-            judged = f"{given.files.origins['decoder']} chose '{given.files.decoder.name}'"
+            says += [f"says {text}" for text in candidate.spec.contradicted]
+        named = candidate.files.genai_config.get("model", {}).get("decoder", {}).get("filename")
+        if named and candidate.files.directory / named not in (candidate.files.decoder, *candidate.files.weights):
+            judged = f"{candidate.files.origins['decoder']} chose '{candidate.files.decoder.name}'"
             says.append(f"names '{named}', which is not judged: {judged}")
         free: dict[str, Any] = {"tokenizer": None, "onnx_file_name": None, "components": {}}
         with suppress(OliveExtError):  # there is nothing but what was given, or it cannot be opened
-            shipped = given.patched({**free, "model": str(given.files.directory)})
-            if shipped.files.tokenizer != given.files.tokenizer:
+            shipped = candidate.patched({**free, "model": str(candidate.files.directory)})
+            if shipped.files.tokenizer != candidate.files.tokenizer:
                 tokenizer = self._unlike_shipped(shipped)
         differing = {GENAI_CONFIG: "; ".join(says), PACKAGE_TOKENIZER: tokenizer}
-        jinja, other = (given.files.directory / name for name in ("chat_template.jinja", "tokenizer_config.json"))
-        if given.files.genai_config and self.config.apply_chat_template and jinja.is_file() and other.is_file():
+        jinja, other = (candidate.files.directory / name for name in ("chat_template.jinja", "tokenizer_config.json"))
+        if candidate.files.genai_config and self.config.apply_chat_template and jinja.is_file() and other.is_file():
             template = read_json(other).get("chat_template")  # onnxruntime-genai 0.14 reads this one
             shown = jinja.read_text(encoding="utf-8", errors="replace")
             if isinstance(template, str) and template.split() != shown.split():
                 differing[other.name] = f"has another chat template than {jinja.name}, and is not judged"
-        if given.files.genai_config and self.config.apply_chat_template:
-            split = ", ".join(unwritten_specials(self._tokenizer(given)))
+        if candidate.files.genai_config and self.config.apply_chat_template:
+            split = ", ".join(unwritten_specials(self._tokenizer(candidate)))
             differing["tokenizer.json"] = split and f"lacks {split}: onnxruntime-genai splits what chats may have"
-        if vision := given.files.genai_config.get("model", {}).get("vision"):
-            differing |= other_image_processor([given.files.directory], vision.get("config_filename"))
+        if vision := candidate.files.genai_config.get("model", {}).get("vision"):
+            differing |= other_image_processor([candidate.files.directory], vision.get("config_filename"))
         free = {name: value for name, value in self.config.model_args.items() if name != "add_bos_token"}
         if free != self.config.model_args and self.config.reference is not None and self.records_file is None:
             asked = Models(self.config.model_copy(update={"model_args": free})).prompt_diff
@@ -409,12 +409,12 @@ class Models:
             name, theirs = reference.settings.model, self.prompt_format(reference)
         if theirs is None:
             return None
-        own = self.prompt_format(model)
-        refuse_other_tokenizer(theirs.ids, own.ids, name, model.settings.model)
-        if theirs.steps != own.steps:
-            own = self.prompt_format(model, reads_all=True)
+        asked_by_files = self.prompt_format(model)
+        refuse_other_tokenizer(theirs.ids, asked_by_files.ids, name, model.settings.model)
+        if theirs.steps != asked_by_files.steps:
+            asked_by_files = self.prompt_format(model, reads_all=True)
             theirs = theirs if isinstance(reference, RecordsFile) else self.prompt_format(reference, reads_all=True)
-        what, files, texts = theirs.differing(own)
+        what, files, texts = theirs.differing(asked_by_files)
         return PromptDiff(what, files, *texts) if what else None
 
     def prompt_format(self, model: ResolvedModel, *, reads_all: bool = False) -> PromptFormat:
@@ -445,9 +445,9 @@ class Models:
         where the reference's records do not say it."""
         if (session := getattr(lm, "session", None)) is None:
             return None
-        own = session.describe_execution()
+        candidate = session.describe_execution()
         known = ends_of(self.reference) if self.records_file is None else self.records_file.manifest
-        return stops_of(known, own)
+        return stops_of(known, candidate)
 
 
 STOP_FACTS = ("stop_ids", "unused_stop_ids", "stop_ids_file", "search")
@@ -461,9 +461,9 @@ def damaged_cache(reference: Mapping[str, Any], model: Mapping[str, Any]) -> dic
     return {KV_CACHE: parts} if parts and not reference.get("parts_failure") else {}
 
 
-def contexts_of(own: int | None, other: int | None) -> tuple[int, int] | None:
+def contexts_of(candidate: int | None, other: int | None) -> tuple[int, int] | None:
     """Both contexts, where the model's is known to be shorter than its reference's."""
-    return (own, other) if own and other and own < other else None
+    return (candidate, other) if candidate and other and candidate < other else None
 
 
 def ends_of(model: ResolvedModel) -> Mapping[str, Any]:

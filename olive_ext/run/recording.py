@@ -49,8 +49,8 @@ def record(config: EvaluationConfig, file: str | Path, *, progress: bool = False
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".olive-ext-") as root:
         reference = ReferenceConfig(path=SAME_MODEL, mode="recorded", records_dir=root)
-        given = {"reference": reference, "output_dir": None, "sample_log_num": 0, "documents": "all"}
-        models = Models(config.model_copy(update=given), progress)
+        changed = {"reference": reference, "output_dir": None, "sample_log_num": 0, "documents": "all"}
+        models = Models(config.model_copy(update=changed), progress)
         models.recorder = partial(_announced, file, say if progress else logger.info)
         report = evaluate_models(models)
         (folder,) = (path.parent for path in Path(root).glob("*/index.json"))

@@ -74,8 +74,8 @@ def write_samples(
     for task, lines in samples.items():
         documents = set(sorted({line["doc_id"] for line in lines})[:num_documents])
         chosen = [line for line in lines if line["doc_id"] in documents]
-        own = [fields(task, line) if fields is not None else {} for line in chosen]
-        added = [{**line, OWN: more} if more else line for line, more in zip(chosen, own, strict=True)]
+        our_fields = [fields(task, line) if fields is not None else {} for line in chosen]
+        added = [{**line, OWN: more} if more else line for line, more in zip(chosen, our_fields, strict=True)]
         texts[log_path(folder, task)] = "".join(map(sample_line, added))
     write_texts(texts, folder, "the sample logs")
     return list(texts)
@@ -115,9 +115,9 @@ def _line(file: Path, number: int, text: str) -> Sample:
     """A logged sample, with the question in place of its prompts, and its target as a text."""
     try:
         line = json.loads(text)
-        own = line.get(OWN, {})
-        read = {**line, OWN: own, "doc_id": int(line["doc_id"]), "filter": line["filter"]}
-        return {**read, "arguments": ((own.get("question", ""),),), "target": own.get("target", line["target"])}
+        ours = line.get(OWN, {})
+        read = {**line, OWN: ours, "doc_id": int(line["doc_id"]), "filter": line["filter"]}
+        return {**read, "arguments": ((ours.get("question", ""),),), "target": ours.get("target", line["target"])}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"'{file}', line {number}: not lm-eval's sample ({one_line(error)})", code="damaged"

@@ -214,8 +214,8 @@ def deciding_facts(session: OpenModel) -> dict[str, Any]:
 
 def request_digest(request: Request) -> bytes:
     """Digest (16 bytes) of all of a request that decides its result."""
-    given = source_key(request.source) + media_key(request.media)
-    head = f"{request.num_targets} {given} {_generation_key(request.generation)}\n".encode()
+    inputs_key = source_key(request.source) + media_key(request.media)
+    head = f"{request.num_targets} {inputs_key} {_generation_key(request.generation)}\n".encode()
     return hashlib.blake2b(head + request.tokens.array.astype("<i8").tobytes(), digest_size=16).digest()
 
 

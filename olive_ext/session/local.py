@@ -217,31 +217,35 @@ def _warm_up(local: LocalModel, *, is_strict: bool) -> None:
             runner.encoder.warm_up(Source(encoding.sound.silence()))
 
 
-def _resident_tap(own: LocalModel, reference: LocalModel) -> Tap:
-    names = reference.texts.name, own.texts.name
-    refuse_other_tokenizer(tokenizer_traits(reference.texts.tokenizer), tokenizer_traits(own.texts.tokenizer), *names)
-    num_tokens = own.texts.tokenizer.num_ids
-    comparable_tokens(vocab_size_of(own.runner), vocab_size_of(reference.runner), num_tokens)
-    if reference.texts.encoding is not None and own.texts.encoding is not None:
-        warn_other_features(reference.texts.encoding.sound, own.texts.encoding.sound)
+def _resident_tap(candidate: LocalModel, reference: LocalModel) -> Tap:
+    names = reference.texts.name, candidate.texts.name
+    refuse_other_tokenizer(
+        tokenizer_traits(reference.texts.tokenizer), tokenizer_traits(candidate.texts.tokenizer), *names
+    )
+    num_tokens = candidate.texts.tokenizer.num_ids
+    comparable_tokens(vocab_size_of(candidate.runner), vocab_size_of(reference.runner), num_tokens)
+    if reference.texts.encoding is not None and candidate.texts.encoding is not None:
+        warn_other_features(reference.texts.encoding.sound, candidate.texts.encoding.sound)
     own_item = {} if reference.media is None else {"own_item": reference.media.processor.own}
-    return ResidentTap(own.runner, reference.opened, DivergenceKernels.at(own.runner, num_tokens), **own_item)
+    return ResidentTap(
+        candidate.runner, reference.opened, DivergenceKernels.at(candidate.runner, num_tokens), **own_item
+    )
 
 
-def _reading_tap(own: LocalModel, records: Records) -> Tap:
-    traits = tokenizer_traits(own.texts.tokenizer)
-    refuse_other_tokenizer(records.facts.get("tokenizer", {}), traits, str(records.folder), own.texts.name)
-    num_tokens = own.texts.tokenizer.num_ids
-    comparable_tokens(vocab_size_of(own.runner), records.form.vocab_size, num_tokens)
-    return ReadingTap(records, DivergenceKernels.at(own.runner, num_tokens))
+def _reading_tap(candidate: LocalModel, records: Records) -> Tap:
+    traits = tokenizer_traits(candidate.texts.tokenizer)
+    refuse_other_tokenizer(records.facts.get("tokenizer", {}), traits, str(records.folder), candidate.texts.name)
+    num_tokens = candidate.texts.tokenizer.num_ids
+    comparable_tokens(vocab_size_of(candidate.runner), records.form.vocab_size, num_tokens)
+    return ReadingTap(records, DivergenceKernels.at(candidate.runner, num_tokens))
 
 
-def new_records(own: LocalModel, record_to: RecordTo) -> Records:
+def new_records(model: LocalModel, record_to: RecordTo) -> Records:
     """The records of the distributions that score a reference's targets."""
-    given = record_to if isinstance(record_to, Mapping) else {"folder": record_to}
-    settings = RecordSettings.parse(given, where="record_to")
-    form = Form.choose(vocab_size_of(own.runner), settings.top, settings.drawn, settings.seed)
-    return Records.write(settings.folder, form, _facts_of(own))
+    keys = record_to if isinstance(record_to, Mapping) else {"folder": record_to}
+    settings = RecordSettings.parse(keys, where="record_to")
+    form = Form.choose(vocab_size_of(model.runner), settings.top, settings.drawn, settings.seed)
+    return Records.write(settings.folder, form, _facts_of(model))
 
 
 def _facts_of(local: LocalModel) -> dict[str, Any]:
@@ -286,17 +290,18 @@ class RecordedResults(Executor):
 
 
 def replay_session(
-    own: Session, records: Records, context_length: int, answers: Mapping[str, Any], stop_ids: Iterable[int]
+    candidate: Session, records: Records, context_length: int, answers: Mapping[str, Any], stop_ids: Iterable[int]
 ) -> Session:
-    """A session that answers as the recorded model did, beside the session `own` of a model with the same tokenizer.
-    `answers`: by the name of a journal in the records' folder, its facts; `stop_ids`: where that model ended them."""
+    """A session that answers as the recorded model did, beside the session `candidate` of a model with the same
+    tokenizer. `answers`: by the name of a journal in the records' folder, its facts. `stop_ids`: where that model ended
+    them."""
     session = Session(
         RecordedResults(records, context_length),
-        own.tokenizer,
+        candidate.tokenizer,
         stop_ids=stop_ids,
-        encoding=own.encoding,
-        media=own.media,
-        beside=own,
+        encoding=candidate.encoding,
+        media=candidate.media,
+        beside=candidate,
     )
     for name, facts in answers.items():
         session.journal = Journal(Path(records.folder, name), facts)

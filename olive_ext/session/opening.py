@@ -102,8 +102,8 @@ def _open_elsewhere(
         media = texts.media(served.models[which].item_limit)
         return texts.session(WorkerPool(crew, which), media, beside)
 
-    own = session(own_texts, OWN)
-    own.records = None if served.records is None else RecordsElsewhere(Path(served.records))
+    candidate = session(own_texts, OWN)
+    candidate.records = None if served.records is None else RecordsElsewhere(Path(served.records))
     if other_texts is not None:
-        own.reference = session(other_texts, REFERENCE, own)
-    return own
+        candidate.reference = session(other_texts, REFERENCE, candidate)
+    return candidate

@@ -69,25 +69,25 @@ class MediaText:
         Raises `MediaError` for one that cannot be read or has too many tokens, and where there are not as many markers
         as are given; `TaskError` where the model takes none.
         """
-        given = {Modality.IMAGE: images, Modality.AUDIO: audio}
-        for modality, items in given.items():
+        media = {Modality.IMAGE: images, Modality.AUDIO: audio}
+        for modality, items in media.items():
             if items and modality not in self.markers:
                 problem = self.problems.get(modality, self.processor.spec.problem)
                 given_items, why = counted(len(items), modality.kind), f": {problem}" if problem else ""
                 raise UnfitTaskError(f"the request gives {given_items}; this model takes none{why}")
         markers = {marker.token: modality for modality, marker in self.markers.items()}
-        if not any(given.values()) and markers.keys().isdisjoint(tokens):
+        if not any(media.values()) and markers.keys().isdisjoint(tokens):
             self.refuse_placeholders(tokens)
             return tokens, ()
         self.refuse_placeholders(token for token in tokens if token not in markers)
         for token, modality in markers.items():
-            if (num_markers := tokens.count(token)) != len(given[modality]):
+            if (num_markers := tokens.count(token)) != len(media[modality]):
                 kind = modality.kind
                 raise MediaError(
-                    f"the request gives {counted(len(given[modality]), kind)}, and its prompt has {num_markers} of the "
+                    f"the request gives {counted(len(media[modality]), kind)}, and its prompt has {num_markers} of the "
                     f"marker '{self.marker_text(modality)}': give one for each {kind}"
                 )
-        waiting = {modality: iter(items) for modality, items in given.items()}
+        waiting = {modality: iter(items) for modality, items in media.items()}
         placed: list[int] = []
         runs: list[MediaRun] = []
         for token in tokens:
@@ -197,16 +197,16 @@ def with_media(
     return plain_messages, _filled(held, Modality.IMAGE, images), _filled(held, Modality.AUDIO, audio)
 
 
-def _filled(held: Mapping[Modality, Sequence[Any]], modality: Modality, given: Sequence[Any]) -> list[Any]:
+def _filled(held: Mapping[Modality, Sequence[Any]], modality: Modality, beside: Sequence[Any]) -> list[Any]:
     """What the messages hold, with the given items in the open places; all given items where the messages have none."""
     items, kind = held[modality], modality.kind
     num_open = sum(item is None for item in items)
-    if num_open != len(given) and (items or modality is Modality.IMAGE):
+    if num_open != len(beside) and (items or modality is Modality.IMAGE):
         parts = counted(len(items), f"part for a {kind}", f"parts for {kind}s")
         counts = f"the messages have {parts}, {num_open} of them without one"
-        raise MediaError(f"{counts}, and the request gives {counted(len(given), kind)} beside them")
-    rest = iter(given)
-    return [next(rest) if item is None else item for item in items] if items else list(given)
+        raise MediaError(f"{counts}, and the request gives {counted(len(beside), kind)} beside them")
+    rest = iter(beside)
+    return [next(rest) if item is None else item for item in items] if items else list(beside)
 
 
 def _kind(part: Any) -> str:
@@ -314,32 +314,32 @@ def make_sources(
     a text or ids longer than `max_length` lose their beginning, as in HFLM. Raises `ConfigError` where a source is of
     the wrong kind or a text is missing, `MediaError` where a sound is missing, cannot be read or is one too many,
     `TaskError` where the model takes none."""
-    given = request.source
+    source = request.source
     if encoding is None:
-        if given is not None:
+        if source is not None:
             raise UnsupportedError("this model has no encoder: give it as the prompt", "source")
         return (None,)
     if request.audio:
         if encoding.sound is None:
             raise TaskError(NO_SOUND)
-        if len(request.audio) > 1 or given is not None:
-            many = "a 'source' beside 'audio'" if given is not None else counted(len(request.audio), "sound")
+        if len(request.audio) > 1 or source is not None:
+            many = "a 'source' beside 'audio'" if source is not None else counted(len(request.audio), "sound")
             raise MediaError(f"the request gives {many}; this model takes one sound")
         return tuple(map(Source, encoding.sound.windows(request.audio[0])))
-    if given is None and encoding.sound is not None:
+    if source is None and encoding.sound is not None:
         raise MediaError("the request gives no sound; this model takes one in 'audio', or its features in 'source'")
-    if given is None:
+    if source is None:
         raise UnsupportedError("this model is an encoder-decoder: 'source' must be a text or token ids")
-    if isinstance(given, np.ndarray) and given.dtype.kind == "f":
+    if isinstance(source, np.ndarray) and source.dtype.kind == "f":
         if encoding.sound is None:
             raise ConfigError("an array was given; the encoder of this model takes a text or token ids", "source")
-        return (Source(given.astype(np.float32, copy=False)),)
+        return (Source(source.astype(np.float32, copy=False)),)
     if encoding.sound is not None:
-        kind = type(given).__name__
+        kind = type(source).__name__
         raise ConfigError(
             f"a {kind} was given; the encoder of this model takes an array of floats (features)", "source"
         )
-    ids = tokenizer.encode(given) if isinstance(given, str) else list(given)
+    ids = tokenizer.encode(source) if isinstance(source, str) else list(source)
     return (Source(np.array((ids or [tokenizer.prefix_token_id])[-max_length:], np.int64)),)
 
 

@@ -306,19 +306,23 @@ def _vocabulary_read(tokenizer: Tokenizer) -> tuple[str | None, str | None]:
     return _digest(texts), _digest([one.ids for one in encoded])
 
 
-def refuse_other_tokenizer(reference: Traits, own: Traits, reference_name: str, own_name: str) -> None:
+def refuse_other_tokenizer(reference: Traits, candidate: Traits, reference_name: str, own_name: str) -> None:
     """Raises `ConfigError` that names what differs between the traits of two tokenizers. The second may have more added
     tokens than the reference's, which no template and no role uses: then all texts without them are the same ids."""
-    differing = [name for name in own if name not in ("num_tokens", "used") and reference.get(name) != own[name]]
-    before, after = (traits.get("added tokens") for traits in (reference, own))
+    differing = [
+        name for name in candidate if name not in ("num_tokens", "used") and reference.get(name) != candidate[name]
+    ]
+    before, after = (traits.get("added tokens") for traits in (reference, candidate))
     if isinstance(before, Mapping) and isinstance(after, Mapping) and before.items() <= after.items():
         more = after.keys() - before.keys()
-        differing = [name for name in differing if name != "added tokens" or not more.isdisjoint(map(str, own["used"]))]
+        differing = [
+            name for name in differing if name != "added tokens" or not more.isdisjoint(map(str, candidate["used"]))
+        ]
     if not differing:
         return
     sizes = ""
-    if reference.get("num_tokens") != own["num_tokens"]:
-        sizes = f" ({reference.get('num_tokens')} and {own['num_tokens']} tokens)"
+    if reference.get("num_tokens") != candidate["num_tokens"]:
+        sizes = f" ({reference.get('num_tokens')} and {candidate['num_tokens']} tokens)"
     raise NotComparableError(
         f"the tokenizer of the reference '{reference_name}' differs from that of '{own_name}' in its "
         f"{', '.join(differing)}{sizes}: their distributions are over different tokens and cannot be compared"

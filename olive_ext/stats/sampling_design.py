@@ -86,12 +86,12 @@ def difference_population(reference: npt.ArrayLike, sureness: npt.ArrayLike | No
     far the reference's answer is from being another one, in any unit that grows (nats between the right choice and the
     best wrong one, without the sign).
     """
-    own: FloatArray = np.asarray(reference, np.float64)
-    strata, levels_H = _strata((own < 0.5).astype(np.int64), sureness)
+    correct: FloatArray = np.asarray(reference, np.float64)
+    strata, levels_H = _strata((correct < 0.5).astype(np.int64), sureness)
     flips = 0.5 ** (levels_H[strata] + 2)
-    expected = own + flips * (1 - 2 * own)
+    expected = correct + flips * (1 - 2 * correct)
     means: FloatArray = np.bincount(strata, weights=expected) / np.bincount(strata)
-    return Population(np.ones(len(own)), -own, 1 - own, strata, means)
+    return Population(np.ones(len(correct)), -correct, 1 - correct, strata, means)
 
 
 def mean_population(num_positions: npt.ArrayLike, highest: float, sureness: npt.ArrayLike | None = None) -> Population:

@@ -154,14 +154,19 @@ def with_reference(settings: EvaluationSettings) -> EvaluationSettings:
     reference = settings.reference
     if reference is None or not {INPUT_MODEL, AT_HAND} & {reference.path, reference.float_model}:
         return settings
-    own, run = settled(reference), running.get()
-    if reference.float_model == AT_HAND and own.float_model is None and run is not None and _is_onnx(run.lineage[-1]):
+    replaced, run = settled(reference), running.get()
+    if (
+        reference.float_model == AT_HAND
+        and replaced.float_model is None
+        and run is not None
+        and _is_onnx(run.lineage[-1])
+    ):
         logger.warning(
             "'reference.float_model' = '%s': no float ONNX model is among those that this one was made from, so that "
             "its stages are not reported; '%s' makes one of the checkpoint",
             *(AT_HAND, EXPORT),
         )
-    return settings.model_copy(update={"reference": own})
+    return settings.model_copy(update={"reference": replaced})
 
 
 def settled(reference: ReferenceConfig) -> ReferenceConfig:

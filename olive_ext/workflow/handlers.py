@@ -161,9 +161,9 @@ def _in_package(
     which = ModelSettings(model=str(folder), kind="onnx")
     files = resolve(which, tokenizer_candidates=tokenizer_candidates(model.model_attributes)).files
     same = [part for part in handlers.values() if Path(part.model_path).resolve() == files.decoder.resolve()]
-    own = {str(companion.graph.resolve()) for companion in files.companions.values()}
-    given = parts.values() if same else (str(Path(part.model_path).resolve()) for part in handlers.values())
-    if not own.issuperset(given):
+    companions = {str(companion.graph.resolve()) for companion in files.companions.values()}
+    paths = parts.values() if same else (str(Path(part.model_path).resolve()) for part in handlers.values())
+    if not companions.issuperset(paths):
         return None
     return ONNXModelHandler(
         str(files.directory),
@@ -210,8 +210,10 @@ def _passes(path: str) -> tuple[str, ...] | None:
         return None
     if model_id in run.made_by:
         return run.made_by[model_id]
-    own = input_model_path()
-    if own is not None and (path == own or (Path(path).exists() and Path(path).resolve() == Path(own).resolve())):
+    input_path = input_model_path()
+    if input_path is not None and (
+        path == input_path or (Path(path).exists() and Path(path).resolve() == Path(input_path).resolve())
+    ):
         return ()
     return None
 
@@ -239,10 +241,10 @@ def tokenizer_candidates(model_attributes: Mapping[str, Any] | None) -> list[str
     """Where a tokenizer may be, since Olive's passes do not carry that of an ONNX model along: the folders of the files
     that travel with the model, the model it was made from, and the recipe's input model with what it reads."""
     folders = [str(file.parent) for file in additional_files(model_attributes)]
-    given = input_model_path()
-    origins = [(model_attributes or {}).get("_name_or_path"), given]
+    recipe_model = input_model_path()
+    origins = [(model_attributes or {}).get("_name_or_path"), recipe_model]
     with suppress(ModelError):  # a variant of a model package shares its tokenizer with others
-        origins += [locate(given).tokenizer] if given and Path(given).suffix == ".onnx" else []
+        origins += [locate(recipe_model).tokenizer] if recipe_model and Path(recipe_model).suffix == ".onnx" else []
     return list(dict.fromkeys([*folders, *(str(origin) for origin in origins if origin)]))
 
 

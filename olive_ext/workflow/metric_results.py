@@ -128,14 +128,14 @@ def _matching(declared: Any, sub_type: Any, report: Report) -> Metric:
 
 def _meant(name: str, sub_name: str, report: Report) -> list[Metric]:
     """The metrics that a declared name and sub type mean; exactly one in a valid recipe."""
-    own = [metric for metric in report.metrics if metric.task == name]
-    if not own:
+    of_task = [metric for metric in report.metrics if metric.task == name]
+    if not of_task:
         return matching(report.metrics, name)
     for meaning in (*_STANDS_FOR.get(sub_name, ()), sub_name):
-        metrics = [metric for metric in own if metric.metric == meaning]
+        metrics = [metric for metric in of_task if metric.metric == meaning]
         if metrics:
             return metrics
-    return own if len(own) == 1 and sub_name in ("accuracy_score", "avg") else []
+    return of_task if len(of_task) == 1 and sub_name in ("accuracy_score", "avg") else []
 
 
 def _entry(metric: Metric, priority: int) -> dict[str, Any]:

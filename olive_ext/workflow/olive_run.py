@@ -153,17 +153,17 @@ def end_in_lines() -> None:
     script = Path(sys.argv[0])
     if "olive" not in (script.stem, script.parent.name) or os.environ.get("OLIVE_EXT_DEBUG", "") not in ("", "0"):
         return
-    own = sys.excepthook
+    hook = sys.excepthook
 
     def end(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         lines = [str(error)]
         if not isinstance(error, OliveExtError):
-            own(kind, error, trace)
+            hook(kind, error, trace)
             lines = []
-            given = ArgumentParser(add_help=False, allow_abbrev=False)
-            given.add_argument("--config", "--run-config", dest="config", default="")
+            parser = ArgumentParser(add_help=False, allow_abbrev=False)
+            parser.add_argument("--config", "--run-config", dest="config", default="")
             with suppress(OliveExtError):
-                recipe = read_recipe(given.parse_known_args(sys.argv[1:])[0].config)
+                recipe = read_recipe(parser.parse_known_args(sys.argv[1:])[0].config)
                 lines = [f"the recipe is wrong: {mistake}" for mistake in mistakes(recipe)]
         for line in lines:
             sys.stderr.write(f"olive-ext: error: {printable(' '.join(line.split()))}\n")

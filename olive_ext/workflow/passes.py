@@ -79,8 +79,8 @@ class ConfiguredPass(Pass):  # type: ignore[misc]
         cls, accelerator_spec: Any, config: dict[str, Any] | None = None, disable_search: bool | None = False
     ) -> Any:
         """Like Olive's; refuses unknown keys first, and adds the fingerprint, which becomes part of the cache key."""
-        given = dict(config or {})
-        marked = {**given, FINGERPRINT: environment(parse(cls.settings_type, given))}
+        keys = dict(config or {})
+        marked = {**keys, FINGERPRINT: environment(parse(cls.settings_type, keys))}
         return super().get_config_params(accelerator_spec, marked, disable_search)
 
     @classmethod
@@ -101,8 +101,8 @@ class ConfiguredPass(Pass):  # type: ignore[misc]
     def settings(self, config: Any) -> Any:
         """The settings of a recipe, of `settings_type`."""
         values, known = config.model_dump(), self.parameters()
-        given = {name: value for name, value in values.items() if value != known[name].default_value}
-        return parse(self.settings_type, copy.deepcopy(given))
+        written = {name: value for name, value in values.items() if value != known[name].default_value}
+        return parse(self.settings_type, copy.deepcopy(written))
 
 
 class ReadOnlyPass(ConfiguredPass):
@@ -222,8 +222,8 @@ def run_pass(engine: Any, arguments: dict[str, Any], original: Callable[..., Any
             model_config, str
         ):  # a text is the reason why the pass was left out
             values = config.config if isinstance(config.config, Mapping) else config.config.model_dump()
-            given = {key: value for key, value in values.items() if value is not None and key != "matters"}  # a default
-            _finish(engine, run, f"passes.{name}", parse(EvaluationSettings, given).bounds, (model_config, model_id))
+            keys = {key: value for key, value in values.items() if value is not None and key != "matters"}  # a default
+            _finish(engine, run, f"passes.{name}", parse(EvaluationSettings, keys).bounds, (model_config, model_id))
     return model_config, model_id
 
 

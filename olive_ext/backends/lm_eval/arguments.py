@@ -113,14 +113,14 @@ class OrtLMArguments(OpenSettings):
         for name in _IGNORED.keys() & arguments.keys():
             warn_ignored(f"the argument '{name}' of Olive's backend: {_IGNORED[name]}")
         path = pretrained.settings.model if isinstance(pretrained, ResolvedModel) else pretrained
-        given = cls.parse({"pretrained": path, **arguments}, where="OrtLM")
-        if has_session == (given.pretrained is not None):
+        parsed = cls.parse({"pretrained": path, **arguments}, where="OrtLM")
+        if has_session == (parsed.pretrained is not None):
             raise ContradictionError("OrtLM takes either 'pretrained', the path of a model, or an open 'session'")
         opening = (_OPENING | {"reference", "record_to"}) - _HANDED_OVER
-        idle = sorted(given.model_fields_set & opening) if has_session else []
+        idle = sorted(parsed.model_fields_set & opening) if has_session else []
         if idle:
             raise ContradictionError(f"OrtLM: {', '.join(idle)} cannot be changed on a session that is open")
-        return given
+        return parsed
 
     def to_open(self, pretrained: str | ResolvedModel | None) -> tuple[ResolvedModel, Any, Any]:
         """What `session.opening.open_model` takes. A model of which only the path is known is located first."""

@@ -96,9 +96,9 @@ class GenerationSettings:
         if not all(isinstance(stop, str) for stop in until):
             raise TaskError("give a text or a list of texts", "until", gen_kwargs["until"], code="wrong_value")
         unread = () if kwargs["do_sample"] else _GREEDY
-        given = {name: value for name, value in kwargs.items() if value is not None and name not in unread}
+        written = {name: value for name, value in kwargs.items() if value is not None and name not in unread}
         types = {"temperature": float, "top_p": float, "top_k": int, "seed": int}
-        sampling = {**_GREEDY, "seed": seed, **given}
+        sampling = {**_GREEDY, "seed": seed, **written}
         return cls(
             max_gen_toks=kwargs["max_gen_toks"],
             until=tuple(stop for stop in until if stop),

@@ -105,9 +105,9 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
         self.batch_size = given.batch_size  # as given; `get_model_info()` has the number in use
         self._media = TaskMedia(given, self._session)
         self.MULTIMODAL = self._media.is_taken
-        own, bos, prefix = self._session.tokenizer, given.add_bos_token, given.prefix_token_id
-        self._text = Tokenizer(own.hf, own.where, add_bos_token=bos, prefix_token_id=prefix)
-        self.tokenizer = own.hf
+        tokenizer, bos, prefix = self._session.tokenizer, given.add_bos_token, given.prefix_token_id
+        self._text = Tokenizer(tokenizer.hf, tokenizer.where, add_bos_token=bos, prefix_token_id=prefix)
+        self.tokenizer = tokenizer.hf
 
     @property
     def session(self) -> Session:

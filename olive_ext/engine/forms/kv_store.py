@@ -335,11 +335,11 @@ def two_ends_problem(
 
 
 def disagreement(
-    what: str, expected: Sequence[FloatArray], given: Sequence[FloatArray], again: FloatArray
+    what: str, expected: Sequence[FloatArray], measured: Sequence[FloatArray], again: FloatArray
 ) -> str | None:
-    """How far `given`, the scores of `what`, are from `expected`, the log-probabilities of two contexts. None where
+    """How far `measured`, the scores of `what`, are from `expected`, the log-probabilities of two contexts. None where
     only rounding differs, and the contexts differ. `again` are the second context's, fed one token a step."""
-    difference = max(float(np.abs(a - b).max()) for a, b in zip(expected, given, strict=True))
+    difference = max(float(np.abs(a - b).max()) for a, b in zip(expected, measured, strict=True))
     spread = float(np.abs(expected[0] - expected[1]).max())
     rounding = float(np.abs(expected[1] - again).max())
     if spread == 0:

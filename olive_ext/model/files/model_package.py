@@ -147,9 +147,9 @@ def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant,
     for part, variants in parts.items():
         if variants is not decoders and part in _PARTS:
             asked = chosen.provider or provider or CPU
-            own = _chosen(root, part, variants, None, asked, CPU, like=chosen.name)[0]
-            graphs[part] = GraphFiles(_graph(own, part), provider=own.provider)
-            notes += [f"the variant '{own.name}' of its {part}"] if own.name != chosen.name else []
+            variant = _chosen(root, part, variants, None, asked, CPU, like=chosen.name)[0]
+            graphs[part] = GraphFiles(_graph(variant, part), provider=variant.provider)
+            notes += [f"the variant '{variant.name}' of its {part}"] if variant.name != chosen.name else []
         elif variants is not decoders:
             notes.append(f"the component '{part}' is left alone")
     return chosen, graphs, "; ".join([rule, *notes])
@@ -211,8 +211,8 @@ def _graph(variant: Variant, part: str) -> Path:
     written: Mapping[str, Any] = whole.get("model", {})
     section = written.get(part) or written.get("speech" if part == "audio" else part) or {}
     name = section.get("filename")
-    own = variant.graph or (inside(variant.folder, name, f"model.{part}.filename") if name else None)
-    graphs = [own] if own else sorted(variant.folder.glob("*.onnx"))
+    graph = variant.graph or (inside(variant.folder, name, f"model.{part}.filename") if name else None)
+    graphs = [graph] if graph else sorted(variant.folder.glob("*.onnx"))
     if len(graphs) != 1 or not graphs[0].is_file():
         raise NotFoundError(f"'{variant.folder}' names no graph of the component '{part}' and does not hold one alone")
     return graphs[0]

@@ -127,20 +127,20 @@ class _Cluster:
             self._note_head()
             return
         address, environment = self.wanted.address, dict(self.wanted.runtime_env)
-        given: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if address is None:
-            given |= {"num_cpus": max(self._count, os.cpu_count() or 1), "object_store_memory": _STORE_BYTES}
+            options |= {"num_cpus": max(self._count, os.cpu_count() or 1), "object_store_memory": _STORE_BYTES}
             environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(import_path())}, **environment}
-            given["include_dashboard"] = False
+            options["include_dashboard"] = False
         if "://" in (address or ""):
-            given["runtime_env"] = environment
+            options["runtime_env"] = environment
         else:
-            job = given["job_config"] = self.ray.job_config.JobConfig(runtime_env=environment)
+            job = options["job_config"] = self.ray.job_config.JobConfig(runtime_env=environment)
             job._runtime_env_has_working_dir = lambda: True  # else the driver's comes first on the path of the actors
         try:
             _connect(address)
             with _uninterrupted(self.ray._private.utils):
-                self.ray.init(address=address or "local", log_to_driver=False, logging_level="error", **given)
+                self.ray.init(address=address or "local", log_to_driver=False, logging_level="error", **options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = f"'workers.address' = '{address}': no Ray cluster can be joined" if address else "Ray cannot start"
             raise ConfigError(f"{where}: {first_line(error)}") from error

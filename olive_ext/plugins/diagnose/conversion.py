@@ -70,12 +70,12 @@ class _Scored:
         num_ids = min(num_tokens, *sizes)
         texts = _texts(model, plain, num_ids)
         with open_model(model) as session:
-            given, parts = logprobs(session, texts), session.describe_execution().get("parts_failure", "")
+            rows_left, parts = logprobs(session, texts), session.describe_execution().get("parts_failure", "")
         expected = [plain.logprobs(text) for text in texts]
         if num_tokens < plain.vocab_size:
-            rows = zip(texts, given, expected, strict=True)
-            given = [_without_taken(plain, num_tokens, *row) for row in rows]
-        return cls(checkpoint, plain, texts, expected, given, num_ids, parts)
+            rows = zip(texts, rows_left, expected, strict=True)
+            rows_left = [_without_taken(plain, num_tokens, *row) for row in rows]
+        return cls(checkpoint, plain, texts, expected, rows_left, num_ids, parts)
 
     def with_weights_of(self, model: ResolvedModel) -> _Scored:
         """By transformers with the weights of `model`, and its graph without rounded activations. Raises `ModelError`
@@ -85,9 +85,9 @@ class _Scored:
         is_cache_rounded = few_bits(one.elem_type for one in model.spec.kv)
         if is_cache_rounded or not reweight(self.plain, constants):
             raise ModelError("they do not pair with the checkpoint's, or are far off, or more than weights is rounded")
-        given = [graph.logprobs(text, self.num_ids) for text in self.texts]
+        measured = [graph.logprobs(text, self.num_ids) for text in self.texts]
         expected = [self.plain.logprobs(text, self.num_ids) for text in self.texts]
-        return replace(self, expected=expected, given=given)
+        return replace(self, expected=expected, given=measured)
 
     def changed(self, dtype: str | None = None, changes: Mapping[str, Any] | None = None) -> PlainPass:
         """The checkpoint once more, as `PlainPass` takes it, with the same weights."""
@@ -282,8 +282,10 @@ def first_state_difference(
         raise ModelError("which layer it is cannot be found: no value of the graph has the size of a hidden state")
     wrong = {name: best for name, best in nearest.items() if best.errors_S.max() > bound}
     layers = layers_of(plain)
-    own = [name for name in states if layers and name.startswith(f"{layers}.") and name[len(layers) + 1 :].isdecimal()]
-    borders = [EMBEDDED, *own, NORMED]
+    layers_outputs = [
+        name for name in states if layers and name.startswith(f"{layers}.") and name[len(layers) + 1 :].isdecimal()
+    ]
+    borders = [EMBEDDED, *layers_outputs, NORMED]
     borders = [name for name in borders if name in nearest]
 
     def parts(layer: str) -> list[str]:

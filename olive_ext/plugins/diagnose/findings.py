@@ -284,15 +284,15 @@ def _with_answers(
 def _names(models: Models, reference: ResolvedModel | None) -> tuple[str, str]:
     """The names of the places: providers and versions, and for the reference its own settings."""
     versions, asked = runtimes(), models.config.reference
-    own, file = _name(models.candidate, versions), models.records_file
+    candidate, file = _name(models.candidate, versions), models.records_file
     if reference is None:
         assert file is not None
         providers = [str(one.get("name", one)) for one in file.manifest["providers"]]
-        return own, f"{', '.join(providers)} ({_version(file.manifest['versions'])}, recorded)"
+        return candidate, f"{', '.join(providers)} ({_version(file.manifest['versions'])}, recorded)"
     engine = {} if asked is None or asked.engine is None else asked.engine.model_dump(exclude_unset=True)
     more = [f"{name} {value}" for name, value in engine.items()]
     path = [] if asked is None or asked.is_same else [asked.path]
-    return own, ", ".join([_name(reference, versions), *path, *more])
+    return candidate, ", ".join([_name(reference, versions), *path, *more])
 
 
 def _name(model: ResolvedModel, versions: dict[str, str]) -> str:

@@ -41,16 +41,16 @@ def states_of(plain: PlainPass, tokens: Sequence[int]) -> States:
     states: States = {}
 
     def keep(name: str) -> Callable[..., None]:
-        def hook(_: object, given: Any, output: Any = None, result: Any = None) -> None:
+        def hook(_: object, inputs: Any, output: Any = None, result: Any = None) -> None:
             value = result if result is not None else output
-            _keep(states, name, len(tokens), value if value is not None else given)
+            _keep(states, name, len(tokens), value if value is not None else inputs)
 
         return hook
 
     modules = dict(plain.model.named_modules())
     hooks = [part.register_forward_hook(keep(name)) for name, part in modules.items() if name]
-    given = {EMBEDDED: modules.get(f"{layers_of(plain)}.0"), NORMED: plain.model.get_output_embeddings()}
-    hooks += [part.register_forward_pre_hook(keep(name)) for name, part in given.items() if part is not None]
+    hooked = {EMBEDDED: modules.get(f"{layers_of(plain)}.0"), NORMED: plain.model.get_output_embeddings()}
+    hooks += [part.register_forward_pre_hook(keep(name)) for name, part in hooked.items() if part is not None]
     try:
         plain.run(tokens)
     finally:

@@ -102,11 +102,11 @@ def in_one_folder(model: Any, values: Mapping[str, Any], gathered: Path) -> tupl
     places are relative to. Where none has all of them their files are copied into `gathered`, which is new: a link that
     leads out of a package is refused."""
     graphs = {Path(part.model_path).resolve() for _, part in model.get_model_components()}
-    given: ModelConfig = values["model"]
-    own = model.get_resource("model_path")
-    for root in (Path(given.path).resolve(), *([Path(own).resolve()] if own else [])):
+    model_config: ModelConfig = values["model"]
+    model_path = model.get_resource("model_path")
+    for root in (Path(model_config.path).resolve(), *([Path(model_path).resolve()] if model_path else [])):
         if root.is_dir() and all(graph.is_relative_to(root) for graph in graphs):
-            return {**values, "model": _placed(given, root, root)}, root
+            return {**values, "model": _placed(model_config, root, root)}, root
     root = Path(os.path.commonpath([graph.parent for graph in graphs]))
     for graph in graphs:
         _copy(graph, gathered / graph.relative_to(root))
@@ -115,14 +115,14 @@ def in_one_folder(model: Any, values: Mapping[str, Any], gathered: Path) -> tupl
     for file in additional_files(model.model_attributes):
         if file.is_file():
             _copy(file, gathered / file.name)
-    return {**values, "model": _placed(given, root, gathered)}, root
+    return {**values, "model": _placed(model_config, root, gathered)}, root
 
 
-def _placed(given: ModelConfig, root: Path, folder: Path) -> ModelConfig:
+def _placed(model: ModelConfig, root: Path, folder: Path) -> ModelConfig:
     """The model in `folder`, with the places that it has in `root`."""
-    path = Path(given.path).resolve()
-    decoder = path / given.onnx_file_name if given.onnx_file_name else path
-    components = {part: Path(file).resolve().relative_to(root).as_posix() for part, file in given.components.items()}
+    path = Path(model.path).resolve()
+    decoder = path / model.onnx_file_name if model.onnx_file_name else path
+    components = {part: Path(file).resolve().relative_to(root).as_posix() for part, file in model.components.items()}
     name = decoder.relative_to(root).as_posix()
     return ModelConfig.parse({"path": str(folder), "kind": "onnx", "onnx_file_name": name, "components": components})
 

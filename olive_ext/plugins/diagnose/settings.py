@@ -131,5 +131,5 @@ class MendingConfig(ModelWork, MendingSettings):
 
     def location(self) -> LocationConfig:
         """The loss map that decides."""
-        own = {**self.shared(LocationConfig), "resume": self.resume}
-        return LocationConfig(**own, output_dir=str(self.unfinished))
+        values = {**self.shared(LocationConfig), "resume": self.resume}
+        return LocationConfig(**values, output_dir=str(self.unfinished))

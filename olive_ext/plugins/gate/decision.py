@@ -319,7 +319,7 @@ def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline
         )
     question = question_of(certain, before, None, [])
     values = question.values
-    short = replace(question, values=lambda batch, own, *more: values(batch, [*map(keyed, own)], *more))
+    short = replace(question, values=lambda batch, candidate, *more: values(batch, [*map(keyed, candidate)], *more))
     lm = models.open_candidate()
     try:
         results, weights, certainty = run_sampled(lm, None, tasks, short, config, progress=models.progress)
@@ -329,11 +329,11 @@ def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline
     finally:
         lm.close()
     refuse_other_definitions(baseline, results)
-    own = [keyed(item) for item in read_answers(results["samples"], tasks.tasks)]
-    answers = before, own, results["samples"], tasks.tasks
+    candidate = [keyed(item) for item in read_answers(results["samples"], tasks.tasks)]
+    answers = before, candidate, results["samples"], tasks.tasks
     outcomes, _, lengths = compare_answers(*answers, config.matters, weights)
     comparison = Comparison({}, (), outcomes, (), missing=lost, matters=config.matters, lengths=lengths)
-    pairs = ((item, one) for one in own for item in before if (item.task, item.filter) == (one.task, one.filter))
+    pairs = ((item, one) for one in candidate for item in before if (item.task, item.filter) == (one.task, one.filter))
     damaged = damaged_cache(baseline.model, execution) | _other_choices(pairs)
     comparison = replace(comparison, stops=stops, metrics=results, damaged=damaged)
     return _decided(certain_comparison(comparison, certainty), ())

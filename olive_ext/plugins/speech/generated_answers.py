@@ -140,8 +140,8 @@ def _transcription(session: Session, settings: MetricSettings, params: Mapping[s
         prompt = messages[0 if system else 1 :]
     asked = GenerationRequest(prompt, max_new_tokens=session.max_length - 1, max_length=most)
 
-    def make(given: Any) -> Document:
-        samples_N = np.asarray(given["audio"] if isinstance(given, Mapping) else given, np.float32).reshape(-1)
+    def make(row: Any) -> Document:
+        samples_N = np.asarray(row["audio"] if isinstance(row, Mapping) else row, np.float32).reshape(-1)
         seconds = len(samples_N) / rate
         return Document(replace(asked, audio=[(samples_N, rate)]), "", seconds, question=f"{seconds:.1f} s of sound")
 
@@ -165,20 +165,20 @@ def _first_tokens(session: Session) -> list[int]:
 def _answer(session: Session) -> Callable[[Any], Document]:
     """Makes the document that asks a model of pictures, from a mapping of "image", "question" and more."""
 
-    def make(given: Any) -> Document:
-        if not isinstance(given, Mapping) or "question" not in given:
-            raise TaskError(f"the metric is of answers about pictures; its data config gives a {type(given).__name__}")
-        if given.get("image") is None:
-            return Document(None, "", question=str(given["question"]))
-        content = [{"type": "image"}, {"type": "text", "text": given["question"]}]
-        system = [{"role": "system", "content": given["system_prompt"]}] if given.get("system_prompt") else []
+    def make(row: Any) -> Document:
+        if not isinstance(row, Mapping) or "question" not in row:
+            raise TaskError(f"the metric is of answers about pictures; its data config gives a {type(row).__name__}")
+        if row.get("image") is None:
+            return Document(None, "", question=str(row["question"]))
+        content = [{"type": "image"}, {"type": "text", "text": row["question"]}]
+        system = [{"role": "system", "content": row["system_prompt"]}] if row.get("system_prompt") else []
         request = GenerationRequest(
             [*system, {"role": "user", "content": content}],
-            images=[given["image"]],
+            images=[row["image"]],
             max_new_tokens=session.max_length - 1,
-            max_length=given.get("max_length", 4096),
+            max_length=row.get("max_length", 4096),
         )
-        return Document(request, "", 0.0, given.get("num_choices", 0), str(given["question"]))
+        return Document(request, "", 0.0, row.get("num_choices", 0), str(row["question"]))
 
     return make
 

@@ -82,14 +82,14 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
             if wrong := list(metric_mistakes({}, METRICS_TYPE, written, self.settings)):
                 raise combined(wrong)
             models = self._generative(model, declared, execution_providers, device)
-            own = [metric for metric in declared if models is not None and is_of_generations(metric)]
-            others = [metric for metric in declared if metric not in own]
+            generative = [metric for metric in declared if models is not None and is_of_generations(metric)]
+            others = [metric for metric in declared if metric not in generative]
             path = str(model.get_resource("model_path"))
-            measured = self._measured(models, path, own) if models is not None and own else {}
+            measured = self._measured(models, path, generative) if models is not None and generative else {}
             if others:
                 olives = Registry.get(str(model.framework))()
                 measured |= olives.evaluate(model, others, device or Device.CPU, execution_providers).root
-            logger.info("metrics measured here: %s; by Olive's own evaluator: %s", *map(_listed, (own, others)))
+            logger.info("metrics measured here: %s; by Olive's own evaluator: %s", *map(_listed, (generative, others)))
             return MetricResult.model_validate(measured)
 
     def _embeddings(self, model: Any, declared: Sequence[Any], providers: Any, device: Any) -> Any:
@@ -361,8 +361,8 @@ def _batch(metric: Any, session: Session, settings: MetricSettings) -> Sequence[
     return requests
 
 
-def _ids(given: Any, name: str) -> list[int]:
+def _ids(ids: Any, name: str) -> list[int]:
     """The token ids of a document of Olive's text data."""
-    if not hasattr(given, "keys") or "input_ids" not in given:
+    if not hasattr(ids, "keys") or "input_ids" not in ids:
         raise TaskError(f"'metrics.{name}': its data config gives no 'input_ids', no sound and no picture")
-    return [int(token) for token in np.asarray(given["input_ids"]).reshape(-1)]
+    return [int(token) for token in np.asarray(ids["input_ids"]).reshape(-1)]

@@ -209,14 +209,14 @@ def _data(place: str, data: Any, names: list[str], known: Mapping[str, Mapping[s
         yield ConfigError(problem, f"{place}.data_config", data, code="unknown_name")
     written = mapping(known.get(data) if isinstance(data, str) else data)
     component = mapping(written.get("pre_process_data_config"))
-    given = {**component, **mapping(component.get("params"))}
+    keys = {**component, **mapping(component.get("params"))}
     accepted, where = PARAMETERS.get(str(component.get("type")), ()), f"data_configs.{written.get('name')}"
-    for key in (key for key in given if accepted and key not in (*accepted, "type", "params")):
+    for key in (key for key in keys if accepted and key not in (*accepted, "type", "params")):
         if near := suggest(key, accepted):
             place_of_key = f"{where}.pre_process_data_config.params.{key}"
             problem = f"unknown key '{place_of_key}': {near} Olive would drop it"
-            yield ConfigError(problem, place_of_key, given[key], code="unknown_key")
-    task = given.get("task")
+            yield ConfigError(problem, place_of_key, keys[key], code="unknown_key")
+    task = keys.get("task")
     for name in names if asks is _VISION and task is not None else ():
         if VISION_TASKS.get(str(task)) != name:
             pairs = ", ".join(f"{kind} of '{other}'" for other, kind in VISION_TASKS.items())

@@ -147,15 +147,15 @@ class _Group:
         names, results = section.inputs, section.outputs
         mel_BFM = self._mel.frames(samples_BN)
         batch, frames = mel_BFM.shape[:2]
-        given: dict[str, Any] = {names.audio_features: mel_BFM, **self._caches}
+        feed: dict[str, Any] = {names.audio_features: mel_BFM, **self._caches}
         optional = {names.input_lengths: np.full(batch, frames), names.lang_id: np.zeros(batch)}
-        given |= {name: value for name, value in optional.items() if name in graph.inputs}
+        feed |= {name: value for name, value in optional.items() if name in graph.inputs}
         into = {
             results.cache_last_channel_next: self._spare[names.cache_last_channel],
             results.cache_last_time_next: self._spare[names.cache_last_time],
             results.cache_last_channel_len_next: self._spare[names.cache_last_channel_len],
         }
-        encoded, ends_B = graph.run(given, [results.encoder_outputs, results.output_lengths], into)
+        encoded, ends_B = graph.run(feed, [results.encoder_outputs, results.output_lengths], into)
         self._caches, self._spare = self._spare, self._caches
         return encoded, ends_B
 
@@ -163,9 +163,9 @@ class _Group:
         """Runs the prediction network after each sound's last token; keeps its output, and the states to go on from."""
         section, (hidden, cell) = self._model.config.decoder, self._state
         names, results = section.inputs, section.outputs
-        given = {names.targets: self._last_B[:, None], names.lstm_hidden_state: hidden, names.lstm_cell_state: cell}
+        feed = {names.targets: self._last_B[:, None], names.lstm_hidden_state: hidden, names.lstm_cell_state: cell}
         asked = [results.outputs, results.lstm_hidden_state, results.lstm_cell_state]
-        self._predicted, *self._next = self._model.decoder.run(given, asked, {})
+        self._predicted, *self._next = self._model.decoder.run(feed, asked, {})
 
     def _search(self, encoded: Array, ends_B: Array) -> None:
         """A token advances a sound's state, and a blank its frame; so do as many tokens as a frame may have."""
@@ -205,9 +205,9 @@ class LogMel:
     def frames(self, samples_BN: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """The next chunk's frames after the last ones before it [B, F, M]."""
         config = self._config
-        given = samples_BN.astype(np.float64)
-        emphasized = given - config.preemph * np.concatenate([self._last, given[:, :-1]], 1)
-        self._last = given[:, -1:]
+        chunk = samples_BN.astype(np.float64)
+        emphasized = chunk - config.preemph * np.concatenate([self._last, chunk[:, :-1]], 1)
+        self._last = chunk[:, -1:]
         offset = (config.fft_size - config.win_length) // 2
         padded = np.pad(np.concatenate([self._overlap, emphasized], 1), ((0, 0), (0, offset)))
         self._overlap = emphasized[:, -(config.fft_size // 2) :]
@@ -324,8 +324,8 @@ class TransducerSession(AbstractContextManager["TransducerSession"]):
         """The most likely token [B] of frames [B, 1, H] after what the prediction network gave [B, U, 1]."""
         names = self.config.joiner
         batch = len(frames)
-        given = {names.inputs.encoder_outputs: frames, names.inputs.decoder_outputs: predicted.reshape(batch, 1, -1)}
-        logits_BV = self.joiner.run(given, [names.outputs.logits], {})[0].reshape(batch, -1).astype(np.float32)
+        feed = {names.inputs.encoder_outputs: frames, names.inputs.decoder_outputs: predicted.reshape(batch, 1, -1)}
+        logits_BV = self.joiner.run(feed, [names.outputs.logits], {})[0].reshape(batch, -1).astype(np.float32)
         if logits_BV.shape[1] != self.config.vocab_size:
             problem = f"'model.vocab_size' = {self.config.vocab_size} in genai_config.json"
             raise ModelError(f"{problem}: the joint network gives {logits_BV.shape[1]} logits")

@@ -252,9 +252,9 @@ def _margin(scores: Sequence[float], target: object) -> float:
     ordered = sorted(scores, reverse=True)
     if not isinstance(target, int) or not 0 <= target < len(scores):
         return ordered[0] - ordered[1]
-    own = scores[target]
-    ordered.remove(own)
-    return abs(own - ordered[0])
+    right = scores[target]
+    ordered.remove(right)
+    return abs(right - ordered[0])
 
 
 def _choices(task: Any, line: Sample) -> list[str]:

@@ -314,8 +314,8 @@ def _arguments(config: EvaluationConfig) -> str:
         "--apply-chat-template": config.apply_chat_template or None,
         "--fewshot-as-multiturn": config.fewshot_as_multiturn or None,
     }
-    given = {name: [] if value is True else value for name, value in named.items() if value is not None}
-    words = [config.model.path, *(word for pair in given.items() for word in pair)]
+    written = {name: [] if value is True else value for name, value in named.items() if value is not None}
+    words = [config.model.path, *(word for pair in written.items() for word in pair)]
     each = [one for word in words for one in (word if isinstance(word, list) else [word])]
     return shlex.join(str(one).removeprefix(here) for one in each)
 

@@ -204,8 +204,8 @@ def thumbnails_of(task: Any, doc_id: int) -> tuple[str, ...]:
         return ()
     try:
         pictures = task.doc_to_image(task.eval_docs[doc_id])
-        given = pictures if isinstance(pictures, list | tuple) else [pictures]
-        return tuple(map(thumbnail, given[:MOST_THUMBNAILS]))
+        listed = pictures if isinstance(pictures, list | tuple) else [pictures]
+        return tuple(map(thumbnail, listed[:MOST_THUMBNAILS]))
     except ANY_FAILURE as error:  # whatever a task's code throws: the numbers may have taken hours
         logger.warning("no thumbnails of document %d: %s", doc_id, first_line(error))
         return ()

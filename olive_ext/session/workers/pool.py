@@ -123,8 +123,8 @@ def _job_of(model: ResolvedModel, reference: ResolvedModel | Records | None, rec
         other = str(reference.folder.resolve())
     elif reference is not None:
         other, digests[1] = _settings(reference, share), reference.digest
-    given = record_to if isinstance(record_to, Mapping) or record_to is None else {"folder": str(record_to)}
-    return WorkerJob(_settings(model, share), other, given, digests=digests)
+    keys = record_to if isinstance(record_to, Mapping) or record_to is None else {"folder": str(record_to)}
+    return WorkerJob(_settings(model, share), other, keys, digests=digests)
 
 
 def _settings(model: ResolvedModel, share: int) -> dict[str, Any]:

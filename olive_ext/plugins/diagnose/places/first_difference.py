@@ -438,8 +438,8 @@ class Search:
         they do not change the logits."""
         theirs, mixed = last_row(self._known[self.own.logits]), self._mine
         if self.own.logits not in outputs:
-            given = {name: array.astype(self._known[name].dtype) for name, array in outputs.items()}
-            mixed = last_row(self.other.run(self.known_before(index) | given, [self.own.logits])[self.own.logits])
+            swapped = {name: array.astype(self._known[name].dtype) for name, array in outputs.items()}
+            mixed = last_row(self.other.run(self.known_before(index) | swapped, [self.own.logits])[self.own.logits])
         moved_by = np.abs(mixed - theirs).max()
         if not EFFECT * self._whole <= moved_by <= self._whole / EFFECT:
             return None
@@ -463,10 +463,10 @@ class Search:
         return self._region(begin, value, level)[1].ratio > 1
 
     def _region(self, begin: int, value: str, level: str | None = None) -> tuple[dict[str, Array], Deviation]:
-        given = self.known_before(begin)
-        expected = self.other.run(given, [value], level)
+        known = self.known_before(begin)
+        expected = self.other.run(known, [value], level)
         are_alike = self._are_alike and self._makers[value] == begin
-        values, deviations = self._judged(given, [value], expected, are_alike=are_alike, level=level)
+        values, deviations = self._judged(known, [value], expected, are_alike=are_alike, level=level)
         return values, deviations[value]
 
     def level(self, found: DifferingNodes) -> str:

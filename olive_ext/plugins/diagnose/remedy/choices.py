@@ -232,10 +232,10 @@ def _float_bytes(target: Target, sources: Sources) -> int:
     return size
 
 
-def _width(own: WeightUse, sources: Sources) -> int:
+def _width(float_use: WeightUse, sources: Sources) -> int:
     """The length of the axis that is cut into blocks; `UNCUT` for a weight that cannot be cut."""
-    numbers = sources.floats.view(own.value)
-    is_last = own.part or own.node.op_type == "Gather" or own.is_transposed
+    numbers = sources.floats.view(float_use.value)
+    is_last = float_use.part or float_use.node.op_type == "Gather" or float_use.is_transposed
     return UNCUT if numbers is None else int(numbers.shape[-1 if is_last else 0])
 
 
@@ -312,14 +312,14 @@ def _silent() -> Iterator[None]:
     library = ctypes.CDLL("ucrtbase" if os.name == "nt" else None)
     sys.stdout.flush()
     library.fflush(None)
-    own, nowhere = os.dup(STDOUT), os.open(os.devnull, os.O_WRONLY)
+    stdout, nowhere = os.dup(STDOUT), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, STDOUT)
     try:
         yield
     finally:
         library.fflush(None)
-        os.dup2(own, STDOUT)
-        os.close(own)
+        os.dup2(stdout, STDOUT)
+        os.close(stdout)
         os.close(nowhere)
 
 

@@ -136,12 +136,12 @@ class Location:
         if len(files) < len(companions):
             return
         try:
-            own = Sources.of(*files)
+            sources = Sources.of(*files)
         except ModelError as error:
             self.pairing.unpaired[part] = str(error)
             return
-        pairing = pair(own.floats, own.quantized, part)
-        self.sources[part] = own
+        pairing = pair(sources.floats, sources.quantized, part)
+        self.sources[part] = sources
         self.targets += pairing.targets
         self.pairing.add(pairing, part)
 
@@ -248,20 +248,22 @@ class Location:
 
 def _comparable(models: Models) -> tuple[ResolvedModel, ResolvedModel]:
     """The quantized model and the float one, with one tokenizer and one context length. Raises `ConfigError`."""
-    own, other = models.given_candidate, models.given_reference
-    if own.kind != "onnx" or not own.runtime.runs_graph:
-        raise ConfigError("a loss is located in a quantized ONNX model", "model", own.settings.model)
+    quantized, other = models.given_candidate, models.given_reference
+    if quantized.kind != "onnx" or not quantized.runtime.runs_graph:
+        raise ConfigError("a loss is located in a quantized ONNX model", "model", quantized.settings.model)
     other = models.reference
     if not other.runtime.runs_graph:
         note = models.export_note(other.settings.model).get("export", "is run by another library than ONNX Runtime")
         raise ConfigError(f"{note}; give the float ONNX model", "reference", other.settings.model)
-    if own.digest == other.digest:
+    if quantized.digest == other.digest:
         raise ContradictionError(f"'reference' = '{other.settings.model}' is the model itself: give the float model")
-    tokenizer = {} if models.prompt_diff is None else {"tokenizer": own.files.tokenizer}
-    if own.spec.vocab_size != other.spec.vocab_size:
-        raise NotComparableError(f"the reference has {other.spec.vocab_size} tokens, the model {own.spec.vocab_size}")
-    length = {"max_length": min(own.spec.context_length, other.spec.context_length)}
-    return own.patched(length), other.patched({**tokenizer, **length})
+    tokenizer = {} if models.prompt_diff is None else {"tokenizer": quantized.files.tokenizer}
+    if quantized.spec.vocab_size != other.spec.vocab_size:
+        raise NotComparableError(
+            f"the reference has {other.spec.vocab_size} tokens, the model {quantized.spec.vocab_size}"
+        )
+    length = {"max_length": min(quantized.spec.context_length, other.spec.context_length)}
+    return quantized.patched(length), other.patched({**tokenizer, **length})
 
 
 def static_roundings(pairing: Pairing, floats: GraphWeights, quantized: GraphWeights) -> Iterator[Rounding]:
@@ -308,12 +310,12 @@ def _output_site(first: onnx.NodeProto, quantized: GraphWeights, uses: Mapping[s
     """The float graph's product whose output is rounded for all that read it; none where it is another value."""
     value, maker = first.input[0], quantized.maker.get(first.input[0])
     wanted = None if maker is None else plain_name(maker.name)
-    own = next((use for name, use in uses.items() if plain_name(name) == wanted), None)
+    float_use = next((use for name, use in uses.items() if plain_name(name) == wanted), None)
     graph = quantized.model.graph
     is_read = any(value in node.input for node in graph.node if node is not first)
-    if own is None or is_read or any(value == output.name for output in graph.output):
+    if float_use is None or is_read or any(value == output.name for output in graph.output):
         return []
-    return [Site(own.node.name, OUTPUT, own.value)]
+    return [Site(float_use.node.name, OUTPUT, float_use.value)]
 
 
 def _input_sites(

@@ -80,8 +80,8 @@ def _mended(config: MendingConfig, output: Path, progress: bool) -> Bill:
             graph = files.companions[part].graph if part else files.decoder
             refuse_shared(real_path(location.model.settings.model), graph)
         own_size = size_on_disk(files)
-        given = f"'{'at_most' if config.like is None else 'like'}' = {numbers.size(size or 0)}"
-        problem = f"{given}: the quantized model itself takes {numbers.size(own_size)}"
+        limit = f"'{'at_most' if config.like is None else 'like'}' = {numbers.size(size or 0)}"
+        problem = f"{limit}: the quantized model itself takes {numbers.size(own_size)}"
         if size is not None and own_size > size and not location.tables:
             raise ConfigError(problem)
         with location.measuring() as material:
@@ -204,8 +204,8 @@ class Mender:
 
     def _settings(self, selection: Selection) -> dict[str, Any]:
         precisions = self.menu.precisions(selection)
-        own = {target: precision for target, precision in precisions.items() if not target.part}
-        made = olive_settings(own, self.location.sources[""])
+        of_decoder = {target: precision for target, precision in precisions.items() if not target.part}
+        made = olive_settings(of_decoder, self.location.sources[""])
         others = sorted({target.part for target, precision in precisions.items() if precision and target.part})
         notes = (f"the settings are the decoder's, not the graph's of {part}" for part in others)
         return {**made, "notes": (*made["notes"], *notes)}
@@ -293,8 +293,8 @@ def split(documents: Sequence[Document], tasks: Sequence[str]) -> tuple[list[int
     digests = [document_key(document) for document in documents]
     choosing: list[int] = []
     for task in dict.fromkeys(tasks):
-        own = sorted((n for n, one in enumerate(tasks) if one == task), key=digests.__getitem__)
-        choosing += own[: (len(own) + 1) // 2]
+        numbers = sorted((n for n, one in enumerate(tasks) if one == task), key=digests.__getitem__)
+        choosing += numbers[: (len(numbers) + 1) // 2]
     chosen = {digests[number] for number in choosing}
     choosing = [number for number, digest in enumerate(digests) if digest in chosen]
     held_out = [number for number, digest in enumerate(digests) if digest not in chosen]
@@ -445,8 +445,8 @@ its scale, or 7.5."""
 
 def _algorithm(target: Target, sources: Sources) -> str:
     """Which of them has made a weight's integers; empty for those of other tools."""
-    form, own, use = _form(target), target.floats[0], target.quantized[0]
-    weight = sources.weight(own)
+    form, float_use, use = _form(target), target.floats[0], target.quantized[0]
+    weight = sources.weight(float_use)
     if form is None or weight is None or use.node.op_type != "MatMulNBits":
         return DEFAULT
     name = use.node.input[1]
@@ -458,7 +458,9 @@ def _algorithm(target: Target, sources: Sources) -> str:
         return ""
     packed_by = {DEFAULT: made, **({RTN: _rtn(weight().T, form["block_size"])} if form["bits"] == 4 else {})}
     stored = sources.quantized.numbers(name).reshape(-1)
-    return next((name for name, own in packed_by.items() if np.mean(own == stored[: len(own)]) > 0.99), "")
+    return next(
+        (name for name, float_use in packed_by.items() if np.mean(float_use == stored[: len(float_use)]) > 0.99), ""
+    )
 
 
 def _rtn(columns: Matrix, block_size: int) -> Matrix:

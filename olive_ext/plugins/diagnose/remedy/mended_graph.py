@@ -269,19 +269,19 @@ class Mending:
         )
         return [product]
 
-    def _float_nodes(self, own: WeightUse, use: WeightUse) -> list[onnx.NodeProto]:
+    def _float_nodes(self, float_use: WeightUse, use: WeightUse) -> list[onnx.NodeProto]:
         """The float graph's node, in the quantized graph's types and with its inputs."""
-        value, nodes = self._constant(own.value, self.sources.element_type(use))
-        node, data = deepcopy(own.node), DATA[own.node.op_type]
+        value, nodes = self._constant(float_use.value, self.sources.element_type(use))
+        node, data = deepcopy(float_use.node), DATA[float_use.node.op_type]
         inputs = ["", ""]
         inputs[data], inputs[1 - data] = use.node.input[DATA[use.node.op_type]], value
         bias, output = bias_of(use.node), use.node.output[0]
         added = []
-        if bias and own.node.op_type == "Gemm":
+        if bias and float_use.node.op_type == "Gemm":
             inputs.append(bias)
         elif bias:
             product = self._fresh(f"{output}_without_bias")
-            added = [helper.make_node("Add", [product, bias], [output], self._fresh(f"{own.name}/Add"))]
+            added = [helper.make_node("Add", [product, bias], [output], self._fresh(f"{float_use.name}/Add"))]
             output = product
         del node.input[:], node.output[:]
         node.input.extend(inputs)
@@ -330,10 +330,10 @@ class Mending:
             self.sources.quantized.numbers(name), self.sources.floats.numbers(name)
         )
 
-    def _packed_names(self, own: WeightUse, use: WeightUse, precision: Precision) -> list[str]:
+    def _packed_names(self, float_use: WeightUse, use: WeightUse, precision: Precision) -> list[str]:
         """Names of the integers, the scales, and the zero points or "", of a product or of all experts, each of which
         has those of a product, its numbers by rows."""
-        view = self.sources.weight(own)
+        view = self.sources.weight(float_use)
         assert view is not None  # `offers`
         data_type = self.sources.element_type(use)
         is_symmetric = precision.bits == 8 or self.sources.is_symmetric(use)
@@ -341,7 +341,7 @@ class Mending:
         count = len(view()) if use.part else 0
         views = [lambda expert=expert: view()[expert].T for expert in range(count)] if use.part else [view]
         weights = [PackedWeight(one, dtype, precision, is_symmetric=is_symmetric) for one in views]
-        stem = own.value if use.part or own.value in self.sources.floats.initializers else own.name
+        stem = float_use.value if use.part or float_use.value in self.sources.floats.initializers else float_use.name
 
         def added(what: str, dims: tuple[int, ...], kind: int, part: Callable[[PackedWeight], Iterator[Array]]) -> str:
             shape = (count, dims[0], math.prod(dims[1:])) if use.part else dims

@@ -146,11 +146,11 @@ def _package_files(model: ResolvedModel) -> list[Path]:
         below = {path for folder in (root, *linked) if folder.is_dir() for path in folder.rglob("*")}
         return [path for path in sorted(below) if path.is_file() and not _RECORDS.fullmatch(path.name)]
     companions = (path for part in files.companions.values() for path in (part.graph, *part.weights))
-    own = {path for path in (files.decoder, *files.weights, *companions) if path.is_relative_to(root)}
-    graphs = {path for path in root.glob("*.onnx") if path not in own}
-    strangers = {path for graph in graphs for path in (graph, *_weights(graph))} - own
+    paths = {path for path in (files.decoder, *files.weights, *companions) if path.is_relative_to(root)}
+    graphs = {path for path in root.glob("*.onnx") if path not in paths}
+    strangers = {path for graph in graphs for path in (graph, *_weights(graph))} - paths
     beside = {path for path in root.iterdir() if path.is_file() and not _RECORDS.fullmatch(path.name)}
-    return sorted(own | {path for path in beside if path not in strangers})
+    return sorted(paths | {path for path in beside if path not in strangers})
 
 
 def _weights(graph: Path) -> set[Path]:

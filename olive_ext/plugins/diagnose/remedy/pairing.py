@@ -232,8 +232,8 @@ def _couple(name: str, floats: Mapping[str, WeightUse], quantized: Mapping[str, 
         if part is not None:
             names = [_renamed(name, part, other) for other in parts]
             if all(one in quantized for one in names):
-                own = floats[_renamed(name, part, whole)]
-                return ([own], [quantized[one] for one in names]) if part == parts[0] else ([], [])
+                float_use = floats[_renamed(name, part, whole)]
+                return ([float_use], [quantized[one] for one in names]) if part == parts[0] else ([], [])
     return [], [quantized[name]]
 
 
@@ -283,9 +283,9 @@ def _bytes(weights: GraphWeights, uses: Iterable[WeightUse]) -> int:
     return sum({use.roots: weights.num_bytes(use) for use in uses}.values())
 
 
-def _missing(own: WeightUse, quantized: GraphWeights) -> str:
+def _missing(float_use: WeightUse, quantized: GraphWeights) -> str:
     """Why a float weight has no counterpart, as one in a form that is not compared (MatMulInteger)."""
-    named = (node for node in quantized.model.graph.node if plain_name(node.name) == plain_name(own.node.name))
+    named = (node for node in quantized.model.graph.node if plain_name(node.name) == plain_name(float_use.node.name))
     node = next(named, None)
     if node is None:
         return "the quantized graph has no node of that name"
@@ -350,15 +350,15 @@ class Sources:
         makers = self.quantized.makers(use.value)
         return not any(_input(node, 2) for node in makers if node.op_type == "DequantizeLinear")
 
-    def weight(self, own: WeightUse) -> Callable[[], Array] | None:
+    def weight(self, float_use: WeightUse) -> Callable[[], Array] | None:
         """A function that reads a float weight as [K, N], a table [V, H] as [H, V], experts as [E, N, K]; None where
         its nodes do more than to transpose it."""
-        if self.floats.view(own.value) is None:
+        if self.floats.view(float_use.value) is None:
             return None
-        is_turned = own.node.op_type in TABLES or own.is_transposed
+        is_turned = float_use.node.op_type in TABLES or float_use.is_transposed
 
         def read() -> Array:
-            matrix = self.floats.view(own.value)
+            matrix = self.floats.view(float_use.value)
             assert matrix is not None
             return matrix.T if is_turned else matrix
 
@@ -433,7 +433,7 @@ def with_tables(targets: Sequence[Target], sources: Mapping[str, Sources]) -> di
 def _with_table(target: Target, sources: Sources) -> Target | None:
     """A quantized product with the table of the same weight, which is float in the quantized graph and read by one
     lookup alone; None where there is none. They are one weight where the float graph's are equal."""
-    own, use = target.floats[0], target.quantized[0]
+    float_use, use = target.floats[0], target.quantized[0]
     if len(target.floats) > 1 or len(target.quantized) > 1 or use.node.op_type != "MatMulNBits":
         return None
     read = list(reads(sources.quantized.model.graph.node))
@@ -441,13 +441,13 @@ def _with_table(target: Target, sources: Sources) -> Target | None:
         table = sources.floats.uses.get(name)
         if lookup.node.op_type != "Gather" or table is None or table.node.op_type != "Gather":
             continue
-        if all(read.count(root) == 1 for root in lookup.roots) and _is_one(table, own, sources):
+        if all(read.count(root) == 1 for root in lookup.roots) and _is_one(table, float_use, sources):
             return replace(
                 target,
                 name=f"{target.name} and its table",
-                floats=(own, table),
+                floats=(float_use, table),
                 quantized=(use, lookup),
-                float_bytes=_bytes(sources.floats, (own, table)),
+                float_bytes=_bytes(sources.floats, (float_use, table)),
                 bytes=target.bytes + sources.quantized.num_bytes(lookup),
             )
     return None

@@ -61,13 +61,13 @@ class Variants:
         """`sources`: by part of the package, of the decoder those of ""; `record_to`: where the float model's
         distributions are recorded. Raises what opening `model` raises."""
         self._sources = sources
-        own: dict[str, dict[str, Matrix]] = {"": {}}
+        matrices: dict[str, dict[str, Matrix]] = {"": {}}
         for target in targets:
-            floats, arrays = sources[target.part].floats, own.setdefault(target.part, {})
+            floats, arrays = sources[target.part].floats, matrices.setdefault(target.part, {})
             roots = frozenset().union(*(use.roots for use in target.floats))
             uses = [use for use in (*floats.uses.values(), *target.floats) if use.roots & roots]
             arrays |= {use.value: floats.matrix(use) for use in uses}
-        own[""] |= {name: np.array(False) for rounding in roundings for name in rounding.values}
+        matrices[""] |= {name: np.array(False) for rounding in roundings for name in rounding.values}
         self.missing: list[Rounding] = []
         """The roundings whose nodes the engine's form of the graph does not have."""
 
@@ -76,11 +76,13 @@ class Variants:
 
         files = {"": model.files.decoder}
         files |= {part: companion.graph for part, companion in model.files.companions.items()}
-        engine, num_weights = model.settings.engine, sum(array.size for array in own[""].values())
+        engine, num_weights = model.settings.engine, sum(array.size for array in matrices[""].values())
         if engine.num_threads == "auto" and model.device.kind == "cpu" and num_weights <= SMALL:
             model = model.patched({"engine": engine.model_copy(update={"num_threads": 1})})
         model = replace(model, is_compared=True)
-        self._weights = {part: BoundWeights(arrays, (lambda _: None) if part else edit) for part, arrays in own.items()}
+        self._weights = {
+            part: BoundWeights(arrays, (lambda _: None) if part else edit) for part, arrays in matrices.items()
+        }
         texts = read_texts(model)
         opened = open_ort_runner(model, weights={files[part]: bound for part, bound in self._weights.items()})
         local = LocalModel(texts, opened, texts.media(opened.runner.traits.item_limit))
@@ -118,8 +120,8 @@ class Variants:
         for target in self._bound - wanted:
             self._weights[target.part].put_back(target.values)
         for target in wanted - self._bound:
-            own = self._sources[target.part]
-            numbers = target.numbers(own.floats, self.alternatives.get(target, own.quantized))
+            sources = self._sources[target.part]
+            numbers = target.numbers(sources.floats, self.alternatives.get(target, sources.quantized))
             self._weights[target.part].put(numbers)
         if any(target.part for target in self._bound ^ wanted):
             self._session.release_memory()  # what encoders have made of items, too

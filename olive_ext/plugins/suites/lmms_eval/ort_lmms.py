@@ -94,9 +94,9 @@ class _OrtLMMS(lmms):  # type: ignore[misc] # lmms-eval has no types
             conversation = [_opened(message, media) for message in messages]
         except TaskError as error:
             raise error.inside(f"task '{whose}', document {request.doc_id}") from error
-        given = {name: items for name, items in media.items() if items}
+        present = {name: items for name, items in media.items() if items}
         context = self._context(conversation)
-        return TextInstance(kind, {}, (context, second, given), place, metadata=(whose, request.doc_id, 1))
+        return TextInstance(kind, {}, (context, second, present), place, metadata=(whose, request.doc_id, 1))
 
     def _context(self, conversation: Messages) -> str:
         """The prompt: by the chat template where there is one. A model of speech gets no text: its answer would begin

@@ -121,19 +121,21 @@ def _paired(task: str, values: Mapping[Any, float], other: Mapping[Any, float]) 
     return _change(task, "ndcg_at_10", float(differences.mean()), interval, len(differences))
 
 
-def _correlations(task: str, own: Sequence[tuple[Array, Array]], other: Sequence[tuple[Array, Array]]) -> list[Metric]:
+def _correlations(
+    task: str, pairs: Sequence[tuple[Array, Array]], other: Sequence[tuple[Array, Array]]
+) -> list[Metric]:
     """The change of Spearman's correlation of wanted scores and cosines, a mean over subsets, and its 95 % interval
     with the pairs of each subset drawn anew, both models' cosines together (percentiles of 1,000 draws)."""
     random = np.random.default_rng(0)
     drawn, changes, number = np.zeros(_DRAWS), [], 0
-    for (wanted, ours), (_, theirs) in zip(own, other, strict=True):
+    for (wanted, ours), (_, theirs) in zip(pairs, other, strict=True):
         if len(wanted) < 3:
             return []
         number += len(wanted)
         changes.append(_spearman(wanted, ours) - _spearman(wanted, theirs))
         for draw in range(_DRAWS):
             at = random.integers(0, len(wanted), len(wanted))
-            drawn[draw] += (_spearman(wanted[at], ours[at]) - _spearman(wanted[at], theirs[at])) / len(own)
+            drawn[draw] += (_spearman(wanted[at], ours[at]) - _spearman(wanted[at], theirs[at])) / len(pairs)
     low, high = np.nanquantile(drawn, (0.025, 0.975)).tolist()
     return _change(task, "spearman", float(np.mean(changes)), (low, high), number)
 

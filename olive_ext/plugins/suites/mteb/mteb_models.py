@@ -107,9 +107,9 @@ def keep_queries(tasks: Sequence[Any]) -> dict[str, dict[tuple[str, str, str], f
     kept: dict[str, dict[tuple[str, str, str], float]] = {}
     for task in tasks:
         if (original := getattr(task, "task_specific_scores", None)) is not None:
-            own = kept.setdefault(task.metadata.name, {})
+            of_task = kept.setdefault(task.metadata.name, {})
 
-            def keep(scores: Any, *rest: Any, _own: Any = own, _original: Any = original, **named: Any) -> Any:
+            def keep(scores: Any, *rest: Any, _own: Any = of_task, _original: Any = original, **named: Any) -> Any:
                 where = named["hf_split"], named["hf_subset"]
                 _own.update(((*where, query), one["ndcg_cut_10"]) for query, one in scores.items())
                 return _original(scores, *rest, **named)
@@ -124,9 +124,9 @@ def keep_pairs(tasks: Sequence[Any]) -> dict[str, list[tuple[Array, Array]]]:
     kept: dict[str, list[tuple[Array, Array]]] = {}
     similarity: list[Any] = [task for task in tasks if isinstance(task, AbsTaskSTS)]
     for task in similarity:
-        own = kept.setdefault(task.metadata.name, [])
+        of_task = kept.setdefault(task.metadata.name, [])
 
-        def keep(scores: Any, wanted: Any, _own: Any = own, _original: Any = task._calculate_scores) -> Any:
+        def keep(scores: Any, wanted: Any, _own: Any = of_task, _original: Any = task._calculate_scores) -> Any:
             _own.append((np.asarray(wanted, np.float32), np.asarray(scores["cosine_scores"], np.float32)))
             return _original(scores, wanted)
 
@@ -137,9 +137,9 @@ def keep_pairs(tasks: Sequence[Any]) -> dict[str, list[tuple[Array, Array]]]:
 def run_tasks(model: Any, tasks: Sequence[Any], settings: EmbeddingSettings) -> dict[str, dict[str, float]]:
     """For each task its "main_score", and that of each split and subset under `<split>_<subset>`: what Olive 0.13's
     evaluator reports, by the same road through mteb."""
-    given = {"eval_splits": settings.eval_splits, "eval_subsets": settings.eval_subsets}
+    chosen = {"eval_splits": settings.eval_splits, "eval_subsets": settings.eval_subsets}
     folder = None if settings.output_folder is None else str(settings.output_folder)
-    options: dict[str, Any] = {name: value for name, value in given.items() if value}
+    options: dict[str, Any] = {name: value for name, value in chosen.items() if value}
     results = mteb.MTEB(tasks=list(tasks)).run(
         model, output_folder=folder, overwrite_results=True, verbosity=0, **options
     )

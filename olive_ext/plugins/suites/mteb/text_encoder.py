@@ -379,15 +379,15 @@ class TextEncoder:
         sentence_files = read_sentence_files(files)
         if sentence_files.answers is not None:
             raise ModelError(f'\'{model.name}\' is a reranker of two answers: give "reranker": "yes_no"')
-        given = self.settings.prompts
-        self.prompts = dict(sentence_files.prompts if given is None else given)
-        self.default_prompt_name = sentence_files.default_prompt_name if given is None else None
+        prompts = self.settings.prompts
+        self.prompts = dict(sentence_files.prompts if prompts is None else prompts)
+        self.default_prompt_name = sentence_files.default_prompt_name if prompts is None else None
         inputs = [one.name for one in load_graph(files.decoder).graph.input]
         self.states: DecoderStates | FeatureGraph
         self.states = DecoderStates(model) if any("past" in name for name in inputs) else FeatureGraph(model)
         self.pooling = self._pooling(sentence_files.pooling)
-        own = self._hf.model_max_length if self._hf.model_max_length < _NO_LIMIT else self.states.max_length
-        wanted = model.settings.max_length or sentence_files.max_length or own
+        most = self._hf.model_max_length if self._hf.model_max_length < _NO_LIMIT else self.states.max_length
+        wanted = model.settings.max_length or sentence_files.max_length or most
         self.max_length = min(wanted, self.states.max_length)
         """Tokens of a text; what is after them is cut off."""
 
@@ -402,8 +402,8 @@ class TextEncoder:
 
     def encode(self, texts: Iterable[str], prompt: str = "") -> Array:
         """[N, H] embeddings of the texts, each after `prompt`; equal texts are computed once. Raises `RunError`."""
-        given = list(texts)
-        distinct = list(dict.fromkeys(given))
+        listed = list(texts)
+        distinct = list(dict.fromkeys(listed))
         if not distinct:
             raise ConfigError("no texts were given: give one at least")
         vectors = self.states.pooled(self.tokens([prompt + text for text in distinct]), self.pooling)
@@ -414,7 +414,7 @@ class TextEncoder:
         if self.settings.normalize:
             vectors = unit(vectors)
         place = {text: number for number, text in enumerate(distinct)}
-        return self._rounded(vectors)[[place[text] for text in given]]
+        return self._rounded(vectors)[[place[text] for text in listed]]
 
     def score_pairs(self, queries: Sequence[str], documents: Sequence[str]) -> Array:
         """[N] a cross-encoder's score of each pair: its logit, or with two labels the second one's less the first's.
