@@ -40,6 +40,9 @@ def word_errors(pairs: Iterable[Pair]) -> list[tuple[int, int]]:
         raise TaskError(problem, code="needs_package") from error
     alignments = (process_words(reference, hypothesis) for reference, hypothesis in pairs)
     return [
-        (one.substitutions + one.deletions + one.insertions, one.hits + one.substitutions + one.deletions)
-        for one in alignments
+        (
+            alignment.substitutions + alignment.deletions + alignment.insertions,
+            alignment.hits + alignment.substitutions + alignment.deletions,
+        )
+        for alignment in alignments
     ]

@@ -68,7 +68,7 @@ def workload_of(requests: Sequence[Any], encode: Callable[[str], Sequence[int]])
     sample = texts[:: max(1, len(texts) // _SAMPLE)][:_SAMPLE]
     share = sum(len(encode(text)) for text in sample) / max(1, sum(map(len, sample)))
     settings = [request.args[1] for request in requests if len(request.args) > 1 and isinstance(request.args[1], dict)]
-    answers = sum(int(one.get("max_gen_toks") or _MOST_TOKENS) for one in settings)
+    answers = sum(int(setting.get("max_gen_toks") or _MOST_TOKENS) for setting in settings)
     documents = {(str(request.task_name), request.doc_id) for request in requests}
     return Workload(documents, [share * letters for letters in new_letters(texts)], answers)
 

@@ -241,7 +241,7 @@ def _mistakes_of(
 
         is_onnx = gets_onnx(recipe, block, passes)
         yield from _raised(refuse_arguments, settings, block.where, is_onnx=is_onnx)
-        declared = [(str(one.get("type")), str(one.get("name"))) for one in mappings(metrics)]
+        declared = [(str(entry.get("type")), str(entry.get("name"))) for entry in mappings(metrics)]
         if not missing and (settings.bounds or declared):
             measured = partial(metrics_of, settings, loads=bool(settings.bounds) and not passes.are_all)
             is_own = _is_own_reference(recipe, block, settings.reference)
@@ -394,7 +394,7 @@ def execution(settings: EvaluationSettings, inference: Any, handed_over: Any) ->
     if settings.execution_provider is not None or not (providers := named or handed_over):
         return values
     names = [providers] if isinstance(providers, str) else providers
-    values["execution_provider"] = [str(one) if isinstance(one, str) else one for one in names]
+    values["execution_provider"] = [str(name) if isinstance(name, str) else name for name in names]
     if named and settings.provider_options is None and (own := inference.get("provider_options")):
         values["provider_options"] = [entry or {} for entry in own]
     return values

@@ -142,7 +142,7 @@ def check_command(arguments: Namespace) -> int:
     written = written_values(arguments)
     findings = check(arguments.target, verify=arguments.verify, against=arguments.against, **written)
     if findings.errors:
-        findings.sections = [one for one in findings.sections if one.is_measured]
+        findings.sections = [section for section in findings.sections if section.is_measured]
     sys.stdout.write(printable(findings.text()))
     if findings.errors:
         raise combined(findings.errors)

@@ -250,7 +250,7 @@ def pass_parameters(path: str) -> Mapping[str, frozenset[str]]:
                 written = [(item.targets[0].slice, item.value)]
             for key, value in written:
                 if isinstance(value, ast.Call) and _is_parameter(value):
-                    kind = next((one.value for one in value.keywords if one.arg == "type_"), None)
+                    kind = next((keyword.value for keyword in value.keywords if keyword.arg == "type_"), None)
                     parameters[getattr(key, "value", "")] = _enumerated(f"{module}.{getattr(kind, 'id', '')}")
         asked += [name for name in dict.fromkeys(names) if name not in asked]
     return parameters

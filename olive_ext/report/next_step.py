@@ -161,5 +161,5 @@ def _measures(comparison: Comparison) -> str:
     if overall is None or comparison.kept_bounds or not math.isfinite(overall.kl.mean):
         return ""
     is_near = band_of(overall, 1).code is None
-    has_texts = any(one.is_text and one.task != ALL for one in comparison.divergences)
+    has_texts = any(divergence.is_text and divergence.task != ALL for divergence in comparison.divergences)
     return f"judge by the mean KL{' and perplexity' if has_texts else ''}" if is_near else ""

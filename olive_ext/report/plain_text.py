@@ -158,7 +158,7 @@ def to_eval_results(report: Report) -> str:
         for name in leaves:  # grows by the members of groups
             leaves += [one for one in groups.get(name, ()) if one not in leaves]
         of_leaves = [configs[name] for name in leaves if name in configs]
-        datasets, config = {str(one.get("dataset_path")) for one in of_leaves}, (of_leaves or [{}])[0]
+        datasets, config = {str(leaf.get("dataset_path")) for leaf in of_leaves}, (of_leaves or [{}])[0]
         dataset, part = str(config.get("dataset_path")), config.get("dataset_name")
         is_on_hub = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", dataset) and not Path(dataset).exists()
         is_of_it = len(datasets) == 1 and item.n is not None and math.isfinite(item.value)
@@ -176,7 +176,7 @@ def to_eval_results(report: Report) -> str:
             }
             members.update(leaves[1:])
     entries = {name: one for name, one in kept_results.items() if name not in members}
-    ids = [one["dataset"] for one in entries.values()]
+    ids = [entry["dataset"] for entry in entries.values()]
     for name, one in entries.items():
         if ids.count(one["dataset"]) > 1:  # of one file with the same id, the Hub shows one
             one["dataset"] = {**one["dataset"], "task_id": name}
@@ -207,5 +207,5 @@ def _with_code(text: str) -> str:
 
 def markdown_page(sentences: Iterable[str], *tables: Table) -> str:
     """A page titled as its first table: the sentences, and the tables."""
-    texts = (markdown_table(one.heads, one.rows) for one in tables)
+    texts = (markdown_table(table.heads, table.rows) for table in tables)
     return "\n\n".join([f"# {literal(tables[0].title)}", *map(literal, sentences), *texts]) + "\n"

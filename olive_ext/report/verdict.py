@@ -312,7 +312,7 @@ def _found(comparison: Comparison) -> Verdict:
 
 def worst_status(verdicts: Iterable[Verdict | None]) -> int:
     """The exit status of a command that compared: the status of a loss, else of an unknown verdict, else 0."""
-    statuses = {EXIT_STATUS[one.status] for one in verdicts if one is not None}
+    statuses = {EXIT_STATUS[verdict.status] for verdict in verdicts if verdict is not None}
     return next((status for status in (EXIT_STATUS["loss"], EXIT_STATUS["unknown"]) if status in statuses), 0)
 
 

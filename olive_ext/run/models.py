@@ -343,9 +343,9 @@ class Models:
             lm = OrtLM(model, **{"seed": self.config.seed or 0, **arguments})
         if self.config.reference is not None:
             lm.role = "the evaluated model" if model is self.candidate else "the reference"
-        others = [one for one in self.given_models if str(one.files.tokenizer) != lm.session.tokenizer.where]
+        others = [model for model in self.given_models if str(model.files.tokenizer) != lm.session.tokenizer.where]
         if self.config.apply_chat_template and others and self.prompt_diff is None:
-            lm.note_prompt = partial(self._refuse_other_prompt, [(one, self._tokenizer(one)) for one in others])
+            lm.note_prompt = partial(self._refuse_other_prompt, [(other, self._tokenizer(other)) for other in others])
         return lm
 
     def _refuse_other_prompt(

@@ -97,7 +97,7 @@ def get_pass_module_config(package: Any, arguments: dict[str, Any], original: Ca
     except ValueError:
         if not is_our_pass(arguments["pass_type"]):
             raise
-    kinds = [OrtLMEvaluation, *(load(one.kind) for one in entries("passes").values())]
+    kinds = [OrtLMEvaluation, *(load(entry.kind) for entry in entries("passes").values())]
     kind = next(one for one in kinds if one.settings_type is settings_of_pass(arguments["pass_type"]))
     return PassModuleConfig(
         module_path=f"{kind.__module__}.{kind.__name__}",

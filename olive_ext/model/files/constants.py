@@ -407,7 +407,7 @@ class Distance(NamedTuple):
 def outliers(distances: Mapping[str, Distance]) -> dict[str, str]:
     """How far off the weights, or rows of them, are that rounding as in the other weights does not explain. Where more
     than half of a kind are, they were changed on purpose (AWQ's smoothing, SpinQuant's rotations)."""
-    usual = float(np.median([one.share for one in distances.values()])) if len(distances) > 2 else 1.0
+    usual = float(np.median([distance.share for distance in distances.values()])) if len(distances) > 2 else 1.0
     limit = max(OUTLIER, 10 * usual)
     far = {name: f"has {100 * one.share:.0f} % of its numbers" for name, one in distances.items() if one.share > limit}
     for name, one in distances.items():

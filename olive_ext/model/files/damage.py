@@ -292,7 +292,7 @@ def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[st
             names |= dict(zip(*by_angles, strict=True)) if len(theirs) == len(mine) else {}
             continue
         for name in mine:
-            rest = (one for one in theirs if one not in names and is_alike(reference[one], model[name]))
+            rest = (label for label in theirs if label not in names and is_alike(reference[label], model[name]))
             names |= dict.fromkeys(islice(rest, 1), name)
     return {names.get(name, name): one for name, one in reference.items()}
 
@@ -317,7 +317,7 @@ def rotary_tables(config: Mapping[str, Any], constants: Mapping[str, Array]) -> 
             continue
         turn = np.cos if _turn(name) == "cos" else np.sin
         angles = [base ** -(np.arange(half) / half) for base in bases]
-        nearest = angles[int(np.argmin([np.abs(turn(one) - table[1]).max() for one in angles]))]
+        nearest = angles[int(np.argmin([np.abs(turn(angle) - table[1]).max() for angle in angles]))]
         tables[name] = np.empty(table.shape, np.float32)
         for rows in np.array_split(np.arange(len(table)), 1 + table.size // AT_A_TIME):
             tables[name][rows] = turn(np.outer(rows, nearest))

@@ -158,7 +158,7 @@ def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant,
 def refuse_shared(root: Path, graph: Path) -> None:
     """Raises `ModelError` where several variants of a component have the graph: what changes one changes the others."""
     for variants in _components(root).values() if is_package(root) else ():
-        names = [one.name for one in variants if graph == (one.graph or one.folder / graph.name)]
+        names = [variant.name for variant in variants if graph == (variant.graph or variant.folder / graph.name)]
         if len(names) > 1:
             raise ModelError(f"the variants {listed(names)} have '{graph}' in common: give each a folder of its own")
 

@@ -227,19 +227,19 @@ def _omission(scored: _Scored, agreement: Agreement) -> Omission | None:
     `EXPLAINED` times as near. Their warnings of weights that a shorter configuration leaves over are not shown."""
     best, limit = None, agreement.nats / EXPLAINED
     disabled = logging.root.manager.disable
-    for one in hypotheses(scored.plain.config):
+    for hypothesis in hypotheses(scored.plain.config):
         logging.disable(max(disabled, logging.WARNING))
         try:
-            changed = scored.changed(changes=one.changes)
-            if one.rotated is not None:
-                regroup(changed, one.rotated)
+            changed = scored.changed(changes=hypothesis.changes)
+            if hypothesis.rotated is not None:
+                regroup(changed, hypothesis.rotated)
             nats = scored.farthest_from(changed, scored.given, limit)
         except Exception:  # noqa: BLE001 - whatever transformers raise for what nobody has configured
             continue
         finally:
             logging.disable(disabled)
         if nats <= limit:
-            best, limit = Omission(one.text, nats), nats
+            best, limit = Omission(hypothesis.text, nats), nats
         if limit <= agreement.bound and best is not None:
             break
     return best

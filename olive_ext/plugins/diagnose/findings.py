@@ -240,7 +240,7 @@ def with_place(report: Report, models: Models, task_run: TaskRun) -> Report:
     names = _names(models, other)
     recorded_in = str(file.manifest.get("computed_in", "float32")) if file is not None else "float32"
     places = Places(models.candidate, other, names, int(report.model["max_length"]), recorded_in)
-    apart = [np.abs(one["logprobs"].astype(np.float64) - one["reference_logprobs"]) for one in rows]
+    apart = [np.abs(row["logprobs"].astype(np.float64) - row["reference_logprobs"]) for row in rows]
     fed = int(report.engine.get("tokens_fed", 0))
     place, where = located(places, observer.sample, np.concatenate([np.empty(0), *apart]), fed)
     if where is not None and place.first is not None:

@@ -347,7 +347,7 @@ def _decided(comparison: Comparison, notes: tuple[str, ...]) -> GateResult:
     notes = (*notes, *(one.words for one in judged.reasons if one.code == "uncompared"))
     decision = _DECISIONS[judged.status]
     claimed = certainty.outcome[:2] if certainty is not None and certainty.outcome is not None else None
-    is_other = any(one.code == "loss" and (one.task, one.metric) != claimed for one in judged.reasons)
+    is_other = any(reason.code == "loss" and (reason.task, reason.metric) != claimed for reason in judged.reasons)
     if certainty is not None and judged.code not in ("cannot_tell", "cut_off", "stops", "damaged") and not is_other:
         decision = CLAIMED[certainty.verdict]
         judged = replace(judged, headline=certainty.sentence(), evidence=())

@@ -162,7 +162,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         with models.clock.phase("load"):
             session = opened(model.patched(patch))
         with session:
-            is_timed = any(text_of(one.name) == "rtfx" for metric in metrics for one in metric.sub_types)
+            is_timed = any(text_of(sub_type.name) == "rtfx" for metric in metrics for sub_type in metric.sub_types)
             resume = self.settings.resume if self.settings.resume is not None else not is_timed
             if self.settings.resume and is_transducer(model):
                 logger.warning("'resume' = true: a transducer's transcripts are not kept, all are computed anew")
@@ -279,7 +279,7 @@ Answered = Sequence[tuple[Any, Answers]]
 def compared(own: Answered, other: Answered, facts: Mapping[str, Any], matters: float) -> Comparison | None:
     """The comparison of two models' answers to the same metrics, in their order; None where no metric has values of
     documents. Raises `TaskError` where they were asked differently."""
-    candidate, reference = ([item for one in pairs for item in _task_answers(*one)] for pairs in (own, other))
+    candidate, reference = ([item for pair in pairs for item in _task_answers(*pair)] for pairs in (own, other))
     if not candidate:
         return None
     samples = {name: _samples(answers) for metric, answers in own for name in (metric.name, sentences_of(metric.name))}

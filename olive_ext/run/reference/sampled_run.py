@@ -167,7 +167,7 @@ def _positions(
             exact = np.array([disagreement, disagreement, rows["kl_variance"] * 0])
             positions = _kl(rows, highest) if is_kl else exact
             numbers, indices, sizes = np.unique(rows["document"], return_inverse=True, return_counts=True)
-            values, lows, variances = (np.bincount(indices, weights=one) / sizes for one in positions)
+            values, lows, variances = (np.bincount(indices, weights=column) / sizes for column in positions)
             ends = np.clip(values, 0, highest), np.clip(lows, 0, highest), variances / sizes
             scored = dict(zip(numbers.tolist(), sizes.tolist(), strict=True))
             for one, number in batch:

@@ -86,9 +86,9 @@ class WorkerPool(Executor):
         executions = self._crew.executions(self._which)
         first = max(executions, key=lambda one: "parts_failure" in one)
         counts = {name: sum(one.get(name, 0) for one in executions) for name in first if name.endswith(_COUNTS)}
-        counters = [one.get("counters", {}) for one in executions]
+        counters = [execution.get("counters", {}) for execution in executions]
         others = counters[0].keys() - vars(Counters()).keys()  # the engine's own are live: `counters`
-        summed = {name: sum(one[name] for one in counters) for name in others}
+        summed = {name: sum(counter[name] for counter in counters) for name in others}
         workers = {"names": names, "lost": self._crew.num_lost}
         return {**first, **counts, "counters": summed, "workers": workers}
 

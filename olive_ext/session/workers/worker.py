@@ -189,7 +189,7 @@ class ServedModel:
 
     def num_steps(self) -> int | None:
         """Steps that the models have completed together; None before they are open. To be called from any thread."""
-        return sum(one.executor.counters.steps for one in self._sessions.values()) if self._sessions else None
+        return sum(session.executor.counters.steps for session in self._sessions.values()) if self._sessions else None
 
     def run(self, which: str, requests: Sequence[Request]) -> Reply:
         """Runs one chunk on the worker's own model, or on its resident reference."""

@@ -177,12 +177,12 @@ class PlacedDecoder:
         spec, file = self.model.spec, self.model.files.decoder
         if settings.engine.adapters:
             raise ModelError(f"{finding}: its adapters (engine.adapters) are no part of the graph")
-        if not {spec.logits.elem_type, *(one.elem_type for one in spec.caches)} <= {1, 2, 3, 10, 11}:
+        if not {spec.logits.elem_type, *(cache.elem_type for cache in spec.caches)} <= {1, 2, 3, 10, 11}:
             raise ModelError(f"{finding}: it computes in bfloat16 or float8, which cannot be read here")
         self.folder, graph = relocated(file, with_full_length_kv(self.model.decoder_graph()))
         self.graph = ProbedGraph(graph)
         self.inputs = plain_inputs(spec, tokens)
-        exact = (one for one in self.model.providers if one.options.get("use_tf32") != "0")
+        exact = (provider for provider in self.model.providers if provider.options.get("use_tf32") != "0")
         self.coarse = max((_COARSE.get(one.name, 0.0) for one in exact), default=0.0)
         self._types: dict[str, npt.DTypeLike] = {}
 

@@ -157,7 +157,7 @@ class Bill:
     def _trials_sentence(self) -> tuple[str, ...]:
         if not self.trials:
             return ()
-        each = (f"{numbers.nats(one.measured.mean)} for {numbers.nats(one.predicted)}" for one in self.trials)
+        each = (f"{numbers.nats(trial.measured.mean)} for {numbers.nats(trial.predicted)}" for trial in self.trials)
         models = counted(len(self.trials), "model")
         return (f"Measured for predicted on the documents that choose, of {models} tried: {', '.join(each)}.",)
 

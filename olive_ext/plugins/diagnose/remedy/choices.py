@@ -164,13 +164,13 @@ class WeightChoices:
     @property
     def _kl(self) -> list[list[float]]:
         return [
-            [one.kl + (0.0 if one.precision == FLOAT else share) for one in choices]
+            [choice.kl + (0.0 if choice.precision == FLOAT else share) for choice in choices]
             for choices, share in zip(self._choices, self._shares, strict=True)
         ]
 
     @property
     def _bytes(self) -> list[list[float]]:
-        return [[float(one.bytes) for one in choices] for choices in self._choices]
+        return [[float(choice.bytes) for choice in choices] for choices in self._choices]
 
 
 def _choices(

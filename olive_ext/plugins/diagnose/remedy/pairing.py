@@ -276,7 +276,7 @@ def _shared(
         first, second = groups[other]
         return len(first) == len(second) and (bool(other & roots) or any(own.value in values for own in first))
 
-    return next((one for one in groups if is_same(one)), roots) if len(owns) == len(uses) else roots
+    return next((group for group in groups if is_same(group)), roots) if len(owns) == len(uses) else roots
 
 
 def _bytes(weights: GraphWeights, uses: Iterable[WeightUse]) -> int:

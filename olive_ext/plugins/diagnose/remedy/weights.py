@@ -153,8 +153,10 @@ class GraphWeights(Constants):
         """Bytes that the weight takes in the model's files: numbers, scales and zero points."""
         tensors = [self.initializers[name] for name in use.roots]
         return sum(
-            self.place(one)[2] if uses_external_data(one) else len(one.raw_data) or self.numbers(one.name).nbytes
-            for one in tensors
+            self.place(tensor)[2]
+            if uses_external_data(tensor)
+            else len(tensor.raw_data) or self.numbers(tensor.name).nbytes
+            for tensor in tensors
         )
 
     def _free(self, name: str) -> str:

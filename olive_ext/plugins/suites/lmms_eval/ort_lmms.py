@@ -65,7 +65,7 @@ class _OrtLMMS(lmms):  # type: ignore[misc] # lmms-eval has no types
 
     def generate_until_multi_round(self, requests: Sequence[Instance]) -> list[str]:
         """Raises `TaskError`: only tasks of one round, whose prompt is known beforehand, can be batched."""
-        names = sorted({str(one.task_name) for one in requests})
+        names = sorted({str(request.task_name) for request in requests})
         raise TaskError(f"tasks {names} ask in several rounds ('generate_until_multi_round'), which olive_ext does not")
 
     def _generation(self, request: Instance) -> tuple[Messages, Mapping[str, Any]]:

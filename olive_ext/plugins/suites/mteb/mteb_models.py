@@ -57,7 +57,7 @@ class OrtEncoder(_Driven):
         if name is None and prompt_type is None:  # a query or a document without its prompt gets none
             name = self.encoder.default_prompt_name
         elif name is None and prompt_type.value == "document":
-            name = next((one for one in _DOCUMENTS if one in prompts), None)
+            name = next((kind for kind in _DOCUMENTS if kind in prompts), None)
         return prompts.get(name, "") if name else ""
 
     @staticmethod

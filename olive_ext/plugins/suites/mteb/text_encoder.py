@@ -144,7 +144,7 @@ class FeatureGraph:
         settings, files = model.settings, model.files
         self._session = open_session(files.decoder, model.providers, settings, custom_operators=model.custom_operators)
         self._rows = settings.batch_size if isinstance(settings.batch_size, int) else _MOST_ROWS
-        self._inputs = {one.name: _TYPES.get(one.type) for one in self._session.get_inputs()}
+        self._inputs = {tensor.name: _TYPES.get(tensor.type) for tensor in self._session.get_inputs()}
         has_mask = "attention_mask" in self._inputs
         self._most_padding = _MOST_PADDING if has_mask else 0  # padding that nothing masks would change the texts
         self._has_buckets = has_mask and wants_few_shapes(settings.engine, model.providers)
@@ -152,7 +152,7 @@ class FeatureGraph:
         if "input_ids" not in self._inputs or (strange := sorted(self._inputs.keys() - known)):
             problem = listed(strange) if "input_ids" in self._inputs else "no 'input_ids'"
             raise ModelError(f"'{files.decoder}' is no encoder of texts: its inputs have {problem}")
-        outputs = {one.name: len(one.shape) for one in self._session.get_outputs()}
+        outputs = {tensor.name: len(tensor.shape) for tensor in self._session.get_outputs()}
         self.pooled_output = next((name for name in _POOLED if outputs.get(name) == 2), None)
         """The output of embeddings of whole texts, where the graph has one."""
 
@@ -336,7 +336,7 @@ class DecoderStates:
         asked = [(*tokens[:end], 0) for tokens, stops in zip(texts, ends, strict=True) for end in stops]
         requests = [Request(Ids(tokens), 1) for tokens in asked]
         notes = [result.notes for result in self._engine.run(requests)]
-        states = np.stack([one["hidden"][0] for one in notes if one is not None])
+        states = np.stack([note["hidden"][0] for note in notes if note is not None])
         starts = np.cumsum([0, *map(len, ends[:-1])])
         sums: Array = np.add.reduceat(states, starts, axis=0)
         return sums / np.array([len(stops) for stops in ends], np.float32)[:, None]
