@@ -52,7 +52,6 @@ from olive_ext.errors import (
     combined,
     keys_once,
     special_kind,
-    suggest,
 )
 from olive_ext.model.files.model_package import choose, is_package, why_missing
 from olive_ext.model.files.package_config import is_hub_name, is_same_path
@@ -225,10 +224,12 @@ def _mistakes_of(
     """The mistakes in a block of this package whose own keys are valid."""
     missing = list(what_is_missing(block, settings))
     yield from missing
+    kind, keys = input_model(recipe)
+    has_model = has_model and (kind not in _KINDS or keys.get("model_path") is not None)  # else that is the mistake
     if settings.reference is not None and (has_model or not settings.reference.is_input_model):
         olives = passes or Passes.in_source()
         on = settings.execution_provider or (accelerator(recipe) if gets_onnx(recipe, block, olives) else None)
-        yield from _raised(_refuse_reference, settings.reference, block.where, *input_model(recipe), on)
+        yield from _raised(_refuse_reference, settings.reference, block.where, kind, keys, on)
     metrics = block.keys.get("metrics")
     if isinstance(settings, EvaluatorSettings):
         yield from load(entries("evaluators")[block.type].mistakes)(recipe, block.where, metrics, settings)
@@ -319,14 +320,26 @@ def _refusal(problem: str) -> ConfigError:
     return ConfigError(f"the input model {problem}; give another model's path", "reference", INPUT_MODEL)
 
 
+def named_models(recipe: Mapping[str, Any]) -> Iterator[str]:
+    """The input model and the references that the recipe names: paths, or names on the hub."""
+    references = [block.settings().get("reference") for block in blocks(recipe) if block.is_ours]
+    named = [mapping(item).get("path") if not isinstance(item, str) else item for item in references]
+    named = [input_model(recipe)[1].get("model_path"), *(item for item in named if item != INPUT_MODEL)]
+    return (item for item in named if isinstance(item, str))
+
+
 def _mistakes_of_model(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:
     kind, keys = input_model(recipe)
     path = keys.get("model_path")
     if not kind:
         yield MissingError("missing: give 'HfModel' or 'ONNXModel', for instance", "input_model.type")
     elif path is None and kind in _KINDS:
-        hint = suggest("model_path", keys) or "give a folder, a file or a name on the hub"
-        yield MissingError(f"missing: {hint}", "input_model.model_path")
+        if near := difflib.get_close_matches("model_path", keys, 1):
+            known = "unknown key: did you mean 'model_path'?"
+            yield ConfigError(known, f"input_model.{near[0]}", keys[near[0]], code="unknown_key")
+        else:
+            hint = "missing: give a folder, a file or a name on the hub"
+            yield MissingError(hint, "input_model.model_path")
     elif problem := why_missing(kind, path, keys.get("onnx_file_name")):
         yield NotFoundError(problem).about("input_model.model_path", path)
     yield from _raised(plain_path, path)

@@ -121,13 +121,15 @@ def compare_command(arguments: Namespace) -> int:
 def run_command(arguments: Namespace) -> int:
     """Runs Olive with the arguments as given. Mistakes that the recipe's text shows are reported before."""
     from olive_ext.check import mistakes, read_recipe, refuse
-    from olive_ext.check.recipe import mapping
+    from olive_ext.check.recipe import mapping, named_models
+    from olive_ext.model.files.hub import offline_if_unreachable
 
     recipe = read_recipe(arguments.config)
     refuse(mistakes(recipe, has_model=arguments.model is None))
     keys = {"cache_dir": ".olive-cache", **recipe, **mapping(recipe.get("engine"))}  # where Olive keeps what it made
     written = {**keys, **mapping(keys.get("cache_config"))}["cache_dir"]
-    with going_on(str(written[0] if isinstance(written, list) else written)):
+    names = () if arguments.model is not None else named_models(recipe)
+    with going_on(str(written[0] if isinstance(written, list) else written)), offline_if_unreachable(names):
         from olive_ext.workflow import cli_run
 
         return cli_run(arguments.passed_on)

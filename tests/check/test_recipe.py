@@ -301,7 +301,7 @@ OF_RECIPES: list[tuple[str, Any, str, str, str]] = [
     ("$schema", "x", UNKNOWN, "", ""),
     ("evalutor", "ours", UNKNOWN, "", "'evaluator'"),
     ("input_model.model_path", None, MISSING, "", ""),
-    ("input_model", {"type": "ONNXModel", "model_pth": "m"}, MISSING, ".model_path", "model_pth"),
+    ("input_model", {"type": "ONNXModel", "model_pth": "m"}, UNKNOWN, ".model_pth", "did you mean 'model_path'?"),
     ("input_model.model_path", ["m"], WRONG, "", ""),
     ("input_model.model_path", {"type": "local_file"}, WRONG, "", "local_file folder"),
     ("input_model.model_path", {"type": "string_name", "config": {"path": "a/b"}}, MISSING, ".config.name", ""),
