@@ -47,6 +47,7 @@ from olive_ext.errors import (
     MissingError,
     NotFoundError,
     OliveExtError,
+    ProviderError,
     TaskError,
     UnsupportedError,
     combined,
@@ -55,7 +56,7 @@ from olive_ext.errors import (
 )
 from olive_ext.model.files.model_package import choose, is_package, why_missing
 from olive_ext.model.files.package_config import is_hub_name, is_same_path
-from olive_ext.model.providers.resolution import first_name
+from olive_ext.model.providers.resolution import first_name, resolve_providers
 from olive_ext.model.providers.table import CPU
 from olive_ext.registry import entries, load
 
@@ -242,11 +243,24 @@ def _mistakes_of(
 
         is_onnx = gets_onnx(recipe, block, passes)
         yield from _raised(refuse_arguments, settings, block.where, is_onnx=is_onnx)
+        if passes.are_all and is_onnx and _is_local(recipe.get("target")):
+            yield from _raised(_refuse_provider, settings, block.where)
         declared = [(str(entry.get("type")), str(entry.get("name"))) for entry in mappings(metrics)]
         if not missing and (settings.bounds or declared):
             measured = partial(metrics_of, settings, loads=bool(settings.bounds) and not passes.are_all)
             is_own = _is_own_reference(recipe, block, settings.reference)
             yield from _raised(lambda: refuse_names(settings, measured(), block.where, declared, is_own=is_own))
+
+
+def _refuse_provider(settings: EvaluationSettings, where: str) -> None:
+    """Raises `ProviderError` for a provider that an evaluation on this machine would lack."""
+    named, options = settings.execution_provider, settings.provider_options
+    if named is None or settings.provider_libraries:  # libraries are registered where the model is opened
+        return
+    try:
+        resolve_providers(named, options, allow_cpu_fallback=settings.allow_cpu_fallback)
+    except ProviderError as error:
+        raise error.inside(f"'{where}'", where) from error
 
 
 def metrics_of(settings: EvaluationSettings, *, loads: bool) -> Declared | None:
@@ -480,7 +494,11 @@ def _runs_here(recipe: Mapping[str, Any], block: Block) -> bool:
     named = {where: system for where, system in _system_references(recipe) if not where.endswith("target")}
     host = named.get(f"{block.where}.host") or named.get("host") or named.get("engine.host")
     host = mapping(recipe.get("systems")).get(host) if isinstance(host, str) else host
-    return str(mapping(host).get("type", "localsystem")).lower() in ("localsystem", "local")
+    return _is_local(host)
+
+
+def _is_local(system: Any) -> bool:
+    return str(mapping(system).get("type", "localsystem")).lower() in ("localsystem", "local")
 
 
 def _undefined(recipe: Mapping[str, Any], section: str, references: Iterable[tuple[str, Any]]) -> list[OliveExtError]:

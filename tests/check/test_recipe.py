@@ -16,7 +16,7 @@ from olive_ext.check import check_recipe, mistakes
 from olive_ext.check.recipe import Passes
 from olive_ext.cli import main
 from olive_ext.config import pass_options
-from olive_ext.errors import ConfigError, warn_ignored
+from olive_ext.errors import ConfigError, ProviderError, warn_ignored
 from tests.check.tiny import put_model
 from tests.refusals import assert_says, refused
 
@@ -84,6 +84,23 @@ def test_good_recipe_has_no_problems_and_its_blocks_are_named(tmp_path: Path) ->
         "command          olive-ext run  (plain `olive run` knows evaluators by their 'user_script'" in findings.text()
     )
     assert "passes.measure   ortlmevaluation, tasks: mine" in findings.text()
+
+
+@pytest.mark.parametrize(
+    ("target", "more", "places"),
+    [
+        ({"type": "LocalSystem"}, {}, ["evaluators.ours"]),
+        ({"type": "LocalSystem"}, {"allow_cpu_fallback": True}, []),
+        ({"type": "AzureML"}, {}, []),
+    ],
+)
+def test_provider_that_is_missing_is_refused_before_passes_run_here(
+    target: dict[str, Any], more: dict[str, Any], places: list[str]
+) -> None:
+    """The input model was evaluated, and the passes ran, before a run ended on it."""
+    recipe = {**built(execution_provider="qnn", **more), "target": target}
+    passes = Passes(Passes.in_source().modules, are_all=True)
+    assert [error.field for error in mistakes(recipe, passes) if isinstance(error, ProviderError)] == places
 
 
 BOUNDS = [
