@@ -174,9 +174,9 @@ def _value(option: Option, written: Any) -> Any:
     if option.form == "commas":
         return [part.strip() for part in written.split(",") if part.strip()]
     if option.form == "pairs":
-        return dict(_pair(text, option.flag) for text in written)
+        return dict(_pair(text, option.flag, option.metavar) for text in written)
     if option.form == "arguments":
-        return dict(_arguments(written, option.flag))
+        return dict(_arguments(written, option.flag, form=option.metavar))
     return place_of(written, option.flag) if option.form == "place" else written
 
 
@@ -189,7 +189,9 @@ def place_of(word: str, flag: str) -> dict[str, Any]:
     return values
 
 
-def _arguments(text: str, flag: str, of_text: Container[str] = ()) -> Iterator[tuple[str, Any]]:
+def _arguments(
+    text: str, flag: str, of_text: Container[str] = (), form: str = "NAME=VALUE"
+) -> Iterator[tuple[str, Any]]:
     """Keys and values, which are read as JSON where they are JSON; those of the keys `of_text` are texts."""
     if text.lstrip().startswith("{"):
         try:
@@ -200,15 +202,15 @@ def _arguments(text: str, flag: str, of_text: Container[str] = ()) -> Iterator[t
     for part in text.split(","):
         if "=" not in part and part != text:
             raise ConfigError('give NAME=VALUE, or a value with a comma as {"NAME": "VALUE"}', flag, text)
-        key, written = (one.strip() for one in _pair(part, flag))
+        key, written = (one.strip() for one in _pair(part, flag, form))
         value = _json_or_text(written)
         yield key, written if key in of_text and not isinstance(value, str) else value
 
 
-def _pair(text: str, flag: str) -> tuple[str, str]:
+def _pair(text: str, flag: str, form: str = "NAME=VALUE") -> tuple[str, str]:
     key, separator, value = text.partition("=")
     if not separator or not key:
-        raise ConfigError("give NAME=VALUE", flag, text)
+        raise ConfigError(f"give {form}", flag, text)
     return key, value
 
 

@@ -65,7 +65,7 @@ class LocationConfig(ModelWork, LocationSettings):
         return EvaluationConfig(model=self.model, **self.shared(EvaluationSettings))
 
 
-Size = Annotated[ByteSize, Field(gt=0, description='bytes, or a text such as "1.2GB"'), BeforeValidator(not_bool)]
+Size = Annotated[ByteSize, Field(ge=1000, description='bytes, or a text such as "1.2GB"'), BeforeValidator(not_bool)]
 
 
 class Within(StrictModel):

@@ -257,6 +257,7 @@ def test_goal_that_cannot_be_reached_says_how_far_it_came(
         ({"within": {"kl_mean": 0}}, {"code": "wrong_value", "field": "within.kl_mean", "value": 0}),
         ({"within": {"acc": 0.1}}, {"code": "missing", "field": "within.kl_mean"}),
         ({"at_most": "much"}, {"code": "wrong_value", "field": "at_most", "value": "much"}),
+        ({"at_most": "1.2"}, {"code": "wrong_value", "field": "at_most", "value": "1.2", "holds": "1.2GB"}),
         ({"at_most": "1GB", "like": "a"}, {"code": "contradiction", "field": "at_most", "holds": "like"}),
         ({"within": {"kl_mean": 1}, "by": "layer"}, {"code": "contradiction", "field": "by", "value": "layer"}),
         ({"require": [{"metric": "acc", "min": 1}]}, {"code": "contradiction", "field": "require", "holds": "acc"}),
