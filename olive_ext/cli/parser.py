@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from olive_ext import __version__
 from olive_ext.cli.options import add_options
-from olive_ext.config import SCHEMA_KINDS
+from olive_ext.config import SCHEMA_KINDS, EvaluationConfig
 from olive_ext.errors import ConfigError, suggest
 from olive_ext.registry import Command, entries, load
 
@@ -126,7 +126,10 @@ class _Parser(ArgumentParser):
         if unknown and not self.passes_on:
             words = [*(args or ())]
             place = words.index("--tasks") + 2 if "--tasks" in words else len(words)
-            hint = suggest(unknown[0].partition("=")[0], self._option_string_actions)
+            flag, known = unknown[0].partition("=")[0], self._option_string_actions
+            key = flag.removeprefix("--").replace("-", "_")
+            is_key = "--set" in known and key in EvaluationConfig.model_fields
+            hint = f"it is a key: --set {key}=VALUE" if is_key else suggest(flag, known)
             hint = "--tasks takes names with commas between: A,B" if unknown[:1] == words[place : place + 1] else hint
             self.error(": ".join(filter(None, [f"unrecognized arguments: {' '.join(unknown)}", hint])))
         return arguments, unknown
