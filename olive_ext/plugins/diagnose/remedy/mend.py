@@ -509,10 +509,11 @@ class Drafts:
             for other in self._places.values():
                 shutil.rmtree(other, ignore_errors=True)  # a system may hold its files yet
             package = self.package(selection)
+            folder = self._folder / str(len(list(self._folder.glob("*"))))
             if self._progress:
-                say(f"writing {numbers.size(package.num_bytes)} to {self._folder}")
-            self._places = {selection: self._folder / str(len(list(self._folder.glob("*"))))}
-            package.write(self._places[selection])
+                say(f"writing {numbers.size(package.num_bytes)} to {folder}")
+            self._places = {selection: folder}
+            package.write(folder)
         return self._places[selection]
 
     def loss(self, selection: Selection, numbers: Sequence[int]) -> Estimate:
