@@ -82,6 +82,7 @@ def test_bill_lies_beside_the_model(kept: tuple[Path, Bill]) -> None:
     assert len(stored["lines"]) == len(bill.lines)
     assert "predicted" in (output / "bill.md").read_text(encoding="utf-8")
     page = (output / "bill.html").read_text(encoding="utf-8")
+    assert f"<title>The bill of {'/'.join(Path(bill.model).parts[-2:])}</title>" in page
     points = points_table(bill, with_front=True).rows
     assert len(points) == len(bill.front) + len(bill.uniform) + 2
     assert all(str(text) in page for row in points for text in row)
