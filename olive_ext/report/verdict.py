@@ -219,6 +219,8 @@ def _of(reasons: Sequence[Reason], comparison: Comparison, figures: Sequence[Fig
     first, *others = together.values()
     headline = sentence(first, comparison.matters, is_headline=True)
     evidence = dict.fromkeys(sentence(own, comparison.matters, is_headline=False) for own in others)
+    if not comparison.over_all and comparison.matters != Comparison.matters:
+        evidence[f"a loss of {comparison.matters:g} pt or % matters (`matters`)"] = None
     known = tuple(figures), num_documents(comparison), next_step(reasons, comparison)
     return Verdict(status, headline, tuple(reasons), tuple(evidence), *known)
 

@@ -804,3 +804,10 @@ def test_places_are_not_green_beside_a_certain_loss_or_lost_requests(kind: str) 
     absent = verdict(replace(fine, missing=3))
     assert absent.code == "place_unknown"
     assert "3 requests have no answer" in absent.evidence[-1]
+
+
+def test_loss_that_matters_is_said_where_it_is_not_the_usual_one() -> None:
+    said = "a loss of 2 pt or % matters (`matters`)"
+    assert said in verdict(of(outcome(), matters=2.0)).evidence
+    assert said not in verdict(of(outcome(), matters=2.0, over_all=True)).evidence
+    assert not any("or % matters" in line for line in verdict(of(outcome())).evidence)
