@@ -6,29 +6,41 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from jinja2 import UndefinedError
 from lm_eval import evaluator_utils
 from lm_eval.api.registry import AGGREGATION_REGISTRY, METRIC_REGISTRY
 from lm_eval.api.task import ConfigurableTask
+from lm_eval.config.group import GroupConfig
+from lm_eval.config.task import TaskConfig
 
 from olive_ext.backends.lm_eval_patches import replaced
 from olive_ext.backends.task_files import data_files
 from olive_ext.config.base import MOST_REPEATS
-from olive_ext.errors import ANY_FAILURE, TaskError, first_line, keys_once, named_failures, one_line
+from olive_ext.errors import ANY_FAILURE, TaskError, first_line, keys_once, named_failures, one_line, suggest
 
 logger = logging.getLogger(__name__)
 
+_KEYS = {field.name for kind in (TaskConfig, GroupConfig) for field in fields(kind)} | {"include", "task_list"}
 
-def refuse_definition(config: Mapping[str, Any], name: str) -> None:
-    """Raises `TaskError` for a metric or an aggregation that lm-eval does not have, and for a number of answers to each
-    document, or of examples, that no evaluation can have. lm-eval itself looks for an unknown metric on the network,
-    and calls an unknown aggregation when all answers are there. Metrics that a task computes itself
-    (`process_results`) have any name."""
+
+def refuse_definition(
+    config: Mapping[str, Any], name: str, files: Iterable[tuple[Path, Mapping[str, Any]]] = ()
+) -> None:
+    """Raises `TaskError` for a key, a metric or an aggregation that lm-eval does not have, and for a number of answers
+    to each document, or of examples, that no evaluation can have. lm-eval itself looks for an unknown metric on the
+    network, and calls an unknown aggregation when all answers are there. Metrics that a task computes itself
+    (`process_results`) have any name. The error names the one of the task's `files` that has the unknown key."""
+    for key in () if "class" in config else sorted(config.keys() - _KEYS):
+        path = next((f", '{path}'" for path, content in files if key in content), "")
+        hint = suggest(key, _KEYS) or f"there are {', '.join(sorted(_KEYS))}"
+        raise TaskError(f"task '{name}'{path}: unknown key '{key}': {hint}", code="unknown_key")
     listed, computes = config.get("metric_list"), config.get("process_results") is not None
     for entry in (entry for entry in (listed if isinstance(listed, list) else ()) if isinstance(entry, Mapping)):
         metric, aggregation = entry.get("metric"), entry.get("aggregation")
@@ -132,6 +144,8 @@ def listed_choices(own: Any) -> Any:
 
 def _data_fault(task: Any, config: Mapping[str, Any], error: BaseException) -> str | None:
     """The fault in a task's data because of which it cannot be made."""
+    if hasattr(task, "task_docs") and isinstance(error, UndefinedError) and len(task.task_docs):
+        return f", document 0: {first_line(error)}; its columns are {', '.join(map(repr, task.task_docs[0]))}"
     splits = getattr(task, "dataset", None)
     named = [config.get(f"{part}_split") for part in ("training", "validation", "test", "fewshot")]
     missing = error.args[0] if isinstance(error, KeyError) and error.args[0] in named else None

@@ -153,7 +153,7 @@ def find_tasks(
     manager = TaskManager(include_path=folders, include_defaults=False, metadata=extra)
     resolved = [_find(spec, manager.task_index) for spec in specs]
     for config in (config for spec in specs for config in leaves(spec, manager.task_index)):
-        refuse_definition(config, str(config["task"]))
+        refuse_definition(config, str(config["task"]), files.referenced()[1].items())
         refuse_unconfirmed(config, str(config["task"]), runs_code)
     files.refuse_doubled_keys()
     if missing := [name for _, names in resolved for name in names]:

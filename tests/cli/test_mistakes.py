@@ -307,6 +307,7 @@ TASK, UNKNOWN = "task", "unknown_name"
 TASKS: list[tuple[str, ...]] = [
     (CHOICE + "\nfoo: [1,2", DAMAGED, "mine.yaml line"),
     ("- a\n", DAMAGED, "mine.yaml"),
+    (CHOICE.replace("doc_to_text", "doc_to_txt"), "unknown_key", "mine.yaml 'doc_to_txt' 'doc_to_text'?"),
     (CHOICE + "num_fewshot: 1\nnum_fewshot: 0\n", DAMAGED, "num_fewshot 15"),
     (CHOICE + "unsafe_code: true\n", TASK, "mine confirm_run_unsafe_code"),
     (CHOICE.replace("acc_norm", "nosuch"), UNKNOWN, "mine nosuch"),
@@ -399,7 +400,7 @@ DATA: list[tuple[tuple[str, ...], dict[str, str], str]] = [
     ((ROW, ROW.replace('"answer"', '"question"')), {}, "mine question 2"),
     (("",), {}, "mine"),
     ((ROW,), {"split": "validation"}, "mine validation test"),
-    (('{"other": 1}',), {}, "mine 0 question"),
+    (('{"other": 1}',), {}, "mine 0 question columns 'other'"),
     ((ROW, '{"question": "a", "choices": [" a", " b"]}'), {}, "mine 1"),
     ((ROW, ROW.replace("0", "7")), {}, "mine 1 7 2"),
     ((NAMES, "a,b,0"), {"kind": "csv"}, "mine 0"),
