@@ -42,6 +42,7 @@ from olive_ext.run.models import Models, OtherPromptsError, damaged_cache
 from olive_ext.run.reference.comparison_run import TaskRun, is_own_reference, mode_of
 from olive_ext.run.reference.observer import Weights
 from olive_ext.run.reference.packed_answers import packed
+from olive_ext.run.reference.sampled_run import refuse_unanswerable
 from olive_ext.run.sample_logs import write_samples
 from olive_ext.run.task_fit import refuse_misfits, refuse_texts
 
@@ -221,6 +222,8 @@ def load_requested_tasks(models: Models, lm: LM | None) -> LoadedTasks | None:
     if models.records_file is not None:
         models.records_file.refuse_other_tasks(tasks.tasks)
     refuse_shots(tasks.tasks, config.num_fewshot)
+    if config.documents == "enough":
+        refuse_unanswerable(config.claim, tasks)
     if lm is not None:
         refuse_generations({}, config.gen_kwargs)
     else:

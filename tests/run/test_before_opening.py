@@ -99,6 +99,15 @@ def test_mistake_of_a_package_is_known_before_its_reference_is_opened(folder: Pa
         evaluate(config(folder, CHOICE, reference=reference))
 
 
+def test_task_that_has_no_right_answers_for_enough_documents_is_known_before_the_reference_is_opened(
+    folder: Path,
+) -> None:
+    shutil.copytree(folder / "model", folder / "reference")
+    given = config(folder, [*CHOICE, "tiny_rolling"], reference=str(folder / "reference"), documents="enough")
+    with pytest.raises(OliveExtError, match="task 'tiny_rolling' has no right answers"):
+        evaluate(given)
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

@@ -103,14 +103,19 @@ class Answers:
         return values if self.metrics[metric] else 1 - values
 
 
+def mean_metrics(task: Any) -> dict[str, bool]:
+    """The metrics of lm-eval's `task` that have a value for each document, and whether a higher one is better."""
+    functions, directions = task.aggregation(), task.higher_is_better()
+    called = {key: one if isinstance(one, str) else getattr(one, "__name__", "") for key, one in functions.items()}
+    return {key: directions.get(key) is not False for key in called if called[key] in MEANS or key == WER}
+
+
 def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, Any]) -> list[Answers]:
     """The answers in lm-eval's order of tasks and filters. `tasks` are lm-eval's task objects by name."""
     read = []
     for name, lines in samples.items():
         task = tasks[name]
-        functions, directions = task.aggregation(), task.higher_is_better()
-        called = {key: one if isinstance(one, str) else getattr(one, "__name__", "") for key, one in functions.items()}
-        metrics = {key: directions.get(key) is not False for key in called if called[key] in MEANS or key == WER}
+        functions, metrics = task.aggregation(), mean_metrics(task)
         for filter_name in dict.fromkeys(line["filter"] for line in lines):
             chosen = [line for line in lines if line["filter"] == filter_name]
             chosen = _with_word_errors(chosen, functions[WER]) if WER in functions else chosen

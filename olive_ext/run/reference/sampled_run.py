@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,7 +20,14 @@ import numpy.typing as npt
 from olive_ext.config import ClaimConfig, EvaluationConfig
 from olive_ext.errors import RunError, TaskError, UnfitTaskError
 from olive_ext.report.comparison import ACCURACY, ALL, ClaimResult
-from olive_ext.run.reference.answers import Answers, check_same_questions, primary_answers, read_answers
+from olive_ext.report.metrics import LENGTHS
+from olive_ext.run.reference.answers import (
+    Answers,
+    check_same_questions,
+    mean_metrics,
+    primary_answers,
+    read_answers,
+)
 from olive_ext.run.reference.observer import Generated, Observer, Weights, score_generated
 from olive_ext.stats.sampling_design import Population, difference_population, mean_population
 from olive_ext.stats.stopping import Claim, Sampler
@@ -81,12 +88,22 @@ def question_of(
     return _positions(certain, answers, observer, generated, lost)
 
 
+def refuse_unanswerable(certain: ClaimConfig, tasks: LoadedTasks) -> None:
+    """Raises `TaskError` for a task of which `certain` cannot be asked, whatever the reference answers."""
+    if certain.metric == "accuracy_difference":
+        _refuse_without_answers(name for name, task in tasks.tasks.items() if not mean_metrics(task).keys() - LENGTHS)
+
+
+def _refuse_without_answers(tasks: Iterable[str]) -> None:
+    for task in tasks:
+        problem = f"task '{task}' has no right answers: give 'certain.metric' = 'kl_mean'"
+        raise TaskError(problem, "documents", "enough")
+
+
 def _accuracy(certain: ClaimConfig, answers: Sequence[Answers], generated: Sequence[Generated]) -> Question:
     """The difference of the shares of right answers, by each task's primary metric."""
     firsts = primary_answers(answers)
-    if without := [item.task for item in answers if item.task not in firsts]:
-        problem = f"task '{without[0]}' has no right answers: give 'certain.metric' = 'kl_mean'"
-        raise TaskError(problem, "documents", "enough")
+    _refuse_without_answers(item.task for item in answers if item.task not in firsts)
     documents = [(item.task, number) for item, _ in firsts.values() for number in item.by_document]
     right = [item.right(metric) for item, metric in firsts.values()]
     sureness = [_ranks(item, values) for (item, _), values in zip(firsts.values(), right, strict=True)]
