@@ -30,6 +30,7 @@ from olive_ext.errors import (
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.decisions import Decision, choose_encoder_rows
 from olive_ext.model.files.content import load_graph
+from olive_ext.model.files.hub import offline_if_unreachable
 from olive_ext.model.files.package_config import named_ids
 from olive_ext.model.runtimes import refuse_settings
 from olive_ext.model.types import MediaEncoderSpec
@@ -124,7 +125,8 @@ def check_model(
     """
     findings = Findings()
     with findings.noting_problems():
-        model = replace(_given(config), is_compared=config.reference is not None)
+        with offline_if_unreachable([config.model.path]):
+            model = replace(_given(config), is_compared=config.reference is not None)
         _check(model, config, findings)
         if work:
             _add_work(model, config, findings.section("Work"), verify=verify)

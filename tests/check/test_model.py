@@ -106,8 +106,14 @@ def test_hugging_face_model_is_exported_unless_settings_say_otherwise_and_not_ve
     never = {"reference": {"path": str(path), "export": "never"}}
     found = [facts(check_model(config(path, **more))) for more in ({}, never)]
     assert [fact["Decisions", "export"] for fact in found] == ["yes", "no"]
-    findings = check_model(config(Path("owner/name"), model={"path": "owner/name", "kind": "hf"}), verify=True)
+    findings = check_model(config(path, model={"path": str(path), "kind": "hf"}), verify=True)
     assert findings.problems == ["there is nothing to verify: a Hugging Face model has no ONNX graph"]
+
+
+def test_name_that_is_neither_here_nor_on_a_hub_that_answers_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (problem,) = check_model(config(Path("owner/name"))).problems
+    assert problem.startswith("'owner/name' is no file or folder here, nor in the hub's cache")
 
 
 def test_verification_runs_both_graphs_and_names_the_node_and_the_weight_where_nan_begins(
