@@ -17,7 +17,7 @@ from olive_ext import errors
 from olive_ext.check import read_recipe
 from olive_ext.cli.commands import copy_quickstart
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import CODES, ConfigError, OliveExtError
+from olive_ext.errors import CODES, ConfigError, OliveExtError, suggest
 from olive_ext.graph.nodes import OLDEST_OPSET, NodeWriter
 from olive_ext.media.pictures import read_picture
 from olive_ext.model.files.package_config import json_object, real_path
@@ -141,3 +141,8 @@ def test_error_inside_of_another_place_keeps_its_code_and_crosses_processes() ->
     for same in (error, pickle.loads(pickle.dumps(error))):
         assert (type(same), same.code, same.field) == (ConfigError, "missing", "evaluators.a.tasks")
         assert str(same).startswith("evaluators.a: 'tasks' = ")
+
+
+def test_names_that_begin_with_a_short_one_are_near() -> None:
+    assert suggest("kl", ["accuracy", "kl_mean", "kl_p99"]) == "did you mean 'kl_mean'?"
+    assert suggest("k", ["kl_mean"]) == ""

@@ -183,7 +183,7 @@ COMMANDS: list[tuple[str, str, str, str | None, str]] = [
     ("evaluate m --set limit", WRONG, "--set", "'limit'", "NAME=VALUE"),
     ("evaluate m --set =3", WRONG, "--set", "'=3'", "NAME=VALUE"),
     ("evaluate m --set limit=3 --set limit.x=3", UNKNOWN, "--set", "'limit.x'", "limit"),
-    ("evaluate m --provider-option a", WRONG, "--provider-option", "'a'", "NAME=VALUE"),
+    ("evaluate m --provider-option a", WRONG, "--provider-option", "'a'", "K=V"),
     ("evaluate m --gen-kwargs a=1,b", WRONG, "--gen-kwargs", "'a=1,b'", "NAME=VALUE"),
     ("evaluate m --gen-kwargs {", "damaged", "--gen-kwargs", "'{'", "JSON"),
     # numbers of more digits than Python reads
