@@ -276,7 +276,9 @@ class _PartsTrial:
         """The results of the first text's last token, resident up to there, and of an early one, in the first and the
         last row of up to `MOST_ROWS`; some rows between them are idle."""
         text, traits, num_slots = self.texts[0], self._runner.traits, self._runner.capacity.num_slots
-        last = min(MOST_ROWS, num_slots) - 1
+        last, blocks = min(MOST_ROWS, num_slots) - 1, self._runner.capacity.blocks
+        if blocks.number:  # each row needs one at least
+            last = max(1, min(last, (blocks.number - -(-len(text) // blocks.size)) // (early // blocks.size + 1)))
         begun = {*range(1, min(3, last)), last}
         for slot in sorted(begun):
             for begin, end in pairwise(sorted({0, early // 2 * traits.can_rewind, early})):
