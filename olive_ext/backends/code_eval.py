@@ -56,8 +56,7 @@ def loading_metrics(is_confirmed: bool) -> Iterator[None]:
 
 
 def _has_scripts(folder: Path) -> bool:
-    """Whether a folder in it, or one in that, holds Python of its own name: "name", or "owner/name". This package's own
-    Python does not count."""
+    """Whether a folder in it, or one in that, holds Python of its own name ("name", "owner/name") that is not ours."""
     folders = [item for pattern in ("*/", "*/*/") for item in folder.glob(pattern) if _PACKAGE not in item.parents]
     return any((item / f"{item.name}.py").is_file() for item in folders)
 
@@ -85,8 +84,7 @@ def _running(tasks: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pass_names(task: Any) -> list[str]:
-    """The metrics that a task's functions compute of the `k` that they are given; lm-eval knows the functions by their
-    names."""
+    """The metrics that a task's functions compute of the `k` given to them; lm-eval knows the functions by name."""
     arguments = getattr(task, "_metric_fn_kwargs", {}).values() if getattr(task, "UNSAFE_CODE", False) else ()
     counts = [options.get("k", ()) for options in arguments]
     return [f"pass@{k}" for several in counts for k in (several if isinstance(several, list) else [several])]

@@ -78,8 +78,8 @@ def _scored(name: str, kind: Any) -> Any:
         """The documents whose prompts are to be made."""
 
         _num_prompts = _num_own = 0
-        """The number of prompts with examples so far, and of those in which the document itself, with its answer, is
-        one."""
+        """The number of prompts with examples so far, and of those with the document itself, with its answer, as one.
+        """
 
         def doc_iterator(self, *args: Any, **options: Any) -> Iterator[tuple[int, Any]]:
             if self.chosen is None:
@@ -179,8 +179,7 @@ def _unanswered(request: Any) -> Any:
 
 
 def _with_shots(task: Any, part: Any, shots: Sequence[Any]) -> Any:
-    """Part of a request's arguments: what it holds besides text, with that of the examples before it, in the order of
-    the prompt."""
+    """A request's arguments besides text, with those of the examples before it, in the order of the prompt."""
     if not isinstance(part, Mapping):
         return part
     functions = {name: getattr(task, function) for name, function in _FIELDS.items() if name in part}

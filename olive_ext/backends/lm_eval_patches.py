@@ -32,8 +32,7 @@ _BARS = ("tqdm", "lm_eval.api.model", "lm_eval.api.task", "lm_eval.models.huggin
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Within it, an attribute of a module, a class or an object has another value. An inherited attribute is inherited
-    again afterwards."""
+    """Within it, an attribute has another value. An inherited attribute is inherited again afterwards."""
     original, is_own = getattr(owner, name), name in vars(owner)
     setattr(owner, name, value)
     try:
@@ -65,8 +64,7 @@ def sandboxed_templates() -> Iterator[None]:
 
 @contextmanager
 def exits_raised() -> Iterator[None]:
-    """Within it, `os._exit` in a task's code raises `SystemExit`: it would end the process without a report, and with
-    status 0."""
+    """Within it, `os._exit` in a task's code raises `SystemExit`: it would end without a report, with status 0."""
     exit_process, process = os._exit, os.getpid()
 
     def exit_(status: int) -> NoReturn:

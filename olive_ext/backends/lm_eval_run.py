@@ -1,6 +1,5 @@
 """One run of lm-eval: from a model and loaded tasks to results and samples. Also runs over some documents of tasks,
-with the prompts that they have in a run over all, and over known answers, for lm-eval's own aggregation. Knows no kind
-of model."""
+with the prompts of a run over all, and over known answers, for lm-eval's own aggregation. Knows no kind of model."""
 
 from __future__ import annotations
 
@@ -123,8 +122,7 @@ Documents = Mapping[str, Collection[int]]
 
 
 class ChosenDocuments:
-    """`of(documents)` gives the tasks with these documents alone. Requests of all documents are built once, for one
-    model."""
+    """`of(documents)` gives the tasks with these documents alone. All requests are built once, for one model."""
 
     def __init__(self, tasks: LoadedTasks) -> None:
         self._tasks = tasks

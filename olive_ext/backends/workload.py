@@ -109,8 +109,7 @@ questions of 160 own tokens and 12,721 generated tokens a second, of 1.24 billio
 
 
 def parameters(model: ResolvedModel) -> float:
-    """About the number of parameters by which each token is multiplied: of products in the decoder's graph, else by the
-    size."""
+    """About the number of parameters that multiply each token: of products in the decoder's graph, else by the size."""
     if model.kind != "onnx":
         config = read_json(model.files.directory / "config.json")
         is_float = (config.get("dtype") or config.get("torch_dtype")) == "float32"

@@ -295,8 +295,8 @@ def _export(model: ResolvedModel, config: EvaluationConfig) -> tuple[str, str]:
 
 
 def _as_graph_allows(model: ResolvedModel, decision: Decision) -> Decision:
-    """`decision`, with what the decoder's graph adds: where rows are picked for the scoring head, and what prevents the
-    form of its steps."""
+    """`decision`, with what the graph adds: where rows are picked for the scoring head, what prevents the form of
+    steps."""
     if decision.name == "graph":
         from olive_ext.engine.runners.ort.ort_runner import with_head
 

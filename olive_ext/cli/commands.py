@@ -62,8 +62,7 @@ def copy_quickstart(target: Path) -> None:
 
 
 def evaluate_command(arguments: Namespace) -> int:
-    """Evaluates one model and prints the table, even where the disk refuses the report: the numbers may have taken
-    hours."""
+    """Evaluates one model and prints the table, even where the disk refuses the report that took hours."""
     if arguments.model.lower().endswith(RECIPE_SUFFIXES):
         raise ConfigError(f"'{arguments.model}' is a recipe: `olive-ext run` runs it")
     config = EvaluationConfig.parse(written_values(arguments, arguments.model)).as_job()

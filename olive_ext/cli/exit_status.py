@@ -247,8 +247,7 @@ def _is_debug() -> bool:
 
 def open_streams() -> None:
     """Opens closed streams to nothing: otherwise the next file that is opened would get their number, and everything
-    that libraries print. Characters that the terminal lacks are replaced, so that they are no error after hours of
-    work."""
+    that libraries print. Characters that the terminal lacks are replaced: no error after hours of work."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)

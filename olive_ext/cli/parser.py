@@ -1,5 +1,4 @@
-"""The parser of `olive-ext`: its commands, and their arguments as one table. Knows none of the functions that commands
-call."""
+"""The parser of `olive-ext`: its commands, and their arguments as one table. Knows no function of a command."""
 
 from __future__ import annotations
 

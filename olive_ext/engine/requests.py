@@ -247,8 +247,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Lost:
-    """In place of a request's result, where it cannot be had: its workers were lost, or an encoder fails on an item of
-    it."""
+    """In place of a request's result: its workers were lost, or an encoder fails on an item of it."""
 
     reason: str
 
@@ -273,8 +272,8 @@ def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Com
 
 
 def integers(values: Sequence[int]) -> npt.NDArray[np.int64]:
-    """A read-only array [N] of integers. It is packed into bytes first, which takes half as long as numpy's reading one
-    by one."""
+    """A read-only array [N] of integers, packed into bytes first: that takes half as long as numpy's reading one by
+    one."""
     return np.frombuffer(struct.pack(f"{len(values)}q", *values), np.int64)
 
 

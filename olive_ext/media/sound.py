@@ -253,8 +253,7 @@ class SoundItems:
         return {**arrays, NUM_TOKENS: np.count_nonzero(np.asarray(prepared["input_ids"]) == placeholder, keepdims=True)}
 
     def _refuse_cut(self, samples_N: Samples, arrays: Mapping[str, npt.NDArray[Any]], rate: int) -> None:
-        """Raises `MediaError` where the mask ends before the sound does: extractors cut a sound that is too long
-        silently."""
+        """Raises `MediaError` where the mask ends before the sound does: extractors silently cut long sounds."""
         mask = next((array for name, array in arrays.items() if "mask" in name), None)
         hop = getattr(self.extractor, "hop_length", None)
         if mask is None or hop is None:

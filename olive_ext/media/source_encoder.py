@@ -31,8 +31,7 @@ Values = Mapping[str, ort.OrtValue]
 
 @dataclass(frozen=True)
 class Encoded:
-    """What a decoder takes of the sources of some rows: hidden states and cross-attention KV, by the decoder's input
-    names."""
+    """What a decoder takes of the sources of some rows: hidden states and cross-attention KV, by its input names."""
 
     values: Values
     lengths: tuple[int, ...]

@@ -106,8 +106,7 @@ class ResolvedModel:
     """Why the trial of texts that are fed in parts failed; empty where it did not."""
 
     stands_for: ModelFiles | None = None
-    """For an export that stands for a checkpoint, the checkpoint's files: they say where answers end and how they are
-    searched."""
+    """For an export that stands for a checkpoint, the checkpoint's files: they say how answers are searched and end."""
 
     edit_graph: Callable[[Any], None] | None = None
     """Edits the decoder's graph (onnx.ModelProto) in place whenever it is read; None leaves it unchanged."""
@@ -129,8 +128,7 @@ class ResolvedModel:
         return settings, self.files.variant, providers
 
     def patched(self, changes: Mapping[str, Any]) -> ResolvedModel:
-        """The model with other settings, which are validated already. Its files are searched again only where they name
-        another model."""
+        """The model with other, validated settings. Its files are searched again only where they name another model."""
         settings: ModelSettings = self.settings.model_copy(update=changes)
         if settings.location != self.settings.location:
             return replace(resolve(settings), is_compared=self.is_compared)
@@ -224,8 +222,7 @@ class ResolvedModel:
 
     @cached_property
     def media(self) -> MediaSpec | None:
-        """What a multimodal model takes besides text; None for others. Encoders that are not understood are its
-        `problem`."""
+        """What a multimodal model takes besides text, else None. Encoders that are not understood are its `problem`."""
         if self.kind == "hf":
             return checkpoint.read_media(self.processor_files.hf_config)
         companions, missing = self.files.companions, missing_encoder(self.files)
@@ -258,8 +255,7 @@ class ResolvedModel:
 
     @cached_property
     def warms_encoders(self) -> bool:
-        """Whether encoders of pictures and sound, and the graphs around them, have few shapes, all of which are run
-        beforehand."""
+        """Whether encoders of pictures and sound, and graphs around them, have few shapes, all run beforehand."""
         encoders = self.media.encoders if self.media is not None else ()
         is_speech = self.kind == "onnx" and self.source is not None and self.source[0] is SourceKind.FEATURES
         firsts = [self.providers[0], *(self.providers_of(encoder)[0] for encoder in encoders)]

@@ -61,8 +61,8 @@ class Runtime(ABC):
         return ""
 
     def alternative(self, files: ModelFiles) -> str:
-        """The end of a sentence that proposes this runtime for a model that another one refuses; empty where it does
-        not fit."""
+        """The end of a sentence that proposes this runtime for a model that another refuses; empty where it does not
+        fit."""
         return ""
 
     def is_on_host(self, model: Resolved) -> bool:

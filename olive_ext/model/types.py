@@ -270,8 +270,7 @@ class DecoderSpec:
     """Inputs that an encoder gives; none in a decoder-only model."""
 
     is_splittable: bool = True
-    """False where a token's numbers depend on all tokens of its step (DynamicQuantizeLinear): a text is then fed in one
-    step."""
+    """False where a token's numbers depend on all tokens of its step (DynamicQuantizeLinear): it is fed in one."""
 
     choices: StepChoices = field(default_factory=StepChoices)
     """What of a step decides its numbers."""

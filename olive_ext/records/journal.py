@@ -79,8 +79,7 @@ class Journal:
         return key in self._offsets
 
     def __getitem__(self, key: bytes) -> Any:
-        """The answer of a request, any JSON. Lines are read one at a time: neighbouring requests are asked for
-        together."""
+        """The answer of a request, any JSON. Lines are read one at a time: neighbours are asked for together."""
         offset = self._offsets[key]
         if offset < self._begin:
             self._used.add(key)

@@ -452,8 +452,7 @@ class Comparison:
     """The claim that drawn documents decide; None where all documents were evaluated."""
 
     damaged: Mapping[str, str] = field(default_factory=dict)
-    """Constants that should be the reference's and are not, or are not numbers, whatever the tasks reached, each with
-    the difference."""
+    """Constants that should be the reference's and are not, or no numbers, reached or not, each with the difference."""
 
     reach: Coverage | None = None
     """None without distributions."""

@@ -55,8 +55,7 @@ _REPAIRS: Mapping[str, str] = {
 
 
 def next_step(reasons: Sequence[Reason], comparison: Comparison, most_kl: float = math.inf) -> str:
-    """The next step without its full stop, with whole commands; empty where there is none. `most_kl`: the mean KL that
-    a bound allows."""
+    """The next step with whole commands, without its full stop; empty without any. `most_kl`: what a bound allows."""
     first = reasons[0].code
     if first == "bound_broken":
         return _of_broken(reasons, comparison)

@@ -1,5 +1,4 @@
-"""Whether one model gives the same numbers in two places, but for rounding, and in which words that is reported. Plain
-data."""
+"""Whether one model gives the same numbers in two places, but for rounding, and how that is said. Plain data."""
 
 from __future__ import annotations
 

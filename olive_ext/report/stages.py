@@ -72,8 +72,7 @@ class Stage:
 
 
 def stage_sentences(stages: Sequence[Stage], most_kl: float) -> Iterator[str]:
-    """Which stages lost something, and where in the model the conversion did. A stage alone is not noticed up to a mean
-    KL of `most_kl` nats."""
+    """Which stages lost something, and where the conversion did; up to `most_kl` nats a stage alone is not noticed."""
     if len(stages) < 2:
         return
     ranked = sorted(stages, key=lambda stage: stage.kl_mean, reverse=True)

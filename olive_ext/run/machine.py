@@ -162,8 +162,7 @@ class Clock:
 
     @contextmanager
     def reporting(self, progress: bool, every: float = LINE_SECONDS) -> Iterator[None]:
-        """Prints `state` on stderr after every `every` seconds without other output, where `progress` is shown and no
-        terminal has bars."""
+        """Prints `state` on stderr after `every` seconds without output, if `progress` is shown and has no bars."""
         done, begin = threading.Event(), time.monotonic()
 
         def tell() -> None:

@@ -43,8 +43,7 @@ def too_long(setting: str, value: int, max_length: int) -> str:
 
 @dataclass(frozen=True)
 class StopIds:
-    """The token ids that end every generation of a model, the file that names them, and how it says answers are
-    searched."""
+    """The token ids that end every generation of a model, the file that names them, and its settings of search."""
 
     ids: frozenset[int]
     file: str
@@ -68,8 +67,7 @@ class StopIds:
 
 def read_stop_ids(files: ModelFiles, eos: int | None) -> StopIds:
     """The ids at which the model's own runtime stops. onnxruntime-genai reads genai_config.json alone; transformers
-    reads generation_config.json, or config.json where there is none. Where the file names none, it is `eos`, the
-    tokenizer's EOS."""
+    reads generation_config.json, else config.json. Where the file names none, it is `eos`, the tokenizer's."""
     ends = {**named_ends(files), "the tokenizer": () if eos is None else (eos,)}
     file, ids = next(iter(ends.items()))
     named = {token: other for other in reversed(ends) for token in ends[other] if token not in ids}
@@ -109,8 +107,7 @@ def read_search(files: ModelFiles) -> dict[str, Any]:
 
 
 def other_search(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[str, ...]:
-    """How a candidate's runtime searches otherwise than its reference's, by `read_search` of both, where that changes
-    greedy answers."""
+    """How a candidate's runtime searches otherwise than its reference's, by `read_search`, where answers change."""
     known = {**_SEARCH, **reference}  # records and baselines of earlier versions have fewer
     others = {name: value for name, value in candidate.items() if value not in (known.get(name), None, False)}
     return tuple(f"{name} {value} for {known.get(name)}" for name, value in others.items())

@@ -159,8 +159,7 @@ def _named_id(name: str, files: ModelFiles, tokenizer: Tokenizer) -> int:
 
 
 def cut_media(media: Media, begin: int, length: int) -> Media:
-    """The items of the tokens from `begin` on, of a prompt with `length` tokens. Raises `MediaError` where one of them
-    would be cut or lost."""
+    """The items of the tokens from `begin` on, of `length` tokens. `MediaError` where one would be cut or lost."""
     if media and media[0].start < begin:
         taken = sum(run.item.num_tokens for run in media)
         raise MediaError(

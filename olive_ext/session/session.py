@@ -105,8 +105,8 @@ class Turns:
             yield
 
     def outputs_of(self, call: str, outputs: Outputs, *, is_whole: bool = False) -> Iterator[tuple[Any, Any]]:
-        """Yields `outputs` within the turn of `call`, while the session is open; with `is_whole`, `close` waits for all
-        of them."""
+        """Yields `outputs` within the turn of `call`, while the session is open; with `is_whole`, `close` waits for
+        all."""
         if is_whole:
             with self.work(call):
                 yield from outputs
@@ -458,7 +458,7 @@ class _Streamed:
 
 
 def _numbered(call: str, slices: Iterable[Iterable[Any]]) -> Iterator[list[tuple[int, Any]]]:
-    """The requests of each slice, numbered through all slices. Raises `ConfigError` for a slice that is not a list of
+    """The requests of each slice, numbered through all. Raises `ConfigError` for a slice that is not a list of
     requests."""
     numbers = itertools.count()
     for items in slices:

@@ -76,8 +76,8 @@ def _with_own_folders(config: EvaluationConfig, path: str) -> EvaluationConfig:
 
 
 surfaced = partial(named_failures, kind=RunError)
-"""Turns every exception but `OliveExtError` into a `RunError` of one line, also that of a process which Olive started
-(a PythonEnvironment)."""
+"""Turns every exception but `OliveExtError` into a `RunError` of one line, also that of a PythonEnvironment's process.
+"""
 
 
 class OrtLMEvaluator(OliveEvaluator):  # type: ignore[misc]

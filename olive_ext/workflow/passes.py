@@ -85,8 +85,7 @@ class ConfiguredPass(Pass):  # type: ignore[misc]
 
     @classmethod
     def get_config_class(cls, accelerator_spec: Any, disable_search: bool | None = False) -> Any:
-        """Like Olive's, with a cache key without the settings that change no number, and with the content of the input
-        model."""
+        """Like Olive's, with a cache key of the settings that change a number and the content of the input model."""
         made, default = super().get_config_class(accelerator_spec, disable_search)
 
         class Keyed(made):  # type: ignore[misc, valid-type]

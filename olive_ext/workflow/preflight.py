@@ -100,8 +100,7 @@ def _type_of(engine: Any, host: Any) -> dict[str, Any]:
 def _with_named_reference(
     values: dict[str, Any], kind: type[PassSettings | EvaluatorSettings], where: str
 ) -> dict[str, Any]:
-    """`values` with "input_model" replaced by the input model's path, because the process that evaluates knows no
-    workflow."""
+    """`values` with the input model's path for "input_model": the process that evaluates knows no workflow."""
     settings = kind.parse({name: value for name, value in values.items() if name != FINGERPRINT}, where)
     if settings.reference is not None and settings.reference.float_model == AT_HAND:
         raise ContradictionError(

@@ -182,8 +182,7 @@ def parse_recipe(recipe: Any, arguments: dict[str, Any], original: Callable[...,
 
 
 def initialize(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> None:
-    """The hook of `Engine.initialize`, which turns a metric's name into a path where it is a task's: that is undone
-    here."""
+    """The hook of `Engine.initialize`: undoes that it turns a metric's name into a path where it is a task's."""
     original()
     for _, evaluator in our_evaluators(engine):
         for metric in evaluator.metrics:

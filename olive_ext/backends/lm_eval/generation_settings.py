@@ -33,8 +33,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 """Settings of other backends that this one lacks, with the values that have no effect."""
 
 _BEAMS: Mapping[str, Any] = {"num_beams": 1, "length_penalty": 1.0, "early_stopping": False}
-"""The settings of a beam search, with transformers' defaults. As there, those after the first are read only with
-several beams."""
+"""The settings of a beam search, with transformers' defaults. Those after the first count with several beams only."""
 
 _KNOWN = {"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k", "seed", "max_length", *_BEAMS}
 

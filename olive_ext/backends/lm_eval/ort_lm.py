@@ -395,7 +395,7 @@ class TaskMedia:
         return context
 
     def _refuse_others(self, context: str, num_images: int) -> None:
-        """Raises `TaskError` where pictures are missing for places in the task's text: `max_images` would put others
+        """Raises `TaskError` for places of pictures in the task's text without one: `max_images` would put others
         there."""
         mark = PLACEHOLDERS[Modality.IMAGE]
         marks = self._marked.get(context, context.count(mark))

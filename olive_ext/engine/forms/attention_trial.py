@@ -143,8 +143,7 @@ class AttentionTrial:
     """The attention, with the window that is tried."""
 
     inputs: Mapping[int, tuple[tuple[int, ...], int]]
-    """By index in `node`, the input's shape, in which 0 stands for the number of tokens, and the type to which it is
-    rounded."""
+    """By index in `node`, the input's shape, where 0 is the number of tokens, and the type to which it is rounded."""
 
     elem_type: int
     """The cache's element type."""
@@ -236,8 +235,7 @@ PROMPT, ANSWER = 4, 8
 that a token which a kernel does not write shows in those after it, as it would not among hundreds."""
 
 SHARP = 3
-"""A text with the tokens of the first one, but with other queries: these attend to a few positions, and all others to
-all that they see."""
+"""The first text's tokens with other queries: these attend to a few positions, and all others to all they see."""
 
 TABLES, NUM_BLOCKS = ((6, 2, 4), (6, 1, 0), (3, 5, 7), (6, 2, 4)), 8
 """Blocks of the texts, which are neither neighbours nor in order."""
@@ -246,8 +244,7 @@ ROWS = 80
 """Rows of a step: more than two warps have lanes, and more than the default number of slots."""
 
 SHARPNESS = 4.0
-"""The standard deviation of the sharp text's scores. Wrong scales, soft caps and rotations change its values by as much
-as they are wrong."""
+"""The standard deviation of the sharp text's scores: wrong scales, caps and rotations change its values as much."""
 
 EVEN, COUNTED = 0.35, 4
 """About the scores of the other texts, positive and negative by turns. A token then attends to each of n positions by
@@ -295,8 +292,7 @@ def spans() -> list[list[Span]]:
 
 
 def _single(turn: int) -> Iterator[Span]:
-    """Many rows of one token each, most of them of the first text. Positions get one or the other of its queries by
-    turns."""
+    """Many rows of one token, most of the first text. Positions get one or the other of its queries by turns."""
     for i, past in enumerate(np.linspace(LENGTH - 1, 0, ROWS - 1, dtype=int)):
         text = (0, 1, SHARP, 0)[(i + turn) % 4]
         start = FORK + i % MORE if text == 1 else int(past)

@@ -111,13 +111,11 @@ class StepForm(ABC):
         return slots
 
     def room(self, most_tokens: int, pending: int) -> tuple[int, int]:
-        """The tokens and the number of inputs to admit beside inputs with `pending` tokens: here one input after
-        another."""
+        """The tokens and the number of inputs to admit beside inputs with `pending` tokens: here one by one."""
         return (0, 0) if pending else (most_tokens, 1)
 
     def min_copy(self, answer_tokens: int) -> int:
-        """The fewest positions that a copy between slots must save: few for a short answer, because its steps are
-        shared."""
+        """The fewest positions that a copy between slots must save: few for a short answer, whose steps are shared."""
         return MIN_FORK if answer_tokens else MIN_COPY
 
     def most_step_tokens(self, chunk_size: int, num_slots: int) -> int:

@@ -117,8 +117,7 @@ class KvStore(ABC):
         raise TypeError(f"{type(self).__name__} has caches that move")
 
     def collect(self, rows: Sequence[Row], presents: Sequence[ort.OrtValue]) -> None:  # noqa: B027 (nothing to do)
-        """Takes the present outputs, in the order of the caches, after the run; there are none where the graph writes
-        in place."""
+        """Takes the present outputs, in the caches' order, after the run; none where the graph writes in place."""
 
     def describe(self) -> Mapping[str, Any]:
         """How it holds the cache, for `describe_execution`."""

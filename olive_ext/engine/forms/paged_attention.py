@@ -40,8 +40,7 @@ KEPT = (
 """Attributes that mean the same to both operators. The default of each has no effect."""
 
 _IGNORED = {"smooth_softmax": 0, "sliding_window_cache": 0, "causal": 1, "qk_output": 0, "kv_cache_bit_width": 0}
-"""Attributes that PagedAttention lacks, and the values with which they have no effect. A bit width of 8 or 16 is that
-of the cache's type."""
+"""Attributes that PagedAttention lacks, and their values without effect. A bit width of 8 or 16 is the cache type's."""
 
 _ROTARY, _POSITIONS, _BIAS, _SINK, _SCALES, _NORMS = (7, 8), 9, 10, 11, (12, 13), (14, 15)
 """Indices of GroupQueryAttention's inputs."""

@@ -233,8 +233,7 @@ class ViewKv(KvStore):
         self._free()
 
     def _free(self) -> None:
-        """Releases its own memory alone; what a store keeps beside the slots stays, even where these are allocated
-        anew."""
+        """Releases its own memory alone; what a store keeps beside the slots stays, even with new slots."""
         self._bindings.clear()
         self._buffers.clear()
 
@@ -317,8 +316,7 @@ class StagedKv(KvStore):
             self._bindings[num_slots] = self._binding(self._pool)
 
     def copy(self, copies: Items[Copy]) -> None:
-        """Copies positions from the first on, as many for each copy as the longest has. All are read before one is
-        written."""
+        """Copies positions from the first on, as many each as the longest copy. All are read before one is written."""
         self._write_back()
         sources: dict[int, int] = {}
         for copy in copies:
@@ -412,8 +410,7 @@ class RowsOnGraph(GraphForm):
 
     @override
     def finish(self, decoder: OpenedDecoder) -> None:
-        """Pads steps to shape buckets, then lets short answers share steps, where both are wanted and their trials
-        pass."""
+        """Pads steps to shape buckets, then lets short answers share steps, where both are wanted and proven."""
         wanted, size = self.model.buckets, decoder.chunk_size
         decoder.runner = with_buckets(decoder.runner, decoder.spec.vocab_size, size, wanted, decoder.notes)
         if against_answers(self.model) or decoder.runner.capacity.num_slots == 1:

@@ -59,8 +59,7 @@ class DivergenceKernels:
         return cls(partial(open_session, providers=providers, label="divergence"), Device("cpu"), num_tokens)
 
     def compare(self, reference: LogitRows, candidate: LogitRows, reference_ids: Array, ids: Array) -> dict[str, Array]:
-        """The outputs of `divergence_graph`, [R] each. `ids` [R] are the rows' argmax. `ConfigError` for two
-        vocabularies."""
+        """The outputs of `divergence_graph`, [R] each. `ids`: the rows' argmax. `ConfigError` for two vocabularies."""
         sizes = shape_of(candidate)[1], shape_of(reference)[1]
         graph = self._graph(divergence_graph, *sizes, comparable_tokens(*sizes, self.num_tokens))
         rows = {"reference_logits": reference, "logits": candidate}

@@ -32,8 +32,8 @@ class Traits:
     """Whether a slot can be cut back to any position; otherwise only to those that were kept as checkpoints."""
 
     chunked_prefill: bool = True
-    """Whether an input may be fed in several steps, and continue from what another sequence has computed. Otherwise a
-    step has one row."""
+    """Whether an input may be fed in several steps, and after what another sequence has computed; else a step has one
+    row."""
 
     overlaps_steps: bool = False
     """Whether the runner takes a step that is fed with the greedy tokens of the step before."""
@@ -136,8 +136,7 @@ class Runner(ABC):
             raise OliveExtError(f"the request has a {kind}, but this model takes text only")
 
     def expect_media(self, media: Media) -> None:
-        """Takes note of the pictures and sounds of an admitted request: those of several requests may be encoded
-        together."""
+        """Takes note of an admitted request's pictures and sounds: those of several may be encoded together."""
         if self.embedding is not None:
             self.embedding.expect(media)
 

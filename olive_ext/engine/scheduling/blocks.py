@@ -27,8 +27,7 @@ class BlockTables:
     """The blocks of each slot. A slot writes only into blocks that no other slot holds."""
 
     def __init__(self, num_slots: int, capacity: int, block_size: int, num_blocks: int | None = None) -> None:
-        """`capacity`: positions of a slot. Without `num_blocks` there are as many blocks as all slots need if they
-        share nothing."""
+        """`capacity`: positions of a slot. `num_blocks` is by default what all slots need if they share nothing."""
         self.block_size = block_size
         self.blocks_per_slot = self.covering(capacity)
         self.tables_SP: CellArray = np.zeros((num_slots, self.blocks_per_slot), np.int32)
@@ -60,8 +59,7 @@ class BlockTables:
         return [*self._held[slot]]
 
     def fork(self, copy: Copy) -> None:
-        """Shares the blocks of another slot's first positions with this slot, in place of its own; with none, drops its
-        own."""
+        """Gives the slot the blocks of another's first positions, in place of its own; with none, drops its own."""
         shared = self._held[copy.source][: self.covering(copy.length)]
         for block in shared:
             self._num_users[block] += 1

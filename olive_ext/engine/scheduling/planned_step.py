@@ -77,8 +77,7 @@ class BeamGroup:
         self._candidates[sequence.slot] = logprobs_C[: self.num_candidates], ids_C[: self.num_candidates]
 
     def advance(self) -> int:
-        """When the candidates of all sequences are known, continues the sequences or ends the search. Returns the
-        number of forks."""
+        """When all candidates are known, continues the sequences or ends the search. Returns the number of forks."""
         if len(self._candidates) < len(self._running):
             return 0
         rows = zip(*(self._candidates[beam.sequence.slot] for beam in self._running), strict=True)

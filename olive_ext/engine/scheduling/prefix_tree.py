@@ -47,8 +47,7 @@ _LAST_ID = (1 << 31) - 1
 
 
 class MediaIds:
-    """Gives each picture or sound numbers in place of its placeholder tokens, when it is first met. A runner puts the
-    placeholders back."""
+    """Gives each picture or sound numbers in place of its placeholders, which a runner puts back."""
 
     def __init__(self) -> None:
         self._first: dict[str, int] = {}
@@ -90,8 +89,7 @@ def make_plan(requests: Iterable[tuple[Hashable, Request]], *how: Any) -> Plan:
 
 
 PART = 64
-"""Requests that are planned at a time, which takes 0.2 ms: meanwhile the thread of the device may wait for Python's
-lock."""
+"""Requests that are planned at a time, in 0.2 ms: meanwhile the device's thread may wait for Python's lock."""
 
 
 def plan_in_parts(
@@ -170,8 +168,7 @@ def _sequence(tokens: TokenArray, result: PendingResult, side: Side) -> Sequence
 
 
 def _parent(length: int, owners: list[tuple[int, Sequence]]) -> Sequence | None:
-    """The sequence that computes the last of the first `length` tokens, which the next sequence shares; it is marked
-    there."""
+    """The sequence that computes the last of the first `length` tokens, which the next shares; it is marked there."""
     if not length:
         return None
     parent = next(owner for end, owner in owners if end >= length)

@@ -171,8 +171,7 @@ class Scheduler:
         return self._scored.num_waiting if self._scored else 0
 
     def _committed(self, plan: PlannedStep) -> PlannedStep:
-        """Returns `plan`, which must run before any other step: from now on, the tokens that it feeds count as computed
-        and resident."""
+        """Returns `plan`, which runs before any other step: its tokens count as computed and resident from now on."""
         step, columns, is_in_slots = plan.step, plan.step.columns, plan.step.first_cell is None
         fed = [place for place, sequence in enumerate(plan.sequences) if sequence is not None]
         if is_in_slots:
@@ -428,8 +427,7 @@ class Admission:
 
     @staticmethod
     def _is_short(sequence: Sequence, num_shared: int, most: int) -> bool:
-        """Whether the sequence is text with up to `most` tokens after those that it shares: such a sequence is fed one
-        token a step."""
+        """Whether it is text with up to `most` tokens after those that it shares: it is fed one token a step."""
         is_text = not sequence.media or sequence.media[-1].stop <= num_shared
         return sequence.generation is None and sequence.end - num_shared <= most and is_text
 
@@ -470,8 +468,8 @@ class Admission:
         return None
 
     def _has_slot(self, sequence: Sequence, wanted: set[int], num_free: int) -> bool:
-        """Whether a slot may be overwritten: a free one that is not `wanted`, or the slot of a parent whose last child
-        this is."""
+        """Whether a slot may be overwritten: a free one that is not `wanted`, or that of a parent whose last child this
+        is."""
         parent, num_wanted = sequence.parent, len(wanted)
         if parent is not None and parent.num_children == 1 and self._last.get(parent.slot) is parent:
             is_wanted = parent.slot in wanted

@@ -49,8 +49,7 @@ COUNTER = re.compile(r"_node_\d+$")
 """The suffix that mobius gives every node's name: a count over all nodes of the graph."""
 
 _COUNTED = re.compile(r"(::|^|/)[A-Za-z]+_?\d+$")
-"""Names that exporters count over a whole graph ("onnx::MatMul_123", "val_7"). In another export they may belong to
-other tensors."""
+"""Names that exporters count over a whole graph ("onnx::MatMul_123", "val_7"): another export's may be others'."""
 
 ROTARY = re.compile(r"(^|[._/])(cos|sin)(_cache|_cached|[._]|$)")
 """Names of tables of rotary positions."""
@@ -118,8 +117,7 @@ class Constants:
         self._files = weight_files(path, external_locations(model))
 
     def view(self, value: str) -> Array | None:
-        """A constant as a view of its file, transposed as its nodes say, without reading it; None where its nodes do
-        something else."""
+        """A constant as a view of its file, transposed as its nodes say; None where these do something else."""
         if value in self.initializers:
             return self.numbers(value)
         node = self.maker.get(value)
@@ -131,7 +129,7 @@ class Constants:
         return np.transpose(whole, attribute(node, "perm", None))
 
     def numbers(self, name: str) -> Array:
-        """The numbers of a tensor, mapped from the file where they are external; those of 4 bits are read, one to a
+        """The numbers of a tensor, mapped from the file where they are external; of 4 bits, they are read, one to a
         byte."""
         tensor = self.tensors[name]
         if not uses_external_data(tensor) or tensor.data_type in (TensorProto.INT4, TensorProto.UINT4):
@@ -354,8 +352,8 @@ def _broken(array: Array) -> str:
 
 
 def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
-    """How two arrays differ beyond rounding; None where they do not. A number is added to `own`, as exporters fold the
-    1 of Gemma's norms."""
+    """How two arrays differ beyond rounding, if they do. A number is added to `own`, as exporters fold Gemma's norms'
+    1."""
     coarser = min((own.dtype, other.dtype), key=lambda dtype: dtype.itemsize)
     is_rotary, rows, count, squares, whole = bool(ROTARY.search(name)), [], 0, 0.0, 0.0
     for (first, left), (_, right) in zip(_blocks(own), _blocks(other), strict=True):

@@ -488,8 +488,7 @@ def _by_name(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[onnx.NodeProto]]
 
 
 def _form(node: onnx.NodeProto) -> tuple[str, list[int]]:
-    """A node's operator and which inputs it has; without inputs for experts, whose inputs differ where they are
-    quantized."""
+    """A node's operator and which inputs it has; for experts without inputs, which differ where they are quantized."""
     operator = node.op_type.replace("QMoE", "MoE")
     return operator, [index for index, name in enumerate(node.input) if name and operator != "MoE"]
 

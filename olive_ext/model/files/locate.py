@@ -50,8 +50,7 @@ _TEXT_SECTIONS = {"embedding": "embedding", "encoder": "encoder"}
 """Sections of genai_config.json whose graph text needs, and the name of that part here."""
 
 _SIBLINGS = {"encoder": "encoder", "embedding": "embedding", "vision_encoder": "vision", "audio_encoder": "audio"}
-"""Folders beside the decoder's, in which mobius puts a graph under the decoder's file name, and the name of that part
-here."""
+"""Folders beside the decoder's with a graph of its file name, as mobius makes them, and the name of that part here."""
 
 _WITH_PAST, _WITHOUT_PAST, _MERGED = "decoder_with_past_model", "decoder_model", "decoder_model_merged"
 _ENCODER = "encoder_model"

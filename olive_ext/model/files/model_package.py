@@ -36,8 +36,7 @@ from olive_ext.model.types import GraphFiles
 
 COMPONENT = "component.json"
 METADATA = "metadata.json"
-"""The manifest's name for a component of a package by Olive 0.13's `generate-model-package`, which lies in models/ and
-its name."""
+"""The name, before its own, of a component of a package by Olive 0.13's `generate-model-package`, in models/."""
 
 CONFIGS = "configs"
 """The folder of such a package with what all variants share, tokenizer and genai_config.json among it. A variant adds

@@ -378,8 +378,7 @@ def read_suppressed(files: ModelFiles) -> Suppressed:
 
 
 def first_named(key: str, files: ModelFiles) -> Sequence[Any]:
-    """The ids under `key` in the first file that has it. Each value may be one id or a list; empty where no file has
-    it."""
+    """The ids under `key` in the first file that has it, as one id or a list; empty where no file has it."""
     named = _first(key, files)
     return () if named is None else [named] if isinstance(named, int) else list(named)
 
@@ -405,8 +404,7 @@ def _first(key: str, files: ModelFiles) -> Any:
 
 
 def _sections(files: ModelFiles) -> dict[str, Mapping[str, Any]]:
-    """What a model's configurations say about generation, by file, starting with the file that the model's runtime
-    reads."""
+    """What a model's configurations say about generation, by file, the one that its runtime reads first."""
     paths = (files.directory / "generation_config.json", files.directory / "config.json")
     written = {path.name: read_json(path, GenerationConfig) for path in paths if path.is_file()}
     name = GENAI_CONFIG if (files.directory / GENAI_CONFIG).is_file() else OVERLAY
@@ -464,8 +462,7 @@ def olive_record(folder: Path) -> tuple[str, Mapping[str, Any]]:
 
 
 def missing_encoder(files: ModelFiles) -> str:
-    """Which encoder that genai_config.json names does not exist, with nothing else in its place; empty where none is
-    missing."""
+    """Which encoder of genai_config.json does not exist, with nothing in its place; empty where none is missing."""
     for section, part in MEDIA_SECTIONS.items():
         name = (files.genai_config.get("model", {}).get(section) or {}).get("filename")
         if name and part not in files.companions:

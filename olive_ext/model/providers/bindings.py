@@ -44,8 +44,7 @@ def allocate(session: ort.InferenceSession, shape: list[int], elem_type: int, de
 
 
 def device_zeros(open_graph: Callable[[bytes], ort.InferenceSession], shape: list[int], device: Device) -> ort.OrtValue:
-    """Zero bytes on `device`, whose values have addresses. They are made there, because the host may not have room for
-    them."""
+    """Zero bytes on `device`, whose values have addresses, made there: the host may not have room for them."""
     if device.kind == "cpu":
         return ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, np.uint8))
     value = ort.OrtValue.ortvalue_from_shape_and_type(shape, UINT8, device.kind, device.index)

@@ -20,8 +20,7 @@ MEMORY_WORDS = (
     "bad_alloc",
     "bad allocation",
 )
-"""Parts of the messages with which ONNX Runtime's arena (two), CUDA, DirectML, cuBLAS, cuDNN, C++ and numpy say that
-memory ran out."""
+"""How ONNX Runtime's arena (two), CUDA, DirectML, cuBLAS, cuDNN, C++ and numpy say that memory ran out."""
 
 FAILURES: tuple[type[Exception], ...] = (
     RuntimeError,

@@ -57,8 +57,7 @@ LEVELS = {
     "disable": "ORT_DISABLE_ALL",
     **{name: f"ORT_ENABLE_{name.upper()}" for name in ("basic", "extended", "layout", "all")},
 }
-"""ONNX Runtime's levels of graph optimization, each of which includes those before it, and ONNX Runtime's names for
-them."""
+"""ONNX Runtime's levels of graph optimization, each with those before it, and its names for them."""
 
 
 def open_session(

@@ -271,8 +271,7 @@ _ENTRIES = re.compile(
     r"|(optimization|memory|mlas)\.[\w.]+|ep\.share_ep_contexts"
     r"|ep\.cuda\.(fpa_intb_(gemm|profile_m)|gqa_workspace_max_total_sequence_length))"
 )
-"""Session configuration entries without a file or an address in them. CUDA's, which the builder writes, choose among
-its kernels."""
+"""Session configuration entries without a file or an address. CUDA's, of the builder, choose among its kernels."""
 
 _RUN_ENTRIES = re.compile(
     r"memory\.enable_memory_arena_shrinkage|disable_synchronize_execution_providers|gpu_graph_id|nv_profile_index"

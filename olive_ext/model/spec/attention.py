@@ -1,6 +1,6 @@
-"""Facts read from the nodes of a decoder's graph: which attention reads a KV input, the cache's shape by that node's
+"""Facts read from the nodes of a decoder's graph: which attention reads a KV input, the cache's shape by its
 attributes, and where activations are rounded, because scores then depend on which tokens are fed together. Knows no
-names of inputs."""
+input's name."""
 
 from __future__ import annotations
 

@@ -74,8 +74,7 @@ def read_item_masks(
 def _visible(
     model: onnx.ModelProto, nodes: list[onnx.NodeProto], name: str, tokens: Mapping[str, Array], past: Collection[str]
 ) -> Array:
-    """[S, S]: which token sees which by the mask `name`, as `nodes` compute it for one row of `tokens`, by their input,
-    without a past."""
+    """[S, S]: which token sees which by the mask `name`, by `nodes`, for one row of `tokens` without a past."""
     feeds, read = {}, set(reads(nodes))
     (length,) = {array.size for array in tokens.values()}
     for value in (value for name, value in graph_inputs(model.graph).items() if name in read):
@@ -228,8 +227,7 @@ def _output(files: GraphFiles, proto: onnx.ModelProto, feature: TensorSpec) -> T
 
 
 def _real_rows(proto: onnx.ModelProto, output: TensorSpec) -> TensorSpec | None:
-    """The output beside features [B, rows, size] that marks padding: a mask, or the number of rows that are not
-    padding."""
+    """The output beside features [B, rows, size] that marks padding: a mask, or the number of other rows."""
     others = [tensor_spec(value) for value in proto.graph.output if value.name != output.name]
     whole = [tensor for tensor in others if tensor.elem_type in _WHOLE and len(tensor.shape) in (1, 2)]
     named = [tensor for tensor in whole if any(word in tensor.name for word in ("mask", "length", "size"))]

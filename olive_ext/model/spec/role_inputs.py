@@ -53,8 +53,7 @@ class StepArrays:
 
 
 def arrays_of(rows: Sequence[tuple[int, ...]]) -> StepArrays:
-    """For each row, the number of positions before it and of its tokens, and the last token, if that is not 0 as all
-    others."""
+    """For each row, the positions before it and its number of tokens; and the last token, if that is not 0."""
     past_B, lengths_B = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
     positions_N = np.concatenate([np.arange(past, past + length) for past, length, *_ in rows])
     tokens_N, total_B = np.zeros_like(positions_N), past_B + lengths_B

@@ -156,8 +156,7 @@ class PositionalNodes:
 
     @_runnable()
     def cut(self, wanted: Iterable[str], fixed: Iterable[str] = ()) -> Run:
-        """A function that computes values of a step, where the values `fixed` are one truth. Both may raise
-        `UnrunnableError`."""
+        """Computes values of a step, where the values `fixed` are one truth. Both may raise `UnrunnableError`."""
         wanted, fixed = list(wanted), set(fixed)
         kept, needed = self._makers(set(wanted), fixed)
         shapes = [node for node in kept if node.output[0] in self._shapes]

@@ -252,8 +252,7 @@ def _read(task: Any, line: Sample, metric: str) -> tuple[str, float | None, tupl
 
 
 def _margin(scores: Sequence[float], target: object) -> float:
-    """The margin between the right choice and the best other one; between the best two where the right one has no
-    number."""
+    """The margin of the right choice over the best other one; of the best two where the right one has no number."""
     ordered = sorted(scores, reverse=True)
     if not isinstance(target, int) or not 0 <= target < len(scores):
         return ordered[0] - ordered[1]

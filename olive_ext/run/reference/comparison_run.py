@@ -54,8 +54,7 @@ _SHOWN = 60
 """Characters of a prompt's beginning, and of its end, that are shown."""
 
 MEMORY_FACTOR = 2.0
-"""The memory that a model is expected to take, as a multiple of its size on disk: weights, also unpacked ones, KV cache
-and logits."""
+"""The memory that a model is expected to take, in multiples of its size: weights, unpacked ones, KV cache, logits."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from olive_ext.report import PackedAnswers
 from olive_ext.run.reference.answers import NATS, UNITS, WORDS, Answers, DocumentAnswer
 
 _KEY_BYTES = 4
-"""Bytes of a digest. With 32 bits, one of 4,000 changed documents is taken for an earlier one in one of a million
-cases."""
+"""Bytes of a digest. With 32 bits, one of 4,000 changed documents passes for an earlier one in a millionth of cases."""
 
 _MOST_BYTES = 1 << 26
 """The most bytes of packed numbers, 8 million documents: a larger file is not ours."""

@@ -31,8 +31,7 @@ HELD_TOKENS = 1 << 24
 """
 
 MOST_GUILTY = 4
-"""After so many requests of a chunk have each cost a worker alone, the rest is given up, too: each opening takes its
-time."""
+"""After so many requests of a chunk have each cost a worker alone, the rest is given up: each opening takes time."""
 
 _OVERHEAD_TOKENS = 128
 """A request takes as much memory as so many tokens, besides its own tokens."""

@@ -112,8 +112,7 @@ class Worker(Protocol):
     """The worker's, for progress and messages."""
 
     def open(self) -> Served:
-        """Starts the worker, also after it was lost, and opens its model. Raises errors of opening, or
-        `WorkerLostError`."""
+        """Starts the worker, also a lost one, and opens its model. Raises errors of opening, or `WorkerLostError`."""
 
     def run(self, which: str, requests: Sequence[Request]) -> Reply:
         """Runs a chunk. Raises `WorkerLostError`, and what the model raises."""
@@ -129,8 +128,7 @@ class Watchdog:
     """Whether a worker hangs: it has completed no step for `limit_s` seconds while a chunk runs. 0 means never."""
 
     most_s = 5.0
-    """The most seconds that count between two checks: if more have passed, it was the checking process that stood
-    still."""
+    """The most seconds that count between two checks: after more, the checking process itself stood still."""
 
     def __init__(self, limit_s: int = 0) -> None:
         self._limit_s = limit_s or math.inf
@@ -142,8 +140,7 @@ class Watchdog:
         self._num_steps, self._looked, self._still_s = None, now, 0.0
 
     def is_hung(self, now: float, num_steps: int | None) -> bool:
-        """Whether the worker hangs at `now` (seconds). `num_steps` are its completed steps; None where their number is
-        unknown."""
+        """Whether the worker hangs at `now` (seconds). `num_steps`: its completed steps, None where unknown."""
         self._still_s += min(now - self._looked, self.most_s)
         self._looked = now
         if num_steps is not None and num_steps != self._num_steps:

@@ -68,8 +68,7 @@ def without_bars() -> Iterator[None]:
 
 
 def _class_for(config: Any) -> Any:
-    """transformers' class for a configuration. `ModelError` for encoder-decoders other than those of text and
-    Whisper's."""
+    """transformers' class for a configuration. `ModelError` for encoder-decoders except those of text and Whisper."""
     import transformers
 
     if getattr(config, "is_encoder_decoder", False):

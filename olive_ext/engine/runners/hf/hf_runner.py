@@ -190,8 +190,7 @@ class HfRunner(Runner):
         return picked
 
     def _go_back(self, past: Sequence[int]) -> int:
-        """Cuts the cache back to what it shares with `past`; returns the number of tokens. Makes a new cache where it
-        cannot be cut."""
+        """Cuts the cache back to what it shares with `past`, or makes a new one; returns the number of tokens."""
         held = len(self._cached)
         shared = common_prefix(np.array(self._cached, np.int32), np.array(past, np.int32))
         if self._cache is not None and (shared == held or self._is_croppable):

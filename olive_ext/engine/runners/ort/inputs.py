@@ -63,8 +63,7 @@ class Layout(StepArrays):
 
 
 def _place_media(rows: Sequence[Row], tokens_N: Array, positions_N: Array) -> tuple[tuple[MediaItem, ...], Array]:
-    """Puts the placeholders of the rows' items into `tokens_N`. Returns the items, and the rotary positions of all
-    tokens."""
+    """Puts the placeholders of items into `tokens_N`. Returns the items, and the rotary positions of all tokens."""
     items, rotary_3N = [], np.stack([positions_N] * 3)
     starts = accumulate([len(row.tokens) for row in rows], initial=0)
     for row, start in zip(rows, starts, strict=False):
@@ -85,8 +84,7 @@ class Adapters:
     """
 
     def __init__(self, paths: Iterable[str]) -> None:
-        """Raises `ModelError` for a file that is missing or is not an adapter, and where two files have the same
-        parameter."""
+        """Raises `ModelError` for a file that is missing or no adapter, and where two files have the same parameter."""
         self._read = [(path, read_adapter(path)) for path in paths]  # they own the parameters' memory
         self._digests = {path: digest_of([("adapter", Path(path))])[:16] for path, _ in self._read}
         self._origins: dict[str, str] = {}
@@ -101,8 +99,7 @@ class Adapters:
                 self._values[name] = value
 
     def attach(self, session: ort.InferenceSession, device: Device) -> None:
-        """Puts the parameters on the device where `session` wants them. Raises `ModelError` for one that it does not
-        take."""
+        """Puts the parameters where `session` wants them. Raises `ModelError` for one that it does not take."""
         taken = {value.name: value for value in (*session.get_inputs(), *session.get_overridable_initializers())}
         for name, value in self._values.items():
             if name not in taken:
@@ -157,8 +154,7 @@ class BoundWeights:
         self._early = {}
 
     def put(self, values: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Puts other numbers for some weights, from the next step on. What is resident in slots was computed with the
-        old ones."""
+        """Puts other numbers for some weights, from the next step on. Resident content is that of the old ones."""
         for name, array in values.items():
             assert (array.shape, array.dtype) == (self._arrays[name].shape, self._arrays[name].dtype), name
         if self._device is None:

@@ -48,8 +48,7 @@ def with_head(proto: ModelProto, spec: DecoderSpec, outputs: HeadOutputs = SCORE
 
 @dataclass
 class ScoringHead:
-    """Computes a step's scores on the device, in the decoder's graph. Rows to sample from stay there until they are
-    read."""
+    """Computes a step's scores on the device, in the decoder's graph. Rows to sample from stay there unread."""
 
     open_graph: Callable[[bytes], ort.InferenceSession]
     """Opens the small graph that reads candidates of beams."""
@@ -303,8 +302,7 @@ class OrtRunner(Runner):
         self._parts.forget()
 
     def _shrink_arena(self) -> None:
-        """Runs a token in the smallest slots, because ONNX Runtime shrinks an arena after a run. Not for an
-        encoder-decoder."""
+        """Runs a token in the smallest slots (no encoder-decoder's): ONNX Runtime shrinks an arena after a run."""
         if (arena := self.device.arena) is None:
             return
         self._kv.release_memory()

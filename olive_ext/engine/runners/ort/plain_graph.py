@@ -58,8 +58,7 @@ class PlainGraph:
 
 
 def refuse_more_than_tokens(model: ResolvedModel, finding: str) -> None:
-    """Raises `ModelError`, which begins with `finding`, where the decoder is not a single graph that takes tokens
-    alone."""
+    """Raises `ModelError`, which begins with `finding`, where the decoder is not one graph that takes tokens alone."""
     spec = model.spec
     if spec.embeddings or spec.cross or spec.is_paged or model.files.pipeline:
         raise ModelError(f"{finding}: the decoder takes more than tokens")
