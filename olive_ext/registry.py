@@ -116,7 +116,7 @@ def load(name: str, what: str = "") -> Any:
 
 
 def entries(kind: str, built_in: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, Any]:
-    """What is built in and what plug-ins add of a kind (a field of `Plugin`), by name. `ConfigError` for equal names."""
+    """What is built in and what plug-ins add of a kind (a field of `Plugin`), by name. `ConfigError` for one twice."""
     known = dict(built_in)
     for plugin, one in plugins().items():
         if twice := known.keys() & getattr(one, kind).keys():
