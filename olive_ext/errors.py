@@ -356,8 +356,9 @@ def suggest(name: str, known: Iterable[str], *, most: int = 1) -> str:
     """Asks for the nearest `known` names, at most so many, or those that begin with it: "did you mean 'a' or 'b'?".
     Empty where none is near."""
     names = list(known)
-    near = difflib.get_close_matches(name, names, most) or [one for one in names if name[1:] and one.startswith(name)]
-    return f"did you mean {' or '.join(map(repr, near[:most]))}?" if near else ""
+    near = difflib.get_close_matches(name, names, most)
+    near = near or [longer for longer in names if name[1:] and longer.startswith(name)][:3]
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def counted(number: int, one: str, many: str = "") -> str:

@@ -127,8 +127,9 @@ class _Parser(ArgumentParser):
             place = words.index("--tasks") + 2 if "--tasks" in words else len(words)
             flag, known = unknown[0].partition("=")[0], self._option_string_actions
             key = flag.removeprefix("--").replace("-", "_")
-            is_key = "--set" in known and key in EvaluationConfig.model_fields
+            is_key = self.prog.endswith(" evaluate") and key in EvaluationConfig.model_fields
             hint = f"it is a key: --set {key}=VALUE" if is_key else suggest(flag, known)
+            hint = "did you mean '--against'?" if flag == "--reference" and "--against" in known else hint
             hint = "--tasks takes names with commas between: A,B" if unknown[:1] == words[place : place + 1] else hint
             self.error(": ".join(filter(None, [f"unrecognized arguments: {' '.join(unknown)}", hint])))
         return arguments, unknown

@@ -88,9 +88,8 @@ def log_path(folder: Path, task: str) -> Path:
 
 
 def read_logs(folder: Path, answers: Sequence[Answers]) -> tuple[list[Answers], dict[str, list[Sample]]]:
-    """A report's `answers` with the texts of those that are logged in its `folder`, and the logged samples by task, as
-    far as flips need them. Raises `ConfigError` for a broken file, and for one with other values than the report's,
-    such as a later run's."""
+    """A report's `answers` with the texts of those logged in its `folder`, and the logged samples by task, as far as
+    flips need them. Raises `ConfigError` for a broken file, and for one with other values than the report's."""
     samples: dict[str, list[Sample]] = {}
     for task in dict.fromkeys(item.task for item in answers):
         if (file := log_path(folder, task)).is_file():

@@ -75,9 +75,14 @@ def test_error_ends_with_the_status_of_its_kind_and_one_line(
 
 
 def test_refused_arguments_are_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, hint in (("--lim 3", "did you mean '--limit'?"), ("--matters 2", "it is a key: --set matters=VALUE")):
-        assert main(["evaluate", "m", *words.split()]) == 2
-        line = f"unrecognized arguments: {words}: {hint} (see 'olive-ext evaluate --help')"
+    for command, words, hint in (
+        ("evaluate", "--lim 3", ": did you mean '--limit'?"),
+        ("evaluate", "--matters 2", ": it is a key: --set matters=VALUE"),
+        ("mend", "--matters 2", ""),
+        ("check", "--reference m", ": did you mean '--against'?"),
+    ):
+        assert main([command, "m", *words.split()]) == 2
+        line = f"unrecognized arguments: {words}{hint} (see 'olive-ext {command} --help')"
         assert capsys.readouterr().err == f"olive-ext: error: {line}\n"
     for command in ("quickstart", "compare"):
         assert main([command, "a" * 5000]) == 2

@@ -21,9 +21,8 @@ from olive_ext.engine.step import IDLE_TOKEN, Row
 from olive_ext.media.items import chunk_end
 
 MIN_COPY, MIN_FORK = 16, 4
-"""The fewest positions that a copy from another slot must save; below that, feeding the tokens costs less than the
-copy. The second number is for slots of blocks, of which at most one is copied. Where nothing is copied, any saving
-counts."""
+"""The fewest positions that a copy from another slot must save; below that, feeding the tokens costs less. The second
+number is for slots of blocks, of which at most one is copied. Where nothing is copied, any saving counts."""
 
 
 @dataclass(frozen=True)

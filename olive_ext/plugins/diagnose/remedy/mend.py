@@ -491,6 +491,7 @@ class Drafts:
         self._folder, self._progress = folder, progress
         self._beside = size_on_disk(self._model.files) - mended(self._model, self._sources, {}).graph_bytes
         self._places: dict[Selection, Path] = {}
+        self._num_written = 0
         shutil.rmtree(folder, ignore_errors=True)  # of a call that was ended by force
 
     def package(self, selection: Selection) -> Package:
@@ -509,7 +510,8 @@ class Drafts:
             for other in self._places.values():
                 shutil.rmtree(other, ignore_errors=True)  # a system may hold its files yet
             package = self.package(selection)
-            folder = self._folder / str(len(list(self._folder.glob("*"))))
+            self._num_written += 1
+            folder = self._folder / str(self._num_written)
             if self._progress:
                 say(f"writing {numbers.size(package.num_bytes)} to {folder}")
             self._places = {selection: folder}
