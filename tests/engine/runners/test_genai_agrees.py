@@ -5,6 +5,7 @@ Packages: a plain one, a pipeline of graphs, and a pipeline whose inputs have a 
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from functools import cache
@@ -158,14 +159,28 @@ def test_variant_of_a_model_package_runs(kind: str, layout: str, tmp_path: Path)
     ]
 
 
+def test_variant_may_name_its_graph_beyond_ascii(tmp_path: Path) -> None:
+    """onnxruntime-genai's reader of JSON knows no escapes of such characters."""
+    one = shutil.copytree(package("plain"), tmp_path / "copy")
+    (one / "grüße").mkdir()
+    for file in one.glob("model.onnx*"):
+        file.rename(one / "grüße" / file.name)
+    config = json.loads((one / "genai_config.json").read_text(encoding="utf-8"))
+    config["model"]["decoder"]["filename"] = "grüße/model.onnx"
+    (one / "genai_config.json").write_text(json.dumps(config, ensure_ascii=False), encoding="utf-8")
+    with opened("plain", packed(tmp_path / "packed", one=one)) as session:
+        (found,) = session.loglikelihood(scoring_requests()[:1])
+    assert found.token_logprobs == pytest.approx(expected()[0][0].token_logprobs, abs=1e-4)
+
+
 def test_another_graph_beside_the_configured_one_is_the_one_that_runs(tmp_path: Path) -> None:
     for file in package("plain").iterdir():
         if file.is_file():
-            name = "other.onnx" if file.name == "model.onnx" else file.name
+            name = "öther.onnx" if file.name == "model.onnx" else file.name
             (tmp_path / name).write_bytes(file.read_bytes())
     request = scoring_requests()[:1]
     engine = {"runtime": "genai", "num_threads": 1}
-    with opened("plain", tmp_path, onnx_file_name="other.onnx", engine=engine) as session:
+    with opened("plain", tmp_path, onnx_file_name="öther.onnx", engine=engine) as session:
         (found,) = session.loglikelihood(request)
     assert found.token_logprobs == pytest.approx(expected()[0][0].token_logprobs, abs=1e-4)
 

@@ -234,7 +234,7 @@ def _in_one_folder(files: ModelFiles, folder: Path) -> ModelFiles:
         (folder / section).symlink_to(graph.parent.resolve(), target_is_directory=True)
         whole[section] = json.loads(json.dumps(written), object_hook=moved)
     config = {**files.genai_config, "model": moved(whole)}
-    (folder / GENAI_CONFIG).write_text(json.dumps(config), encoding="utf-8")
+    (folder / GENAI_CONFIG).write_text(json.dumps(config, ensure_ascii=False), encoding="utf-8")
     return replace(files, directory=folder, genai_config=config)
 
 
@@ -428,7 +428,7 @@ class GenaiModel:
         self.context_length = self._context_length(files, max_length)
         try:
             config = self._og.Config(str(files.directory))
-            config.overlay(json.dumps(overlay))
+            config.overlay(json.dumps(overlay, ensure_ascii=False))  # it reads no \u escapes
             self._used = set_providers(config, providers)
             self._model: Any = self._og.Model(config)
             self.traits = self._find_traits(files)
