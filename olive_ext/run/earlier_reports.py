@@ -11,7 +11,7 @@ from typing import Any
 from olive_ext.config import LossBound
 from olive_ext.errors import ConfigError, ContradictionError, NotComparableError, TaskError
 from olive_ext.report import Report, from_json
-from olive_ext.report.comparison import Comparison
+from olive_ext.report.comparison import VARIANT, Comparison
 from olive_ext.report.metrics import COMPARISON_NAMES, comparison_metrics, non_finite_requests
 from olive_ext.report.numbers import joined
 from olive_ext.report.page import (
@@ -192,12 +192,13 @@ def _beyond_loss(report: Report, comparison: Comparison) -> list[Reason]:
 
 
 def _is_model(reference: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
-    """Whether the facts of a reference are a model's: by content where both are known, else by path."""
+    """Whether the facts of a reference are a model's: by content where both are known, else by path and variant."""
     content = reference.get("content_hash") or (reference.get("facts") or {}).get("model")
     if content and model.get("content_hash"):
         return bool(content == model["content_hash"])
     paths = [str(facts.get("path") or "") for facts in (reference, model)]
-    return all(paths) and len({Path(path).resolve() for path in paths}) == 1
+    variants = {facts[VARIANT] for facts in (reference, model) if facts.get(VARIANT)}
+    return all(paths) and len(variants) < 2 and len({Path(path).resolve() for path in paths}) == 1
 
 
 def _paired(first: Named, other: Named) -> Comparison:

@@ -203,6 +203,7 @@ def test_report_with_a_reference_keeps_its_divergences(tmp_path: Path) -> None:
         ({"path": str(Path("models/float").absolute())}, {"path": "models/float", "content_hash": "a"}, True),
         ({"path": "records", "facts": {"model": "a"}}, {"path": "models/float", "content_hash": "a"}, True),
         ({"path": "models/float", "facts": {"model": "b"}}, {"path": "models/float", "content_hash": "a"}, False),
+        ({"path": "models/p", "variant": "fp32"}, {"path": "models/p", "variant": "int8", "content_hash": "a"}, False),
     ],
 )
 def test_own_reference_is_known_by_its_content_else_by_its_path_from_here(
