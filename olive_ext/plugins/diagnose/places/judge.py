@@ -45,6 +45,7 @@ from olive_ext.config import EngineConfig
 from olive_ext.errors import OliveExtError, RunError, first_line
 from olive_ext.graph.nodes import attribute
 from olive_ext.model import ResolvedModel
+from olive_ext.model.files.content import load_graph
 from olive_ext.plugins.diagnose.remedy.documents import asked
 from olive_ext.python_processes import usable_processors
 from olive_ext.report.numbers import nats
@@ -223,17 +224,21 @@ _OPTIONS = {"fp16": "float16", "float16": "float16", "bf16": "bfloat16", "tf32":
 
 
 def computed_in(model: ResolvedModel) -> str:
-    """The coarsest of `UNITS` that a place rounds to: by its graph's weights, and by its providers' options."""
+    """The coarsest of `UNITS` that a place rounds to: by its graphs' weights, and by its providers' options."""
     if model.kind == "hf":
         dtype = model.settings.dtype
         return dtype if dtype in UNITS else "bfloat16"
-    graph = model.decoder_graph().graph
-    types = {_FLOATS[one.data_type] for one in graph.initializer if one.data_type in _FLOATS and len(one.dims) > 1}
+    is_pipeline = bool(model.files.pipeline)  # its interface cannot be read, and its other graphs are among the weights
+    others = [load_graph(file) for file in model.files.weights if is_pipeline and file.suffix == ".onnx"]
+    graphs = [one.graph for one in (model.decoder_graph(), *others)]
+    weights = itertools.chain.from_iterable(graph.initializer for graph in graphs)
+    types = {_FLOATS[one.data_type] for one in weights if one.data_type in _FLOATS and len(one.dims) > 1}
     for provider in model.providers:
         for name, value in dict(provider.options).items():
             if str(value).lower() not in ("0", "false", ""):
                 types |= {unit for word, unit in _OPTIONS.items() if word in f"{name} {value}".lower()}
-    if model.spec.rounds_rows or any(attribute(node, "accuracy_level", 0) == 4 for node in graph.node):
+    nodes = itertools.chain.from_iterable(graph.node for graph in graphs)
+    if any(attribute(node, "accuracy_level", 0) == 4 for node in nodes) or (not is_pipeline and model.spec.rounds_rows):
         types.add("8-bit activations")
     return coarser(*types)
 

@@ -16,6 +16,8 @@ from olive_ext.report import Report, from_json, to_json
 from olive_ext.report.html.render import to_html
 from olive_ext.report.plain_text import to_markdown
 from olive_ext.report.verdict import verdict
+from tests.exports.genai import genai_export
+from tests.exports.pipeline import pipeline_package
 from tests.exports.quickstart import TASKS, exported, quantized
 from tests.plugins.diagnose.places.planted import WORK, compared, planted
 from tests.refusals import refused
@@ -52,6 +54,15 @@ def test_other_threads_and_optimizations_are_the_same_to_rounding(same: Report) 
     moved = [one.rms for one in place.noise if one.is_rounding]
     assert len(moved) == 2
     assert all(1e-7 < rms < 1e-5 for rms in moved), "more than nothing, less than a wrong kernel"
+
+
+def test_pipeline_of_graphs_is_held_against_the_graph_it_was_cut_from() -> None:
+    """Its first graph has no logits and no cache: reading it ended the run after all documents had been answered."""
+    whole = {"path": str(genai_export("llama")), "is_same_model": True}
+    place = compared(whole, pipeline_package("llama")).comparison.place
+    assert (place.kind, place.reason) == ("same", "")
+    assert place.num_positions > 100
+    assert place.largest <= place.noise_limit
 
 
 @pytest.mark.long
