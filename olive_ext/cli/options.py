@@ -99,7 +99,22 @@ RECORD_OPTIONS = tuple(one for one in OPTIONS if one.flag not in {*OF_COMPARISON
 CHECK_OPTIONS = tuple(one for one in OPTIONS if one.for_check)
 
 SET_HELP = "Any other configuration key, for instance engine.num_slots=4; VALUE is read as JSON where it is JSON."
+
+
+class _Once(argparse.Action):
+    """Refuses a second one, which would replace the first though both are meant."""
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        if hasattr(namespace, self.dest):
+            raise argparse.ArgumentError(self, f"given twice, '{values}' the second time: write all in one, K=V,K=V")
+        setattr(namespace, self.dest, values)
+
+
 _ARGPARSE_FORMS: dict[Form, dict[str, Any]] = {
+    "arguments": {"action": _Once},
+    "place": {"action": _Once},
     "flag": {"action": "store_true"},
     "names": {"nargs": "+", "action": "extend"},
     "pairs": {"action": "append"},

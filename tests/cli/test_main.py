@@ -84,6 +84,9 @@ def test_refused_arguments_are_2_and_one_line(capsys: pytest.CaptureFixture[str]
         assert main([command, "m", *words.split()]) == 2
         line = f"unrecognized arguments: {words}{hint} (see 'olive-ext {command} --help')"
         assert capsys.readouterr().err == f"olive-ext: error: {line}\n"
+    for option in ("--against", "--gen-kwargs"):
+        assert main(["evaluate", "m", option, "a=1", option, "b=2"]) == 2
+        assert f"argument {option}: given twice, 'b=2' the second time: write all in" in capsys.readouterr().err
     for command in ("quickstart", "compare"):
         assert main([command, "a" * 5000]) == 2
         line = capsys.readouterr().err
