@@ -62,6 +62,11 @@ class ModelFiles:
     variant_provider: str = ""
     """Full name of the execution provider that the variant is for; empty for any."""
 
+    @property
+    def stages(self) -> tuple[Path, ...]:
+        """A pipeline's other graphs than `decoder`."""
+        return tuple(file for file in self.weights if self.pipeline and file.suffix == ".onnx")
+
 
 ITEM_BYTES = {1: 4, 2: 1, 3: 1, 10: 2, 11: 8, 16: 2, 17: 1, 18: 1, 19: 1, 20: 1}
 """Bytes of an element by ONNX type (FLOAT 1, UINT8 2, INT8 3, FLOAT16 10, DOUBLE 11, BFLOAT16 16, FLOAT8* 17-20)."""

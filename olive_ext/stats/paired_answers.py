@@ -65,7 +65,9 @@ def compare_outcomes(
     if is_drawn:
         mean = float(np.average(differences, weights=np.asarray(weights, np.float64)))
     outcome = Outcome(
-        *(task, metric, filter_name),
+        task,
+        metric,
+        filter_name,
         num_documents=len(differences),
         reference=known,
         candidate=known + mean if is_drawn else float(second.mean()),

@@ -476,8 +476,8 @@ class GenaiModel:
         return find_traits(new_generator, tokens, self.logits_name, may_rewind=may_rewind, window_size=window)
 
     def _context_length(self, files: ModelFiles, max_length: int | None) -> int:
-        graphs = [files.decoder, *(file for file in files.weights if file.suffix == ".onnx")]
-        rows = min(filter(None, (rotary_rows(load_graph(graph).graph) for graph in graphs)), default=None)
+        graphs = map(load_graph, (files.decoder, *files.stages))
+        rows = min(filter(None, (rotary_rows(model.graph) for model in graphs)), default=None)
         length, note = context_limit(files.genai_config["model"], files.hf_config, rows, max_length)
         self._notes.append(note)
         return length

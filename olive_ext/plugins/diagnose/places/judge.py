@@ -228,9 +228,7 @@ def computed_in(model: ResolvedModel) -> str:
     if model.kind == "hf":
         dtype = model.settings.dtype
         return dtype if dtype in UNITS else "bfloat16"
-    is_pipeline = bool(model.files.pipeline)  # its interface cannot be read, and its other graphs are among the weights
-    others = [load_graph(file) for file in model.files.weights if is_pipeline and file.suffix == ".onnx"]
-    graphs = [one.graph for one in (model.decoder_graph(), *others)]
+    graphs = [one.graph for one in (model.decoder_graph(), *map(load_graph, model.files.stages))]
     weights = itertools.chain.from_iterable(graph.initializer for graph in graphs)
     types = {_FLOATS[one.data_type] for one in weights if one.data_type in _FLOATS and len(one.dims) > 1}
     for provider in model.providers:
@@ -238,7 +236,8 @@ def computed_in(model: ResolvedModel) -> str:
             if str(value).lower() not in ("0", "false", ""):
                 types |= {unit for word, unit in _OPTIONS.items() if word in f"{name} {value}".lower()}
     nodes = itertools.chain.from_iterable(graph.node for graph in graphs)
-    if any(attribute(node, "accuracy_level", 0) == 4 for node in nodes) or (not is_pipeline and model.spec.rounds_rows):
+    rounds_rows = not model.files.pipeline and model.spec.rounds_rows  # a pipeline's interface cannot be read
+    if rounds_rows or any(attribute(node, "accuracy_level", 0) == 4 for node in nodes):
         types.add("8-bit activations")
     return coarser(*types)
 
