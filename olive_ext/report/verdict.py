@@ -304,7 +304,7 @@ def _found(comparison: Comparison) -> Verdict:
         others.append(
             Reason("template", words="the chat templates' texts differ; all prompts of these tasks are alike")
         )
-    if not (is_lost or is_same) and (names := uncompared(comparison)):
+    if _is_decided_by_one(comparison) and not (is_lost or is_same) and (names := uncompared(comparison)):
         others.append(Reason("uncompared", words=f"not compared, as one score of a whole task: {_few(names)}"))
     if comparison.missing:
         isnt = "and is" if comparison.missing == 1 else "and are"
@@ -430,8 +430,13 @@ def _far(code: Literal["distant", "far"], item: Divergence, words: str, task: st
 
 def _incomparable(comparison: Comparison) -> str:
     """The sentence on tasks that cannot be judged; empty without any."""
-    names = [*unjudged_tasks(comparison).values()]
+    names = [*unjudged_tasks(comparison).values(), *(() if _is_decided_by_one(comparison) else uncompared(comparison))]
     return f"{joined(names)} {'has' if len(names) == 1 else 'have'} no values by document to compare" if names else ""
+
+
+def _is_decided_by_one(comparison: Comparison) -> bool:
+    """Whether a pooled metric or a claim decides, and others are evidence."""
+    return comparison.over_all or comparison.certainty is not None
 
 
 def _is_same(comparison: Comparison, divergence: Divergence | None) -> bool:

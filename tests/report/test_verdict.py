@@ -389,6 +389,10 @@ CASES: dict[str, tuple[Comparison, str]] = {
     ),
     "a corpus's F1 beside answers": (
         of(divergence("choice"), outcome(**SAFE), metrics=CORPUS_F1),
+        "unknown: no_values",
+    ),
+    "a corpus's F1 where accuracy decides": (
+        of(divergence("choice"), outcome(**SAFE), metrics=CORPUS_F1, over_all=True),
         "ok: no_loss_found, uncompared",
     ),
     "a corpus's F1 of equal models": (of(same(), EQUAL, metrics=CORPUS_F1), "ok: no_difference"),
@@ -486,7 +490,8 @@ SENTENCES = {
     "broken outputs": "cannot tell: non-finite output of 3 requests",
     "broken distance": "cannot tell: non-finite KL of choice",
     "broken perplexity": "cannot tell: non-finite wiki perplexity",
-    "a corpus's F1 beside answers": (
+    "a corpus's F1 beside answers": "not decided: choice f1 has no values by document to compare",
+    "a corpus's F1 where accuracy decides": (
         f"no loss found: {SAFE_CHANGE}; not compared, as one score of a whole task: choice f1"
     ),
     "answers beside a group": f"not decided: {UNJUDGED}",

@@ -521,14 +521,14 @@ def test_task_that_the_run_lacks_is_not_said_to_be_asked_otherwise(baseline: Pat
 
 
 def test_a_metric_over_the_corpus_beside_an_accuracy_is_named(baseline: Path) -> None:
-    """F1 of all documents together has no value for each: that it may have fallen is told."""
+    """F1 of all documents together, which the baseline has no values of: it may have fallen."""
 
     def with_f1(values: dict[str, Any]) -> None:
         values["results"]["results"] = {"colours": {"acc,none": 0.9, "f1,none": 0.1}}
 
     rows = [line(number, number >= 40, prompt_hash=f"p{number}") for number in range(NUMBER)]
     gated = held(place(baseline.parent, "after", rows, with_f1), baseline, 5.0)
-    assert gated.notes == ("not compared, as one score of a whole task: colours f1",)
+    assert (gated.decision, "colours f1 has no values by document" in str(gated)) == ("cannot tell", True)
 
 
 @pytest.mark.parametrize(
