@@ -15,6 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -135,6 +136,8 @@ class _Interruptions:
                 signal.signal(number, handler)
 
     def _interrupt(self, number: int, _: object) -> None:
+        if parent_process() is not None:  # a process of lm-eval's bootstrap, which would print where it was
+            os._exit(128 + number)
         if number == signal.SIGTERM == self.signal and not self._insists:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)

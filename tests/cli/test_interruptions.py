@@ -174,3 +174,36 @@ def test_letters_that_a_terminal_does_not_have_are_replaced(environment: dict[st
     program = "import sys; from olive_ext.cli.exit_status import open_streams; open_streams()"
     done = _run(f"{sys.executable} -c '{program}; print({written}); sys.stderr.write({written})'", **environment)
     assert (done.stdout, done.stderr, done.returncode) == ("1 ? 2 ?\n", "1 ? 2 ?", 0)
+
+
+FORKED = """
+import multiprocessing, sys, time
+from olive_ext.cli import main
+
+def child():
+    print("ready", flush=True)
+    time.sleep(60)
+
+def run(arguments):
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+
+sys.exit(main(["schema"], {"schema": run}))
+"""
+
+
+def test_processes_that_a_command_has_forked_end_without_a_word() -> None:
+    """lm-eval's bootstrap forks, and Ctrl-C reaches every process of a terminal."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", FORKED],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors.count("\n")) == (130, 1)
