@@ -22,7 +22,7 @@ from lm_eval.filters.transformation import LowercaseFilter, UppercaseFilter
 from typing_extensions import Self
 
 from olive_ext.engine.requests import FinishReason
-from olive_ext.report.metrics import LENGTHS, MEANS
+from olive_ext.report.metrics import CUT_OFF, LENGTHS, MEANS, STOPPED
 from olive_ext.session.requests import GenerationOutput
 
 _TOGETHER = MajorityVoteFilter, TakeKFilter
@@ -35,8 +35,8 @@ _PLAIN = TakeFirstFilter, LowercaseFilter, UppercaseFilter, WhitespaceFilter
 class GeneratedText(str):
     """An answer for lm-eval, with what lm-eval does not ask for."""
 
-    is_cut: bool
-    """Whether only its limit ended it."""
+    ends: Mapping[str, float]
+    """1 for what ended it, its limit (`CUT_OFF`) or a stop string (`STOPPED`), else 0."""
 
     lengths: Mapping[str, float]
     """Its values of `LENGTHS`, where it is separated from its reasoning."""
@@ -47,9 +47,11 @@ class GeneratedText(str):
     def of(cls, text: str, output: GenerationOutput) -> Self:
         """The answer `text` of an output."""
         made, reasoning = cls(text), output.reasoning
-        made.is_cut, made.lengths, made.reasoning = output.finish_reason is FinishReason.LENGTH, {}, None
+        reasons = {CUT_OFF: FinishReason.LENGTH, STOPPED: FinishReason.STOPPED}
+        made.ends = {name: float(output.finish_reason is reason) for name, reason in reasons.items()}
+        made.lengths, made.reasoning = {}, None
         if reasoning is not None:
-            known = len(output.tokens), reasoning.num_tokens, reasoning.is_forced, made.is_cut
+            known = len(output.tokens), reasoning.num_tokens, reasoning.is_forced, *made.ends.values()
             made.lengths, made.reasoning = dict(zip(LENGTHS, map(float, known), strict=True)), reasoning.text
         return made
 

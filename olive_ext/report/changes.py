@@ -34,6 +34,9 @@ _LEAST_CHANGE = 0.1
 """The least change of a perplexity, in per cent, and of a graded metric, in points, that counts: much less is certain
 on many documents, and on few whose values all move the same way, and matters to nobody."""
 
+_LEAST_SHARE = 0.05
+"""And the least share of a graded metric: a rate of 0.0005 that doubles has changed."""
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -192,7 +195,8 @@ def _p(item: Outcome, certainty: ClaimResult | None) -> float:
     """The exact p-value; where there is none by a normal interval that reaches as far towards zero: of drawn documents,
     which are not drawn alike, and in old reports. Of a claim, which holds whenever it stops, by its interval."""
     if item.num_population is None and (item.is_binary or item.mcnemar_p < 1):
-        is_tiny = item.is_share and not item.is_binary and item.unit * abs(item.difference) <= _LEAST_CHANGE
+        least = min(_LEAST_CHANGE / item.unit, _LEAST_SHARE * max(abs(item.reference), abs(item.candidate)))
+        is_tiny = item.is_share and not item.is_binary and abs(item.difference) <= least
         return 1.0 if is_tiny else item.mcnemar_p
     if certainty is not None and certainty.outcome == (item.task, item.metric, item.filter):
         return 1.0 if item.low <= 0 <= item.high else 0.0

@@ -19,11 +19,12 @@ COMPARISON_NAMES = (
 """Names of the metrics of `comparison_metrics`, by which bounds, tables and Olive's goals know a comparison's
 numbers."""
 
-GENERATED_TOKENS, CUT_OFF = "generated_tokens", "cut_off"
-LENGTHS = (GENERATED_TOKENS, "thinking_tokens", "thinking_forced", CUT_OFF)
+GENERATED_TOKENS, CUT_OFF, STOPPED = "generated_tokens", "cut_off", "stopped"
+LENGTHS = (GENERATED_TOKENS, "thinking_tokens", "thinking_forced", CUT_OFF, STOPPED)
 """Metrics of generated answers that are separated from their reasoning, means over a document's answers: all tokens,
-tokens of the reasoning, shares that the thinking budget and the length cut off. They are neither loss nor gain, with
-one exception: if certainly more answers are cut off, by more than what matters, the verdict is a loss."""
+tokens of the reasoning, shares that the thinking budget, the length and a stop string ended. They are neither loss nor
+gain, with two exceptions: if certainly more answers are cut off, by more than what matters, the verdict is a loss; if
+many more end at stop strings, it is not decided."""
 
 MEANS = ("mean", "nanmean")
 """lm-eval's names of the aggregations that are means over documents."""

@@ -36,6 +36,8 @@ _STEPS: Mapping[str, str] = {
     "far": "`olive-ext check {model} --against CHECKPOINT`, then `olive-ext locate {arguments}` for the weights that "
     "lose",
     "cut_off": "read those answers among the flips: `gen_kwargs` may give them a larger limit (`max_gen_toks`)",
+    "stops": "read those answers (`sample_log_num: 5`), and hold the graph against its source "
+    "(`olive-ext check {model} --against CHECKPOINT`)",
     "place_different": "`reference.repro` (`--repro DIR`) writes the first node that differs as a graph of its own",
 }
 
@@ -67,7 +69,7 @@ def next_step(reasons: Sequence[Reason], comparison: Comparison, most_kl: float 
     if first == "asked" and comparison.asked is not None:
         files = f" ({joined(comparison.asked.files)})" if comparison.asked.files else ""
         return f"give both models the same {joined(comparison.asked.what)}{files}, then evaluate again"
-    if first == "stops" and (stops := comparison.stops) is not None:
+    if first == "stops" and not reasons[0].metric and (stops := comparison.stops) is not None:
         same = f"write the reference's ends and search ({stops.reference_file}) into the candidate's "
         same += stops.candidate_file or "generation_config.json"
         return same if stops.differ else "add a task that has it write answers (`gsm8k`)"

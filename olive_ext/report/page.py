@@ -153,7 +153,7 @@ def check_comparable(reports: Sequence[tuple[str, Report]]) -> None:
 
     Compared are the task's version, examples in the prompt, number of documents and which were drawn, hash of the task
     (where lm-eval gave one), its configuration, chat template and system prompt, generation settings, the seed of the
-    examples, and for tasks that score whole texts the longest context.
+    examples, the longest context that was asked for, and for tasks that score whole texts the model's.
     """
     tasks = dict.fromkeys(task for _, report in reports for task in report.results.get("configs", {}))
     problems = [problem for task in tasks for problem in _problems(task, reports)]
@@ -188,7 +188,7 @@ def _facts(task: str, report: Report) -> Iterator[tuple[str, Any]]:
         yield "hash", results["task_hashes"][task]
     configuration: Mapping[str, Any] = results.get("configs", {}).get(task) or {}
     yield from ((key, configuration.get(key)) for key in _MEANING)
-    yield from ((key, report.config.get(key) or None) for key in _TEMPLATE)
+    yield from ((key, report.config.get(key) or None) for key in (*_TEMPLATE, "max_length"))
     yield "chat_template_args", (report.config.get("model_args") or {}).get("chat_template_args")
     if results.get("chat_template_sha"):
         yield "chat_template_sha", results["chat_template_sha"]

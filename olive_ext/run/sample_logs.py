@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 
 from olive_ext.errors import ConfigError, NotComparableError, one_line
 from olive_ext.report import write_texts
-from olive_ext.report.metrics import CUT_OFF
-from olive_ext.run.reference.answers import OWN, Answers, Sample, is_value, question_of, share_cut_off, target_of
+from olive_ext.run.reference.answers import OWN, Answers, Sample, is_value, question_of, shares_of_ends, target_of
 
 Fields: TypeAlias = Callable[[str, Sample], Mapping[str, Any]]
 """Our own fields of a line, from the task's name and the sample."""
@@ -45,8 +44,7 @@ def sample_fields(
         thoughts = [[getattr(item, "reasoning", None) for item in items] for items in sample["resps"]]
         if any(text is not None for items in thoughts for text in items):
             added["reasoning"] = thoughts
-        if (cut_off := share_cut_off(sample)) is not None:
-            added[CUT_OFF] = cut_off
+        added |= shares_of_ends(sample)
         answer = answers.get((task, str(sample["filter"])), {}).get(number)
         if answer is not None:
             added |= {"reference_answer": answer.text, "reference_values": dict(answer.values)}

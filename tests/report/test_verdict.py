@@ -85,9 +85,9 @@ def unflipped(task: str, count: int) -> Outcome:
     return compare_outcomes(task, "acc", "none", np.arange(count) % 2, np.arange(count) % 2)
 
 
-def cut_off(count: int, cut: int) -> dict[str, Any]:
+def cut_off(count: int, cut: int, metric: str = "cut_off") -> dict[str, Any]:
     """Of so many answers none of the reference's and `cut` of the candidate's run to their limit."""
-    item = compare_outcomes("solve", "cut_off", "none", np.zeros(count), np.arange(count) < cut, higher_is_better=False)
+    item = compare_outcomes("solve", metric, "none", np.zeros(count), np.arange(count) < cut, higher_is_better=False)
     return {"lengths": (item,)}
 
 
@@ -402,6 +402,16 @@ CASES: dict[str, tuple[Comparison, str]] = {
     "none cut off": (of(outcome(**SAFE), **cut_off(40, 0)), "ok: no_loss_found"),
     "most cut off": (of(outcome(**SAFE), **cut_off(40, 30)), "loss: cut_off solve cut_off 75 pt"),
     "two points cut off": (of(outcome(**SAFE), **cut_off(400, 8)), "loss: cut_off solve cut_off 2 pt"),
+    "ends lost": (of(outcome(**SAFE), **cut_off(100, 58, "stopped")), "unknown: stops solve stopped 58 pt"),
+    "ends lost where accuracy decides": (
+        of(outcome(**SAFE), over_all=True, **cut_off(100, 58, "stopped")),
+        "unknown: stops solve stopped 58 pt",
+    ),
+    "some ends lost": (of(outcome(**SAFE), **cut_off(100, 31, "stopped")), "ok: no_loss_found"),
+    "a rate that is tiny and lost": (
+        of(compare_outcomes("rate", "share", "none", np.full(400, 1e-3), np.full(400, 3e-4))),
+        "small_loss: small_loss rate share 0.07 pt",
+    ),
     "a fifth of one cut off": (of(outcome(**SAFE), **cut_off(4000, 8)), "ok: no_loss_found"),
     "cut off beside many tasks": (
         of(*(replace(outcome(**SAFE), task=f"t{number}") for number in range(19)), **cut_off(400, 8)),
@@ -497,6 +507,9 @@ SENTENCES = {
     "answers beside a group": f"not decided: {UNJUDGED}",
     "a group": f"nothing was compared: {UNJUDGED}",
     "most cut off": "loss found: more answers of solve (+75.0 pt, +53.9 to +87.3) run to their limit",
+    "ends lost": (
+        "not decided: more answers of solve (+58.0 pt, +46.2 to +67.8) only end at a stop string of the task"
+    ),
     "an end more": "not decided: the candidate also stops at 2 (b), and no task has it write answers",
     "an end that is known": f"no loss found: {SAFE_CHANGE}; the candidate also stops at 2 (b)",
 }

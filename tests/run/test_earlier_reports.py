@@ -358,6 +358,7 @@ UNLIKE: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "seed": (BASE, results("results.config.fewshot_seed", 7), ("seed of the examples", "1234", "7")),
     "template's text": (templated("12"), templated("34"), ("chat_template_sha", "12", "34")),
     "longest context": (rolling, lambda values: (rolling(values), shorter(values)), ("longest context", "512", "256")),
+    "prompts that are cut": (BASE, results("config.max_length", 12), ("max_length is not set in 'a' and 12",)),
     "tasks": ([], renamed, ("no task in common",)),
     "prompts in the logs": (BASE, OTHER_PROMPT, ("document 4",)),
 }

@@ -57,6 +57,7 @@ def _lengths(outputs: list[GenerationOutput]) -> dict[str, list[float]]:
         "thinking_tokens": [reasoning.num_tokens for _, reasoning in known],
         "thinking_forced": [reasoning.is_forced for _, reasoning in known],
         "cut_off": [one.finish_reason == "length" for one, _ in known],
+        "stopped": [one.finish_reason == "stopped" for one, _ in known],
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -213,7 +214,7 @@ def gate_answers(
     _refuse_others(before, after, names)
     theirs = {(item.task, item.filter): item for item in before}
     pairs = [(theirs[item.task, item.filter], item) for item in after]
-    notes, common = [], []
+    notes, common, number_other = [], [], 0
     lacking: set[tuple[str, int]] = set()
     for first, second in pairs:
         one = _renumbered(first, second)
@@ -224,7 +225,10 @@ def gate_answers(
         most = max(len(first.by_document), len(second.by_document))
         if number < most:
             notes.append(f"{second.task}: {number:,} of {most:,} documents are the same in both")
-        absent = {(second.task, -place) for place in range(1, 1 + len(first.by_document) - len(second.by_document))}
+        others = _asked_otherwise((first, one), (second, two))
+        less = max(len(first.by_document) - len(second.by_document), others)
+        number_other += others
+        absent = {(second.task, -place) for place in range(1, 1 + less)}
         if unanswered := absent | without_value([one], [two]):
             many = counted(len(unanswered), "document")
             notes.append(f"{second.task}: {many} of the baseline without a value in the run")
@@ -236,9 +240,11 @@ def gate_answers(
         raise NotComparableError(f"cannot compare '{names[0]}' and '{names[1]}': {error}") from error
     missing, texts, damaged = max(faults.missing, len(lacking)), tuple(compare_texts(*both)), _other_choices(common)
     comparison = replace(faults, outcomes=outcomes, texts=texts, lengths=lengths, missing=missing)
-    if (limit := faults.reference.get("limit")) and not faults.missing and all(place < 0 for _, place in lacking):
+    limit = faults.reference.get("limit")
+    if (limit or number_other) and not faults.missing and all(place < 0 for _, place in lacking):
         many = counted(missing, "document of the baseline was", "documents of the baseline were")
-        comparison = replace(comparison, reference={"not_asked": f"{many} not asked (limit {limit})"})
+        how = "asked otherwise, or not at all" if number_other else f"not asked (limit {limit})"
+        comparison = replace(comparison, reference={"not_asked": f"{many} {how}"})
     comparison = replace(comparison, damaged={**faults.damaged, **damaged})
     return _decided(comparison, tuple(dict.fromkeys(notes)))
 
@@ -258,10 +264,23 @@ def _other_choices(pairs: Iterable[tuple[Answers, Answers]]) -> dict[str, str]:
         margins_2D = np.where(is_right, margins_2D, -margins_2D)
         logs = [-np.logaddexp(0, sign * margins_2D) for sign in (-1, 1)]  # of the right choice, and of another
         nats = float(np.mean(sum(np.exp(log_2D[0]) * (log_2D[0] - log_2D[1]) for log_2D in logs)))
-        if nats > BANDS[1].most_kl and (correlation := np.corrcoef(margins_2D)[0, 1]) < _ALIKE:
+        with np.errstate(invalid="ignore"):  # of margins that are all alike
+            correlation = np.corrcoef(margins_2D)[0, 1]
+        if nats > BANDS[1].most_kl and not correlation >= _ALIKE:
             apart = f"are {nats:.2g} nats from the baseline's, and their margins correlate by {correlation:.2f}"
             distances[f"choices of {second.task}"] = f"{apart}: the model is another, whatever its accuracy"
     return distances
+
+
+def _asked_otherwise(*pairs: tuple[Answers, Answers]) -> int:
+    """How many documents two models were both asked, but by other prompts, choices or targets: of each model all
+    answers, and those to documents that were asked alike."""
+
+    def documents(answers: Answers) -> Counter[str]:
+        return Counter(answer.digest.split(" ")[0] for answer in answers.by_document.values())
+
+    first, second = (documents(everything) - documents(alike) for everything, alike in pairs)
+    return (first & second).total()
 
 
 def _renumbered(first: Answers, second: Answers) -> Answers:

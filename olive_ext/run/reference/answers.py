@@ -17,7 +17,7 @@ import numpy.typing as npt
 from olive_ext.backends.word_errors import word_errors
 from olive_ext.errors import ANY_FAILURE, TaskError
 from olive_ext.media.pictures import media_digest
-from olive_ext.report.metrics import CUT_OFF, LENGTHS, MEANS
+from olive_ext.report.metrics import CUT_OFF, LENGTHS, MEANS, STOPPED
 
 FloatArray = npt.NDArray[np.float64]
 OWN = "olive_ext"
@@ -138,7 +138,7 @@ def read_answers(
             }
             answers = {int(line["doc_id"]): _answer(task, line, [*valued]) for line in chosen}
             if any(CUT_OFF in answer.values for answer in answers.values()):
-                valued.setdefault(CUT_OFF, False)
+                valued |= dict.fromkeys((CUT_OFF, STOPPED), False)
             text = next((key for key in TEXT_METRICS if any(_of_text(line.get(key)) for line in chosen)), "")
             read.append(Answers(name, filter_name, valued, answers, text))
     return read
@@ -220,7 +220,7 @@ def target_of(task: Any, sample: Sample) -> str:
 
 def is_value(value: object) -> bool:
     """Whether a metric's value of a document is a finite number."""
-    return isinstance(value, Real) and math.isfinite(value)
+    return isinstance(value, Real | np.bool_) and math.isfinite(value)
 
 
 def _with_word_errors(lines: list[Sample], rate: Any) -> list[Sample]:
@@ -259,8 +259,7 @@ def _of_text(value: Any) -> dict[str, float]:
 def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> DocumentAnswer:
     values = {name: float(line[name]) for name in (*metrics, WORDS) if is_value(line.get(name))}
     values |= next(filter(None, (_of_text(line.get(key)) for key in TEXT_METRICS)), {})
-    if (cut_off := share_cut_off(line)) is not None:
-        values.setdefault(CUT_OFF, cut_off)
+    values = shares_of_ends(line) | values
     # lm-eval hashes a document with pictures by where these lie in memory.
     has_media = any(len(arguments) > 2 for arguments in line["arguments"])
     document = media_digest([line["doc"]]) if has_media else line["doc_hash"]
@@ -273,10 +272,12 @@ def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> DocumentAnswer:
     return DocumentAnswer(digest, values, text[:_MAX_TEXT], margin, scores, generated)
 
 
-def share_cut_off(line: Sample) -> float | None:
-    """The share of a document's generated answers that only their limit ended; None where that is not known."""
-    ends: list[Any] = [getattr(item, "is_cut", None) for items in line["resps"] for item in items]
-    return None if None in ends or not ends else math.fsum(ends) / len(ends)
+def shares_of_ends(line: Sample) -> dict[str, float]:
+    """The shares of a document's generated answers that their limit and a stop string ended; empty where they are not
+    known."""
+    ends: list[Any] = [getattr(item, "ends", None) for items in line["resps"] for item in items]
+    known = {} if None in ends or not ends else ends[0]
+    return {name: math.fsum(item[name] for item in ends) / len(ends) for name in known}
 
 
 def _read(task: Any, line: Sample, metric: str) -> tuple[str, float | None, tuple[float, ...]]:

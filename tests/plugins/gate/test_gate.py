@@ -142,16 +142,18 @@ def other_choice(item: dict[str, Any]) -> dict[str, Any]:
     ids=["prompt", "target", "choice", "column", "order", "place"],
 )
 def test_documents_are_paired_by_what_is_asked(change: Any, num_paired: int, baseline: Path) -> None:
-    """Of 30 documents something differs; the notes say how many are left."""
+    """Of 30 documents something differs; the notes say how many are left. What is asked otherwise may all be lost."""
     lines = [line(number, number >= 40, prompt_hash=f"p{number}") for number in range(NUMBER)]
     lines = [{**item, **(change(item) if number < 30 else {})} for number, item in enumerate(lines)]
     gated, less = (
         held(place(baseline.parent, "after", lines), baseline),
         f"colours: {num_paired} of 400 documents are the same in both",
     )
-    assert gated.notes == ((less,) if num_paired < 400 else ())
+    more = "colours: 30 documents of the baseline without a value in the run"
+    assert gated.notes == ((less, more) if num_paired < 400 else ())
     assert f"{num_paired} documents" in gated.bounds[0].text
-    assert gated.decision == "passed"
+    assert gated.decision == ("passed" if num_paired == 400 else "cannot tell")
+    assert ("30 documents of the baseline were asked otherwise" in str(gated)) == (num_paired < 400)
 
 
 def texts(parent: Path, name: str, nats: float, *, lost: int = 0, metric: str = "word_perplexity") -> Path:
@@ -533,12 +535,21 @@ def test_a_metric_over_the_corpus_beside_an_accuracy_is_named(baseline: Path) ->
 
 @pytest.mark.parametrize(
     ("share", "spread", "decision"),
-    [(0.0, 4.0, "cannot tell"), (0.9, 4.0, "cannot tell"), (0.99, 4.0, "passed"), (0.0, 0.2, "passed")],
+    [
+        (0.0, 4.0, "cannot tell"),
+        (0.9, 4.0, "cannot tell"),
+        (0.99, 4.0, "passed"),
+        (0.0, 0.2, "passed"),
+        (math.nan, 4.0, "cannot tell"),
+    ],
 )
 def test_another_model_does_not_pass_a_task_whose_answers_are_wrong(share: float, spread: float, decision: str) -> None:
-    """Both are right as often. Where nothing is decided, as of margins near 0, they are rounding."""
+    """Both are right as often. Where nothing is decided, as of margins near 0, they are rounding. Equal scores of all
+    choices (NaN) take the first, which is always right."""
     random = np.random.default_rng(0)
     theirs, noise = spread * random.normal(size=(2, 4000))
+    if math.isnan(share):
+        theirs, noise, share = np.abs(theirs), np.full(4000, 1e-9), 0.0
     columns = theirs, share * theirs + math.sqrt(1 - share**2) * noise
     runs = []
     for margins in columns:

@@ -66,8 +66,8 @@ def test_metrics_are_means_only(answers: ByFilter) -> None:
     assert {key: list(item.metrics) for key, item in answers.items()} == {
         ("tiny_choice", "none"): ["acc", "acc_norm"],
         ("tiny_rolling", "none"): [],
-        ("tiny_generate", "strict"): ["exact_match", "cut_off"],
-        ("tiny_generate", "loose"): ["exact_match", "cut_off"],
+        ("tiny_generate", "strict"): ["exact_match", "cut_off", "stopped"],
+        ("tiny_generate", "loose"): ["exact_match", "cut_off", "stopped"],
         ("tiny_letters", "none"): ["acc_norm"],
         ("tiny_last_word", "none"): ["acc"],
     }
@@ -75,7 +75,7 @@ def test_metrics_are_means_only(answers: ByFilter) -> None:
 
 def test_values_average_to_lm_evals_results(run: Ran, answers: ByFilter) -> None:
     for (task, filter_name), item in answers.items():
-        for metric in item.metrics.keys() - {"cut_off"}:  # ours: how an answer ended
+        for metric in item.metrics.keys() - {"cut_off", "stopped"}:  # ours: how an answer ended
             values = [answer.values[metric] for answer in item.by_document.values()]
             expected = run[0]["results"][task][f"{metric},{filter_name}"]
             assert sum(values) / len(values) == pytest.approx(expected)

@@ -264,6 +264,18 @@ def test_a_score_of_a_whole_task_says_nothing_of_drawn_documents() -> None:
     assert list(scored("f1", FAR_RIGHT, are_drawn=True)[1][0].metrics) == ["acc"]
 
 
+def test_truths_of_numpy_are_values() -> None:
+    """As `process_results` has them that compares with numpy."""
+    task = SimpleNamespace(
+        aggregation=lambda: {"neat": SimpleNamespace(__name__="mean")}, higher_is_better=dict, **vars(TASK)
+    )
+    lines = samples("ones", 2)
+    for line, is_neat in zip(lines["ones"], np.array([True, False]), strict=True):
+        line |= {"resps": [[""]], "neat": is_neat, **dict.fromkeys(("doc_hash", "prompt_hash", "target_hash"), "h")}
+    (read,) = read_answers(lines, {"ones": task})
+    assert [answer.values["neat"] for answer in read.by_document.values()] == [1.0, 0.0]
+
+
 def test_a_score_that_would_take_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers_module, "_MOST_SECONDS", 0.0)
     assert list(scored("f1", FAR_RIGHT)[1][0].metrics) == ["acc"]
