@@ -77,6 +77,28 @@ def other_image_processor(folders: Iterable[Path], named: str | None) -> dict[st
     return {own.name: f"prepares pictures with {', '.join(what)} of {read.name}"} if what else {}
 
 
+_GENAI_SOUND = "audio_processor_config.json"
+_SOUND_KEYS = {
+    "hop_length": "hop_length",
+    "n_fft": "n_fft",
+    "frame_length": "n_fft",
+    "n_mel": "feature_size",
+    "chunk_size": "chunk_length",
+}
+"""Keys of onnxruntime-genai's steps for sound, and transformers' names for them."""
+
+
+def other_feature_extractor(folder: Path, source: TensorSpec) -> dict[str, str]:
+    """How the file that onnxruntime-genai reads in `folder` prepares sound otherwise than `load_feature_extractor`'s
+    for an encoder that takes `source`; empty where it does not. Raises `ModelError` as that does."""
+    file, known = folder / _GENAI_SOUND, load_feature_extractor([folder], source).to_dict()
+    steps = read_json(file).get("feature_extraction", {}).get("sequence", ()) if file.is_file() else ()
+    written = [pair for step in steps for pair in step.get("operation", {}).get("attrs", {}).items()]
+    shared = [(key, value, known[_SOUND_KEYS[key]]) for key, value in written if _SOUND_KEYS.get(key) in known]
+    what = dict.fromkeys(f"{key} {value} for {own}" for key, value, own in shared if value != own)
+    return {file.name: f"prepares sound with {', '.join(what)} of transformers'"} if what else {}
+
+
 def load_feature_extractor(folders: Iterable[Path], source: TensorSpec) -> Any:
     """The feature extractor of the first of `folders` that has one; else Whisper's, for an encoder that takes `source`
     [B, mels, frames]. Raises `ModelError` where its features would not fit."""

@@ -7,7 +7,6 @@ Knows no model's text. Axes: N samples.
 from __future__ import annotations
 
 import io
-import logging
 import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -28,8 +27,6 @@ from olive_ext.media.processors import (
     torch_threads,
 )
 from olive_ext.model.types import ModelFiles, TensorSpec
-
-logger = logging.getLogger(__name__)
 
 Samples: TypeAlias = npt.NDArray[np.float32]
 RawMedia: TypeAlias = Any
@@ -112,15 +109,11 @@ def refuse_non_finite(arrays: Mapping[str, npt.NDArray[Any]], kind: str) -> None
         raise MediaError(f"a {kind} has features of NaN or infinity ('{wrong[0]}'): its numbers are far out of range")
 
 
-def warn_other_features(reference: SoundProcessor | None, candidate: SoundProcessor | None) -> None:
-    """Warns where the reference's extractor gives other features for a sound than the model's: both models get the
-    model's."""
-    if reference is None or candidate is None:
-        return
+def are_other_features(reference: SoundProcessor, candidate: SoundProcessor) -> bool:
+    """Whether the reference's extractor gives other features for a sound than the model's."""
     noise_N = np.random.default_rng(0).normal(scale=0.1, size=8000).astype(np.float32)
     theirs, ours = (one.windows((noise_N, one.rate))[0] for one in (reference, candidate))
-    if theirs.shape != ours.shape or not np.allclose(theirs, ours, atol=1e-4):
-        logger.warning("the reference prepares sound otherwise than the model: both are given the model's features")
+    return theirs.shape != ours.shape or not np.allclose(theirs, ours, atol=1e-4)
 
 
 def read_samples(raw: RawMedia, wanted: int) -> Samples:

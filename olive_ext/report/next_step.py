@@ -45,6 +45,8 @@ _REPAIRS: Mapping[str, str] = {
     "genai_config.json": "write what the graph has into genai_config.json, or name the graph to be judged "
     "(`onnx_file_name`)",
     "tokenizer_config.json": "make `chat_template` of tokenizer_config.json the text of chat_template.jinja",
+    "preprocessor_config.json": "copy the reference's into the package",
+    "audio_processor_config.json": "write the numbers of preprocessor_config.json into audio_processor_config.json",
     "processor_config.json": "write the same numbers into processor_config.json and preprocessor_config.json",
     "tokenizer.json": "write these special tokens into `added_tokens` of tokenizer.json",
     PACKAGE_TOKENIZER: "copy the files of the tokenizer that was given into the package, or judge the package's own "

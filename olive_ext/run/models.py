@@ -174,7 +174,9 @@ class Models:
     def unjudged(self) -> dict[str, str]:
         """What the evaluated package holds for its own runtime and this evaluation does not judge, by file: numbers
         that its graph contradicts, another decoder, and a tokenizer that asks otherwise than the given one."""
-        from olive_ext.media.processors import other_image_processor
+        from olive_ext.media.processors import HF_FILES, other_feature_extractor, other_image_processor
+        from olive_ext.media.sound import SoundProcessor, are_other_features
+        from olive_ext.model.types import SourceKind
 
         candidate = self.given_candidate
         if candidate.kind != "onnx" or not candidate.runtime.runs_graph:
@@ -203,6 +205,17 @@ class Models:
             differing["tokenizer.json"] = split and f"lacks {split}: onnxruntime-genai splits what chats may have"
         if vision := candidate.files.genai_config.get("model", {}).get("vision"):
             differing |= other_image_processor([candidate.files.directory], vision.get("config_filename"))
+        compared = [] if self.config.reference is None or self.records_file else [self.reference]
+        with suppress(OliveExtError):  # there is no extractor, or it cannot be loaded
+            sounds = [
+                SoundProcessor(one.processor_files, one.source[1])
+                for one in (*compared, candidate)
+                if one.source is not None and one.source[0] is SourceKind.FEATURES
+            ]
+            if candidate.source is not None and sounds:
+                differing |= other_feature_extractor(candidate.files.directory, candidate.source[1])
+            if len(sounds) == 2 and are_other_features(*sounds):
+                differing[HF_FILES[0]] = "prepares sound otherwise than the reference's: scores are of one way for both"
         free = {name: value for name, value in self.config.model_args.items() if name != "add_bos_token"}
         if free != self.config.model_args and self.config.reference is not None and self.records_file is None:
             asked = Models(self.config.model_copy(update={"model_args": free})).prompt_diff

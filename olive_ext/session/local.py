@@ -24,7 +24,7 @@ from olive_ext.engine.runners.runner import OpenedRunner, Runner
 from olive_ext.errors import ModelError, RecordsError
 from olive_ext.media.items import ItemLimit, Source
 from olive_ext.media.processor import MediaProcessor
-from olive_ext.media.sound import warn_other_features
+from olive_ext.media.sound import are_other_features
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import also_read, reading_noted
 from olive_ext.records import Form, Records
@@ -224,8 +224,10 @@ def _resident_tap(candidate: LocalModel, reference: LocalModel) -> Tap:
     )
     num_tokens = candidate.texts.tokenizer.num_ids
     comparable_tokens(vocab_size_of(candidate.runner), vocab_size_of(reference.runner), num_tokens)
-    if reference.texts.encoding is not None and candidate.texts.encoding is not None:
-        warn_other_features(reference.texts.encoding.sound, candidate.texts.encoding.sound)
+    sounds = [one.texts.encoding.sound for one in (reference, candidate) if one.texts.encoding is not None]
+    both = [sound for sound in sounds if sound is not None]
+    if len(both) == 2 and are_other_features(*both):
+        logger.warning("the reference prepares sound otherwise than the model: both are given the model's features")
     own_item = {} if reference.media is None else {"own_item": reference.media.processor.own}
     return ResidentTap(
         candidate.runner, reference.opened, DivergenceKernels.at(candidate.runner, num_tokens), **own_item

@@ -16,13 +16,16 @@ import pytest
 from PIL import Image
 
 import olive_ext
-from olive_ext.config import Bound, EvaluationConfig
+from olive_ext.config import Bound, EvaluationConfig, ModelSettings
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import IncompleteError, LostRequestsError, MemoryShortageError
+from olive_ext.media.processors import load_feature_extractor
+from olive_ext.model import resolve
 from olive_ext.report.report import Report
 from olive_ext.run import evaluate
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.evaluation import check_complete
+from olive_ext.run.models import Models
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.backends.local_tasks import write_tasks
 from tests.exports import hf_model
@@ -231,6 +234,34 @@ def test_memory_does_not_grow_with_the_number_of_pictures(package: Path, tmp_pat
 def _models(family: str) -> tuple[Path, Path]:
     """An export in fp32 and its checkpoint."""
     return (whisper_export(), hf_model(family)) if family == "whisper" else media_export(family)
+
+
+@pytest.mark.parametrize(
+    ("file", "edit", "named"),
+    [
+        ("preprocessor_config.json", {"n_fft": 400}, []),
+        ("preprocessor_config.json", {"n_fft": 200}, ["audio_processor_config.json", "preprocessor_config.json"]),
+        ("audio_processor_config.json", {"frame_length": 16}, ["audio_processor_config.json"]),
+    ],
+)
+def test_files_that_prepare_sound_otherwise_are_damage(
+    file: str, edit: dict[str, int], named: list[str], tmp_path: Path
+) -> None:
+    """Both models may have had the candidate's sounds, and onnxruntime-genai reads a file of its own."""
+    package = tmp_path / "package"
+    shutil.copytree(whisper_export(), package)
+    source = resolve(ModelSettings(model=str(package))).source
+    assert source is not None
+    load_feature_extractor([package], source[1]).save_pretrained(package)
+    text = (package / file).read_text()
+    for key, value in edit.items():
+        text, number = re.subn(rf'"{key}": \d+', f'"{key}": {value}', text)
+        assert number
+    (package / file).write_text(text)
+    config = EvaluationConfig.parse(
+        {"model": {"path": str(package)}, "tasks": ["t"], "reference": {"path": str(whisper_export())}}
+    )
+    assert [*Models(config).unjudged] == named
 
 
 def _write_tasks(folder: Path, family: str, seconds: list[float]) -> Path:
