@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -178,7 +179,8 @@ def advised(text: str) -> str:
     flags = {option.key: option.flag for option in OPTIONS}
 
     def as_option(found: re.Match[str]) -> str:
-        key, value = found[1], (found[2] or "").strip('"')
+        key, value = found[1], (found[2] or "").strip('["]')
+        value = value and shlex.quote(value)
         is_set = key not in flags and key in EvaluationConfig.model_fields and value
         return f"`--set {key}={value}`" if is_set else f"`{' '.join(filter(None, (flags.get(key, key), value)))}`"
 

@@ -153,12 +153,12 @@ def _documents(item: Reason, comparison: Comparison, together: str) -> str:
 
 
 def _measures(comparison: Comparison) -> str:
-    """The distance, if it is near, and the perplexities: of both the figures have the values; not if bounds do."""
+    """A claim about the distance, if it is near; not if there are bounds, beside which it would be one of several."""
     from olive_ext.report.verdict import band_of
 
     overall = comparison.overall_divergence()
-    if overall is None or comparison.kept_bounds or not math.isfinite(overall.kl.mean):
+    if overall is None or comparison.over_all or comparison.kept_bounds or not math.isfinite(overall.kl.mean):
         return ""
-    is_near = band_of(overall, 1).code is None
-    has_texts = any(divergence.is_text and divergence.task != ALL for divergence in comparison.divergences)
-    return f"judge by the mean KL{' and perplexity' if has_texts else ''}" if is_near else ""
+    band = band_of(overall, 1)
+    claim = f'(`documents: "enough"` and `require: ["kl_mean<={band.most_kl:g}"]`)'
+    return "" if band.code else f"judge by the mean KL {claim}"

@@ -506,6 +506,7 @@ ALL_OF_IT = (
     "400 documents are all that choice has, and 1,500 are needed: add tasks (`mmlu` has 14,042) and decide over all "
     "tasks together"
 )
+CLAIM = '(`documents: "enough"` and `require: ["kl_mean<=0.09"]`)'
 OVER_ALL = "decide over all tasks together (`fail_on_loss: 1`)"
 NEXT_STEPS = {
     "not excluded": f"{ALL_OF_IT} (`fail_on_loss: 1`), or accept a loss of 1.2 pt (`matters: 1.2`)",
@@ -515,7 +516,7 @@ NEXT_STEPS = {
         "400 documents are all that one has, and 1,500 are needed: ask another task in its place (`mmlu` has 14,042), "
         "or accept a loss of 3.9 pt (`matters: 3.9`)"
     ),
-    "perplexity unsure": "accept a loss of 4 % (`matters: 4`), or judge by the mean KL and perplexity",
+    "perplexity unsure": f"accept a loss of 4 % (`matters: 4`), or judge by the mean KL {CLAIM}",
     "one text": "1 document is all that wiki has, and 5 are needed: ask another task in its place (`wikitext` has 62)",
     "few of few missing": "run it again: what has an answer is not asked twice",
     "shorter context that texts fill": "give the candidate's files the reference's context length, 512 tokens",
@@ -586,7 +587,7 @@ def test_a_distance_has_one_grade_in_the_figures_alone() -> None:
     assert near.kl_interval[1] > 0.01, "the interval reaches into the next band"
     found = verdict(of(near, outcome()))
     assert "distance as with weights of 6 to 8 bits" in "".join(map(str, found.figures))
-    assert found.next_step.endswith("judge by the mean KL")
+    assert found.next_step.endswith(f"judge by the mean KL {CLAIM}")
 
 
 @pytest.mark.parametrize(
