@@ -108,7 +108,8 @@ def test_value_that_is_named_as_a_key_stays(error: OliveExtError, given: dict[st
 
 
 def test_advice_names_options_and_leaves_what_is_no_key() -> None:
-    keys = 'leave `limit` out, `matters: 4`, `documents: "all"`, `fail_on_loss: 1`, `require: ["kl_mean<=0.1"]`, `mmlu` has'
+    keys = 'leave `limit` out, `matters: 4`, `documents: "all"`, `fail_on_loss: 1`'
+    keys = f'{keys}, `require: ["kl_mean<=0.1"]`, `mmlu` has'
     told = "leave `--limit` out, `--set matters=4`, `--documents all`, `--fail-on-loss 1`"
     assert advised(keys) == f"{told}, `--require 'kl_mean<=0.1'`, `mmlu` has"
 

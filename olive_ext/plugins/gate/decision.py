@@ -128,6 +128,14 @@ class GateResult:
     notes: tuple[str, ...] = ()
     """Sentences on what the numbers do not cover."""
 
+    @property
+    def next_step(self) -> str:
+        """What to do where it has not passed, with what the gate takes: not all tasks together; empty where it has."""
+        if self.decision == "passed":
+            return ""
+        step = re.sub(r"(^| and )decide over all tasks together \(.+?\)", "", self.verdict.next_step)
+        return re.sub("`matters: (.+?)`", r"`--within \1`", step.removeprefix(", or ")) or "evaluate more documents"
+
 
 def gate(run: str, file: str, within: float | None = None, *, update: bool = False) -> GateResult | Baseline:
     """The decision on the evaluation `run`, a report's folder or a file of settings, or with `update` the baseline that
@@ -192,6 +200,8 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
     number_wrong, limit = non_finite_requests(report.metrics), report.config.get("limit")
     faults = Comparison({"limit": limit}, (), (), (), {}, len(report.missing), number_wrong, matters=matters)
     faults = replace(faults, stops=stops_of(baseline.model, report.model), metrics=report.results)
+    if report.comparison is not None:
+        faults = replace(faults, arguments=report.comparison.arguments)
     faults = replace(faults, damaged=damaged_cache(baseline.model, report.model))
     date = report.results.get(TEMPLATE_DATE)
     dates = f": the chat template prints the date, {date}, and the baseline is of {baseline.created[:10]}"
