@@ -135,8 +135,8 @@ def run_command(arguments: Namespace) -> int:
 
 
 def check_command(arguments: Namespace) -> int:
-    """Prints what a recipe or model resolves to. Where there are problems, prints only what was measured, and raises a
-    `ConfigError` that names all of them."""
+    """Prints what a recipe or model resolves to. Where there are problems, prints only what holds all the same, and
+    raises a `ConfigError` that names all of them."""
     from olive_ext.check import check
     from olive_ext.report.verdict import EXIT_STATUS
 
