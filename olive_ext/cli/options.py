@@ -143,6 +143,8 @@ def written_values(
             _put(values, option.key, _value(option, given[option.key]), option.flag)
     for text in given.get("set", ()):
         key, value = _pair(text, "--set")
+        if not value:
+            raise ConfigError('give a value, null for none, "" for an empty text', "--set", text)
         _put(values, key, _json_or_text(value), "--set")
     return values
 

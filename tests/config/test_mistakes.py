@@ -181,6 +181,7 @@ COMMANDS: list[tuple[str, str, str, str | None, str]] = [
     ("evaluate m --tasks ,", WRONG, "tasks", "[]", ""),
     ("evaluate m --set x", WRONG, "--set", "'x'", "NAME=VALUE"),
     ("evaluate m --set limit", WRONG, "--set", "'limit'", "NAME=VALUE"),
+    ("evaluate m --set reference=", WRONG, "--set", "'reference='", "null"),
     ("evaluate m --set =3", WRONG, "--set", "'=3'", "NAME=VALUE"),
     ("evaluate m --set limit=3 --set limit.x=3", UNKNOWN, "--set", "'limit.x'", "limit"),
     ("evaluate m --provider-option a", WRONG, "--provider-option", "'a'", "K=V"),
