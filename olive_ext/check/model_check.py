@@ -159,7 +159,7 @@ def _add_work(model: ResolvedModel, config: EvaluationConfig, section: Section, 
         run_tasks(lm, tasks, config.model_copy(update=plain))
     tokens = sum(lm.work.tokens)
     section.add("asked", lm.work)
-    section.add("takes", forecast(model, lm.work), "a reference beside it takes as long again; '--verify' times a step")
+    section.add("takes", forecast(model, lm.work), "a reference beside it takes as long again; --verify times a step")
     if verify:
         rate = _timed(model)
         section.add("a step was timed", f"{duration(tokens / rate)} for the prompts", f"{rate:,.0f} tokens/s")

@@ -171,7 +171,7 @@ COMMANDS: list[tuple[str, str, str, str | None, str]] = [
     ("evaluate m --tasks a --limit -1", WRONG, "limit", "'-1'", "--limit"),
     ("evaluate m --tasks a --fail-on-loss 1", MISSING, "fail_on_loss", None, "--fail-on-loss --reference"),
     ("evaluate m --tasks a --require kl_mean<1", WRONG, "require.0", None, "--require: METRIC<=NUMBER"),
-    ("evaluate m --lim 3", WRONG, "", None, "--lim '--limit'"),
+    ("evaluate m --lim 3", WRONG, "", None, "--lim --limit?"),
     ("check m n -o", WRONG, "", None, "n -o"),
     ("--odd check m", WRONG, "", None, "--odd"),
     ("schema foo", WRONG, "", None, "foo evaluator pass recipe"),

@@ -301,7 +301,7 @@ def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: t
             what, pairs = "metrics", ((one, two), (two, one))
             both = [", ".join(sorted(item - other)) or "no other" for item, other in pairs]
         raise NotComparableError(
-            f"'--baseline' = '{names[0]}' has the {what} {both[0]}, and '{names[1]}' {both[1]}: evaluate the same, or "
+            f"--baseline = '{names[0]}' has the {what} {both[0]}, and '{names[1]}' {both[1]}: evaluate the same, or "
             "write the baseline anew with --update-baseline",
             "--baseline",
             names[0],
