@@ -73,6 +73,10 @@ def next_step(reasons: Sequence[Reason], comparison: Comparison, most_kl: float 
         return same if stops.differ else "add a task that has it write answers (`gsm8k`)"
     if first == "shorter" and comparison.contexts is not None:
         return f"give the candidate's files the reference's context length, {comparison.contexts[1]:,} tokens"
+    if first == "place_different" and comparison.place is not None and (where := comparison.place.first) is not None:
+        if where.repro:
+            return f"`python {where.repro}/repro.py` shows the difference in plain ONNX Runtime"
+        return _STEPS[first] if where.node else "hold it against each setting of the other place alone"
     if first == "place_unknown":
         return "evaluate other texts, or more of them"
     return _of_too_few(reasons, comparison) if first == "too_few" else _step_after(first, comparison, most_kl)

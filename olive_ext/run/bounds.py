@@ -136,7 +136,7 @@ def _near(name: str, known: Iterable[str]) -> str:
     names = sorted(set(known))
     if near := suggest(name, names):
         return f": {near}"
-    own = [one for one in names if not {"/", one} & {*one, *COMPARISON_NAMES}]
+    own = [one for one in names if "/" not in one and one not in COMPARISON_NAMES]
     names = own + [one for one in COMPARISON_NAMES if one in names]
     return f"; there are {first_of(names)}{' (all: docs/comparison.md)' if COMPARISON_NAMES[0] in names else ''}"
 

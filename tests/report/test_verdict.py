@@ -26,7 +26,7 @@ from olive_ext.report.comparison import (
     TextChange,
 )
 from olive_ext.report.metrics import comparison_metrics
-from olive_ext.report.place import PlaceFinding
+from olive_ext.report.place import FirstPosition, PlaceFinding
 from olive_ext.report.verdict import Reason, Verdict, band_of, verdict, worst_status
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.stats.paired_answers import compare_outcomes
@@ -805,6 +805,17 @@ def test_places_are_not_green_beside_a_certain_loss_or_lost_requests(kind: str) 
     absent = verdict(replace(fine, missing=3))
     assert absent.code == "place_unknown"
     assert "3 requests have no answer" in absent.evidence[-1]
+
+
+@pytest.mark.parametrize(
+    ("known", "step"),
+    [({"node": "a"}, "--repro DIR"), ({"node": "a", "repro": "r"}, "`python r/repro.py`"), ({}, "each setting")],
+)
+def test_no_graph_of_a_node_is_advised_that_is_written_or_not_known(known: dict[str, str], step: str) -> None:
+    place = PlaceFinding("different", "a", "b", "float32", 1, 1, 400, first=FirstPosition("t", 0, 1, 1.0, **known))  # type: ignore[arg-type]
+    said = verdict(of(outcome(**SAFE), place=place)).next_step
+    assert step in said
+    assert ("--repro" in said) == (step == "--repro DIR")
 
 
 def test_loss_that_matters_is_said_where_it_is_not_the_usual_one() -> None:
