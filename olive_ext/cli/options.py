@@ -160,7 +160,7 @@ def in_options(error: OliveExtError, given: Mapping[str, Any], options: Sequence
     for option in options:
         text = re.sub(rf"\b{option.key}\.\d+:", f"{option.flag}:", text) if option.key in given else text
         if option.form == "place" and (place := given.get(option.key)):
-            text = re.sub(r"'reference\.(?:engine\.)?(\w+)'", rf"{option.flag} \1", text)
+            text = re.sub(r"'reference\.(?!repro')(?:engine\.)?(\w+)'", rf"{option.flag} \1", text)
             text = text if "execution_" in place else text.replace("--against execution_", "--against ")
         key = option.key.removesuffix(".path").removeprefix("model.")
         is_word = "_" in key and key not in values and not isinstance(error, TaskError)

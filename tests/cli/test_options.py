@@ -9,7 +9,7 @@ import pytest
 from olive_ext.cli.options import OPTIONS, advised, in_options, written_values
 from olive_ext.cli.parser import build_parser
 from olive_ext.config import SAME_MODEL, ClaimConfig, EvaluationConfig
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, TaskError
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, RecordsError, TaskError
 from tests.refusals import refused
 
 SAME = {"path": SAME_MODEL, "is_same_model": True}
@@ -96,6 +96,12 @@ def test_message_names_the_options_of_who_wrote_options(code: str, given: dict[s
         (ConfigError("give", "limit", "limit"), {"limit": "limit"}, "--limit = 'limit': give"),
         (ModelError("no 'variant'").about("reference", "variant"), {"model.variant": "a"}, "no 'variant'"),
         (ProviderError("CUDA (from execution_provider) is not here"), {}, "CUDA (from --provider) is not here"),
+        (RecordsError("give another 'output_dir' or 'use_cache'"), {}, "give another --output or --use-cache"),
+        (
+            ConfigError("it is there", "reference.repro", "r"),
+            {"reference": "threads=1", "reference.repro": "r"},
+            "--repro = 'r': it is there",
+        ),
         (ProviderError("(execution_provider)"), {"tasks": ["execution_provider"]}, "(execution_provider)"),
         (ModelError("none", "reference.variant", "x"), {"reference": "variant=x"}, "--against variant = 'x': none"),
         (ConfigError("no", "reference.execution_provider"), {"reference": "provider=x"}, "--against provider: no"),
