@@ -29,6 +29,7 @@ _STEPS: Mapping[str, str] = {
     "none_right": "read the reference's answers (`sample_log_num: 5`): a filter may find none; or ask easier tasks",
     "nothing_compared": "add a task with a value for each document (`mmlu`)",
     "claim_open": _AGAIN,
+    "unread": "read the answers (`sample_log_num: 5`), or have the task's `process_results` give each a value",
     **dict.fromkeys(
         ("loss", "claim_broken", "distant"),
         f"`olive-ext locate {{arguments}}` names the weights that lose it, {_MEND} keeps them finer",
@@ -61,7 +62,8 @@ def next_step(reasons: Sequence[Reason], comparison: Comparison, most_kl: float 
         return _of_broken(reasons, comparison)
     is_open = first in ("cannot_tell", "too_few", "nothing_compared", "place_unknown")
     if is_open and comparison.missing and not comparison.non_finite:
-        return _AGAIN
+        is_unread = sum(comparison.unread.values()) == comparison.missing
+        return _STEPS["unread"] if is_unread else _AGAIN
     if first == "damaged" and (repair := _REPAIRS.get(next(iter(comparison.damaged)))):
         return repair
     if first == "asked" and comparison.asked is not None:

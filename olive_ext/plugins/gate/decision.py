@@ -235,7 +235,7 @@ def gate_answers(
         if number < most:
             notes.append(f"{second.task}: {number:,} of {most:,} documents are the same in both")
         absent = {(second.task, -place) for place in range(1, 1 + len(first.by_document) - len(second.by_document))}
-        if unanswered := absent | without_value([one], [two]):
+        if unanswered := absent | without_value([one], [two]).keys():
             many = counted(len(unanswered), "document")
             notes.append(f"{second.task}: {many} of the baseline without a value in the run")
         lacking |= unanswered
