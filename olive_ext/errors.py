@@ -92,8 +92,8 @@ class OliveExtError(ValueError):
             assert code in CODES, code
             self.code = code
         self.about(field, None if value is ... else value)
-        if field and f"'{field}'" not in message:
-            message = f"'{field}': {message}" if value is ... else f"'{field}' = {shown(value)}: {message}"
+        if field and (name := named(field)) not in message:
+            message = f"{name}: {message}" if value is ... else f"{name} = {shown(value)}: {message}"
         super().__init__(message)
 
     def about(self, field: str, value: Any = None) -> Self:
@@ -358,7 +358,12 @@ def suggest(name: str, known: Iterable[str], *, most: int = 1) -> str:
     names = list(known)
     near = difflib.get_close_matches(name, names, most)
     near = near or [longer for longer in names if name[1:] and longer.startswith(name)][:3]
-    return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return f"did you mean {' or '.join(map(named, near))}?" if near else ""
+
+
+def named(name: str) -> str:
+    """The name in quotes, which an option needs not."""
+    return name if name.startswith("--") else repr(name)
 
 
 def counted(number: int, one: str, many: str = "") -> str:

@@ -18,6 +18,8 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_num_slots, planned_positions, shared_positions
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.package_config import read_json
+from olive_ext.model.providers.resolution import first_name
+from olive_ext.model.providers.table import ROWS
 from olive_ext.report.numbers import duration, size
 
 START_SECONDS = 6
@@ -159,13 +161,16 @@ def _slots(model: ResolvedModel) -> int | None:
 def seconds_of(model: ResolvedModel, work: Workload) -> tuple[float, str] | None:
     """Seconds to compute the tokens of prompts and of answers, and the rate used; None where none is known."""
     try:
-        rate = RATES.get(model.device.kind)
+        named = not model.settings.allow_cpu_fallback and first_name(model.settings.execution_provider)
+        row = ROWS.get(str(named).lower())  # of a provider that this machine may lack
+        kind = model.device.kind if row is None else row.device
+        rate = RATES.get(kind)
         if rate is None or not (each := 2 * parameters(model)):
             return None
     except (OliveExtError, OSError, ValueError):
         return None
     cores = psutil.cpu_count(logical=False) or 1
-    times, machine = (cores, f"{cores} x {rate.machine}") if model.device.kind == "cpu" else (1, rate.machine)
+    times, machine = (cores, f"{cores} x {rate.machine}") if kind == "cpu" else (1, rate.machine)
     steps = len(work.tokens) + work.answers / (_slots(model) or 1)
     host = steps * rate.step_s + work.answers * rate.answer_s
     return each * (sum(work.tokens) / rate.scored + work.answers / rate.generated) / times + host, machine

@@ -60,7 +60,7 @@ class Section:
     title: str
     facts: list[Fact] = field(default_factory=list)
     is_measured: bool = False
-    """Whether the model was run for it."""
+    """Whether it holds even where something is wrong: the model was run for it, or it is about tasks."""
 
     def add(self, name: str, value: object, reason: str = "") -> None:
         """Appends a fact."""
@@ -129,7 +129,7 @@ def check_model(
             model = replace(_given(config), is_compared=config.reference is not None)
         _check(model, config, findings)
         if work:
-            _add_work(model, config, findings.section("Work"), verify=verify)
+            _add_work(model, config, findings.section("Work", is_measured=True), verify=verify)
         if verify and not model.runtime.runs_graph:
             findings.errors.append(UnsupportedError(model.runtime.nothing_to_verify))
         elif verify and not findings.errors:
@@ -159,7 +159,7 @@ def _add_work(model: ResolvedModel, config: EvaluationConfig, section: Section, 
         run_tasks(lm, tasks, config.model_copy(update=plain))
     tokens = sum(lm.work.tokens)
     section.add("asked", lm.work)
-    section.add("takes", forecast(model, lm.work), "a reference that runs beside it takes as long again")
+    section.add("takes", forecast(model, lm.work), "a reference beside it takes as long again; --verify times a step")
     if verify:
         rate = _timed(model)
         section.add("a step was timed", f"{duration(tokens / rate)} for the prompts", f"{rate:,.0f} tokens/s")

@@ -36,6 +36,7 @@ from olive_ext.config.pass_options import (
     pass_parameters,
     undrivable_builder,
     unknown_keys,
+    unknown_of_model,
     unknown_options,
     unknown_values,
     unlike,
@@ -345,15 +346,11 @@ def named_models(recipe: Mapping[str, Any]) -> Iterator[str]:
 def _mistakes_of_model(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:
     kind, keys = input_model(recipe)
     path = keys.get("model_path")
+    yield from (unknown := unknown_of_model(kind, keys))
     if not kind:
         yield MissingError("missing: give 'HfModel' or 'ONNXModel', for instance", "input_model.type")
-    elif path is None and kind in _KINDS:
-        if near := difflib.get_close_matches("model_path", keys, 1):
-            known = "unknown key: did you mean 'model_path'?"
-            yield ConfigError(known, f"input_model.{near[0]}", keys[near[0]], code="unknown_key")
-        else:
-            hint = "missing: give a folder, a file or a name on the hub"
-            yield MissingError(hint, "input_model.model_path")
+    elif path is None and kind in _KINDS and not any("'model_path'" in str(error) for error in unknown):
+        yield MissingError("missing: give a folder, a file or a name on the hub", "input_model.model_path")
     elif problem := why_missing(kind, path, keys.get("onnx_file_name")):
         yield NotFoundError(problem).about("input_model.model_path", path)
     yield from _raised(plain_path, path)

@@ -18,6 +18,7 @@ from olive_ext.check.recipe import (
     input_model,
     mapping,
     mistakes,
+    named_models,
     read_recipe,
     what_is_missing,
 )
@@ -32,6 +33,7 @@ from olive_ext.config import (
 )
 from olive_ext.errors import ConfigError, MissingError, ProviderError, TaskError
 from olive_ext.model import resolve
+from olive_ext.model.files.hub import offline_if_unreachable
 from olive_ext.model.files.model_package import why_missing
 from olive_ext.registry import entries, hooks, load
 
@@ -76,7 +78,9 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
         section.add(
             "command", "olive-ext run", "plain `olive run` knows evaluators by their 'user_script' alone, and no pass"
         )
-    _check_input_model(recipe, valid, inputs, findings, verify=verify)
+    names = () if findings.errors else named_models(recipe)  # as `olive-ext run` does, whose mistakes come first
+    with findings.noting_problems(), offline_if_unreachable(names):
+        _check_input_model(recipe, valid, inputs, findings, verify=verify)
     return findings
 
 

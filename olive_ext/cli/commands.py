@@ -131,12 +131,17 @@ def run_command(arguments: Namespace) -> int:
     with going_on(str(written[0] if isinstance(written, list) else written)), offline_if_unreachable(names):
         from olive_ext.workflow import cli_run
 
-        return cli_run(arguments.passed_on)
+        try:
+            return cli_run(arguments.passed_on)
+        except RequirementError as error:
+            if error.report is None or error.report.comparison is None:
+                raise
+            return FAILED  # the verdict, which was printed, says which bound is broken
 
 
 def check_command(arguments: Namespace) -> int:
-    """Prints what a recipe or model resolves to. Where there are problems, prints only what was measured, and raises a
-    `ConfigError` that names all of them."""
+    """Prints what a recipe or model resolves to. Where there are problems, prints only what holds all the same, and
+    raises a `ConfigError` that names all of them."""
     from olive_ext.check import check
     from olive_ext.report.verdict import EXIT_STATUS
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -142,6 +143,8 @@ def written_values(
             _put(values, option.key, _value(option, given[option.key]), option.flag)
     for text in given.get("set", ()):
         key, value = _pair(text, "--set")
+        if not value:
+            raise ConfigError('give a value, null for none, "" for an empty text', "--set", text)
         _put(values, key, _json_or_text(value), "--set")
     return values
 
@@ -157,7 +160,7 @@ def in_options(error: OliveExtError, given: Mapping[str, Any], options: Sequence
     for option in options:
         text = re.sub(rf"\b{option.key}\.\d+:", f"{option.flag}:", text) if option.key in given else text
         if option.form == "place" and (place := given.get(option.key)):
-            text = re.sub(r"'reference\.(?:engine\.)?(\w+)'", rf"{option.flag} \1", text)
+            text = re.sub(r"'reference\.(?!repro')(?:engine\.)?(\w+)'", rf"{option.flag} \1", text)
             text = text if "execution_" in place else text.replace("--against execution_", "--against ")
         key = option.key.removesuffix(".path").removeprefix("model.")
         is_word = "_" in key and key not in values and not isinstance(error, TaskError)
@@ -178,7 +181,8 @@ def advised(text: str) -> str:
     flags = {option.key: option.flag for option in OPTIONS}
 
     def as_option(found: re.Match[str]) -> str:
-        key, value = found[1], (found[2] or "").strip('"')
+        key, value = found[1], (found[2] or "").strip('["]')
+        value = value and shlex.quote(value)
         is_set = key not in flags and key in EvaluationConfig.model_fields and value
         return f"`--set {key}={value}`" if is_set else f"`{' '.join(filter(None, (flags.get(key, key), value)))}`"
 

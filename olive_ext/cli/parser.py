@@ -129,7 +129,7 @@ class _Parser(ArgumentParser):
             key = flag.removeprefix("--").replace("-", "_")
             is_key = self.prog.endswith(" evaluate") and key in EvaluationConfig.model_fields
             hint = f"it is a key: --set {key}=VALUE" if is_key else suggest(flag, known)
-            hint = "did you mean '--against'?" if flag == "--reference" and "--against" in known else hint
+            hint = "did you mean --against?" if flag == "--reference" and "--against" in known else hint
             hint = "--tasks takes names with commas between: A,B" if unknown[:1] == words[place : place + 1] else hint
             self.error(": ".join(filter(None, [f"unrecognized arguments: {' '.join(unknown)}", hint])))
         return arguments, unknown

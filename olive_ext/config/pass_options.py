@@ -47,6 +47,7 @@ _OPTIONS = {
 `self`. Other passes hand their options on as arguments, which Python refuses, or by names of nodes and patterns."""
 
 _SURGEONS = _Source("olive", ("passes/onnx/graph_surgeries.py",))
+_HANDLERS = _Source("olive", ("model/handler/*.py",))
 _RECIPE = _Source("olive", ("workflows/run/config.py", "engine/config.py"))
 _RECIPE_CLASSES = ("RunConfig", "RunEngineConfig", "EngineConfig")
 
@@ -61,7 +62,7 @@ def unknown_options(pass_type: str, values: Mapping[str, Any], where: str) -> It
             yield from unlike(options, _known(source), f"{where}.{name}", who)
     surgeries = values.get("surgeries") if pass_type.lower() == "graphsurgeries" else None
     for index, surgery in enumerate(surgeries if isinstance(surgeries, list) else ()):
-        place, surgeons = f"{where}.surgeries.{index}", _surgeons()
+        place, surgeons = f"{where}.surgeries.{index}", _arguments(_SURGEONS, "Surgeon")
         if not surgeons or not isinstance(surgery, Mapping):
             continue
         surgeon = str(surgery.get("surgeon"))
@@ -91,6 +92,13 @@ def unknown_keys(recipe: Mapping[str, Any]) -> Iterator[ConfigError]:
             yield ConfigError(problem, str(key), recipe[key], code="unknown_key")
 
 
+def unknown_of_model(kind: str, keys: Iterable[str]) -> list[ConfigError]:
+    """An error for each key of an input model of Olive's type `kind`, in lower case, that Olive does not take."""
+    known = _arguments(_HANDLERS, "OliveModelHandler").get(f"{kind}handler", frozenset())
+    written = (key for key in keys if key not in ("type", "config", "variant"))  # 'variant' has its own sentence
+    return list(unlike([*written], known, "input_model", "Olive"))
+
+
 def undrivable_builder(pass_type: str, where: str) -> Iterator[UnsupportedError]:
     """An error where the pass ModelBuilder of Olive 0.13.0 would drive onnxruntime-genai from 0.15 on: its builder has
     other modules."""
@@ -110,7 +118,10 @@ def unlike(options: Iterable[Any], known: Collection[str], where: str, who: str)
     known."""
     unknown = [option for option in options if known and option not in known]
     for option in unknown:
-        hints = [_nearest(str(option), known), f"{who} takes {', '.join(sorted(known))}" * (option == unknown[-1])]
+        near = _nearest(str(option), known)
+        if any(repr(one) in near for one in options):
+            near = f"{near[:-1]}, which is there already?"
+        hints = [near, f"{who} takes {', '.join(sorted(known))}" * (option == unknown[-1])]
         problem = f"unknown key '{where}.{option}'{': ' * any(hints)}{' '.join(filter(None, hints))}"
         yield ConfigError(problem, f"{where}.{option}", code="unknown_key")
 
@@ -189,20 +200,20 @@ def _is_called(node: ast.AST, names: tuple[str, ...]) -> bool:
 
 
 @cache
-def _surgeons() -> Mapping[str, frozenset[str]]:
-    """Olive's surgeons in lower case, as its table of them is, and the parameters of each."""
-    classes = {node.name: node for tree in _trees(_SURGEONS) for node in tree.body if isinstance(node, ast.ClassDef)}
-    surgeons: dict[str, frozenset[str]] = {}
+def _arguments(source: _Source, root: str) -> Mapping[str, frozenset[str]]:
+    """The classes that are made of `root` in lower case, as Olive's tables of them are, and the parameters of each."""
+    classes = {node.name: node for tree in _trees(source) for node in tree.body if isinstance(node, ast.ClassDef)}
+    found: dict[str, frozenset[str]] = {}
     for name, node in classes.items():
         line: list[ast.ClassDef] = [node]
         for base in line:  # grows by each base that the file defines
             line += [classes[item.id] for item in base.bases if isinstance(item, ast.Name) and item.id in classes]
-        if name != "Surgeon" and line[-1].name == "Surgeon":
+        if name != root and line[-1].name == root:
             methods = [item for base in line for item in base.body if isinstance(item, ast.FunctionDef)]
             made = next((item.args for item in methods if item.name == "__init__"), None)
             arguments = [] if made is None else [*made.args[1:], *made.kwonlyargs]
-            surgeons[name.lower()] = frozenset(item.arg for item in arguments)
-    return surgeons
+            found[name.lower()] = frozenset(item.arg for item in arguments)
+    return found
 
 
 @cache

@@ -162,7 +162,7 @@ class Records:
             return cls(folder, form, facts, index["chunks"], writes=True)
         except OSError as error:
             raise RecordsError(
-                f"cannot write records in '{folder}': {error}; give another folder", code="no_access"
+                f"cannot write records in '{folder}': {error}; give another 'reference.records_dir'", code="no_access"
             ) from error
 
     @property

@@ -476,6 +476,9 @@ class Comparison:
     over_all: bool = False
     """Whether all tasks together decide (`fail_on_loss`), and single ones may be undecided."""
 
+    unread: Mapping[str, int] = field(default_factory=dict)
+    """Of `missing`, documents to whose answers a task's own code gives no value, by task and metric."""
+
     kept_bounds: tuple[str, ...] = ()
     """A sentence for each bound of `require` that is kept."""
 
@@ -503,7 +506,12 @@ class Comparison:
     @property
     def unanswered(self) -> str:
         """The sentence on what is `missing`; a baseline's facts say it where a limit left out its documents."""
-        return self.reference.get("not_asked") or f"{counted(self.missing, 'request has', 'requests have')} no answer"
+        if said := self.reference.get("not_asked"):
+            return str(said)
+        lost = self.missing - sum(self.unread.values())
+        kinds = {f"value of {name}": ("document", number) for name, number in self.unread.items()}
+        kinds |= {"answer": ("request", lost)} if lost else {}
+        return " and ".join(f"{counted(n, f'{one} has', f'{one}s have')} no {what}" for what, (one, n) in kinds.items())
 
     def documents(self) -> dict[str, int]:
         """The number of documents of each task."""

@@ -29,6 +29,7 @@ _STEPS: Mapping[str, str] = {
     "none_right": "read the reference's answers (`sample_log_num: 5`): a filter may find none; or ask easier tasks",
     "nothing_compared": "add a task with a value for each document (`mmlu`)",
     "claim_open": _AGAIN,
+    "unread": "read the answers (`sample_log_num: 5`), or have the task's `process_results` give each a value",
     **dict.fromkeys(
         ("loss", "claim_broken", "distant"),
         f"`olive-ext locate {{arguments}}` names the weights that lose it, {_MEND} keeps them finer",
@@ -65,7 +66,8 @@ def next_step(reasons: Sequence[Reason], comparison: Comparison, most_kl: float 
         return _of_broken(reasons, comparison)
     is_open = first in ("cannot_tell", "too_few", "nothing_compared", "place_unknown")
     if is_open and comparison.missing and not comparison.non_finite:
-        return _AGAIN
+        is_unread = sum(comparison.unread.values()) == comparison.missing
+        return _STEPS["unread"] if is_unread else _AGAIN
     if first == "damaged" and (repair := _REPAIRS.get(next(iter(comparison.damaged)))):
         return repair
     if first == "asked" and comparison.asked is not None:
@@ -77,6 +79,10 @@ def next_step(reasons: Sequence[Reason], comparison: Comparison, most_kl: float 
         return same if stops.differ else "add a task that has it write answers (`gsm8k`)"
     if first == "shorter" and comparison.contexts is not None:
         return f"give the candidate's files the reference's context length, {comparison.contexts[1]:,} tokens"
+    if first == "place_different" and comparison.place is not None and (where := comparison.place.first) is not None:
+        if where.repro:
+            return f"`python {where.repro}/repro.py` shows the difference in plain ONNX Runtime"
+        return _STEPS[first] if where.node else "hold it against each setting of the other place alone"
     if first == "place_unknown":
         return "evaluate other texts, or more of them"
     return _of_too_few(reasons, comparison) if first == "too_few" else _step_after(first, comparison, most_kl)
@@ -157,12 +163,12 @@ def _documents(item: Reason, comparison: Comparison, together: str) -> str:
 
 
 def _measures(comparison: Comparison) -> str:
-    """The distance, if it is near, and the perplexities: of both the figures have the values; not if bounds do."""
+    """A claim about the distance, if it is near; not if there are bounds, beside which it would be one of several."""
     from olive_ext.report.verdict import band_of
 
     overall = comparison.overall_divergence()
-    if overall is None or comparison.kept_bounds or not math.isfinite(overall.kl.mean):
+    if overall is None or comparison.over_all or comparison.kept_bounds or not math.isfinite(overall.kl.mean):
         return ""
-    is_near = band_of(overall, 1).code is None
-    has_texts = any(divergence.is_text and divergence.task != ALL for divergence in comparison.divergences)
-    return f"judge by the mean KL{' and perplexity' if has_texts else ''}" if is_near else ""
+    band = band_of(overall, 1)
+    claim = f'(`documents: "enough"` and `require: ["kl_mean<={band.most_kl:g}"]`)'
+    return "" if band.code else f"judge by the mean KL {claim}"

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from olive_ext.config import Bound, EvaluationSettings, LossBound
 from olive_ext.errors import ConfigError, MissingError, NotComparableError, counted, suggest
+from olive_ext.errors import listed as first_of
 from olive_ext.report import Metric
 from olive_ext.report.comparison import ALL, Comparison, TextChange
 from olive_ext.report.metrics import (
@@ -133,8 +134,11 @@ def _of(task: str | None) -> str:
 
 def _near(name: str, known: Iterable[str]) -> str:
     names = sorted(set(known))
-    near = suggest(name, names)
-    return f": {near}" if near else f"; there are {', '.join(names)}"
+    if near := suggest(name, names):
+        return f": {near}"
+    own = [one for one in names if "/" not in one and one not in COMPARISON_NAMES]
+    names = own + [one for one in COMPARISON_NAMES if one in names]
+    return f"; there are {first_of(names)}{' (all: docs/comparison.md)' if COMPARISON_NAMES[0] in names else ''}"
 
 
 def broken_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric], found: Comparison | None = None) -> list[Reason]:

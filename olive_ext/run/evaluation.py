@@ -33,6 +33,7 @@ from olive_ext.report.comparison import NAME, VARIANT, Comparison
 from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
 from olive_ext.report.numbers import SAME_NATS
 from olive_ext.report.page import SIZE
+from olive_ext.report.report_files import refuse_filled
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.report.verdict import BANDS
 from olive_ext.run.bounds import broken_bounds, kept_bounds, refuse_names
@@ -266,6 +267,8 @@ def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     for setting, folder in written.items():
         if folder is not None:
             check_writable(folder, setting)
+    if config.reference is not None and config.reference.repro is not None:
+        refuse_filled(Path(config.reference.repro), "reference.repro")
     if models.config.reference is not None and models.config.reference.has_stages:
         hook("refuse_stages", "'reference.float_model' and 'reference.provider_stage'")(models)
 

@@ -134,11 +134,12 @@ def recorded_failures() -> Iterator[None]:
         raise
 
 
-def requirement_error(where: str, broken: Sequence[Reason]) -> RequirementError:
-    """The error for broken bounds, each of which is logged in Olive's log, too."""
-    for item in broken:
-        logger.error("a bound of '%s' is broken: %s", where, item.words)
-    return RequirementError(f"a bound of '{where}' is broken: {'; '.join(item.words for item in broken)}")
+def requirement_error(where: str, broken: Sequence[Reason], report: Any = None) -> RequirementError:
+    """The error for broken bounds of a `report`. In a search, which goes on, Olive's log has it."""
+    error = RequirementError(f"a bound of '{where}' is broken: {'; '.join(item.words for item in broken)}", report)
+    if (run := running.get()) is not None and run.is_search:
+        logger.error("%s", error)
+    return error
 
 
 def input_model_path() -> str | None:

@@ -32,7 +32,7 @@ from olive_ext.model.files.model_package import is_package
 from olive_ext.model.files.package_config import GENAI_CONFIG, read_json
 from olive_ext.package_versions import versions
 from olive_ext.registry import hooks
-from olive_ext.report import from_json, write
+from olive_ext.report import Report, from_json, write
 from olive_ext.run.bounds import kept_bounds
 from olive_ext.run.task_fit import is_onnx_model
 from olive_ext.workflow.current_run import logger, recorded_failures, requirement_error, running, settled
@@ -231,16 +231,17 @@ def _judge(evaluator: Any, signal: Any, known: int) -> None:
     """
     run, settings = running.get(), evaluator_settings()[evaluator.type].parse(evaluator.type_args)
     broken = broken_in(signal, settings.bounds) if settings.bounds and signal is not None else []
+    report: Report | None = None
     if run is not None and len(run.reports) > known:
         old = run.reports[-1]
         kept = broken_in(signal, settings.bounds, kept_bounds) if settings.bounds and signal is not None else []
         comparison = old.comparison and replace(run.as_saved(old.comparison), kept_bounds=tuple(kept))
-        run.reports[-1] = replace(old, broken=tuple(broken), comparison=comparison)
-        if run.reports[-1] != old and (folder := old.config.get("output_dir")):
-            write(run.reports[-1], folder)
+        run.reports[-1] = report = replace(old, broken=tuple(broken), comparison=comparison)
+        if report != old and (folder := old.config.get("output_dir")):
+            write(report, folder)
     if not broken:
         return
-    error = requirement_error(f"evaluators.{evaluator.name or 'evaluator'}", broken)
+    error = requirement_error(f"evaluators.{evaluator.name or 'evaluator'}", broken, report)
     if run is None or run.is_search:
         raise error
     run.broken = error

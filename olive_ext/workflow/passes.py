@@ -244,7 +244,7 @@ def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, st
             refresh_reports(model_config.config, run.artifacts)
             # in the cache it has no bounds, which may change
             _put_last(replace(reports[-1], broken=broken), run, model_config.config)
-        raise requirement_error(where, broken)
+        raise requirement_error(where, broken, reports[-1])
 
 
 def _put_last(report: Report, run: Run, model_config: Mapping[str, Any]) -> None:

@@ -83,6 +83,8 @@ def test_work_of_tasks_is_counted_and_a_step_timed(tmp_path: Path, capsys: pytes
     assert "tokens to compute, at most " in found["asked"]
     assert "with AVX-512, and some 6 s" in found["takes"]
     assert "tokens/s" in found["a step was timed"]
+    main(["check", str(genai_export("llama")), *asked[:-1], "--provider", "cuda"])
+    assert "on an H200, and some 6 s" in capsys.readouterr().out, "whether this machine has one or not"
 
 
 def test_every_problem_is_named_on_one_line_with_status_2(

@@ -17,11 +17,13 @@ from olive_ext.check.recipe import Passes
 from olive_ext.cli import main
 from olive_ext.config import pass_options
 from olive_ext.errors import ConfigError, ProviderError, warn_ignored
+from olive_ext.model.files.hub import set_offline
 from tests.check.tiny import put_model
+from tests.exports.quickstart import MODEL
 from tests.refusals import assert_says, refused
 
 RECIPE: dict[str, Any] = {
-    "input_model": {"type": "HfModel", "model_path": "model"},
+    "input_model": {"type": "HfModel", "model_path": str(MODEL)},
     "evaluators": {"ours": {"type": "OrtLMEvaluator", "tasks": ["arc_easy"], "batch_size": "auto"}},
     "passes": {"measure": {"type": "ortlmevaluation", "config": {"tasks": [{"task": "mine"}]}}},
     "evaluator": "ours",
@@ -152,7 +154,7 @@ def test_variant_of_a_reference_that_its_package_has_not_is_named_before_a_pass_
         (problem,) = problems(tmp_path, of_evaluator(reference={"path": str(package), **named}))
         assert "evaluators.ours.reference" in problem
         assert told in problem
-    for path in (str(package / "gpu"), "input_model", "org/name"):
+    for path in (str(package / "gpu"), "input_model"):
         (problem,) = problems(tmp_path, of_evaluator(reference={"path": path, "variant": "gpu"}))
         assert "is no model package" in problem
     (problem,) = problems(tmp_path, with_value("input_model.variant", "gpu"))  # as Olive refuses it after a start
@@ -319,6 +321,7 @@ OF_RECIPES: list[tuple[str, Any, str, str, str]] = [
     ("evalutor", "ours", UNKNOWN, "", "'evaluator'"),
     ("input_model.model_path", None, MISSING, "", ""),
     ("input_model", {"type": "ONNXModel", "model_pth": "m"}, UNKNOWN, ".model_pth", "did you mean 'model_path'?"),
+    ("input_model", {**RECIPE["input_model"], "model_pth": "m"}, UNKNOWN, ".model_pth", "'model_path', already"),
     ("input_model.model_path", ["m"], WRONG, "", ""),
     ("input_model.model_path", {"type": "local_file"}, WRONG, "", "local_file folder"),
     ("input_model.model_path", {"type": "string_name", "config": {"path": "a/b"}}, MISSING, ".config.name", ""),
@@ -333,6 +336,13 @@ def test_mistake_is_named(tmp_path: Path, path: str, value: Any, code: str, belo
     is_said = code in (UNKNOWN, NO_NAME, WRONG, NOT_FOUND) and not path.endswith(("require", "metrics", "$schema"))
     if is_said and not below:
         assert error.value in (value, *(value if isinstance(value, list) else ()))
+
+
+@pytest.mark.parametrize("path", ["input_model.model_path", f"{OURS}.reference", f"{MEASURE}.config.reference"])
+def test_name_of_which_the_hub_cannot_be_asked_is_told_as_by_a_run(tmp_path: Path, path: str) -> None:
+    with set_offline():
+        (error,) = check_recipe(put(tmp_path, with_value(path, "no-owner/no-model"))).errors
+    assert_says(error, "needs_network", holds=("'no-owner/no-model'", "HF_HUB_OFFLINE"))
 
 
 @pytest.mark.parametrize(
@@ -513,7 +523,7 @@ def with_folder(tmp_path: Path, *tasks: str) -> dict[str, Any]:
 
 
 def test_recipe_without_a_block_of_ours_is_a_problem(tmp_path: Path) -> None:
-    findings = check_recipe(put(tmp_path, {"input_model": {"type": "HfModel", "model_path": "m"}}))
+    findings = check_recipe(put(tmp_path, {"input_model": RECIPE["input_model"]}))
     assert findings.problems == [
         "the recipe has no evaluator OrtLMEvaluator or OrtEvaluator and no pass OrtLMEvaluation or OrtLossMap or "
         "OrtMending"

@@ -63,7 +63,7 @@ MISTAKES: list[tuple[list[str], dict[str, Any], str]] = [
         {},
         "unknown task 'homes.csv': a task is a YAML file that names its data (docs/",
     ),
-    (["mend", MODEL, "--within", "0.01"], {}, "'--within' = '0.01': give kl_mean=NATS"),
+    (["mend", MODEL, "--within", "0.01"], {}, "--within = '0.01': give kl_mean=NATS"),
     (["evaluate", "recipe.json"], {}, "'recipe.json' is a recipe: `olive-ext run` runs it"),
     (["compare", "gone/it", "gone"], {}, "'gone/it': no such file or folder"),
     (["evalution", "no.yaml"], {}, "'no.yaml': no such file"),

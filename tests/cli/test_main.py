@@ -76,10 +76,10 @@ def test_error_ends_with_the_status_of_its_kind_and_one_line(
 
 def test_refused_arguments_are_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     for command, words, hint in (
-        ("evaluate", "--lim 3", ": did you mean '--limit'?"),
+        ("evaluate", "--lim 3", ": did you mean --limit?"),
         ("evaluate", "--matters 2", ": it is a key: --set matters=VALUE"),
         ("mend", "--matters 2", ""),
-        ("check", "--reference m", ": did you mean '--against'?"),
+        ("check", "--reference m", ": did you mean --against?"),
     ):
         assert main([command, "m", *words.split()]) == 2
         line = f"unrecognized arguments: {words}{hint} (see 'olive-ext {command} --help')"

@@ -9,7 +9,7 @@ import pytest
 from olive_ext.cli.options import OPTIONS, advised, in_options, written_values
 from olive_ext.cli.parser import build_parser
 from olive_ext.config import SAME_MODEL, ClaimConfig, EvaluationConfig
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, TaskError
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, RecordsError, TaskError
 from tests.refusals import refused
 
 SAME = {"path": SAME_MODEL, "is_same_model": True}
@@ -96,6 +96,12 @@ def test_message_names_the_options_of_who_wrote_options(code: str, given: dict[s
         (ConfigError("give", "limit", "limit"), {"limit": "limit"}, "--limit = 'limit': give"),
         (ModelError("no 'variant'").about("reference", "variant"), {"model.variant": "a"}, "no 'variant'"),
         (ProviderError("CUDA (from execution_provider) is not here"), {}, "CUDA (from --provider) is not here"),
+        (RecordsError("give another 'output_dir' or 'use_cache'"), {}, "give another --output or --use-cache"),
+        (
+            ConfigError("it is there", "reference.repro", "r"),
+            {"reference": "threads=1", "reference.repro": "r"},
+            "--repro = 'r': it is there",
+        ),
         (ProviderError("(execution_provider)"), {"tasks": ["execution_provider"]}, "(execution_provider)"),
         (ModelError("none", "reference.variant", "x"), {"reference": "variant=x"}, "--against variant = 'x': none"),
         (ConfigError("no", "reference.execution_provider"), {"reference": "provider=x"}, "--against provider: no"),
@@ -108,9 +114,10 @@ def test_value_that_is_named_as_a_key_stays(error: OliveExtError, given: dict[st
 
 
 def test_advice_names_options_and_leaves_what_is_no_key() -> None:
-    keys = 'leave `limit` out, `matters: 4`, `documents: "all"`, `fail_on_loss: 1`, `mmlu` has, `olive-ext mend`'
-    told = "leave `--limit` out, `--set matters=4`, `--documents all`, `--fail-on-loss 1`, `mmlu` has, `olive-ext mend`"
-    assert advised(keys) == told
+    keys = 'leave `limit` out, `matters: 4`, `documents: "all"`, `fail_on_loss: 1`'
+    keys = f'{keys}, `require: ["kl_mean<=0.1"]`, `mmlu` has'
+    told = "leave `--limit` out, `--set matters=4`, `--documents all`, `--fail-on-loss 1`"
+    assert advised(keys) == f"{told}, `--require 'kl_mean<=0.1'`, `mmlu` has"
 
 
 def test_variant_with_a_comma_is_written_as_json() -> None:

@@ -26,7 +26,7 @@ from olive_ext.report.comparison import (
     TextChange,
 )
 from olive_ext.report.metrics import comparison_metrics
-from olive_ext.report.place import PlaceFinding
+from olive_ext.report.place import FirstPosition, PlaceFinding
 from olive_ext.report.verdict import Reason, Verdict, band_of, verdict, worst_status
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.stats.paired_answers import compare_outcomes
@@ -524,6 +524,7 @@ ALL_OF_IT = (
     "400 documents are all that choice has, and 1,500 are needed: add tasks (`mmlu` has 14,042) and decide over all "
     "tasks together"
 )
+CLAIM = '(`documents: "enough"` and `require: ["kl_mean<=0.09"]`)'
 OVER_ALL = "decide over all tasks together (`fail_on_loss: 1`)"
 NEXT_STEPS = {
     "not excluded": f"{ALL_OF_IT} (`fail_on_loss: 1`), or accept a loss of 1.2 pt (`matters: 1.2`)",
@@ -533,7 +534,7 @@ NEXT_STEPS = {
         "400 documents are all that one has, and 1,500 are needed: ask another task in its place (`mmlu` has 14,042), "
         "or accept a loss of 3.9 pt (`matters: 3.9`)"
     ),
-    "perplexity unsure": "accept a loss of 4 % (`matters: 4`), or judge by the mean KL and perplexity",
+    "perplexity unsure": f"accept a loss of 4 % (`matters: 4`), or judge by the mean KL {CLAIM}",
     "one text": "1 document is all that wiki has, and 5 are needed: ask another task in its place (`wikitext` has 62)",
     "few of few missing": "run it again: what has an answer is not asked twice",
     "shorter context that texts fill": "give the candidate's files the reference's context length, 512 tokens",
@@ -604,7 +605,7 @@ def test_a_distance_has_one_grade_in_the_figures_alone() -> None:
     assert near.kl_interval[1] > 0.01, "the interval reaches into the next band"
     found = verdict(of(near, outcome()))
     assert "distance as with weights of 6 to 8 bits" in "".join(map(str, found.figures))
-    assert found.next_step.endswith("judge by the mean KL")
+    assert found.next_step.endswith(f"judge by the mean KL {CLAIM}")
 
 
 @pytest.mark.parametrize(
@@ -822,6 +823,17 @@ def test_places_are_not_green_beside_a_certain_loss_or_lost_requests(kind: str) 
     absent = verdict(replace(fine, missing=3))
     assert absent.code == "place_unknown"
     assert "3 requests have no answer" in absent.evidence[-1]
+
+
+@pytest.mark.parametrize(
+    ("known", "step"),
+    [({"node": "a"}, "--repro DIR"), ({"node": "a", "repro": "r"}, "`python r/repro.py`"), ({}, "each setting")],
+)
+def test_no_graph_of_a_node_is_advised_that_is_written_or_not_known(known: dict[str, str], step: str) -> None:
+    place = PlaceFinding("different", "a", "b", "float32", 1, 1, 400, first=FirstPosition("t", 0, 1, 1.0, **known))  # type: ignore[arg-type]
+    said = verdict(of(outcome(**SAFE), place=place)).next_step
+    assert step in said
+    assert ("--repro" in said) == (step == "--repro DIR")
 
 
 def test_loss_that_matters_is_said_where_it_is_not_the_usual_one() -> None:

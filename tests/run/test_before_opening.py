@@ -37,6 +37,7 @@ PACKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "chat template": (chat("{% for x in %}"), "refuses the messages: Expected an expression"),
     "chat template that fails": (chat("{{ a.b.c }}"), "refuses the messages: 'a' is undefined"),
 }
+HERE = {"path": "same_model", "engine": {"num_threads": 1}, "repro": str(Path(__file__).parent)}
 SETTINGS: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "no template": (CHOICE, {"apply_chat_template": True}, "'apply_chat_template': the tokenizer in"),
     "unknown template": (CHOICE, {"apply_chat_template": "x"}, "'apply_chat_template' = 'x': give true"),
@@ -44,6 +45,7 @@ SETTINGS: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "beams that are drawn": (GENERATE, {"gen_kwargs": {"num_beams": 2, "do_sample": True}}, "'num_beams' = 2: "),
     "bound on a group": (["tiny_group"], {"require": ["ac<=1"]}, "'require': no metric 'ac' is measured: did you mean"),
     "longer than the context": (GENERATE, {"gen_kwargs": {"max_gen_toks": 64}}, "model's max_length of 64"),
+    "repro that is there": (CHOICE, {"reference": HERE}, "'reference.repro' = '"),
 }
 
 

@@ -217,6 +217,12 @@ LISTED = {"metric": "acc_norm", "task": "tiny_group"}
         ({"metric": "acc", "task": "tiny_group"}, {}, "", ()),
         ({"metric": "exact_match", "filter": "loose"}, {}, "", ()),
         (LISTED, {}, "unknown_name", ("'acc_norm'", "'tiny_group'", "there are acc")),
+        (
+            {"metric": "foo"},
+            {"reference": "m"},
+            "unknown_name",
+            ("there are acc, acc_norm, ", " more (all: docs/comparison.md)"),
+        ),
         ({"metric": "acc", "task": "tiny_rolling"}, {}, "unknown_name", ("there are bits_per_byte, word_perplexity",)),
         (
             {"metric": "exact_match", "filter": "lose"},
@@ -231,7 +237,7 @@ LISTED = {"metric": "acc_norm", "task": "tiny_group"}
             {"metric": "accuracy_difference"},
             {"reference": "m", "tasks": ["tiny_rolling"]},
             "unknown_name",
-            ("'accuracy_difference'", "perplexity_ratio"),
+            ("'accuracy_difference'", "kl_mean"),
         ),
         ({"metric": "acc@tiny_group"}, {}, "unknown_name", ("did you mean 'tiny_group/acc'?",)),
         # names of a group pass where nothing is loaded

@@ -262,7 +262,7 @@ def test_answers_are_asked_anew_where_they_are_not_to_be_resumed(folder: Path, t
 def test_a_second_run_on_a_journal_in_use_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
     given = config(folder, ["tiny_choice"], output_dir=str(tmp_path))
     expected = evaluate(given, lm=ort_lm())
-    message = r"another run is writing the answers in '.*\.jsonl': wait"
+    message = r"another run is writing the answers in '.*\.jsonl': .* give another 'output_dir' or 'use_cache'"
     file = Path(expected.model["journal"]["file"])
     facts = json.loads(file.read_text(encoding="utf-8").splitlines()[0][9:])["facts"]
     with closing(Journal(file, facts)), pytest.raises(RecordsError, match=message):

@@ -257,7 +257,7 @@ def test_olives_own_command_fails_by_the_evaluators_bounds_behind_the_saved_mode
 
 @pytest.mark.parametrize(("task", "losses"), [("tiny_choice", (2, 60)), ("tiny_rolling", (60, 0.5))])
 def test_verdict_of_the_same_settings_is_the_same_by_every_door(
-    folder: Path, task: str, losses: tuple[float, float]
+    folder: Path, task: str, losses: tuple[float, float], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """And in a second run, whose Olive has the first one's evaluations in its cache."""
     package = str(Path("package").resolve())
@@ -268,6 +268,8 @@ def test_verdict_of_the_same_settings_is_the_same_by_every_door(
         block["passes"]["measure"] = {"type": "OrtLMEvaluation", **settings, "fail_on_loss": loss}
         block["evaluators"] = {"e": {"type": "OrtLMEvaluator", **settings, "fail_on_loss": loss, "output_dir": "r"}}
         status = main(["run", saved(folder, block)])
+        told = "".join(capfd.readouterr())
+        assert (told.count("bound broken: "), told.count(" is broken")) == (status, 0), "once, by the verdict"
         assert main(["evaluate", "out", *options, "--fail-on-loss", str(loss), "--output", "cli"]) in (status, 3)
         try:
             of_python = evaluate("out", **settings, fail_on_loss=loss, isolation="none").verdict

@@ -430,7 +430,7 @@ def real_path(path: str | Path) -> Path:
     """`path` as an absolute path whose folders are resolved. A symlinked *file* keeps its name: in a Hugging Face cache
     the links have the names and the blobs have none. Raises `ModelError` where nothing exists."""
     expanded = Path(path).expanduser()
-    if not expanded.exists():
+    if not str(path) or not expanded.exists():  # an empty one would be the working directory
         reason = "is a broken symbolic link" if expanded.is_symlink() else "does not exist"
         raise NotFoundError(f"model path '{path}' {reason}").about("model", path)
     if kind := special_kind(expanded):

@@ -246,6 +246,10 @@ def with_place(report: Report, models: Models, task_run: TaskRun) -> Report:
     if where is not None and place.first is not None:
         place = _looked_into(place, place.first, places, *where, models.config.reference)
     place = _with_answers(place, comparison, observer, reference.observer)
+    folder = models.config.reference and models.config.reference.repro
+    if folder is not None and not (place.first is not None and place.first.repro):
+        why = "no node is known that differs" if place.kind == "different" else "no difference is certain"
+        logging.getLogger(__name__).warning("'reference.repro' = '%s': nothing is written, because %s", folder, why)
     return replace(report, comparison=replace(comparison, place=place))
 
 

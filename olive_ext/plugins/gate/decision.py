@@ -129,6 +129,14 @@ class GateResult:
     notes: tuple[str, ...] = ()
     """Sentences on what the numbers do not cover."""
 
+    @property
+    def next_step(self) -> str:
+        """What to do where it has not passed, with what the gate takes: not all tasks together; empty where it has."""
+        if self.decision == "passed":
+            return ""
+        step = re.sub(r"(^| and )decide over all tasks together \(.+?\)", "", self.verdict.next_step)
+        return re.sub("`matters: (.+?)`", r"`--within \1`", step.removeprefix(", or ")) or "evaluate more documents"
+
 
 def gate(run: str, file: str, within: float | None = None, *, update: bool = False) -> GateResult | Baseline:
     """The decision on the evaluation `run`, a report's folder or a file of settings, or with `update` the baseline that
@@ -193,6 +201,8 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
     number_wrong, limit = non_finite_requests(report.metrics), report.config.get("limit")
     faults = Comparison({"limit": limit}, (), (), (), {}, len(report.missing), number_wrong, matters=matters)
     faults = replace(faults, stops=stops_of(baseline.model, report.model), metrics=report.results)
+    if report.comparison is not None:
+        faults = replace(faults, arguments=report.comparison.arguments)
     faults = replace(faults, damaged=damaged_cache(baseline.model, report.model))
     date = report.results.get(TEMPLATE_DATE)
     dates = f": the chat template prints the date, {date}, and the baseline is of {baseline.created[:10]}"
@@ -229,7 +239,7 @@ def gate_answers(
         less = max(len(first.by_document) - len(second.by_document), others)
         number_other += others
         absent = {(second.task, -place) for place in range(1, 1 + less)}
-        if unanswered := absent | without_value([one], [two]):
+        if unanswered := absent | without_value([one], [two]).keys():
             many = counted(len(unanswered), "document")
             notes.append(f"{second.task}: {many} of the baseline without a value in the run")
         lacking |= unanswered
@@ -310,7 +320,7 @@ def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: t
             what, pairs = "metrics", ((one, two), (two, one))
             both = [", ".join(sorted(item - other)) or "no other" for item, other in pairs]
         raise NotComparableError(
-            f"'--baseline' = '{names[0]}' has the {what} {both[0]}, and '{names[1]}' {both[1]}: evaluate the same, or "
+            f"--baseline = '{names[0]}' has the {what} {both[0]}, and '{names[1]}' {both[1]}: evaluate the same, or "
             "write the baseline anew with --update-baseline",
             "--baseline",
             names[0],

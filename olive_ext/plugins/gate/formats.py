@@ -27,7 +27,8 @@ _SIGNS = {"passed": "✅", "loss": "❌", "cannot tell": "❓"}
 def lines(gated: GateResult) -> list[str]:
     """The decision, its figures, and a line a bound: a name of several lines would start a machine's command."""
     bounds = [f"  {bound.decision:11} {bound.name}: {bound.text}" for bound in gated.bounds]
-    return [text.replace("\n", " ") for text in (_headline(gated), *bounds, *(f"  note: {it}" for it in gated.notes))]
+    more = [f"  note: {note}" for note in gated.notes] + [f"  next: {gated.next_step}"] * bool(gated.next_step)
+    return [text.replace("\n", " ") for text in (_headline(gated), *bounds, *more)]
 
 
 def markdown(gated: GateResult) -> str:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import gc
 import os
 import shlex
+from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from olive_ext.errors import ContradictionError, RecordsError, UnsupportedError
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import is_same_path
 from olive_ext.registry import hook
+from olive_ext.report.changes import name_of
 from olive_ext.report.comparison import VARIANT, ClaimResult, Comparison
 from olive_ext.report.metrics import NON_FINITE
 from olive_ext.report.page import SIZE
@@ -191,7 +193,8 @@ class TaskRun:
             asked = replace(asked, reference_prompt=reference.prompt, candidate_prompt=prompt)
         both = reference.answers, own, samples, tasks
         outcomes, flips, lengths = compare_answers(*both, matters, weights, has_same_prompts=asked is None)
-        unread = without_value(reference.answers, own) - {*reference.lost, *lost_documents(lm)}
+        lost = {*reference.lost, *lost_documents(lm)}
+        unread = {at: metric for at, metric in without_value(reference.answers, own).items() if at not in lost}
         comparison = Comparison(
             reference=self._facts(lm, reference.tokens_fed),
             divergences=observer.divergences(weights) if observer is not None else (),
@@ -208,6 +211,7 @@ class TaskRun:
             over_all=self._models.config.fail_on_loss is not None,
             non_finite=reference.non_finite + _non_finite(lm),
             missing=reference.num_lost + len(getattr(lm, "lost", ())) + len(unread),
+            unread=Counter(name_of(task, metric) for (task, _), metric in unread.items()),
         )
         return comparison if self._certainty is None else certain_comparison(comparison, self._certainty)
 

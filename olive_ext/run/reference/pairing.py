@@ -129,15 +129,15 @@ def compare_texts(reference: Sequence[Answers], candidate: Sequence[Answers]) ->
             yield TextChange(own.task, own.text_metric, len(numbers), *ratio, degrees_of_freedom(units))
 
 
-def without_value(reference: Sequence[Answers], candidate: Sequence[Answers]) -> set[tuple[str, int]]:
+def without_value(reference: Sequence[Answers], candidate: Sequence[Answers]) -> dict[tuple[str, int], str]:
     """The documents, by task and number, whose reference answer has a value of a metric while the other answer has
-    none: a task's own code gives none to an answer that it cannot read."""
+    none, with that metric: a task's own code gives none to an answer that it cannot read."""
     theirs = {(item.task, item.filter): item.by_document for item in reference}
     return {
-        (own.task, number)
+        (own.task, number): min(lacking)
         for own in candidate
         for number, answer in own.by_document.items()
-        if theirs[own.task, own.filter][number].values.keys() - answer.values.keys() - {*LENGTHS}
+        if (lacking := theirs[own.task, own.filter][number].values.keys() - answer.values.keys() - {*LENGTHS})
     }
 
 

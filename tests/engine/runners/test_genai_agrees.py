@@ -159,6 +159,19 @@ def test_variant_of_a_model_package_runs(kind: str, layout: str, tmp_path: Path)
     ]
 
 
+@pytest.mark.parametrize("layout", ["onnxruntime", "olive"])
+def test_weights_behind_a_link_that_is_not_followed_are_named_as_they_lie(layout: str, tmp_path: Path) -> None:
+    one = shutil.copytree(package("plain"), tmp_path / "one")
+    root = packed(tmp_path / "p", one=one) if layout == "onnxruntime" else olive_packed(tmp_path, one)
+    (link,) = root.rglob("model.onnx.data")
+    there = (root / "shared_assets" / "w").resolve()
+    there.parent.mkdir(exist_ok=True)
+    link.rename(there)
+    link.symlink_to(there)
+    with refused(ModelError, "unsupported", "engine.runtime", holds=f": '{link}' links to '{there}'"):
+        opened("plain", root)
+
+
 def test_variant_may_name_its_graph_beyond_ascii(tmp_path: Path) -> None:
     """onnxruntime-genai's reader of JSON knows no escapes of such characters."""
     one = shutil.copytree(package("plain"), tmp_path / "copy")

@@ -90,6 +90,9 @@ def test_statuses_tell_passed_lost_and_unknown(
     out = capsys.readouterr().out
     assert words in out
     assert "400 documents" in out
+    assert [line[:8] for line in out.splitlines() if "next:" in line] == ["  next: "] * (status != 0)
+    assert "fail_on_loss" not in out, "the gate refuses it"
+    assert ("accept a loss of 1.8 pt (`--within 1.8`)" in out) == (status == 3)
 
 
 def test_documents_that_a_limit_left_out_are_not_called_requests_without_an_answer(

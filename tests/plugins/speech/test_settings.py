@@ -12,6 +12,7 @@ import pytest
 from olive_ext.check import check_recipe, mistakes, refuse
 from olive_ext.errors import ConfigError, OliveExtError
 from olive_ext.plugins.speech.settings import PARAMETERS, SUB_TYPES, VISION_TASKS, with_named_metrics
+from tests.exports.quickstart import MODEL
 from tests.refusals import refused
 
 METRIC: dict[str, Any] = {
@@ -21,7 +22,7 @@ METRIC: dict[str, Any] = {
     "sub_types": [{"name": "wer", "priority": 1}, {"name": "rtfx", "priority": 2}],
 }
 RECIPE: dict[str, Any] = {
-    "input_model": {"type": "HfModel", "model_path": "model"},
+    "input_model": {"type": "HfModel", "model_path": str(MODEL)},
     "data_configs": [
         {
             "name": "tones",

@@ -233,4 +233,7 @@ def test_answer_that_a_task_cannot_read_is_one_that_may_be_lost(tasks: LoadedTas
     """A task's code gives NaN to an unreadable answer: the model's are then left out of its mean."""
     comparison, _, _ = compare(tasks, "answers", model(), lambda own: own[0].by_document[0].values.clear())
     assert comparison.missing == 1
-    assert "1 request has no answer and is not in this" in verdict(comparison).finding
+    found = verdict(comparison)
+    assert "1 document has no value of tiny_choice acc and is not in this" in found.finding
+    assert "no answer" not in found.finding
+    assert "asked twice" not in found.next_step, "another run would read no more"

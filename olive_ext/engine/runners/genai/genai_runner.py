@@ -540,6 +540,10 @@ def set_providers(config: Any, providers: tuple[Provider, ...]) -> list[str]:
 
 def _refusal(error: Exception, files: ModelFiles, providers: tuple[Provider, ...]) -> OliveExtError:
     reason = joined_lines(error)
+    weights = [*files.weights, *(file for part in files.companions.values() for file in part.weights)]
+    left = [file for file in weights if not file.resolve().is_relative_to(file.parent.resolve())]
+    if left and "escapes model directory" in reason:
+        reason = f"'{left[0]}' links to '{left[0].resolve()}', out of the graph's folder: put the file there"
     names = [provider.name for provider in providers if provider.device != "cpu"]
     if names and "provider" in reason.replace(str(files.directory), "").lower():
         return ProviderError(f"{', '.join(names)} did not come up in onnxruntime-genai for '{files.decoder}': {reason}")

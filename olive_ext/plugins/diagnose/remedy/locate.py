@@ -164,11 +164,12 @@ class Location:
             stack.enter_context(variants)
             why = "the engine's form of the float graph has no node that reads it"
             self.pairing.unpaired |= {node: why for rounding in variants.missing for node in rounding.nodes}
-            variants.recorder.keep_answers(folder / "answers", resume=self._config.resume)
+            stem = folder / "answers" if self._config.output_dir is not None else None  # the folder stays
+            variants.recorder.keep_answers(stem, resume=self._config.resume)
             asked = answered(variants.recorder, self._models.config, tasks, progress=self._models.progress)
             documents = list(asked.values())
             journal = None
-            if self._config.output_dir is not None:  # the folder stays
+            if stem is not None:
                 facts = {**variants.describe(), "quantized": self.model.digest, "versions": runtimes()}
                 file = folder / f"losses_{facts_key(facts)}.jsonl"
                 journal = stack.enter_context(closing(Journal(file, facts, resume=self._config.resume)))

@@ -56,13 +56,16 @@ def test_other_threads_and_optimizations_are_the_same_to_rounding(same: Report) 
     assert all(1e-7 < rms < 1e-5 for rms in moved), "more than nothing, less than a wrong kernel"
 
 
-def test_pipeline_of_graphs_is_held_against_the_graph_it_was_cut_from() -> None:
+def test_pipeline_of_graphs_is_held_against_the_graph_it_was_cut_from(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its first graph has no logits and no cache: reading it ended the run after all documents had been answered."""
-    whole = {"path": str(genai_export("llama")), "is_same_model": True}
+    whole = {"path": str(genai_export("llama")), "is_same_model": True, "repro": str(tmp_path / "repro")}
     place = compared(whole, pipeline_package("llama")).comparison.place
     assert (place.kind, place.reason) == ("same", "")
     assert place.num_positions > 100
     assert place.largest <= place.noise_limit
+    assert "repro': nothing is written, because no difference is certain" in caplog.text
 
 
 @pytest.mark.long

@@ -177,9 +177,9 @@ def test_what_was_not_recorded_is_refused_by_the_file(
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--output", "x.zip"], "'--output' = 'x.zip': a file whose name ends with .records"),
+        (["--output", "x.zip"], "--output = 'x.zip': a file whose name ends with .records"),
         (["--output", "x.records", "--set", 'reference="m"'], "'reference': a model that is recorded"),
-        (["--output", "/proc/x/y.records"], "'--output' = '/proc/x'"),
+        (["--output", "/proc/x/y.records"], "--output = '/proc/x'"),
     ],
 )
 def test_record_refuses_what_it_cannot_write(

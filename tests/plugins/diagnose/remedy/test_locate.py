@@ -90,14 +90,15 @@ def test_layers_and_kinds_are_the_same_weights_in_other_groups(whole: LossMap) -
         assert grouped.total.mean == whole.total.mean
 
 
-def test_planted_noise_is_found_first(tmp_path: Path) -> None:
+def test_planted_noise_is_found_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def noise(numbers: np.ndarray) -> np.ndarray:
         return numbers ^ (np.random.default_rng(0).integers(0, 4, numbers.shape).astype(np.uint8) * 0x11)
 
     broken = changed(
         quickstart.quantized(4, 128), tmp_path / "broken", "layers.0.attn.qkv_proj.MatMul.weight_Q4", noise
     )
-    found = located(broken, top=1, limit=16)
+    found = located(broken, top=1, limit=16, progress=True)
+    assert "; answers are kept only with an output folder\n" in capsys.readouterr().err, "the folder of records goes"
     assert found.entries[0].name == "/model/layers.0/attn/qkv_proj/MatMul"
     assert found.entries[0].is_certain
     assert found.entries[0].gained == pytest.approx(found.entries[0].kl, rel=0.5)
