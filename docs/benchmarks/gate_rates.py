@@ -2,7 +2,7 @@
 
     python -m docs.benchmarks gate_rates [COMPARISONS]
 
-Four tables. **The gate**: two tasks with two metrics each, and the gate's own decision. A document has a logistic
+Three tables. **The gate**: two tasks with two metrics each, and the gate's own decision. A document has a logistic
 margin, and both models see it with independent noise of one law, so that they are equal (exchangeable) and some 8 % of
 the answers flip. Every comparison has another seed of documents. A planted loss turns right answers of one model wrong;
 the documents are as many as `documents_needed` states for 80 % power. Intervals of the rates are exact (Clopper and
@@ -10,8 +10,6 @@ Pearson).
 
 **The verdict** over 1 to 30 tasks of 1 to 2,000 documents: of equal models (differences with a sign at random), and of
 a candidate that lost exactly what matters in one task.
-
-**Scores of whole tasks**: F1 and MCC of equal models, and of a candidate that lost exactly what matters.
 
 **Texts**: 95 % intervals of perplexities and of the mean KL, of documents drawn with replacement from real ones
 (data/texts.csv: the quickstart's int4 model against its float one, 40 pages and 320 questions of its own tasks, and 62
@@ -34,7 +32,7 @@ from olive_ext.report.changes import LEVEL
 from olive_ext.report.comparison import Comparison, TextChange
 from olive_ext.report.numbers import Z95
 from olive_ext.report.verdict import verdict
-from olive_ext.run.reference.answers import Answers, DocumentAnswer, pseudo_values
+from olive_ext.run.reference.answers import Answers, DocumentAnswer
 from olive_ext.run.reference.packed_answers import packed
 from olive_ext.stats import paired_answers
 from olive_ext.stats.distances import clustered_mean, degrees_of_freedom
@@ -160,66 +158,6 @@ def called_share(name: str, count: int, tasks: int, total: int, is_equal: bool) 
     return f"{100 * called(name, count, tasks, number, is_equal) / number:.1f}"
 
 
-def f1(items: list[tuple[int, int]]) -> float:
-    """Of pairs of target and answer."""
-    sums = np.array(items).sum(0)
-    return float(2 * sum(one * two for one, two in items) / sums.sum()) if sums.any() else 0.0
-
-
-def mcc(items: list[tuple[int, int]]) -> float:
-    """Of pairs of target and answer: their correlation."""
-    both = np.array(items).T
-    return float(np.corrcoef(both)[0, 1]) if np.ptp(both, 1).all() else 0.0
-
-
-SHARES, CORRECT, REDRAWN = (0.1, 0.35, 0.68), 0.85, 0.15
-"""Shares of documents whose target is 1; of answers that are right; of answers that another model draws anew."""
-
-
-def candidate_of(pairs: np.ndarray, missed: float, random: np.random.Generator) -> np.ndarray:
-    """A model's answers beside the reference's; a share `missed` of the targets that it would find is not found."""
-    target, answer = pairs.T
-    anew = np.where(random.random(len(pairs)) < CORRECT, target, 1 - target)
-    answer = np.where(random.random(len(pairs)) < REDRAWN, anew, answer)
-    return np.stack([target, np.where((random.random(len(pairs)) < missed) & (target == 1), 0, answer)], 1)
-
-
-def drawn_pairs(share: float, count: int, random: np.random.Generator) -> np.ndarray:
-    """[D, 2]: targets, and the reference's answers."""
-    target = (random.random(count) < share).astype(int)
-    return np.stack([target, np.where(random.random(count) < CORRECT, target, 1 - target)], 1)
-
-
-def whole_scores(total: int) -> Iterator[str]:
-    """The table of scores of whole tasks."""
-    yield "| score | targets of 1 | equal: documents called a loss, % | documents called green over a loss, % |"
-    yield "|---|--:|---|---|"
-    for score in (f1, mcc):
-        for share in SHARES:
-            many, seed = drawn_pairs(share, 100_000, np.random.default_rng(0)), [int(100 * share)]
-            low, high, wanted = 0.0, 1.0, score(many.tolist()) - MATTERS / 100
-            for _ in range(12):
-                middle = (low + high) / 2
-                is_more = score(candidate_of(many, middle, np.random.default_rng(1)).tolist()) > wanted
-                low, high = (middle, high) if is_more else (low, middle)
-            cells = []
-            for missed, statuses in ((0.0, ("loss", "small_loss")), (low, ("ok", "small_loss"))):
-                rates = []
-                for count in (10, 20, 50, 200, 1000):
-                    wrong = 0
-                    for number in range(total):
-                        random = np.random.default_rng([*seed, count, number])
-                        pairs = drawn_pairs(share, count, random)
-                        both = pairs, candidate_of(pairs, missed, random)
-                        first, second = (pseudo_values([*map(tuple, each.tolist())], score) for each in both)
-                        if first and second:
-                            outcome = compare_outcomes("task", "f1", "none", first, second, matters=MATTERS)
-                            wrong += verdict(Comparison({}, (), (outcome,), matters=MATTERS)).status in statuses
-                    rates.append(f"{count}: {100 * wrong / total:.1f}")
-                cells.append(", ".join(rates))
-            yield f"| {score.__name__.upper()} | {share:.0%} | {cells[0]} | {cells[1]} |"
-
-
 def texts(total: int) -> Iterator[str]:
     """The table of intervals that hold, in per cent; how often a mean of no change is called a rise; and, in brackets,
     how many intervals of 1.96 standard errors hold."""
@@ -250,7 +188,7 @@ def texts(total: int) -> Iterator[str]:
 def main() -> None:
     """Prints the rates of docs/design/comparison.md."""
     asked = int(sys.argv[1]) if len(sys.argv) > 1 else 500
-    for table in (texts(10 * asked), verdicts(asked), whole_scores(asked), gates(asked)):
+    for table in (texts(10 * asked), verdicts(asked), gates(asked)):
         for line in table:
             print(line, flush=True)
         print()

@@ -153,8 +153,8 @@ def deciding_changes(changes: Sequence[Change]) -> list[Change]:
 
 
 def unjudged_tasks(comparison: Comparison) -> dict[str, str]:
-    """Names of the evaluated tasks that nothing judges, with their metrics: no texts, and no metric has a value of each
-    document, or no document has one in both runs."""
+    """Names of the evaluated tasks that nothing judges, with their metrics: no texts, and no metric is a mean over
+    documents (MCC, F1 over a corpus, BLEU, chrF), or no document has a value in both runs."""
     judged = {ALL, *(item.task for item in comparison.outcomes), *comparison.whole_texts()}
     evaluated = [*comparison.metrics.get("configs", {}), *(item.task for item in comparison.divergences)]
     metrics, named = read_metrics(comparison.metrics), {}
@@ -165,9 +165,11 @@ def unjudged_tasks(comparison: Comparison) -> dict[str, str]:
 
 
 def uncompared(comparison: Comparison) -> list[str]:
-    """Names of the metrics beside compared ones that have no value of each document, as a median has none."""
+    """Names of the metrics beside compared ones that are one score of a whole task, as an F1 beside an accuracy is. The
+    perplexity of targets is compared where distributions are."""
     judged = {(item.task, item.metric, item.filter) for item in (*comparison.outcomes, *comparison.lengths)}
     tasks = {item.task for item in comparison.outcomes}
+    judged |= {(item.task, "perplexity", "none") for item in comparison.divergences}
     metrics = (item for item in read_metrics(comparison.metrics) if item.task in tasks and item.metric not in LENGTHS)
     return [name_of(item.task, item.metric) for item in metrics if (item.task, item.metric, item.filter) not in judged]
 

@@ -25,7 +25,7 @@ _STEPS: Mapping[str, str] = {
     "cannot_tell": "`olive-ext check {model} --verify` runs texts and names the first layer without finite numbers",
     "damaged": f"make the model again, or have {_MEND} replace what is damaged",
     "distance_open": 'evaluate all documents (`documents: "all"`)',
-    "no_values": "add a task with a value for each document, or read both scores beside each other",
+    "no_values": "add a task with a value for each document, or decide by a metric that has them (`fail_on_loss: 1`)",
     "none_right": "read the reference's answers (`sample_log_num: 5`): a filter may find none; or ask easier tasks",
     "nothing_compared": "add a task with a value for each document (`mmlu`)",
     "claim_open": _AGAIN,

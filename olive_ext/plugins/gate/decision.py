@@ -358,8 +358,7 @@ def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline
     finally:
         lm.close()
     refuse_other_definitions(baseline, results)
-    read = read_answers(results["samples"], tasks.tasks, are_drawn=True)
-    candidate = [keyed(item) for item in read]
+    candidate = [keyed(item) for item in read_answers(results["samples"], tasks.tasks)]
     answers = before, candidate, results["samples"], tasks.tasks
     outcomes, _, lengths = compare_answers(*answers, config.matters, weights)
     comparison = Comparison({}, (), outcomes, (), missing=lost, matters=config.matters, lengths=lengths)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import pickle
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -38,11 +36,6 @@ NATS, UNITS = "loglikelihood", "units"
 WER, WORDS = "wer", "words"
 """The name of a word error rate among a document's values, and of the words of an average document, by which its errors
 are divided."""
-
-_MOST_SECONDS, _HALVES, _MOST_MISSED = 30.0, 20, 0.25
-"""Limits of `pseudo_values`: seconds for a metric (BLEU of 500 sentences takes 25), and the share
-of the variance over so many halves of the documents that its values may miss: of 50 documents F1 and MCC miss 0.02, a
-perplexity 0.04, a median 0.5, a maximum 0.7."""
 
 Sample = Mapping[str, Any]
 
@@ -78,7 +71,7 @@ class Answers:
     task: str
     filter: str
     metrics: Mapping[str, bool]
-    """Whether higher is better, by metric, in the task's order: only for metrics with a value of each document."""
+    """Whether higher is better, by metric, in the task's order: only for metrics that are means over documents."""
 
     by_document: Mapping[int, DocumentAnswer]
     text_metric: str = ""
@@ -117,25 +110,16 @@ def mean_metrics(task: Any) -> dict[str, bool]:
     return {key: directions.get(key) is not False for key in called if called[key] in MEANS or key == WER}
 
 
-def read_answers(
-    samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, Any], *, are_drawn: bool = False
-) -> list[Answers]:
-    """The answers in lm-eval's order of tasks and filters. `tasks` are lm-eval's task objects by name. A score of the
-    whole task says nothing of drawn documents: it is then left out."""
+def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, Any]) -> list[Answers]:
+    """The answers in lm-eval's order of tasks and filters. `tasks` are lm-eval's task objects by name."""
     read = []
     for name, lines in samples.items():
         task = tasks[name]
-        functions, means, directions = task.aggregation(), mean_metrics(task), task.higher_is_better()
+        functions, metrics = task.aggregation(), mean_metrics(task)
         for filter_name in dict.fromkeys(line["filter"] for line in lines):
             chosen = [line for line in lines if line["filter"] == filter_name]
             chosen = _with_word_errors(chosen, functions[WER]) if WER in functions else chosen
-            for key in () if are_drawn else functions.keys() - means.keys() - {*TEXT_METRICS}:
-                chosen = _with_values(chosen, key, functions[key])
-            valued = {
-                key: directions.get(key) is not False
-                for key in functions
-                if (key in means or not are_drawn) and any(is_value(line.get(key)) for line in chosen)
-            }
+            valued = {key: metrics[key] for key in metrics if any(is_value(line.get(key)) for line in chosen)}
             answers = {int(line["doc_id"]): _answer(task, line, [*valued]) for line in chosen}
             if any(CUT_OFF in answer.values for answer in answers.values()):
                 valued |= dict.fromkeys((CUT_OFF, STOPPED), False)
@@ -174,29 +158,6 @@ def check_same_questions(reference: Answers, candidate: Answers, *, has_same_pro
     if first.keys() != second.keys() or differing:
         what = f"document {differing[0]}" if differing else "other documents"
         raise TaskError(f"task '{candidate.task}' asked the two models differently ({what})", code="not_comparable")
-
-
-def pseudo_values(items: list[Any], score: Callable[[list[Any]], Any]) -> list[float]:
-    """A number for each of the documents' `items`, whose mean is their `score` (F1, MCC, BLEU): the jackknife's
-    pseudo-values (Tukey 1958). Empty where they do not predict the score of half of the documents, as of a median,
-    where they would take too long, and where the task's code fails."""
-    count = len(items)
-    try:
-        whole, kinds = float(score(items)), [pickle.dumps(item) for item in items]
-        began = time.perf_counter()
-        score(items[1:])
-        if count < 2 or (time.perf_counter() - began) * len(set(kinds)) > _MOST_SECONDS:
-            return []
-        places = dict(zip(kinds, range(count), strict=True))
-        without = {kind: float(score(items[:place] + items[place + 1 :])) for kind, place in places.items()}
-        halves_KH = np.argsort(np.random.default_rng(0).random((_HALVES, count)))[:, : (count + 1) // 2]
-        scores_K = np.array([float(score([items[place] for place in half])) for half in halves_KH.tolist()])
-    except ANY_FAILURE:
-        return []
-    without_D = np.array([without[kind] for kind in kinds])
-    values_D = whole + (count - 1) * (without_D.mean() - without_D)
-    missed, spread = (np.square(scores_K - expected).sum() for expected in (values_D[halves_KH].mean(1), whole))
-    return values_D.tolist() if missed <= _MOST_MISSED * spread + 1e-12 else []
 
 
 def question_of(task: Any, sample: Sample) -> str:
@@ -239,14 +200,6 @@ def _with_word_errors(lines: list[Sample], rate: Any) -> list[Sample]:
     return [
         {**line, WER: next(numbers), WORDS: words} if has else line for line, has in zip(lines, has_pair, strict=True)
     ]
-
-
-def _with_values(lines: list[Sample], metric: str, score: Any) -> list[Sample]:
-    """The lines, with a number of each document for `metric`, which is one `score` of the whole task, or None."""
-    has_value = [metric in line for line in lines]
-    items = [line[metric] for line in lines if metric in line]
-    values = iter(pseudo_values(items, score))
-    return [{**line, metric: next(values, None)} if has else line for line, has in zip(lines, has_value, strict=True)]
 
 
 def _of_text(value: Any) -> dict[str, float]:

@@ -161,8 +161,7 @@ class TaskRun:
     def read(self, samples: Mapping[str, Any]) -> None:
         """Keeps the samples of the opened candidate's results, and its answers in these."""
         with self._models.clock.phase("statistics"):
-            self.samples = samples
-            self.answers = read_answers(samples, self._tasks.tasks, are_drawn=self.is_sampled)
+            self.samples, self.answers = samples, read_answers(samples, self._tasks.tasks)
 
     def finish(self, lm: Any) -> Comparison | None:
         """The comparison of the opened candidate, whose samples are read; None without a reference, and where the model

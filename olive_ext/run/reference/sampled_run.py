@@ -240,7 +240,7 @@ def run_sampled(
             wanted = {*documents}
             drawn = [item for item in question.generated if (item.task_name, item.doc_id) in wanted]
             score_generated(lm, drawn, observer)
-        answers = read_answers(batch, tasks.tasks, are_drawn=True)
+        answers = read_answers(batch, tasks.tasks)
         sampler.update(*question.values(documents, answers, lost_documents(lm), observer))
         for task, lines in batch.items():
             samples[task] += lines

@@ -16,10 +16,8 @@ from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import TaskError
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.metrics import comparison_metrics
-from olive_ext.report.verdict import verdict
-from olive_ext.run.reference import answers as answers_module
-from olive_ext.run.reference.answers import Answers, DocumentAnswer, changed_answers, pseudo_values, read_answers
-from olive_ext.run.reference.packed_answers import keyed, packed, unpacked
+from olive_ext.run.reference.answers import Answers, DocumentAnswer, changed_answers, read_answers
+from olive_ext.run.reference.packed_answers import keyed
 from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.run.reference.sampled_run import question_of
 from olive_ext.session.requests import GenerationOutput
@@ -195,75 +193,6 @@ def test_answers_that_differ_anywhere_are_changed() -> None:
     assert changed_answers(read("a", "b"), read("a", "c")) == 1
 
 
-NUMBER = 2000
-TARGETS = [int(number < 300) for number in range(NUMBER)]
-FAR_RIGHT = [target ^ (number % 20 == 0) for number, target in enumerate(TARGETS)]
-LOST = [0 if number < 90 else 0 if number >= 300 else answer for number, answer in enumerate(FAR_RIGHT)]
-"""85 right ones are lost, and 85 false ones become zeros."""
-
-
-def f1(items: Sequence[tuple[int, int]]) -> float:
-    both, either = sum(one * two for one, two in items), sum(one + two for one, two in items)
-    return 2 * both / either if either else 0.0
-
-
-def raises(items: Sequence[tuple[int, int]]) -> float:
-    raise SystemExit(0)
-
-
-SCORES: dict[str, Callable[[Any], Any]] = {
-    "f1": f1,
-    "error": lambda items: 1 - f1(items),
-    "noise": lambda items: float(np.random.default_rng(abs(hash(repr(items)))).normal()),
-    "raises": raises,
-}
-
-
-def scored(score: str, found: Sequence[int], **how: Any) -> tuple[dict[str, Any], list[Answers]]:
-    task = SimpleNamespace(
-        aggregation=lambda: {"acc": SimpleNamespace(__name__="mean"), score: SCORES[score]},
-        higher_is_better=lambda: {"acc": True, score: score == "f1"},
-        **vars(TASK),
-    )
-    lines = samples("ones", len(found))
-    for line, target, answer in zip(lines["ones"], TARGETS, found, strict=False):
-        line |= {"resps": [[""]], "acc": float(target == answer), score: (target, answer)}
-        line |= dict.fromkeys(("doc_hash", "prompt_hash", "target_hash"), f"{line['doc_id']}")
-    return lines, read_answers(lines, {"ones": task}, **how)
-
-
-@pytest.mark.parametrize("name", ["f1", "error"])
-def test_a_score_of_a_whole_task_is_judged(name: str) -> None:
-    """F1 loses 13 points where accuracy loses none, and one of equal answers nothing."""
-    (_, reference), (lines, candidate) = scored(name, FAR_RIGHT), scored(name, LOST)
-    outcomes, *_ = compare_answers(reference, candidate, lines, {"ones": TASK})
-    accuracy, outcome = outcomes
-    assert (accuracy.metric, accuracy.difference) == ("acc", 0)
-    items = [list(zip(TARGETS, answers, strict=True)) for answers in (FAR_RIGHT, LOST)]
-    assert (outcome.reference, outcome.candidate) == pytest.approx([SCORES[name](each) for each in items])
-    told = verdict(Comparison({}, (), outcomes))
-    assert [(item.code, item.metric) for item in told.reasons] == [("loss", name)]
-    assert told.reasons[0].size == pytest.approx(100 * abs(outcome.difference))
-    same, *_ = compare_answers(reference, reference, lines, {"ones": TASK})
-    assert [item.difference for item in same] == [0, 0]
-    kept = unpacked(packed(candidate))
-    assert compare_answers([keyed(item) for item in reference], kept, lines, {"ones": TASK})[0][1] == outcome
-
-
-@pytest.mark.parametrize("name", ["noise", "raises"])
-def test_a_score_that_its_documents_do_not_predict_has_no_values(name: str) -> None:
-    assert list(scored(name, FAR_RIGHT)[1][0].metrics) == ["acc"]
-
-
-@pytest.mark.parametrize("score", [np.median, np.max])
-def test_a_quantile_has_no_values_of_its_documents(score: Callable[..., Any]) -> None:
-    assert pseudo_values(np.random.default_rng(3).normal(size=400).tolist(), score) == []
-
-
-def test_a_score_of_a_whole_task_says_nothing_of_drawn_documents() -> None:
-    assert list(scored("f1", FAR_RIGHT, are_drawn=True)[1][0].metrics) == ["acc"]
-
-
 def test_truths_of_numpy_are_values() -> None:
     """As `process_results` has them that compares with numpy."""
     task = SimpleNamespace(
@@ -274,8 +203,3 @@ def test_truths_of_numpy_are_values() -> None:
         line |= {"resps": [[""]], "neat": is_neat, **dict.fromkeys(("doc_hash", "prompt_hash", "target_hash"), "h")}
     (read,) = read_answers(lines, {"ones": task})
     assert [answer.values["neat"] for answer in read.by_document.values()] == [1.0, 0.0]
-
-
-def test_a_score_that_would_take_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers_module, "_MOST_SECONDS", 0.0)
-    assert list(scored("f1", FAR_RIGHT)[1][0].metrics) == ["acc"]
