@@ -102,10 +102,7 @@ class Rate(NamedTuple):
     answer_s: float = 0.0
 
 
-RATES = {
-    "cpu": Rate(100e9, 25e9, "a core with AVX-512", 1e-3, 2e-4),
-    "cuda": Rate(250e12, 31e12, "an H200"),
-}
+RATES = {"cpu": Rate(100e9, 25e9, "a core with AVX-512", 1e-3, 2e-4), "cuda": Rate(250e12, 31e12, "an H200")}
 """CPU: docs/benchmarks/README.md, "On a CPU"; a core; small models: the quickstart's. CUDA: docs/scaling.md, 622
 questions of 160 own tokens and 12,721 generated tokens a second, of 1.24 billion parameters."""
 

@@ -43,7 +43,7 @@ Configs: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
     """Validates the recipe at `path` as far as this package and the keys of Olive's passes go, and resolves its input
-    model where that is on disk.
+    model where that is on disk. Where nothing else is wrong, the hub is asked for names, as by `olive-ext run`.
 
     Raises `ConfigError` when the file is not a recipe at all.
     """
@@ -78,8 +78,7 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
         section.add(
             "command", "olive-ext run", "plain `olive run` knows evaluators by their 'user_script' alone, and no pass"
         )
-    names = () if findings.errors else named_models(recipe)  # as `olive-ext run` does, whose mistakes come first
-    with findings.noting_problems(), offline_if_unreachable(names):
+    with findings.noting_problems(), offline_if_unreachable(() if findings.errors else named_models(recipe)):
         _check_input_model(recipe, valid, inputs, findings, verify=verify)
     return findings
 
@@ -140,12 +139,7 @@ _OF_REFERENCE = {"reference", "fail_on_loss", "documents", "certain"}
 
 
 def _check_input_model(
-    recipe: Mapping[str, Any],
-    valid: Sequence[EvaluationSettings],
-    inputs: Configs,
-    findings: Findings,
-    *,
-    verify: bool,
+    recipe: Mapping[str, Any], valid: Sequence[EvaluationSettings], inputs: Configs, findings: Findings, *, verify: bool
 ) -> None:
     """Resolves the input model with the first valid block's settings, and refuses what of the tasks (`inputs`) it does
     not take. Models that Olive makes from it have its context length and its tokenizer."""

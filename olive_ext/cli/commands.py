@@ -14,15 +14,7 @@ from pathlib import Path
 from olive_ext.cli.exit_status import FAILED, going_on
 from olive_ext.cli.options import RECORD_OPTIONS, advised, written_values
 from olive_ext.config import RECIPE_SUFFIXES, EvaluationConfig, schema
-from olive_ext.errors import (
-    ConfigError,
-    OliveExtError,
-    RequirementError,
-    UnwrittenError,
-    combined,
-    printable,
-    reading,
-)
+from olive_ext.errors import ConfigError, OliveExtError, RequirementError, UnwrittenError, combined, printable, reading
 
 Function = Callable[[Namespace], int]
 
@@ -140,8 +132,7 @@ def run_command(arguments: Namespace) -> int:
 
 
 def check_command(arguments: Namespace) -> int:
-    """Prints what a recipe or model resolves to. Where there are problems, prints only what holds all the same, and
-    raises a `ConfigError` that names all of them."""
+    """Prints what a recipe or model resolves to; of one with problems only what holds, and raises them in one error."""
     from olive_ext.check import check
     from olive_ext.report.verdict import EXIT_STATUS
 

@@ -181,8 +181,7 @@ class ReferenceConfig(ModelConfig):
 Reference = Annotated[
     ReferenceConfig,
     BeforeValidator(
-        lambda value: {"path": value} if isinstance(value, str) else value,
-        json_schema_input_type=str | ReferenceConfig,
+        lambda value: {"path": value} if isinstance(value, str) else value, json_schema_input_type=str | ReferenceConfig
     ),
     Field(description="a path or a mapping"),
 ]

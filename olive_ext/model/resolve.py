@@ -43,10 +43,7 @@ from olive_ext.registry import hooks
 
 
 def resolve(
-    settings: ModelSettings,
-    *,
-    tokenizer_candidates: Sequence[str | Path] = (),
-    key: str = "model",
+    settings: ModelSettings, *, tokenizer_candidates: Sequence[str | Path] = (), key: str = "model"
 ) -> ResolvedModel:
     """The model that `settings` name, with its files found.
 

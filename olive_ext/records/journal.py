@@ -25,9 +25,6 @@ from olive_ext.records.files import locked, make_own_folder, open_own
 
 logger = logging.getLogger(__name__)
 
-KEYS = "'output_dir' or 'use_cache'"
-"""The settings that name the place of a journal."""
-
 
 def facts_key(facts: Mapping[str, Any]) -> str:
     """Digest (16 hex digits) of the facts that decide answers: part of the name of a journal's file."""
@@ -59,7 +56,7 @@ class Journal:
             make_own_folder(path.parent)
             self._lock = locked(
                 Path(f"{path}.lock"),
-                f"another run is writing the answers in '{path}': wait for it to end, or give another {KEYS}",
+                f"another run is writing the answers in '{path}': wait, or give another 'output_dir' or 'use_cache'",
             )
             self._file = open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             if not resume:
@@ -177,7 +174,7 @@ class Journal:
         """The error for content that was not written here."""
         return RecordsError(
             f"the journal of answers '{self.path}' does not belong to this evaluation: {where} holds {why}; give "
-            f"another {KEYS}, or delete the file to compute its answers anew"
+            "another 'output_dir' or 'use_cache', or delete the file to compute its answers anew"
         )
 
     def _reader(self) -> BufferedReader:

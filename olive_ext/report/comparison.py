@@ -506,12 +506,11 @@ class Comparison:
     @property
     def unanswered(self) -> str:
         """The sentence on what is `missing`; a baseline's facts say it where a limit left out its documents."""
-        if said := self.reference.get("not_asked"):
-            return str(said)
         lost = self.missing - sum(self.unread.values())
         kinds = {f"value of {name}": ("document", number) for name, number in self.unread.items()}
         kinds |= {"answer": ("request", lost)} if lost else {}
-        return " and ".join(f"{counted(n, f'{one} has', f'{one}s have')} no {what}" for what, (one, n) in kinds.items())
+        said = [f"{counted(n, f'{one} has', f'{one}s have')} no {what}" for what, (one, n) in kinds.items()]
+        return self.reference.get("not_asked") or " and ".join(said)
 
     def documents(self) -> dict[str, int]:
         """The number of documents of each task."""

@@ -66,8 +66,7 @@ def next_step(reasons: Sequence[Reason], comparison: Comparison, most_kl: float 
         return _of_broken(reasons, comparison)
     is_open = first in ("cannot_tell", "too_few", "nothing_compared", "place_unknown")
     if is_open and comparison.missing and not comparison.non_finite:
-        is_unread = sum(comparison.unread.values()) == comparison.missing
-        return _STEPS["unread"] if is_unread else _AGAIN
+        return _AGAIN if comparison.missing > sum(comparison.unread.values()) else _STEPS["unread"]
     if first == "damaged" and (repair := _REPAIRS.get(next(iter(comparison.damaged)))):
         return repair
     if first == "asked" and comparison.asked is not None:

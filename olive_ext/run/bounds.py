@@ -198,7 +198,8 @@ def _broken(bound: Bound, metrics: Sequence[Metric], texts: Mapping[str, object]
         yield replace(reason, words=words)
     for at, limit, is_within in (("at most", bound.max, operator.le), ("at least", bound.min, operator.ge)):
         if limit is not None and not is_within(metric.value, limit):
-            words = f"{name} = {_apart(metric.value, limit)}, required {at} {_exact(limit)}"
+            value = number(metric.value) if number(metric.value) != number(limit) else f"{metric.value:.12g}"
+            words = f"{name} = {value}, required {at} {_exact(limit)}"
             words = _lost(metric, limit, texts.get(metric.task)) if isinstance(bound, LossBound) else words
             yield replace(reason, words=words, bound=limit)
 
@@ -219,8 +220,3 @@ def _name(bound: Bound, metric: Metric) -> str:
 def _exact(bound: float) -> str:
     """The bound exactly: a user may make a model keep what is printed."""
     return number(bound) if float(number(bound)) == bound else f"{bound:.12g}"
-
-
-def _apart(value: float, bound: float) -> str:
-    """The value with as many digits as tell it from the bound."""
-    return number(value) if number(value) != number(bound) else f"{value:.12g}"

@@ -263,12 +263,10 @@ def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     written = {"output_dir": config.output_dir, "sample_log_dir": config.sample_log_dir}
     written["use_cache"] = None if config.use_cache is None else str(Path(config.use_cache).parent)
     if config.reference is not None:
-        written["reference.records_dir"] = config.reference.records_dir
+        written |= {f"reference.{key}": getattr(config.reference, key) for key in ("records_dir", "repro")}
     for setting, folder in written.items():
         if folder is not None:
-            check_writable(folder, setting)
-    if config.reference is not None and config.reference.repro is not None:
-        refuse_filled(Path(config.reference.repro), "reference.repro")
+            (refuse_filled if setting == "reference.repro" else check_writable)(Path(folder), setting)
     if models.config.reference is not None and models.config.reference.has_stages:
         hook("refuse_stages", "'reference.float_model' and 'reference.provider_stage'")(models)
 

@@ -20,14 +20,7 @@ from typing import Any, Literal, TypeAlias, overload
 
 from olive_ext.engine.reference.tap import key_of
 from olive_ext.engine.requests import KeyedRequest, KeyedResult
-from olive_ext.errors import (
-    ConfigError,
-    RecordsError,
-    SessionError,
-    UnfitTaskError,
-    UnsupportedError,
-    listed,
-)
+from olive_ext.errors import ConfigError, RecordsError, SessionError, UnfitTaskError, UnsupportedError, listed
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
 from olive_ext.records.journal import Journal

@@ -38,11 +38,7 @@ SCALE = 1 / 16
 
 
 def attended(
-    node: onnx.NodeProto,
-    values: Mapping[int, FloatArray],
-    heads: int,
-    head_size: int,
-    elem_type: int = FLOATS[0],
+    node: onnx.NodeProto, values: Mapping[int, FloatArray], heads: int, head_size: int, elem_type: int = FLOATS[0]
 ) -> FloatArray:
     """The output of `node` [S, W] for a text without a past. `values`: its inputs by index, tokens as [S, width].
     `heads`: H. `elem_type`: the cache's; a quantized cache has `SCALE`."""

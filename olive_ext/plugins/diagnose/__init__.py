@@ -25,9 +25,7 @@ plugin = Plugin(
     },
     passes={
         "OrtLossMap": Pass(
-            f"{_ROOM}.passes:OrtLossMap",
-            f"{_ROOM}.settings:LocationSettings",
-            "says which weights the loss comes from",
+            f"{_ROOM}.passes:OrtLossMap", f"{_ROOM}.settings:LocationSettings", "says which weights the loss comes from"
         ),
         "OrtMending": Pass(
             f"{_ROOM}.passes:OrtMending",

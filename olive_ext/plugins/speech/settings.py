@@ -34,11 +34,7 @@ SUB_TYPES: Mapping[str, tuple[str, ...]] = {
 }
 """Sub types of each type of Olive's metrics (0.13); those of a custom one are its own."""
 
-VISION_TASKS = {
-    "vision-vqa": "exact_match",
-    "vision-chart-qa": "relaxed_accuracy",
-    "vision-ocr": "word_sort_ratio",
-}
+VISION_TASKS = {"vision-vqa": "exact_match", "vision-chart-qa": "relaxed_accuracy", "vision-ocr": "word_sort_ratio"}
 """Sub type of a metric by the task of its data."""
 
 PARAMETERS: Mapping[str, tuple[str, ...]] = {

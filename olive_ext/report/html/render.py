@@ -200,11 +200,7 @@ _HISTOGRAM = "histogram"
 _CHARTS = (
     ("How far apart", _HISTOGRAM, "% of positions, by their KL in nats"),
     ("Where in the text", "by_position", "mean KL in nats, by the number of tokens in front"),
-    (
-        "How far into the answer",
-        "along_answer",
-        "mean KL in nats along the reference's answer, by its tokens in front",
-    ),
+    ("How far into the answer", "along_answer", "mean KL in nats along the reference's answer, by its tokens in front"),
     ("On which tokens", "by_class", "mean KL in nats, by what comes next"),
 )
 """Captions of the charts, the fields of `Divergence` that they show, and the unit of each."""

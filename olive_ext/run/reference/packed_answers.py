@@ -38,15 +38,11 @@ def unpacked(kept: Sequence[PackedAnswers]) -> list[Answers]:
 
 def keyed(answers: Answers) -> Answers:
     """The answers under short digests."""
-    short = {
-        number: replace(item, digest=" ".join(_short(item.digest.split(" ", 1)[part]) for part in (0, -1)))
-        for number, item in answers.by_document.items()
-    }
+    short = {}
+    for number, item in answers.by_document.items():
+        digests = (hashlib.sha256(item.digest.split(" ", 1)[part].encode()).hexdigest() for part in (0, -1))
+        short[number] = replace(item, digest=" ".join(digest[: 2 * _KEY_BYTES] for digest in digests))
     return replace(answers, by_document=short)
-
-
-def _short(digest: str) -> str:
-    return hashlib.sha256(digest.encode()).hexdigest()[: 2 * _KEY_BYTES]
 
 
 def _packed(answers: Answers) -> PackedAnswers:

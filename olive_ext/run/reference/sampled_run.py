@@ -21,13 +21,7 @@ from olive_ext.config import ClaimConfig, EvaluationConfig
 from olive_ext.errors import RunError, TaskError, UnfitTaskError
 from olive_ext.report.comparison import ACCURACY, ALL, ClaimResult
 from olive_ext.report.metrics import LENGTHS
-from olive_ext.run.reference.answers import (
-    Answers,
-    check_same_questions,
-    mean_metrics,
-    primary_answers,
-    read_answers,
-)
+from olive_ext.run.reference.answers import Answers, check_same_questions, mean_metrics, primary_answers, read_answers
 from olive_ext.run.reference.observer import Generated, Observer, Weights, score_generated
 from olive_ext.stats.sampling_design import Population, difference_population, mean_population
 from olive_ext.stats.stopping import Claim, Sampler

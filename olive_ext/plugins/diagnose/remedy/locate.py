@@ -38,12 +38,7 @@ from olive_ext.plugins.diagnose.remedy.pairing import (
     with_tables,
 )
 from olive_ext.plugins.diagnose.remedy.race import Race, estimate
-from olive_ext.plugins.diagnose.remedy.roundings import (
-    OUTPUT,
-    Rounding,
-    Site,
-    quantized_caches,
-)
+from olive_ext.plugins.diagnose.remedy.roundings import OUTPUT, Rounding, Site, quantized_caches
 from olive_ext.plugins.diagnose.remedy.variants import Material, Variants, grouped
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, WeightUse
 from olive_ext.plugins.diagnose.settings import LocationConfig

@@ -259,11 +259,7 @@ def doubt(damaged: dict[str, str], shares: dict[str, float]) -> list[str]:
 
 def write_loss_map(loss_map: LossMap, folder: str | Path) -> tuple[Path, ...]:
     """Writes loss_map.json, loss_map.md and loss_map.html into `folder`, all or none. Raises `RunError`."""
-    texts = {
-        FILE_NAME: loss_map.to_json(),
-        TABLE_NAME: to_markdown(loss_map),
-        PAGE_NAME: to_html(loss_map),
-    }
+    texts = {FILE_NAME: loss_map.to_json(), TABLE_NAME: to_markdown(loss_map), PAGE_NAME: to_html(loss_map)}
     paths = {Path(folder) / name: text for name, text in texts.items()}
     write_texts(paths, Path(folder), "the loss map")
     return tuple(paths)

@@ -206,7 +206,8 @@ class Mending:
         replaced = [n for n, outputs in enumerate(places) if outputs in owners]
         uses = [use for target in choices for use in target.quantized]
         delete_at(graph.node, replaced)
-        for name in {name for use in uses for name in _stored(use)} - set(reads(graph.node)):
+        stored = {use.node.input[n] for use in uses for n in use.inputs if n < len(use.node.input)}
+        for name in stored - {"", *reads(graph.node)}:
             remove_dead(graph, name)
         gone = {name for use in uses for name in use.roots} - {tensor.name for tensor in graph.initializer}
         delete_at(graph.input, [n for n, value in enumerate(graph.input) if value.name in gone])
@@ -434,8 +435,3 @@ def mended_alone(target: Target, precision: Precision, sources: Sources) -> Mend
     mending = Mending(model, sources)
     mending.apply({target: precision})
     return mending
-
-
-def _stored(use: WeightUse) -> list[str]:
-    """The inputs of a node that make its weight up."""
-    return [use.node.input[n] for n in use.inputs if n < len(use.node.input) and use.node.input[n]]

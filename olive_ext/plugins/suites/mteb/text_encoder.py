@@ -39,11 +39,7 @@ from olive_ext.model.types import ModelFiles
 from olive_ext.session.opening import open_model
 from olive_ext.session.tokenizer import load_tokenizer
 
-_POOLINGS = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_lasttoken": "last",
-}
+_POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "last"}
 _NAMES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
 
 
