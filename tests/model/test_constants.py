@@ -810,6 +810,18 @@ def test_matrices_that_no_text_reaches_are_held_like_rows(
     assert found.uncompared == (not tripled)
 
 
+@pytest.mark.parametrize(("longest", "told"), [(64, 1), (60, 0)])
+def test_rows_of_rotary_tables_are_read_up_to_the_context(longest: int, told: int, tmp_path: Path) -> None:
+    """Also of tables that are as long as the vocabulary, of which the tokenizer has fewer ids than either."""
+    own, files = floats(), []
+    own["cos_cache"] = put(slice(60, None), np.nan)(own["cos_cache"].copy())
+    for name, tensors in (("own", own), ("reference", floats())):
+        (tmp_path / name).mkdir()
+        save_file(tensors, tmp_path / name / "model.safetensors")
+        files.append(ModelFiles(tmp_path / name, tmp_path / name, {}, {}, ""))
+    assert len(damage(*files, longest=longest, num_tokens=50, vocab_sizes={64}).findings) == told
+
+
 def test_a_checkpoint_is_held_against_its_reference_where_it_runs_as_it_is(tmp_path: Path) -> None:
     """Without an export: NaN rows, and rows of others, were "no difference found"."""
     own, files = floats(), []

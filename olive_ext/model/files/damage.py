@@ -133,8 +133,9 @@ def damage(
     than rounding explains. To nodes: other numbers, except `REACHED` where texts gave nearly the same distributions
     (`is_near`), because a scale may be folded into the weights, and heads repeated. Where texts gave the same
     distributions (`is_same`), vectors that every text reaches do not count. A window of the model's `longest` text is
-    not one. Rows of `vocab_sizes` beyond the tokenizer's `num_tokens` are never read. No text shows differences in the
-    parts that are `unreached`. The reference is an ONNX model, a checkpoint, or not on disk. Raises `ModelError`."""
+    not one. Rows of `vocab_sizes` beyond the tokenizer's `num_tokens`, and rotary ones beyond `longest`, are never
+    read. No text shows differences in the parts that are `unreached`. The reference is an ONNX model, a checkpoint, or
+    not on disk. Raises `ModelError`."""
     findings, uncompared = dict[str, str](), 0
     floats, config, others, without = {}, {}, {}, REACHED if is_near else ()
     if reference is not None and reference.decoder.suffix == ".onnx":
@@ -144,7 +145,7 @@ def damage(
         floats, config = checkpoint_floats(reference.directory), json_object(written) if written.is_file() else {}
     if model.decoder.suffix != ".onnx":
         both = (floats, checkpoint_floats(model.directory))
-        floats, constants = (_reached(arrays, num_tokens, vocab_sizes) for arrays in both)
+        floats, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in both)
         others_of = hidden(apart(floats, constants), {}, constants, is_same=is_same)
         return Damage(others_of | broken(floats, constants), len(constants.keys() - floats.keys()))
     for part, graph in _graphs(model).items():
@@ -162,7 +163,7 @@ def damage(
             numbers, apart_by = numbers_against(config, own.model, without, longest), checkpoint_distances(floats, own)
         uncompared += len(grids.keys() - {name.split(",")[0] for name in apart_by} - alike)
         far = outliers(apart_by)
-        known, constants = (_reached(arrays, num_tokens, vocab_sizes) for arrays in (known, constants))
+        known, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in (known, constants))
         known = _renamed(known, constants)
         uncompared += sum(own.float_names[name] not in own.scales for name in constants.keys() - known.keys())
         differing = apart(known, constants)
@@ -234,11 +235,18 @@ def _graphs(files: ModelFiles) -> dict[str, Path]:
     return {"": files.decoder, **{part: companion.graph for part, companion in files.companions.items()}}
 
 
-def _reached(arrays: Mapping[str, Array], num_tokens: int | None, sizes: Collection[int | None]) -> dict[str, Array]:
-    """Tables and heads without differences that only ids beyond `num_tokens` reach."""
-    tables = {name: [size in sizes for size in array.shape] for name, array in arrays.items() if array.ndim == 2}
-    cuts = {name: tuple(slice(num_tokens if is_long else None) for is_long in axes) for name, axes in tables.items()}
-    return {name: array[cuts[name]] if sum(tables.get(name, ())) == 1 else array for name, array in arrays.items()}
+def _reached(
+    arrays: Mapping[str, Array], num_tokens: int | None, sizes: Collection[int | None], longest: int | None
+) -> dict[str, Array]:
+    """Tables and heads without differences that only ids beyond `num_tokens` reach, or positions beyond `longest`."""
+
+    def cut(name: str, array: Array) -> Array:
+        if ROTARY.search(name):
+            return array[:longest]
+        is_long = [size in sizes for size in array.shape]
+        return array[tuple(slice(num_tokens if each else None) for each in is_long)] if sum(is_long) == 1 else array
+
+    return {name: cut(name, array) if array.ndim == 2 else array for name, array in arrays.items()}
 
 
 def hidden(
