@@ -4,16 +4,21 @@ a property test draws and by which seed, which cases a sample has, and what a de
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import random
 import subprocess
 from datetime import datetime, timezone
 from types import SimpleNamespace
+from typing import Any
 
+import onnx
 import onnxruntime
 import pytest
 from hypothesis import settings
 
+from olive_ext.model.spec import decoder_spec
+from olive_ext.model.spec.step_choices import read_step_choices
 from tests import emulated
 from tests.exports.cache import cache_folder, run_forked
 
@@ -100,3 +105,18 @@ class _OneThread(onnxruntime.SessionOptions):
 
 
 onnxruntime.SessionOptions = _OneThread
+
+
+_choices: dict[tuple[bytes, str], Any] = {}
+
+
+def _choices_once(model: onnx.ModelProto, *given: Any) -> Any:
+    """What a graph decides by a step's length follows from its nodes: it is found out once for a graph, not for each of
+    a thousand sessions on the same few. tests/model/test_step_choices.py calls the function itself."""
+    key = hashlib.sha256(model.SerializeToString()).digest(), repr(given)
+    if key not in _choices:
+        _choices[key] = read_step_choices(model, *given)
+    return _choices[key]
+
+
+decoder_spec.read_step_choices = _choices_once

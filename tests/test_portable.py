@@ -7,6 +7,7 @@ the name. Below it, the code that takes paths apart is given paths of Windows.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,13 +37,18 @@ KNOWN = {
 }
 """What is not guarded by a condition that is seen, and why it is safe."""
 
+NAMED = re.compile(
+    "|".join([*(rf"(import|from) .*\b{name}\b" for name in MODULES), *map(re.escape, ATTRIBUTES), *ARGUMENTS, *FOLDERS])
+)
+"""What a source has somewhere if it uses any of that: most have not, and are not taken apart."""
+
 LINUX_ALONE = PACKAGE / "plugins" / "code"
 """Imported by `backends.code_eval` alone, behind a condition on the platform."""
 
 
 def found(source: str) -> list[str]:
     """What the source uses that is not everywhere, outside a guard, each with its line."""
-    return [f"{line}: {name}" for line, name in _visit(ast.parse(source), False)]
+    return [f"{line}: {name}" for line, name in _visit(ast.parse(source), False)] if NAMED.search(source) else []
 
 
 def _visit(node: ast.AST, is_guarded: bool) -> Iterator[tuple[int, str]]:

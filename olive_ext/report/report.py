@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from io import StringIO
 from typing import Any, ClassVar
 
@@ -134,12 +135,18 @@ def from_json(text: str) -> Report:
             content["broken"] = [{**old, "words": one} if isinstance(one, str) else one for one in broken]
             if isinstance(content.get("comparison"), dict):
                 content["comparison"].pop("margins", None)
-        return TypeAdapter(Report).validate_python(content)
+        return _reader().validate_python(content)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except ValidationError as error:
         problem = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, problem['loc'])) or 'as a whole'}: {problem['msg']}") from error
+
+
+@cache
+def _reader() -> TypeAdapter[Report]:
+    """Made once: that takes longer than to read a report."""
+    return TypeAdapter(Report)
 
 
 def plain(value: Any) -> Any:

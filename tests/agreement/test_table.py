@@ -64,6 +64,11 @@ def holds(text: str) -> Callable[[Any], bool]:
     return lambda found: any(text in one for one in ([found] if isinstance(found, str) else found))
 
 
+def every_other(*places: int) -> str:
+    """The mark of a combination of several choices: half of them, in which any two choices meet, are for every run."""
+    return "long" if sum(places) % 2 else ""
+
+
 def counts(fits: Callable[..., bool]) -> dict[str, Any]:
     """Counters that must fit."""
     return {"counters": lambda counters: fits(**counters)}
@@ -103,11 +108,12 @@ add("heads", (), "windows 25 100", 1e-1, forms([(3, 64)]), against="plain", prov
 # Slots, chunks and order change nothing beyond 1e-5. A step for each token takes its time.
 AT_LENGTH = [(1, 1), (1, 256), (3, 7), (8, 1), (8, 256)]
 ORDERS = [("", 85, [(1, 7), (3, 1), (3, 256), (8, 7)]), ("long", 510, AT_LENGTH)]
-for graph, (mark, count, shapes) in product(GRAPHS, ORDERS):
-    for slots, chunk in shapes:
+for (at, graph), (mark, count, shapes) in product(enumerate(GRAPHS), ORDERS):
+    for (row, (slots, chunk)), (column, name) in product(enumerate(shapes), enumerate(BUILDERS)):
         asked = f"mixed_scores {count // 4 if chunk == 1 else count}"
         (base, other) = forms([(1, 256), (slots, chunk)], graph=graph)
-        add("order", BUILDERS, asked, 1e-5, [other], against=base, order=slots * chunk, mark=mark)
+        own = mark or every_other(at, row, column)
+        add("order", name, asked, 1e-5, [other], against=base, order=slots * chunk, mark=own)
 
 # Windowed caches at full length, with attention sinks; layers of two shapes.
 IS_WINDOWED = {"kv_cache": "in_place", "notes": holds("sliding_window_cache"), **REUSES}
@@ -119,27 +125,24 @@ for shape, mark in zip(SHAPES, ("long", "", "long"), strict=True):
 add("windowed", (), "windows", 1e-4, forms(SHAPES), against="plain", fetched=["gemma4_unified-genai-0.18"])
 
 # Caches and weights that are not fp32, with the same file run plainly.
-for name, nats, kv_cache in (
+TYPES = (
     ("llama-genai-0.18-kv8", 1e-4, "in_place"),
     ("llama-genai-0.18-kv4", 1e-4, "in_place"),
     ("llama-genai-0.18-fp16-cuda", 2e-2, "in_place"),
     ("llama-genai-0.18-fp16-cpu", 2e-2, "returned"),
     ("llama-genai-0.18-int4", 1e-1, "in_place"),
-):
+)
+TYPED = [(1, 1, "rows"), (3, 7, "rows"), (3, 7, "tree"), (8, 256, "rows"), (8, 256, "tree")]
+for column, (name, nats, kv_cache) in enumerate(TYPES):
     asked, facts = ("windows 25 100" if nats < 1e-3 else "windows 25 100 0"), dict[str, Any](kv_cache=kv_cache)
-    for slots, chunk, scoring in [
-        (1, 1, "rows"),
-        *product((3,), (7,), ("rows", "tree")),
-        *product((8,), (256,), ("rows", "tree")),
-    ]:
+    for row, (slots, chunk, scoring) in enumerate(TYPED):
         bound = 1e-4 if nats == 1e-1 and chunk > 1 and scoring == "rows" else nats
         if nats == 1e-1:
             facts = {**facts, "scoring": scoring}
         how: dict[str, Any] = {"against": "plain", "provider": "cpu", "facts": facts}
-        for graph in GRAPHS:
+        for at, graph in enumerate(GRAPHS):
             (engine,) = forms([(slots, chunk)], scoring=scoring, graph=graph)
-            mark = "long" if graph == "untouched" and slots != 3 else ""
-            add("types", name, asked, bound, [engine], mark=mark, **how)
+            add("types", name, asked, bound, [engine], mark=every_other(at, row, column), **how)
 IN_ROWS = {"scoring": "rows", "notes": holds("rounding of activations")}
 add("types", "llama-genai-0.18-int4", asked, 1e-1, against="plain", facts=IN_ROWS)
 ONE_TOKEN = {"chunk_size": 1, "notes": holds("steps are cut to 1 token")}

@@ -111,22 +111,22 @@ NAME = "some-owner/some-model"
 
 
 @pytest.mark.parametrize(
-    ("argv", "hub", "reason"),
+    ("hub", "reason", "commands"),
     [
-        (["evaluate", NAME, *TASKS], "silent", "no answer from 127.0.0.1 in 1 s"),
-        (["evaluate", MODEL, *TASKS, "--reference", NAME], "refusing", "Connection refused"),
-        (["evaluate", MODEL, *TASKS, "--set", f"tokenizer={NAME}"], "offline", "HF_HUB_OFFLINE is set"),
-        (IN_RECIPE, "refusing", "Connection refused"),
+        ("silent", "no answer from 127.0.0.1 in 1 s", [["evaluate", NAME, *TASKS]]),
+        ("refusing", "Connection refused", [["evaluate", MODEL, *TASKS, "--reference", NAME], IN_RECIPE]),
+        ("offline", "HF_HUB_OFFLINE is set", [["evaluate", MODEL, *TASKS, "--set", f"tokenizer={NAME}"]]),
     ],
 )
 def test_name_on_a_hub_that_does_not_answer(
-    tmp_path: Path, argv: list[str], hub: str, reason: str, request: pytest.FixtureRequest
+    tmp_path: Path, hub: str, reason: str, commands: list[list[str]], request: pytest.FixtureRequest
 ) -> None:
     network = {"HF_HUB_OFFLINE": "1"} if hub == "offline" else {"HF_ENDPOINT": request.getfixturevalue(hub)}
     put_recipe(tmp_path, {"input_model": {"type": "HfModel", "model_path": NAME}})
-    (said,) = ends([str(tmp_path), *argv], HF_HOME=str(tmp_path), NO_PROXY="127.0.0.1", **network)
-    assert said.startswith(f"'{NAME}' is no file or folder here")
-    assert said.endswith(f" cannot be asked: {reason}")
+    here = [[str(tmp_path), *argv] for argv in commands]
+    for said in ends(*here, HF_HOME=str(tmp_path), NO_PROXY="127.0.0.1", **network):
+        assert said.startswith(f"'{NAME}' is no file or folder here")
+        assert said.endswith(f" cannot be asked: {reason}")
 
 
 def test_help_of_run_names_its_command(capsys: pytest.CaptureFixture[str]) -> None:

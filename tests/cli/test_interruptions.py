@@ -73,46 +73,62 @@ def test_command_that_is_interrupted_while_it_imports_ends_with_one_line(
     assert (done.stderr.rstrip("\n") in says, done.returncode) == (True, status), done.stderr
 
 
-@pytest.mark.parametrize(
-    ("command", "module", "kept"),
-    [
-        ("evaluate {model} --tasks mine --include-path . --output out", "lm_eval", "out/journal"),
-        ("locate {model} --reference {model} --tasks mine --output out", "{room}.locate", "out/journal"),
-        ("mend {model} --reference {model} --tasks mine --like {model} --output out", "{room}.mend", ".out.unfinished"),
-        ("run --config {recipe}", "olive_ext.workflow", "out/cache"),
-        ("run --config listed.json", "olive_ext.workflow", "out/other"),
-        ("locate {model} --reference {model} --tasks mine", "{room}.locate", ""),
-        ("evaluate {model} --tasks mine --include-path . --output out", "lm_eval", "out/absent"),
-        ("evaluate {model} --tasks mine --include-path . --output out", "lm_eval", "out/empty"),
-    ],
-)
-def test_interruption_says_with_what_the_same_command_goes_on(
-    command: str, module: str, kept: str, tmp_path: Path
-) -> None:
-    (tmp_path / "task.yaml").write_text("task: mine\n", encoding="utf-8")
+SEVERAL = """
+import importlib.abc, json, os, signal, sys
+from olive_ext.cli import main
+
+class Moment(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Moment())
+for folder, module, *argv in json.loads(sys.argv[1]):
+    os.chdir(folder)
+    print("status", main(argv), file=sys.stderr)
+"""
+EVALUATE = "evaluate {model} --tasks mine --include-path . --output out"
+REMEDY = "olive_ext.plugins.diagnose.remedy"
+GOES_ON = [
+    (EVALUATE, "lm_eval", "out/journal"),
+    ("locate {model} --reference {model} --tasks mine --output out", f"{REMEDY}.locate", "out/journal"),
+    ("mend {model} --reference {model} --tasks mine --like {model} --output out", f"{REMEDY}.mend", ".out.unfinished"),
+    ("run --config recipe.json", "olive_ext.workflow", "out/cache"),
+    ("run --config listed.json", "olive_ext.workflow", "out/other"),
+    ("locate {model} --reference {model} --tasks mine", f"{REMEDY}.locate", ""),
+    (EVALUATE, "lm_eval", "out/absent"),
+    (EVALUATE, "lm_eval", "out/empty"),
+]
+"""Commands, what each imports when it is interrupted, and the folder that an earlier run left."""
+
+
+def test_interruption_says_with_what_the_same_command_goes_on(tmp_path: Path) -> None:
+    """All in one process: an interruption ends a command, and `main` with it."""
     recipe = json.loads((MODEL.parent / "recipe.json").read_text(encoding="utf-8"))
     block = {**recipe["evaluators"]["quickstart"], "include_path": ".", "tasks": ["mine"], "user_script": "task.yaml"}
-    given = {
-        **recipe,
-        "input_model": {"type": "HfModel", "model_path": str(MODEL)},
-        "evaluators": {"quickstart": block},
-    }
-    (tmp_path / "recipe.json").write_text(json.dumps(given), encoding="utf-8")
-    listed = {**{key: given[key] for key in given if key != "cache_dir"}, "engine": {"cache_dir": ["out/other"]}}
-    (tmp_path / "listed.json").write_text(json.dumps(listed), encoding="utf-8")
-    program = _program("plain", module.format(room="olive_ext.plugins.diagnose.remedy"), signal.SIGINT)
-    words = command.format(model=MODEL, recipe="recipe.json").split()
-    is_there = kept and not kept.endswith(("absent", "empty"))
-    if kept and not kept.endswith("absent"):
-        folder = tmp_path / kept.replace("empty", "journal")
-        folder.mkdir(parents=True)
-        (folder / "answers_0.jsonl").write_text(
-            "what it belongs to\n" + "an answer\n" * bool(is_there), encoding="utf-8"
-        )
-    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=tmp_path)
-    says = "nothing was kept yet" if kept else "nothing is kept without --output"
-    says = f"the same command goes on with what is in '{kept}'" if is_there else says
-    assert (done.returncode, done.stderr.replace(f"{tmp_path}/", "")) == (130, f"olive-ext: interrupted: {says}\n")
+    recipe |= {"input_model": {"type": "HfModel", "model_path": str(MODEL)}, "evaluators": {"quickstart": block}}
+    listed = {**recipe, "engine": {"cache_dir": ["out/other"]}}
+    del listed["cache_dir"]
+    commands, expected = [], []
+    for number, (command, module, kept) in enumerate(GOES_ON):
+        place = tmp_path / str(number)
+        place.mkdir()
+        (place / "task.yaml").write_text("task: mine\n", encoding="utf-8")
+        (place / "recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
+        (place / "listed.json").write_text(json.dumps(listed), encoding="utf-8")
+        is_there = kept and not kept.endswith(("absent", "empty"))
+        if kept and not kept.endswith("absent"):
+            folder = place / kept.replace("empty", "journal")
+            folder.mkdir(parents=True)
+            answers = "what it belongs to\n" + "an answer\n" * bool(is_there)
+            (folder / "answers_0.jsonl").write_text(answers, encoding="utf-8")
+        commands.append([str(place), module, *command.format(model=MODEL).split()])
+        says = "nothing was kept yet" if kept else "nothing is kept without --output"
+        says = f"the same command goes on with what is in '{kept}'" if is_there else says
+        expected += [f"olive-ext: interrupted: {says}", "status 130"]
+    done = subprocess.run([sys.executable, "-c", SEVERAL, json.dumps(commands)], capture_output=True, text=True)
+    said = [line.replace(f"{tmp_path / str(at // 2)}/", "") for at, line in enumerate(done.stderr.splitlines())]
+    assert said == expected
 
 
 def _run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:

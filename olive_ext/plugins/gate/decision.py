@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -470,13 +471,18 @@ def refuse_other_definitions(baseline: Baseline, results: Mapping[str, Any]) -> 
         raise NotComparableError(f"task '{other[0]}' is {what} write the baseline anew with --update-baseline")
 
 
+@cache
+def _reader() -> TypeAdapter[Baseline]:
+    return TypeAdapter(Baseline)
+
+
 def read_baseline(file: Path) -> Baseline:
     """The baseline in `file`. Raises `ConfigError` for anything else."""
     if kind := special_kind(file):
         raise ConfigError(f"it is {kind}: give a file", "--baseline", file, code="no_access")
     try:
         content = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=keys_once)
-        read = TypeAdapter(Baseline).validate_python(content)
+        read = _reader().validate_python(content)
         if read.format != FORMAT:
             raise ValueError(f"'format' = {read.format}, this version reads {FORMAT}: --update-baseline writes it anew")
         read.answers()

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,13 @@ def render(page: Page) -> str:
 
 def filled(template: str, *folders: Path, **values: Any) -> str:
     """A template of this room's, or of `folders`, which come first."""
+    text: str = _environment(*folders).get_template(template).render(**values)
+    return text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates
+
+
+@cache
+def _environment(*folders: Path) -> Any:
+    """Keeps the templates that it has compiled, which takes longer than to fill them."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -91,8 +99,7 @@ def filled(template: str, *folders: Path, **values: Any) -> str:
         lstrip_blocks=True,
     )  # fmt: skip
     environment.filters.update(count=numbers.count, moment=numbers.moment, nats=numbers.nats, breakable=_breakable)
-    text = environment.get_template(template).render(**values)
-    return text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates
+    return environment
 
 
 def _breakable(name: str) -> Any:

@@ -40,46 +40,54 @@ from tests.session.workers.fake_model import CHILD, CRASH, FAIL, HANG, SLOW
 GOOD = Request((1, 2, 3, 4), 2)
 
 
-@pytest.fixture
-def worker() -> Iterator[ProcessWorker]:
-    made = ProcessWorker(WorkerJob({}), Watchdog(3), child=CHILD)
-    made.open()
-    yield made
-    made.stop()
-
-
 def token(number: int) -> Request:
     return replace(GOOD, tokens=(1, number, 3, 4))
 
 
-def test_chunks_are_run_and_errors_come_back_whole(worker: ProcessWorker) -> None:
-    pid, reply = worker.pid, worker.run(OWN, [GOOD])
+@pytest.fixture(scope="module")
+def worker() -> Iterator[ProcessWorker]:
+    """Of all tests below that are given one: it starts for half a second."""
+    made = ProcessWorker(WorkerJob({}), Watchdog(3), child=CHILD)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def served(worker: ProcessWorker) -> ProcessWorker:
+    """Running, whatever the test before it left."""
+    if worker.pid is None or not psutil.pid_exists(worker.pid):
+        worker.open()
+    return worker
+
+
+def test_chunks_are_run_and_errors_come_back_whole(served: ProcessWorker) -> None:
+    pid, reply = served.pid, served.run(OWN, [GOOD])
     (result,) = reply.results
     assert isinstance(result, Result)
     assert reply.execution == {"pid": pid}
     assert result.logprobs == pytest.approx(oracle(GOOD).logprobs)
     with refused(TaskError, "contradiction", "luck", 7, holds="no such luck"):
-        worker.run(OWN, [token(FAIL)])
-    worker.release_memory(OWN)
-    assert worker.pid == pid
-    worker.stop()
-    assert not psutil.pid_exists(pid or 0)
+        served.run(OWN, [token(FAIL)])
+    served.release_memory(OWN)
+    assert served.pid == pid
 
 
 @pytest.mark.parametrize(
     ("tokens", "reason"), [(CRASH, "ended by SIGSEGV"), (HANG, "ended because it hung")], ids=["crash", "hang"]
 )
-def test_a_lost_worker_says_how(worker: ProcessWorker, tokens: int, reason: str) -> None:
+def test_a_lost_worker_says_how(served: ProcessWorker, tokens: int, reason: str) -> None:
     with pytest.raises(WorkerLostError, match=reason):
-        worker.run(OWN, [token(tokens)])
-    worker.open()
-    assert worker.run(OWN, [GOOD]).results
+        served.run(OWN, [token(tokens)])
+    served.open()
+    assert served.run(OWN, [GOOD]).results
 
 
 def test_a_killed_worker_costs_the_chunk_in_flight_only(
     worker: ProcessWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
+    before = worker.pid
     worker.stop()
+    assert before is None or not psutil.pid_exists(before)
     crew = Crew([worker])
     assert worker.pid is not None
     timer = threading.Timer(0.5, os.kill, (worker.pid, signal.SIGKILL))
