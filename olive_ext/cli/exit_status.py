@@ -15,7 +15,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,6 +116,7 @@ class _Interruptions:
         """The latest signal, whatever other libraries turned the exception into: a failed import, for instance."""
 
         self._insists = self._is_over = False
+        self._process = os.getpid()
 
     @contextmanager
     def raised(self) -> Iterator[None]:
@@ -136,7 +136,7 @@ class _Interruptions:
                 signal.signal(number, handler)
 
     def _interrupt(self, number: int, _: object) -> None:
-        if parent_process() is not None:  # a process of lm-eval's bootstrap, which would print where it was
+        if os.getpid() != self._process:  # of lm-eval's bootstrap, which would print where it was
             os._exit(128 + number)
         if number == signal.SIGTERM == self.signal and not self._insists:
             signal.signal(number, signal.SIG_DFL)

@@ -822,6 +822,19 @@ def test_rows_of_rotary_tables_are_read_up_to_the_context(longest: int, told: in
     assert len(damage(*files, longest=longest, num_tokens=50, vocab_sizes={64}).findings) == told
 
 
+@pytest.mark.parametrize(("number", "told"), [(40, 1), (60, 1), (99, 1), (100, 0)])
+def test_many_other_rows_of_a_table_are_damage_as_few_are(number: int, told: int, tmp_path: Path) -> None:
+    """A text need not reach them. Where all differ but those of zeros, a multiplier may have been folded into them."""
+    tables, files = floats(), []
+    tables[TABLE][0] = 0
+    own = {**tables, TABLE: put(slice(None, number), lambda rows: 3 * rows)(tables[TABLE].copy())}
+    for name, tensors in (("own", own), ("reference", tables)):
+        (tmp_path / name).mkdir()
+        save_file(tensors, tmp_path / name / "model.safetensors")
+        files.append(ModelFiles(tmp_path / name, tmp_path / name, {}, {}, ""))
+    assert len(damage(*files, is_same=True).findings) == told
+
+
 def test_a_checkpoint_is_held_against_its_reference_where_it_runs_as_it_is(tmp_path: Path) -> None:
     """Without an export: NaN rows, and rows of others, were "no difference found"."""
     own, files = floats(), []

@@ -101,6 +101,9 @@ JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 _SYNONYMS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj", "out_proj": "o_proj"}
 """Words of checkpoints (LFM2's), by the words that exporters use for them."""
 
+_READ_BY_ROWS = re.compile(r"embed|position|wte|wpe")
+"""Names of tables of which a text reads the rows of its tokens and positions."""
+
 _PLAIN_WORDS = ("", "weight", "MatMul", "Gemm", "Gather")
 _LAST_NORM = re.compile(r"(^|\.)(final_norm_layernorm|final_layernorm|(?<!\d\.)norm|norm_f|ln_f)\.weight$")
 _NEAR = 0.7
@@ -260,17 +263,21 @@ def hidden(
 ) -> dict[str, str]:
     """The damage that texts need not show, among constants that are `others` and products `far` from their float ones.
     Any text reaches a constant that differs in half of its numbers or more, and a matrix that differs in all rows (or
-    in the values' part of a packed product), unless it is as wide as a vocabulary. Rotations, smoothing and folded
-    norms change several constants that way, a folded multiplier changes one matrix, and the model computes the same.
-    Then these are left out, and so is a vector alone where texts gave the same distributions (`is_same`). Up to a
-    quarter of the `num_paired` products do not count as such where no vector changed with them; 0 where texts gave
-    nearly the same distributions. A norm of ones may be in quantized products."""
+    in the values' part of a packed product). Of a table of tokens or positions it need not reach the rows that differ.
+    Rotations, smoothing and folded norms change several constants that way, a folded multiplier changes one matrix, and
+    the model computes the same. Then these are left out, and so is a vector alone where texts gave the same
+    distributions (`is_same`). Up to a quarter of the `num_paired` products do not count as such where no vector changed
+    with them; 0 where texts gave nearly the same distributions. A norm of ones may be in quantized products."""
     tables = (array.shape for name, array in constants.items() if array.ndim == 2 and not ROTARY.search(name))
     widest, whole = max(map(max, tables), default=0), set()
     for name, what in others.items():
         shape = constants[name].shape
         is_product = len(shape) == 2 and len(what.rows) == shape[0] and max(shape) < widest
-        if not ROTARY.search(name) and (is_product or 2 * what.share >= 1):
+        is_table = len(shape) == 2 and (shape[0] >= widest or _READ_BY_ROWS.search(name) is not None)
+        is_reached = 2 * what.share >= 1
+        if is_table:  # rows of zeros stay, whatever multiplier is folded into the others
+            is_reached = is_reached and len(what.rows) >= int(np.count_nonzero(constants[name].any(1)))
+        if not ROTARY.search(name) and (is_product or is_reached):
             whole.add(name)
     is_smooth = is_same or any(constants[name].ndim < 2 for name in whole)
     is_meant = len(whole) + len(far) > max(1, 0 if is_smooth else num_paired // 4)
