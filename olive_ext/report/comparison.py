@@ -223,8 +223,9 @@ class Outcome:
 
     @property
     def is_share(self) -> bool:
-        """Whether the values may be shown in percent, and differences in percentage points."""
-        return max(abs(self.reference), abs(self.candidate)) <= 1
+        """Whether differences are in percentage points. The reference alone says it: a candidate that makes more errors
+        than there are words is not judged by another unit."""
+        return abs(self.reference) <= 1
 
     @property
     def unit(self) -> float:

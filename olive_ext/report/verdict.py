@@ -338,7 +338,7 @@ def _of_places(place: PlaceFinding, answers: Verdict, comparison: Comparison) ->
         return answers
     first = Reason(_PLACE_CODES[place.kind], words=place.headline)
     is_incomplete = bool(comparison.missing or comparison.damaged)
-    if first.code in _KEPT and (is_incomplete or answers.status == "loss" or answers.code == "distant"):
+    if first.code in _KEPT and (is_incomplete or answers.status == "loss" or answers.code in ("distant", "stops")):
         words = f"{first.words} where both were scored, but not all is the same"
         first = Reason("place_unknown", words=words, grade="cannot tell")
     other = answers.finding if is_incomplete else answers.headline

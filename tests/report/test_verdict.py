@@ -810,6 +810,14 @@ def test_one_document_of_a_graded_metric_passes_nothing(count: int) -> None:
         assert verdict(of(better)).status == "unknown"
 
 
+@pytest.mark.parametrize("worse", [0.3, 0.7])
+def test_more_errors_are_no_smaller_loss(worse: float) -> None:
+    """A mean beyond 1 would be held in another unit than the reference's share."""
+    errors = np.tile([0.5, 0.9], 100)
+    told = verdict(of(compare_outcomes("solve", "mistakes", "none", errors, errors + worse, higher_is_better=False)))
+    assert (told.code, told.reasons[0].size) == ("loss", pytest.approx(100 * worse))
+
+
 @pytest.mark.parametrize("kind", ["same", "kernels"])
 def test_places_are_not_green_beside_a_certain_loss_or_lost_requests(kind: str) -> None:
     """Noise that explains scored tokens explains neither answers that are certainly worse nor absent ones."""
@@ -823,6 +831,8 @@ def test_places_are_not_green_beside_a_certain_loss_or_lost_requests(kind: str) 
     absent = verdict(replace(fine, missing=3))
     assert absent.code == "place_unknown"
     assert "3 requests have no answer" in absent.evidence[-1]
+    endless = verdict(replace(fine, stops=StopTokens((1, 2), "a", (1,), "b")))
+    assert endless.code == "place_unknown"
 
 
 @pytest.mark.parametrize(
