@@ -23,8 +23,10 @@ _ANSWERED = ("acc", "acc_norm", "acc_bytes", "exact_match")
 _RANGES = {
     **dict.fromkeys(("accuracy_difference", "accuracy_difference_low", "accuracy_difference_high"), (-1.0, 1.0)),
     **dict.fromkeys((*_ANSWERED, "top1_agreement", "top_probability_rms", "mcnemar_p"), (0.0, 1.0)),
+    **dict.fromkeys(("kl_mean", "kl_median", "kl_p90", "kl_p99", "kl_p999", "kl_max"), (0.0, math.inf)),
+    "perplexity_ratio": (0.0, math.inf),
 }
-"""Least and greatest values of metrics that are shares."""
+"""Least and greatest values of metrics: shares, distances in nats and a ratio."""
 
 Number = Annotated[float, BeforeValidator(not_bool), Field(allow_inf_nan=False)]
 Distance = Annotated[float, BeforeValidator(not_bool), Field(gt=0, allow_inf_nan=False)]
@@ -117,7 +119,8 @@ class Bound(StrictModel):
         low, high = _RANGES.get(name, (-math.inf, math.inf))
         for key, bound, end in (("min", self.min, low), ("max", self.max, high)):
             if bound is not None and (not low <= bound <= high or (bound == end and name not in _ANSWERED)):
-                problem = f"'{self.metric}' is from {low:g} to {high:g} (0.01 is one point): this decides nothing"
+                hint = "" if math.isinf(high) else " (0.01 is one point)"
+                problem = f"'{self.metric}' is from {low:g} to {high:g}{hint}: this decides nothing"
                 raise ContradictionError(problem, key, bound)
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -34,11 +35,11 @@ _STEPS: Mapping[str, str] = {
         ("loss", "claim_broken", "distant"),
         f"`olive-ext locate {{arguments}}` names the weights that lose it, {_MEND} keeps them finer",
     ),
-    "far": "`olive-ext check {model} --against CHECKPOINT`, then `olive-ext locate {arguments}` for the weights that "
+    "far": "`olive-ext check {model} --against {checkpoint}`, then `olive-ext locate {arguments}` for the weights that "
     "lose",
     "cut_off": "read those answers among the flips: `gen_kwargs` may give them a larger limit (`max_gen_toks`)",
     "stops": "read those answers (`sample_log_num: 5`), and hold the graph against its source "
-    "(`olive-ext check {model} --against CHECKPOINT`)",
+    "(`olive-ext check {model} --against {checkpoint}`)",
     "place_different": "`reference.repro` (`--repro DIR`) writes the first node that differs as a graph of its own",
 }
 
@@ -93,8 +94,10 @@ def _step_after(code: str, comparison: Comparison, most_kl: float = math.inf) ->
     overall = comparison.overall_divergence()
     kl = overall.kl.mean if overall is not None else math.nan
     nats = f"{min(float(f'{kl / 2:.1g}'), most_kl):g}" if math.isfinite(kl) and kl > 0 else "NATS"
-    arguments = comparison.arguments
-    return _STEPS.get(code, "").format(arguments=arguments, model=arguments.partition(" --")[0], nats=nats)
+    arguments, reference = comparison.arguments, comparison.reference
+    checkpoint = shlex.quote(str(reference["path"])) if reference.get("kind") == "hf" else "CHECKPOINT"
+    named = {"arguments": arguments, "model": arguments.partition(" --")[0], "nats": nats, "checkpoint": checkpoint}
+    return _STEPS.get(code, "").format(**named)
 
 
 def _of_broken(reasons: Sequence[Reason], comparison: Comparison) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from olive_ext.errors import listed
 from olive_ext.report import numbers
 from olive_ext.report.comparison import ALL, Divergence, Outcome
-from olive_ext.report.metrics import COMPARISON_NAMES, Metric
+from olive_ext.report.metrics import COMPARISON_NAMES, STOPPED, Metric
 from olive_ext.report.numbers import NO_VALUE, Z95, FormattedValue
 from olive_ext.report.page import Column, ComparedModels
 
@@ -194,6 +194,7 @@ def differences(compared: Iterable[ComparedModels]) -> list[list[Difference]]:
         (each.candidate, outcome)
         for each in compared
         for outcome in (*each.comparison.outcomes, *each.comparison.lengths)
+        if outcome.metric != STOPPED  # neither a loss nor a gain: the verdict says where it is many
     ]
     order = {key: rank for rank, key in enumerate(dict.fromkeys(_key(outcome) for _, outcome in pairs))}
     pairs.sort(key=lambda pair: (pair[1].task != ALL, order[_key(pair[1])]))

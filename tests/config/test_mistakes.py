@@ -108,6 +108,7 @@ SETTINGS: list[Row] = [
     ({"require": [{**ACC, "max": math.nan}]}, WRONG, "require.0.max", "nan"),
     ({"require": ["accuracy_difference>=-1"]}, AGAINST, "require.0.min", "from -1 to 1 0.01 point"),
     ({"require": ["all/top1_agreement>=99"]}, AGAINST, "require.0.min", "99 from 0 to 1"),
+    ({"require": ["kl_mean<=-1"]}, AGAINST, "require.0.max", "-1 from 0 to inf"),
     ({"require": ["a/acc>=80"]}, AGAINST, "require.0.min", "80 from 0 to 1 0.01"),
     ({"require": [{"metric": "exact_match,strict", "max": -1}]}, AGAINST, "require.0.max", "from 0 to 1"),
     ({"require": [3]}, WRONG, "require.0", "mapping"),

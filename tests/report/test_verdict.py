@@ -835,6 +835,12 @@ def test_places_are_not_green_beside_a_certain_loss_or_lost_requests(kind: str) 
     assert endless.code == "place_unknown"
 
 
+@pytest.mark.parametrize(("kind", "path"), [("hf", "'the float'"), ("onnx", "CHECKPOINT")])
+def test_next_step_names_the_checkpoint_that_it_knows(kind: str, path: str) -> None:
+    far = replace(of(FAR), reference={"kind": kind, "path": "the float"}, arguments="int4 --tasks far")
+    assert verdict(far).next_step.startswith(f"`olive-ext check int4 --against {path}`")
+
+
 @pytest.mark.parametrize(
     ("known", "step"),
     [({"node": "a"}, "--repro DIR"), ({"node": "a", "repro": "r"}, "`python r/repro.py`"), ({}, "each setting")],
