@@ -822,6 +822,17 @@ def test_rows_of_rotary_tables_are_read_up_to_the_context(longest: int, told: in
     assert len(damage(*files, longest=longest, num_tokens=50, vocab_sizes={64}).findings) == told
 
 
+def test_what_is_folded_hides_no_part_of_a_head() -> None:
+    """A norm that was folded into one product made every distant product meant, a head with 300 other rows, too."""
+    far = {
+        "/layers.0/qkv_proj/MatMul": "has 99 %",
+        "/layers.1/qkv_proj/MatMul": "has 99 %",
+        "/lm_head/MatMul": "has 300",
+    }
+    assert hidden({}, far, {}) == {}
+    assert hidden({}, far, {}, in_part={"/lm_head/MatMul"}).keys() == {"/lm_head/MatMul"}
+
+
 @pytest.mark.parametrize(("number", "told"), [(40, 1), (60, 1), (99, 1), (100, 0)])
 def test_many_other_rows_of_a_table_are_damage_as_few_are(number: int, told: int, tmp_path: Path) -> None:
     """A text need not reach them. Where all differ but those of zeros, a multiplier may have been folded into them."""

@@ -104,6 +104,9 @@ _SYNONYMS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj", "out_proj": 
 _READ_BY_ROWS = re.compile(r"embed|position|wte|wpe")
 """Names of tables of which a text reads the rows of its tokens and positions."""
 
+_BY_TOKENS = re.compile(r"embed|lm_head|wte")
+"""Names of tables and heads, which have a row for each token."""
+
 _PLAIN_WORDS = ("", "weight", "MatMul", "Gemm", "Gather")
 _LAST_NORM = re.compile(r"(^|\.)(final_norm_layernorm|final_layernorm|(?<!\d\.)norm|norm_f|ln_f)\.weight$")
 _NEAR = 0.7
@@ -172,7 +175,9 @@ def damage(
         differing = apart(known, constants)
         sentences = {name: what.sentence(constants[name]) for name, what in differing.items()} | far
         is_quantized, num_paired = quantizing_operator(own.model) != "", 0 if is_near else len(apart_by)
-        facts: Any = {"num_paired": num_paired, "is_quantized": is_quantized, "is_same": is_same}
+        by_tokens = {name: one for name, one in apart_by.items() if _BY_TOKENS.search(name)}
+        in_part = {name for name, one in by_tokens.items() if 0 < 2 * len(one.rows) < one.num_rows}
+        facts: Any = {"num_paired": num_paired, "is_quantized": is_quantized, "is_same": is_same, "in_part": in_part}
         causes = sentences if part in unreached else hidden(differing, far, constants, **facts)
         causes |= broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in causes.items()}
@@ -260,6 +265,7 @@ def hidden(
     num_paired: int = 0,
     is_quantized: bool = False,
     is_same: bool = False,
+    in_part: Collection[str] = (),
 ) -> dict[str, str]:
     """The damage that texts need not show, among constants that are `others` and products `far` from their float ones.
     Any text reaches a constant that differs in half of its numbers or more, and a matrix that differs in all rows (or
@@ -267,7 +273,8 @@ def hidden(
     Rotations, smoothing and folded norms change several constants that way, a folded multiplier changes one matrix, and
     the model computes the same. Then these are left out, and so is a vector alone where texts gave the same
     distributions (`is_same`). Up to a quarter of the `num_paired` products do not count as such where no vector changed
-    with them; 0 where texts gave nearly the same distributions. A norm of ones may be in quantized products."""
+    with them; 0 where texts gave nearly the same distributions. A norm of ones may be in quantized products.
+    Nothing is folded into a part of a table's or head's rows (`in_part`)."""
     tables = (array.shape for name, array in constants.items() if array.ndim == 2 and not ROTARY.search(name))
     widest, whole = max(map(max, tables), default=0), set()
     for name, what in others.items():
@@ -284,7 +291,8 @@ def hidden(
     is_folded = {name: is_quantized and bool((constants[name] == 1).all()) for name in whole}
     meant = whole if is_meant or is_same else {name for name in whole if constants[name].ndim > 1 or is_folded[name]}
     findings = {name: what.sentence(constants[name]) for name, what in others.items() if name not in meant}
-    return findings if is_meant else {**findings, **far}
+    kept = {name: how for name, how in far.items() if not is_meant or name in in_part}
+    return {**findings, **kept}
 
 
 def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[str, Array]:
