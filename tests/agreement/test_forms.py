@@ -165,10 +165,12 @@ MORE_LONGROPE = ["phi3_longrope-genai-0.18", "phi4_mini-genai-0.18", "phi4_mini-
     "name", [*LONGROPE, *(pytest.param(name, marks=pytest.mark.exporters) for name in MORE_LONGROPE)]
 )
 def test_beams_that_would_cross_the_first_maximum_are_refused(name: str) -> None:
+    crossing = [one for one in PROMPTS if len(one) <= ORIGINAL < len(one) + SEARCHED - 1]
     with olive_ext.open(export(name).path, engine={"num_slots": 4}) as session:
-        for prompt in (one for one in PROMPTS if len(one) <= ORIGINAL < len(one) + SEARCHED - 1):
+        for prompt in crossing:
             with refused(OliveExtError, "unsupported", holds=str(len(prompt))):
                 session.generate([GenerationRequest(prompt, max_new_tokens=SEARCHED, num_beams=3)])
+        assert (len(crossing), session.counters.tokens_fed) == (3, 0)
 
 
 def _fed(session: Session, requests: Sequence[ScoringRequest]) -> int:

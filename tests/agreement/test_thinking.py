@@ -94,3 +94,4 @@ def test_budgets_that_leave_no_room_are_refused() -> None:
             session.generate(["the"], thinking_budget=2)
         with refused(ConfigError, "wrong_value", "think_end_token", ""):
             session.generate(["the"], think_end_token="")
+        assert session.counters.tokens_fed == 0

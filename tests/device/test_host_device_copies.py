@@ -145,19 +145,18 @@ def test_scoring_reads_4_bytes_a_target_and_8_a_row(device: str, graph: str, tmp
 
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("device", DEVICES)
-def test_greedy_decoding_reads_12_bytes_a_token(device: str, graph: str, tmp_path: Path) -> None:
-    seen = observe(device, graph, GREEDY, tmp_path, overlaps_steps=False)
-    assert seen.host_bytes == 8 * 3 * 11 + PROBES
-    assert seen.counters["steps_overlapped"] == 0
-
-
-@pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize("device", DEVICES)
-def test_steps_ahead_read_8_bytes_a_row_and_a_probe(device: str, graph: str, tmp_path: Path) -> None:
-    """After three prompts, of 6, 2 and 3 steps, 10 steps decode all three."""
-    seen = observe(device, graph, GREEDY, tmp_path, overlaps_steps=True)
-    assert seen.host_bytes == 8 * (3 + 10 * 3) + PROBES
-    assert seen.counters["steps_overlapped"] == 6 + 2 + 3 - 1 + 10
+@pytest.mark.parametrize(
+    ("overlaps_steps", "read", "num_overlapped"),
+    [(False, 8 * 3 * 11, 0), (True, 8 * (3 + 10 * 3), 6 + 2 + 3 - 1 + 10)],
+    ids=["after each step", "ahead"],
+)
+def test_greedy_decoding_reads_8_bytes_a_token_and_a_probe(
+    device: str, graph: str, overlaps_steps: bool, read: int, num_overlapped: int, tmp_path: Path
+) -> None:
+    """Three prompts of 6, 2 and 3 steps; ahead, 10 steps then decode all three."""
+    seen = observe(device, graph, GREEDY, tmp_path, overlaps_steps=overlaps_steps)
+    assert seen.host_bytes == read + PROBES
+    assert seen.counters["steps_overlapped"] == num_overlapped
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -600,40 +600,33 @@ def test_what_ships_and_is_not_judged_is_named(
     assert bool(found) == bool(what)
 
 
-@pytest.mark.parametrize(
-    ("template", "is_asked", "is_named"), [("{{ x }}", 1, 1), ("{{ x }}", 0, 0), ("{{  y }}", 1, 0)]
-)
-def test_a_second_chat_template_is_named_where_chats_are_asked(
-    template: str, is_asked: int, is_named: int, tmp_path: Path
-) -> None:
-    settings = shipped(tmp_path, {}, {}, {})
-    path = Path(settings["model"]["path"])
-    (path / "chat_template.jinja").write_text("{{ y }}\n")
-    file = path / "tokenizer_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": template}))
-    config = EvaluationConfig.parse({**settings, "apply_chat_template": bool(is_asked)})
-    assert [*Models(config).unjudged] == ["tokenizer_config.json"] * is_named
+USER = "<|user|>"
 
 
 @pytest.mark.parametrize(
-    ("config", "is_named"),
+    ("config", "named"),
     [
-        ({"extra_special_tokens": ["<|user|>"]}, 1),
-        ({"extra_special_tokens": {"user_token": "<|user|>"}}, 1),
-        ({"extra_special_tokens": ["<eos>"]}, 0),
-        ({"extra_special_tokens": ["<|user|>"], "added_tokens_decoder": {"1019": {"content": "<|user|>"}}}, 0),
+        ({"chat_template": "{{ x }}"}, ["tokenizer_config.json"]),
+        ({"chat_template": "{{  y }}"}, []),
+        ({"extra_special_tokens": [USER]}, ["tokenizer.json"]),
+        ({"extra_special_tokens": {"user_token": USER}}, ["tokenizer.json"]),
+        ({"extra_special_tokens": ["<eos>"]}, []),
+        ({"extra_special_tokens": [USER], "added_tokens_decoder": {"1019": {"content": USER}}}, []),
     ],
 )
-def test_special_tokens_of_transformers_alone_are_named_where_chats_are_asked(
-    config: dict[str, Any], is_named: int, tmp_path: Path
+def test_a_second_template_and_transformers_own_special_tokens_are_named_where_chats_are_asked(
+    config: dict[str, Any], named: list[str], tmp_path: Path
 ) -> None:
-    """onnxruntime-genai splits them."""
+    """onnxruntime-genai splits such tokens."""
     settings = shipped(tmp_path, {}, {}, {})
-    file = Path(settings["model"]["path"]) / "tokenizer_config.json"
+    folder = Path(settings["model"]["path"])
+    if "chat_template" in config:
+        (folder / "chat_template.jinja").write_text("{{ y }}\n")
+    file = folder / "tokenizer_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
     for is_asked in (True, False):
         asked = EvaluationConfig.parse({**settings, "apply_chat_template": is_asked})
-        assert [*Models(asked).unjudged] == ["tokenizer.json"] * is_named * is_asked
+        assert [*Models(asked).unjudged] == named * is_asked
 
 
 def test_constants_that_cannot_be_compared_are_a_finding(tmp_path: Path) -> None:

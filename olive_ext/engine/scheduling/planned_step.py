@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import copy
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -333,7 +333,12 @@ class StepThread:
 
     def begin(self, step: Step) -> None:
         """Queues `step`. It does not run where the step before it fails."""
-        self._executor = self._executor or ThreadPoolExecutor(1, THREAD_NAME)
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, THREAD_NAME)
+            # It is not garbage together with this object: its thread would be gone before an iterator, garbage as well,
+            # is closed and waits for it.
+            self._ends = weakref.finalize(self, self._executor.shutdown, wait=False)
+            self._ends.atexit = False
         before = self._begun[-1] if self._begun else None
         self._begun.append(self._executor.submit(_run_after, before, self._run, step))
 
@@ -353,8 +358,10 @@ class StepThread:
         for future in self._begun:
             future.cancel()
         if self._executor is not None:
-            with suppress(RuntimeError):  # at Python's end the thread is gone already
+            try:
                 self._executor.submit(bool).result()  # after what runs, a step whose `begin` was interrupted too
+            except RuntimeError:  # at Python's end, or as garbage: the thread takes no more
+                wait([future for future in self._begun if future.running()])
         self._begun.clear()
 
     def close(self) -> None:
@@ -362,6 +369,7 @@ class StepThread:
         self.settle()
         if self._executor is not None:
             self._executor.shutdown()
+            self._ends.detach()
             self._executor = None
 
 

@@ -411,10 +411,22 @@ print("usable" if interrupted > 10 else interrupted)
     assert (done.stdout.split(), done.stderr, done.returncode) == (["usable"], "", 0)
 
 
-def test_program_that_ends_in_the_middle_of_an_iterator_ends_in_silence() -> None:
-    done = _run_program("""
+IN_THE_MIDDLE = """
 results = engine.run_continuous(enumerate([Request((5, 6), 0, Generation(4)), *LONG]))
 next(results)
-print("given up")
-""")
+"""
+GARBAGE = """
+import gc, sys
+time.sleep(0.02)  # its thread waits for another step
+sys.setswitchinterval(1e-6)  # and ends as soon as it can
+both = [results, engine]
+both.append(both)
+del results, engine, runner, both
+gc.collect()
+"""
+
+
+@pytest.mark.parametrize("end", ["", GARBAGE], ids=["program", "garbage"])
+def test_end_of_what_holds_an_iterator_is_silent_and_waits_for_no_thread_that_is_gone(end: str) -> None:
+    done = _run_program(f"{IN_THE_MIDDLE}{end}print('given up')")
     assert (done.stdout.split(), done.stderr, done.returncode) == (["given", "up"], "", 0)

@@ -341,32 +341,23 @@ def test_two_stages(conversion: float, quantization: float, text: str) -> None:
     assert sentences(*stages) == [text, "the conversion: equal up to 17 tokens"]
 
 
+NAMES = ("conversion", "quantization", "provider")
+ALL_LOST = "all three stages lost: the provider KL 0.300 nats, quantization KL 0.200 nats, the conversion"
+NONE_LOST = "neither the conversion nor quantization nor the provider lost anything: at most KL 1.0e-07"
+
+
 @pytest.mark.parametrize(
-    ("conversion", "quantization", "provider", "text"),
+    ("kls", "text"),
     [
-        (1e-9, 0.02, 3e-7, "quantization lost it (KL 0.0200 nats); the conversion and the provider did not (KL"),
-        (1e-9, 2e-3, 0.3, "the provider lost it (KL 0.300 nats); the conversion and quantization did not (KL"),
-        (1e-9, 0.2, 0.3, "two stages lost: the provider KL 0.300 nats, quantization KL 0.200 nats; the conversion did"),
-        (
-            0.1,
-            0.2,
-            0.3,
-            "all three stages lost: the provider KL 0.300 nats, quantization KL 0.200 nats, the conversion",
-        ),
-        (
-            1e-9,
-            1e-8,
-            1e-7,
-            "neither the conversion nor quantization nor the provider lost anything: at most KL 1.0e-07",
-        ),
+        ((1e-9, 0.02, 3e-7), "quantization lost it (KL 0.0200 nats); the conversion and the provider did not (KL"),
+        ((1e-9, 2e-3, 0.3), "the provider lost it (KL 0.300 nats); the conversion and quantization did not (KL"),
+        ((1e-9, 0.2, 0.3), "two stages lost: the provider KL 0.300 nats, quantization KL 0.200 nats; the conversion d"),
+        ((0.1, 0.2, 0.3), ALL_LOST),
+        ((1e-9, 1e-8, 1e-7), NONE_LOST),
     ],
 )
-def test_three_stages(conversion: float, quantization: float, provider: float, text: str) -> None:
-    (sentence,) = sentences(
-        Stage("conversion", conversion, 0.1 * conversion, 1.0),
-        Stage("quantization", quantization, 0.1 * quantization, 0.97),
-        Stage("provider", provider, 0.1 * provider, 0.98),
-    )
+def test_three_stages(kls: tuple[float, ...], text: str) -> None:
+    (sentence,) = sentences(*(Stage(name, kl, 0.1 * kl, 0.98) for name, kl in zip(NAMES, kls, strict=True)))
     assert sentence.startswith(text)
 
 
