@@ -26,7 +26,7 @@ _STEPS: Mapping[str, str] = {
     "cannot_tell": "`olive-ext check {model} --verify` runs texts and names the first layer without finite numbers",
     "damaged": f"make the model again, or have {_MEND} replace what is damaged",
     "distance_open": 'evaluate all documents (`documents: "all"`)',
-    "no_values": "add a task with a value for each document, or decide by a metric that has them (`fail_on_loss: 1`)",
+    "no_values": "add a task with a value for each document",
     "none_right": "read the reference's answers (`sample_log_num: 5`): a filter may find none; or ask easier tasks",
     "nothing_compared": "add a task with a value for each document (`mmlu`)",
     "claim_open": _AGAIN,
@@ -60,8 +60,11 @@ _REPAIRS: Mapping[str, str] = {
 """How to repair damage that is in no constant of the graph, by file."""
 
 
-def next_step(reasons: Sequence[Reason], comparison: Comparison, most_kl: float = math.inf) -> str:
-    """The next step with whole commands, without its full stop; empty without any. `most_kl`: what a bound allows."""
+def next_step(
+    reasons: Sequence[Reason], comparison: Comparison, most_kl: float = math.inf, *, is_gated: bool = False
+) -> str:
+    """The next step with whole commands, without its full stop; empty without any. `most_kl`: what a bound allows.
+    `is_gated`: whether a gate asks, which has `--within` for `matters` and nothing that decides over all tasks."""
     first = reasons[0].code
     if first == "bound_broken":
         return _of_broken(reasons, comparison)
@@ -85,7 +88,11 @@ def next_step(reasons: Sequence[Reason], comparison: Comparison, most_kl: float 
         return _STEPS[first] if where.node else "hold it against each setting of the other place alone"
     if first == "place_unknown":
         return "evaluate other texts, or more of them"
-    return _of_too_few(reasons, comparison) if first == "too_few" else _step_after(first, comparison, most_kl)
+    if first == "too_few":
+        return _of_too_few(reasons, comparison, is_gated=is_gated)
+    step = _step_after(first, comparison, most_kl)
+    is_open = first == "no_values" and not is_gated
+    return f"{step}, or decide by a metric that has them (`fail_on_loss: 1`)" if is_open else step
 
 
 def _step_after(code: str, comparison: Comparison, most_kl: float = math.inf) -> str:
@@ -115,10 +122,12 @@ def _of_broken(reasons: Sequence[Reason], comparison: Comparison) -> str:
     return f"{step or _step_after('loss', comparison, most_kl)}, or allow more ({', '.join(keys)})"
 
 
-def _of_too_few(reasons: Sequence[Reason], comparison: Comparison) -> str:
+def _of_too_few(reasons: Sequence[Reason], comparison: Comparison, *, is_gated: bool) -> str:
     """More documents where there are some; else other tasks, a larger loss that matters, or other measures."""
     open_ones, matters = [item for item in reasons if item.code == "too_few"], comparison.matters
-    together = "" if comparison.over_all else f"decide over all tasks together (`fail_on_loss: {matters:g}`)"
+    together = (
+        "" if comparison.over_all or is_gated else f"decide over all tasks together (`fail_on_loss: {matters:g}`)"
+    )
     if any(item.code == "pooled" for item in reasons) and all(item.unit == "pt" for item in open_ones):
         ways = [together]
     elif comparison.certainty is not None:
@@ -133,7 +142,8 @@ def _of_too_few(reasons: Sequence[Reason], comparison: Comparison) -> str:
     largest = max(math.inf if item.size is None else item.size for item in deciding)
     least = "" if largest > MOST_ACCEPTED else f"{math.ceil(10 * largest) / 10:g}"
     unit = " or ".join(dict.fromkeys(item.unit for item in deciding))
-    accepted = f"accept a loss of {least} {unit} (`{key}: {least}`)" if least else ""
+    how = f"--within {least}" if is_gated else f"{key}: {least}"
+    accepted = f"accept a loss of {least} {unit} (`{how}`)" if least else ""
     steps = filter(None, [*ways[:1], accepted, *ways[1:]])
     return ", or ".join(steps) or "evaluate other tasks, of more documents"
 

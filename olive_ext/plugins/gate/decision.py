@@ -35,6 +35,7 @@ from olive_ext.report import Metric, PackedAnswers, Report, to_json, write_texts
 from olive_ext.report.changes import changes_of, deciding_changes, difference_texts
 from olive_ext.report.comparison import ALL, LEAST_ANSWERS, ClaimResult, Comparison, Outcome
 from olive_ext.report.metrics import LENGTHS, non_finite_requests
+from olive_ext.report.next_step import next_step
 from olive_ext.report.page import TASK_HELPERS, TEMPLATE_DATE, model_name
 from olive_ext.report.sampled import certain_comparison
 from olive_ext.report.verdict import BANDS, EXIT_STATUS, Status, Verdict, possible_loss, reason_of, verdict
@@ -132,11 +133,8 @@ class GateResult:
 
     @property
     def next_step(self) -> str:
-        """What to do where it has not passed, with what the gate takes: not all tasks together; empty where it has."""
-        if self.decision == "passed":
-            return ""
-        step = re.sub(r"(^| and )decide over all tasks together \(.+?\)", "", self.verdict.next_step)
-        return re.sub("`matters: (.+?)`", r"`--within \1`", step.removeprefix(", or ")) or "evaluate more documents"
+        """What to do where it has not passed; empty where it has."""
+        return "" if self.decision == "passed" else self.verdict.next_step or "evaluate more documents"
 
 
 def gate(run: str, file: str, within: float | None = None, *, update: bool = False) -> GateResult | Baseline:
@@ -374,6 +372,7 @@ def _decided(comparison: Comparison, notes: tuple[str, ...]) -> GateResult:
     does not where these show that answers end elsewhere or that the model is damaged, or make a loss certain that the
     claim is not about."""
     judged, certainty = verdict(comparison), comparison.certainty
+    judged = replace(judged, next_step=next_step(judged.reasons, comparison, is_gated=True))
     notes = (*notes, *(one.words for one in judged.reasons if one.code == "uncompared"))
     decision = _DECISIONS[judged.status]
     claimed = certainty.outcome[:2] if certainty is not None and certainty.outcome is not None else None

@@ -534,6 +534,7 @@ def test_a_metric_over_the_corpus_beside_an_accuracy_is_named(baseline: Path) ->
     rows = [line(number, number >= 40, prompt_hash=f"p{number}") for number in range(NUMBER)]
     gated = held(place(baseline.parent, "after", rows, with_f1), baseline, 5.0)
     assert (gated.decision, "colours f1 has no values by document" in str(gated)) == ("cannot tell", True)
+    assert gated.next_step == "add a task with a value for each document"
 
 
 @pytest.mark.parametrize(
