@@ -143,7 +143,7 @@ def check_command(arguments: Namespace) -> int:
     sys.stdout.write(printable(findings.text()))
     if findings.errors:
         raise combined(findings.errors)
-    return EXIT_STATUS["unknown"] if findings.is_undecided else 0
+    return EXIT_STATUS[findings.status]
 
 
 def schema_command(arguments: Namespace) -> int:
