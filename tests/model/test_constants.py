@@ -102,10 +102,10 @@ def test_what_any_text_shows_is_left_to_the_distances() -> None:
     """Rows may hide; of whole constants only one vector or product that stands alone is named: several are what
     rotations, smoothing and folded norms make, which compute the same."""
 
-    def told(own: dict[str, Array], far: dict[str, str] = {}) -> set[str]:  # noqa: B006 - read only
-        return {*hidden(apart(floats(), own), far, own)}
+    def told(own: dict[str, Array], *far: str) -> set[str]:
+        return {*hidden(apart(floats(), own), dict.fromkeys(far, Distance(0.0, [1], 8)), own)}
 
-    rotated, product = changed(TABLE, lambda array: array[:, ::-1]), {"up_proj": "has 90 % ..."}
+    rotated = changed(TABLE, lambda array: array[:, ::-1])
     assert apart(floats(), rotated).keys() == {TABLE}
     assert told(rotated) == set()
     for name, edit, _ in DAMAGE:
@@ -118,12 +118,12 @@ def test_what_any_text_shows_is_left_to_the_distances() -> None:
     rare = changed("lm_head", put((slice(None), slice(90, None)), lambda columns: 3 * columns), head)
     assert {*hidden(apart(head, rare), {}, rare)} == {"lm_head"}
     smoothed = changed(NORM, lambda array: array * 2)
-    assert told(smoothed, product) == told(changed("model.norm.weight", lambda array: array * 2, smoothed)) == set()
+    assert told(smoothed, "up_proj") == told(changed("model.norm.weight", lambda array: array * 2, smoothed)) == set()
     rows = changed(TABLE, put(7, 1), smoothed)
     assert hidden(apart(floats(), rows), {}, rows).keys() == {NORM, TABLE}
     assert hidden(apart(floats(), rows), {}, rows, is_same=True).keys() == {TABLE}, "one layer alone is smoothed"
-    assert told(floats(), product) == {*product}
-    assert told(floats(), {**product, "down_proj": "has 40 % ..."}) == set()
+    assert told(floats(), "up_proj") == {"up_proj"}
+    assert told(floats(), "up_proj", "down_proj") == set()
 
 
 def edited(word: str, edit: Edit, arrays: dict[str, Array] | None = None) -> dict[str, Array]:
@@ -822,15 +822,12 @@ def test_rows_of_rotary_tables_are_read_up_to_the_context(longest: int, told: in
     assert len(damage(*files, longest=longest, num_tokens=50, vocab_sizes={64}).findings) == told
 
 
-def test_what_is_folded_hides_no_part_of_a_head() -> None:
+@pytest.mark.parametrize("name", ["/lm_head/MatMul", "/model/embed_tokens/Gather", "transformer.wpe"])
+@pytest.mark.parametrize(("rows", "is_told"), [([2, 5], True), ([0, 1, 2, 3], False)])
+def test_what_is_folded_hides_no_part_of_a_head_or_table(name: str, rows: list[int], is_told: bool) -> None:
     """A norm that was folded into one product made every distant product meant, a head with 300 other rows, too."""
-    far = {
-        "/layers.0/qkv_proj/MatMul": "has 99 %",
-        "/layers.1/qkv_proj/MatMul": "has 99 %",
-        "/lm_head/MatMul": "has 300",
-    }
-    assert hidden({}, far, {}) == {}
-    assert hidden({}, far, {}, in_part={"/lm_head/MatMul"}).keys() == {"/lm_head/MatMul"}
+    far = {f"/layers.0/{word}/MatMul": Distance(1.0, [1], 8) for word in ("qkv_proj", "o_proj")}
+    assert hidden({}, {**far, name: Distance(0.0, rows, 8)}, {}).keys() == ({name} if is_told else set())
 
 
 @pytest.mark.parametrize(("number", "told"), [(40, 1), (60, 1), (99, 1), (100, 0)])
