@@ -118,7 +118,7 @@ def unlike(options: Iterable[Any], known: Collection[str], where: str, who: str)
     unknown = [option for option in options if known and option not in known]
     for option in unknown:
         near = _nearest(str(option), known)
-        if any(repr(one) in near for one in options):
+        if near and near == _nearest(str(option), [one for one in options if one in known]):
             near = f"{near[:-1]}, which is there already?"
         hints = [near, f"{who} takes {', '.join(sorted(known))}" * (option == unknown[-1])]
         problem = f"unknown key '{where}.{option}'{': ' * any(hints)}{' '.join(filter(None, hints))}"

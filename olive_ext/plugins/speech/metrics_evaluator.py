@@ -110,7 +110,8 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
             if others:
                 olives = Registry.get(str(model.framework))()
                 measured |= olives.evaluate(model, others, device or Device.CPU, execution_providers).root
-            logger.info("metrics measured here: %s; by Olive's own evaluator: %s", *map(_listed, (generative, others)))
+            names = (", ".join(metric.name for metric in some) or "none" for some in (generative, others))
+            logger.info("metrics measured here: %s; by Olive's own evaluator: %s", *names)
             return MetricResult.model_validate(measured)
 
     def _embeddings(self, model: Any, declared: Sequence[Any], providers: Any, device: Any) -> Any:
@@ -230,10 +231,6 @@ def _metrics(task: str, entries: Mapping[str, Any], beside: Mapping[str, float],
     for name, value in beside.items():
         if not name.endswith("_stderr"):
             yield Metric(task, name, "none", value, None, name.endswith("_per_second"), count)
-
-
-def _listed(metrics: Sequence[Any]) -> str:
-    return ", ".join(metric.name for metric in metrics) or "none"
 
 
 FloatArray = npt.NDArray[np.float64]
