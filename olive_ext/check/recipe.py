@@ -54,6 +54,7 @@ from olive_ext.errors import (
     combined,
     keys_once,
     special_kind,
+    suggest,
 )
 from olive_ext.model.files.model_package import choose, is_package, why_missing
 from olive_ext.model.files.package_config import is_hub_name, is_same_path
@@ -347,9 +348,10 @@ def _mistakes_of_model(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:
     kind, keys = input_model(recipe)
     path = keys.get("model_path")
     yield from (unknown := unknown_of_model(kind, keys))
+    misspelt = suggest("model_path", [error.field.removeprefix("input_model.") for error in unknown])
     if not kind:
         yield MissingError("missing: give 'HfModel' or 'ONNXModel', for instance", "input_model.type")
-    elif path is None and kind in _KINDS and not any("'model_path'" in str(error) for error in unknown):
+    elif path is None and kind in _KINDS and not misspelt:
         yield MissingError("missing: give a folder, a file or a name on the hub", "input_model.model_path")
     elif problem := why_missing(kind, path, keys.get("onnx_file_name")):
         yield NotFoundError(problem).about("input_model.model_path", path)

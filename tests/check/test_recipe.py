@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -361,14 +360,7 @@ def test_name_of_which_the_hub_cannot_be_asked_is_told_as_by_a_run(tmp_path: Pat
 def test_builder_that_the_installed_olive_cannot_drive_is_named(
     olive: str | None, genai: str | None, host: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed = {"olive-ai": olive, "onnxruntime-genai-cuda": genai}
-
-    def version(name: str) -> str:
-        if (found := installed.get(name)) is None:
-            raise PackageNotFoundError(name)
-        return found
-
-    monkeypatch.setattr(pass_options, "version", version)
+    monkeypatch.setattr(pass_options, "version_of", {"olive-ai": olive, "onnxruntime-genai-cuda": genai}.get)
     systems = {"local": {"type": "LocalSystem"}, "container": {"type": "Docker"}}
     recipe = {**built(), "systems": systems, "host": host}
     found = [error for error in mistakes(recipe) if error.field == "passes.build.type"]
