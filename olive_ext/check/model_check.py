@@ -195,7 +195,7 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
     """Adds how far the model is from its checkpoint; a float model that differs is a problem, and so is a tokenizer."""
     from olive_ext.model.files.damage import damage
     from olive_ext.model.spec.checkpoint import read_rotary_lengths
-    from olive_ext.run.models import Models, contexts_of, damaged_cache, ends_of, stops_of
+    from olive_ext.run.models import Models, contexts_of, damage_of, ends_of, stops_of
 
     other = resolve(model.settings.of_reference(checkpoint))
     if (stops := stops_of(ends_of(other), ends_of(model))) is not None and stops.differ:
@@ -219,7 +219,7 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
     for name, number in agreement.unseen.items():
         section.add("not reached", f"'{name}' of {number}", "no text is that long: 'max_length' sets the longest text")
     own_parts = "its positions go by length" * (read_rotary_lengths(other.processor_files.hf_config) is not None)
-    damaged = damaged_cache({"parts_failure": own_parts}, {"parts_failure": agreement.parts})
+    damaged = damage_of({"parts_failure": own_parts}, {"parts_failure": agreement.parts})
     if agreement.quantized_by:  # whose distance says little: its files are compared
         files = damage(model.files, other.files, longest=model.context_length)
         damaged |= files.findings

@@ -41,7 +41,7 @@ from olive_ext.report.sampled import certain_comparison
 from olive_ext.report.verdict import BANDS, EXIT_STATUS, Status, Verdict, possible_loss, reason_of, verdict
 from olive_ext.run import check_complete, evaluate
 from olive_ext.run.earlier_reports import Named, load
-from olive_ext.run.models import STOP_FACTS, damaged_cache, stops_of
+from olive_ext.run.models import STOP_FACTS, UNJUDGED, damage_of, stops_of
 from olive_ext.run.reference.answers import Answers
 from olive_ext.run.reference.packed_answers import keyed, unpacked
 from olive_ext.run.reference.pairing import compare_answers, compare_texts, without_value
@@ -202,7 +202,7 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
     faults = replace(faults, stops=stops_of(baseline.model, report.model), metrics=report.results)
     if report.comparison is not None:
         faults = replace(faults, arguments=report.comparison.arguments)
-    faults = replace(faults, damaged=damaged_cache(baseline.model, report.model))
+    faults = replace(faults, damaged=damage_of(baseline.model, report.model))
     date = report.results.get(TEMPLATE_DATE)
     dates = f": the chat template prints the date, {date}, and the baseline is of {baseline.created[:10]}"
     gated = gate_answers(baseline.answers(), own, faults, (file, run.name), dates if date else "")
@@ -362,7 +362,7 @@ def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline
     outcomes, _, lengths = compare_answers(*answers, config.matters, weights)
     comparison = Comparison({}, (), outcomes, (), missing=lost, matters=config.matters, lengths=lengths)
     pairs = ((item, one) for one in candidate for item in before if (item.task, item.filter) == (one.task, one.filter))
-    damaged = damaged_cache(baseline.model, execution) | _other_choices(pairs)
+    damaged = damage_of(baseline.model, {**execution, UNJUDGED: models.unjudged}) | _other_choices(pairs)
     comparison = replace(comparison, stops=stops, metrics=results, damaged=damaged)
     return _decided(certain_comparison(comparison, certainty), ())
 
@@ -432,7 +432,7 @@ def baseline_of(report: Report) -> Baseline:
     """The baseline of a report. Raises `ConfigError` where it has no answers."""
     if not report.answers:
         raise MissingError("a baseline needs a value for each document, which no task of the report has")
-    facts = ("path", "kind", "content_hash", "mode", "parts_failure", *STOP_FACTS)
+    facts = ("path", "kind", "content_hash", "mode", "parts_failure", UNJUDGED, *STOP_FACTS)
     reference = {} if report.comparison is None else report.comparison.reference
     records = {"records": Path(str(reference["folder"])).name} if "folder" in reference else {}  # their key
     return Baseline(
