@@ -29,7 +29,7 @@ from olive_ext.model.files.hub import offline_if_unreachable
 from olive_ext.model.types import MEDIA_PARTS
 from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
-from olive_ext.report.comparison import NAME, VARIANT, Comparison
+from olive_ext.report.comparison import GENERATED, NAME, VARIANT, Comparison
 from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
 from olive_ext.report.numbers import SAME_NATS
 from olive_ext.report.page import SIZE
@@ -145,7 +145,8 @@ def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Mo
         is_near=is_near, is_same=is_same, unreached=[part for part, one in MEDIA_PARTS.items() if one in unseen]
     )
     if reach is not None:
-        reach = replace(reach, unseen=tuple(one.kind for one in unseen), uncompared=constants.uncompared)
+        kinds = (*(one.kind for one in unseen), *([] if comparison.is_generated else [GENERATED]))
+        reach = replace(reach, unseen=kinds, uncompared=constants.uncompared)
     damaged = damage_of(comparison.reference, model) | constants.findings
     return replace(comparison, damaged=damaged, reach=reach, contexts=contexts)
 
