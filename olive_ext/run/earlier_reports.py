@@ -209,7 +209,7 @@ def _paired(first: Named, other: Named) -> Comparison:
     both = [item for item in answers if (item.task, item.filter) in theirs]
     pair = [theirs[item.task, item.filter] for item in both], both
     try:
-        outcomes, flips, lengths = compare_answers(*pair, samples, {}, other.matters)
+        outcomes, flips, lengths = compare_answers(*pair, samples, {}, other.matters, results=other.report.results)
     except TaskError as error:
         raise NotComparableError(f"cannot compare '{first.name}' and '{other.name}': {error}") from error
     reports, own = (first.report, other.report), other.report.comparison or Comparison({})

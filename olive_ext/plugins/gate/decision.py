@@ -244,7 +244,7 @@ def gate_answers(
         lacking |= unanswered
     try:
         both = [one for one, _ in common], [two for _, two in common]
-        outcomes, _, lengths = compare_answers(*both, {}, {}, faults.matters)
+        outcomes, _, lengths = compare_answers(*both, {}, {}, faults.matters, results=faults.metrics)
     except TaskError as error:
         raise NotComparableError(f"cannot compare '{names[0]}' and '{names[1]}': {error}") from error
     missing, texts, damaged = max(faults.missing, len(lacking)), tuple(compare_texts(*both)), _other_choices(common)

@@ -562,6 +562,34 @@ def test_a_metric_over_the_corpus_beside_an_accuracy_is_named(baseline: Path) ->
     assert gated.next_step == "add a task with a value for each document"
 
 
+@pytest.mark.parametrize("metrics", [["f1"], ["acc", "f1"]])
+@pytest.mark.parametrize(
+    ("count", "change", "decision"), [(NUMBER, 0, "passed"), (NUMBER, 1, "cannot tell"), (20, 0, "cannot tell")]
+)
+def test_a_metric_over_the_corpus_is_decided_by_many_documents_that_add_the_same(
+    metrics: list[str], count: int, change: int, decision: str, tmp_path: Path
+) -> None:
+    """Also where a task has no other metric, as CoLA has MCC. One document that adds something else may move it."""
+
+    def scored(values: dict[str, Any]) -> None:
+        values["results"]["configs"]["colours"]["metric_list"] = [
+            {"metric": name, "aggregation": "mean" if name == "acc" else name} for name in metrics
+        ]
+        values["results"]["results"] = {"colours": {"f1,none": 0.8}}
+
+    def run(name: str, change: int) -> Path:
+        items = [(number % 2, (number + (number < change)) % 2) for number in range(count)]
+        rows = [line(number, True, prompt_hash=f"p{number}", f1=item) for number, item in enumerate(items)]
+        return place(tmp_path, name, rows, scored)
+
+    file = tmp_path / "baseline.json"
+    gate(str(run("before", 0)), str(file), update=True)
+    gated = held(run("after", change), file, 5.0)
+    assert gated.decision == decision
+    judged = [bound for bound in gated.bounds if bound.name == "colours f1"]
+    assert [bound.decision for bound in judged] == [decision] * (not change)
+
+
 @pytest.mark.parametrize(
     ("share", "spread", "decision"),
     [
