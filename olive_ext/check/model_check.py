@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from olive_ext.session.tokenizer import Tokenizer
 
 
+_NEAR = 1.0
+"""Nats, at most, by which a quantized model of sound weights differs at 8 bits: 0.2 to 0.8."""
+
+
 @dataclass(frozen=True)
 class Fact:
     """One line: its subject, its value, and why."""
@@ -221,7 +225,8 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
     own_parts = "its positions go by length" * (read_rotary_lengths(other.processor_files.hf_config) is not None)
     damaged = damage_of({"parts_failure": own_parts}, {"parts_failure": agreement.parts})
     if agreement.quantized_by:  # whose distance says little: its files are compared
-        files = damage(model.files, other.files, longest=model.context_length)
+        is_near = agreement.is_undecided and agreement.nats < _NEAR
+        files = damage(model.files, other.files, is_near=is_near, longest=model.context_length)
         damaged |= files.findings
         if files.uncompared:
             section.add("constants not compared", files.uncompared, "the checkpoint has none of their names and shapes")
