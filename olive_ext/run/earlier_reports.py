@@ -26,7 +26,7 @@ from olive_ext.report.page import (
 )
 from olive_ext.report.verdict import Reason
 from olive_ext.run.bounds import broken_bounds
-from olive_ext.run.models import stops_of
+from olive_ext.run.models import damage_of, stops_of
 from olive_ext.run.reference.answers import Answers, Sample
 from olive_ext.run.reference.packed_answers import unpacked
 from olive_ext.run.reference.pairing import compare_answers, compare_texts
@@ -165,7 +165,8 @@ def _compared(first: Named, others: Sequence[Named]) -> Iterator[ComparedModels]
     facts = {key: model[key] for key in ("path", "kind", "content_hash") if key in model}
     for item in others:
         own, paired, notes = item.report.comparison or Comparison({}), _paired(first, item), []
-        kept: dict[str, Any] = {name: getattr(own, name) for name in ("divergences", "over_all", "damaged")}
+        kept: dict[str, Any] = {name: getattr(own, name) for name in ("divergences", "over_all")}
+        kept["damaged"] = {**damage_of(model, item.report.model), **own.damaged}
         if is_same := _is_model(own.reference, model):
             kept |= {name: getattr(own, name) for name in ("asked", "reach", "contexts", "changed_answers")}
             kept |= {} if paired.outcomes else {name: getattr(own, name) for name in ("outcomes", "flips", "lengths")}
