@@ -261,7 +261,8 @@ def test_what_is_not_obvious_is_noted(graph, edit, config, in_place, note):
     assert spec.vocab_size == 100
     assert any(note in one for one in spec.notes)
     said = read_spec(graph, {**config, "search": {"past_present_share_buffer": True}}).contradicted
-    assert any("past_present_share_buffer" in text for text in said) == (not in_place), "onnxruntime-genai fails"
+    grows = graph.graph.node[0].op_type == "MultiHeadAttention"  # onnxruntime-genai fails at the first step
+    assert any("past_present_share_buffer" in text for text in said) == grows
 
 
 def test_layers_have_their_own_sizes_in_the_order_of_their_numbers():

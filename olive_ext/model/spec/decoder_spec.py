@@ -288,8 +288,9 @@ class _Reader:
             stated = {**self._model_config, **self._decoder_config}.get(key, 0)
             if stated > 0 and values and stated not in values:
                 yield f"{key} {stated}, the graph has {listed(map(str, sorted(values)))}"
-        if self._shares_buffer and not has_cross and (obstacle := self._in_place_obstacle(kv, ())):
-            yield f"past_present_share_buffer true, and {obstacle}"
+        readers = {self._readers[tensor.past].op_type for tensor in caches if tensor.past in self._readers}
+        if self._shares_buffer and not (has_cross or self._is_packed) and readers - {"GroupQueryAttention"}:
+            yield f"past_present_share_buffer true, the graph's caches grow: {listed(sorted(readers))}"
         length, rows = self._model_config.get("context_length") or 0, rotary_rows(self._graph)
         if rows and length > rows:
             yield f"context_length {length}, the graph's rotary tables have {rows} positions"
