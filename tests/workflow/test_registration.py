@@ -72,12 +72,15 @@ class Output:
 class FakeCache(dict[str, Any]):
     """The cached numbers by model id; the files of reports lie in `folder`."""
 
-    def __init__(self, folder: Path = Path("nowhere")) -> None:
-        super().__init__()
-        self.folder = folder
+    folder: Path
 
     def get_evaluation_json_path(self, model_id: str) -> Path:
         return self.folder / f"{model_id}.json"
+
+
+@pytest.fixture(autouse=True)
+def cached_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeCache, "folder", tmp_path / "cache", raising=False)
 
 
 class FakeEngine:
@@ -194,7 +197,6 @@ def test_report_of_a_known_evaluation_is_its_own_and_not_what_lies_in_the_folder
 ) -> None:
     """Other settings write into the same folder, and a workflow's status is that of its last report."""
     folder, engine = tmp_path / "reports", new_engine()()
-    engine.cache.folder = tmp_path / "cache"
     settings = [ours(limit=limit, **({"output_dir": str(folder)} if has_folder else {})) for limit in (1, 2, 1)]
     token = running.set(run := Run(model))
     try:
