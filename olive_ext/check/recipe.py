@@ -210,6 +210,8 @@ def mistakes(
                 yield from unlike(values, olives.parameters(block.type), block.where, f"'{block.type}'")
                 yield from unknown_values(olives.module(block.type), values, block.where)
     yield from _undefined(recipe, "evaluators", _evaluator_references(recipe))
+    if passes is None or not passes.are_all:  # an engine lists those that it was given
+        yield from _unused(recipe)
     yield from _undefined(recipe, "systems", _system_references(recipe))
     if has_model:
         yield from _mistakes_of_model(recipe)
@@ -507,6 +509,15 @@ def _undefined(recipe: Mapping[str, Any], section: str, references: Iterable[tup
         for where, name in references
         if isinstance(name, str) and name not in known
     ]
+
+
+def _unused(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:
+    """An error for evaluators of ours where no key names any: the run would end well, without a report. One that is
+    kept beside the one that is named is a choice."""
+    ours = [block.where.partition(".")[2] for block in blocks(recipe) if block.is_ours and not block.is_pass]
+    if ours and not any(evaluator for _, evaluator in _evaluator_references(recipe)):
+        where = "here, as 'engine.evaluator' or as a pass's 'evaluator'"
+        yield MissingError(f"nothing would be evaluated: give '{ours[0]}', {where}", "evaluator")
 
 
 def _no_mappings(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:

@@ -306,6 +306,7 @@ MISTAKES: list[tuple[str, Any, str, str, str]] = [  # path, value, code, field w
 
 OF_RECIPES: list[tuple[str, Any, str, str, str]] = [
     ("evaluator", "theirs", NO_NAME, "", "evaluators"),
+    ("evaluator", None, MISSING, "", "ours engine.evaluator"),
     ("evaluator", {"type": "OrtLMEvaluator"}, MISSING, ".tasks", ""),
     ("engine.evaluator", {"type": "OrtLMEvaluator"}, MISSING, ".tasks", ""),
     ("passes.other", [{"type": "OrtLMEvaluations"}], NO_NAME, ".type", ""),
@@ -499,6 +500,7 @@ def test_answers_longer_than_the_context_of_the_input_model_are_refused(tmp_path
     recipe = {
         "input_model": {"type": "HfModel", "model_path": str(folder / "model")},
         "evaluators": {"ours": {**block, "gen_kwargs": {"max_gen_toks": 512}}},
+        "evaluator": "ours",
     }
     assert problems(tmp_path, recipe) == [
         "task 'quickstart_generate': 'max_gen_toks' = 512 leaves no room for a prompt: it must be below the model's "
@@ -520,6 +522,14 @@ def test_recipe_without_a_block_of_ours_is_a_problem(tmp_path: Path) -> None:
         "the recipe has no evaluator OrtLMEvaluator or OrtEvaluator and no pass OrtLMEvaluation or OrtLossMap or "
         "OrtMending"
     ]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("engine.evaluator", "ours"), (f"{MEASURE}.evaluator", "ours"), (OURS, {"metrics": [SCORE]})],
+)
+def test_evaluator_may_be_named_elsewhere_and_olives_may_be_unused(tmp_path: Path, path: str, value: Any) -> None:
+    assert not problems(tmp_path, {**with_value(path, value), "evaluator": None})
 
 
 def test_command_is_2_with_all_problems_on_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
