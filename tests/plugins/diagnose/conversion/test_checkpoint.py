@@ -305,7 +305,7 @@ def test_neurons_in_another_order_are_no_damage(moves: str, codes: list[str], tm
     path = edited(genai_export("llama"), tmp_path / "model", move)
     config = EvaluationConfig.parse({"tasks": ["a"], "model": {"path": str(path)}, "max_length": 64})
     found = check_model(config, against=str(hf_model("llama")))
-    assert ([error.code for error in found.errors], found.is_undecided) == (codes, True)
+    assert ([error.code for error in found.differences], found.is_undecided) == (codes, True)
 
 
 def test_a_cache_that_whole_texts_do_not_show_is_a_problem(tmp_path: Path) -> None:
