@@ -104,9 +104,11 @@ def evaluate_models(
     log_folder = _log_folder(config)
     if lm is None:
         _refuse_missing(config, models)
+    from olive_ext.session.tokenizer import each_loaded_once
+
     on_hub = offline_if_unreachable(models.names() if lm is None else ())
     file = nullcontext() if models.records_file is None else models.records_file.in_use()
-    with models.clock.reporting(progress), on_hub, ExitStack() as logging_runs, file:
+    with models.clock.reporting(progress), on_hub, each_loaded_once(), ExitStack() as logging_runs, file:
         name = Path(config.model.path).name
         runs = [logging_runs.enter_context(logged(name)) for logged in hooks("logged_run").values()]
         report, task_run = _evaluate(models, lm)
