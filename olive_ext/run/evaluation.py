@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from olive_ext.backends.task_files import refuse_unknown, task_folders
 from olive_ext.config import EvaluationConfig
+from olive_ext.config.base import takes
 from olive_ext.errors import (
     ConfigError,
     IncompleteError,
@@ -55,21 +56,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-UNSET: Any = type("Unset", (), {"__repr__": lambda _: "unset"})()
-"""Stands for a keyword that was not given; None is a value."""
 
-
+@takes(EvaluationConfig)
 def evaluate(
     config: EvaluationConfig | Mapping[str, Any] | str | Path | None = None,
     *,
-    tasks: Sequence[str | Mapping[str, Any]] = UNSET,
-    reference: str | Path | Mapping[str, Any] | None = UNSET,
-    limit: float | None = UNSET,
-    num_fewshot: int | None = UNSET,
-    include_path: str | Path | Sequence[str | Path] | None = UNSET,
-    output_dir: str | Path | None = UNSET,
-    fail_on_loss: float | None = UNSET,
-    require: Sequence[str | Mapping[str, Any]] = UNSET,
     lm: LM | None = None,
     progress: bool | None = None,
     names: Mapping[str, str | None] = MappingProxyType({}),
@@ -86,9 +77,6 @@ def evaluate(
     before the model is opened. Answers are journaled as they come; all else is written when all is done. A broken
     bound (`fail_on_loss`, `require`) is a `RequirementError` that has the `report`.
     """
-    typed: dict[str, Any] = {"tasks": tasks, "reference": reference, "limit": limit, "num_fewshot": num_fewshot}
-    typed |= {"include_path": include_path, "output_dir": output_dir, "fail_on_loss": fail_on_loss, "require": require}
-    settings |= {name: value for name, value in typed.items() if value is not UNSET}
     config = EvaluationConfig.of(config, settings) if settings or not isinstance(config, EvaluationConfig) else config
     report = evaluate_models(Models(with_costs(config), progress), lm, names)
     if report.broken:
