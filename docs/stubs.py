@@ -5,6 +5,7 @@ functions' own parameters, and a keyword with its type for each of the settings 
 from __future__ import annotations
 
 import inspect
+from textwrap import indent
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -36,11 +37,13 @@ from olive_ext.session.session import Session
 
 def functions() -> str:
     """The file's text."""
-    return _HEAD + "\n" + "".join(map(_function, olive_ext.__all__[1:]))
+    return "\n".join([_HEAD, *map(_function, olive_ext.__all__[1:])])
 
 
 def _function(name: str) -> str:
-    shown = inspect.signature(getattr(olive_ext, name))
+    function = getattr(olive_ext, name)
+    function = getattr(function, name, function)  # the room `check` has the function of its name
+    shown = inspect.signature(function)
     lines, is_keyword = [], False
     for parameter in shown.parameters.values():
         if not is_keyword and parameter.kind is parameter.KEYWORD_ONLY:
@@ -49,7 +52,8 @@ def _function(name: str) -> str:
         kind, has_default = parameter.annotation, parameter.default is not parameter.empty
         written = " | ".join(dict.fromkeys(_types(kind))) if isinstance(kind, FieldInfo) else kind
         lines.append(f"    {parameter.name}: {written}{' = ...' * has_default},")
-    return "\n".join([f"def {name}(", *lines, f") -> {shown.return_annotation}: ...\n"])
+    text = f'"""{inspect.cleandoc(function.__doc__)}\n"""'
+    return "\n".join([f"def {name}(", *lines, f") -> {shown.return_annotation}:", indent(text, "    "), ""])
 
 
 def _types(kind: Any) -> list[str]:

@@ -63,7 +63,15 @@ def check(
     sample_log_dir: str | Path | None = ...,
     on_error: Literal["stop", "report"] = ...,
     model: str | Path | Mapping[str, Any] = ...,
-) -> Findings: ...
+) -> Findings:
+    """What a recipe (.json, .yaml, .yml) or a model at `target` resolves to, without running it: print it. What is
+    wrong is in its `errors`, what was lost in its `differences`, and the sentences of both in its `problems`.
+
+    `settings` are keys of an evaluation of the model; with `tasks` its work is predicted. `verify` also runs the model
+    and compares its log-probabilities with those of the untouched graph; `against`, a checkpoint, compares with that.
+    Raises `ConfigError` for settings that are wrong in themselves.
+    """
+
 def evaluate(
     config: EvaluationConfig | Mapping[str, Any] | str | Path | None = ...,
     *,
@@ -113,7 +121,19 @@ def evaluate(
     sample_log_dir: str | Path | None = ...,
     on_error: Literal["stop", "report"] = ...,
     model: str | Path | Mapping[str, Any] = ...,
-) -> Report: ...
+) -> Report:
+    """Runs an evaluation and returns its report; writes the report and sample logs where `config` names folders.
+
+    `config` is a model's path with the other keys as keywords (`evaluate("model.onnx", tasks=["mmlu"], limit=50)`), a
+    mapping of all keys, or an `EvaluationConfig`; keywords are laid over the last two, and alone are all keys.
+    `settings` are all other keys of a recipe's evaluator. `lm` stands in for the model that `config` names, and stays
+    open. `names` are those that people use for the "model" and the "reference", where these are not their paths.
+    `progress` shows bars on a terminal, else a line a minute on stderr; None shows it on a terminal only. Every
+    failure but an interruption is an `OliveExtError`; what does not exist (model, provider, folder, task) is noticed
+    before the model is opened. Answers are journaled as they come; all else is written when all is done. A broken
+    bound (`fail_on_loss`, `require`) is a `RequirementError` that has the `report`.
+    """
+
 def locate(
     config: LocationConfig | Mapping[str, Any] | str | Path,
     *,
@@ -150,7 +170,15 @@ def locate(
     top: int = ...,
     resume: bool = ...,
     model: str | Path | Mapping[str, Any] = ...,
-) -> LossMap: ...
+) -> LossMap:
+    """The loss map of a quantized model; written where `config` names a folder.
+
+    `config` is the model's path with the other keys as keywords (`locate("int4", reference="float", tasks=["mmlu"])`),
+    a mapping of all keys, or a `LocationConfig`; keywords are laid over the last two. `progress` shows bars on a
+    terminal, else a line a minute on stderr; None shows it on a terminal only. Every failure but an interruption is an
+    `OliveExtError`. With a folder an interrupted call goes on where it was.
+    """
+
 def mend(
     config: MendingConfig | Mapping[str, Any] | str | Path,
     *,
@@ -191,7 +219,19 @@ def mend(
     like: str | Path | None = ...,
     require: Sequence[str | Mapping[str, Any]] = ...,
     model: str | Path | Mapping[str, Any] = ...,
-) -> Bill: ...
+) -> Bill:
+    """Writes the mended model into `output_dir`, with its bill, which is returned.
+
+    `config` is the model's path with the other keys as keywords
+    (`mend("int4", reference="float", tasks=["mmlu"], within={"kl_mean": 0.01}, output_dir="mended")`), a mapping of all
+    keys, or a `MendingConfig`. Every failure but an interruption is an `OliveExtError`: `RequirementError` where no
+    model keeps the bound, within the size. Then nothing is left behind. Whether documents that chose nothing confirm
+    the bound is the bill's `verdict`.
+
+    What has been measured lies in a hidden folder beside `output_dir` until the call ends: one that was interrupted, or
+    that the machine made fail, goes on from it when it is made again.
+    """
+
 def open(
     model: str | Path | ModelSettings,
     *,
@@ -222,4 +262,15 @@ def open(
     prefix_token_id: int | None = ...,
     language: str | None = ...,
     speech_task: Literal["transcribe", "translate"] | None = ...,
-) -> Session: ...
+) -> Session:
+    """Opens the model at `model`: an ONNX file or folder, a genai package, Olive's output folder, or a Hugging Face
+    model, which runs on transformers in `dtype` on `device`; `kind` "onnx" or "hf" chooses where a folder has both.
+
+    `settings` mean what the keys of the same name mean in a recipe: the fields of `ModelSettings`, an object of which
+    may take their place. Raises `ConfigError`, `ModelError` or `ProviderError`, and `TypeError` for an unknown name.
+
+    With a `reference` every score has in `compared` how far the two models' distributions are apart. `reference` is a
+    path, a mapping of arguments of this function (what it leaves out of providers, threads and lengths is taken from
+    this call), or the `Records` of a reference. `record_to`, a folder or a mapping ("folder", "top", "drawn", "seed"),
+    makes this model a reference: its distributions are kept on disk, and candidates are opened with `Session.records`.
+    """

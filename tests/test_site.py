@@ -42,6 +42,7 @@ def test_docstrings_are_the_reference(site: Path) -> None:
     page = (site / "docs" / "reference" / "python.html").read_text(encoding="utf-8")
     for name in ("olive_ext.session.Session.generate", "olive_ext.evaluate", "olive_ext.backends.lm_eval.OrtLM"):
         assert f'id="{name}"' in page
+    assert "Opens the model at" in page
 
 
 def test_schemas_are_published(site: Path) -> None:
