@@ -60,13 +60,20 @@ def test_digest_does_not_change_with_what_opening_reads_not(files: ModelFiles) -
         assert model_digest(files) == before, name
 
 
-def test_digest_changes_with_the_code_that_a_configuration_names(tmp_path: Path) -> None:
-    put_json(tmp_path / "config.json", {"auto_map": {"AutoModelForCausalLM": "modeling.Own"}})
-    digests = set()
-    for text in ("a = 1", "a = 3"):
-        (tmp_path / "modeling.py").write_text(text)
-        digests.add(model_digest(locate_hf(str(tmp_path))))
-    assert len(digests) == 2
+@pytest.mark.parametrize("name", ["modeling.py", "own/layers.py", "data/scale.txt"])
+def test_digest_changes_with_all_that_code_of_the_folder_may_read(files: ModelFiles, tmp_path: Path, name: str) -> None:
+    put_json(tmp_path / "hf" / "config.json", {"auto_map": {"AutoModelForCausalLM": "modeling.Own"}})
+    put_json(files.directory / "tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["modeling.Own", None]}})
+    for located in (locate_hf(str(tmp_path / "hf")), files):
+        digests, file = {model_digest(located)}, located.directory / name
+        file.parent.mkdir(exist_ok=True)
+        for text in ("a = 1", "a = 3"):
+            file.write_text(text)
+            digests.add(model_digest(located))
+        assert len(digests) == 3
+        for hidden in (".cache/a", "own/__pycache__/a.pyc", "q4.onnx", "q4.onnx.data"):
+            put_json(located.directory / hidden, {})
+        assert model_digest(located) in digests
 
 
 def test_what_is_opened_beyond_the_digests_files_is_noted_with_its_content(files: ModelFiles) -> None:

@@ -50,8 +50,9 @@ def read_files(files: ModelFiles) -> dict[str, Path]:
     """Every file that opening the model reads, by a label that is the same wherever the files lie.
 
     These are the graphs with their weights and compiled contexts, and of the folders of model, decoder and tokenizer
-    the configurations, the tokenizer, templates, what genai_config.json names, and, where a configuration names classes
-    of its own (`auto_map`), Python. Not all of a folder counts: it may be any, with reports and scripts in it.
+    the configurations, the tokenizer, templates and what genai_config.json names. Not all of a folder counts: it may be
+    any, with reports and scripts in it. Where a configuration names classes of its own (`auto_map`), all does but other
+    graphs and what is hidden: its code may read any of it.
     """
     is_graph, tokenizer = files.decoder != files.directory, Path(files.tokenizer)
     read = dict(_graphs(files)) if is_graph else {}
@@ -65,9 +66,14 @@ def read_files(files: ModelFiles) -> dict[str, Path]:
         patterns = (*_CONFIGS, *_TEXTS, *_TEMPLATES, *(() if is_graph or role != "model" else _HF_FILES))
         wanted = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
         if any(b'"auto_map"' in file.read_bytes() for file in wanted if file.name.endswith("config.json")):
-            wanted.update(folder.glob("*.py"))
+            wanted.update(file for file in folder.rglob("*") if file not in read.values() and _is_data(folder, file))
         read |= {f"{role} {file.relative_to(folder).as_posix()}": file for file in wanted}
     return {label: file for label, file in read.items() if file.is_file()}
+
+
+def _is_data(folder: Path, file: Path) -> bool:
+    parts = file.relative_to(folder).parts
+    return ".onnx" not in file.name and not any(part.startswith(".") or part == "__pycache__" for part in parts)
 
 
 def model_digest(files: ModelFiles, *more: Path) -> str:
