@@ -71,9 +71,9 @@ def next_step(
     is_open = first in ("cannot_tell", "too_few", "nothing_compared", "place_unknown")
     if is_open and comparison.missing and not comparison.non_finite:
         return _AGAIN if comparison.missing > sum(comparison.unread.values()) else _STEPS["unread"]
-    if first == "damaged" and (repair := _REPAIRS.get(next(iter(comparison.damaged)))):
+    if first == "damaged" and (repair := _REPAIRS.get(next(iter(comparison.damaged), ""))):
         return repair
-    if first == "asked" and comparison.asked is not None:
+    if first in ("asked", "damaged") and comparison.asked is not None:
         files = f" ({joined(comparison.asked.files)})" if comparison.asked.files else ""
         return f"give both models the same {joined(comparison.asked.what)}{files}, then evaluate again"
     if first == "stops" and not reasons[0].metric and (stops := comparison.stops) is not None:

@@ -7,6 +7,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -429,6 +430,19 @@ class Models:
             theirs = theirs if isinstance(reference, RecordsFile) else self.prompt_format(reference, reads_all=True)
         what, files, texts = theirs.differing(asked_by_files)
         return PromptDiff(what, files, *texts) if what else None
+
+    def shown(
+        self, diff: PromptDiff, reference: Mapping[Any, Sequence[str]], candidate: Mapping[Any, Sequence[str]]
+    ) -> PromptDiff:
+        """`diff` with the first texts of both models' requests of which they get other tokens, if there are any."""
+        one, two = map(self._tokenizer, (self.given_reference, self.given_candidate))
+        for at, texts in candidate.items():
+            for asked, own in zip(reference.get(at, texts), texts, strict=False):
+                if (ids := one.encode(asked)) != (other := two.encode(own)):
+                    texts = one.decode(ids, skip_special_tokens=False), two.decode(other, skip_special_tokens=False)
+                    shown = excerpts(*(texts if texts[0] != texts[1] else (str(ids), str(other))))
+                    return replace(diff, reference_prompt=shown[0], candidate_prompt=shown[1])
+        return replace(diff, are_alike=True)
 
     def prompt_format(self, model: ResolvedModel, *, reads_all: bool = False) -> PromptFormat:
         """How the files of `model` and this evaluation's settings have a model asked; see `PromptFormat.of`."""

@@ -19,9 +19,10 @@ import gc
 import os
 import shlex
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -52,9 +53,6 @@ if TYPE_CHECKING:
 
 Mode = Literal["recorded", "resident", "answers", "recording", "file", "alone"]
 
-_SHOWN = 60
-"""Characters of a prompt's beginning, and of its end, that are shown."""
-
 MEMORY_FACTOR = 2.0
 """The memory that a model is expected to take, in multiples of its size: weights, unpacked ones, KV cache, logits."""
 
@@ -73,8 +71,8 @@ class ReferenceRun:
     lost: Collection[Document] = ()
     """Documents with a request that has no answer."""
 
-    prompt: str = ""
-    """A document's prompt as the model was asked."""
+    prompts: Mapping[tuple[str, int, int], Sequence[str]] = field(default_factory=dict)
+    """By task, document and request: its texts, where each model is asked by its own files."""
 
     num_lost: int = 0
     """Requests that the reference alone could not answer."""
@@ -188,8 +186,8 @@ class TaskRun:
         observer, weights, samples, own = self.observer, self.weights, self.samples, self.answers
         tasks, matters = self._tasks.tasks, self._models.config.matters
         asked = self._models.prompt_diff if self._mode == "answers" else None
-        if asked and TEMPLATE not in asked.what and reference.prompt != (prompt := _first_prompt(lm, samples)):
-            asked = replace(asked, reference_prompt=reference.prompt, candidate_prompt=prompt)
+        if asked and TEMPLATE not in asked.what and hasattr(lm, "session"):
+            asked = self._models.shown(asked, reference.prompts, _prompts(samples))
         both = reference.answers, own, samples, tasks
         outcomes, flips, lengths = compare_answers(*both, matters, weights, has_same_prompts=asked is None)
         lost = {*reference.lost, *lost_documents(lm)}
@@ -239,12 +237,13 @@ class TaskRun:
         lm.role = "the reference"
         results = run_tasks(lm, self._tasks, self._models.config, progress=self._models.progress)
         samples = results.pop("samples")
-        answers, prompt, tokens_fed = read_answers(samples, self._tasks.tasks), _first_prompt(lm, samples), None
+        answers, tokens_fed = read_answers(samples, self._tasks.tasks), None
+        prompts = _prompts(samples) if self._mode == "answers" else {}
         if observer is not None and is_alone:
             score_generated(lm, observer.generated)
             tokens_fed = int(lm.session.counters.tokens_fed)
         counts = len(getattr(lm, "lost", ())) - num_lost, _non_finite(lm) if is_alone else 0, tokens_fed
-        return ReferenceRun(results, answers, observer, lost_documents(lm), prompt, *counts)
+        return ReferenceRun(results, answers, observer, lost_documents(lm), prompts, *counts)
 
     def _facts(self, lm: LM, tokens_fed: int | None) -> dict[str, Any]:
         reference = self._models.config.reference
@@ -323,13 +322,14 @@ def _arguments(config: EvaluationConfig) -> str:
     return shlex.join(str(one).removeprefix(here) for one in each)
 
 
-def _first_prompt(lm: Any, samples: Mapping[str, Any]) -> str:
-    """The first document's prompt with its special tokens, in short; empty for a model of lm-eval's own."""
-    line = next(iter(next(iter(samples.values()), ())), None)
-    if line is None or not line["arguments"] or not hasattr(lm, "session"):
-        return ""
-    text = str(lm.tok_decode(lm.tok_encode(str(line["arguments"][0][0])), skip_special_tokens=False))
-    return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]} ... {text[-_SHOWN:]}"
+def _prompts(samples: Mapping[str, Any]) -> dict[tuple[str, int, int], Sequence[str]]:
+    """The texts of each request: the context, and what follows it with the context before."""
+    return {
+        (task, line["doc_id"], number): [*accumulate(text for text in arguments[:2] if isinstance(text, str))]
+        for task, lines in samples.items()
+        for line in lines
+        for number, arguments in enumerate(line["arguments"])
+    }
 
 
 def _fits(*models: ResolvedModel) -> bool:
