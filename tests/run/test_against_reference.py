@@ -360,6 +360,8 @@ def test_a_lost_end_token_is_never_green(folder: Path, tmp_path: Path) -> None:
     (lost / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, end]}))
     findings = check_model(EvaluationConfig.parse({"model": {"path": str(lost)}, "tasks": ["size_on_disk"]}))
     assert "which generation_config.json has for an end: genai_config.json does not name it" in findings.text()
+    ends = [fact.reason for section in findings.sections for fact in section.facts if fact.name == "end at"]
+    assert ends == ["genai_config.json"]
 
 
 def test_a_lost_begin_of_text_is_named_and_leaves_the_reference_as_it_is(folder: Path, tmp_path: Path) -> None:
