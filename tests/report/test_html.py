@@ -16,6 +16,7 @@ import pytest
 from olive_ext.config import EvaluationConfig
 from olive_ext.report import Metric, Report, from_json, to_json
 from olive_ext.report import write as write_report
+from olive_ext.report.changes import OVER_ALL
 from olive_ext.report.comparison import Bin, Comparison, Flip
 from olive_ext.report.html.render import CHUNK, MAX_CHARACTERS, flip_data, render, to_html
 from olive_ext.report.page import Column, ComparedModels, Page
@@ -87,7 +88,9 @@ def test_page_of_a_comparison_has_every_part_and_refers_to_nothing_outside() -> 
     verdict = verdict.replace(" pt", "\N{NO-BREAK SPACE}pt")
     step = "names the weights that lose it"
     assert [
-        part for part in (verdict, step, "all tasks", "98.0\u00a0MB", "1.42\u00a0GB", "McNemar") if part not in text
+        part
+        for part in (verdict, step, "all tasks", "98.0\u00a0MB", "1.42\u00a0GB", "McNemar", OVER_ALL[1:])
+        if part not in text
     ] == []
     assert "To repeat it:" in text
     links = {value for _, name, value in read.attributes if name in ("href", "src", "srcset", "action", "data")}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.report import Metric, Report, to_json, view
+from olive_ext.report.changes import OVER_ALL
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.numbers import NO_VALUE
 from olive_ext.report.page import column_of
@@ -82,6 +83,7 @@ def test_terminal_begins_with_the_headline_and_ends_with_notes_the_verdict_and_t
     whole = str(report).splitlines()
     lines = printed(print_table, report, Path("out/report.html")).splitlines()
     assert whole[-4:] == lines[-5:-1]
+    assert [line.endswith(OVER_ALL) for line in lines].count(True) == 1, "the level of the verdict"
     assert lines[0] == whole[0] == lines[-4], "where a long table scrolls, it is still there"
     notes, headline, figures, step, page = lines[-5:]
     assert step.startswith("  next: ")
