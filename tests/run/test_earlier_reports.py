@@ -187,14 +187,13 @@ def test_baseline_is_told_by_name_or_path(tmp_path: Path) -> None:
 
 
 def test_report_with_a_reference_keeps_its_divergences(tmp_path: Path) -> None:
-    first = place(tmp_path, "float", [])
+    first = place(tmp_path, "other", [])
     found = json.loads(to_json(report(found=comparison(40))))["comparison"]
-    found["divergences"][0]["is_text"] = True  # whose row is in the table
     second = place(tmp_path, "int4", [], lambda values: values.update(comparison=found))
     (models,) = compare([str(first), str(second)]).compared
     assert models.comparison.divergences
     assert models.comparison.outcomes == ()
-    assert models.note.startswith("divergence, as 'perplexity, change', is from models/quickstart-135m, not from float")
+    assert models.note.startswith("divergence, as 'perplexity, change', is from models/float, not from other")
 
 
 @pytest.mark.parametrize(
@@ -304,7 +303,7 @@ def test_damage_and_lost_ends_of_the_reports_stay_against_a_model(tmp_path: Path
 
     def damaged(values: dict[str, Any]) -> None:
         found = json.loads(to_json(report(found=comparison(40))))["comparison"]
-        values.update(comparison={**found, "damaged": {"cos_cache": "is missing"}})
+        values.update(comparison={**found, "divergences": [], "damaged": {"cos_cache": "is missing"}})
 
     base = place(tmp_path, "base", BASE, ends(1, 2))
     for name, change, code in (
@@ -442,6 +441,17 @@ def test_forged_report_is_refused_in_a_line(
         (said,) = capsys.readouterr().err.splitlines()
         assert told in said
         assert ("two" in said) or len(paths) == 1
+
+
+def test_what_ships_damaged_is_named_unless_the_first_report_has_it(tmp_path: Path) -> None:
+    def damaged(values: dict[str, Any]) -> None:
+        values["model"]["unjudged"] = {"tokenizer_config.json": "has another chat template"}
+
+    changes = {"sound": id, "one": damaged, "two": damaged}
+    folders = {name: str(place(tmp_path, name, BASE, change)) for name, change in changes.items()}
+    pairs = [("sound", "one"), ("one", "two")]
+    found = [compare([folders[name] for name in pair]).compared[0].comparison.damaged for pair in pairs]
+    assert [[*one] for one in found] == [["tokenizer_config.json"], []]
 
 
 def test_a_task_of_both_reports_without_values_by_document_is_named(tmp_path: Path) -> None:

@@ -6,11 +6,6 @@ and no model.
 
 from __future__ import annotations
 
-import shlex
-import sys
-from argparse import Namespace
-
-from olive_ext import __version__
 from olive_ext.registry import Command, Plugin
 
 
@@ -26,7 +21,7 @@ plugin = Plugin(
     commands={
         "job": Command(
             "Write the folder of a job for a recipe: job.yml, code, environment, README. Never submits it.",
-            "olive_ext.plugins.jobs:job_command",
+            "olive_ext.plugins.jobs.azureml:job_command",
             (
                 (
                     "kind",
@@ -52,13 +47,3 @@ plugin = Plugin(
         )
     }
 )
-
-
-def job_command(arguments: Namespace) -> int:
-    """Writes a job's folder and says how to submit it."""
-    from olive_ext.plugins.jobs.azureml import make_azureml_job, submit_command
-
-    make_azureml_job(arguments.recipe, arguments.compute, arguments.output, arguments.nodes)
-    sys.stdout.write(f"cd {shlex.quote(arguments.output)} && {submit_command(arguments.nodes)}\n")
-    sys.stdout.write(f"first put a wheel of olive-ext {__version__} into environment/, unless a package index has it\n")
-    return 0

@@ -189,7 +189,8 @@ class TaskRun:
         if asked and TEMPLATE not in asked.what and hasattr(lm, "session"):
             asked = self._models.shown(asked, reference.prompts, _prompts(samples))
         both = reference.answers, own, samples, tasks
-        outcomes, flips, lengths = compare_answers(*both, matters, weights, has_same_prompts=asked is None)
+        more: dict[str, Any] = {"has_same_prompts": asked is None, "results": reference.results}
+        outcomes, flips, lengths = compare_answers(*both, matters, weights, **more)
         lost = {*reference.lost, *lost_documents(lm)}
         unread = {at: metric for at, metric in without_value(reference.answers, own).items() if at not in lost}
         comparison = Comparison(
