@@ -428,7 +428,7 @@ def test_a_lost_end_of_answers_is_a_problem(tmp_path: Path) -> None:
     config = EvaluationConfig.parse({"model": {"path": str(path)}, "tasks": ["a"], "max_length": 16})
     for ends, codes in (([1], []), ([1, 77], ["not_comparable"])):
         (hf / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
-        errors = check_model(config, against=str(hf)).errors
+        errors = check_model(config, against=str(hf)).differences
         assert [error.code for error in errors] == codes
     assert "does not stop at token 77" in str(errors[0])
 
