@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -44,8 +45,7 @@ _STEPS: Mapping[str, str] = {
 }
 
 _REPAIRS: Mapping[str, str] = {
-    "genai_config.json": "write what the graph has into genai_config.json, or name the graph to be judged "
-    "(`onnx_file_name`)",
+    "genai_config.json": "write what the judged graph has into {keys} of genai_config.json",
     "tokenizer_config.json": "make `chat_template` of tokenizer_config.json the text of chat_template.jinja",
     "preprocessor_config.json": "copy the reference's into the package",
     "audio_processor_config.json": "write the numbers of preprocessor_config.json into audio_processor_config.json",
@@ -71,8 +71,10 @@ def next_step(
     is_open = first in ("cannot_tell", "too_few", "nothing_compared", "place_unknown")
     if is_open and comparison.missing and not comparison.non_finite:
         return _AGAIN if comparison.missing > sum(comparison.unread.values()) else _STEPS["unread"]
-    if first == "damaged" and (repair := _REPAIRS.get(next(iter(comparison.damaged)))):
-        return repair
+    damaged, what = next(iter(comparison.damaged.items()), ("", ""))
+    if first == "damaged" and (repair := _REPAIRS.get(damaged)):
+        keys = [f"`{key}`" for key in re.findall(r"\bsays ([\w.]+)", what)]
+        return repair.format(keys=joined(keys or ["`model.decoder.filename`"]))
     if first == "asked" and comparison.asked is not None:
         files = f" ({joined(comparison.asked.files)})" if comparison.asked.files else ""
         return f"give both models the same {joined(comparison.asked.what)}{files}, then evaluate again"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from olive_ext.config import Bound, LossBound
+from olive_ext.model.files.package_config import GENAI_CONFIG
 from olive_ext.report.changes import changes_of
 from olive_ext.report.comparison import (
     ACCURACY,
@@ -570,7 +571,14 @@ def test_next_step_raises_the_bound_that_all_tasks_are_held_to() -> None:
 @pytest.mark.parametrize(
     ("change", "holds"),
     [
-        ({"damaged": {"genai_config.json": "says 3 layers"}}, ("genai_config.json", "onnx_file_name")),
+        (
+            {"damaged": {GENAI_CONFIG: "says model.a 3, the graph has 2; says b.c 1"}},
+            (GENAI_CONFIG, "`model.a` and `b.c`"),
+        ),
+        (
+            {"damaged": {GENAI_CONFIG: "names 'a', not judged: 'onnx_file_name' chose 'b'"}},
+            ("`model.decoder.filename`",),
+        ),
         ({"damaged": {"tokenizer_config.json": "has another"}}, ("tokenizer_config.json", "chat_template.jinja")),
         ({"damaged": {"processor_config.json": "prepares"}}, ("the same numbers", "preprocessor_config.json")),
         ({"damaged": {"tokenizer.json": "lacks <|user|>"}}, ("`added_tokens` of tokenizer.json",)),
@@ -585,6 +593,7 @@ def test_next_step_raises_the_bound_that_all_tasks_are_held_to() -> None:
 def test_next_step_names_the_file_to_repair(change: dict[str, Any], holds: tuple[str, ...]) -> None:
     found = verdict(replace(of(outcome()), **change)).next_step
     assert [part for part in holds if part not in found] == []
+    assert "onnx_file_name" not in found, "it is what was chosen, or cannot help"
     assert ("mend" in found) == ("cos_cache" in str(change) or KV_CACHE in str(change))
 
 
