@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from olive_ext.config import RECIPE_SUFFIXES, SAME_MODEL, EngineConfig, EvaluationConfig, StrictModel
 from olive_ext.config.base import nested_model
-from olive_ext.errors import ConfigError, OliveExtError, TaskError, first_line
+from olive_ext.errors import ConfigError, ContradictionError, OliveExtError, TaskError, first_line
 
 Form = Literal["value", "names", "commas", "pairs", "flag", "optional", "arguments", "place"]
 
@@ -135,9 +135,13 @@ def add_options(parser: argparse.ArgumentParser, options: Sequence[Option]) -> N
 def written_values(
     arguments: argparse.Namespace, model: str | None = None, options: Sequence[Option] = OPTIONS
 ) -> dict[str, Any]:
-    """The configuration's keys as written, nested; `--set` comes last. Raises `ConfigError` for a malformed pair."""
+    """The configuration's keys as written, nested. Raises `ConfigError` for a malformed pair and for a key's second
+    value."""
     values: dict[str, Any] = {} if model is None else {"model": {"path": model}}
     given = vars(arguments)
+    if {"reference", "reference.path"} <= given.keys():
+        other = "it compares with another model, and --against with the model itself elsewhere: give one of them"
+        raise ContradictionError(other, "--reference", given["reference.path"])
     for option in options:
         if option.key in given:
             _put(values, option.key, _value(option, given[option.key]), option.flag)
@@ -160,7 +164,7 @@ def in_options(error: OliveExtError, given: Mapping[str, Any], options: Sequence
     for option in options:
         text = re.sub(rf"\b{option.key}\.\d+:", f"{option.flag}:", text) if option.key in given else text
         if option.form == "place" and (place := given.get(option.key)):
-            text = re.sub(r"'reference\.(?!repro')(?:engine\.)?(\w+)'", rf"{option.flag} \1", text)
+            text = re.sub(r"('?)reference\.(?!repro')(?:engine\.)?(\w+)\1", rf"{option.flag} \2", text)
             text = text if "execution_" in place else text.replace("--against execution_", "--against ")
         key = option.key.removesuffix(".path").removeprefix("model.")
         is_word = "_" in key and key not in values and not isinstance(error, TaskError)
@@ -246,4 +250,6 @@ def _put(values: dict[str, Any], key: str, value: Any, flag: str) -> None:
         values = values.setdefault(parent, {})
         if not isinstance(values, dict):
             raise ConfigError(f"'{parent}' holds no further keys", flag, key, code="unknown_key")
+    if name in values:
+        raise ContradictionError("this key has another value on the same command line: give one", flag, key)
     values[name] = value

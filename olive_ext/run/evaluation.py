@@ -251,9 +251,9 @@ def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     for seconds. Models come first: a user who mistypes one has no folder of tasks there."""
     if models.records_file is not None:
         _ = models.records_file.manifest
+    models.refuse_providers()
     for model in models.given_models:
         if model.kind == "onnx":
-            _ = model.providers
             _tell_other_tokenizer(model)
     if (workers := models.given_candidate.settings.workers) is not None:
         hook("workers", "'workers'")(None, workers, ())

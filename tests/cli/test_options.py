@@ -105,6 +105,11 @@ def test_message_names_the_options_of_who_wrote_options(code: str, given: dict[s
         (ProviderError("(execution_provider)"), {"tasks": ["execution_provider"]}, "(execution_provider)"),
         (ModelError("none", "reference.variant", "x"), {"reference": "variant=x"}, "--against variant = 'x': none"),
         (ConfigError("no", "reference.execution_provider"), {"reference": "provider=x"}, "--against provider: no"),
+        (
+            ProviderError("(from reference.execution_provider)"),
+            {"reference": "provider=x"},
+            "(from --against provider)",
+        ),
         (ConfigError("no", "reference.engine.runtime"), {"reference": "runtime=x"}, "--against runtime: no"),
         (ConfigError("no 'tasks', see 'limit'"), {"tasks": ["tasks"], "limit": 3}, "no 'tasks', see --limit"),
     ],
@@ -125,6 +130,21 @@ def test_variant_with_a_comma_is_written_as_json() -> None:
         written("--against", "variant=a,b")
 
 
+@pytest.mark.parametrize(
+    ("argv", "field", "value"),
+    [
+        ("--set limit=5 --limit 3", "--set", "limit"),
+        ("--set seed=5 --set seed=6", "--set", "seed"),
+        ("--set engine.num_slots=5 --set engine={}", "--set", "engine"),
+        ("--against provider=cpu,execution_provider=cuda", "--against", "execution_provider"),
+        ("--against provider=cpu --reference float", "--reference", "float"),
+    ],
+)
+def test_two_values_of_one_key_are_refused(argv: str, field: str, value: str) -> None:
+    with refused(ConfigError, "contradiction", field, value):
+        written(*argv.split())
+
+
 def test_claim_is_a_list_of_its_keys_and_absent_options_write_nothing() -> None:
     assert written() == {"model": {"path": "m"}}
     values = written("--documents", "enough", "--certain", "metric=kl_mean,below=0.05", "--reference", "float")
@@ -142,7 +162,6 @@ def test_claim_is_a_list_of_its_keys_and_absent_options_write_nothing() -> None:
         (["--set", 'tasks=["a"]'], {"tasks": ["a"]}),
         (["--set", "model_args.dtype=float32"], {"model_args": {"dtype": "float32"}}),
         (["--set", "model.kind=hf"], {"model": {"path": "m", "kind": "hf"}}),
-        (["--set", "limit=5", "--limit", "3"], {"limit": 5}),
         *(
             (["--against", given], {"reference": {**SAME, "variant": name}})
             for given, name in {
@@ -154,5 +173,5 @@ def test_claim_is_a_list_of_its_keys_and_absent_options_write_nothing() -> None:
         ),
     ],
 )
-def test_options_are_read_as_json_where_they_are_and_set_comes_last(argv: list[str], values: dict[str, Any]) -> None:
+def test_options_are_read_as_json_where_they_are(argv: list[str], values: dict[str, Any]) -> None:
     assert written(*argv) == {"model": {"path": "m"}, **values}
