@@ -60,5 +60,6 @@ def job_command(arguments: Namespace) -> int:
 
     make_azureml_job(arguments.recipe, arguments.compute, arguments.output, arguments.nodes)
     sys.stdout.write(f"cd {shlex.quote(arguments.output)} && {submit_command(arguments.nodes)}\n")
-    sys.stdout.write(f"first put a wheel of olive-ext {__version__} into environment/, unless a package index has it\n")
+    wheel = f"python -m build --wheel --outdir {shlex.quote(f'{arguments.output}/environment')} ."
+    sys.stdout.write(f"first, unless a package index has olive-ext {__version__}, in its clone: {wheel}\n")
     return 0

@@ -67,7 +67,7 @@ from this folder submits it. Before that:
 - **The output** goes to the workspace's default store. Give `outputs.{out}.path` a fixed URI, and a job that is
   submitted again after it was killed goes on from there: Olive's cache and the journal of answers are below it.
 - **The environment** is built from `environment/` by the workspace. Where no package index has olive-ext {version},
-  put its wheel there.
+  put its wheel there: `pip install build && python -m build --wheel --outdir environment CLONE`.
 
 The job ends with a failure where the workflow does, and logs to the workspace's MLflow.
 """
