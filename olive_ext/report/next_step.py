@@ -117,9 +117,11 @@ def _of_broken(reasons: Sequence[Reason], comparison: Comparison) -> str:
     bounds = [(item.bound, item.size or 0.0) for item in broken if item.metric == "kl_mean" and item.bound is not None]
     most = [bound for bound, kl in bounds if kl > bound]
     most_kl = min(most, default=math.inf)
-    may_be_chance = others[0].code == "too_few" and not comparison.missing
-    documents = "" if most else _documents(others[0], comparison, "")
-    step = documents if may_be_chance else next_step(others, comparison, most_kl)
+    is_small = others[0].code in ("too_few", "distant") and not comparison.missing
+    few = next((item for item in others if item.code == "too_few" and is_small), None)
+    documents = "" if most or few is None else _documents(few, comparison, "")  # the fall may be chance
+    found = "" if few is others[0] else next_step(others, comparison, most_kl)
+    step = ", or ".join(filter(None, (documents, found)))
     keys = sorted({f"`{item.field}`" for item in broken})
     return f"{step or _step_after('loss', comparison, most_kl)}, or allow more ({', '.join(keys)})"
 
@@ -184,5 +186,6 @@ def _measures(comparison: Comparison) -> str:
     if overall is None or comparison.over_all or comparison.kept_bounds or not math.isfinite(overall.kl.mean):
         return ""
     band = band_of(overall, 1)
-    claim = f'(`documents: "enough"` and `require: ["kl_mean<={band.most_kl:g}"]`)'
+    alone = " without `limit`" if " --limit " in comparison.arguments else ""
+    claim = f'(`documents: "enough"`{alone} and `require: ["kl_mean<={band.most_kl:g}"]`)'
     return "" if band.code else f"judge by the mean KL {claim}"

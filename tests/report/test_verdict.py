@@ -788,6 +788,21 @@ def test_model_is_mended_to_keep_the_bound_that_was_broken(bound: float, propose
         assert f"--within kl_mean={proposed} --output" in step
 
 
+def test_fall_that_may_be_chance_asks_for_documents_also_of_models_far_apart() -> None:
+    found = of(outcome(), divergence("choice", kl=0.15))
+    assert {item.code for item in verdict(found).reasons} >= {"too_few", "distant"}
+    step = verdict(found, [replace(A_BOUND, metric="accuracy_difference")]).next_step
+    assert [part in step for part in ("1,500 are needed", "`olive-ext locate ")] == [True, True]
+
+
+def test_claim_about_the_distance_is_advised_without_a_limit() -> None:
+    """Which it excludes."""
+    found = of(outcome(), divergence("choice", kl=0.005))
+    steps = [verdict(replace(found, arguments=f"m{more}")).next_step for more in ("", " --limit 60")]
+    assert ["without `limit`" in step for step in steps] == [False, True]
+    assert all('documents: "enough"' in step for step in steps)
+
+
 def test_kept_bound_is_said_and_not_advised_again() -> None:
     line = "all/kl_mean = 0.0050, required at most 0.0100"
     found = of(outcome(), divergence("choice", kl=0.005))
