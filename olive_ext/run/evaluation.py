@@ -208,17 +208,19 @@ def load_requested_tasks(models: Models, lm: LM | None) -> LoadedTasks | None:
     """The tasks, refused where the model cannot do what they ask; None where only costs are measured."""
     from olive_ext.backends.lm_eval.generation_settings import refuse_generations
     from olive_ext.backends.task_checks import refuse_shots
-    from olive_ext.backends.task_loading import load_tasks, loaded_metrics
+    from olive_ext.backends.task_loading import declared_metrics, load_tasks, loaded_metrics
 
     config, names = models.config, requested_tasks(models.config)
     if not names:
         refuse_names(config, {})
         return None
+    is_own = is_own_reference(config, models.given_candidate.kind if lm is None else "hf")
     with models.clock.phase("tasks"):
         more: dict[str, Any] = {"runs_code": config.confirm_run_unsafe_code, "repeats": config.repeats}
         more["thinks"] = config.thinks if lm is None else getattr(lm, "thinks", False)
+        declared = declared_metrics(names, config.include_path, config.repeats, thinks=more["thinks"])
+        refuse_names(config, declared, is_own=is_own)  # before the data is read
         tasks = load_tasks(names, config.include_path, config.seed, config.metadata, **more)
-    is_own = is_own_reference(config, models.given_candidate.kind if lm is None else "hf")
     refuse_names(config, loaded_metrics(tasks), is_own=is_own)
     if models.records_file is not None:
         models.records_file.refuse_other_tasks(tasks.tasks)

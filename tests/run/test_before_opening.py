@@ -114,6 +114,15 @@ def test_sampling_that_a_greedy_task_leaves_out_is_told(
     assert [part in line for part, line in zip(unread, told, strict=True)] == [True] * len(unread)
 
 
+def test_metric_that_no_file_of_a_task_lists_is_refused_before_its_data_is_read(folder: Path) -> None:
+    gone = "include: tiny_choice.yaml\ntask: gone\ntest_split: gone\n"
+    (folder / "tasks" / "gone.yaml").write_text(gone)
+    for metric, code in (("ac", "unknown_name"), ("acc", "task")):
+        with pytest.raises(OliveExtError) as raised:
+            evaluate(config(folder, ["gone"], require=[f"{metric}>=0.5"]))
+        assert raised.value.code == code, str(raised.value)
+
+
 def test_provider_that_nobody_knows_is_refused_of_a_checkpoint(folder: Path) -> None:
     """Which would run on the CPU, as no provider is asked for."""
     (folder / "model" / "model.onnx").unlink()
