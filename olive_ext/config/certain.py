@@ -66,7 +66,7 @@ class ClaimConfig(StrictModel):
                 self.bound,
             )
         if self.metric != "kl_mean" and self.distance >= 1:
-            raise ContradictionError("give less than 1: 0.01 is one point", limits[0])
+            raise ContradictionError("give less than 1: 0.01 is one point", limits[0], getattr(self, limits[0]))
         return self
 
     @property

@@ -9,7 +9,15 @@ import pytest
 from olive_ext.cli.options import OPTIONS, advised, in_options, written_values
 from olive_ext.cli.parser import build_parser
 from olive_ext.config import SAME_MODEL, ClaimConfig, EvaluationConfig
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, RecordsError, TaskError
+from olive_ext.errors import (
+    ConfigError,
+    MissingError,
+    ModelError,
+    OliveExtError,
+    ProviderError,
+    RecordsError,
+    TaskError,
+)
 from tests.refusals import refused
 
 SAME = {"path": SAME_MODEL, "is_same_model": True}
@@ -111,6 +119,15 @@ def test_message_names_the_options_of_who_wrote_options(code: str, given: dict[s
             "(from --against provider)",
         ),
         (ConfigError("no", "reference.engine.runtime"), {"reference": "runtime=x"}, "--against runtime: no"),
+        (ConfigError("no", "workers.count", "0"), {"workers": "0"}, "--workers = '0': no"),
+        (ConfigError("no", "model.kind", "x"), {"model.kind": "x"}, "--kind = 'x': no"),
+        (ModelError("no", "components.audio", "x"), {"model.components": ["audio=x"]}, "--component audio = 'x': no"),
+        (ConfigError("certain: 'below' = 5: no").about("certain"), {"certain": "below=5"}, "--certain below = 5: no"),
+        (
+            MissingError("missing key 'reference.path'", "reference.path"),
+            {"reference.mode": "recorded"},
+            "missing key reference.path: give --reference",
+        ),
         (ConfigError("no 'tasks', see 'limit'"), {"tasks": ["tasks"], "limit": 3}, "no 'tasks', see --limit"),
     ],
 )
@@ -123,6 +140,11 @@ def test_advice_names_options_and_leaves_what_is_no_key() -> None:
     keys = f'{keys}, `require: ["kl_mean<=0.1"]`, `mmlu` has'
     told = "leave `--limit` out, `--set matters=4`, `--documents all`, `--fail-on-loss 1`"
     assert advised(keys) == f"{told}, `--require 'kl_mean<=0.1'`, `mmlu` has"
+
+
+def test_key_of_another_place_that_nobody_knows_is_named_with_the_nearest() -> None:
+    with refused(ConfigError, "unknown_key", "--against", "threads", holds="'num_threads'"):
+        written("--against", "threads=1")
 
 
 def test_variant_with_a_comma_is_written_as_json() -> None:

@@ -254,7 +254,8 @@ def _library_path(name: str, written: str) -> str:
     if path.is_file():
         return _resolved(path)
     if not written.isidentifier() or importlib.util.find_spec(written) is None:
-        raise ProviderError(f"no library '{name}' = '{written}': neither a file nor a Python package", code="not_found")
+        problem = "neither a file nor a Python package"
+        raise ProviderError(problem, f"provider_libraries.{name}", written, code="not_found")
     package = importlib.import_module(written)
     if not hasattr(package, "get_library_path"):
         raise ProviderError(f"provider library '{name}': the package '{written}' has no get_library_path()")
