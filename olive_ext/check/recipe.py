@@ -207,7 +207,8 @@ def mistakes(
             if runs:
                 yield from _raised(_refuse_here, recipe, block, settings, olives)
         elif block.is_pass:
-            undrivable = list(undrivable_builder(block.type, block.where)) if _runs_here(recipe, block) else []
+            host = _system(recipe, f"{block.where}.host")[1] or _system(recipe, "host")[1]
+            undrivable = list(undrivable_builder(block.type, block.where)) if _is_local(host) else []
             yield from undrivable or unknown_options(block.type, block.settings(), block.where)
             if values := block.settings():
                 yield from unlike(values, olives.parameters(block.type), block.where, f"'{block.type}'")
@@ -234,8 +235,7 @@ def _mistakes_of(
     missing = list(what_is_missing(block, settings))
     yield from missing
     kind, keys = input_model(recipe)
-    is_named = bool(kind) and (kind not in _KINDS or keys.get("model_path") is not None)  # else that is the mistake
-    has_model = has_model and is_named
+    has_model &= kind != "" and (kind not in _KINDS or keys.get("model_path") is not None)  # else that is the mistake
     if settings.reference is not None and (has_model or not settings.reference.is_input_model):
         olives = passes or Passes.in_source()
         on = settings.execution_provider or (accelerator(recipe) if gets_onnx(recipe, block, olives) else None)
@@ -250,8 +250,7 @@ def _mistakes_of(
         from olive_ext.run.bounds import refuse_names
         from olive_ext.run.task_fit import refuse_arguments
 
-        is_onnx = gets_onnx(recipe, block, passes)
-        yield from _raised(refuse_arguments, settings, block.where, is_onnx=is_onnx)
+        yield from _raised(refuse_arguments, settings, block.where, is_onnx=gets_onnx(recipe, block, passes))
         declared = [(str(entry.get("type")), str(entry.get("name"))) for entry in mappings(metrics)]
         if not missing and (settings.bounds or declared):
             measured = partial(metrics_of, settings, loads=bool(settings.bounds) and not passes.are_all)
@@ -274,8 +273,8 @@ def _refuse_here(recipe: Mapping[str, Any], block: Block, settings: Settings, pa
     try:
         if named is not None:
             resolve_providers(named, options, allow_cpu_fallback=settings.allow_cpu_fallback)
-        elif names := _accelerator(system)[0]:
-            refuse_missing(names, f"{where}.accelerators")
+        else:
+            refuse_missing(_accelerator(system)[0] or [accelerator(recipe) or CPU], f"{where}.accelerators")
     except ProviderError as error:
         raise error if named is None else error.inside(f"'{block.where}'", block.where) from error
 
@@ -507,19 +506,13 @@ def _system_references(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{block.where}.host", block.keys.get("host")
 
 
-def _runs_here(recipe: Mapping[str, Any], block: Block) -> bool:
-    """Whether a pass runs with the packages that are installed here."""
-    return _is_local(_system(recipe, f"{block.where}.host")[1] or _system(recipe, "host")[1])
-
-
 def _system(recipe: Mapping[str, Any], key: str) -> tuple[str, Mapping[str, Any]]:
     """The place and the keys of a system that is named, or written, at a key of the recipe or its engine."""
-    found = [item for item in _system_references(recipe) if item[0] in (key, f"engine.{key}") and item[1]]
-    for where, system in found[:1]:
-        if not isinstance(system, str):
-            return where, mapping(system)
+    found = (item for item in _system_references(recipe) if item[0] in (key, f"engine.{key}") and item[1])
+    where, system = next(found, (key, {}))
+    if isinstance(system, str):
         return f"systems.{system}", mapping(mapping(recipe.get("systems")).get(system))
-    return key, {}
+    return where, mapping(system)
 
 
 def _is_local(system: Mapping[str, Any]) -> bool:

@@ -52,7 +52,7 @@ SETTINGS: list[Row] = [
     ({"engine": 3}, WRONG, "engine", "mapping"),
     ({"engine": {"num_slots": "x"}}, WRONG, "engine.num_slots", "1 65536 auto"),
     ({"engine": {"num_slots": 10**8}}, WRONG, "engine.num_slots", "65536"),
-    ({"engine": {"decode_ahead": 3}}, WRONG, "engine.overlaps_steps", "3"),
+    ({"engine": {"overlaps_steps": 3}}, WRONG, "engine.overlaps_steps", "3"),
     ({"engine": {"chunksize": 1}}, UNKNOWN, "engine.chunksize", "'chunk_size'"),
     ({"engine": {"zzz": 1}}, UNKNOWN, "engine.zzz", "adapters chunk_size compiled_dir"),
     ({"engine": {"strict_shapes": True, "scoring": "tree"}}, AGAINST, "engine", "strict_shapes scoring tree"),
