@@ -21,6 +21,7 @@ from olive_ext.errors import (
     ModelError,
     RequirementError,
     RunError,
+    TaskError,
     UnwrittenError,
     counted,
 )
@@ -218,8 +219,9 @@ def load_requested_tasks(models: Models, lm: LM | None) -> LoadedTasks | None:
     with models.clock.phase("tasks"):
         more: dict[str, Any] = {"runs_code": config.confirm_run_unsafe_code, "repeats": config.repeats}
         more["thinks"] = config.thinks if lm is None else getattr(lm, "thinks", False)
-        declared = declared_metrics(names, config.include_path, config.repeats, thinks=more["thinks"])
-        refuse_names(config, declared, is_own=is_own)  # before the data is read
+        with suppress(TaskError):  # of a file: loading says it better
+            declared = declared_metrics(names, config.include_path, config.repeats, thinks=more["thinks"])
+            refuse_names(config, declared, is_own=is_own)
         tasks = load_tasks(names, config.include_path, config.seed, config.metadata, **more)
     refuse_names(config, loaded_metrics(tasks), is_own=is_own)
     if models.records_file is not None:
