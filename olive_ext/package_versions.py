@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
@@ -11,14 +10,19 @@ _RUNTIMES = ("olive-ext", "onnxruntime", *(f"onnxruntime-{name}" for name in _BU
 _OTHERS = ("onnxruntime-genai", "onnxruntime-genai-cuda", "olive-ai", "lm-eval", "transformers", "datasets", "onnx")
 
 
+def version_of(distribution: str) -> str | None:
+    """The version of a distribution; None where it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
 @cache
 def versions() -> dict[str, str]:
     """Distribution name to version, for those that are installed. Read once a process: each reads a file."""
-    installed = {}
-    for name in (*_RUNTIMES, *_OTHERS):
-        with suppress(PackageNotFoundError):
-            installed[name] = version(name)
-    return installed
+    known = {name: version_of(name) for name in (*_RUNTIMES, *_OTHERS)}
+    return {name: text for name, text in known.items() if text is not None}
 
 
 def runtimes() -> dict[str, str]:

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from olive_ext.session.tokenizer import Tokenizer
 
 
+_NEAR = 1.0
+"""Nats, at most, by which a quantized model of sound weights differs at 8 bits: 0.2 to 0.8."""
+
+
 @dataclass(frozen=True)
 class Fact:
     """One line: its subject, its value, and why."""
@@ -195,7 +199,7 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
     """Adds how far the model is from its checkpoint; a float model that differs is a problem, and so is a tokenizer."""
     from olive_ext.model.files.damage import damage
     from olive_ext.model.spec.checkpoint import read_rotary_lengths
-    from olive_ext.run.models import Models, contexts_of, damaged_cache, ends_of, stops_of
+    from olive_ext.run.models import Models, contexts_of, damage_of, ends_of, stops_of
 
     other = resolve(model.settings.of_reference(checkpoint))
     if (stops := stops_of(ends_of(other), ends_of(model))) is not None and stops.differ:
@@ -219,9 +223,10 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
     for name, number in agreement.unseen.items():
         section.add("not reached", f"'{name}' of {number}", "no text is that long: 'max_length' sets the longest text")
     own_parts = "its positions go by length" * (read_rotary_lengths(other.processor_files.hf_config) is not None)
-    damaged = damaged_cache({"parts_failure": own_parts}, {"parts_failure": agreement.parts})
+    damaged = damage_of({"parts_failure": own_parts}, {"parts_failure": agreement.parts})
     if agreement.quantized_by:  # whose distance says little: its files are compared
-        files = damage(model.files, other.files, longest=model.context_length)
+        is_near = agreement.is_undecided and agreement.nats < _NEAR
+        files = damage(model.files, other.files, is_near=is_near, longest=model.context_length)
         damaged |= files.findings
         if files.uncompared:
             section.add("constants not compared", files.uncompared, "the checkpoint has none of their names and shapes")

@@ -8,7 +8,6 @@ Imports no Olive: the caller gives what is known of its passes.
 from __future__ import annotations
 
 import difflib
-import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -52,8 +51,7 @@ from olive_ext.errors import (
     TaskError,
     UnsupportedError,
     combined,
-    keys_once,
-    special_kind,
+    suggest,
 )
 from olive_ext.model.files.model_package import choose, is_package, why_missing
 from olive_ext.model.files.package_config import is_hub_name, is_same_path
@@ -149,35 +147,6 @@ class Block:
         return (self.settings_type or EvaluationSettings).parse(self.settings(), self.where)
 
 
-def read_recipe(path: str | Path) -> Mapping[str, Any]:
-    """The recipe at `path`, JSON or YAML by its name; raises `ConfigError`."""
-    import yaml
-
-    from olive_ext.config.yaml_files import WRONG_TAGS, doubled_key, yaml_bytes
-
-    path = Path(path)
-    if kind := special_kind(path):
-        raise ConfigError(f"the recipe '{path}' is {kind}: give a file", code="no_access")
-    try:
-        is_yaml = path.suffix.lower() in _TASK_FILES
-        if is_yaml and (twice := doubled_key(yaml_bytes(path))):
-            raise ValueError(twice)
-        recipe = (
-            yaml.safe_load(yaml_bytes(path))
-            if is_yaml
-            else json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=keys_once)
-        )
-    except OSError as error:
-        raise ConfigError(f"cannot read the recipe '{path}': {error.strerror or error}", code="no_access") from error
-    except (*WRONG_TAGS, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(
-            f"cannot parse the recipe '{path}': {' '.join(str(error).split())}", code="damaged"
-        ) from error
-    if not isinstance(recipe, Mapping):
-        raise ConfigError(f"the recipe '{path}' holds no mapping of keys", code="damaged")
-    return recipe
-
-
 def mistakes(
     recipe: Mapping[str, Any], passes: Passes | None = None, *, has_model: bool = True, runs: bool = False
 ) -> Iterator[OliveExtError]:
@@ -214,6 +183,8 @@ def mistakes(
                 yield from unlike(values, olives.parameters(block.type), block.where, f"'{block.type}'")
                 yield from unknown_values(olives.module(block.type), values, block.where)
     yield from _undefined(recipe, "evaluators", _evaluator_references(recipe))
+    if passes is None or not passes.are_all:  # an engine lists those that it was given
+        yield from _unused(recipe)
     yield from _undefined(recipe, "systems", _system_references(recipe))
     for where, keys in (("", recipe), ("engine.", mapping(recipe.get("engine")))):
         if runs and isinstance(folder := keys.get("output_dir"), str):
@@ -362,9 +333,10 @@ def _mistakes_of_model(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:
     kind, keys = input_model(recipe)
     path = keys.get("model_path")
     yield from (unknown := unknown_of_model(kind, keys))
+    misspelt = suggest("model_path", [error.field.removeprefix("input_model.") for error in unknown])
     if not kind:
         yield MissingError("missing: give 'HfModel' or 'ONNXModel', for instance", "input_model.type")
-    elif path is None and kind in _KINDS and not any("'model_path'" in str(error) for error in unknown):
+    elif path is None and kind in _KINDS and not misspelt:
         yield MissingError("missing: give a folder, a file or a name on the hub", "input_model.model_path")
     elif problem := why_missing(kind, path, keys.get("onnx_file_name")):
         yield NotFoundError(problem).about("input_model.model_path", path)
@@ -526,6 +498,15 @@ def _undefined(recipe: Mapping[str, Any], section: str, references: Iterable[tup
         for where, name in references
         if isinstance(name, str) and name not in known
     ]
+
+
+def _unused(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:
+    """An error for evaluators of ours where no key names any: the run would end well, without a report. One that is
+    kept beside the one that is named is a choice."""
+    ours = [block.where.partition(".")[2] for block in blocks(recipe) if block.is_ours and not block.is_pass]
+    if ours and not any(evaluator for _, evaluator in _evaluator_references(recipe)):
+        where = "here, as 'engine.evaluator' or as a pass's 'evaluator'"
+        yield MissingError(f"nothing would be evaluated: give '{ours[0]}', {where}", "evaluator")
 
 
 def _no_mappings(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:

@@ -19,7 +19,6 @@ from olive_ext.check.recipe import (
     mapping,
     mistakes,
     named_models,
-    read_recipe,
     what_is_missing,
 )
 from olive_ext.config import (
@@ -31,6 +30,7 @@ from olive_ext.config import (
     pass_settings,
     settled_recipe,
 )
+from olive_ext.config.yaml_files import read_recipe
 from olive_ext.errors import ConfigError, MissingError, ProviderError, TaskError
 from olive_ext.model import resolve
 from olive_ext.model.files.hub import offline_if_unreachable

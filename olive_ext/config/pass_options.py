@@ -10,15 +10,14 @@ import ast
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from olive_ext.config.evaluation import EvaluationSettings
 from olive_ext.errors import ConfigError, UnsupportedError, suggest
+from olive_ext.package_versions import version_of
 
 
 class _Source(NamedTuple):
@@ -124,7 +123,7 @@ def unlike(options: Iterable[Any], known: Collection[str], where: str, who: str)
     unknown = [option for option in options if known and option not in known]
     for option in unknown:
         near = _nearest(str(option), known)
-        if any(repr(one) in near for one in options):
+        if near and near == _nearest(str(option), [one for one in options if one in known]):
             near = f"{near[:-1]}, which is there already?"
         hints = [near, f"{who} takes {', '.join(sorted(known))}" * (option == unknown[-1])]
         problem = f"unknown key '{where}.{option}'{': ' * any(hints)}{' '.join(filter(None, hints))}"
@@ -186,10 +185,8 @@ def _read(tree: ast.Module, names: tuple[str, ...]) -> Iterator[str]:
 
 def _version(distribution: str) -> str:
     """Of the distribution, or of its build for a device; 0 where none is installed as such."""
-    for name in (distribution, f"{distribution}-cuda", f"{distribution}-directml"):
-        with suppress(PackageNotFoundError):
-            return version(name)
-    return "0"
+    builds = (distribution, f"{distribution}-cuda", f"{distribution}-directml")
+    return next(filter(None, map(version_of, builds)), "0")
 
 
 def _texts(node: ast.AST) -> list[str]:

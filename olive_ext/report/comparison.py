@@ -404,6 +404,10 @@ class StopTokens:
         return f"the candidate does not stop at {tokens}, as the reference does ({sources})"
 
 
+GENERATED = "answer generated token by token"
+"""Without one, steps of one token were tried at opening alone, at few lengths."""
+
+
 @dataclass(frozen=True)
 class Coverage:
     """The parts of a model that the compared positions reached."""
@@ -416,7 +420,7 @@ class Coverage:
     """Share of the vocabulary's tokens that were read or scored; None where they are not known."""
 
     unseen: tuple[str, ...] = ()
-    """ "picture", "sound": what the model takes besides texts, and no task had."""
+    """ "picture", "sound": what the model takes besides texts, and no task had; and `GENERATED`."""
 
     uncompared: int = 0
     """Constants of the model's files that none of the reference corresponds to."""
@@ -503,6 +507,12 @@ class Comparison:
 
     lengths: tuple[Outcome, ...] = ()
     """Outcomes of how long answers are (`report.metrics.LENGTHS`): of these the verdict judges those cut off."""
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether a task has the models write answers."""
+        configs = self.metrics.get("configs", {}).values()
+        return any((config or {}).get("output_type") == "generate_until" for config in configs)
 
     @property
     def unanswered(self) -> str:

@@ -317,6 +317,7 @@ def _found(comparison: Comparison) -> Verdict:
         others.append(
             Reason("template", words="the chat templates' texts differ; all prompts of these tasks are alike")
         )
+    others += [item for item in _silent(changes)[0] if item not in first and not (is_lost or is_same)]
     if _is_decided_by_one(comparison) and not (is_lost or is_same) and (names := uncompared(comparison)):
         others.append(Reason("uncompared", words=f"not compared, as one score of a whole task: {_few(names)}"))
     if comparison.missing:
@@ -409,10 +410,19 @@ def _against(comparison: Comparison, changes: Sequence[Change], overall: Diverge
         yield replace(open_loss, documents=item.documents, grade="not decided")
     if other := _incomparable(comparison):
         yield Reason("no_values", words=other, grade="not decided")
+    silent, is_all = _silent(changes)
+    yield from silent if is_all else ()
+
+
+def _silent(changes: Sequence[Change]) -> tuple[list[Reason], bool]:
+    """The reason that the reference is right in no document of some tasks, and whether these are all."""
     known = [item for item in deciding_changes(changes) if item.metric != CUT_OFF]
-    if known and all(item.outcome is not None and item.outcome.is_silent and not item.is_gained for item in known):
-        words = f"the reference is right in no document of {joined([item.name for item in known[:_MOST_NAMED]])}"
-        yield Reason("none_right", words=words, grade="not decided")
+    heard = {item.task for item in known if item.outcome is None or not item.outcome.is_silent or item.is_gained}
+    names = [item.name for item in known if item.task not in heard]
+    if not names:
+        return [], False
+    words = f"the reference is right in no document of {_few(names)}: nothing could be lost there"
+    return [Reason("none_right", words=words, grade="not decided")], not heard
 
 
 def reason_of(code: Code, item: Change, size: float, words: str = "") -> Reason:
@@ -476,9 +486,7 @@ def _other_ends(comparison: Comparison) -> str:
     stops = comparison.stops
     if stops is None or stops.differ:
         return "" if stops is None else stops.sentence()
-    configs = [config or {} for config in comparison.metrics.get("configs", {}).values()]
-    is_seen = any(config.get("output_type") == "generate_until" for config in configs)
-    is_known = is_seen or {*stops.more} <= {*stops.unused}
+    is_known = comparison.is_generated or {*stops.more} <= {*stops.unused}
     return "" if is_known else f"{stops.more_sentence}, and no task has it write answers"
 
 

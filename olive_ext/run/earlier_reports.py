@@ -26,7 +26,7 @@ from olive_ext.report.page import (
 )
 from olive_ext.report.verdict import Reason
 from olive_ext.run.bounds import broken_bounds
-from olive_ext.run.models import stops_of
+from olive_ext.run.models import damage_of, stops_of
 from olive_ext.run.reference.answers import Answers, Sample
 from olive_ext.run.reference.packed_answers import unpacked
 from olive_ext.run.reference.pairing import compare_answers, compare_texts
@@ -165,7 +165,8 @@ def _compared(first: Named, others: Sequence[Named]) -> Iterator[ComparedModels]
     facts = {key: model[key] for key in ("path", "kind", "content_hash") if key in model}
     for item in others:
         own, paired, notes = item.report.comparison or Comparison({}), _paired(first, item), []
-        kept: dict[str, Any] = {name: getattr(own, name) for name in ("divergences", "over_all", "damaged")}
+        kept: dict[str, Any] = {name: getattr(own, name) for name in ("divergences", "over_all")}
+        kept["damaged"] = {**damage_of(model, item.report.model), **own.damaged}
         if is_same := _is_model(own.reference, model):
             kept |= {name: getattr(own, name) for name in ("asked", "reach", "contexts", "changed_answers")}
             kept |= {} if paired.outcomes else {name: getattr(own, name) for name in ("outcomes", "flips", "lengths")}
@@ -209,7 +210,7 @@ def _paired(first: Named, other: Named) -> Comparison:
     both = [item for item in answers if (item.task, item.filter) in theirs]
     pair = [theirs[item.task, item.filter] for item in both], both
     try:
-        outcomes, flips, lengths = compare_answers(*pair, samples, {}, other.matters)
+        outcomes, flips, lengths = compare_answers(*pair, samples, {}, other.matters, results=other.report.results)
     except TaskError as error:
         raise NotComparableError(f"cannot compare '{first.name}' and '{other.name}': {error}") from error
     reports, own = (first.report, other.report), other.report.comparison or Comparison({})

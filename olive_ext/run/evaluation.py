@@ -30,7 +30,7 @@ from olive_ext.model.files.hub import offline_if_unreachable
 from olive_ext.model.types import MEDIA_PARTS
 from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
-from olive_ext.report.comparison import NAME, VARIANT, Comparison
+from olive_ext.report.comparison import GENERATED, NAME, VARIANT, Comparison
 from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
 from olive_ext.report.numbers import SAME_NATS
 from olive_ext.report.page import SIZE
@@ -40,7 +40,7 @@ from olive_ext.report.verdict import BANDS
 from olive_ext.run.bounds import broken_bounds, kept_bounds, refuse_names
 from olive_ext.run.costs import cost_metrics, requested_costs, requested_tasks, with_costs
 from olive_ext.run.machine import Clock, PeakMemory, describe_hardware
-from olive_ext.run.models import Models, OtherPromptsError, damaged_cache
+from olive_ext.run.models import UNJUDGED, Models, OtherPromptsError, damage_of
 from olive_ext.run.reference.comparison_run import TaskRun, is_own_reference, mode_of
 from olive_ext.run.reference.observer import Weights
 from olive_ext.run.reference.packed_answers import packed
@@ -111,6 +111,8 @@ def evaluate_models(
         name = Path(config.model.path).name
         runs = [logging_runs.enter_context(logged(name)) for logged in hooks("logged_run").values()]
         report, task_run = _evaluate(models, lm)
+        if lm is None and models.unjudged:
+            report = replace(report, model={**report.model, UNJUDGED: models.unjudged})
         if lm is None and task_run is not None and report.comparison is not None:
             report = replace(report, comparison=_with_constants(report.comparison, report.model, models, task_run))
             for finished in hooks("finish_report").values():
@@ -144,8 +146,9 @@ def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Mo
         is_near=is_near, is_same=is_same, unreached=[part for part, one in MEDIA_PARTS.items() if one in unseen]
     )
     if reach is not None:
-        reach = replace(reach, unseen=tuple(one.kind for one in unseen), uncompared=constants.uncompared)
-    damaged = models.unjudged | constants.findings | damaged_cache(comparison.reference, model)
+        kinds = (*(one.kind for one in unseen), *([] if comparison.is_generated else [GENERATED]))
+        reach = replace(reach, unseen=kinds, uncompared=constants.uncompared)
+    damaged = damage_of(comparison.reference, model) | constants.findings
     return replace(comparison, damaged=damaged, reach=reach, contexts=contexts)
 
 

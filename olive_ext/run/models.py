@@ -484,11 +484,16 @@ STOP_FACTS = ("stop_ids", "unused_stop_ids", "stop_ids_file", "search")
 """Facts of an execution that `stops_of` reads."""
 
 
-def damaged_cache(reference: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, str]:
-    """A sentence, by facts of two executions, on a KV cache that continues texts otherwise than whole texts, where the
-    reference's does not. Whole texts do not show it; generated answers do."""
-    parts = model.get("parts_failure", "")
-    return {KV_CACHE: parts} if parts and not reference.get("parts_failure") else {}
+UNJUDGED = "unjudged"
+"""The fact of a report that holds `Models.unjudged`."""
+
+
+def damage_of(reference: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, str]:
+    """What is damaged by facts of two executions, where the reference does not have it too: files that are not judged,
+    and a KV cache that continues texts otherwise than whole texts, which only generated answers show."""
+    known, parts = reference.get(UNJUDGED, {}), model.get("parts_failure", "")
+    files = {name: what for name, what in model.get(UNJUDGED, {}).items() if known.get(name) != what}
+    return {**files, KV_CACHE: parts} if parts and not reference.get("parts_failure") else files
 
 
 def contexts_of(candidate: int | None, other: int | None) -> tuple[int, int] | None:

@@ -203,6 +203,9 @@ class Tokenizer:
         self.note = ""
         """What is encoded otherwise than the files say, as `hold_to_files` returns it."""
 
+        self.opening: str | None = hf.bos_token
+        """No special tokens are added to a text that begins with this one."""
+
         self.bos_token_id: int | None = hf.bos_token_id
         self.eos_token_id: int | None = hf.eos_token_id
 
@@ -263,8 +266,7 @@ class Tokenizer:
         """Whether the tokenizer adds its special tokens, and whether BOS is to be put in front where it does not."""
         if add_special_tokens is not None:
             return add_special_tokens, False
-        bos = self.hf.bos_token
-        adds = self._add_special and not (bos and text.startswith(bos))
+        adds = self._add_special and not (self.opening and text.startswith(self.opening))
         return adds, self._forces_bos and adds
 
     def _with_bos(self, ids: list[int], forces_bos: bool) -> list[int]:

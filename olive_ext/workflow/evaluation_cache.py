@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import date
@@ -32,7 +33,7 @@ from olive_ext.model.files.model_package import is_package
 from olive_ext.model.files.package_config import GENAI_CONFIG, read_json
 from olive_ext.package_versions import versions
 from olive_ext.registry import hooks
-from olive_ext.report import Report, from_json, write
+from olive_ext.report import Report, from_json, to_json, write, write_texts
 from olive_ext.run.bounds import kept_bounds
 from olive_ext.run.task_fit import is_onnx_model
 from olive_ext.workflow.current_run import logger, recorded_failures, requirement_error, running, settled
@@ -148,11 +149,14 @@ def _task_files(settings: PassSettings) -> Iterator[Path]:
 class _Evaluation:
     """The evaluation in progress, while it is one of ours."""
 
-    suffix: str
+    suffix: str = ""
     """Added to Olive's cache key; empty where nothing is kept, because times are measured."""
 
-    report: Path | None
-    """report.json that the evaluation writes."""
+    folder: Path | None = None
+    """Where the evaluation writes its report."""
+
+    known: int = 0
+    """The number of reports that the run had before."""
 
 
 _evaluation: ContextVar[_Evaluation | None] = ContextVar("evaluation", default=None)
@@ -180,16 +184,12 @@ def _evaluated(model: Any, evaluator: Any, original: Callable[..., Any]) -> Any:
         other = f"measure this one with the pass {PASS_TYPE}"
         how = "name the folder that it is saved in as ONNXModel" if is_anew else other
         raise ModelError(f"Olive cannot run an evaluator on a composite model: {how}")
-    evaluation = _Evaluation("", None) if is_anew else _keyed(model, evaluator)
-    known, token = 0 if run is None else len(run.reports), _evaluation.set(evaluation)
+    known = 0 if run is None else len(run.reports)
+    token = _evaluation.set(_Evaluation(known=known) if is_anew else _keyed(model, evaluator, known))
     try:
-        signal = original(model_config=_with_file_name(model)) if is_anew else original()
+        return original(model_config=_with_file_name(model)) if is_anew else original()
     finally:
         _evaluation.reset(token)
-    report = evaluation.report
-    if run is not None and len(run.reports) == known and report is not None and report.is_file():
-        run.reports.append(from_json(report.read_text(encoding="utf-8")))  # of a cache, or of another process
-    return signal
 
 
 def _with_file_name(model: Any) -> Any:
@@ -210,17 +210,16 @@ def _with_file_name(model: Any) -> Any:
     return model.model_copy(update={"config": {**model.config, "onnx_file_name": decoder}})
 
 
-def _keyed(model: Any, evaluator: Any) -> _Evaluation:
+def _keyed(model: Any, evaluator: Any, known: int) -> _Evaluation:
     """The evaluation, with all that decides its numbers."""
     settings, written = EvaluationSettings.parse(evaluator.type_args), evaluator.to_json()
-    # Without output_dir: `load_evaluation` looks for the report there.
+    # Without output_dir: `load_evaluation` puts the report there.
     keyed = {**written, "type_args": deciding_settings(written.get("type_args") or {}, {"output_dir"})}
     more = [names_kept_for(settings.bounds), content(model, settings.tokenizer)]
     suffix = digest([keyed, environment(settings), *more])
-    path, report = model.config.get("model_path"), None
-    if settings.output_dir is not None and isinstance(path, str):
-        report = Path(settings.output_dir) / label(path) / "report.json"
-    return _Evaluation(f"-{suffix}", report)
+    path, is_written = model.config.get("model_path"), settings.output_dir is not None
+    folder = Path(str(settings.output_dir), label(path)) if is_written and isinstance(path, str) else None
+    return _Evaluation(f"-{suffix}", folder, known)
 
 
 def _judge(evaluator: Any, signal: Any, known: int) -> None:
@@ -248,24 +247,60 @@ def _judge(evaluator: Any, signal: Any, known: int) -> None:
 
 
 def load_evaluation(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
-    """The hook of `Engine._load_evaluation`: under our key, and only where the report that goes with it exists."""
-    evaluation, model_id = _evaluation.get(), arguments["model_id"]
+    """The hook of `Engine._load_evaluation`: under our key, and in a workflow only with the report that was kept under
+    it, which is put into the folder of reports: what lies there may be that of other settings."""
+    evaluation, model_id, run = _evaluation.get(), arguments["model_id"], running.get()
     if evaluation is None:
         return original()
-    if not evaluation.suffix or (evaluation.report is not None and not evaluation.report.exists()):
-        return None  # the numbers may be known, but the report is missing
-    signal = original(model_id=f"{model_id}{evaluation.suffix}")
-    if signal is not None:
-        logger.info("evaluation of model %s taken from Olive's cache: nothing that decides it has changed", model_id)
-        if (report := evaluation.report) is not None:
-            for log_cached in hooks("log_cached").values():
-                log_cached(lambda: from_json(report.read_text(encoding="utf-8")))
+    if not evaluation.suffix:
+        return None
+    key, report = f"{model_id}{evaluation.suffix}", None
+    if run is not None and (report := _kept_report(engine, key, evaluation.folder)) is None:
+        return None  # the numbers may be known, but what is to be said of them is not
+    signal = original(model_id=key)
+    if signal is None or run is None or report is None:
+        return signal
+    logger.info("evaluation of model %s taken from Olive's cache: nothing that decides it has changed", model_id)
+    if evaluation.folder is not None:
+        write(report, evaluation.folder)
+    run.reports.append(report)
+    for log_cached in hooks("log_cached").values():
+        log_cached(lambda: report)
     return signal
 
 
 def cache_evaluation(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
-    """The hook of `Engine._cache_evaluation`: under our key."""
-    evaluation = _evaluation.get()
-    if evaluation is not None and not evaluation.suffix:
+    """The hook of `Engine._cache_evaluation`: under our key, the report beside it."""
+    evaluation, run = _evaluation.get(), running.get()
+    if evaluation is None:
+        return original()
+    if not evaluation.suffix:
         return None
-    return original(model_id=f"{arguments['model_id']}{evaluation.suffix}") if evaluation else original()
+    key = f"{arguments['model_id']}{evaluation.suffix}"
+    if run is not None:
+        if len(run.reports) == evaluation.known and (report := _read(evaluation.folder)) is not None:
+            run.reports.append(report)  # of another process
+        if len(run.reports) > evaluation.known:
+            write_texts({(file := _beside(engine, key)): to_json(run.reports[-1])}, file.parent)
+    return original(model_id=key)
+
+
+def _beside(engine: Any, key: str) -> Path:
+    """The file of the report that goes with Olive's file of the metrics."""
+    return Path(engine.cache.get_evaluation_json_path(key)).with_name(f"{key}.report.json")
+
+
+def _kept_report(engine: Any, key: str, folder: Path | None) -> Report | None:
+    """The report that was kept under `key`, for `folder`; None without one that can be read."""
+    report = _read(_beside(engine, key))
+    if report is None:
+        return None
+    config = {name: value for name, value in report.config.items() if name != "output_dir"}
+    return replace(report, config=config if folder is None else {**config, "output_dir": str(folder)})
+
+
+def _read(path: Path | None) -> Report | None:
+    with suppress(OSError, ValueError):
+        if path is not None:
+            return from_json((path / "report.json" if path.is_dir() else path).read_text(encoding="utf-8"))
+    return None

@@ -15,7 +15,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from olive_ext.check.recipe import mistakes, plain_path, read_recipe
+from olive_ext.check.recipe import mistakes, plain_path
+from olive_ext.config.yaml_files import read_recipe
 from olive_ext.errors import ConfigError, OliveExtError, RequirementError, RunError, one_line, printable, raised_at
 from olive_ext.registry import hooks
 from olive_ext.report.plain_text import print_lines, print_verdicts

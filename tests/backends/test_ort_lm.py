@@ -381,10 +381,17 @@ def test_add_bos_token_is_hflms(add_bos_token: bool) -> None:
     assert [value for value, _ in ours] == pytest.approx([value for value, _ in theirs], abs=1e-4)
 
 
-def test_prefix_token_id_replaces_bos_for_empty_contexts() -> None:
-    ours = ort_lm(prefix_token_id=9).loglikelihood(instances("l", [("", "the cat")]), disable_tqdm=True)
-    theirs = hflm(prefix_token_id=9).loglikelihood(instances("l", [("", "the cat")]), disable_tqdm=True)
-    assert ours[0][0] == pytest.approx(theirs[0][0], abs=1e-4)
+@pytest.mark.parametrize("prefix", [9, EOS])
+def test_prefix_token_id_replaces_bos_for_empty_contexts_and_as_what_texts_begin_with(prefix: int) -> None:
+    """HFLM puts a second BOS in front of one that is in a scored text, and none before the prefix's text; prompts of
+    generations get none either way."""
+    pairs = [("", "the cat"), ("<bos>the cat", " sat"), ("<eos>the cat", " sat"), ("the cat", " sat")]
+    models = ort_lm(prefix_token_id=prefix), hflm(prefix_token_id=prefix)
+    ours, theirs = (lm.loglikelihood(instances("l", pairs), disable_tqdm=True) for lm in models)
+    assert [value for value, _ in ours] == pytest.approx([value for value, _ in theirs], abs=1e-4)
+    asked = instances("generate_until", [("<bos>the cat", {"until": ["."], "max_gen_toks": 5})])
+    ours, theirs = (lm.generate_until(asked, disable_tqdm=True) for lm in models)
+    assert ours == theirs
 
 
 def test_token_requests_at_the_context_limit_are_hflms() -> None:

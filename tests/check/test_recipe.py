@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +318,7 @@ MISTAKES: list[tuple[str, Any, str, str, str]] = [  # path, value, code, field w
 
 OF_RECIPES: list[tuple[str, Any, str, str, str]] = [
     ("evaluator", "theirs", NO_NAME, "", "evaluators"),
+    ("evaluator", None, MISSING, "", "ours engine.evaluator"),
     ("evaluator", {"type": "OrtLMEvaluator"}, MISSING, ".tasks", ""),
     ("engine.evaluator", {"type": "OrtLMEvaluator"}, MISSING, ".tasks", ""),
     ("passes.other", [{"type": "OrtLMEvaluations"}], NO_NAME, ".type", ""),
@@ -381,14 +381,7 @@ def test_name_of_which_the_hub_cannot_be_asked_is_told_as_by_a_run(tmp_path: Pat
 def test_builder_that_the_installed_olive_cannot_drive_is_named(
     olive: str | None, genai: str | None, host: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed = {"olive-ai": olive, "onnxruntime-genai-cuda": genai}
-
-    def version(name: str) -> str:
-        if (found := installed.get(name)) is None:
-            raise PackageNotFoundError(name)
-        return found
-
-    monkeypatch.setattr(pass_options, "version", version)
+    monkeypatch.setattr(pass_options, "version_of", {"olive-ai": olive, "onnxruntime-genai-cuda": genai}.get)
     systems = {"local": {"type": "LocalSystem"}, "container": {"type": "Docker"}}
     recipe = {**built(), "systems": systems, "host": host}
     found = [error for error in mistakes(recipe) if error.field == "passes.build.type"]
@@ -527,6 +520,7 @@ def test_answers_longer_than_the_context_of_the_input_model_are_refused(tmp_path
     recipe = {
         "input_model": {"type": "HfModel", "model_path": str(folder / "model")},
         "evaluators": {"ours": {**block, "gen_kwargs": {"max_gen_toks": 512}}},
+        "evaluator": "ours",
     }
     assert problems(tmp_path, recipe) == [
         "task 'quickstart_generate': 'max_gen_toks' = 512 leaves no room for a prompt: it must be below the model's "
@@ -548,6 +542,14 @@ def test_recipe_without_a_block_of_ours_is_a_problem(tmp_path: Path) -> None:
         "the recipe has no evaluator OrtLMEvaluator or OrtEvaluator and no pass OrtLMEvaluation or OrtLossMap or "
         "OrtMending"
     ]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("engine.evaluator", "ours"), (f"{MEASURE}.evaluator", "ours"), (OURS, {"metrics": [SCORE]})],
+)
+def test_evaluator_may_be_named_elsewhere_and_olives_may_be_unused(tmp_path: Path, path: str, value: Any) -> None:
+    assert not problems(tmp_path, {**with_value(path, value), "evaluator": None})
 
 
 def test_command_is_2_with_all_problems_on_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

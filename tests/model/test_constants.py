@@ -102,10 +102,10 @@ def test_what_any_text_shows_is_left_to_the_distances() -> None:
     """Rows may hide; of whole constants only one vector or product that stands alone is named: several are what
     rotations, smoothing and folded norms make, which compute the same."""
 
-    def told(own: dict[str, Array], far: dict[str, str] = {}) -> set[str]:  # noqa: B006 - read only
-        return {*hidden(apart(floats(), own), far, own)}
+    def told(own: dict[str, Array], *far: str) -> set[str]:
+        return {*hidden(apart(floats(), own), dict.fromkeys(far, Distance(0.0, [1], 8)), own)}
 
-    rotated, product = changed(TABLE, lambda array: array[:, ::-1]), {"up_proj": "has 90 % ..."}
+    rotated = changed(TABLE, lambda array: array[:, ::-1])
     assert apart(floats(), rotated).keys() == {TABLE}
     assert told(rotated) == set()
     for name, edit, _ in DAMAGE:
@@ -118,12 +118,12 @@ def test_what_any_text_shows_is_left_to_the_distances() -> None:
     rare = changed("lm_head", put((slice(None), slice(90, None)), lambda columns: 3 * columns), head)
     assert {*hidden(apart(head, rare), {}, rare)} == {"lm_head"}
     smoothed = changed(NORM, lambda array: array * 2)
-    assert told(smoothed, product) == told(changed("model.norm.weight", lambda array: array * 2, smoothed)) == set()
+    assert told(smoothed, "up_proj") == told(changed("model.norm.weight", lambda array: array * 2, smoothed)) == set()
     rows = changed(TABLE, put(7, 1), smoothed)
     assert hidden(apart(floats(), rows), {}, rows).keys() == {NORM, TABLE}
     assert hidden(apart(floats(), rows), {}, rows, is_same=True).keys() == {TABLE}, "one layer alone is smoothed"
-    assert told(floats(), product) == {*product}
-    assert told(floats(), {**product, "down_proj": "has 40 % ..."}) == set()
+    assert told(floats(), "up_proj") == {"up_proj"}
+    assert told(floats(), "up_proj", "down_proj") == set()
 
 
 def edited(word: str, edit: Edit, arrays: dict[str, Array] | None = None) -> dict[str, Array]:
@@ -237,6 +237,22 @@ def test_weights_farther_off_than_rounding_are_outliers_among_the_others() -> No
     assert outliers(dict.fromkeys(layers, Distance(0.4, [], 8))) == {}, "all are, as AWQ's"
 
 
+def saved(folder: Path, *models: onnx.ModelProto | dict[str, Any]) -> list[ModelFiles]:
+    """The files of models, each in a folder of its own: of a graph, of a config.json, or of a checkpoint's arrays."""
+    files = []
+    for number, one in enumerate(models):
+        at = file = folder / str(number)
+        at.mkdir(parents=True, exist_ok=True)
+        if isinstance(one, onnx.ModelProto):
+            onnx.save(one, file := at / "model.onnx")
+        elif TABLE in one:
+            save_file(one, at / "model.safetensors")
+        else:
+            (file := at / "config.json").write_text(json.dumps(one), encoding="utf-8")
+        files.append(ModelFiles(file, at, {}, {}, ""))
+    return files
+
+
 def forms() -> dict[str, tuple[onnx.ModelProto, onnx.ModelProto, str]]:
     """Graphs with a quantized weight, the float ones, and the names of what is stored for a number's block."""
     made = {f"{bits} bits, {z}": graphs.nbits(bits, 32, has_zero_points=z) for bits in (2, 4, 8) for z in (True, False)}
@@ -259,11 +275,7 @@ def test_quantized_weight_is_compared_with_its_float_one_and_with_the_same_conte
     other = copy.deepcopy(model)
     scales = next(tensor for tensor in other.graph.initializer if name in tensor.name)
     scales.CopyFrom(numpy_helper.from_array(2 * numpy_helper.to_array(scales), scales.name))
-    files = []
-    for number, one in enumerate((model, reference, model, other)):
-        (tmp_path / str(number)).mkdir()
-        onnx.save(one, tmp_path / str(number) / "model.onnx")
-        files.append(ModelFiles(tmp_path / str(number) / "model.onnx", tmp_path, {}, {}, ""))
+    files = saved(tmp_path, model, reference, model, other)
     assert damage(files[0], files[1]) == damage(files[0], files[2]) == ({}, 0)
     assert damage(files[0], files[3]).uncompared == 1
 
@@ -378,10 +390,10 @@ def test_the_norm_before_the_head_may_be_folded_into_it(
         model.graph.node.append(helper.make_node("MatMul", ["x", part], [f"y{part}"], f"/layers.0/{part}_proj/MatMul"))
     quantizer = MatMulNBitsQuantizer(model, algo_config=DefaultWeightOnlyQuantConfig(block_size=32, bits=bits))
     quantizer.process()
-    (tmp_path / "reference").mkdir()
+    (tmp_path / "1").mkdir()
     tensors = {"lm_head.weight": rows, "model.norm.weight": norm}
     tensors |= {f"model.layers.0.{part}_proj.weight": rows.copy() for part in "qkv"}
-    save_file(tensors, tmp_path / "reference" / "model.safetensors")
+    save_file(tensors, tmp_path / "1" / "model.safetensors")
     assert len(damaged(tmp_path, quantizer.model.model, {"hidden_size": 64})) == num_named
 
 
@@ -507,16 +519,7 @@ def damaged(
     folder: Path, model: onnx.ModelProto, reference: onnx.ModelProto | dict[str, Any], **facts: Any
 ) -> dict[str, str]:
     """`damage` of a model's files against another's, or a checkpoint's with that config.json."""
-    files = []
-    for name, one in (("own", model), ("reference", reference)):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        file = folder / name / ("config.json" if isinstance(one, dict) else "model.onnx")
-        if isinstance(one, dict):
-            file.write_text(json.dumps(one), encoding="utf-8")
-        else:
-            onnx.save(one, file)
-        files.append(ModelFiles(file, file.parent, {}, {}, ""))
-    return damage(*files, **facts).findings
+    return damage(*saved(folder, model, reference), **facts).findings
 
 
 def number(value: float) -> onnx.TensorProto:
@@ -776,8 +779,8 @@ def test_a_table_is_held_whatever_its_name_its_length_and_its_place(form: str, r
         own = np.concatenate([wrong, np.zeros((8, 16), np.float32)]) if form == "padded" else wrong
         folder, other = tmp_path / str(number), CONFIG if reference == "checkpoint" else with_table(right)
         if reference == "checkpoint":
-            (folder / "reference").mkdir(parents=True)
-            save_file({TABLE: right, "lm_head.weight": right[::-1].copy()}, folder / "reference" / "model.safetensors")
+            (folder / "1").mkdir(parents=True)
+            save_file({TABLE: right, "lm_head.weight": right[::-1].copy()}, folder / "1" / "model.safetensors")
         told = damaged(folder, with_table(own, name, is_node=form == "node"), other)
         assert told.keys() == {name} if number else told == {}
 
@@ -813,47 +816,30 @@ def test_matrices_that_no_text_reaches_are_held_like_rows(
 @pytest.mark.parametrize(("longest", "told"), [(64, 1), (60, 0)])
 def test_rows_of_rotary_tables_are_read_up_to_the_context(longest: int, told: int, tmp_path: Path) -> None:
     """Also of tables that are as long as the vocabulary, of which the tokenizer has fewer ids than either."""
-    own, files = floats(), []
-    own["cos_cache"] = put(slice(60, None), np.nan)(own["cos_cache"].copy())
-    for name, tensors in (("own", own), ("reference", floats())):
-        (tmp_path / name).mkdir()
-        save_file(tensors, tmp_path / name / "model.safetensors")
-        files.append(ModelFiles(tmp_path / name, tmp_path / name, {}, {}, ""))
+    files = saved(tmp_path, changed("cos_cache", put(slice(60, None), np.nan)), floats())
     assert len(damage(*files, longest=longest, num_tokens=50, vocab_sizes={64}).findings) == told
 
 
-def test_what_is_folded_hides_no_part_of_a_head() -> None:
+@pytest.mark.parametrize("name", ["/lm_head/MatMul", "/model/embed_tokens/Gather", "transformer.wpe"])
+@pytest.mark.parametrize(("rows", "is_told"), [([2, 5], True), ([0, 1, 2, 3], False)])
+def test_what_is_folded_hides_no_part_of_a_head_or_table(name: str, rows: list[int], is_told: bool) -> None:
     """A norm that was folded into one product made every distant product meant, a head with 300 other rows, too."""
-    far = {
-        "/layers.0/qkv_proj/MatMul": "has 99 %",
-        "/layers.1/qkv_proj/MatMul": "has 99 %",
-        "/lm_head/MatMul": "has 300",
-    }
-    assert hidden({}, far, {}) == {}
-    assert hidden({}, far, {}, in_part={"/lm_head/MatMul"}).keys() == {"/lm_head/MatMul"}
+    far = {f"/layers.0/{word}/MatMul": Distance(1.0, [1], 8) for word in ("qkv_proj", "o_proj")}
+    assert hidden({}, {**far, name: Distance(0.0, rows, 8)}, {}).keys() == ({name} if is_told else set())
 
 
 @pytest.mark.parametrize(("number", "told"), [(40, 1), (60, 1), (99, 1), (100, 0)])
 def test_many_other_rows_of_a_table_are_damage_as_few_are(number: int, told: int, tmp_path: Path) -> None:
     """A text need not reach them. Where all differ but those of zeros, a multiplier may have been folded into them."""
-    tables, files = floats(), []
-    tables[TABLE][0] = 0
-    own = {**tables, TABLE: put(slice(None, number), lambda rows: 3 * rows)(tables[TABLE].copy())}
-    for name, tensors in (("own", own), ("reference", tables)):
-        (tmp_path / name).mkdir()
-        save_file(tensors, tmp_path / name / "model.safetensors")
-        files.append(ModelFiles(tmp_path / name, tmp_path / name, {}, {}, ""))
-    assert len(damage(*files, is_same=True).findings) == told
+    tables = changed(TABLE, put(0, 0))
+    own = changed(TABLE, put(slice(None, number), lambda rows: 3 * rows), tables)
+    assert len(damage(*saved(tmp_path, own, tables), is_same=True).findings) == told
 
 
 def test_a_checkpoint_is_held_against_its_reference_where_it_runs_as_it_is(tmp_path: Path) -> None:
     """Without an export: NaN rows, and rows of others, were "no difference found"."""
-    own, files = floats(), []
-    own[TABLE], own[NORM] = put([3, 90], np.nan)(own[TABLE].copy()), 2 * own[NORM]
-    for name, tensors in (("own", own), ("same", floats(np.float16)), ("reference", floats())):
-        (tmp_path / name).mkdir()
-        save_file(tensors, tmp_path / name / "model.safetensors")
-        files.append(ModelFiles(tmp_path / name, tmp_path / name, {}, {}, ""))
+    own = changed(TABLE, put([3, 90], np.nan), changed(NORM, lambda array: 2 * array))
+    files = saved(tmp_path, own, floats(np.float16), floats())
     assert damage(files[0], files[2]).findings.keys() == {TABLE, NORM}
     assert damage(files[1], files[2]) == ({}, 0)
     alone = damage(files[0], None)

@@ -260,6 +260,9 @@ def test_what_is_not_obvious_is_noted(graph, edit, config, in_place, note):
     assert spec.is_kv_in_place == in_place
     assert spec.vocab_size == 100
     assert any(note in one for one in spec.notes)
+    said = read_spec(graph, {**config, "search": {"past_present_share_buffer": True}}).contradicted
+    grows = graph.graph.node[0].op_type == "MultiHeadAttention"  # onnxruntime-genai fails at the first step
+    assert any("past_present_share_buffer" in text for text in said) == grows
 
 
 def test_layers_have_their_own_sizes_in_the_order_of_their_numbers():

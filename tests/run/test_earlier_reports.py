@@ -444,6 +444,17 @@ def test_forged_report_is_refused_in_a_line(
         assert ("two" in said) or len(paths) == 1
 
 
+def test_what_ships_damaged_is_named_unless_the_first_report_has_it(tmp_path: Path) -> None:
+    def damaged(values: dict[str, Any]) -> None:
+        values["model"]["unjudged"] = {"tokenizer_config.json": "has another chat template"}
+
+    changes = {"sound": id, "one": damaged, "two": damaged}
+    folders = {name: str(place(tmp_path, name, BASE, change)) for name, change in changes.items()}
+    pairs = [("sound", "one"), ("one", "two")]
+    found = [compare([folders[name] for name in pair]).compared[0].comparison.damaged for pair in pairs]
+    assert [[*one] for one in found] == [["tokenizer_config.json"], []]
+
+
 def test_a_task_of_both_reports_without_values_by_document_is_named(tmp_path: Path) -> None:
     """Of tasks that one report alone has nothing is said: there is nothing to compare."""
 

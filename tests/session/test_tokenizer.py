@@ -52,7 +52,7 @@ def test_encode_adds_bos_unless_the_text_begins_with_it_or_a_setting_decides() -
 
 def test_prefix_token_id_is_the_custom_one_then_bos_then_eos_and_else_a_task_error() -> None:
     class Bare:
-        bos_token_id = eos_token_id = None
+        bos_token = bos_token_id = eos_token_id = None
         all_special_ids: tuple[int, ...] = ()
         added_tokens_decoder: Mapping[int, object] = MappingProxyType({})
 

@@ -20,6 +20,7 @@ from olive_ext.check import check_recipe
 from olive_ext.check.recipe import Passes, plain_path
 from olive_ext.config import EVALUATOR_TYPE
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, RequirementError, RunError, TaskError
+from olive_ext.report import Report, from_json
 from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.metric_results import to_metric_result
 from olive_ext.workflow.olive_run import watched_runs
@@ -68,6 +69,20 @@ class Output:
         return self._metrics
 
 
+class FakeCache(dict[str, Any]):
+    """The cached numbers by model id; the files of reports lie in `folder`."""
+
+    folder: Path
+
+    def get_evaluation_json_path(self, model_id: str) -> Path:
+        return self.folder / f"{model_id}.json"
+
+
+@pytest.fixture(autouse=True)
+def cached_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeCache, "folder", tmp_path / "cache", raising=False)
+
+
 class FakeEngine:
     """The methods of Olive's engine: evaluates once for each cache key, and swallows like Olive."""
 
@@ -79,7 +94,7 @@ class FakeEngine:
 
     def __init__(self, evaluator: Any = None, error: Exception | None = None) -> None:
         self.evaluator_config, self.error = evaluator, error
-        self.cache: dict[str, Any] = {}
+        self.cache = FakeCache()
         self.num_evaluations = 0
 
     def initialize(self) -> None:
@@ -102,6 +117,8 @@ class FakeEngine:
                 raise self.error
             self.num_evaluations += 1
             signal = self.num_evaluations
+            if (run := running.get()) is not None:
+                run.reports.append(Report((), created=str(signal)))
             self._cache_evaluation(model_id, signal)
         return signal
 
@@ -174,13 +191,25 @@ def test_changed_weights_are_evaluated_anew(place: str, tmp_path: Path) -> None:
     assert after[1] == before[1]
 
 
-def test_evaluation_is_made_anew_where_its_report_is_gone(model: ModelConfig, tmp_path: Path) -> None:
-    engine, evaluator = new_engine()(), ours(output_dir=str(tmp_path / "reports"))
-    assert [evaluate(engine, model, evaluator) for _ in range(2)] == [1, 2]
-    report = tmp_path / "reports" / tmp_path.name / "report.json"
-    report.parent.mkdir(parents=True)
-    report.touch()
-    assert evaluate(engine, model, evaluator) == 2
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_report_of_a_known_evaluation_is_its_own_and_not_what_lies_in_the_folder(
+    has_folder: bool, model: ModelConfig, tmp_path: Path
+) -> None:
+    """Other settings write into the same folder, and a workflow's status is that of its last report."""
+    folder, engine = tmp_path / "reports", new_engine()()
+    settings = [ours(limit=limit, **({"output_dir": str(folder)} if has_folder else {})) for limit in (1, 2, 1)]
+    token = running.set(run := Run(model))
+    try:
+        assert [evaluate(engine, model, evaluator) for evaluator in settings] == [1, 2, 1]
+        assert [report.created for report in run.reports] == ["1", "2", "1"]
+        if has_folder:
+            written = folder / "input_model"
+            assert from_json((written / "report.json").read_text()).created == "1"
+            assert run.reports[-1].config == {"output_dir": str(written)}
+        shutil.rmtree(engine.cache.folder)
+        assert evaluate(engine, model, settings[0]) == 3, "numbers without their report"
+    finally:
+        running.reset(token)
 
 
 def test_same_evaluation_is_known_again_when_its_folders_exist_and_by_other_bounds(

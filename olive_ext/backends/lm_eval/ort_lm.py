@@ -106,7 +106,10 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
         self._media = TaskMedia(given, self._session)
         self.MULTIMODAL = self._media.is_taken
         tokenizer, bos, prefix = self._session.tokenizer, given.add_bos_token, given.prefix_token_id
-        self._text = Tokenizer(tokenizer.hf, tokenizer.where, add_bos_token=bos, prefix_token_id=prefix)
+        made = partial(Tokenizer, tokenizer.hf, tokenizer.where, add_bos_token=bos, prefix_token_id=prefix)
+        self._text, self._prompts = made(), made()
+        if prefix is not None:  # as in HFLM, where scored texts begin; prompts of generations begin with BOS
+            self._text.opening = self._text.decode([prefix], skip_special_tokens=False)
         self.tokenizer = tokenizer.hf
 
     @property
@@ -289,7 +292,7 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
         """The tokens of a context; for a model of speech, those with which its decoder begins."""
         if self._encoding is not None and self._media.is_speech:
             return decoder_tokens(self._text, context, self._encoding)
-        return self.tok_encode(context) or [self.prefix_token_id]
+        return self._prompts.encode(context) or [self.prefix_token_id]
 
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval puts into its results' `config`: the model's digest, versions, and how the session runs it."""

@@ -101,11 +101,8 @@ JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 _SYNONYMS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj", "out_proj": "o_proj"}
 """Words of checkpoints (LFM2's), by the words that exporters use for them."""
 
-_READ_BY_ROWS = re.compile(r"embed|position|wte|wpe")
+_TABLES = re.compile(r"embed|position|wte|wpe")
 """Names of tables of which a text reads the rows of its tokens and positions."""
-
-_BY_TOKENS = re.compile(r"embed|lm_head|wte")
-"""Names of tables and heads, which have a row for each token."""
 
 _PLAIN_WORDS = ("", "weight", "MatMul", "Gemm", "Gather")
 _LAST_NORM = re.compile(r"(^|\.)(final_norm_layernorm|final_layernorm|(?<!\d\.)norm|norm_f|ln_f)\.weight$")
@@ -152,8 +149,8 @@ def damage(
     if model.decoder.suffix != ".onnx":
         both = (floats, checkpoint_floats(model.directory))
         floats, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in both)
-        others_of = hidden(apart(floats, constants), {}, constants, is_same=is_same)
-        return Damage(others_of | broken(floats, constants), len(constants.keys() - floats.keys()))
+        causes = hidden(apart(floats, constants), {}, constants, is_same=is_same)
+        return Damage(causes | broken(floats, constants), len(constants.keys() - floats.keys()))
     for part, graph in _graphs(model).items():
         own, known, apart_by, alike, numbers = Constants(load_graph(graph), graph), floats, {}, set[str](), {}
         constants, grids = own.floats(), quantized_weights(own)
@@ -168,17 +165,15 @@ def damage(
             known = floats | rotary_tables(config, constants)
             numbers, apart_by = numbers_against(config, own.model, without, longest), checkpoint_distances(floats, own)
         uncompared += len(grids.keys() - {name.split(",")[0] for name in apart_by} - alike)
-        far = outliers(apart_by)
         known, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in (known, constants))
         known = _renamed(known, constants)
         uncompared += sum(own.float_names[name] not in own.scales for name in constants.keys() - known.keys())
         differing = apart(known, constants)
-        sentences = {name: what.sentence(constants[name]) for name, what in differing.items()} | far
-        is_quantized, num_paired = quantizing_operator(own.model) != "", 0 if is_near else len(apart_by)
-        by_tokens = {name: one for name, one in apart_by.items() if _BY_TOKENS.search(name)}
-        in_part = {name for name, one in by_tokens.items() if 0 < 2 * len(one.rows) < one.num_rows}
-        facts: Any = {"num_paired": num_paired, "is_quantized": is_quantized, "is_same": is_same, "in_part": in_part}
-        causes = sentences if part in unreached else hidden(differing, far, constants, **facts)
+        if part in unreached:
+            causes = {name: what.sentence(constants[name]) for name, what in differing.items()} | outliers(apart_by)
+        else:
+            texts = {"is_near": is_near, "is_same": is_same, "is_quantized": quantizing_operator(own.model) != ""}
+            causes = hidden(differing, apart_by, constants, **texts)
         causes |= broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in causes.items()}
     return Damage(findings, uncompared)
@@ -259,40 +254,40 @@ def _reached(
 
 def hidden(
     others: Mapping[str, Apart],
-    far: Mapping[str, str],
+    products: Mapping[str, Distance],
     constants: Mapping[str, Array],
     *,
-    num_paired: int = 0,
-    is_quantized: bool = False,
+    is_near: bool = False,
     is_same: bool = False,
-    in_part: Collection[str] = (),
+    is_quantized: bool = False,
 ) -> dict[str, str]:
-    """The damage that texts need not show, among constants that are `others` and products `far` from their float ones.
+    """The damage that texts need not show, among constants that are `others` and `products` far from their float ones.
     Any text reaches a constant that differs in half of its numbers or more, and a matrix that differs in all rows (or
     in the values' part of a packed product). Of a table of tokens or positions it need not reach the rows that differ.
     Rotations, smoothing and folded norms change several constants that way, a folded multiplier changes one matrix, and
     the model computes the same. Then these are left out, and so is a vector alone where texts gave the same
-    distributions (`is_same`). Up to a quarter of the `num_paired` products do not count as such where no vector changed
-    with them; 0 where texts gave nearly the same distributions. A norm of ones may be in quantized products.
-    Nothing is folded into a part of a table's or head's rows (`in_part`)."""
+    distributions (`is_same`). Up to a quarter of the products do not count as such where no vector changed with them
+    and texts gave other distributions (not `is_near`). A norm of ones may be in quantized products. Nothing is folded
+    into fewer than half of the rows of a table or head."""
     tables = (array.shape for name, array in constants.items() if array.ndim == 2 and not ROTARY.search(name))
-    widest, whole = max(map(max, tables), default=0), set()
+    widest, whole, far = max(map(max, tables), default=0), set(), outliers(products)
     for name, what in others.items():
         shape = constants[name].shape
         is_product = len(shape) == 2 and len(what.rows) == shape[0] and max(shape) < widest
-        is_table = len(shape) == 2 and (shape[0] >= widest or _READ_BY_ROWS.search(name) is not None)
+        is_table = len(shape) == 2 and (shape[0] >= widest or _TABLES.search(name) is not None)
         is_reached = 2 * what.share >= 1
         if is_table:  # rows of zeros stay, whatever multiplier is folded into the others
             is_reached = is_reached and len(what.rows) >= int(np.count_nonzero(constants[name].any(1)))
         if not ROTARY.search(name) and (is_product or is_reached):
             whole.add(name)
-    is_smooth = is_same or any(constants[name].ndim < 2 for name in whole)
-    is_meant = len(whole) + len(far) > max(1, 0 if is_smooth else num_paired // 4)
+    is_smooth = is_near or is_same or any(constants[name].ndim < 2 for name in whole)
+    is_meant = len(whole) + len(far) > max(1, 0 if is_smooth else len(products) // 4)
     is_folded = {name: is_quantized and bool((constants[name] == 1).all()) for name in whole}
     meant = whole if is_meant or is_same else {name for name in whole if constants[name].ndim > 1 or is_folded[name]}
     findings = {name: what.sentence(constants[name]) for name, what in others.items() if name not in meant}
-    kept = {name: how for name, how in far.items() if not is_meant or name in in_part}
-    return {**findings, **kept}
+    in_part = {name for name, one in products.items() if 0 < 2 * len(one.rows) < one.num_rows}
+    in_part = {name for name in in_part if _TABLES.search(name) or "lm_head" in name}
+    return {**findings, **{name: how for name, how in far.items() if not is_meant or name in in_part}}
 
 
 def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[str, Array]:

@@ -73,6 +73,7 @@ class _Reader:
         self._graph = model.graph
         self._model_config: Mapping[str, Any] = genai_config.get("model", {})
         self._decoder_config: Mapping[str, Any] = self._model_config.get("decoder", {})
+        self._shares_buffer = genai_config.get("search", {}).get("past_present_share_buffer") is True
         self._hf_config = hf_config
         inputs = attention.graph_inputs(model.graph)
         self._inputs = {name: tensor for name, tensor in inputs.items() if name not in provided}
@@ -132,7 +133,7 @@ class _Reader:
             choices=choices,
             item_masks=self._item_masks(tokens if embeddings else None, kv_names),
             rounds_rows=attention.num_row_roundings(self._graph.node) > 0,
-            contradicted=tuple(self._contradicted(roles, kv, logits)),
+            contradicted=tuple(self._contradicted(roles, kv, logits, has_cross=bool(cross))),
             notes=(*self._notes, *attention.rounding_notes(self._graph.node)),
         )
 
@@ -269,7 +270,9 @@ class _Reader:
             self._note(f"the vocabulary has {declared} entries, as in '{logits.name}'; the config says {configured}")
         return declared
 
-    def _contradicted(self, roles: Iterable[InputSpec], kv: Iterable[KvTensor], logits: TensorSpec) -> Iterator[str]:
+    def _contradicted(
+        self, roles: Iterable[InputSpec], kv: Iterable[KvTensor], logits: TensorSpec, *, has_cross: bool
+    ) -> Iterator[str]:
         """What genai_config.json states and the graph contradicts, each beginning with the whole key."""
         caches, decoder = [tensor for tensor in kv if tensor.capacity is None], self._decoder_config
         names = {entry.role.value: entry.tensor.name for entry in roles} | {"logits": logits.name}
@@ -286,6 +289,9 @@ class _Reader:
             where = "model.decoder" if key in decoder else "model"
             if stated > 0 and values and stated not in values:
                 yield f"{where}.{key} {stated}, the graph has {listed(map(str, sorted(values)))}"
+        readers = {self._readers[tensor.past].op_type for tensor in caches if tensor.past in self._readers}
+        if self._shares_buffer and not (has_cross or self._is_packed) and readers - {"GroupQueryAttention"}:
+            yield f"search.past_present_share_buffer true, the graph's caches grow: {listed(sorted(readers))}"
         length, rows = self._model_config.get("context_length") or 0, rotary_rows(self._graph)
         if rows and length > rows:
             yield f"model.context_length {length}, the graph's rotary tables have {rows} positions"

@@ -41,7 +41,7 @@ from olive_ext.report.sampled import certain_comparison
 from olive_ext.report.verdict import BANDS, EXIT_STATUS, Status, Verdict, possible_loss, reason_of, verdict
 from olive_ext.run import check_complete, evaluate
 from olive_ext.run.earlier_reports import Named, load
-from olive_ext.run.models import STOP_FACTS, damaged_cache, stops_of
+from olive_ext.run.models import STOP_FACTS, UNJUDGED, damage_of, stops_of
 from olive_ext.run.reference.answers import Answers
 from olive_ext.run.reference.packed_answers import keyed, unpacked
 from olive_ext.run.reference.pairing import compare_answers, compare_texts, without_value
@@ -197,12 +197,11 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
     if not (own := run.answers):
         raise MissingError(f"'{run.name}' has no value for any document: evaluate it anew")
     matters = run.matters if within is None else within
-    number_wrong, limit = non_finite_requests(report.metrics), report.config.get("limit")
-    faults = Comparison({"limit": limit}, (), (), (), {}, len(report.missing), number_wrong, matters=matters)
-    faults = replace(faults, stops=stops_of(baseline.model, report.model), metrics=report.results)
+    limit, facts = {"limit": report.config.get("limit")}, (baseline.model, report.model)
+    wrong = report.results, len(report.missing), non_finite_requests(report.metrics)
+    faults = Comparison(limit, (), (), (), *wrong, matters=matters, damaged=damage_of(*facts), stops=stops_of(*facts))
     if report.comparison is not None:
         faults = replace(faults, arguments=report.comparison.arguments)
-    faults = replace(faults, damaged=damaged_cache(baseline.model, report.model))
     date = report.results.get(TEMPLATE_DATE)
     dates = f": the chat template prints the date, {date}, and the baseline is of {baseline.created[:10]}"
     gated = gate_answers(baseline.answers(), own, faults, (file, run.name), dates if date else "")
@@ -244,17 +243,17 @@ def gate_answers(
         lacking |= unanswered
     try:
         both = [one for one, _ in common], [two for _, two in common]
-        outcomes, _, lengths = compare_answers(*both, {}, {}, faults.matters)
+        outcomes, _, lengths = compare_answers(*both, {}, {}, faults.matters, results=faults.metrics)
     except TaskError as error:
         raise NotComparableError(f"cannot compare '{names[0]}' and '{names[1]}': {error}") from error
-    missing, texts, damaged = max(faults.missing, len(lacking)), tuple(compare_texts(*both)), _other_choices(common)
+    missing, texts = max(faults.missing, len(lacking)), tuple(compare_texts(*both))
     comparison = replace(faults, outcomes=outcomes, texts=texts, lengths=lengths, missing=missing)
+    comparison = replace(comparison, damaged={**faults.damaged, **_other_choices(common)})
     limit = faults.reference.get("limit")
     if (limit or number_other) and not faults.missing and all(place < 0 for _, place in lacking):
         many = counted(missing, "document of the baseline was", "documents of the baseline were")
         how = "asked otherwise, or not at all" if number_other else f"not asked (limit {limit})"
         comparison = replace(comparison, reference={"not_asked": f"{many} {how}"})
-    comparison = replace(comparison, damaged={**faults.damaged, **damaged})
     return _decided(comparison, tuple(dict.fromkeys(notes)))
 
 
@@ -360,10 +359,10 @@ def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline
     candidate = [keyed(item) for item in read_answers(results["samples"], tasks.tasks)]
     answers = before, candidate, results["samples"], tasks.tasks
     outcomes, _, lengths = compare_answers(*answers, config.matters, weights)
-    comparison = Comparison({}, (), outcomes, (), missing=lost, matters=config.matters, lengths=lengths)
     pairs = ((item, one) for one in candidate for item in before if (item.task, item.filter) == (one.task, one.filter))
-    damaged = damaged_cache(baseline.model, execution) | _other_choices(pairs)
-    comparison = replace(comparison, stops=stops, metrics=results, damaged=damaged)
+    damaged = damage_of(baseline.model, {**execution, UNJUDGED: models.unjudged}) | _other_choices(pairs)
+    facts: dict[str, Any] = {"matters": config.matters, "lengths": lengths, "stops": stops, "damaged": damaged}
+    comparison = Comparison({}, (), outcomes, (), results, lost, **facts)
     return _decided(certain_comparison(comparison, certainty), ())
 
 
@@ -432,7 +431,7 @@ def baseline_of(report: Report) -> Baseline:
     """The baseline of a report. Raises `ConfigError` where it has no answers."""
     if not report.answers:
         raise MissingError("a baseline needs a value for each document, which no task of the report has")
-    facts = ("path", "kind", "content_hash", "mode", "parts_failure", *STOP_FACTS)
+    facts = ("path", "kind", "content_hash", "mode", "parts_failure", UNJUDGED, *STOP_FACTS)
     reference = {} if report.comparison is None else report.comparison.reference
     records = {"records": Path(str(reference["folder"])).name} if "folder" in reference else {}  # their key
     return Baseline(

@@ -1,20 +1,28 @@
 """The evaluator type `OrtEvaluator`: Olive's own metrics, of generative models on this package's engine, of others by
-Olive's own evaluator. Knows no recipe."""
+Olive's own evaluator. Knows no recipe.
+
+What is asked is what Olive's `OnnxEvaluator` asks: Whisper's first tokens for English without timestamps, 30 s at a
+time; a chat of a system prompt, a picture and a question, of whose answer to numbered options the number counts.
+"""
 
 from __future__ import annotations
 
 import copy
+import importlib.util
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from olive.evaluator import olive_evaluator
 from olive.evaluator.metric import get_latency_config_from_metric
 from olive.evaluator.metric_result import MetricResult, joint_metric_key
 from olive.evaluator.olive_evaluator import OliveEvaluator, OliveModelOutput
@@ -23,17 +31,20 @@ from olive.hardware import Device
 from olive.model import ONNXModelHandler
 
 from olive_ext.backends.word_errors import word_errors
-from olive_ext.errors import ConfigError, MissingError, OliveExtError, TaskError, combined, first_line, listed
+from olive_ext.errors import (
+    ConfigError,
+    MediaError,
+    MissingError,
+    OliveExtError,
+    TaskError,
+    combined,
+    first_line,
+    listed,
+)
+from olive_ext.media.pictures import media_digest
+from olive_ext.media.sound import read_samples
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import is_same_path
-from olive_ext.plugins.speech.generated_answers import (
-    Answers,
-    answered,
-    documents,
-    is_of_answers,
-    items_of,
-    of_documents,
-)
 from olive_ext.plugins.speech.settings import METRICS_TYPE, TIMED, MetricSettings, metric_mistakes, sentences_of
 from olive_ext.plugins.speech.transducer import is_transducer, opened
 from olive_ext.registry import hook
@@ -55,6 +66,16 @@ from olive_ext.workflow.current_run import logger, running
 from olive_ext.workflow.evaluator import surfaced
 from olive_ext.workflow.handlers import config_of, label
 from olive_ext.workflow.metric_results import text_of, to_metric_result
+
+
+def is_speech(metric: Any) -> bool:
+    """Whether the metric is of transcriptions; `check.recipe` refuses a mixture of sub types."""
+    return bool(metric.sub_types and olive_evaluator._is_text_based_metric(metric))
+
+
+def is_of_answers(metric: Any) -> bool:
+    """Whether the metric is of transcriptions or of answers about pictures."""
+    return is_speech(metric) or bool(metric.sub_types and olive_evaluator._is_vision_metric(metric))
 
 
 def is_of_generations(metric: Any) -> bool:
@@ -89,7 +110,8 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
             if others:
                 olives = Registry.get(str(model.framework))()
                 measured |= olives.evaluate(model, others, device or Device.CPU, execution_providers).root
-            logger.info("metrics measured here: %s; by Olive's own evaluator: %s", *map(_listed, (generative, others)))
+            names = (", ".join(metric.name for metric in some) or "none" for some in (generative, others))
+            logger.info("metrics measured here: %s; by Olive's own evaluator: %s", *names)
             return MetricResult.model_validate(measured)
 
     def _embeddings(self, model: Any, declared: Sequence[Any], providers: Any, device: Any) -> Any:
@@ -138,9 +160,9 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
             for metric in sorted(metrics, key=lambda one: not is_of_answers(one)):
                 count = None
                 if is_of_answers(metric):
-                    answers.append((metric, answered(documents(metric, session, self.settings), session)))
-                    result, beside = scored(*answers[-1], self.settings.bootstrap_iters)
-                    count = len(answers[-1][1].texts)
+                    answers.append(answered(metric, session, self.settings))
+                    result, beside = scored(answers[-1], self.settings.bootstrap_iters)
+                    count = len(answers[-1].texts)
                 else:
                     session.keep_answers(None)  # what is timed is computed
                     result, beside = timed(metric, session, self.settings)
@@ -169,14 +191,13 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
             session.keep_answers(self.settings.journal, resume=resume)
             yield session
 
-    def _comparison(self, models: Models, own: Answered) -> Comparison | None:
+    def _comparison(self, models: Models, own: Sequence[Answers]) -> Comparison | None:
         """With the reference, which answers by itself; None without one, and for the reference itself."""
         reference = models.config.reference
         if reference is None or not own or is_same_path(models.config.model.path, reference.path):
             return None
-        asked = [metric for metric, _ in own]
         with models.clock.phase("reference"), self._opened(models.reference, models, []) as session:
-            other = [(metric, answered(documents(metric, session, self.settings), session)) for metric in asked]
+            other = [answered(one.metric, session, self.settings) for one in own]
         size = models.given_reference.size
         facts = {"path": reference.path, "kind": models.given_reference.kind, "mode": "answers"}
         return compared(own, other, facts if size is None else {**facts, SIZE: size}, self.settings.matters)
@@ -212,10 +233,6 @@ def _metrics(task: str, entries: Mapping[str, Any], beside: Mapping[str, float],
             yield Metric(task, name, "none", value, None, name.endswith("_per_second"), count)
 
 
-def _listed(metrics: Sequence[Any]) -> str:
-    return ", ".join(metric.name for metric in metrics) or "none"
-
-
 FloatArray = npt.NDArray[np.float64]
 
 _PROMPT = "Once upon a time there was a model of language, and it was asked how it was."
@@ -224,18 +241,130 @@ _NEW_TOKENS = 64
 themselves."""
 
 
-def scored(metric: Any, answers: Answers, resamples: int) -> tuple[Any, dict[str, float]]:
+_SPEECH, _VISION = "speech_transcription_pre_process", "vision_vqa_pre_process"
+_COLUMNS = {_SPEECH: ("audio_col", "text_col"), _VISION: ("image_col", "question_col", "answer_col", "options_col")}
+"""Parameters of Olive's components that name columns."""
+
+_START = ("<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>")
+_ENGLISH_ONLY = 51864
+"""Rows of the vocabulary of Whisper's models that know no other language, and have no tokens of one."""
+
+_RATE = 16000
+_SYSTEM = (
+    "You are an automatic speech recognition (ASR) system. Output only the exact verbatim transcript of the speech in "
+    "the audio. Do not add commentary, explanations, or apologies. If unsure, output your best guess."
+)
+_INSTRUCTION = "Transcribe the audio verbatim."
+"""What later releases of Olive ask a chat model that hears, unless the data config has "system_prompt" and
+"instruction"; 0.13 evaluates none."""
+
+_TOGETHER = 512
+"""The most documents in memory at once."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """The question, and the right answer."""
+
+    request: GenerationRequest | None
+    """None where nothing can be asked: Olive counts the document with an empty answer."""
+
+    target: str
+    seconds: float = 0.0
+    """The length of all sounds."""
+
+    num_choices: int = 0
+    """Numbered options of the question."""
+
+    question: str = ""
+
+    @property
+    def digest(self) -> str:
+        """The digest of questions and right answers, whatever form the model is asked in."""
+        asked = self.request
+        media = [] if asked is None else [*asked.images, *(samples_N for samples_N, _ in asked.audio)]
+        return media_digest([*media, self.question, self.target])
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A model's answers to the documents of one of Olive's metrics, and how long they took."""
+
+    metric: Any
+    texts: list[str]
+    targets: list[str]
+    timing: dict[str, float]
+    """Olive's names: seconds of the sounds, and of the answers to them, as far as they were computed in this run."""
+
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    """Question and digest of each document."""
+
+    is_resumed: bool = False
+    """Whether answers came from the journal, so that their time is not known."""
+
+    @cached_property
+    def values(self) -> dict[str, FloatArray]:
+        """[D] of each sub type that has values of documents, of which it is the mean: of a word error rate a document's
+        errors by the words of an average one, NaN where no word was said. rtfx has none, and wer none without jiwer."""
+        values: dict[str, FloatArray] = {}
+        for sub_type in self.metric.sub_types:
+            name = str(sub_type.name.value)
+            if name == "wer":
+                try:
+                    errors_D, words_D = self.word_counts.T
+                except TaskError as error:
+                    logger.info("no standard error of the word error rate: %s", error)
+                    continue
+                values[name] = errors_D / (words_D.mean() or math.nan)
+            elif name != "rtfx":
+                alone = self.metric.model_copy(update={"sub_types": [sub_type]})
+                pairs = zip(self.texts, self.targets, strict=True)
+                each = [OliveEvaluator.compute_accuracy(alone, OliveModelOutput([a], None), [b]) for a, b in pairs]
+                values[name] = np.array([next(iter(result.root.values())).value for result in each], np.float64)
+        return values
+
+    @cached_property
+    def word_counts(self) -> FloatArray:
+        """[D, 2]: wrong words and words that were said, by jiwer on the texts as they are. Raises `TaskError`."""
+        return np.array(word_errors(zip(self.targets, self.texts, strict=True)), np.float64)
+
+    def samples(self) -> list[dict[str, Any]]:
+        """What is shown of a document that flips, as for lm-eval's."""
+        asked = zip(self.asked, self.targets, strict=True)
+        return [
+            {"doc_id": number, "filter": "none", "arguments": [(question,)], "target": target}
+            for number, ((question, _), target) in enumerate(asked)
+        ]
+
+    def of_tasks(self) -> Iterator[TaskAnswers]:
+        """The answers as those of tasks: of the metric, and of its sentences where it counts words."""
+        tasks = {self.metric.name: self.values}
+        if "wer" in self.values:
+            tasks[sentences_of(self.metric.name)] = {SENTENCES: (self.values["wer"] == 0).astype(np.float64)}
+        for task, values in tasks.items():
+            documents = {
+                number: DocumentAnswer(
+                    digest, {name: float(values_D[number]) for name, values_D in values.items()}, text
+                )
+                for number, (text, (_, digest)) in enumerate(zip(self.texts, self.asked, strict=True))
+            }
+            if values:
+                yield TaskAnswers(task, "none", {name: name != "wer" for name in values}, documents)
+
+
+def scored(answers: Answers, resamples: int) -> tuple[Any, dict[str, float]]:
     """Olive's result of the metric, and values beside it: standard errors by document, and jiwer's word error rate.
     Raises `TaskError` where there is no document."""
+    metric = answers.metric
     if not answers.texts:
         raise TaskError(f"'metrics.{metric.name}': its data config has no documents", f"metrics.{metric.name}")
     result = OliveEvaluator.compute_accuracy(metric, OliveModelOutput(answers.texts, answers.timing), answers.targets)
     beside: dict[str, float] = {}
-    for name, values_D in values_by_document(metric, answers).items():
+    for name, values_D in answers.values.items():
         if name == "wer":
             beside |= {"wer_jiwer": float(values_D.mean())}
             if resamples and len(values_D) > 1:
-                counts = word_counts(answers)  # a ratio of sums, with the documents drawn anew
+                counts = answers.word_counts  # a ratio of sums, with the documents drawn anew
                 drawn = np.random.default_rng(0).integers(len(counts), size=(resamples, len(counts)))
                 errors_R, words_R = np.moveaxis(counts[drawn].sum(axis=1), 1, 0)
                 beside["wer_stderr"] = float((errors_R / np.maximum(words_R, 1)).std(ddof=1))
@@ -246,71 +375,17 @@ def scored(metric: Any, answers: Answers, resamples: int) -> tuple[Any, dict[str
     return result, beside
 
 
-def values_by_document(metric: Any, answers: Answers) -> dict[str, FloatArray]:
-    """[D] of each sub type that has values of documents, of which it is the mean: of a word error rate a document's
-    errors by the words of an average one, NaN where no word was said. rtfx has none, and wer none without jiwer."""
-    by_metric: dict[str, FloatArray] = {}
-    for sub_type in metric.sub_types:
-        name = str(sub_type.name.value)
-        if name == "wer":
-            try:
-                errors_D, words_D = word_counts(answers).T
-            except TaskError as error:
-                logger.info("no standard error of the word error rate: %s", error)
-                continue
-            by_metric[name] = errors_D / (words_D.mean() or math.nan)
-        elif name != "rtfx":
-            alone = metric.model_copy(update={"sub_types": [sub_type]})
-            pairs = zip(answers.texts, answers.targets, strict=True)
-            each = [OliveEvaluator.compute_accuracy(alone, OliveModelOutput([one], None), [two]) for one, two in pairs]
-            by_metric[name] = np.array([next(iter(result.root.values())).value for result in each], np.float64)
-    return by_metric
-
-
-def word_counts(answers: Answers) -> FloatArray:
-    """[D, 2]: wrong words and words that were said, by jiwer on the texts as they are. Raises `TaskError`."""
-    return np.array(word_errors(zip(answers.targets, answers.texts, strict=True)), np.float64)
-
-
-Answered = Sequence[tuple[Any, Answers]]
-"""Olive's metrics, and a model's answers to each."""
-
-
-def compared(own: Answered, other: Answered, facts: Mapping[str, Any], matters: float) -> Comparison | None:
+def compared(
+    own: Sequence[Answers], other: Sequence[Answers], facts: Mapping[str, Any], matters: float
+) -> Comparison | None:
     """The comparison of two models' answers to the same metrics, in their order; None where no metric has values of
     documents. Raises `TaskError` where they were asked differently."""
-    candidate, reference = ([item for pair in pairs for item in _task_answers(*pair)] for pairs in (own, other))
+    candidate, reference = ([task for one in answers for task in one.of_tasks()] for answers in (own, other))
     if not candidate:
         return None
-    samples = {name: _samples(answers) for metric, answers in own for name in (metric.name, sentences_of(metric.name))}
+    samples = {name: one.samples() for one in own for name in (one.metric.name, sentences_of(one.metric.name))}
     outcomes, flips, _ = compare_answers(reference, candidate, samples, dict.fromkeys(samples), matters)
     return Comparison(reference=facts, outcomes=outcomes, flips=flips, matters=matters)
-
-
-def _task_answers(metric: Any, answers: Answers) -> list[TaskAnswers]:
-    values = values_by_document(metric, answers)
-    outcomes = [_of_task(metric.name, values, answers)]
-    if "wer" in values:
-        right_D = (values["wer"] == 0).astype(np.float64)
-        outcomes.append(_of_task(sentences_of(metric.name), {SENTENCES: right_D}, answers))
-    return [item for item in outcomes if item.metrics]
-
-
-def _of_task(task: str, values: Mapping[str, FloatArray], answers: Answers) -> TaskAnswers:
-    documents = {
-        number: DocumentAnswer(digest, {name: float(values_D[number]) for name, values_D in values.items()}, text)
-        for number, (text, (_, digest)) in enumerate(zip(answers.texts, answers.asked, strict=True))
-    }
-    return TaskAnswers(task, "none", {name: name != "wer" for name in values}, documents)
-
-
-def _samples(answers: Answers) -> list[dict[str, Any]]:
-    """What is shown of a document that flips, as for lm-eval's."""
-    asked = zip(answers.asked, answers.targets, strict=True)
-    return [
-        {"doc_id": number, "filter": "none", "arguments": [(question,)], "target": target}
-        for number, ((question, _), target) in enumerate(asked)
-    ]
 
 
 def timed(metric: Any, session: Session, settings: MetricSettings) -> tuple[Any, dict[str, float]]:
@@ -366,3 +441,141 @@ def _ids(ids: Any, name: str) -> list[int]:
     if not hasattr(ids, "keys") or "input_ids" not in ids:
         raise TaskError(f"'metrics.{name}': its data config gives no 'input_ids', no sound and no picture")
     return [int(token) for token in np.asarray(ids["input_ids"]).reshape(-1)]
+
+
+def answered(metric: Any, session: Session, settings: MetricSettings) -> Answers:
+    """Greedy answers to the metric's documents. What is loaded for the first request (processors) is not in their time,
+    as it is not in Olive's. Raises `LostRequestsError` where a picture or a sound cannot be read."""
+    asked = documents(metric, session, settings)
+    answers = Answers(metric, [], [], {"total_audio_duration": 0.0, "total_inference_time": 0.0})
+    while some := list(islice(asked, _TOGETHER)):
+        requests = [document.request for document in some if document.request is not None]
+        if not answers.texts and requests:
+            session.generate([replace(requests[0], max_new_tokens=1)])
+        known, begin = session.counters.requests, time.perf_counter()
+        outputs = iter(session.generate(requests))
+        seconds = time.perf_counter() - begin
+        if session.journal is None or session.counters.requests - known == len(requests):
+            answers.timing["total_inference_time"] += seconds
+            answers.timing["total_audio_duration"] += sum(document.seconds for document in some)
+        else:
+            answers = replace(answers, is_resumed=True)
+        for document in some:
+            text = "" if document.request is None else next(outputs).text.strip()
+            answers.texts.append(chosen(text, document.num_choices))
+            answers.targets.append(document.target)
+            answers.asked.append((document.question, document.digest))
+    return answers
+
+
+def chosen(text: str, num_choices: int) -> str:
+    """The number of an option in an answer, where there are one to nine; else the answer. Olive's `OnnxEvaluator` does
+    the same inside a longer function."""
+    if not 1 <= num_choices <= 9:
+        return text
+    number = re.search(rf"\b([1-{num_choices}])\b", text) or re.search(rf"([1-{num_choices}])", text)
+    return number[1] if number else text
+
+
+def of_documents(data: Any) -> bool:
+    """Whether a data config has sounds or pictures to answer to."""
+    return data.pre_process_data_config.type in _COLUMNS
+
+
+def documents(metric: Any, session: Session, settings: MetricSettings) -> Iterator[Document]:
+    """The documents of the metric's data config, in order. Raises `ConfigError` for a column that is not there, and
+    `TaskError` for data of another form or a model that takes none such."""
+    component, params = metric.data_config.pre_process_data_config.type, metric.data_config.pre_process_params or {}
+    hears = component == _SPEECH or (component != _VISION and is_speech(metric))
+    make = _transcription(session, settings, params) if hears else _answer(session)
+    for given, target in items_of(metric.data_config):
+        target = target[0] if isinstance(target, list | tuple) and len(target) == 1 else target
+        yield replace(make(given), target=str(target))
+
+
+def items_of(data: Any) -> Iterator[tuple[Any, Any]]:
+    """Input and label of each document, as Olive's components make them of what its container loads."""
+    container = data.to_data_container()
+    dataset = container.load_dataset()
+    component, params = data.pre_process_data_config.type, data.pre_process_params or {}
+    known = getattr(dataset, "column_names", None)
+    for key in _COLUMNS.get(component, ()):
+        if known and params.get(key) and params[key] not in known:
+            where = f"'data_configs.{data.name}.pre_process_data_config.params.{key}' = '{params[key]}'"
+            raise ConfigError(f"{where}: the data has the columns {listed(known)}")
+    made = container.pre_process(dataset)
+    if component == _SPEECH and importlib.util.find_spec("torchcodec") is None:
+        yield from _wave_files(made, params.get("sample_rate", _RATE))
+        return
+    for number in range(len(made)):
+        item = made[number]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise TaskError(f"document {number} of the data config '{data.name}' is no pair of input and label")
+        yield item[0], item[1]
+
+
+def _wave_files(made: Any, rate: int) -> Iterator[tuple[Any, Any]]:
+    """What Olive's data set of speech would decode with torchcodec, where that is not installed: WAV files of the
+    requested rate."""
+    feature = replace(made.dataset.features[made.audio_column], decode=False)
+    for row in made.dataset.cast_column(made.audio_column, feature):
+        file = row[made.audio_column]
+        try:
+            samples_N = read_samples(file["bytes"] or file["path"], rate)
+        except MediaError as error:
+            raise MediaError(f"{error} (with torchcodec installed other files are read, and resampled)") from error
+        yield samples_N, row[made.text_column]
+
+
+def _transcription(session: Session, settings: MetricSettings, params: Mapping[str, Any]) -> Callable[[Any], Document]:
+    """Makes the document that asks a model of speech, from samples [N] or [1, N]."""
+    rate, most = params.get("sample_rate") or _RATE, _most_tokens(session)
+    prompt: Any = "" if settings.language is not None or session.encoding is None else _first_tokens(session) or ""
+    if session.encoding is None:
+        system = params.get("system_prompt", _SYSTEM)
+        content = [{"type": "audio"}, {"type": "text", "text": params.get("instruction", _INSTRUCTION)}]
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": content}]
+        prompt = messages[0 if system else 1 :]
+    asked = GenerationRequest(prompt, max_new_tokens=session.max_length - 1, max_length=most)
+
+    def make(row: Any) -> Document:
+        samples_N = np.asarray(row["audio"] if isinstance(row, Mapping) else row, np.float32).reshape(-1)
+        seconds = len(samples_N) / rate
+        return Document(replace(asked, audio=[(samples_N, rate)]), "", seconds, question=f"{seconds:.1f} s of sound")
+
+    return make
+
+
+def _most_tokens(session: Session) -> int:
+    """The most tokens of prompt and transcript, as genai_config.json gives it for Olive; else Olive's own numbers."""
+    search = {} if session.model is None else session.model.files.genai_config.get("search", {})
+    return int(search.get("max_length") or (1024 if session.encoding is None else 448))
+
+
+def _first_tokens(session: Session) -> list[int]:
+    """The tokens that Olive gives Whisper's decoder, if the tokenizer names all of them; else none."""
+    known = session.tokenizer.hf.get_vocab()
+    is_english = session.tokenizer.rows.embedding == _ENGLISH_ONLY
+    tokens = [known.get(name) for name in (_START[0], _START[3])] if is_english else list(map(known.get, _START))
+    return [] if None in tokens else [token for token in tokens if token is not None]
+
+
+def _answer(session: Session) -> Callable[[Any], Document]:
+    """Makes the document that asks a model of pictures, from a mapping of "image", "question" and more."""
+
+    def make(row: Any) -> Document:
+        if not isinstance(row, Mapping) or "question" not in row:
+            raise TaskError(f"the metric is of answers about pictures; its data config gives a {type(row).__name__}")
+        if row.get("image") is None:
+            return Document(None, "", question=str(row["question"]))
+        content = [{"type": "image"}, {"type": "text", "text": row["question"]}]
+        system = [{"role": "system", "content": row["system_prompt"]}] if row.get("system_prompt") else []
+        request = GenerationRequest(
+            [*system, {"role": "user", "content": content}],
+            images=[row["image"]],
+            max_new_tokens=session.max_length - 1,
+            max_length=row.get("max_length", 4096),
+        )
+        return Document(request, "", 0.0, row.get("num_choices", 0), str(row["question"]))
+
+    return make

@@ -75,13 +75,13 @@ def with_named_metrics(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
     """The recipe as Olive takes it: where one of its evaluators is an `OrtEvaluator`, the recipe's own "metrics" are
     put where these are named, and a recipe with one evaluator, no passes and no "evaluator" evaluates its input model.
     Public recipes of Whisper are written that way. Raises `ConfigError` for a name that is not there."""
-    evaluators = recipe.get("evaluators")
-    if not isinstance(evaluators, Mapping) or not any(_is_ours(block) for block in evaluators.values()):
+    evaluators = mapping(recipe.get("evaluators"))
+    if not any(mapping(block).get("type") == METRICS_TYPE for block in evaluators.values()):
         return recipe
-    known = {item.get("name"): item for item in recipe.get("metrics") or () if isinstance(item, Mapping)}
+    known = {item.get("name"): item for item in mappings(recipe.get("metrics"))}
     settled = {
         name: {**block, "metrics": _named(block["metrics"], known, name)}
-        if isinstance(block, Mapping) and isinstance(block.get("metrics"), list)
+        if isinstance(mapping(block).get("metrics"), list)
         else block
         for name, block in evaluators.items()
     }
@@ -91,10 +91,6 @@ def with_named_metrics(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
         used = {"evaluator": next(iter(evaluators)), "evaluate_input_model": True}
         changed |= {"engine": {**engine, **used}} if isinstance(engine, Mapping) and engine else used
     return changed
-
-
-def _is_ours(block: Any) -> bool:
-    return isinstance(block, Mapping) and block.get("type") == METRICS_TYPE
 
 
 def _named(metrics: list[Any], known: Mapping[Any, Any], evaluator: str) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -36,6 +37,10 @@ NATS, UNITS = "loglikelihood", "units"
 WER, WORDS = "wer", "words"
 """The name of a word error rate among a document's values, and of the words of an average document, by which its errors
 are divided."""
+
+ITEMS = "items of "
+"""Before the name of a score of a whole task (F1, MCC, BLEU) among a document's values: a number that stands for what
+the document adds to the score, and can only be the same in another run or not."""
 
 Sample = Mapping[str, Any]
 
@@ -120,7 +125,8 @@ def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, An
             chosen = [line for line in lines if line["filter"] == filter_name]
             chosen = _with_word_errors(chosen, functions[WER]) if WER in functions else chosen
             valued = {key: metrics[key] for key in metrics if any(is_value(line.get(key)) for line in chosen)}
-            answers = {int(line["doc_id"]): _answer(task, line, [*valued]) for line in chosen}
+            whole = functions.keys() - {*metrics, *TEXT_METRICS}
+            answers = {int(line["doc_id"]): _answer(task, line, [*valued], whole) for line in chosen}
             if any(CUT_OFF in answer.values for answer in answers.values()):
                 valued |= dict.fromkeys((CUT_OFF, STOPPED), False)
             text = next((key for key in TEXT_METRICS if any(_of_text(line.get(key)) for line in chosen)), "")
@@ -209,8 +215,10 @@ def _of_text(value: Any) -> dict[str, float]:
     return dict(zip((NATS, UNITS), pair, strict=True)) if is_pair else {}
 
 
-def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> DocumentAnswer:
+def _answer(task: Any, line: Sample, metrics: Sequence[str], whole: Collection[str]) -> DocumentAnswer:
     values = {name: float(line[name]) for name in (*metrics, WORDS) if is_value(line.get(name))}
+    items = {name: repr(line[name]) for name in whole if isinstance(line.get(name), tuple | list | str)}
+    values |= {f"{ITEMS}{name}": float(zlib.crc32(item.encode(errors="replace"))) for name, item in items.items()}
     values |= next(filter(None, (_of_text(line.get(key)) for key in TEXT_METRICS)), {})
     values = shares_of_ends(line) | values
     # lm-eval hashes a document with pictures by where these lie in memory.

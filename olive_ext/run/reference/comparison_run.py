@@ -191,7 +191,8 @@ class TaskRun:
         if asked and TEMPLATE not in asked.what and reference.prompt != (prompt := _first_prompt(lm, samples)):
             asked = replace(asked, reference_prompt=reference.prompt, candidate_prompt=prompt)
         both = reference.answers, own, samples, tasks
-        outcomes, flips, lengths = compare_answers(*both, matters, weights, has_same_prompts=asked is None)
+        more: dict[str, Any] = {"has_same_prompts": asked is None, "results": reference.results}
+        outcomes, flips, lengths = compare_answers(*both, matters, weights, **more)
         lost = {*reference.lost, *lost_documents(lm)}
         unread = {at: metric for at, metric in without_value(reference.answers, own).items() if at not in lost}
         comparison = Comparison(

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.report import PackedAnswers
-from olive_ext.run.reference.answers import NATS, UNITS, WORDS, Answers, DocumentAnswer
+from olive_ext.run.reference.answers import NATS, UNITS, Answers, DocumentAnswer
 
 _KEY_BYTES = 4
 """Bytes of a digest. With 32 bits, one of 4,000 changed documents passes for an earlier one in a millionth of cases."""
@@ -24,7 +24,7 @@ _MOST_BYTES = 1 << 26
 
 def packed(answers: Iterable[Answers]) -> tuple[PackedAnswers, ...]:
     """The answers of tasks by which two models can be compared."""
-    return tuple(_packed(keyed(item)) for item in answers if item.judged)
+    return tuple(_packed(keyed(item)) for item in answers if any(one.values for one in item.by_document.values()))
 
 
 def unpacked(kept: Sequence[PackedAnswers]) -> list[Answers]:
@@ -48,10 +48,10 @@ def keyed(answers: Answers) -> Answers:
 def _packed(answers: Answers) -> PackedAnswers:
     documents = answers.by_document
     margins = [item.margin for item in documents.values()]
-    words = [WORDS] if any(WORDS in item.values for item in documents.values()) else []  # of a word error rate
+    known = sorted({name for item in documents.values() for name in item.values})
     values = {
         metric: _text(np.array([item.values.get(metric, np.nan) for item in documents.values()], "<f8"))
-        for metric in [*answers.metrics, *_beside(answers.text_metric), *words]
+        for metric in dict.fromkeys([*answers.metrics, *_beside(answers.text_metric), *known])
     }
     with np.errstate(over="ignore"):
         narrow = None if None in margins else _text(np.array(margins, "<f8").astype("<f2"))
@@ -70,8 +70,8 @@ def _packed(answers: Answers) -> PackedAnswers:
 
 def _unpacked(kept: PackedAnswers) -> Answers:
     name, count = f"documents of '{kept.task}'", kept.num_documents
-    if {*kept.values} - {WORDS} != {*kept.higher_is_better, *_beside(kept.text_metric)}:
-        raise ValueError(f"{name}: 'values' and 'higher_is_better' name other metrics")
+    if not {*kept.higher_is_better, *_beside(kept.text_metric)} <= {*kept.values}:
+        raise ValueError(f"{name}: 'values' lacks metrics of 'higher_is_better'")
     numbers = _array(kept.numbers, "<u4", count, f"{name}: 'numbers'").tolist()
     keys = _array(kept.keys, "u1", 2 * count * _KEY_BYTES, f"{name}: 'keys'").reshape(-1, 2, _KEY_BYTES)
     values = {

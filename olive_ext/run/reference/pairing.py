@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,14 @@ from olive_ext.report.changes import LEVEL
 from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Flip, Outcome, TextChange, primary_outcomes
 from olive_ext.report.metrics import GENERATED_TOKENS, LENGTHS
 from olive_ext.run.reference.answers import (
+    ITEMS,
     NATS,
     UNITS,
     WER,
     WORDS,
     Answers,
     check_same_questions,
+    is_value,
     primary_answers,
     question_of,
     target_of,
@@ -81,6 +84,7 @@ def compare_answers(
     weights: Weights | None = None,
     *,
     has_same_prompts: bool = True,
+    results: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[tuple[Outcome, ...], tuple[Flip, ...], tuple[Outcome, ...]]:
     """Outcomes of each task, metric and filter, the one over all tasks where there are several, the flips of each
     task's primary metric (`primary_outcomes`), and the outcomes of answers' lengths, apart. `samples` are the
@@ -88,7 +92,7 @@ def compare_answers(
     Where the candidate answered drawn documents alone, `weights` say how many documents each one stands for. Raises
     `TaskError` where the prompts of the two runs differ but for those that `has_same_prompts` allows. Of answers that
     are not separated from their reasoning only the share that is cut off is known: its outcome is given where it
-    certainly (exact p below 5 %) changed.
+    certainly (exact p below 5 %) changed. `results` are lm-eval's of either model: scores of whole tasks are there.
     """
     every = list(_pairs(reference, candidate, weights, has_same_prompts=has_same_prompts))
     pairs = [pair for pair in every if pair.metric not in LENGTHS]
@@ -110,9 +114,28 @@ def compare_answers(
     undrawn = [item.right(name) for task, (item, name) in primary_answers(reference).items() if task not in asked]
     if firsts and len(firsts) + len(undrawn) > 1:
         outcomes.append(_over_all(list(firsts.values()), undrawn, matters))
+    outcomes += [] if weights is not None else _equal_scores(reference, candidate, results.get("results", {}), matters)
     flips = [flip for pair in firsts.values() for flip in _flips(pair, samples.get(pair.candidate.task, ()), tasks)]
     nothing: dict[str, Any] = {"documents_needed": {}, "is_binary": False}
     return tuple(outcomes), tuple(flips), tuple(replace(item, **nothing) for item in lengths)
+
+
+def _equal_scores(
+    reference: Sequence[Answers], candidate: Sequence[Answers], scores: Mapping[str, Any], matters: float
+) -> Iterator[Outcome]:
+    """Outcomes of the scores of whole tasks to which each document adds the same in both runs: nothing was lost, and as
+    much may be as of so many values by document that are all the same."""
+    theirs = {(item.task, item.filter): item.by_document for item in reference}
+    for own in candidate:
+        first = theirs[own.task, own.filter]
+        pairs = [(first[number].values, answer.values) for number, answer in own.by_document.items()]
+        for name in sorted({name for _, values in pairs for name in values if name.startswith(ITEMS)}):
+            metric = name.removeprefix(ITEMS)
+            score = scores.get(own.task, {}).get(f"{metric},{own.filter}")
+            if is_value(score) and all(one.get(name) == two.get(name) for one, two in pairs):
+                equal = np.full(len(pairs), score)
+                found = compare_outcomes(own.task, metric, own.filter, equal, equal, matters=matters)
+                yield replace(found, is_binary=False)
 
 
 def compare_texts(reference: Sequence[Answers], candidate: Sequence[Answers]) -> Iterator[TextChange]:

@@ -44,7 +44,7 @@ from tests.backends.local_tasks import write_tasks
 from tests.refusals import refused
 from tests.report.test_comparison import outcome
 from tests.report.test_sampled import certainty
-from tests.run.test_against_reference import answered, with_ends
+from tests.run.test_against_reference import answered, copied, with_ends
 from tests.run.test_earlier_reports import line, place
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -232,11 +232,18 @@ def test_bytes_stand_for_words_and_a_baseline_without_texts_is_refused(tmp_path:
         gate_answers([replace(before, text_metric="")], [before])
 
 
-def test_what_nothing_judges_by_document_and_a_cache_that_continues_texts_otherwise_are_not_passed(
-    baseline: Path,
+@pytest.mark.parametrize(
+    ("fact", "value"),
+    [
+        ("parts_failure", "the last token, fed alone, scores 11 nats off"),
+        ("unjudged", {"tokenizer_config.json": "has another chat template"}),
+    ],
+)
+def test_what_nothing_judges_by_document_and_what_the_tasks_do_not_reach_are_not_passed(
+    fact: str, value: Any, baseline: Path
 ) -> None:
-    """A corpus' F1 beside an accuracy of another task, as the verdict on a reference has it. The cache's answers to
-    whole texts are all right; a baseline that had it, too, is no worse."""
+    """A corpus' F1 beside an accuracy of another task, as the verdict on a reference has it. The answers to whole texts
+    are all right; a baseline that had the same damage is no worse."""
     run = folder(baseline.parent, "after", 40)
     whole = json.loads((run / "report.json").read_text())
     report = copy.deepcopy(whole)
@@ -244,7 +251,7 @@ def test_what_nothing_judges_by_document_and_a_cache_that_continues_texts_otherw
     (run / "report.json").write_text(json.dumps(report))
     gated = held(run, baseline)
     assert (gated.decision, gated.verdict.code) == ("cannot tell", "no_values")
-    whole["model"]["parts_failure"] = "the last token, fed alone, scores 11 nats off"
+    whole["model"][fact] = value
     (run / "report.json").write_text(json.dumps(whole))
     gated = held(run, baseline)
     assert (gated.decision, gated.verdict.code) == ("cannot tell", "damaged")
@@ -427,6 +434,24 @@ def test_a_lost_end_token_never_passes(tmp_path: Path) -> None:
     assert decisions == {"same": "passed", "lost": "cannot tell"}
 
 
+def test_a_template_that_the_packages_own_runtime_reads_and_is_not_judged_never_passes(tmp_path: Path) -> None:
+    """onnxruntime-genai reads that of tokenizer_config.json, transformers that of chat_template.jinja."""
+    folder, model = write_tasks(tmp_path / "tasks"), copied(tmp_path, "model", lambda _: None)
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    settings = {"model": str(model), "tasks": ["tiny_choice"], "include_path": str(folder), "apply_chat_template": True}
+    files, baseline = {name: tmp_path / f"{name}.json" for name in ("all", "enough")}, str(tmp_path / "baseline.json")
+    for name, file in files.items():
+        file.write_text(json.dumps({**settings, "documents": name, "matters": 99}))
+    gate(str(files["all"]), baseline, update=True)
+    config = model / "tokenizer_config.json"
+    found = []
+    for template in ("{{ messages[0].content }}", "damaged"):
+        config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": template}))
+        gated = [gate(str(file), baseline) for file in files.values()]
+        found.append([(one.decision, one.verdict.code == "damaged") for one in gated])
+    assert found == [[("passed", False)] * 2, [("cannot tell", True)] * 2]
+
+
 # What must never leave the gate as passed: losses that answers, baseline or the choice of a metric would hide.
 
 
@@ -535,6 +560,34 @@ def test_a_metric_over_the_corpus_beside_an_accuracy_is_named(baseline: Path) ->
     gated = held(place(baseline.parent, "after", rows, with_f1), baseline, 5.0)
     assert (gated.decision, "colours f1 has no values by document" in str(gated)) == ("cannot tell", True)
     assert gated.next_step == "add a task with a value for each document"
+
+
+@pytest.mark.parametrize("metrics", [["f1"], ["acc", "f1"]])
+@pytest.mark.parametrize(
+    ("count", "change", "decision"), [(NUMBER, 0, "passed"), (NUMBER, 1, "cannot tell"), (20, 0, "cannot tell")]
+)
+def test_a_metric_over_the_corpus_is_decided_by_many_documents_that_add_the_same(
+    metrics: list[str], count: int, change: int, decision: str, tmp_path: Path
+) -> None:
+    """Also where a task has no other metric, as CoLA has MCC. One document that adds something else may move it."""
+
+    def scored(values: dict[str, Any]) -> None:
+        values["results"]["configs"]["colours"]["metric_list"] = [
+            {"metric": name, "aggregation": "mean" if name == "acc" else name} for name in metrics
+        ]
+        values["results"]["results"] = {"colours": {"f1,none": 0.8}}
+
+    def run(name: str, change: int) -> Path:
+        items = [(number % 2, (number + (number < change)) % 2) for number in range(count)]
+        rows = [line(number, True, prompt_hash=f"p{number}", f1=item) for number, item in enumerate(items)]
+        return place(tmp_path, name, rows, scored)
+
+    file = tmp_path / "baseline.json"
+    gate(str(run("before", 0)), str(file), update=True)
+    gated = held(run("after", change), file, 5.0)
+    assert gated.decision == decision
+    judged = [bound for bound in gated.bounds if bound.name == "colours f1"]
+    assert [bound.decision for bound in judged] == [decision] * (not change)
 
 
 @pytest.mark.parametrize(

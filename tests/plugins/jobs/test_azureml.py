@@ -122,7 +122,8 @@ def test_scripts_of_one_name_in_two_folders_both_come_along(tmp_path: Path) -> N
     }
     recipe = tmp_path / "recipe.json"
     model = {"type": "HfModel", "model_path": str(tmp_path / "a")}
-    recipe.write_text(json.dumps({"input_model": model, "evaluators": evaluators}), encoding="utf-8")
+    written = {"input_model": model, "evaluators": evaluators, "evaluator": "0"}
+    recipe.write_text(json.dumps(written), encoding="utf-8")
     make_azureml_job(recipe, "c", tmp_path / "job")
     code = tmp_path / "job" / "code"
     written = json.loads((code / "recipe.json").read_text(encoding="utf-8"))["evaluators"]

@@ -26,8 +26,7 @@ from onnx import TensorProto, helper, load, numpy_helper, save
 from scipy.io import wavfile
 
 from olive_ext.errors import ConfigError, OliveExtError, RequirementError
-from olive_ext.plugins.speech.generated_answers import Answers, answered, chosen, documents
-from olive_ext.plugins.speech.metrics_evaluator import OrtEvaluator, compared, scored, timed
+from olive_ext.plugins.speech.metrics_evaluator import Answers, OrtEvaluator, answered, chosen, compared, scored, timed
 from olive_ext.plugins.speech.settings import METRICS_TYPE, MetricSettings
 from olive_ext.report.verdict import num_documents
 from olive_ext.session import Session
@@ -146,7 +145,7 @@ def test_word_errors_are_those_of_olives_evaluator_on_the_same_package(sounds: P
     output, targets = OnnxEvaluator()._inference_text_genai(model, SimpleNamespace(data_config=None), batches)
     theirs = OnnxEvaluator.compute_accuracy(olives(metric), output, targets)
     with open_session(speech_export(), engine={"num_threads": 1}) as session:
-        ours = answered(documents(olives(metric), session, MetricSettings()), session)
+        ours = answered(olives(metric), session, MetricSettings())
     assert (ours.texts, ours.targets) == (output.preds, targets)
     assert 0 < found["speech-wer"] == theirs["wer"].value < 0.5
     assert found["speech-wer_jiwer"] == pytest.approx(found["speech-wer"], abs=1e-7)
@@ -208,7 +207,7 @@ def test_worse_model_is_compared_resumed_and_fails_its_gate(worse: Path, sounds:
     for package in (speech_export(), worse):
         with open_session(package, engine={"num_threads": 1}) as session:
             metric = olives(declared("speech", "accuracy", ["wer"], tones(sounds)))
-            heard.append(answered(documents(metric, session, MetricSettings()), session))
+            heard.append(answered(metric, session, MetricSettings()))
     word_errors = [jiwer.wer(one.targets, one.texts) for one in heard]
     outcome, sentences = report["comparison"]["outcomes"]
     assert outcome["metric"] == "wer"
@@ -347,7 +346,7 @@ def test_questions_with_options_are_asked_as_olives_evaluator_asks_them(
     assert "" in output.preds
     assert found["seen-exact_match"] == theirs["exact_match"].value
     with open_session(VISION, engine={"num_threads": 1}) as session:
-        ours = answered(documents(olives(metric), session, MetricSettings()), session)
+        ours = answered(olives(metric), session, MetricSettings())
     assert (ours.texts, ours.targets) == (output.preds, targets)
 
 
@@ -410,17 +409,17 @@ def test_word_errors_have_the_spread_of_the_documents_and_none_where_no_word_was
     metric = olives(declared("speech", "accuracy", ["wer"]))
     timing = {"total_audio_duration": 1.0, "total_inference_time": 1.0}
     texts, targets = ["a b"] * 50 + ["a c"] * 50, ["a b"] * 100
-    result, beside = scored(metric, Answers(texts, targets, timing), 2000)
+    result, beside = scored(Answers(metric, texts, targets, timing), 2000)
     assert result["wer"].value == 0.25
     assert beside["wer_stderr"] == pytest.approx(0.25 / np.sqrt(100), rel=0.1)
-    assert "wer_stderr" not in scored(metric, Answers(texts, targets, timing), 0)[1]
+    assert "wer_stderr" not in scored(Answers(metric, texts, targets, timing), 0)[1]
     both = olives(declared("speech", "accuracy", ["wer", "rtfx"]))
     nothing = {"total_audio_duration": 0.0, "total_inference_time": 0.0}
-    result, beside = scored(both, Answers(["a b"], [""], nothing, is_resumed=True), 10)
+    result, beside = scored(Answers(both, ["a b"], [""], nothing, is_resumed=True), 10)
     assert math.isnan(beside["wer_jiwer"])
     assert math.isnan(result["rtfx"].value)
-    answers = Answers(["a", "b"], ["a", "c"], {}, [("q", "1"), ("q", "2")])
-    comparison = compared([(metric, answers)], [(metric, answers)], {}, 1.0)
+    answers = Answers(metric, ["a", "b"], ["a", "c"], {}, [("q", "1"), ("q", "2")])
+    comparison = compared([answers], [answers], {}, 1.0)
     assert comparison is not None
     assert num_documents(comparison) == 2
 

@@ -85,13 +85,22 @@ def test_rolling_tasks_alone_are_texts_and_all_tasks_together_weigh_by_positions
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_task_of_mcc_alone_is_named_and_not_found_without_loss(tmp_path: Path, mode: Mode) -> None:
-    """lm-eval's own aggregation, which is no mean over documents (CoLA); the same model, so nothing else is against."""
+    """lm-eval's own aggregation, which is no mean over documents (CoLA); the same model, so nothing else is against.
+    The score is judged where each document adds the same to it: as so many equal values."""
     folder = write_tasks(tmp_path / "tasks")
     (folder / "tiny_mcc.yaml").write_text(
         CHOICE.replace("tiny_choice", "tiny_mcc").replace("metric: acc\n  - metric: acc_norm", "metric: mcc")
     )
     both = load_tasks(["tiny_choice", "tiny_mcc"], str(folder))
-    comparison, results, _ = compare(both, mode, perturbed(1e-3))
+    alike, *_ = compare(both, mode, perturbed(1e-3))
+    (score,) = [item for item in alike.outcomes if item.metric == "mcc"]
+    assert (score.difference, score.low) == (0, pytest.approx(0.025 ** (1 / 6) - 1))
+
+    def moved(answers: list[Any]) -> None:
+        (own,) = [item for item in answers if item.task == "tiny_mcc"]
+        own.by_document[0].values["items of mcc"] += 1
+
+    comparison, results, _ = compare(both, mode, perturbed(1e-3), moved)
     assert "mcc,none" in results["results"]["tiny_mcc"]
     assert {item.task for item in comparison.outcomes} == {"tiny_choice"}
     told = verdict(comparison)
