@@ -31,7 +31,7 @@ FLOORS = {
             "tokenizer requests < generation_bounds tokenizer_fit < placeholders < conversion < answer_journal < "
             "session < local < workers < opening"
         ),
-        "olive_ext.session.workers": "worker < crew < pool",
+        "olive_ext.session.workers": "worker < crew",
         "olive_ext.engine": (
             "capacity < requests < step < scheduling.sequences scheduling.blocks < scheduling.prefix_tree < "
             "forms.base < runners.runner < forms.kv_store < runners.ort.inputs < forms "

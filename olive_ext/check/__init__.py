@@ -21,7 +21,7 @@ __all__ = ["Findings", "blocks", "check", "check_model", "check_recipe", "mistak
 
 def check(target: str | Path, *, verify: bool = False, against: str | Path | None = None, **settings: Any) -> Findings:
     """What a recipe (.json, .yaml, .yml) or a model at `target` resolves to, without running it: print it. What is
-    wrong is in its `errors`, and as sentences in `problems`.
+    wrong is in its `errors`, what was lost in its `differences`, and the sentences of both in its `problems`.
 
     `settings` are keys of an evaluation of the model; with `tasks` its work is predicted. `verify` also runs the model
     and compares its log-probabilities with those of the untouched graph; `against`, a checkpoint, compares with that.

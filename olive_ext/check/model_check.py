@@ -38,6 +38,7 @@ from olive_ext.registry import hook
 from olive_ext.report.numbers import predicted
 
 if TYPE_CHECKING:
+    from olive_ext.report.verdict import Status
     from olive_ext.session import Session
     from olive_ext.session.generation_bounds import StopIds
     from olive_ext.session.local import Texts
@@ -81,17 +82,23 @@ class Section:
 
 @dataclass
 class Findings:
-    """Everything a check found; `errors` name what is wrong."""
+    """Everything a check found; `errors` name what is wrong, and `differences` from a checkpoint what was lost."""
 
     sections: list[Section] = field(default_factory=list)
     errors: list[OliveExtError] = field(default_factory=list)
+    differences: list[OliveExtError] = field(default_factory=list)
     is_undecided: bool = False
     """Whether the comparison with a checkpoint decides nothing."""
 
     @property
     def problems(self) -> list[str]:
-        """The errors' sentences, each once."""
-        return list(dict.fromkeys(map(str, self.errors)))
+        """The sentences of errors and differences, each once."""
+        return list(dict.fromkeys(map(str, [*self.errors, *self.differences])))
+
+    @property
+    def status(self) -> Status:
+        """That of a verdict on the comparison with a checkpoint."""
+        return "loss" if self.differences else "unknown" if self.is_undecided else "ok"
 
     def section(self, title: str, *, is_measured: bool = False) -> Section:
         """A new section at the end."""
@@ -196,23 +203,23 @@ def _given(config: EvaluationConfig) -> ResolvedModel:
 
 
 def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: str, findings: Findings) -> None:
-    """Adds how far the model is from its checkpoint; a float model that differs is a problem, and so is a tokenizer."""
+    """Adds how far the model is from its checkpoint, and what it lost: numbers, end tokens, prompts, sound files."""
     from olive_ext.model.files.damage import damage
     from olive_ext.model.spec.checkpoint import read_rotary_lengths
     from olive_ext.run.models import Models, contexts_of, damage_of, ends_of, stops_of
 
-    other = resolve(model.settings.of_reference(checkpoint))
+    other, lost = resolve(model.settings.of_reference(checkpoint)), findings.differences
     if (stops := stops_of(ends_of(other), ends_of(model))) is not None and stops.differ:
-        findings.errors.append(NotComparableError(stops.sentence()))
+        lost.append(NotComparableError(stops.sentence()))
     agreement = hook("hold_against", "--against")(model, other)
     section = findings.section(f"Against {checkpoint}", is_measured=True)
     chats = {"reference": ReferenceConfig(path=checkpoint), "apply_chat_template": config.apply_chat_template or True}
     models = Models(config.model_copy(update=chats))
     with findings.noting_problems(), suppress(ModelError):  # a checkpoint without a tokenizer
         if (asked := models.prompt_diff) is not None:
-            findings.errors.append(NotComparableError(asked.sentence()))
+            lost.append(NotComparableError(asked.sentence()))
         if models.other_template and not models.prompt_format(model).template:
-            findings.errors.append(NotComparableError("the model has no chat template, and the checkpoint has one"))
+            lost.append(NotComparableError("the model has no chat template, and the checkpoint has one"))
         elif models.other_template:
             section.add("chat template", "another text than the checkpoint's", "held against nothing without tasks")
     by_length = ", ".join(f"{text.num_tokens}: {text.nats:.2g}" for text in agreement.texts)
@@ -230,12 +237,14 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
         damaged |= files.findings
         if files.uncompared:
             section.add("constants not compared", files.uncompared, "the checkpoint has none of their names and shapes")
-    findings.errors += [DamagedError(f"damaged: '{name}' {how}") for name, how in damaged.items()]
+    lost += [DamagedError(f"damaged: '{name}' {how}") for name, how in damaged.items()]
     findings.is_undecided = agreement.is_undecided
     if agreement.is_equal or agreement.is_undecided:
         section.add("result", agreement.sentence())
     else:
-        findings.errors.append(NotComparableError(agreement.sentence()))
+        lost.append(NotComparableError(agreement.sentence()))
+    for difference in lost:
+        section.add("result", difference)
 
 
 def _check(model: ResolvedModel, config: EvaluationConfig, findings: Findings) -> None:

@@ -69,9 +69,9 @@ def evaluate_command(arguments: Namespace) -> int:
     except RequirementError as error:
         report = error.report
     except UnwrittenError as error:
-        print_table(error.report, page=page_of_report(error.report), told=advised)
+        print_table(error.report, page=page_of_report(error.report), wording=advised)
         raise
-    print_table(report, page=page_of_report(report), told=advised)
+    print_table(report, page=page_of_report(report), wording=advised)
     check_complete(report, config.on_error)
     return FAILED if report.broken else worst_status([report.verdict])
 
@@ -103,7 +103,7 @@ def compare_command(arguments: Namespace) -> int:
         check_writable(arguments.output, "--output")
     with reading(", ".join(arguments.reports), "report", ConfigError):
         page = compare(arguments.reports, arguments.baseline)
-        print_page(page, told=advised, is_short=arguments.output is not None)
+        print_page(page, wording=advised, is_short=arguments.output is not None)
         if arguments.output is not None:
             sys.stdout.write(f"page: {write_page(page, arguments.output)}\n")
     return worst_status(models.verdict for models in page.compared)
@@ -145,7 +145,7 @@ def check_command(arguments: Namespace) -> int:
     sys.stdout.write(printable(findings.text()))
     if findings.errors:
         raise combined(findings.errors)
-    return EXIT_STATUS["unknown"] if findings.is_undecided else 0
+    return EXIT_STATUS[findings.status]
 
 
 def schema_command(arguments: Namespace) -> int:

@@ -207,13 +207,13 @@ def _quiet_libraries() -> None:
 
 
 @contextmanager
-def _warnings_on_stderr(told: Callable[[OliveExtError], OliveExtError]) -> Iterator[None]:
-    """Shows this package's own warnings, a line each, as `told` gives errors. Names of others' files and tasks are in
-    them, too."""
+def _warnings_on_stderr(wording: Callable[[OliveExtError], OliveExtError]) -> Iterator[None]:
+    """Shows this package's own warnings, a line each, by the `wording` of errors. Names of others' files and tasks are
+    in them, too."""
     handler = logging.StreamHandler()
 
     def line(record: logging.LogRecord) -> str:
-        return f"olive-ext: {record.levelname}: {printable(str(told(OliveExtError(record.getMessage()))))}"
+        return f"olive-ext: {record.levelname}: {printable(str(wording(OliveExtError(record.getMessage()))))}"
 
     handler.format = line  # type: ignore[method-assign]
     handler.setLevel(logging.WARNING)

@@ -72,6 +72,6 @@ def engine_on(opened: OpenedRunner, model: ResolvedModel, tap: Tap | None = None
     )
 
 
-def open_engine(model: ResolvedModel, *, profile_prefix: Path | None = None) -> Engine:
-    """An engine without a tap; errors as in `open_runner`."""
-    return engine_on(open_runner(model, profile_prefix), model)
+def open_engine(model: ResolvedModel, tap: Tap | None = None, *, profile_prefix: Path | None = None) -> Engine:
+    """An engine on a runner of its own; errors as in `open_runner`."""
+    return engine_on(open_runner(model, profile_prefix), model, tap)

@@ -43,11 +43,11 @@ def print_cells(table: Table, file: TextIO | None = None) -> None:
 
 
 def print_table(
-    report: Report, page: Path | None = None, file: TextIO | None = None, told: Callable[[str], str] = str
+    report: Report, page: Path | None = None, file: TextIO | None = None, wording: Callable[[str], str] = str
 ) -> None:
     """Prints the table of one evaluation, how its models were run, the verdict, and where its `page` is, which has all
-    rows. `told` gives the verdict's lines another form."""
-    print_page(page_of(report), _notes(report), file, told, is_short=page is not None)
+    rows. `wording` gives the verdict's lines another form."""
+    print_page(page_of(report), _notes(report), file, wording, is_short=page is not None)
     lines = [f"bound broken: {item.words}" for item in report.broken if report.comparison is None]
     print_lines([*lines, *([] if page is None else [f"page: {page}"])], file)
 
@@ -56,12 +56,12 @@ def print_page(
     page: Page,
     notes: Iterable[str] = (),
     file: TextIO | None = None,
-    told: Callable[[str], str] = str,
+    wording: Callable[[str], str] = str,
     *,
     is_short: bool = False,
 ) -> None:
     """Prints the headline on each candidate, the table of all models, `notes`, and the whole verdicts."""
-    lines = [told(line) for line in verdict_lines(page)]
+    lines = [wording(line) for line in verdict_lines(page)]
     print_lines([line for line in lines if not line.startswith("  ")], file)
     print_cells(page_table(page, is_short=is_short), file)
     if page.compared:

@@ -15,7 +15,7 @@ from olive_ext.records import Records
 from olive_ext.session.answer_journal import RecordsElsewhere
 from olive_ext.session.local import RecordTo, Texts, open_local, read_texts
 from olive_ext.session.session import Session
-from olive_ext.session.workers.pool import WorkerPool, open_crew
+from olive_ext.session.workers.crew import WorkerPool, open_crew
 from olive_ext.session.workers.worker import OWN, REFERENCE
 
 Reference = str | Path | Mapping[str, Any] | ResolvedModel | Records

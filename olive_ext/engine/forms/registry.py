@@ -18,7 +18,7 @@ FORMS: list[type[GraphForm]] = [PackedOnGraph, TreeOnGraph, ReturnedOnGraph, Row
 
 
 def choose(model: ResolvedModel, problems: Mapping[str, str] = MappingProxyType({})) -> tuple[GraphForm, Decision]:
-    """The form with which `model` is opened, and why, as far as that can be told without a session. `problems`: why
+    """The form with which `model` is opened, and why, as far as that is known without a session. `problems`: why
     forms were refused, by name. Raises `ConfigError`."""
     reasons: list[str] = []
     for form in FORMS:

@@ -6,11 +6,6 @@ and no model.
 
 from __future__ import annotations
 
-import shlex
-import sys
-from argparse import Namespace
-
-from olive_ext import __version__
 from olive_ext.registry import Command, Plugin
 
 
@@ -26,7 +21,7 @@ plugin = Plugin(
     commands={
         "job": Command(
             "Write the folder of a job for a recipe: job.yml, code, environment, README. Never submits it.",
-            "olive_ext.plugins.jobs:job_command",
+            "olive_ext.plugins.jobs.azureml:job_command",
             (
                 (
                     "kind",
@@ -52,14 +47,3 @@ plugin = Plugin(
         )
     }
 )
-
-
-def job_command(arguments: Namespace) -> int:
-    """Writes a job's folder and says how to submit it."""
-    from olive_ext.plugins.jobs.azureml import make_azureml_job, submit_command
-
-    make_azureml_job(arguments.recipe, arguments.compute, arguments.output, arguments.nodes)
-    sys.stdout.write(f"cd {shlex.quote(arguments.output)} && {submit_command(arguments.nodes)}\n")
-    wheel = f"python -m build --wheel --outdir {shlex.quote(f'{arguments.output}/environment')} ."
-    sys.stdout.write(f"first, unless a package index has olive-ext {__version__}, in its clone: {wheel}\n")
-    return 0

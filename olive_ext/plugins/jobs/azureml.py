@@ -7,7 +7,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
+import sys
+from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +84,15 @@ the nodes are those of its "pytorch" distribution; nothing of PyTorch's is used.
   it there. Ray does not encrypt what nodes say to each other.
 - **A node that dies** ends the job on Azure ML. Submit it again: it goes on from the output.
 """
+
+
+def job_command(arguments: Namespace) -> int:
+    """Writes a job's folder and says how to submit it."""
+    make_azureml_job(arguments.recipe, arguments.compute, arguments.output, arguments.nodes)
+    sys.stdout.write(f"cd {shlex.quote(arguments.output)} && {submit_command(arguments.nodes)}\n")
+    wheel = f"python -m build --wheel --outdir {shlex.quote(f'{arguments.output}/environment')} ."
+    sys.stdout.write(f"first, unless a package index has olive-ext {__version__}, in its clone: {wheel}\n")
+    return 0
 
 
 def submit_command(num_nodes: int) -> str:

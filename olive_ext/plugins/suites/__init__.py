@@ -6,6 +6,7 @@ import json
 import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 from olive_ext.errors import ConfigError
 from olive_ext.registry import Command, Plugin
@@ -21,8 +22,18 @@ plugin = Plugin(
             (("spec", "SPEC", _SPEC, {}), ("--output", "FILE", _OUTPUT, {})),
         )
     },
-    hooks={"embedding_tasks": "olive_ext.plugins.suites.mteb:evaluate_tasks"},
+    hooks={"embedding_tasks": "olive_ext.plugins.suites:evaluate_embeddings"},
 )
+
+
+def evaluate_embeddings(*arguments: Any) -> Any:
+    """See `mteb.evaluation.evaluate_tasks`. Imports mteb, which is an extra, here only."""
+    try:
+        from olive_ext.plugins.suites.mteb.evaluation import evaluate_tasks
+    except ImportError as error:
+        problem = f"'tasks' need mteb ({error}): install the extra 'mteb' ('.[mteb]' in a clone)"
+        raise ConfigError(problem, code="needs_package") from error
+    return evaluate_tasks(*arguments)
 
 
 def evalution_command(arguments: Namespace) -> int:

@@ -1,6 +1,6 @@
 """Reads chunks ahead of open workers and drives the workers: each gets the next chunk when it is free, and the chunk of
 a lost worker runs again. A chunk that costs two workers runs request by request; requests that cost one more are
-reported.
+reported. `open_crew` opens the workers of a resolved model, and a `WorkerPool` is a session's executor on them.
 
 Knows no text, and not where the workers are.
 """
@@ -11,15 +11,32 @@ import logging
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
-from olive_ext.engine.requests import Counters, Lost, Request, Result
+from olive_ext.config import ModelSettings
+from olive_ext.config.execution import WorkerSettings
+from olive_ext.engine.requests import Counters, KeyedRequest, KeyedResult, Lost, Request, Result
 from olive_ext.engine.scheduling.prefix_tree import predicted_tokens
 from olive_ext.errors import OliveExtError, RunError, WorkerError, counted, one_line
-from olive_ext.session.answer_journal import ChunkResults
-from olive_ext.session.workers.worker import Served, Worker, WorkerLostError, to_send
+from olive_ext.model import ResolvedModel
+from olive_ext.python_processes import usable_processors
+from olive_ext.records import Records
+from olive_ext.registry import hook
+from olive_ext.session.answer_journal import ChunkResults, Executor
+from olive_ext.session.tokenizer import Tokenizer
+from olive_ext.session.workers.worker import (
+    OWN,
+    ProcessWorker,
+    Served,
+    Watchdog,
+    Worker,
+    WorkerJob,
+    WorkerLostError,
+    to_send,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -343,3 +360,110 @@ def _started(worker: Worker, target: Any, *arguments: Any) -> threading.Thread:
         why = f"the machine starts no thread ({error}): close other programs, or set fewer 'workers'"
         raise WorkerError(f"{worker.name} cannot be driven, because {why}") from error
     return thread
+
+
+WINDOW_CHUNKS = 8
+"""Requests of a stream that are planned together, for each worker and in multiples of its slots."""
+
+_COUNTS = ("s_encoded", "_cache_hits", "s_evicted", "encoder_runs", "_late")
+"""The endings of facts that count a worker's work: those of all workers are added."""
+
+
+class WorkerPool(Executor):
+    """One of the models that `crew` has open."""
+
+    context_length = num_slots = 0
+
+    def __init__(self, crew: Crew, which: str = OWN) -> None:
+        self._crew, self._which, facts = crew, which, crew.served.models[which]
+        self.context_length, self.num_slots = facts.context_length, facts.num_slots
+
+    @property
+    def counters(self) -> Counters:
+        """The counters of all workers together."""
+        return self._crew.counters
+
+    @property
+    def at_work(self) -> str:
+        """See `Crew.at_work`."""
+        return self._crew.at_work
+
+    def run_chunks(self, chunks: Iterable[Sequence[KeyedRequest]]) -> Iterator[ChunkResults]:
+        """Runs each chunk on whichever worker is free."""
+        return self._crew.run(self._which, ([request for _, request in items] for items in chunks))
+
+    def run_continuous(self, items: Iterable[KeyedRequest | None]) -> Iterator[KeyedResult]:
+        """Runs the items that are there, up to a few times what the slots of all workers hold; then reads on."""
+        most = WINDOW_CHUNKS * self.num_slots * len(self._crew.workers)
+        window: list[KeyedRequest] = []
+        for item in chain(items, [None]):
+            if item is not None:
+                window.append(item)
+            if window and (item is None or len(window) >= most):
+                yield from list(self.run_slices([window]))  # all of them: who stops reading ends no worker
+                window = []
+
+    def release_memory(self) -> None:
+        """Frees what has grown with use, on every worker."""
+        self._crew.release_memory(self._which)
+
+    def describe(self) -> dict[str, Any]:
+        """The facts of a worker's execution, of one whose trial failed if there is one, and the number of workers."""
+        names = [worker.name for worker in self._crew.workers]
+        executions = self._crew.executions(self._which)
+        first = max(executions, key=lambda one: "parts_failure" in one)
+        counts = {name: sum(one.get(name, 0) for one in executions) for name in first if name.endswith(_COUNTS)}
+        counters = [execution.get("counters", {}) for execution in executions]
+        others = counters[0].keys() - vars(Counters()).keys()  # the engine's own are live: `counters`
+        summed = {name: sum(counter[name] for counter in counters) for name in others}
+        workers = {"names": names, "lost": self._crew.num_lost}
+        return {**first, **counts, "counters": summed, "workers": workers}
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self._crew.stop()
+
+
+def open_crew(
+    model: ResolvedModel,
+    reference: ResolvedModel | Records | None,
+    record_to: Any,
+    tokenizers: Sequence[Tokenizer | None],
+) -> Crew:
+    """The open workers that the settings of `model` ask for. Records are written by one worker alone. `tokenizers` are
+    for workers on this machine."""
+    wanted, limit_s = model.settings.workers, model.settings.step_timeout
+    if wanted is None:
+        job = replace(_job_of(model, reference, record_to, 1), tokenizers=tokenizers)
+        return Crew([ProcessWorker(job, Watchdog(limit_s))])
+    count = 1 if record_to is not None else wanted.count
+    job = _job_of(model, reference, record_to, count if wanted.address is None else 1)
+    return Crew(hook("workers", "'workers'")(job, wanted, [Watchdog(limit_s) for _ in range(count)]))
+
+
+def _job_of(model: ResolvedModel, reference: ResolvedModel | Records | None, record_to: Any, share: int) -> WorkerJob:
+    """The job of each of `share` workers on this machine: the model's settings, with the machine's threads divided.
+    Their number decides how much memory each may take."""
+    other: Mapping[str, Any] | str | None = None
+    digests = [model.digest, None]
+    if isinstance(reference, Records):
+        other = str(reference.folder.resolve())
+    elif reference is not None:
+        other, digests[1] = _settings(reference, share), reference.digest
+    keys = record_to if isinstance(record_to, Mapping) or record_to is None else {"folder": str(record_to)}
+    return WorkerJob(_settings(model, share), other, keys, digests=digests)
+
+
+def _settings(model: ResolvedModel, share: int) -> dict[str, Any]:
+    engine = model.settings.engine
+    if share > 1 and engine.num_threads == "auto":
+        engine = engine.model_copy(update={"num_threads": max(1, (usable_processors() or 1) // share)})
+    given = {
+        "deterministic": model.settings.deterministic is not False,
+        "isolation": "none",
+        "workers": WorkerSettings(count=share) if share > 1 else None,
+        "tokenizer": model.files.tokenizer,
+        "engine": engine,
+    }
+    settings: ModelSettings = model.settings.model_copy(update=given)
+    return settings.model_dump(mode="json", exclude_unset=True, exclude_none=True)

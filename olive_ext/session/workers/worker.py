@@ -1,22 +1,28 @@
 """What a crew and its workers agree on: what a worker opens, answers and raises. Also a worker's own side: it opens the
 model of a `WorkerJob`, runs chunks on it, and reports its progress.
 
-Knows no chunk's position in a call, and no transport: a process of its own and a Ray actor both hold a `ServedModel`.
+Knows no chunk's position in a call. A process of its own (`ProcessWorker`) and a Ray actor both hold a `ServedModel`.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
+from typing_extensions import override
+
+from olive_ext import errors
 from olive_ext.config import ModelSettings
 from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.errors import ANY_FAILURE, MismatchError, OliveExtError, RunError, one_line
 from olive_ext.media.items import ItemLimit
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.package_versions import runtimes
+from olive_ext.python_processes import BEAT_S, ChildEndedError, ChildProcess, serve
 from olive_ext.records import Records
 from olive_ext.session.generation_bounds import StopChecker
 from olive_ext.session.local import open_local
@@ -236,3 +242,76 @@ def _received(request: Request, session: Session) -> Request:
         thinking = replace(thinking, is_over=StopChecker(session.tokenizer, (thinking.text,)))
     checker = StopChecker(session.tokenizer, stops) if stops else None
     return replace(request, generation=replace(generation, is_finished=checker, thinking=thinking))
+
+
+_TAKE_LESS = ": close other programs, or take less ('engine.num_slots', 'max_length', 'workers', 'reference.mode')"
+_SEE_ABOVE = ": what it printed is above"
+_CHILD = "from olive_ext.session.workers.worker import serve_model; serve_model()"
+
+
+class ProcessWorker(Worker):
+    """A child process with the model of `job`."""
+
+    def __init__(self, job: WorkerJob, watchdog: Watchdog, name: str = "worker", child: str = _CHILD) -> None:
+        """`child`: the Python text that the child runs; it calls `serve_model`."""
+        self.name = name
+        self._program = child
+        self._job = job
+        self._watchdog = watchdog
+        self._child: ChildProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, while there is one."""
+        return None if self._child is None else self._child.pid
+
+    @override
+    def open(self) -> Served:
+        self.stop()
+        self._child = ChildProcess(self._program)  # another thread may stop it from here on
+        served: Served = self._answer("open", self._job)
+        return served
+
+    @override
+    def run(self, which: str, requests: Sequence[Request]) -> Reply:
+        self._watchdog.begin(time.monotonic())
+        reply: Reply = self._answer("run", which, requests, is_watched=True)
+        return reply
+
+    @override
+    def release_memory(self, which: str) -> None:
+        self._answer("release_memory", which)
+
+    @override
+    def stop(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.stop()
+
+    def _answer(self, *message: Any, is_watched: bool = False) -> Any:
+        """The child's answer to the message, after its beats."""
+        child = self._child
+        if child is None:
+            raise WorkerLostError("not running")
+        try:
+            child.send(message)
+            while True:
+                kind, content = child.receive(2 * BEAT_S)
+                if kind == "answer":
+                    return content_of(content)
+                if is_watched and self._watchdog.is_hung(time.monotonic(), content):
+                    self.stop()
+                    raise WorkerLostError("ended because it hung")
+        except ChildEndedError as error:
+            self._child = None
+            advice = _TAKE_LESS if error.was_killed else _SEE_ABOVE if str(error).startswith("ended ") else ""
+            raise WorkerLostError(str(error), advice) from None
+
+
+def serve_model(kind: type[ServedModel] = ServedModel) -> None:
+    """The child: answers messages until there are no more."""
+    for logger in (errors.logger, logging.getLogger("olive_ext.model")):
+        logger.setLevel(logging.ERROR)  # the parent has logged what is ignored, and has resolved the same models
+    served = kind()
+    serve(lambda message: served.answer(*message), served.num_steps)
+    served.close()

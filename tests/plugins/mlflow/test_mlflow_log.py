@@ -89,10 +89,10 @@ def test_params_metrics_tags_and_files_are_logged_as_one_run(tmp_path: Path) -> 
     run = fake.runs["0"]
     assert run["status"] == "FINISHED"
     assert run["files"] == ["report.json", "report.md", "report.html", "samples_arc_easy.jsonl"]
-    assert ("size_on_disk/bytes", 0, 98e6) in run["metrics"]
-    assert "arc_easy/acc_norm_stderr" in {name for name, _, _ in run["metrics"]}
-    assert run["params"]["config.model.path"] == "models/quickstart-135m-int4"
-    assert run["tags"]["mlflow.runName"] == "quickstart-135m-int4"
+    assert ("size_on_disk/bytes", 0, 1_111_720.0) in run["metrics"]
+    assert "quickstart_choice/acc_norm_stderr" in {name for name, _, _ in run["metrics"]}
+    assert run["params"]["config.model.path"] == "models/int4"
+    assert run["tags"]["mlflow.runName"] == "int4"
     assert run["tags"]["olive_ext.version.onnxruntime"] == "1.31.1"
     assert run["tags"]["olive_ext.verdict"] == tags_of(made)["olive_ext.verdict"]
 

@@ -13,8 +13,7 @@ from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import Request
 from olive_ext.errors import TaskError
 from olive_ext.media.items import ItemLimit
-from olive_ext.session.workers.pool import serve_model
-from olive_ext.session.workers.worker import OWN, ModelFacts, Reply, Served, ServedModel
+from olive_ext.session.workers.worker import OWN, ModelFacts, Reply, Served, ServedModel, serve_model
 from tests.engine.fake_runner import RANGE, FakeRunner
 
 CRASH, HANG, FAIL, SLOW = 101, 102, 103, 104

@@ -16,8 +16,7 @@ from olive_ext.backends.progress import progress_bar, shown
 from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.errors import RunError, TaskError, WorkerError
 from olive_ext.session.workers import crew
-from olive_ext.session.workers.crew import AHEAD, MOST_GUILTY, PAUSES_S, Chunk, ChunkFeed, Crew
-from olive_ext.session.workers.pool import WorkerPool
+from olive_ext.session.workers.crew import AHEAD, MOST_GUILTY, PAUSES_S, Chunk, ChunkFeed, Crew, WorkerPool
 from olive_ext.session.workers.worker import OWN, Reply, Served, Watchdog, WorkerLostError
 from tests.engine.fake_runner import oracle
 from tests.engine.strategies import assert_equal

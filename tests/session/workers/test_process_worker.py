@@ -29,9 +29,8 @@ from olive_ext.model import resolve
 from olive_ext.model.decisions import shared_positions
 from olive_ext.model.providers.devices import Device
 from olive_ext.session.requests import GenerationRequest
-from olive_ext.session.workers.crew import Crew
-from olive_ext.session.workers.pool import ProcessWorker, _job_of
-from olive_ext.session.workers.worker import OWN, ServedModel, Watchdog, WorkerJob, WorkerLostError
+from olive_ext.session.workers.crew import Crew, _job_of
+from olive_ext.session.workers.worker import OWN, ProcessWorker, ServedModel, Watchdog, WorkerJob, WorkerLostError
 from tests.engine.fake_runner import oracle
 from tests.exports import genai_export
 from tests.refusals import refused
@@ -109,8 +108,7 @@ def test_a_worker_ends_with_its_parent(doing: int | None, tmp_path: Path) -> Non
 import time
 from pathlib import Path
 from olive_ext.engine.requests import Request
-from olive_ext.session.workers.pool import ProcessWorker
-from olive_ext.session.workers.worker import Watchdog, WorkerJob
+from olive_ext.session.workers.worker import ProcessWorker, Watchdog, WorkerJob
 from tests.session.workers.fake_model import CHILD
 worker = ProcessWorker(WorkerJob({{}}), Watchdog(), child=CHILD)
 worker.open()
@@ -227,8 +225,7 @@ def test_interruption_of_the_terminal_reaches_the_parent_alone(tmp_path: Path) -
     program = """
 import os, signal, sys, time
 from pathlib import Path
-from olive_ext.session.workers.pool import ProcessWorker
-from olive_ext.session.workers.worker import Watchdog, WorkerJob
+from olive_ext.session.workers.worker import ProcessWorker, Watchdog, WorkerJob
 from tests.session.workers.fake_model import CHILD
 signal.signal(signal.SIGINT, lambda *_: None)
 child = "import os; os.write(2, b'begins'); " + CHILD

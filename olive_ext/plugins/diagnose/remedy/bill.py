@@ -218,12 +218,12 @@ def to_markdown(bill: Bill) -> str:
     return markdown_page(bill.sentences, changes_table(bill), points_table(bill))
 
 
-def show(bill: Bill, told: Callable[[str], str] = str) -> None:
-    """Both tables and the sentences, on stdout; `told` gives these another form."""
+def show(bill: Bill, wording: Callable[[str], str] = str) -> None:
+    """Both tables and the sentences, on stdout; `wording` gives these another form."""
     if bill.changed:
         print_cells(changes_table(bill))
     print_cells(points_table(bill))
-    print_lines(map(told, bill.sentences))
+    print_lines(map(wording, bill.sentences))
 
 
 def bill_texts(bill: Bill) -> dict[Path, str]:

@@ -184,7 +184,7 @@ class Location:
             lambda group, numbers: material.kl(groups[group].targets, numbers),
             self._config.seed or 0,
         )
-        certain = race.run(self._config.top, lambda quantities, many: self._told(quantities, many, variants))
+        certain = race.run(self._config.top, lambda quantities, many: self._with_progress(quantities, many, variants))
         order = race.order.tolist()
         positions_N = np.asarray(positions, np.float64)[order]
         total = material.kl(targets, order)
@@ -231,7 +231,7 @@ class Location:
             passes=race.num_passes,
         )
 
-    def _told(self, quantities: Sequence[int], many: int, variants: Variants) -> Iterator[int]:
+    def _with_progress(self, quantities: Sequence[int], many: int, variants: Variants) -> Iterator[int]:
         from olive_ext.backends.lm_eval_patches import quiet_bars
 
         doing, fed = f"Quantized one by one, {many} documents", lambda: variants.tokens_fed

@@ -203,8 +203,8 @@ def _constants(floats: GraphWeights, quantized: GraphWeights, part: str) -> Pair
     """The constants that differ where they should be equal, with the uses that only they have."""
     pairing = Pairing()
     both = floats.floats(), quantized.floats()
-    told = {key: one.sentence(both[1][key]) for key, one in apart(*both).items()}
-    for key, what in (told | broken(*both)).items():
+    unlike = {key: one.sentence(both[1][key]) for key, one in apart(*both).items()}
+    for key, what in (unlike | broken(*both)).items():
         value, other = (graph.float_names.get(key, "") for graph in (floats, quantized))
         name = next((own.name for own in floats.uses.values() if own.value == value), key)
         named = name + (f", {part}" if part else "")

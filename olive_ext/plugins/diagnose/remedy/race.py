@@ -28,7 +28,7 @@ LEAST = 24
 Measure: TypeAlias = Callable[[int, Sequence[int]], Floats]
 """From a quantity and the numbers of documents to the sum over each document's positions [N]."""
 
-Told: TypeAlias = Callable[[Sequence[int], int], Iterable[int]]
+Progress: TypeAlias = Callable[[Sequence[int], int], Iterable[int]]
 """Yields the quantities that are measured on so many documents next, each when the one before it is measured."""
 
 
@@ -59,7 +59,7 @@ class Race:
         self.num_passes = 0.0
         """Measured positions, in passes over all documents."""
 
-    def run(self, num_largest: int, told: Told = lambda quantities, many: quantities) -> frozenset[int]:
+    def run(self, num_largest: int, progress: Progress = lambda quantities, many: quantities) -> frozenset[int]:
         """Measures until the `num_largest` largest quantities are certain, or every document is measured; the numbers
         of those that are certain to be among them.
 
@@ -70,7 +70,7 @@ class Race:
         looks = self._looks()
         contested = list(range(len(self._counts_Q)))
         for many in looks:
-            for quantity in told(contested, many):
+            for quantity in progress(contested, many):
                 self.extend(quantity, many)
             certain, contested = self._standing(num_largest, len(looks))
             if not contested:

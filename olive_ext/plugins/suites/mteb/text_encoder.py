@@ -23,7 +23,7 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from olive_ext.config.embeddings import EmbeddingSettings
-from olive_ext.engine.opening import engine_on, open_runner
+from olive_ext.engine.opening import open_engine
 from olive_ext.engine.reference.kernels import to_host
 from olive_ext.engine.reference.tap import Tap, target_arrays
 from olive_ext.engine.requests import Ids, Notes, Request
@@ -309,7 +309,7 @@ class DecoderStates:
         section = model.files.genai_config.get("model", {}).get("decoder", {})
         logits = section.get("outputs", {}).get("logits", "logits")
         edited = replace(model, edit_graph=partial(put_in_place_of_logits, logits=logits), is_compared=True)
-        self._engine = engine_on(open_runner(edited), edited, HiddenStatesTap())
+        self._engine = open_engine(edited, HiddenStatesTap())
         self.max_length = self._engine.context_length
 
     def pooled(self, texts: Sequence[Sequence[int]], pooling: str) -> Array:

@@ -26,9 +26,8 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from olive_ext.config.embeddings import EmbeddingSettings
 from olive_ext.plugins.speech.metrics_evaluator import OrtEvaluator
-from olive_ext.plugins.suites.mteb import TextEncoder
 from olive_ext.plugins.suites.mteb.evaluation import _correlations
-from olive_ext.plugins.suites.mteb.text_encoder import YesNoReranker
+from olive_ext.plugins.suites.mteb.text_encoder import TextEncoder, YesNoReranker
 from olive_ext.workflow import cli_run
 from tests.plugins.suites.mteb.local_tasks import SENTENCES
 from tests.plugins.suites.mteb.models import DECODERS, ENCODERS, PROMPTS, cross_encoder, folders, reranker
