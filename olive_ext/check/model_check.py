@@ -35,7 +35,7 @@ from olive_ext.model.files.package_config import named_ids
 from olive_ext.model.runtimes import refuse_settings
 from olive_ext.model.types import MediaEncoderSpec
 from olive_ext.registry import hook
-from olive_ext.report.numbers import duration
+from olive_ext.report.numbers import predicted
 
 if TYPE_CHECKING:
     from olive_ext.report.verdict import Status
@@ -173,7 +173,7 @@ def _add_work(model: ResolvedModel, config: EvaluationConfig, section: Section, 
     section.add("takes", forecast(model, lm.work), "a reference beside it takes as long again; --verify times a step")
     if verify:
         rate = _timed(model)
-        section.add("a step was timed", f"{duration(tokens / rate)} for the prompts", f"{rate:,.0f} tokens/s")
+        section.add("a step was timed", f"{predicted(tokens / rate)} for the prompts", f"{rate:,.0f} tokens/s")
 
 
 def _timed(model: ResolvedModel) -> float:

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from olive_ext.config.evaluation import EvaluationSettings
 from olive_ext.errors import ConfigError, UnsupportedError, suggest
 from olive_ext.package_versions import version_of
 
@@ -95,12 +96,16 @@ def unknown_values(path: str, values: Mapping[str, Any], where: str) -> Iterator
 
 
 def unknown_keys(recipe: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """An error for each key at the top of a recipe that Olive does not know; "$schema" is reported elsewhere."""
-    known = _fields()
-    for key in recipe:
-        if known and key not in known and key != "$schema":
-            problem = f"unknown key '{key}': {_nearest(str(key), known) or 'Olive takes ' + ', '.join(sorted(known))}"
-            yield ConfigError(problem, str(key), recipe[key], code="unknown_key")
+    """An error for each key at the top of a recipe, or of its engine, that Olive does not know; "$schema" is reported
+    elsewhere."""
+    known, engine = _fields(), recipe.get("engine")
+    of_engine = {f"engine.{key}": value for key, value in engine.items()} if isinstance(engine, Mapping) else {}
+    for key, value in {**recipe, **of_engine}.items():
+        name = str(key).removeprefix("engine.")
+        if known and name not in known and key != "$schema":
+            ours = "it is a key of evaluators.NAME, or of a pass" if name in EvaluationSettings.model_fields else ""
+            hint = ours or _nearest(name, known) or f"Olive takes {', '.join(sorted(known))}"
+            yield ConfigError(f"unknown key '{key}': {hint}", str(key), value, code="unknown_key")
 
 
 def unknown_of_model(kind: str, keys: Iterable[str]) -> list[ConfigError]:

@@ -20,11 +20,13 @@ from olive_ext.errors import (
     ModelError,
     NotComparableError,
     OliveExtError,
+    ProviderError,
     RecordsError,
     first_line,
 )
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.files.package_config import GENAI_CONFIG, read_json
+from olive_ext.model.providers.resolution import known_providers, resolve_providers
 from olive_ext.records import Records
 from olive_ext.records.files import cache_folder
 from olive_ext.records.journal import facts_key
@@ -100,8 +102,13 @@ class Models:
         """The reference as it was given, which is not a file of records."""
         patch, reference = self.config.reference_patch(), self.config.reference
         if reference is not None and reference.is_same:
-            other = resolve(self.given_candidate.settings.in_other_place(patch), key="reference")
-            if other.place == self.given_candidate.place:
+            other, own = resolve(self.given_candidate.settings.in_other_place(patch), key="reference"), "reference."
+            place = self.given_candidate.place
+            try:
+                is_same = other.place == place
+            except ProviderError as error:
+                raise error.saying(str(error).replace("execution_provider", f"{own}execution_provider")) from error
+            if is_same:
                 what = "name what is another there (execution_provider, provider_options, variant, engine, dtype)"
                 raise ContradictionError(f"both places are the same one: {what}", "reference", reference.path)
             return other
@@ -112,6 +119,16 @@ class Models:
         """The models to open, as they were given."""
         has_other = self.config.reference is not None and self.records_file is None and self.recorder is None
         return (self.given_candidate, self.given_reference) if has_other else (self.given_candidate,)
+
+    def refuse_providers(self) -> None:
+        """Raises `ProviderError` for a provider that this machine lacks, or that a Hugging Face model is given and
+        nobody knows."""
+        for model in self.given_models:
+            given = model.settings
+            if model.kind == "onnx":
+                _ = model.providers
+            elif given.execution_provider is not None and not given.provider_libraries:
+                resolve_providers(given.execution_provider, given.provider_options, available=known_providers())
 
     @cached_property
     def records_file(self) -> RecordsFile | None:

@@ -28,6 +28,7 @@ RECIPE: dict[str, Any] = {
     "evaluator": "ours",
 }
 SCORE = {"name": "elsewhere", "type": "accuracy", "sub_types": [{"name": "accuracy_score"}]}
+OURS, MEASURE, QUANTIZE = "evaluators.ours", "passes.measure", "passes.q"
 TIME = {"name": "time", "type": "latency", "sub_types": [{"name": "avg"}]}
 
 
@@ -88,20 +89,32 @@ def test_good_recipe_has_no_problems_and_its_blocks_are_named(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("target", "more", "places"),
+    ("kind", "ep", "keys", "places"),
     [
-        ({"type": "LocalSystem"}, {}, ["evaluators.ours"]),
-        ({"type": "LocalSystem"}, {"allow_cpu_fallback": True}, []),
-        ({"type": "AzureML"}, {}, []),
+        ("LocalSystem", "", {"execution_provider": "qnn"}, ["evaluators.ours"]),
+        ("LocalSystem", "", {"execution_provider": "qnn", "allow_cpu_fallback": True}, []),
+        ("LocalSystem", "QNN", {"execution_provider": "cpu"}, []),
+        ("LocalSystem", "QNN", {}, ["systems.here.accelerators"]),
+        ("LocalSystem", "Foo", {}, ["systems.here.accelerators"]),
+        ("Docker", "QNN", {"execution_provider": "qnn"}, []),
     ],
 )
 def test_provider_that_is_missing_is_refused_before_passes_run_here(
-    target: dict[str, Any], more: dict[str, Any], places: list[str]
+    kind: str, ep: str, keys: dict[str, Any], places: list[str]
 ) -> None:
     """The input model was evaluated, and the passes ran, before a run ended on it."""
-    recipe = {**built(execution_provider="qnn", **more), "target": target}
-    passes = Passes(Passes.in_source().modules, are_all=True)
-    assert [error.field for error in mistakes(recipe, passes) if isinstance(error, ProviderError)] == places
+    accelerators = [{"device": "npu", "execution_providers": [f"{ep}ExecutionProvider"]}] if ep else []
+    systems = {"here": {"type": kind, "accelerators": accelerators}}
+    found = [*mistakes({**built(**keys), "systems": systems, "target": "here"}, runs=True)]
+    assert [error.field for error in found if isinstance(error, ProviderError)] == places
+
+
+@pytest.mark.parametrize("path", ["output_dir", "engine.output_dir", f"{OURS}.output_dir", f"{MEASURE}.output_dir"])
+def test_folder_that_is_a_file_is_refused_before_a_run(tmp_path: Path, path: str) -> None:
+    recipe = with_value(path, str(put(tmp_path, {})))
+    recipe["passes"]["measure"]["config"]["tasks"] = ["arc_easy"]
+    assert [error.field for error in mistakes(recipe, runs=True)] == [path]
+    assert [*mistakes(recipe)] == [], "it may be another machine's"
 
 
 BOUNDS = [
@@ -242,7 +255,6 @@ def test_file_that_is_no_recipe_is_refused(tmp_path: Path, name: str, text: str,
 
 
 UNKNOWN, NO_NAME, WRONG, NOT_FOUND, MISSING = "unknown_key", "unknown_name", "wrong_value", "not_found", "missing"
-OURS, MEASURE, QUANTIZE = "evaluators.ours", "passes.measure", "passes.q"
 QUANTIZER = "OnnxKQuantQuantization"
 ALGORITHMS = {"int4_algo_config": "rtn", "algo_config": "k_quant"}
 RENAMING = {"surgeon": "RenameInputs", "old_names": [], "new_name": []}
@@ -327,6 +339,8 @@ OF_RECIPES: list[tuple[str, Any, str, str, str]] = [
     ("engine", ["search"], WRONG, "", ""),
     ("$schema", "x", UNKNOWN, "", ""),
     ("evalutor", "ours", UNKNOWN, "", "'evaluator'"),
+    ("fail_on_loss", 1, UNKNOWN, "", "evaluators.NAME"),
+    ("engine.fail_on_loss", 1, UNKNOWN, "", "evaluators.NAME"),
     ("input_model.model_path", None, MISSING, "", ""),
     ("input_model", {"type": "ONNXModel", "model_pth": "m"}, UNKNOWN, ".model_pth", "did you mean 'model_path'?"),
     ("input_model", {**RECIPE["input_model"], "model_pth": "m"}, UNKNOWN, ".model_pth", "'model_path', already"),
@@ -344,6 +358,12 @@ def test_mistake_is_named(tmp_path: Path, path: str, value: Any, code: str, belo
     is_said = code in (UNKNOWN, NO_NAME, WRONG, NOT_FOUND) and not path.endswith(("require", "metrics", "$schema"))
     if is_said and not below:
         assert error.value in (value, *(value if isinstance(value, list) else ()))
+
+
+def test_input_model_that_is_missing_is_the_only_mistake_of_what_names_it() -> None:
+    recipe = of_evaluator(reference="input_model")
+    del recipe["input_model"]
+    assert [error.field for error in mistakes(recipe)] == ["input_model.type"]
 
 
 @pytest.mark.parametrize("path", ["input_model.model_path", f"{OURS}.reference", f"{MEASURE}.config.reference"])

@@ -191,6 +191,7 @@ OPTIONS: list[tuple[str, ...]] = [
     ('--set engine.session_options={"session.set_denormal_as_zer":"1"}', "unknown_name", "ONNX set_denormal_as_zero"),
     ("--provider cpu --provider-option bogus=1", "provider", "bogus"),
     ("--provider cuda", "provider", "CUDAExecutionProvider"),
+    ("--against provider=cuda", "provider", "CUDAExecutionProvider reference.execution_provider"),
     ("--gen-kwargs top_k=abc,do_sample=true", WRONG, "", "top_k", "abc"),
     ("--gen-kwargs temperature=x", WRONG, "", "temperature", "x"),
     ("--gen-kwargs temprature=1", "unsupported", "temperature", "temprature", "1"),  # of a task that only scores

@@ -582,11 +582,11 @@ SLIDING = {"window_size": 16, "slide_key_value_cache": True, "slide_inputs": Fal
 OTHER = "genai_config.json names 'other.onnx', which is not judged: the setting 'onnx_file_name' chose 'model.onnx'"
 UNJUDGED: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     # model's keys and decoder's keys of genai_config.json, settings, what is not judged
-    ({"vocab_size": 100}, {}, {}, "genai_config.json says vocab_size 100, the graph has 1024"),
-    ({}, {"num_key_value_heads": 1}, {}, "genai_config.json says num_key_value_heads 1, the graph has 2"),
-    ({}, {"head_size": 64}, {}, "genai_config.json says head_size 64, the graph has 16"),
-    ({"context_length": 4096}, {}, {}, "genai_config.json says context_length 4096, the graph's rotary tables have"),
-    ({}, {"sliding_window": SLIDING}, {}, "genai_config.json says sliding_window with slide_key_value_cache"),
+    ({"vocab_size": 100}, {}, {}, "genai_config.json says model.vocab_size 100, the graph has 1024"),
+    ({}, {"num_key_value_heads": 1}, {}, "genai_config.json says model.decoder.num_key_value_heads 1, the graph has 2"),
+    ({}, {"head_size": 64}, {}, "genai_config.json says model.decoder.head_size 64, the graph has 16"),
+    ({"context_length": 4096}, {}, {}, "genai_config.json says model.context_length 4096, the graph's rotary"),
+    ({}, {"sliding_window": SLIDING}, {}, "genai_config.json says model.decoder.sliding_window.slide_key_value_cache"),
     ({}, {"sliding_window": {**SLIDING, "slide_key_value_cache": False}}, {}, ""),
     ({}, {"filename": "other.onnx"}, {"onnx_file_name": "model.onnx"}, OTHER),
     ({}, {"filename": "absent.onnx"}, {"onnx_file_name": "model.onnx"}, "genai_config.json names 'absent.onnx'"),
@@ -594,9 +594,14 @@ UNJUDGED: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
         {},
         {"inputs": {"past_key_names": "past.%d.k"}},
         {},
-        "genai_config.json says past_key_names 'past.%d.k', the graph",
+        "genai_config.json says model.decoder.inputs.past_key_names 'past.%d.k', the graph",
     ),
-    ({}, {"inputs": {"input_ids": "ids"}}, {}, "genai_config.json says input_ids 'ids', the graph has input_ids"),
+    (
+        {},
+        {"inputs": {"input_ids": "ids"}},
+        {},
+        "genai_config.json says model.decoder.inputs.input_ids 'ids', the graph",
+    ),
     ({}, {}, {"onnx_file_name": "model.onnx", "tokenizer": hf_model("llama")}, ""),
     ({"lower": True}, {}, {"tokenizer": hf_model("llama")}, "the package's own tokenizer makes other tokens"),
 ]
