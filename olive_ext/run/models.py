@@ -7,7 +7,6 @@ import logging
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -448,18 +447,10 @@ class Models:
         what, files, texts = theirs.differing(asked_by_files)
         return PromptDiff(what, files, *texts) if what else None
 
-    def shown(
-        self, diff: PromptDiff, reference: Mapping[Any, Sequence[str]], candidate: Mapping[Any, Sequence[str]]
-    ) -> PromptDiff:
-        """`diff` with the first texts of both models' requests of which they get other tokens, if there are any."""
-        one, two = map(self._tokenizer, (self.given_reference, self.given_candidate))
-        for at, texts in candidate.items():
-            for asked, own in zip(reference.get(at, texts), texts, strict=False):
-                if (ids := one.encode(asked)) != (other := two.encode(own)):
-                    texts = one.decode(ids, skip_special_tokens=False), two.decode(other, skip_special_tokens=False)
-                    shown = excerpts(*(texts if texts[0] != texts[1] else (str(ids), str(other))))
-                    return replace(diff, reference_prompt=shown[0], candidate_prompt=shown[1])
-        return replace(diff, are_alike=True)
+    @property
+    def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
+        """Those of the reference and of the evaluated model, by their own files."""
+        return self._tokenizer(self.given_reference), self._tokenizer(self.given_candidate)
 
     def prompt_format(self, model: ResolvedModel, *, reads_all: bool = False) -> PromptFormat:
         """How the files of `model` and this evaluation's settings have a model asked; see `PromptFormat.of`."""
@@ -489,9 +480,8 @@ class Models:
         where the reference's records do not say it."""
         if (session := getattr(lm, "session", None)) is None:
             return None
-        candidate = session.describe_execution()
         known = ends_of(self.reference) if self.records_file is None else self.records_file.manifest
-        return stops_of(known, candidate)
+        return stops_of(known, session.describe_execution())
 
 
 STOP_FACTS = ("stop_ids", "unused_stop_ids", "stop_ids_file", "search")

@@ -21,7 +21,7 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,7 +34,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import is_same_path
 from olive_ext.registry import hook
 from olive_ext.report.changes import name_of
-from olive_ext.report.comparison import VARIANT, ClaimResult, Comparison
+from olive_ext.report.comparison import VARIANT, ClaimResult, Comparison, PromptDiff
 from olive_ext.report.metrics import NON_FINITE
 from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import certain_comparison
@@ -45,12 +45,14 @@ from olive_ext.run.reference.observer import Generated, Observer, ReferenceScore
 from olive_ext.run.reference.pairing import compare_answers, without_value
 from olive_ext.run.reference.sampled_run import Document, lost_documents, question_of, run_sampled
 from olive_ext.run.sample_logs import Fields, sample_fields
-from olive_ext.session.tokenizer_fit import TEMPLATE
+from olive_ext.session.tokenizer_fit import TEMPLATE, excerpts
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks
+    from olive_ext.session.tokenizer import Tokenizer
 
+_Prompts = Mapping[tuple[str, int, int], Sequence[str]]
 Mode = Literal["recorded", "resident", "answers", "recording", "file", "alone"]
 
 MEMORY_FACTOR = 2.0
@@ -71,7 +73,7 @@ class ReferenceRun:
     lost: Collection[Document] = ()
     """Documents with a request that has no answer."""
 
-    prompts: Mapping[tuple[str, int, int], Sequence[str]] = field(default_factory=dict)
+    prompts: _Prompts = field(default_factory=dict)
     """By task, document and request: its texts, where each model is asked by its own files."""
 
     num_lost: int = 0
@@ -187,7 +189,7 @@ class TaskRun:
         tasks, matters = self._tasks.tasks, self._models.config.matters
         asked = self._models.prompt_diff if self._mode == "answers" else None
         if asked and TEMPLATE not in asked.what and hasattr(lm, "session"):
-            asked = self._models.shown(asked, reference.prompts, _prompts(samples))
+            asked = _shown(asked, *self._models.tokenizers, reference.prompts, _prompts(samples))
         both = reference.answers, own, samples, tasks
         more: dict[str, Any] = {"has_same_prompts": asked is None, "results": reference.results}
         outcomes, flips, lengths = compare_answers(*both, matters, weights, **more)
@@ -323,7 +325,7 @@ def _arguments(config: EvaluationConfig) -> str:
     return shlex.join(str(one).removeprefix(here) for one in each)
 
 
-def _prompts(samples: Mapping[str, Any]) -> dict[tuple[str, int, int], Sequence[str]]:
+def _prompts(samples: Mapping[str, Any]) -> _Prompts:
     """The texts of each request: the context, and what follows it with the context before."""
     return {
         (task, line["doc_id"], number): [*accumulate(text for text in arguments[:2] if isinstance(text, str))]
@@ -331,6 +333,17 @@ def _prompts(samples: Mapping[str, Any]) -> dict[tuple[str, int, int], Sequence[
         for line in lines
         for number, arguments in enumerate(line["arguments"])
     }
+
+
+def _shown(diff: PromptDiff, one: Tokenizer, two: Tokenizer, reference: _Prompts, candidate: _Prompts) -> PromptDiff:
+    """`diff` with the first texts of both models' requests of which they get other tokens, if there are any."""
+    for at, texts in candidate.items():
+        for asked, own in zip(reference.get(at, texts), texts, strict=False):
+            if (ids := one.encode(asked)) != (other := two.encode(own)):
+                both = one.decode(ids, skip_special_tokens=False), two.decode(other, skip_special_tokens=False)
+                shown = excerpts(*(both if both[0] != both[1] else (str(ids), str(other))))
+                return replace(diff, reference_prompt=shown[0], candidate_prompt=shown[1])
+    return replace(diff, are_alike=True)
 
 
 def _fits(*models: ResolvedModel) -> bool:
