@@ -14,11 +14,20 @@ _OTHERS = ("onnxruntime-genai", "onnxruntime-genai-cuda", "olive-ai", "lm-eval",
 @cache
 def versions() -> dict[str, str]:
     """Distribution name to version, for those that are installed. Read once a process: each reads a file."""
-    installed = {}
+    found = {}
     for name in (*_RUNTIMES, *_OTHERS):
         with suppress(PackageNotFoundError):
-            installed[name] = version(name)
-    return installed
+            found[name] = version(name)
+    return found
+
+
+def installed(distribution: str) -> str:
+    """The version of the distribution, or of its build for a device, which has another name; empty where there is
+    none."""
+    for name in (distribution, f"{distribution}-cuda", f"{distribution}-directml"):
+        with suppress(PackageNotFoundError):
+            return version(name)
+    return ""
 
 
 def runtimes() -> dict[str, str]:

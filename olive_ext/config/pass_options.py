@@ -10,14 +10,13 @@ import ast
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from olive_ext.errors import ConfigError, UnsupportedError, suggest
+from olive_ext.package_versions import installed
 
 
 class _Source(NamedTuple):
@@ -102,7 +101,7 @@ def unknown_of_model(kind: str, keys: Iterable[str]) -> list[ConfigError]:
 def undrivable_builder(pass_type: str, where: str) -> Iterator[UnsupportedError]:
     """An error where the pass ModelBuilder of Olive 0.13.0 would drive onnxruntime-genai from 0.15 on: its builder has
     other modules."""
-    olive, genai = _version("olive-ai"), _version("onnxruntime-genai")
+    olive, genai = installed("olive-ai"), installed("onnxruntime-genai")
     if (
         pass_type.lower() == "modelbuilder"
         and olive == "0.13.0"
@@ -177,14 +176,6 @@ def _read(tree: ast.Module, names: tuple[str, ...]) -> Iterator[str]:
             key = node.args[0] if _is_called(node.func.value, names) else None
         if key is not None:
             yield from _texts(key) if isinstance(key, ast.Constant) else constants.get(getattr(key, "id", "?"), ())
-
-
-def _version(distribution: str) -> str:
-    """Of the distribution, or of its build for a device; 0 where none is installed as such."""
-    for name in (distribution, f"{distribution}-cuda", f"{distribution}-directml"):
-        with suppress(PackageNotFoundError):
-            return version(name)
-    return "0"
 
 
 def _texts(node: ast.AST) -> list[str]:
