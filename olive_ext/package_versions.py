@@ -22,8 +22,7 @@ def versions() -> dict[str, str]:
 
 
 def installed(distribution: str) -> str:
-    """The version of the distribution, or of its build for a device, which has another name; empty where there is
-    none."""
+    """The version of a distribution, or of its build for a device, which has another name; empty where none is."""
     for name in (distribution, f"{distribution}-cuda", f"{distribution}-directml"):
         with suppress(PackageNotFoundError):
             return version(name)
