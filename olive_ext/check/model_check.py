@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from olive_ext.config import EvaluationConfig, ReferenceConfig
+from olive_ext.config import EngineConfig, EvaluationConfig, ReferenceConfig
 from olive_ext.errors import (
     DamagedError,
     ModelError,
@@ -25,6 +25,7 @@ from olive_ext.errors import (
     ProviderError,
     TaskError,
     UnsupportedError,
+    first_line,
     listed,
 )
 from olive_ext.model import ResolvedModel, resolve
@@ -413,12 +414,17 @@ LARGEST_DIFFERENCE = 1e-2
 """Nats per token. Half-precision graphs may differ by rounding, because rows are multiplied in other groups; a wrong
 head differs by far more."""
 
+FAR = 0.1
+"""Nats per token, on average, from a device to the CPU. Where one of them rounds activations single tokens are up to
+0.24 apart; those of kernels that compute nothing are whole nats apart."""
+
 
 def verify_graphs(model: ResolvedModel, add: Add, open_session: Callable[..., Session] | None = None) -> None:
     """Scores `PAIRS` on both forms of the graph and adds the largest difference of a token's log-probability.
 
     `open_session` stands in for `session.opening.open_model`. Raises `ModelError` when the difference is above
-    `LARGEST_DIFFERENCE`, and for outputs that are not finite, with the layer where they begin.
+    `LARGEST_DIFFERENCE`, and for outputs that are not finite, with the layer where they begin; `ProviderError` where
+    the device computes something else than the CPU, or nothing.
     """
     from olive_ext.session.opening import open_model
 
@@ -434,6 +440,28 @@ def verify_graphs(model: ResolvedModel, add: Add, open_session: Callable[..., Se
     if largest > LARGEST_DIFFERENCE:
         raise ModelError(
             f"the scoring head is up to {largest:.3g} nats off: set engine.graph to 'untouched', and report this model"
+        )
+    if model.device.kind != "cpu":
+        _hold_to_cpu(model, untouched, add, opener)
+
+
+def _hold_to_cpu(model: ResolvedModel, found: list[float], add: Add, opener: Callable[..., Session]) -> None:
+    """Two graphs on a device that computes wrongly may be wrong alike."""
+    if len(found) > 1 and len(set(found)) == 1:
+        raise ProviderError(
+            f"every token has the log-probability {found[0]:.4g}: the {model.device.kind} device computes nothing"
+        )
+    on_cpu = {"execution_provider": "cpu", "provider_options": None, "engine": EngineConfig()}
+    try:
+        expected = _token_logprobs(model.patched(on_cpu), "untouched", opener)
+    except OliveExtError as error:
+        add("from the CPU", "unknown", f"it cannot run this model: {first_line(error)}")
+        return
+    mean = math.fsum(map(_difference, found, expected)) / len(found)
+    add("from the CPU", f"{mean:.3g} nats on average", f"at most {FAR:g} is rounding")
+    if mean > FAR:
+        raise ProviderError(
+            f"scores on the {model.device.kind} device are {mean:.3g} nats a token off the CPU's: use another device"
         )
 
 
