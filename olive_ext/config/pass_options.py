@@ -102,11 +102,8 @@ def undrivable_builder(pass_type: str, where: str) -> Iterator[UnsupportedError]
     """An error where the pass ModelBuilder of Olive 0.13.0 would drive onnxruntime-genai from 0.15 on: its builder has
     other modules."""
     olive, genai = installed("olive-ai"), installed("onnxruntime-genai")
-    if (
-        pass_type.lower() == "modelbuilder"
-        and olive == "0.13.0"
-        and tuple(map(int, re.findall(r"\d+", genai)[:2])) >= (0, 15)
-    ):
+    is_newer = tuple(map(int, re.findall(r"\d+", genai)[:2])) >= (0, 15)
+    if is_newer and olive == "0.13.0" and pass_type.lower() == "modelbuilder":
         problem = f"Olive {olive} cannot drive onnxruntime-genai {genai}'s builder"
         hint = "install 'onnxruntime-genai<0.15', or give an ONNX model"
         yield UnsupportedError(f"{problem}: {hint}", f"{where}.type", pass_type)

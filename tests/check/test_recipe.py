@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from olive_ext import package_versions
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.check import check_recipe, mistakes
 from olive_ext.check.recipe import Passes
 from olive_ext.cli import main
-from olive_ext.config import pass_options
 from olive_ext.errors import ConfigError, ProviderError, warn_ignored
 from olive_ext.model.files.hub import set_offline
 from tests.check.tiny import put_model
@@ -368,7 +368,7 @@ def test_builder_that_the_installed_olive_cannot_drive_is_named(
             raise PackageNotFoundError(name)
         return found
 
-    monkeypatch.setattr(pass_options, "version", version)
+    monkeypatch.setattr(package_versions, "version", version)
     systems = {"local": {"type": "LocalSystem"}, "container": {"type": "Docker"}}
     recipe = {**built(), "systems": systems, "host": host}
     found = [error for error in mistakes(recipe) if error.field == "passes.build.type"]
