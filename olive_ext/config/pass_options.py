@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from olive_ext.config.evaluation import EvaluationSettings
 from olive_ext.errors import ConfigError, UnsupportedError, suggest
-from olive_ext.package_versions import version_of
+from olive_ext.package_versions import installed
 
 
 class _Source(NamedTuple):
@@ -118,12 +118,9 @@ def unknown_of_model(kind: str, keys: Iterable[str]) -> list[ConfigError]:
 def undrivable_builder(pass_type: str, where: str) -> Iterator[UnsupportedError]:
     """An error where the pass ModelBuilder of Olive 0.13.0 would drive onnxruntime-genai from 0.15 on: its builder has
     other modules."""
-    olive, genai = _version("olive-ai"), _version("onnxruntime-genai")
-    if (
-        pass_type.lower() == "modelbuilder"
-        and olive == "0.13.0"
-        and tuple(map(int, re.findall(r"\d+", genai)[:2])) >= (0, 15)
-    ):
+    olive, genai = installed("olive-ai"), installed("onnxruntime-genai")
+    is_newer = tuple(map(int, re.findall(r"\d+", genai)[:2])) >= (0, 15)
+    if is_newer and olive == "0.13.0" and pass_type.lower() == "modelbuilder":
         problem = f"Olive {olive} cannot drive onnxruntime-genai {genai}'s builder"
         hint = "install 'onnxruntime-genai<0.15', or give an ONNX model"
         yield UnsupportedError(f"{problem}: {hint}", f"{where}.type", pass_type)
@@ -193,12 +190,6 @@ def _read(tree: ast.Module, names: tuple[str, ...]) -> Iterator[str]:
             key = node.args[0] if _is_called(node.func.value, names) else None
         if key is not None:
             yield from _texts(key) if isinstance(key, ast.Constant) else constants.get(getattr(key, "id", "?"), ())
-
-
-def _version(distribution: str) -> str:
-    """Of the distribution, or of its build for a device; 0 where none is installed as such."""
-    builds = (distribution, f"{distribution}-cuda", f"{distribution}-directml")
-    return next(filter(None, map(version_of, builds)), "0")
 
 
 def _texts(node: ast.AST) -> list[str]:

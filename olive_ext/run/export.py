@@ -25,7 +25,7 @@ from olive_ext.engine.runners.hf.hf_model import PlainPass
 from olive_ext.errors import OliveExtError, first_line
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.constants import stated_type
-from olive_ext.package_versions import version_of
+from olive_ext.package_versions import installed
 from olive_ext.python_processes import module_command
 from olive_ext.records.files import cache_folder, make_own_folder
 from olive_ext.session import Session
@@ -100,7 +100,7 @@ def _lack(model: ResolvedModel) -> str | None:
         return "its files are not in a folder here"
     if model.media is not None or model.source is not None:
         return "only what takes text alone is"
-    if version_of(BUILDER) is None:
+    if not installed(BUILDER):
         return f"{BUILDER} is not installed"
     weights = 2 * model.size  # stored in 16 bits, as most are
     if _MEMORY_FACTOR * weights > psutil.virtual_memory().available:
@@ -120,7 +120,7 @@ class _Made(NamedTuple):
 
 def _made(model: ResolvedModel, root: Path, tell: Callable[[str], object]) -> _Made:
     """The export in the cache, which is made where it is missing, or has changed since it was compared."""
-    name = f"{model.digest}-fp32-{version_of(BUILDER)}-{version_of('transformers')}"
+    name = f"{model.digest}-fp32-{installed(BUILDER)}-{installed('transformers')}"
     target = root / name
     make_own_folder(root)
     with FileLock(root / f"{name}.lock"):

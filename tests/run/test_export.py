@@ -99,6 +99,17 @@ def test_export_that_was_edited_is_made_again(tmp_path: Path) -> None:
     assert weights.read_bytes() == (made / "model.onnx.data").read_bytes()
 
 
+def test_builder_for_a_device_is_the_builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`.[gpu]` installs it as onnxruntime-genai-cuda."""
+    (tmp_path / "own_builder_cuda-1.2.dist-info").mkdir()
+    (tmp_path / "own_builder_cuda-1.2.dist-info" / "METADATA").write_text("Name: own-builder-cuda\nVersion: 1.2\n")
+    model = resolve(MODEL.model_copy(update={"model": str(hf_model("llama"))}))
+    monkeypatch.setattr(export, "BUILDER", "own-builder")
+    assert export._lack(model) == "own-builder is not installed"
+    monkeypatch.syspath_prepend(tmp_path)
+    assert export._lack(model) is None
+
+
 def test_check_finds_another_models_export() -> None:
     model = resolve(MODEL.model_copy(update={"model": str(hf_model("llama"))}))
     own, other = Path(exported(model).model.settings.model), genai_export("llama", precision="int4")
