@@ -311,6 +311,14 @@ MISTAKES: list[tuple[str, Any, str, str, str]] = [  # path, value, code, field w
         *(QUANTIZE, {"type": "OnnxStaticQuantization", "config": {"extra_options": {"SmoothQuantAlfa": 0.4}}}),
         *(UNKNOWN, ".extra_options.SmoothQuantAlfa", "SmoothQuantAlpha"),
     ),
+    (
+        *(QUANTIZE, {"type": "OnnxKQuantQuantization", "customized_weight_config": {"/head": {"bits": 8, "bitz": 8}}}),
+        *(UNKNOWN, ".customized_weight_config./head.bitz", "bits group_size"),
+    ),
+    (
+        *(QUANTIZE, {"type": "IncQuantization", "weight_only_config": {"bits": 8, "groupsize": 32}}),
+        *(UNKNOWN, ".weight_only_config.groupsize", "group_size"),
+    ),
     (QUANTIZE, surgery(RENAMING), UNKNOWN, ".surgeries.0.new_name", "new_names"),
     (QUANTIZE, surgery({"surgeon": "RenameInput"}), NO_NAME, ".surgeries.0.surgeon", "renameinputs"),
 ]

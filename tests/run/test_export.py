@@ -164,11 +164,11 @@ def test_builder_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
 def test_export_of_a_checkpoint_with_code_is_made_anew_for_each_code(tmp_path: Path) -> None:
     path = Path(shutil.copytree(hf_model("llama"), tmp_path / "model"))
     notes = []
-    for times in ("1", "3", "float((HERE / 'times.txt').read_text())"):
-        (path / "times.txt").write_text("1")
-        put_scaled(path, times)
+    reading = "float((HERE / 'times.txt').read_text())"
+    for times, code in (("1", "1"), ("1", "3"), ("1", reading), ("3", reading)):
+        (path / "times.txt").write_text(times)
+        put_scaled(path, code)
         settings = MODEL.model_copy(update={"model": str(path), "dtype": "float32", "trust_remote_code": True})
         notes.append(exported(resolve(settings), tmp_path / "exports").note)
-    assert "within" in notes[0]
-    assert "export of it scores up to" in notes[1]
-    assert notes[2].endswith("its code reads times.txt, which decide its numbers and are not in its digest")
+    assert ["within" in note for note in notes] == [True, False, True, False]
+    assert ["export of it scores up to" in note for note in notes] == [False, True, False, True]
