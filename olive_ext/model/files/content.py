@@ -38,16 +38,7 @@ _CONFIGS = (
     "adapter_config.json",
     "genai_config*.json",
 )
-_TEXTS = (
-    "tokenizer*",
-    "*.model",
-    "*.spm",
-    "vocab*",
-    "merges.txt",
-    "tekken.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
+_TEXTS = ("tokenizer*", "*.model", "*.spm", "vocab*", "merges.txt", "*_tokens*.json", "tekken.json")
 _TEMPLATES = ("chat_template*", "additional_chat_templates/*")
 _HF_FILES = ("*.bin", "*.index.json", *_HF_WEIGHTS)
 """The files of a model's folder that are opened, also by native code."""
