@@ -20,7 +20,7 @@ from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.package_config import read_json
 from olive_ext.model.providers.resolution import first_name
 from olive_ext.model.providers.table import ROWS
-from olive_ext.report.numbers import duration, size
+from olive_ext.report.numbers import predicted, size
 
 START_SECONDS = 6
 """The time of an evaluation besides its tokens: imports, opening, tasks and statistics, on two cores."""
@@ -127,9 +127,8 @@ def _weights(node: Any, sizes: dict[str, int]) -> int:
 
 def forecast(model: ResolvedModel, work: Workload, *, begins: bool = True) -> str:
     """About how long a model takes for the work, with its start and end, and its memory, in words."""
-    predicted = seconds_of(model, work)
-    about = f"about {duration(predicted[0])}" if predicted and predicted[0] >= 1 else "less than 1 s"
-    time = f"{about} on {predicted[1]}" if predicted else "no rate of this device is known"
+    known = seconds_of(model, work)
+    time = f"{predicted(known[0])} on {known[1]}" if known else "no rate of this device is known"
     time += f", and some {START_SECONDS} s to begin and to end" if begins else ""
     caches = cache_bytes(model)
     and_caches = "caches" if caches is None else f"at most {size(caches)} of caches"

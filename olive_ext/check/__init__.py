@@ -13,10 +13,11 @@ from types import ModuleType
 from typing import Any
 
 from olive_ext.check.model_check import Findings, check_model
-from olive_ext.check.recipe import blocks, mistakes, read_recipe, refuse
+from olive_ext.check.recipe import blocks, mistakes, refuse
 from olive_ext.check.recipe_check import check_recipe
 from olive_ext.config import RECIPE_SUFFIXES, EvaluationConfig
 from olive_ext.config.base import takes
+from olive_ext.config.yaml_files import read_recipe
 from olive_ext.errors import ConfigError
 
 __all__ = ["Findings", "blocks", "check", "check_model", "check_recipe", "mistakes", "read_recipe", "refuse"]

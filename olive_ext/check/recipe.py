@@ -8,7 +8,6 @@ Imports no Olive: the caller gives what is known of its passes.
 from __future__ import annotations
 
 import difflib
-import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -52,15 +51,14 @@ from olive_ext.errors import (
     TaskError,
     UnsupportedError,
     combined,
-    keys_once,
-    special_kind,
     suggest,
 )
 from olive_ext.model.files.model_package import choose, is_package, why_missing
 from olive_ext.model.files.package_config import is_hub_name, is_same_path
-from olive_ext.model.providers.resolution import first_name, resolve_providers
+from olive_ext.model.providers.resolution import first_name, refuse_missing, resolve_providers
 from olive_ext.model.providers.table import CPU
 from olive_ext.registry import entries, load
+from olive_ext.report import check_writable
 
 if TYPE_CHECKING:
     from olive_ext.backends.task_loading import Declared
@@ -149,41 +147,13 @@ class Block:
         return (self.settings_type or EvaluationSettings).parse(self.settings(), self.where)
 
 
-def read_recipe(path: str | Path) -> Mapping[str, Any]:
-    """The recipe at `path`, JSON or YAML by its name; raises `ConfigError`."""
-    import yaml
-
-    from olive_ext.config.yaml_files import WRONG_TAGS, doubled_key, yaml_bytes
-
-    path = Path(path)
-    if kind := special_kind(path):
-        raise ConfigError(f"the recipe '{path}' is {kind}: give a file", code="no_access")
-    try:
-        is_yaml = path.suffix.lower() in _TASK_FILES
-        if is_yaml and (twice := doubled_key(yaml_bytes(path))):
-            raise ValueError(twice)
-        recipe = (
-            yaml.safe_load(yaml_bytes(path))
-            if is_yaml
-            else json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=keys_once)
-        )
-    except OSError as error:
-        raise ConfigError(f"cannot read the recipe '{path}': {error.strerror or error}", code="no_access") from error
-    except (*WRONG_TAGS, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(
-            f"cannot parse the recipe '{path}': {' '.join(str(error).split())}", code="damaged"
-        ) from error
-    if not isinstance(recipe, Mapping):
-        raise ConfigError(f"the recipe '{path}' holds no mapping of keys", code="damaged")
-    return recipe
-
-
 def mistakes(
-    recipe: Mapping[str, Any], passes: Passes | None = None, *, has_model: bool = True
+    recipe: Mapping[str, Any], passes: Passes | None = None, *, has_model: bool = True, runs: bool = False
 ) -> Iterator[OliveExtError]:
     """An error for each mistake of the recipe. Without `passes`, mistakes that its text and the files that it names
     show. With them, also what blocks ask of the models that they get, and what is declared or bounded and not measured.
-    `has_model`: the recipe's own model is used."""
+    `has_model`: the recipe's own model is used. `runs`: on this machine, which may lack providers and refuse folders.
+    """
     if "$schema" in recipe:
         message = "unknown key '$schema': Olive refuses it; name the schema in the editor's settings"
         yield ConfigError(message, "$schema", code="unknown_key")
@@ -203,8 +173,11 @@ def mistakes(
                 yield error
                 continue
             yield from _mistakes_of(recipe, block, settings, passes, has_model=has_model)
+            if runs:
+                yield from _raised(_refuse_here, recipe, block, settings, olives)
         elif block.is_pass:
-            undrivable = list(undrivable_builder(block.type, block.where)) if _runs_here(recipe, block) else []
+            host = _system(recipe, f"{block.where}.host")[1] or _system(recipe, "host")[1]
+            undrivable = list(undrivable_builder(block.type, block.where)) if _is_local(host) else []
             yield from undrivable or unknown_options(block.type, block.settings(), block.where)
             if values := block.settings():
                 yield from unlike(values, olives.parameters(block.type), block.where, f"'{block.type}'")
@@ -213,6 +186,9 @@ def mistakes(
     if passes is None or not passes.are_all:  # an engine lists those that it was given
         yield from _unused(recipe)
     yield from _undefined(recipe, "systems", _system_references(recipe))
+    for where, keys in (("", recipe), ("engine.", mapping(recipe.get("engine")))):
+        if runs and isinstance(folder := keys.get("output_dir"), str):
+            yield from _raised(check_writable, folder, f"{where}output_dir")
     if has_model:
         yield from _mistakes_of_model(recipe)
 
@@ -230,7 +206,7 @@ def _mistakes_of(
     missing = list(what_is_missing(block, settings))
     yield from missing
     kind, keys = input_model(recipe)
-    has_model = has_model and (kind not in _KINDS or keys.get("model_path") is not None)  # else that is the mistake
+    has_model &= kind != "" and (kind not in _KINDS or keys.get("model_path") is not None)  # else that is the mistake
     if settings.reference is not None and (has_model or not settings.reference.is_input_model):
         olives = passes or Passes.in_source()
         on = settings.execution_provider or (accelerator(recipe) if gets_onnx(recipe, block, olives) else None)
@@ -245,10 +221,7 @@ def _mistakes_of(
         from olive_ext.run.bounds import refuse_names
         from olive_ext.run.task_fit import refuse_arguments
 
-        is_onnx = gets_onnx(recipe, block, passes)
-        yield from _raised(refuse_arguments, settings, block.where, is_onnx=is_onnx)
-        if passes.are_all and is_onnx and _is_local(recipe.get("target")):
-            yield from _raised(_refuse_provider, settings, block.where)
+        yield from _raised(refuse_arguments, settings, block.where, is_onnx=gets_onnx(recipe, block, passes))
         declared = [(str(entry.get("type")), str(entry.get("name"))) for entry in mappings(metrics)]
         if not missing and (settings.bounds or declared):
             measured = partial(metrics_of, settings, loads=bool(settings.bounds) and not passes.are_all)
@@ -256,15 +229,25 @@ def _mistakes_of(
             yield from _raised(lambda: refuse_names(settings, measured(), block.where, declared, is_own=is_own))
 
 
-def _refuse_provider(settings: EvaluationSettings, where: str) -> None:
-    """Raises `ProviderError` for a provider that an evaluation on this machine would lack."""
-    named, options = settings.execution_provider, settings.provider_options
-    if named is None or settings.provider_libraries:  # libraries are registered where the model is opened
+def _refuse_here(recipe: Mapping[str, Any], block: Block, settings: Settings, passes: Passes) -> None:
+    """Raises `OliveExtError` for a folder that cannot be written, and for a provider that a run on this machine would
+    lack, unless no workflow evaluates by the block."""
+    used = [f"evaluators.{name}" for _, name in _evaluator_references(recipe) if isinstance(name, str)]
+    if used and block.where.startswith("evaluators.") and block.where not in used:
         return
+    where, system = _system(recipe, "target")
+    if (folder := getattr(settings, "output_dir", None)) is not None:
+        check_writable(folder, f"{block.where}.output_dir")
+    if settings.provider_libraries or not _is_local(system) or not gets_onnx(recipe, block, passes):
+        return  # libraries are registered where the model is opened
+    named, options = settings.execution_provider, settings.provider_options
     try:
-        resolve_providers(named, options, allow_cpu_fallback=settings.allow_cpu_fallback)
+        if named is not None:
+            resolve_providers(named, options, allow_cpu_fallback=settings.allow_cpu_fallback)
+        else:
+            refuse_missing(_accelerator(system)[0] or [accelerator(recipe) or CPU], f"{where}.accelerators")
     except ProviderError as error:
-        raise error.inside(f"'{where}'", where) from error
+        raise error if named is None else error.inside(f"'{block.where}'", block.where) from error
 
 
 def metrics_of(settings: EvaluationSettings, *, loads: bool) -> Declared | None:
@@ -391,18 +374,23 @@ def accelerator(recipe: Mapping[str, Any]) -> str | None:
     """The execution provider that Olive passes on: the target's, else its device's, else the CPU's. None where it needs
     none: no ONNX model is evaluated before a pass, or made by one."""
     keys = {"evaluate_input_model": True, **mapping(recipe.get("engine")), **recipe}
-    target = keys.get("target")
-    system = mapping(mapping(recipe.get("systems")).get(target) if isinstance(target, str) else target)
-    first = next(iter(mappings({**mapping(system.get("config")), **system}.get("accelerators"))), {})
-    if names := first.get("execution_providers"):
-        name = names if isinstance(names, str) else names[0]
-        return str(name[0] if isinstance(name, list) else name)
+    names, device = _accelerator(_system(recipe, "target")[1])
+    if names:
+        return names[0]
     is_evaluated = keys.get("evaluator") and keys["evaluate_input_model"] and input_model(recipe)[0] == "onnxmodel"
     passes = Passes.in_source()
     made = [passes.module(block.type) for block in blocks(recipe) if block.is_pass]
     if not (is_evaluated or any(one.startswith("olive.passes.onnx") for one in made)):
         return None
-    return "CUDAExecutionProvider" if str(first.get("device")).lower() == "gpu" else CPU
+    return "CUDAExecutionProvider" if device == "gpu" else CPU
+
+
+def _accelerator(system: Mapping[str, Any]) -> tuple[list[str], str]:
+    """The providers that a system's first accelerator names, and its device."""
+    first = next(iter(mappings({**mapping(system.get("config")), **system}.get("accelerators"))), {})
+    names = first.get("execution_providers") or []
+    named = [names] if isinstance(names, str) else names
+    return [str(name[0] if isinstance(name, list) else name) for name in named], str(first.get("device")).lower()
 
 
 def execution(settings: EvaluationSettings, inference: Any, handed_over: Any) -> dict[str, Any]:
@@ -490,16 +478,17 @@ def _system_references(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{block.where}.host", block.keys.get("host")
 
 
-def _runs_here(recipe: Mapping[str, Any], block: Block) -> bool:
-    """Whether a pass runs with the packages that are installed here."""
-    named = {where: system for where, system in _system_references(recipe) if not where.endswith("target")}
-    host = named.get(f"{block.where}.host") or named.get("host") or named.get("engine.host")
-    host = mapping(recipe.get("systems")).get(host) if isinstance(host, str) else host
-    return _is_local(host)
+def _system(recipe: Mapping[str, Any], key: str) -> tuple[str, Mapping[str, Any]]:
+    """The place and the keys of a system that is named, or written, at a key of the recipe or its engine."""
+    found = (item for item in _system_references(recipe) if item[0] in (key, f"engine.{key}") and item[1])
+    where, system = next(found, (key, {}))
+    if isinstance(system, str):
+        return f"systems.{system}", mapping(mapping(recipe.get("systems")).get(system))
+    return where, mapping(system)
 
 
-def _is_local(system: Any) -> bool:
-    return str(mapping(system).get("type", "localsystem")).lower() in ("localsystem", "local")
+def _is_local(system: Mapping[str, Any]) -> bool:
+    return str(system.get("type", "localsystem")).lower() in ("localsystem", "local")
 
 
 def _undefined(recipe: Mapping[str, Any], section: str, references: Iterable[tuple[str, Any]]) -> list[OliveExtError]:

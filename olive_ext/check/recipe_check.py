@@ -19,7 +19,6 @@ from olive_ext.check.recipe import (
     mapping,
     mistakes,
     named_models,
-    read_recipe,
     what_is_missing,
 )
 from olive_ext.config import (
@@ -31,6 +30,7 @@ from olive_ext.config import (
     pass_settings,
     settled_recipe,
 )
+from olive_ext.config.yaml_files import read_recipe
 from olive_ext.errors import ConfigError, MissingError, ProviderError, TaskError
 from olive_ext.model import resolve
 from olive_ext.model.files.hub import offline_if_unreachable
@@ -117,22 +117,21 @@ def _check_block(
 def _check_provider(recipe: Mapping[str, Any], where: str, settings: PassSettings, section: Section) -> None:
     """Adds the providers on which a model that passes make runs. Raises `ProviderError` only for names and options that
     no machine takes, because the recipe may be meant for another machine."""
-    from olive_ext.model.providers.resolution import available_providers, resolve_providers
-    from olive_ext.model.providers.table import TABLE
+    from olive_ext.model.providers.resolution import available_providers, known_providers, resolve_providers
 
     if settings.provider_libraries:  # which are registered where the model is opened
         return
-    here, is_set = available_providers(), settings.execution_provider is not None
+    is_set = settings.execution_provider is not None
     try:
         providers = resolve_providers(
             settings.execution_provider if is_set else accelerator(recipe),
             settings.provider_options,
-            available=[*here, *(row.name for row in TABLE)],
+            available=known_providers(),
             setting="execution_provider" if is_set else "Olive's accelerator",
         )
     except ProviderError as error:
         raise error.inside(f"'{where}'", where) from error
-    missing = "" if providers[0].name in here else ", which this machine has not"
+    missing = "" if providers[0].name in available_providers() else ", which this machine has not"
     section.add(f"{where}: provider", providers[0].name, f"{providers[0].origin}{missing}")
 
 

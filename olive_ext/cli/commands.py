@@ -115,8 +115,10 @@ def run_command(arguments: Namespace) -> int:
     from olive_ext.check.recipe import mapping, named_models
     from olive_ext.model.files.hub import offline_if_unreachable
 
-    recipe = read_recipe(arguments.config)
-    refuse(mistakes(recipe, has_model=arguments.model is None))
+    recipe, words = dict(read_recipe(arguments.config)), arguments.passed_on
+    if any(word.startswith(("-o", "--output_path")) for word in words):  # in place of the recipe's
+        recipe.pop("output_dir", None)
+    refuse(mistakes(recipe, has_model=arguments.model is None, runs="--list_required_packages" not in words))
     keys = {"cache_dir": ".olive-cache", **recipe, **mapping(recipe.get("engine"))}  # where Olive keeps what it made
     written = {**keys, **mapping(keys.get("cache_config"))}["cache_dir"]
     names = () if arguments.model is not None else named_models(recipe)

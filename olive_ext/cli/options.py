@@ -13,9 +13,9 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from olive_ext.config import RECIPE_SUFFIXES, SAME_MODEL, EngineConfig, EvaluationConfig, StrictModel
+from olive_ext.config import RECIPE_SUFFIXES, SAME_MODEL, EngineConfig, EvaluationConfig, ReferenceConfig, StrictModel
 from olive_ext.config.base import nested_model
-from olive_ext.errors import ConfigError, OliveExtError, TaskError, first_line
+from olive_ext.errors import ConfigError, ContradictionError, OliveExtError, TaskError, first_line, suggest
 
 Form = Literal["value", "names", "commas", "pairs", "flag", "optional", "arguments", "place"]
 
@@ -135,9 +135,13 @@ def add_options(parser: argparse.ArgumentParser, options: Sequence[Option]) -> N
 def written_values(
     arguments: argparse.Namespace, model: str | None = None, options: Sequence[Option] = OPTIONS
 ) -> dict[str, Any]:
-    """The configuration's keys as written, nested; `--set` comes last. Raises `ConfigError` for a malformed pair."""
+    """The configuration's keys as written, nested. Raises `ConfigError` for a malformed pair and for a key's second
+    value."""
     values: dict[str, Any] = {} if model is None else {"model": {"path": model}}
     given = vars(arguments)
+    if {"reference", "reference.path"} <= given.keys():
+        other = "it compares with another model, and --against with the model itself elsewhere: give one of them"
+        raise ContradictionError(other, "--reference", given["reference.path"])
     for option in options:
         if option.key in given:
             _put(values, option.key, _value(option, given[option.key]), option.flag)
@@ -158,17 +162,23 @@ def in_options(error: OliveExtError, given: Mapping[str, Any], options: Sequence
     if is_of_keys or str(given.get("target")).lower().endswith(RECIPE_SUFFIXES):
         return error
     for option in options:
-        text = re.sub(rf"\b{option.key}\.\d+:", f"{option.flag}:", text) if option.key in given else text
-        if option.form == "place" and (place := given.get(option.key)):
-            text = re.sub(r"'reference\.(?!repro')(?:engine\.)?(\w+)'", rf"{option.flag} \1", text)
-            text = text if "execution_" in place else text.replace("--against execution_", "--against ")
         key = option.key.removesuffix(".path").removeprefix("model.")
+        if option.key in given:
+            text = re.sub(rf"\b{option.key}\.\d+:", f"{option.flag}:", text)
+            text = text.replace(f"'{key}.count'", option.flag)  # of `workers`, which a number alone is
+            text = text if option.form == "place" else re.sub(rf"\b{option.key}: '(\w+)'", rf"{option.flag} \1", text)
+        if option.key in given and option.form in ("pairs", "arguments"):
+            text = re.sub(rf"'{key}\.(\w+)'", rf"{option.flag} \1", text)
+        if option.form == "place" and (place := given.get(option.key)):
+            text = re.sub(r"('?)reference\.(?!repro')(?:engine\.)?(\w+)\1", rf"{option.flag} \2", text)
+            text = text if "execution_" in place else text.replace("--against execution_", "--against ")
         is_word = "_" in key and key not in values and not isinstance(error, TaskError)
         is_advised = error.field in (option.key, key) or error.code in ("missing", "provider", "unknown_name")
         is_meant = (is_word or is_advised) and option.form != "place" and "set" not in given
         if option.key in given or is_meant:
-            text = text.replace(f"missing key '{key}'", f"missing key {key}: give {option.flag}")
-            text = re.sub(rf"'{key}'(?= = )" if f"'{key}'" in values else f"'{key}'", option.flag, text)
+            text = re.sub(rf"missing key '({key}(\.path)?)'", rf"missing key \1: give {option.flag}", text)
+            begins = "(?= = )" if f"'{key}'" in values else ""
+            text = re.sub(rf"'(model\.)?{key}'{begins}", option.flag, text)
             text = re.sub(rf"(?<![\w.'-]){key}(?![\w.':])", option.flag, text) if is_word else text
     return error.saying(text)
 
@@ -202,7 +212,10 @@ def _value(option: Option, written: Any) -> Any:
 def place_of(word: str, flag: str) -> dict[str, Any]:
     """A reference that is the same model. Keys of `engine` may be written without it, and "provider" for its key."""
     values: dict[str, Any] = {"path": SAME_MODEL, "is_same_model": True}
+    known = {*ReferenceConfig.model_fields, *EngineConfig.model_fields, "provider"}
     for key, value in _arguments(word, flag, {"variant"}):
+        if key.partition(".")[0] not in known:
+            raise ConfigError(suggest(key, known) or f"give {', '.join(sorted(known))}", flag, key, code="unknown_key")
         name = "execution_provider" if key == "provider" else key
         _put(values, f"engine.{name}" if name in EngineConfig.model_fields else name, value, flag)
     return values
@@ -246,4 +259,6 @@ def _put(values: dict[str, Any], key: str, value: Any, flag: str) -> None:
         values = values.setdefault(parent, {})
         if not isinstance(values, dict):
             raise ConfigError(f"'{parent}' holds no further keys", flag, key, code="unknown_key")
+    if name in values:
+        raise ContradictionError("this key has another value on the same command line: give one", flag, key)
     values[name] = value

@@ -66,7 +66,7 @@ class ClaimConfig(StrictModel):
                 self.bound,
             )
         if self.metric != "kl_mean" and self.distance >= 1:
-            raise ContradictionError("give less than 1: 0.01 is one point", limits[0])
+            raise ContradictionError("give less than 1: 0.01 is one point", limits[0], getattr(self, limits[0]))
         return self
 
     @property
@@ -160,7 +160,8 @@ def implied_claim(bounds: Iterable[Bound]) -> ClaimConfig | None:
     """
     candidates = [bound for bound in bounds if bound.metric in EQUAL and bound.task in (None, "all")]
     if len(candidates) > 1 or (candidates and None not in (candidates[0].min, candidates[0].max)):
-        raise ContradictionError("'enough' decides one bound of 'require': name it in 'certain'", "documents")
+        example = 'for instance {"metric": "kl_mean", "below": 0.01}'
+        raise ContradictionError(f"'enough' decides one bound, and there are several: name it, {example}", "certain")
     if not candidates:
         return None
     return ClaimConfig.parse({"metric": candidates[0].metric, "above": candidates[0].min, "below": candidates[0].max})

@@ -4,7 +4,6 @@ files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -134,15 +133,6 @@ class EngineConfig(StrictModel):
     def threads(self) -> int | None:
         """`num_threads`; None leaves a library its default."""
         return None if self.num_threads == "auto" else self.num_threads
-
-    @model_validator(mode="before")
-    @classmethod
-    def _renamed(cls, values: Any) -> Any:
-        """Takes a key and a value by their earlier names, too."""
-        if not isinstance(values, Mapping):
-            return values
-        renamed = {"overlaps_steps" if name == "decode_ahead" else name: value for name, value in values.items()}
-        return renamed | ({"scoring": "tree"} if renamed.get("scoring") == "branches" else {})
 
     @model_validator(mode="after")
     def _check_steps(self) -> Self:

@@ -1,15 +1,17 @@
 """Files of YAML that others wrote, read within limits: the library's own reader ends the process where brackets nest
-deeply. Knows nothing of what the files say.
+deeply; and recipes, which may be such files. Knows nothing of what the files say.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from olive_ext.errors import special_kind
+from olive_ext.errors import ConfigError, keys_once, special_kind
 
 LARGEST_FILE = 4 * 2**20
 """Bytes of a file: the largest of lm-eval's task files has 63 thousand."""
@@ -78,3 +80,28 @@ def _refuse_unbounded(content: bytes) -> None:
 
 def _line(event: Any) -> str:
     return f"line {event.start_mark.line + 1}"
+
+
+def read_recipe(path: str | Path) -> Mapping[str, Any]:
+    """The recipe at `path`, JSON or YAML by its name; raises `ConfigError`."""
+    path = Path(path)
+    if kind := special_kind(path):
+        raise ConfigError(f"the recipe '{path}' is {kind}: give a file", code="no_access")
+    try:
+        is_yaml = path.suffix.lower() in (".yaml", ".yml")
+        if is_yaml and (twice := doubled_key(yaml_bytes(path))):
+            raise ValueError(twice)
+        recipe = (
+            yaml.safe_load(yaml_bytes(path))
+            if is_yaml
+            else json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=keys_once)
+        )
+    except OSError as error:
+        raise ConfigError(f"cannot read the recipe '{path}': {error.strerror or error}", code="no_access") from error
+    except (*WRONG_TAGS, yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(
+            f"cannot parse the recipe '{path}': {' '.join(str(error).split())}", code="damaged"
+        ) from error
+    if not isinstance(recipe, Mapping):
+        raise ConfigError(f"the recipe '{path}' holds no mapping of keys", code="damaged")
+    return recipe

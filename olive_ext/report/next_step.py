@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -44,8 +45,7 @@ _STEPS: Mapping[str, str] = {
 }
 
 _REPAIRS: Mapping[str, str] = {
-    "genai_config.json": "write what the graph has into genai_config.json, or name the graph to be judged "
-    "(`onnx_file_name`)",
+    "genai_config.json": "write what the judged graph has into {keys} of genai_config.json",
     "tokenizer_config.json": "make `chat_template` of tokenizer_config.json the text of chat_template.jinja",
     "preprocessor_config.json": "copy the reference's into the package",
     "audio_processor_config.json": "write the numbers of preprocessor_config.json into audio_processor_config.json",
@@ -71,9 +71,11 @@ def next_step(
     is_open = first in ("cannot_tell", "too_few", "nothing_compared", "place_unknown")
     if is_open and comparison.missing and not comparison.non_finite:
         return _AGAIN if comparison.missing > sum(comparison.unread.values()) else _STEPS["unread"]
-    if first == "damaged" and (repair := _REPAIRS.get(next(iter(comparison.damaged)))):
-        return repair
-    if first == "asked" and comparison.asked is not None:
+    damaged, what = next(iter(comparison.damaged.items()), ("", ""))
+    if first == "damaged" and (repair := _REPAIRS.get(damaged)):
+        keys = [f"`{key}`" for key in re.findall(r"\bsays ([\w.]+)", what)]
+        return repair.format(keys=joined(keys or ["`model.decoder.filename`"]))
+    if first in ("asked", "damaged") and comparison.asked is not None:
         files = f" ({joined(comparison.asked.files)})" if comparison.asked.files else ""
         return f"give both models the same {joined(comparison.asked.what)}{files}, then evaluate again"
     if first == "stops" and not reasons[0].metric and (stops := comparison.stops) is not None:
@@ -115,9 +117,11 @@ def _of_broken(reasons: Sequence[Reason], comparison: Comparison) -> str:
     bounds = [(item.bound, item.size or 0.0) for item in broken if item.metric == "kl_mean" and item.bound is not None]
     most = [bound for bound, kl in bounds if kl > bound]
     most_kl = min(most, default=math.inf)
-    may_be_chance = others[0].code == "too_few" and not comparison.missing
-    documents = "" if most else _documents(others[0], comparison, "")
-    step = documents if may_be_chance else next_step(others, comparison, most_kl)
+    is_small = others[0].code in ("too_few", "distant") and not comparison.missing
+    few = next((item for item in others if item.code == "too_few" and is_small), None)
+    documents = "" if most or few is None else _documents(few, comparison, "")  # the fall may be chance
+    found = "" if few is others[0] else next_step(others, comparison, most_kl)
+    step = ", or ".join(filter(None, (documents, found)))
     keys = sorted({f"`{item.field}`" for item in broken})
     return f"{step or _step_after('loss', comparison, most_kl)}, or allow more ({', '.join(keys)})"
 
@@ -182,5 +186,6 @@ def _measures(comparison: Comparison) -> str:
     if overall is None or comparison.over_all or comparison.kept_bounds or not math.isfinite(overall.kl.mean):
         return ""
     band = band_of(overall, 1)
-    claim = f'(`documents: "enough"` and `require: ["kl_mean<={band.most_kl:g}"]`)'
+    alone = " without `limit`" if " --limit " in comparison.arguments else ""
+    claim = f'(`documents: "enough"`{alone} and `require: ["kl_mean<={band.most_kl:g}"]`)'
     return "" if band.code else f"judge by the mean KL {claim}"

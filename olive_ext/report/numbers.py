@@ -155,6 +155,14 @@ def duration(seconds: float) -> str:
     return f"{hours}{_SPACE}h {minutes:02d}{_SPACE}min"
 
 
+def predicted(seconds: float) -> str:
+    """A time that is predicted, in two digits of one unit."""
+    if seconds < 1:
+        return f"less than 1{_SPACE}s"
+    unit, size = next((one for one in (("s", 1), ("min", 60)) if seconds < 99.5 * one[1]), ("h", 3600))
+    return f"about {float(f'{seconds / size:.2g}'):g}{_SPACE}{unit}"
+
+
 def moment(created: str) -> str:
     """An ISO 8601 time as 2026-11-21 12:00 UTC; any other text unchanged."""
     try:

@@ -22,6 +22,7 @@ from olive_ext.errors import (
     ModelError,
     RequirementError,
     RunError,
+    TaskError,
     UnwrittenError,
     counted,
 )
@@ -201,17 +202,20 @@ def load_requested_tasks(models: Models, lm: LM | None) -> LoadedTasks | None:
     """The tasks, refused where the model cannot do what they ask; None where only costs are measured."""
     from olive_ext.backends.lm_eval.generation_settings import refuse_generations
     from olive_ext.backends.task_checks import refuse_shots
-    from olive_ext.backends.task_loading import load_tasks, loaded_metrics
+    from olive_ext.backends.task_loading import declared_metrics, load_tasks, loaded_metrics
 
     config, names = models.config, requested_tasks(models.config)
     if not names:
         refuse_names(config, {})
         return None
+    is_own = is_own_reference(config, models.given_candidate.kind if lm is None else "hf")
     with models.clock.phase("tasks"):
         more: dict[str, Any] = {"runs_code": config.confirm_run_unsafe_code, "repeats": config.repeats}
         more["thinks"] = config.thinks if lm is None else getattr(lm, "thinks", False)
+        with suppress(TaskError):  # of a file: loading says it better
+            declared = declared_metrics(names, config.include_path, config.repeats, thinks=more["thinks"])
+            refuse_names(config, declared, is_own=is_own)
         tasks = load_tasks(names, config.include_path, config.seed, config.metadata, **more)
-    is_own = is_own_reference(config, models.given_candidate.kind if lm is None else "hf")
     refuse_names(config, loaded_metrics(tasks), is_own=is_own)
     if models.records_file is not None:
         models.records_file.refuse_other_tasks(tasks.tasks)
@@ -244,9 +248,9 @@ def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     for seconds. Models come first: a user who mistypes one has no folder of tasks there."""
     if models.records_file is not None:
         _ = models.records_file.manifest
+    models.refuse_providers()
     for model in models.given_models:
         if model.kind == "onnx":
-            _ = model.providers
             _tell_other_tokenizer(model)
     if (workers := models.given_candidate.settings.workers) is not None:
         hook("workers", "'workers'")(None, workers, ())

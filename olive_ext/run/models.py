@@ -19,11 +19,13 @@ from olive_ext.errors import (
     ModelError,
     NotComparableError,
     OliveExtError,
+    ProviderError,
     RecordsError,
     first_line,
 )
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.files.package_config import GENAI_CONFIG, read_json
+from olive_ext.model.providers.resolution import known_providers, resolve_providers
 from olive_ext.records import Records
 from olive_ext.records.files import cache_folder
 from olive_ext.records.journal import facts_key
@@ -98,8 +100,13 @@ class Models:
         """The reference as it was given, which is not a file of records."""
         patch, reference = self.config.reference_patch(), self.config.reference
         if reference is not None and reference.is_same:
-            other = resolve(self.given_candidate.settings.in_other_place(patch), key="reference")
-            if other.place == self.given_candidate.place:
+            other, own = resolve(self.given_candidate.settings.in_other_place(patch), key="reference"), "reference."
+            place = self.given_candidate.place
+            try:
+                is_same = other.place == place
+            except ProviderError as error:
+                raise error.saying(str(error).replace("execution_provider", f"{own}execution_provider")) from error
+            if is_same:
                 what = "name what is another there (execution_provider, provider_options, variant, engine, dtype)"
                 raise ContradictionError(f"both places are the same one: {what}", "reference", reference.path)
             return other
@@ -110,6 +117,16 @@ class Models:
         """The models to open, as they were given."""
         has_other = self.config.reference is not None and self.records_file is None and self.recorder is None
         return (self.given_candidate, self.given_reference) if has_other else (self.given_candidate,)
+
+    def refuse_providers(self) -> None:
+        """Raises `ProviderError` for a provider that this machine lacks, or that a Hugging Face model is given and
+        nobody knows."""
+        for model in self.given_models:
+            given = model.settings
+            if model.kind == "onnx":
+                _ = model.providers
+            elif given.execution_provider is not None and not given.provider_libraries:
+                resolve_providers(given.execution_provider, given.provider_options, available=known_providers())
 
     @cached_property
     def records_file(self) -> RecordsFile | None:
@@ -429,6 +446,11 @@ class Models:
         what, files, texts = theirs.differing(asked_by_files)
         return PromptDiff(what, files, *texts) if what else None
 
+    @property
+    def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
+        """Those of the reference and of the evaluated model, by their own files."""
+        return self._tokenizer(self.given_reference), self._tokenizer(self.given_candidate)
+
     def prompt_format(self, model: ResolvedModel, *, reads_all: bool = False) -> PromptFormat:
         """How the files of `model` and this evaluation's settings have a model asked; see `PromptFormat.of`."""
         variables = self._template_variables if self.config.apply_chat_template else None
@@ -454,9 +476,8 @@ class Models:
         where the reference's records do not say it."""
         if (session := getattr(lm, "session", None)) is None:
             return None
-        candidate = session.describe_execution()
         known = ends_of(self.reference) if self.records_file is None else self.records_file.manifest
-        return stops_of(known, candidate)
+        return stops_of(known, session.describe_execution())
 
 
 STOP_FACTS = ("stop_ids", "unused_stop_ids", "stop_ids_file", "search")

@@ -15,7 +15,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from olive_ext.check.recipe import mistakes, plain_path, read_recipe
+from olive_ext.check.recipe import mistakes, plain_path
+from olive_ext.config.yaml_files import read_recipe
 from olive_ext.errors import ConfigError, OliveExtError, RequirementError, RunError, one_line, printable, raised_at
 from olive_ext.registry import hooks
 from olive_ext.report.plain_text import print_lines, print_verdicts
@@ -122,8 +123,8 @@ def refuse_no_output(engine: Any, output: Any) -> None:
 
 
 def cli_run(argv: Sequence[str]) -> int:
-    """Runs `olive run` with `argv` and returns its exit code; 1 where Olive logged a failure and went on, or where the
-    verdict of the last evaluation is a loss and no search tried models.
+    """Runs `olive run` with `argv` and returns its exit code; 1 where Olive logged a failure and went on; where no
+    search tried models, that of the last evaluation's verdict: 1 for a loss, 3 where `fail_on_loss` is not decided.
 
     Raises `OliveExtError` for a user's error, in one line.
     """
@@ -141,8 +142,10 @@ def cli_run(argv: Sequence[str]) -> int:
         except FileNotFoundError as error:
             raise ConfigError(f"'{error.filename}': no such file", code="not_found") from error
     if not any(run.gave_up for run in runs):
-        status = worst_status(run.reports[-1].verdict for run in runs if run.reports and not run.is_search)
-        return status if status == EXIT_STATUS["loss"] else 0  # the model is made, whatever is not decided
+        last = [run.reports[-1] for run in runs if run.reports and not run.is_search]
+        status = worst_status(report.verdict for report in last)
+        is_asked = any(report.comparison is not None and report.comparison.over_all for report in last)
+        return status if is_asked or status == EXIT_STATUS["loss"] else 0  # the model is made
     logger.error("Olive went on without a model or its metrics: %s", reasons[-1] if reasons else "see its log")
     return 1
 

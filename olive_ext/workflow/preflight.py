@@ -80,7 +80,7 @@ def refuse(engine: Any, input_model: Any) -> None:
         },
     }
     known = {name: kind.module_path for name, kind in engine.olive_config.passes.items()}  # a recipe may bring its own
-    refuse_all(mistakes(written, Passes(known, are_all=True), has_model=bool(evaluators or passes)))
+    refuse_all(mistakes(written, Passes(known, are_all=True), has_model=bool(evaluators or passes), runs=True))
     if engine.target_config.type == SystemType.PythonEnvironment:
         for name, config in passes:
             settings = settings_of_pass(config.type) or EvaluationSettings

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from olive_ext import package_versions
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.check import check_recipe, mistakes
 from olive_ext.check.recipe import Passes
 from olive_ext.cli import main
-from olive_ext.config import pass_options
 from olive_ext.errors import ConfigError, ProviderError, warn_ignored
 from olive_ext.model.files.hub import set_offline
 from tests.check.tiny import put_model
@@ -28,6 +28,7 @@ RECIPE: dict[str, Any] = {
     "evaluator": "ours",
 }
 SCORE = {"name": "elsewhere", "type": "accuracy", "sub_types": [{"name": "accuracy_score"}]}
+OURS, MEASURE, QUANTIZE = "evaluators.ours", "passes.measure", "passes.q"
 TIME = {"name": "time", "type": "latency", "sub_types": [{"name": "avg"}]}
 
 
@@ -88,20 +89,32 @@ def test_good_recipe_has_no_problems_and_its_blocks_are_named(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("target", "more", "places"),
+    ("kind", "ep", "keys", "places"),
     [
-        ({"type": "LocalSystem"}, {}, ["evaluators.ours"]),
-        ({"type": "LocalSystem"}, {"allow_cpu_fallback": True}, []),
-        ({"type": "AzureML"}, {}, []),
+        ("LocalSystem", "", {"execution_provider": "qnn"}, ["evaluators.ours"]),
+        ("LocalSystem", "", {"execution_provider": "qnn", "allow_cpu_fallback": True}, []),
+        ("LocalSystem", "QNN", {"execution_provider": "cpu"}, []),
+        ("LocalSystem", "QNN", {}, ["systems.here.accelerators"]),
+        ("LocalSystem", "Foo", {}, ["systems.here.accelerators"]),
+        ("Docker", "QNN", {"execution_provider": "qnn"}, []),
     ],
 )
 def test_provider_that_is_missing_is_refused_before_passes_run_here(
-    target: dict[str, Any], more: dict[str, Any], places: list[str]
+    kind: str, ep: str, keys: dict[str, Any], places: list[str]
 ) -> None:
     """The input model was evaluated, and the passes ran, before a run ended on it."""
-    recipe = {**built(execution_provider="qnn", **more), "target": target}
-    passes = Passes(Passes.in_source().modules, are_all=True)
-    assert [error.field for error in mistakes(recipe, passes) if isinstance(error, ProviderError)] == places
+    accelerators = [{"device": "npu", "execution_providers": [f"{ep}ExecutionProvider"]}] if ep else []
+    systems = {"here": {"type": kind, "accelerators": accelerators}}
+    found = [*mistakes({**built(**keys), "systems": systems, "target": "here"}, runs=True)]
+    assert [error.field for error in found if isinstance(error, ProviderError)] == places
+
+
+@pytest.mark.parametrize("path", ["output_dir", "engine.output_dir", f"{OURS}.output_dir", f"{MEASURE}.output_dir"])
+def test_folder_that_is_a_file_is_refused_before_a_run(tmp_path: Path, path: str) -> None:
+    recipe = with_value(path, str(put(tmp_path, {})))
+    recipe["passes"]["measure"]["config"]["tasks"] = ["arc_easy"]
+    assert [error.field for error in mistakes(recipe, runs=True)] == [path]
+    assert [*mistakes(recipe)] == [], "it may be another machine's"
 
 
 BOUNDS = [
@@ -242,7 +255,6 @@ def test_file_that_is_no_recipe_is_refused(tmp_path: Path, name: str, text: str,
 
 
 UNKNOWN, NO_NAME, WRONG, NOT_FOUND, MISSING = "unknown_key", "unknown_name", "wrong_value", "not_found", "missing"
-OURS, MEASURE, QUANTIZE = "evaluators.ours", "passes.measure", "passes.q"
 QUANTIZER = "OnnxKQuantQuantization"
 ALGORITHMS = {"int4_algo_config": "rtn", "algo_config": "k_quant"}
 RENAMING = {"surgeon": "RenameInputs", "old_names": [], "new_name": []}
@@ -299,6 +311,14 @@ MISTAKES: list[tuple[str, Any, str, str, str]] = [  # path, value, code, field w
         *(QUANTIZE, {"type": "OnnxStaticQuantization", "config": {"extra_options": {"SmoothQuantAlfa": 0.4}}}),
         *(UNKNOWN, ".extra_options.SmoothQuantAlfa", "SmoothQuantAlpha"),
     ),
+    (
+        *(QUANTIZE, {"type": "OnnxKQuantQuantization", "customized_weight_config": {"/head": {"bits": 8, "bitz": 8}}}),
+        *(UNKNOWN, ".customized_weight_config./head.bitz", "bits group_size"),
+    ),
+    (
+        *(QUANTIZE, {"type": "IncQuantization", "weight_only_config": {"bits": 8, "groupsize": 32}}),
+        *(UNKNOWN, ".weight_only_config.groupsize", "group_size"),
+    ),
     (QUANTIZE, surgery(RENAMING), UNKNOWN, ".surgeries.0.new_name", "new_names"),
     (QUANTIZE, surgery({"surgeon": "RenameInput"}), NO_NAME, ".surgeries.0.surgeon", "renameinputs"),
 ]
@@ -319,6 +339,8 @@ OF_RECIPES: list[tuple[str, Any, str, str, str]] = [
     ("engine", ["search"], WRONG, "", ""),
     ("$schema", "x", UNKNOWN, "", ""),
     ("evalutor", "ours", UNKNOWN, "", "'evaluator'"),
+    ("fail_on_loss", 1, UNKNOWN, "", "evaluators.NAME"),
+    ("engine.fail_on_loss", 1, UNKNOWN, "", "evaluators.NAME"),
     ("input_model.model_path", None, MISSING, "", ""),
     ("input_model", {"type": "ONNXModel", "model_pth": "m"}, UNKNOWN, ".model_pth", "did you mean 'model_path'?"),
     ("input_model", {**RECIPE["input_model"], "model_pth": "m"}, UNKNOWN, ".model_pth", "'model_path', already"),
@@ -336,6 +358,12 @@ def test_mistake_is_named(tmp_path: Path, path: str, value: Any, code: str, belo
     is_said = code in (UNKNOWN, NO_NAME, WRONG, NOT_FOUND) and not path.endswith(("require", "metrics", "$schema"))
     if is_said and not below:
         assert error.value in (value, *(value if isinstance(value, list) else ()))
+
+
+def test_input_model_that_is_missing_is_the_only_mistake_of_what_names_it() -> None:
+    recipe = of_evaluator(reference="input_model")
+    del recipe["input_model"]
+    assert [error.field for error in mistakes(recipe)] == ["input_model.type"]
 
 
 @pytest.mark.parametrize("path", ["input_model.model_path", f"{OURS}.reference", f"{MEASURE}.config.reference"])
@@ -361,7 +389,8 @@ def test_name_of_which_the_hub_cannot_be_asked_is_told_as_by_a_run(tmp_path: Pat
 def test_builder_that_the_installed_olive_cannot_drive_is_named(
     olive: str | None, genai: str | None, host: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pass_options, "version_of", {"olive-ai": olive, "onnxruntime-genai-cuda": genai}.get)
+    builds = {"olive-ai": olive, "onnxruntime-genai-cuda": genai}
+    monkeypatch.setattr(package_versions, "version_of", builds.get)
     systems = {"local": {"type": "LocalSystem"}, "container": {"type": "Docker"}}
     recipe = {**built(), "systems": systems, "host": host}
     found = [error for error in mistakes(recipe) if error.field == "passes.build.type"]

@@ -75,6 +75,7 @@ MISTAKES: list[tuple[list[str], dict[str, Any], str]] = [
     (IN_RECIPE, {"taskz": ["a"]}, "unknown key 'evaluators.quickstart.taskz': did you mean 'tasks'?"),
     (IN_RECIPE, {"passes": BUILDS}, "unknown key 'passes.int4.precison': did you mean 'precision'?"),
     (IN_RECIPE, {"passes": TWO}, "'passes.next.type' = 'ModelBuildr': did you mean 'ModelBuilder'?"),
+    (IN_RECIPE, {"output_dir": "recipe.json"}, "'output_dir' = 'recipe.json': '"),
     (IN_RECIPE, {"tasks": ["quickstart_choise"]}, "'evaluators.quickstart.tasks': unknown task 'quickstart_choise'"),
 ]
 

@@ -9,7 +9,15 @@ import pytest
 from olive_ext.cli.options import OPTIONS, advised, in_options, written_values
 from olive_ext.cli.parser import build_parser
 from olive_ext.config import SAME_MODEL, ClaimConfig, EvaluationConfig
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, RecordsError, TaskError
+from olive_ext.errors import (
+    ConfigError,
+    MissingError,
+    ModelError,
+    OliveExtError,
+    ProviderError,
+    RecordsError,
+    TaskError,
+)
 from tests.refusals import refused
 
 SAME = {"path": SAME_MODEL, "is_same_model": True}
@@ -105,7 +113,21 @@ def test_message_names_the_options_of_who_wrote_options(code: str, given: dict[s
         (ProviderError("(execution_provider)"), {"tasks": ["execution_provider"]}, "(execution_provider)"),
         (ModelError("none", "reference.variant", "x"), {"reference": "variant=x"}, "--against variant = 'x': none"),
         (ConfigError("no", "reference.execution_provider"), {"reference": "provider=x"}, "--against provider: no"),
+        (
+            ProviderError("(from reference.execution_provider)"),
+            {"reference": "provider=x"},
+            "(from --against provider)",
+        ),
         (ConfigError("no", "reference.engine.runtime"), {"reference": "runtime=x"}, "--against runtime: no"),
+        (ConfigError("no", "workers.count", "0"), {"workers": "0"}, "--workers = '0': no"),
+        (ConfigError("no", "model.kind", "x"), {"model.kind": "x"}, "--kind = 'x': no"),
+        (ModelError("no", "components.audio", "x"), {"model.components": ["audio=x"]}, "--component audio = 'x': no"),
+        (ConfigError("certain: 'below' = 5: no").about("certain"), {"certain": "below=5"}, "--certain below = 5: no"),
+        (
+            MissingError("missing key 'reference.path'", "reference.path"),
+            {"reference.mode": "recorded"},
+            "missing key reference.path: give --reference",
+        ),
         (ConfigError("no 'tasks', see 'limit'"), {"tasks": ["tasks"], "limit": 3}, "no 'tasks', see --limit"),
     ],
 )
@@ -120,9 +142,29 @@ def test_advice_names_options_and_leaves_what_is_no_key() -> None:
     assert advised(keys) == f"{told}, `--require 'kl_mean<=0.1'`, `mmlu` has"
 
 
+def test_key_of_another_place_that_nobody_knows_is_named_with_the_nearest() -> None:
+    with refused(ConfigError, "unknown_key", "--against", "threads", holds="'num_threads'"):
+        written("--against", "threads=1")
+
+
 def test_variant_with_a_comma_is_written_as_json() -> None:
     with refused(ConfigError, "wrong_value", "--against", "variant=a,b", holds='{"NAME": "VALUE"}'):
         written("--against", "variant=a,b")
+
+
+@pytest.mark.parametrize(
+    ("argv", "field", "value"),
+    [
+        ("--set limit=5 --limit 3", "--set", "limit"),
+        ("--set seed=5 --set seed=6", "--set", "seed"),
+        ("--set engine.num_slots=5 --set engine={}", "--set", "engine"),
+        ("--against provider=cpu,execution_provider=cuda", "--against", "execution_provider"),
+        ("--against provider=cpu --reference float", "--reference", "float"),
+    ],
+)
+def test_two_values_of_one_key_are_refused(argv: str, field: str, value: str) -> None:
+    with refused(ConfigError, "contradiction", field, value):
+        written(*argv.split())
 
 
 def test_claim_is_a_list_of_its_keys_and_absent_options_write_nothing() -> None:
@@ -142,7 +184,6 @@ def test_claim_is_a_list_of_its_keys_and_absent_options_write_nothing() -> None:
         (["--set", 'tasks=["a"]'], {"tasks": ["a"]}),
         (["--set", "model_args.dtype=float32"], {"model_args": {"dtype": "float32"}}),
         (["--set", "model.kind=hf"], {"model": {"path": "m", "kind": "hf"}}),
-        (["--set", "limit=5", "--limit", "3"], {"limit": 5}),
         *(
             (["--against", given], {"reference": {**SAME, "variant": name}})
             for given, name in {
@@ -154,5 +195,5 @@ def test_claim_is_a_list_of_its_keys_and_absent_options_write_nothing() -> None:
         ),
     ],
 )
-def test_options_are_read_as_json_where_they_are_and_set_comes_last(argv: list[str], values: dict[str, Any]) -> None:
+def test_options_are_read_as_json_where_they_are(argv: list[str], values: dict[str, Any]) -> None:
     assert written(*argv) == {"model": {"path": "m"}, **values}

@@ -16,13 +16,11 @@ def parsed(**values: Any) -> EvaluationSettings:
 
 
 def test_values_are_taken_as_others_write_them_and_long_ones_cut_in_messages() -> None:
-    """Counts in text, providers with options in their order, earlier names of the engine's settings."""
+    """Counts in text, providers with options in their order."""
     for written, value in (("8", 8), (8, 8), ("auto", "auto"), ("auto:4", "auto:4")):
         assert parsed(batch_size=written).batch_size == value
     providers = ["webgpu", ("CUDAExecutionProvider", {"device_id": 1})]
     assert parsed(execution_provider=providers).execution_provider == providers
-    engine = parsed(engine={"decode_ahead": True, "scoring": "branches"}).engine
-    assert (engine.overlaps_steps, engine.scoring) == (True, "tree")
     with pytest.raises(ConfigError) as raised:
         parsed(batch_size="x" * 10_000)
     assert len(str(raised.value)) < 250

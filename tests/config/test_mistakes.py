@@ -52,7 +52,7 @@ SETTINGS: list[Row] = [
     ({"engine": 3}, WRONG, "engine", "mapping"),
     ({"engine": {"num_slots": "x"}}, WRONG, "engine.num_slots", "1 65536 auto"),
     ({"engine": {"num_slots": 10**8}}, WRONG, "engine.num_slots", "65536"),
-    ({"engine": {"decode_ahead": 3}}, WRONG, "engine.overlaps_steps", "3"),
+    ({"engine": {"overlaps_steps": 3}}, WRONG, "engine.overlaps_steps", "3"),
     ({"engine": {"chunksize": 1}}, UNKNOWN, "engine.chunksize", "'chunk_size'"),
     ({"engine": {"zzz": 1}}, UNKNOWN, "engine.zzz", "adapters chunk_size compiled_dir"),
     ({"engine": {"strict_shapes": True, "scoring": "tree"}}, AGAINST, "engine", "strict_shapes scoring tree"),
@@ -112,8 +112,8 @@ SETTINGS: list[Row] = [
     ({"require": ["a/acc>=80"]}, AGAINST, "require.0.min", "80 from 0 to 1 0.01"),
     ({"require": [{"metric": "exact_match,strict", "max": -1}]}, AGAINST, "require.0.max", "from 0 to 1"),
     ({"require": [3]}, WRONG, "require.0", "mapping"),
-    ({**ENOUGH, "require": [KL, ACCURACY]}, AGAINST, "documents", "require certain"),
-    ({**ENOUGH, "require": [KL], "fail_on_loss": 1}, AGAINST, "documents", "require certain"),
+    ({**ENOUGH, "require": [KL, ACCURACY]}, AGAINST, "certain", "enough kl_mean"),
+    ({**ENOUGH, "require": [KL], "fail_on_loss": 1}, AGAINST, "certain", "enough kl_mean"),
 ]
 
 
@@ -122,8 +122,8 @@ def in_python(values: Mapping[str, Any]) -> object:
 
 
 def on_command_line(values: Mapping[str, Any]) -> object:
-    pairs = (word for name, value in values.items() for word in ("--set", f"{name}={json.dumps(value)}"))
-    return evaluate("m", "--tasks", "a", *pairs)
+    given = {"tasks": ["a"], **values}.items()
+    return evaluate("m", *(word for name, value in given for word in ("--set", f"{name}={json.dumps(value)}")))
 
 
 def evaluate(*argv: str) -> object:

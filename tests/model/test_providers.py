@@ -156,7 +156,7 @@ def test_missing_provider_is_dropped_with_a_warning_where_allowed_and_the_cpu_ma
 def test_library_that_is_nowhere_is_refused(tmp_path: Path) -> None:
     register_libraries({})
     for place in ("no_such_package_here", str(tmp_path / "gone.so")):
-        with refused(ProviderError, "not_found", holds="mine"):
+        with refused(ProviderError, "not_found", "provider_libraries.mine", place):
             register_libraries({"mine": place})
     with refused(ProviderError, "provider", holds=("json", "get_library_path")):
         register_libraries({"mine": "json"})

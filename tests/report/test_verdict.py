@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from olive_ext.config import Bound, LossBound
+from olive_ext.model.files.package_config import GENAI_CONFIG
 from olive_ext.report.changes import changes_of
 from olive_ext.report.comparison import (
     ACCURACY,
@@ -183,6 +184,7 @@ CASES: dict[str, tuple[Comparison, str]] = {
         "too_few task70 acc 5.1 pt, too_few task80 acc 4.5 pt",
     ),
     "uncorrected": (of(*NINE, WORSE), "ok: no_loss_found"),
+    "a text, uncorrected": (of(*NINE, replace(SMALL_LOSS, perplexity_ratio_stderr=0.0017)), "ok: no_loss_found"),
     "corrected": (of(*NINE, replace(WORSE, mcnemar_p=0.004)), "small_loss: small_loss worse acc 0.5 pt"),
     "the whole leads": (
         of(
@@ -294,6 +296,7 @@ CASES: dict[str, tuple[Comparison, str]] = {
     "one task far without an error": (of(replace(FAR, kl=replace(FAR.kl, stderr=None)), *NEAR), "ok: no_loss_found"),
     # Equal distributions.
     "the same": (of(same(), EQUAL), "ok: no_difference"),
+    "other answers of the same values": (of(same(), EQUAL, changed_answers=1), "ok: no_loss_found"),
     "the same with few documents": (
         of(same("t"), outcome("t", difference=0.0, low=-0.009, high=0.009, right_to_wrong=0, wrong_to_right=0)),
         "ok: no_difference",
@@ -571,7 +574,14 @@ def test_next_step_raises_the_bound_that_all_tasks_are_held_to() -> None:
 @pytest.mark.parametrize(
     ("change", "holds"),
     [
-        ({"damaged": {"genai_config.json": "says 3 layers"}}, ("genai_config.json", "onnx_file_name")),
+        (
+            {"damaged": {GENAI_CONFIG: "says model.a 3, the graph has 2; says b.c 1"}},
+            (GENAI_CONFIG, "`model.a` and `b.c`"),
+        ),
+        (
+            {"damaged": {GENAI_CONFIG: "names 'a', not judged: 'onnx_file_name' chose 'b'"}},
+            ("`model.decoder.filename`",),
+        ),
         ({"damaged": {"tokenizer_config.json": "has another"}}, ("tokenizer_config.json", "chat_template.jinja")),
         ({"damaged": {"processor_config.json": "prepares"}}, ("the same numbers", "preprocessor_config.json")),
         ({"damaged": {"tokenizer.json": "lacks <|user|>"}}, ("`added_tokens` of tokenizer.json",)),
@@ -586,6 +596,7 @@ def test_next_step_raises_the_bound_that_all_tasks_are_held_to() -> None:
 def test_next_step_names_the_file_to_repair(change: dict[str, Any], holds: tuple[str, ...]) -> None:
     found = verdict(replace(of(outcome()), **change)).next_step
     assert [part for part in holds if part not in found] == []
+    assert "onnx_file_name" not in found, "it is what was chosen, or cannot help"
     assert ("mend" in found) == ("cos_cache" in str(change) or KV_CACHE in str(change))
 
 
@@ -778,6 +789,21 @@ def test_model_is_mended_to_keep_the_bound_that_was_broken(bound: float, propose
         found = of(answers, divergence("choice", kl=0.01), arguments="M")
         step = verdict(found, broken_bounds([Bound(metric="kl_mean", max=bound)], comparison_metrics(found))).next_step
         assert f"--within kl_mean={proposed} --output" in step
+
+
+def test_fall_that_may_be_chance_asks_for_documents_also_of_models_far_apart() -> None:
+    found = of(outcome(), divergence("choice", kl=0.15))
+    assert {item.code for item in verdict(found).reasons} >= {"too_few", "distant"}
+    step = verdict(found, [replace(A_BOUND, metric="accuracy_difference")]).next_step
+    assert [part in step for part in ("1,500 are needed", "`olive-ext locate ")] == [True, True]
+
+
+def test_claim_about_the_distance_is_advised_without_a_limit() -> None:
+    """Which it excludes."""
+    found = of(outcome(), divergence("choice", kl=0.005))
+    steps = [verdict(replace(found, arguments=f"m{more}")).next_step for more in ("", " --limit 60")]
+    assert ["without `limit`" in step for step in steps] == [False, True]
+    assert all('documents: "enough"' in step for step in steps)
 
 
 def test_kept_bound_is_said_and_not_advised_again() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from olive_ext.report import Metric, Report, to_json, view
 from olive_ext.report.comparison import ALL, Comparison
-from olive_ext.report.numbers import NO_VALUE
+from olive_ext.report.numbers import NO_VALUE, predicted
 from olive_ext.report.page import column_of
 from olive_ext.report.plain_text import print_cells, print_table, to_markdown
 from olive_ext.report.report_files import write_chain
@@ -143,3 +143,9 @@ def test_documents_needed_are_for_the_loss_that_matters() -> None:
         "1,500 for 1 pt",
         "1,500 for 1 pt",
     ]
+
+
+def test_time_that_is_predicted_has_two_digits() -> None:
+    times = (0.3, 1, 76.9, 99.6, 135, 36_000, 1e6)
+    told = ["less than 1 s", *(f"about {time}" for time in ("1 s", "77 s", "1.7 min", "2.2 min", "10 h", "280 h"))]
+    assert [predicted(time).replace("\N{NO-BREAK SPACE}", " ") for time in times] == told

@@ -14,10 +14,11 @@ import pytest
 
 from olive_ext.check import check_model
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import OliveExtError
+from olive_ext.errors import OliveExtError, ProviderError, warn_ignored
 from olive_ext.run import evaluate
 from tests.backends.local_tasks import write_tasks
 from tests.check.tiny import put_model
+from tests.refusals import refused
 
 GENERATE, CHOICE = ["tiny_generate"], ["tiny_choice"]
 
@@ -89,6 +90,46 @@ def test_mistake_of_settings_is_known_before_opening(mistake: str, folder: Path)
     with pytest.raises(OliveExtError) as raised:
         evaluate(config(folder, tasks, **settings))
     assert expected in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "unread"),
+    [
+        ({"temperature": 0.7, "top_p": 0.5}, ["temperature = 0.7", "top_p = 0.5"]),
+        ({"temperature": 0.7, "do_sample": False}, []),
+        ({"temperature": 0, "top_k": 0, "max_gen_toks": 4}, []),
+    ],
+)
+def test_sampling_that_a_greedy_task_leaves_out_is_told(
+    given: dict[str, Any], unread: list[str], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The task's own file says `do_sample: false`, and lm-eval lets that stand."""
+    warn_ignored.cache_clear()
+    settings = "{until: [a], max_gen_toks: 4, do_sample: false}"
+    greedy = f"include: tiny_generate.yaml\ntask: greedy\ngeneration_kwargs: {settings}\n"
+    (folder / "tasks" / "greedy.yaml").write_text(greedy)
+    with pytest.raises(OliveExtError, match="cannot open"):
+        evaluate(config(folder, ["greedy"], gen_kwargs=given))
+    told = [line for line in caplog.messages if "'gen_kwargs'" in line]
+    assert [part in line for part, line in zip(unread, told, strict=True)] == [True] * len(unread)
+
+
+def test_metric_that_no_file_of_a_task_lists_is_refused_before_its_data_is_read(folder: Path) -> None:
+    gone = "include: tiny_choice.yaml\ntask: gone\ntest_split: gone\n"
+    (folder / "tasks" / "gone.yaml").write_text(gone)
+    for metric, code in (("ac", "unknown_name"), ("acc", "task")):
+        with pytest.raises(OliveExtError) as raised:
+            evaluate(config(folder, ["gone"], require=[f"{metric}>=0.5"]))
+        assert raised.value.code == code, str(raised.value)
+
+
+def test_provider_that_nobody_knows_is_refused_of_a_checkpoint(folder: Path) -> None:
+    """Which would run on the CPU, as no provider is asked for."""
+    (folder / "model" / "model.onnx").unlink()
+    (folder / "model" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (folder / "model" / "model.safetensors").touch()
+    with refused(ProviderError, "unknown_name", holds="'cudda'"):
+        evaluate(config(folder, CHOICE, execution_provider="cudda"))
 
 
 @pytest.mark.parametrize("mode", ["resident", "recorded"])

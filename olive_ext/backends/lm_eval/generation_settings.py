@@ -16,7 +16,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from typing_extensions import Self
 
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
-from olive_ext.errors import TaskError, UnfitTaskError
+from olive_ext.errors import TaskError, UnfitTaskError, warn_ignored
 from olive_ext.session.generation_bounds import too_long
 from olive_ext.session.requests import GenerationOutput, GenerationRequest
 
@@ -167,6 +167,10 @@ def refuse_generations(
         except TaskError as error:
             raise error.inside(f"task '{name}'") from error
         settings.refuse_long(name, length)
+        for key, neutral in _GREEDY.items() if not settings.is_sampled and "do_sample" not in gen_kwargs else ():
+            if float(gen_kwargs.get(key) or neutral) != neutral:
+                greedy = f"answers of '{name}' are greedy without do_sample=true"
+                warn_ignored(f"'gen_kwargs' has {key} = {gen_kwargs[key]}, and {greedy}")
         if (config.get("repeats") or 1) > 1 and not settings.is_sampled:
             same = f"'repeats' = {config['repeats']} of a greedy generation is one answer"
             raise TaskError(f"task '{name}': {same}: give 'gen_kwargs' with do_sample=true and a temperature")

@@ -30,6 +30,8 @@ Written = tuple[str, Mapping[str, Any]]
 # Options in genai_config.json for onnxruntime-genai only: its captured graphs have fixed shapes, our steps vary.
 _GENAI_ONLY = {"enable_cuda_graph", "enable_graph_capture", "enableGraphCapture", "device_filtering_options"}
 
+_NOT_HERE = "is not in this build of ONNX Runtime, which has"
+
 _DEVICE_FACTS = ("version", "FULL_DEVICE_NAME", "DEVICE_ARCHITECTURE", "ov_device", "npu_platform")
 """The device facts of plugins that decide what is compiled; other facts change from run to run."""
 
@@ -70,13 +72,10 @@ def resolve_providers(
         if any(row.name == provider.name for provider in providers):
             raise ProviderError(f"{origin} names {row.name} twice", code="contradiction")
         if row.name not in names:
-            missing = (
-                f"{row.name} (from {origin}) is not in this build of ONNX Runtime, which has {', '.join(sorted(names))}"
-            )
+            missing = f"{row.name} (from {origin}) {_NOT_HERE} {', '.join(sorted(names))}"
             if not allow_cpu_fallback:
-                extra = EXTRAS.get(row.name)
-                install = f" install the extra '{extra}' ('.[{extra}]' in a clone)," if extra else ""
-                raise ProviderError(f"{missing};{install} name another in '{setting}' or set 'allow_cpu_fallback'")
+                ways = f"{_install(row.name)}name another in '{setting}' or set 'allow_cpu_fallback'"
+                raise ProviderError(f"{missing}; {ways}")
             logger.warning("%s; running without it", missing)
             continue
         others = {key: owner for key in asked_options if (owner := owner_of(key, row))}
@@ -94,6 +93,18 @@ def resolve_providers(
     return tuple(providers)
 
 
+def refuse_missing(names: Sequence[str], where: str) -> None:
+    """Raises `ProviderError` where this build has none of the full `names` in a recipe's key `where`."""
+    if CPU not in names and not set(names) & set(here := available_providers()):
+        problem = f"{_NOT_HERE} {', '.join(sorted(here))}"
+        raise ProviderError(f"{problem}; {_install(names[0])}name another", where, ", ".join(names))
+
+
+def _install(name: str) -> str:
+    extra = EXTRAS.get(name)
+    return f"install the extra '{extra}' ('.[{extra}]' in a clone), " if extra else ""
+
+
 def first_name(request: Any) -> str | None:
     """The full name of the first provider of a request, whether this build has it or not; None where there is none."""
     first = next(iter(_pairs(request, "execution_provider")), None) if request else None
@@ -106,6 +117,11 @@ def available_providers() -> tuple[str, ...]:
 
     names = [*onnxruntime.get_available_providers(), *(device.ep_name for device in onnxruntime.get_ep_devices())]
     return tuple(name for name in dict.fromkeys(names) if name != "AzureExecutionProvider")
+
+
+def known_providers() -> list[str]:
+    """Full names of the providers that this build has, and of those that others have."""
+    return [*available_providers(), *(row.name for row in TABLE)]
 
 
 def register_libraries(libraries: Mapping[str, str]) -> None:
@@ -238,7 +254,8 @@ def _library_path(name: str, written: str) -> str:
     if path.is_file():
         return _resolved(path)
     if not written.isidentifier() or importlib.util.find_spec(written) is None:
-        raise ProviderError(f"no library '{name}' = '{written}': neither a file nor a Python package", code="not_found")
+        problem = "neither a file nor a Python package"
+        raise ProviderError(problem, f"provider_libraries.{name}", written, code="not_found")
     package = importlib.import_module(written)
     if not hasattr(package, "get_library_path"):
         raise ProviderError(f"provider library '{name}': the package '{written}' has no get_library_path()")

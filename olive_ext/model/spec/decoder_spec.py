@@ -273,32 +273,33 @@ class _Reader:
     def _contradicted(
         self, roles: Iterable[InputSpec], kv: Iterable[KvTensor], logits: TensorSpec, *, has_cross: bool
     ) -> Iterator[str]:
-        """What genai_config.json states and the graph contradicts."""
-        caches = [tensor for tensor in kv if tensor.capacity is None]
+        """What genai_config.json states and the graph contradicts, each beginning with the whole key."""
+        caches, decoder = [tensor for tensor in kv if tensor.capacity is None], self._decoder_config
         names = {entry.role.value: entry.tensor.name for entry in roles} | {"logits": logits.name}
-        for key, name in {**self._decoder_config.get("inputs", {}), **self._decoder_config.get("outputs", {})}.items():
+        for part, key, name in ((one, *item) for one in ("inputs", "outputs") for item in decoder.get(one, {}).items()):
             is_cache = bool(caches) and key.startswith(("past_", "present_")) and "%d" in name
             is_there = any(tensor_names.by_layer([*self._inputs, *self._outputs], [(name, "")]))
             if names.get(key, name) != name or (is_cache and not is_there):
-                yield f"{key} '{name}', the graph has {names.get(key, 'no such tensor')}"
+                yield f"model.decoder.{part}.{key} '{name}', the graph has {names.get(key, 'no such tensor')}"
         sizes = {size for size in logits.shape[-1:] if isinstance(size, int)}
         heads, widths = {tensor.heads for tensor in caches}, {self._head_size(tensor) for tensor in caches}
         known = {"vocab_size": sizes, "num_key_value_heads": heads, "head_size": widths}
         for key, values in known.items():
-            stated = {**self._model_config, **self._decoder_config}.get(key, 0)
+            stated = {**self._model_config, **decoder}.get(key, 0)
+            where = "model.decoder" if key in decoder else "model"
             if stated > 0 and values and stated not in values:
-                yield f"{key} {stated}, the graph has {listed(map(str, sorted(values)))}"
+                yield f"{where}.{key} {stated}, the graph has {listed(map(str, sorted(values)))}"
         readers = {self._readers[tensor.past].op_type for tensor in caches if tensor.past in self._readers}
         if self._shares_buffer and not (has_cross or self._is_packed) and readers - {"GroupQueryAttention"}:
-            yield f"past_present_share_buffer true, the graph's caches grow: {listed(sorted(readers))}"
+            yield f"search.past_present_share_buffer true, the graph's caches grow: {listed(sorted(readers))}"
         length, rows = self._model_config.get("context_length") or 0, rotary_rows(self._graph)
         if rows and length > rows:
-            yield f"context_length {length}, the graph's rotary tables have {rows} positions"
-        slides = {"slide_key_value_cache": True, "slide_inputs": True, **self._decoder_config.get("sliding_window", {})}
+            yield f"model.context_length {length}, the graph's rotary tables have {rows} positions"
+        slides = {"slide_key_value_cache": True, "slide_inputs": True, **decoder.get("sliding_window", {})}
         takes_any = not all(isinstance(size, int) for size in next(iter(self._inputs.values())).shape[1:2])
         for key in ("slide_key_value_cache", "slide_inputs") if "window_size" in slides and takes_any else ():
             if slides[key] and all(tensor.window is None for tensor in caches):
-                yield f"sliding_window with {key}, the graph's inputs and caches have any length"
+                yield f"model.decoder.sliding_window.{key} true, the graph's inputs and caches have any length"
 
     def _context_length(self, max_length: int | None, kv: Iterable[KvTensor]) -> int:
         num_cells = min((tensor.capacity for tensor in kv if tensor.capacity), default=None)

@@ -13,7 +13,7 @@ from olive_ext.config.base import PathText, PositiveInt, StrictModel, Word, not_
 from olive_ext.config.certain import WrittenBound
 from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings
 from olive_ext.config.work import ModelWork, PassSettings, Reference, TaskSettings
-from olive_ext.errors import ContradictionError
+from olive_ext.errors import ContradictionError, MissingError
 
 
 class LocationSettings(PassSettings):
@@ -105,7 +105,7 @@ class MendingSettings(LocationSettings):
         if self.at_most is not None and self.like is not None:
             raise ContradictionError("'at_most' and 'like' both give a size: give one of them", "at_most")
         if self.within is None and self.at_most is None and self.like is None and not self.require:
-            raise ContradictionError("give what the mended model is to keep: 'within', 'at_most' or 'like'")
+            raise MissingError("give what the mended model is to keep: 'within', 'at_most' or 'like'")
         return self
 
     @property

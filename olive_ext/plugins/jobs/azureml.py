@@ -70,7 +70,7 @@ from this folder submits it. Before that:
 - **The output** goes to the workspace's default store. Give `outputs.{out}.path` a fixed URI, and a job that is
   submitted again after it was killed goes on from there: Olive's cache and the journal of answers are below it.
 - **The environment** is built from `environment/` by the workspace. Where no package index has olive-ext {version},
-  put its wheel there.
+  put its wheel there: `pip install build && python -m build --wheel --outdir environment CLONE`.
 
 The job ends with a failure where the workflow does, and logs to the workspace's MLflow.
 """
@@ -90,7 +90,8 @@ def job_command(arguments: Namespace) -> int:
     """Writes a job's folder and says how to submit it."""
     make_azureml_job(arguments.recipe, arguments.compute, arguments.output, arguments.nodes)
     sys.stdout.write(f"cd {shlex.quote(arguments.output)} && {submit_command(arguments.nodes)}\n")
-    sys.stdout.write(f"first put a wheel of olive-ext {__version__} into environment/, unless a package index has it\n")
+    wheel = f"python -m build --wheel --outdir {shlex.quote(f'{arguments.output}/environment')} ."
+    sys.stdout.write(f"first, unless a package index has olive-ext {__version__}, in its clone: {wheel}\n")
     return 0
 
 

@@ -53,7 +53,7 @@ def job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     submit, wheel = capsys.readouterr().out.splitlines()
     where = "--workspace-name WORKSPACE --resource-group GROUP"
     assert submit == f"cd '{folder}' && az ml job create --file job.yml {where}"
-    assert "wheel" in wheel
+    assert wheel.endswith(f"python -m build --wheel --outdir '{folder}/environment' .")
     return folder
 
 

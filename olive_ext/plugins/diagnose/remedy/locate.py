@@ -66,7 +66,6 @@ def locate(
     with opened_location(config, progress) as location:
         if config.output_dir is not None:
             refuse_inside(location.model, Path(config.output_dir), "which stays as it is; give another one")
-            check_writable(config.output_dir)
         with location.with_more().measuring() as material:
             loss_map = location.map(material)
     if config.output_dir is not None:
@@ -78,7 +77,10 @@ def locate(
 def opened_location(config: LocationConfig, progress: bool | None) -> Iterator[Location]:
     """The models of a configuration, found and paired. Raises `OliveExtError`."""
     refuse_unknown(config.tasks, task_folders(config.include_path))
+    if config.output_dir is not None:
+        check_writable(config.output_dir)
     models = Models(config.evaluation(), progress)
+    models.refuse_providers()
     with models.clock.reporting(models.progress), offline_if_unreachable(models.names()):
         yield Location(config, models)
 

@@ -254,7 +254,7 @@ def test_goal_that_cannot_be_reached_says_how_far_it_came(
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({}, {"code": "contradiction", "holds": ("within", "at_most", "like")}),
+        ({}, {"code": "missing", "holds": ("within", "at_most", "like")}),
         ({"within": {"kl_mean": 0}}, {"code": "wrong_value", "field": "within.kl_mean", "value": 0}),
         ({"within": {"acc": 0.1}}, {"code": "missing", "field": "within.kl_mean"}),
         ({"at_most": "much"}, {"code": "wrong_value", "field": "at_most", "value": "much"}),
