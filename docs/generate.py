@@ -1,4 +1,5 @@
-"""Writes docs/reference from the package itself: configuration (with `OrtLM` and providers) and command line.
+"""Writes from the package itself docs/reference, configuration (with `OrtLM` and providers) and command line, and
+olive_ext/functions.pyi.
 
 python docs/generate.py            write the files
 python docs/generate.py --check    write nothing; exit 1 and name the files that are stale
@@ -17,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from pydantic import BaseModel  # noqa: E402
 
-from docs import decoders  # noqa: E402
+from docs import decoders, stubs  # noqa: E402
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments  # noqa: E402
 from olive_ext.cli.options import SET_HELP, Option  # noqa: E402
 from olive_ext.cli.parser import ABOUT, RUN_HELP, commands  # noqa: E402
@@ -77,7 +78,8 @@ def documents() -> dict[Path, str]:
     """Every generated file and its text."""
     pages = {"cli.md": cli(), "config.md": config()}
     rows = json.loads(decoders.ROWS.read_text(encoding="utf-8"))
-    return {**{REFERENCE / name: text for name, text in pages.items()}, decoders.PAGE: decoders.render(rows)}
+    others = {decoders.PAGE: decoders.render(rows), ROOT / "olive_ext" / "functions.pyi": stubs.functions()}
+    return {**{REFERENCE / name: text for name, text in pages.items()}, **others}
 
 
 def providers() -> list[str]:

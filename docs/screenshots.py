@@ -19,10 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from olive_ext.report.html.render import render, to_html  # noqa: E402
-from olive_ext.report.metrics import read_metrics  # noqa: E402
-from olive_ext.report.page import Column, ComparedModels, Page  # noqa: E402
 from tests.report.chromium import Chromium, find_chromium  # noqa: E402
-from tests.report.synthetic import comparison, report  # noqa: E402
+from tests.report.synthetic import comparison, pair_of, report  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 DESK = (1200, 900)
@@ -40,22 +38,9 @@ QUICKSTART = (("quickstart.png", "report", DESK, "light", ("body", ".verdict")),
 
 
 def made_up() -> dict[str, str]:
-    """Pages without a model: one report, and three quantized models against one."""
-    kinds = {"int8": (0.0, 0.0004, 142e6), "int4-block32": (0.012, 0.006, 98e6), "int4-block128": (0.05, 0.031, 91e6)}
-    found = {name: comparison(1000, shift=shift, kl=kl, seed=3) for name, (shift, kl, _) in kinds.items()}
-    base = found["int8"].metrics
-    columns = [Column("fp32", read_metrics(base), report("models/fp32", size=538e6))]
-    for name, (_, _, size) in kinds.items():
-        made = report(f"models/{name}", found[name], size=size)
-        columns.append(Column(name, made.metrics, made))
-    page = Page(
-        title="int8, int4-block32 and int4-block128 against fp32",
-        columns=tuple(columns),
-        compared=tuple(ComparedModels(name, "fp32", found[name]) for name in kinds),
-        created="2026-11-21T12:00:00+00:00",
-        kind="Comparison",
-    )
-    return {"report": to_html(report(found=comparison(400))), "compare": render(page)}
+    """Pages of the tests' report: it alone, and three models of its answers against one."""
+    several = pair_of("int8", "int4-block32", "int4-block128")
+    return {"report": to_html(report(found=comparison(400))), "compare": render(several)}
 
 
 def of(paths: Sequence[str]) -> dict[str, str]:

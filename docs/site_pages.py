@@ -24,7 +24,7 @@ from olive_ext.config import SCHEMA_KINDS, schema  # noqa: E402
 
 SOURCES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "recipes")
 PUBLISHED = re.compile(r".*\.(md|png)|recipes/[^/]+/[^/]+\.(json|yml)")
-TABLES = ".md-typeset table:not([class]) td:first-child code { white-space: nowrap; }\n"
+TABLES = ".md-typeset table:not([class]) td:nth-child(-n+2):not(:last-child) code { white-space: nowrap; }\n"
 """A key in a table is one word."""
 
 WORKER = """

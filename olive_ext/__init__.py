@@ -15,11 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from olive_ext.check import check
-    from olive_ext.plugins.diagnose.remedy.locate import locate
-    from olive_ext.plugins.diagnose.remedy.mend import mend
-    from olive_ext.run import evaluate
-    from olive_ext.session import open
+    from olive_ext.functions import check, evaluate, locate, mend, open
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "check", "evaluate", "locate", "mend", "open"]

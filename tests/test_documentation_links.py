@@ -43,3 +43,8 @@ def test_diffs_of_the_pages_are_of_the_code() -> None:
     ]
     assert len(added) > 20
     assert [line for line in added if line[1] not in lines] == []
+
+
+def test_the_readmes_commands_come_before_its_picture() -> None:
+    """They are on the first screen: `tests/test_site.py` measures that in a browser."""
+    assert INDEX.read_text(encoding="utf-8").partition("<img")[0].count("```sh\n") == 2

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ def test_docstrings_are_the_reference(site: Path) -> None:
     page = (site / "docs" / "reference" / "python.html").read_text(encoding="utf-8")
     for name in ("olive_ext.session.Session.generate", "olive_ext.evaluate", "olive_ext.backends.lm_eval.OrtLM"):
         assert f'id="{name}"' in page
+    assert "Opens the model at" in page
 
 
 def test_schemas_are_published(site: Path) -> None:
@@ -64,16 +66,36 @@ def test_keys_of_tables_are_not_split_and_settings_begin_with_the_model(site: Pa
     assert keys[:3] == ["model", "tasks", "reference"]
 
 
-@pytest.mark.skipif(find_chromium() is None, reason="no Chromium")
-def test_search_works_from_a_folder(site: Path) -> None:
-    path = find_chromium()
-    assert path is not None
-    with Chromium(path) as browser:
-        browser.show(1200, 900)
-        browser.open(site / "index.html")
-        browser.run(
-            "(() => { const field = document.querySelector('.md-search__input');"
-            "document.querySelector('#__search').click(); field.dispatchEvent(new FocusEvent('focus'));"
-            "field.value = 'mend'; field.dispatchEvent(new Event('keyup')); })()"
-        )
-        browser.wait("/matching documents/.test(document.querySelector('.md-search-result__meta').textContent)")
+@pytest.fixture
+def browser() -> Iterator[Chromium]:
+    if (path := find_chromium()) is None:
+        pytest.skip("no Chromium")
+    with Chromium(path) as opened:
+        yield opened
+
+
+def test_both_commands_are_on_the_first_screen(site: Path, browser: Chromium) -> None:
+    browser.show(1280, 900)
+    browser.open(site / "index.html")
+    ends = browser.run("[...document.querySelectorAll('article pre')].map((one) => one.getBoundingClientRect().bottom)")
+    assert ends[1] < 900
+
+
+def test_no_key_of_a_table_is_split(site: Path, browser: Chromium) -> None:
+    browser.show(1280, 900)
+    for name in ("cli", "config"):
+        browser.open(site / "docs" / "reference" / f"{name}.html")
+        keys = "[...document.querySelectorAll('td:nth-child(-n+2):not(:last-child) code')]"
+        assert browser.run(f"{keys}.filter((one) => one.getClientRects().length > 1).length") == 0
+        assert browser.run("document.documentElement.scrollWidth") == 1280
+
+
+def test_search_works_from_a_folder(site: Path, browser: Chromium) -> None:
+    browser.show(1200, 900)
+    browser.open(site / "index.html")
+    browser.run(
+        "(() => { const field = document.querySelector('.md-search__input');"
+        "document.querySelector('#__search').click(); field.dispatchEvent(new FocusEvent('focus'));"
+        "field.value = 'mend'; field.dispatchEvent(new Event('keyup')); })()"
+    )
+    browser.wait("/matching documents/.test(document.querySelector('.md-search-result__meta').textContent)")

@@ -4,6 +4,9 @@
 the resolver, and nothing of how a model is scored. The room is itself the function `check`, as `olive_ext.check`.
 """
 
+from __future__ import annotations
+
+import inspect
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,12 +16,14 @@ from olive_ext.check.model_check import Findings, check_model
 from olive_ext.check.recipe import blocks, mistakes, refuse
 from olive_ext.check.recipe_check import check_recipe
 from olive_ext.config import RECIPE_SUFFIXES, EvaluationConfig
+from olive_ext.config.base import takes
 from olive_ext.config.yaml_files import read_recipe
 from olive_ext.errors import ConfigError
 
 __all__ = ["Findings", "blocks", "check", "check_model", "check_recipe", "mistakes", "read_recipe", "refuse"]
 
 
+@takes(EvaluationConfig)
 def check(target: str | Path, *, verify: bool = False, against: str | Path | None = None, **settings: Any) -> Findings:
     """What a recipe (.json, .yaml, .yml) or a model at `target` resolves to, without running it: print it. What is
     wrong is in its `errors`, what was lost in its `differences`, and the sentences of both in its `problems`.
@@ -44,3 +49,4 @@ class _Room(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Room
+__signature__ = inspect.signature(check)  # that of a module with `__call__` would lack the first argument

@@ -135,8 +135,10 @@ def check_model(
     checkpoint (`hold_against`). With `work` the tasks are loaded, to say how much they ask and about how long that
     takes; otherwise they are not checked.
     """
+    from olive_ext.session.tokenizer import each_loaded_once
+
     findings = Findings()
-    with findings.noting_problems():
+    with findings.noting_problems(), each_loaded_once():
         with offline_if_unreachable([config.model.path]):
             model = replace(_given(config), is_compared=config.reference is not None)
         _check(model, config, findings)

@@ -45,11 +45,12 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
     """Validates the recipe at `path` as far as this package and the keys of Olive's passes go, and resolves its input
     model where that is on disk. Where nothing else is wrong, the hub is asked for names, as by `olive-ext run`.
 
-    Raises `ConfigError` when the file is not a recipe at all.
+    Where its text is wrong, no tasks and no Hugging Face model are loaded, which takes seconds. Raises `ConfigError`
+    when the file is not a recipe at all.
     """
     recipe = read_recipe(path)
     passes = Passes.in_source()
-    findings = Findings(errors=list(mistakes(recipe, passes)))
+    findings = Findings(errors=list(mistakes(recipe)) or list(mistakes(recipe, passes)))
     with suppress(ConfigError):  # one of the mistakes
         recipe = settled_recipe(recipe)
     section = findings.section(f"Recipe {path}")
@@ -73,7 +74,8 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
         section.add(block.where, f"{block.type}, tasks: {', '.join(named)}")
         if isinstance(settings, EvaluationSettings):
             valid.append(settings)
-        inputs |= _check_block(recipe, block, settings, findings, is_onnx=gets_onnx(recipe, block, passes))
+        if not findings.errors:
+            inputs |= _check_block(recipe, block, settings, findings, is_onnx=gets_onnx(recipe, block, passes))
     if ours and not any(mapping(keys).get("user_script") for keys in mapping(recipe.get("evaluators")).values()):
         section.add(
             "command", "olive-ext run", "plain `olive run` knows evaluators by their 'user_script' alone, and no pass"
@@ -150,7 +152,8 @@ def _check_input_model(
     if not isinstance(path, str) or not valid or why_missing(kind, path, name):
         return
     is_onnx = kind == "onnxmodel"
-    if not is_onnx and (kind != "hfmodel" or not Path(path).exists() or keys.get("load_kwargs")):
+    is_here = kind == "hfmodel" and Path(path).exists() and not keys.get("load_kwargs")
+    if not is_onnx and (findings.errors or not is_here):
         return
     values = valid[0].written(EvaluationSettings.model_fields.keys() - _OF_REFERENCE)
     values |= execution(valid[0], keys.get("inference_settings"), accelerator(recipe)) if is_onnx else {}

@@ -7,12 +7,13 @@ parameters are made from them.
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -254,3 +255,24 @@ def _container(kind: type, items: tuple[Any, ...], constraints: list[Any]) -> st
 def _or(words: list[str]) -> str:
     words = list(dict.fromkeys(words))
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_FIRST = ("tasks", "reference", "limit", "num_fewshot", "include_path", "output_dir")
+
+
+def takes(settings: type[StrictModel]) -> Callable[[_Function], _Function]:
+    """Shows a keyword for each of the `settings` in a function's signature, in place of its `**settings`, as help and
+    editors have it: what people use first."""
+
+    def showing(function: _Function) -> _Function:
+        signature, fields = inspect.signature(function), settings.model_fields
+        shown = list(signature.parameters.values())[:-1]
+        for name in sorted(fields.keys() - signature.parameters.keys(), key=[*_FIRST, *fields].index):
+            default = ... if fields[name].is_required() else fields[name].get_default(call_default_factory=True)
+            keyword = inspect.Parameter.KEYWORD_ONLY
+            shown.append(inspect.Parameter(name, keyword, default=default, annotation=fields[name]))
+        function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+        return function
+
+    return showing

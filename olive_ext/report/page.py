@@ -74,6 +74,9 @@ class ComparedModels:
     broken: tuple[Reason, ...] = ()
     """The bounds of this comparison that are broken."""
 
+    is_of_reports: bool = False
+    """Whether it was made of earlier reports, by a command that takes no settings."""
+
     @property
     def for_verdict(self) -> Comparison:
         """The comparison that the verdict is on: without divergences from another model."""
@@ -82,7 +85,10 @@ class ComparedModels:
     @property
     def verdict(self) -> Verdict:
         """The verdict on it."""
-        return verdict(self.for_verdict, self.broken)
+        judged = verdict(self.for_verdict, self.broken)
+        step = judged.next_step
+        is_of_settings = self.is_of_reports and step and "`olive-ext " not in step
+        return replace(judged, next_step=f"with `olive-ext evaluate`: {step}") if is_of_settings else judged
 
 
 @dataclass(frozen=True)

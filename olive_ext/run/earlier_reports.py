@@ -182,7 +182,8 @@ def _compared(first: Named, others: Sequence[Named]) -> Iterator[ComparedModels]
             notes.append(f"a loss of {item.matters:g} pt or % matters, as in the evaluation of {item.name}")
         if comparison.outcomes or comparison.texts or comparison.divergences:
             models = ComparedModels(item.name, first.name, comparison, "; ".join(notes), is_of_another=not is_same)
-            yield replace(models, broken=tuple(_beyond_loss(item.report, models.for_verdict)))
+            broken = tuple(_beyond_loss(item.report, models.for_verdict))
+            yield replace(models, broken=broken, is_of_reports=True)
 
 
 def _beyond_loss(report: Report, comparison: Comparison) -> list[Reason]:

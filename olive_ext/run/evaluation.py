@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from olive_ext.backends.task_files import refuse_unknown, task_folders
 from olive_ext.config import EvaluationConfig
+from olive_ext.config.base import takes
 from olive_ext.errors import (
     ConfigError,
     IncompleteError,
@@ -56,21 +57,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-UNSET: Any = type("Unset", (), {"__repr__": lambda _: "unset"})()
-"""Stands for a keyword that was not given; None is a value."""
 
-
+@takes(EvaluationConfig)
 def evaluate(
     config: EvaluationConfig | Mapping[str, Any] | str | Path | None = None,
     *,
-    tasks: Sequence[str | Mapping[str, Any]] = UNSET,
-    reference: str | Path | Mapping[str, Any] | None = UNSET,
-    limit: float | None = UNSET,
-    num_fewshot: int | None = UNSET,
-    include_path: str | Path | Sequence[str | Path] | None = UNSET,
-    output_dir: str | Path | None = UNSET,
-    fail_on_loss: float | None = UNSET,
-    require: Sequence[str | Mapping[str, Any]] = UNSET,
     lm: LM | None = None,
     progress: bool | None = None,
     names: Mapping[str, str | None] = MappingProxyType({}),
@@ -87,9 +78,6 @@ def evaluate(
     before the model is opened. Answers are journaled as they come; all else is written when all is done. A broken
     bound (`fail_on_loss`, `require`) is a `RequirementError` that has the `report`.
     """
-    typed: dict[str, Any] = {"tasks": tasks, "reference": reference, "limit": limit, "num_fewshot": num_fewshot}
-    typed |= {"include_path": include_path, "output_dir": output_dir, "fail_on_loss": fail_on_loss, "require": require}
-    settings |= {name: value for name, value in typed.items() if value is not UNSET}
     config = EvaluationConfig.of(config, settings) if settings or not isinstance(config, EvaluationConfig) else config
     report = evaluate_models(Models(with_costs(config), progress), lm, names)
     if report.broken:
@@ -105,9 +93,11 @@ def evaluate_models(
     log_folder = _log_folder(config)
     if lm is None:
         _refuse_missing(config, models)
+    from olive_ext.session.tokenizer import each_loaded_once
+
     on_hub = offline_if_unreachable(models.names() if lm is None else ())
     file = nullcontext() if models.records_file is None else models.records_file.in_use()
-    with models.clock.reporting(progress), on_hub, ExitStack() as logging_runs, file:
+    with models.clock.reporting(progress), on_hub, each_loaded_once(), ExitStack() as logging_runs, file:
         name = Path(config.model.path).name
         runs = [logging_runs.enter_context(logged(name)) for logged in hooks("logged_run").values()]
         report, task_run = _evaluate(models, lm)

@@ -70,7 +70,6 @@ class Models:
         """Where the model is recorded for comparisons elsewhere, and so its own reference: `known_answers` for it."""
 
         self._exports: dict[str, str] = {}
-        self._tokenizers: dict[str, Tokenizer] = {}
         self._records: Path | None = None
         self._length: int | None = None
 
@@ -465,15 +464,12 @@ class Models:
     def _tokenizer(self, model: ResolvedModel) -> Tokenizer:
         from olive_ext.session.tokenizer import load_tokenizer
 
-        where, given = model.files.tokenizer, self._arguments
-        if where not in self._tokenizers:  # one of 128,000 tokens takes 0.7 s
-            self._tokenizers[where] = load_tokenizer(
-                where,
-                add_bos_token=given.add_bos_token,
-                prefix_token_id=given.prefix_token_id,
-                trust_remote_code=model.settings.trust_remote_code,
-            )
-        return self._tokenizers[where]
+        return load_tokenizer(
+            model.files.tokenizer,
+            add_bos_token=self._arguments.add_bos_token,
+            prefix_token_id=self._arguments.prefix_token_id,
+            trust_remote_code=model.settings.trust_remote_code,
+        )
 
     def stops(self, lm: LM) -> StopTokens | None:
         """Where both models end their answers. `lm` is the evaluated model; None for a model of lm-eval's own, and

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from olive_ext.config import ModelSettings
+from olive_ext.config.base import takes
 from olive_ext.errors import ContradictionError, suggest
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.files.hub import offline_if_unreachable
@@ -22,6 +22,7 @@ Reference = str | Path | Mapping[str, Any] | ResolvedModel | Records
 """A model to compare with: its path or settings, the resolved model, or the records of its distributions."""
 
 
+@takes(ModelSettings)
 def open(
     model: str | Path | ModelSettings,
     *,
@@ -43,18 +44,6 @@ def open(
     resolved = resolve(_settings(model, {name: value for name, value in settings.items() if value is not None}))
     with offline_if_unreachable((resolved.settings.model, str(resolved.files.tokenizer))):
         return open_model(resolved, resolved_reference(resolved, reference), record_to)
-
-
-def _with_settings(signature: inspect.Signature) -> inspect.Signature:
-    """The signature with a keyword for every setting in place of `**settings`, as help and editors show it."""
-    kind, shown = inspect.Parameter.KEYWORD_ONLY, list(signature.parameters.values())[:-1]
-    for name, field in ModelSettings.model_fields.items():
-        if name != "model":
-            shown.append(inspect.Parameter(name, kind, default=field.get_default(call_default_factory=True)))
-    return signature.replace(parameters=shown)
-
-
-open.__signature__ = _with_settings(inspect.signature(open))  # type: ignore[attr-defined]
 
 
 def _settings(model: str | Path | ModelSettings, named: Mapping[str, Any]) -> ModelSettings:

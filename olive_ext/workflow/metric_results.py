@@ -18,6 +18,7 @@ from olive_ext.report import Metric, Report
 from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import COMPARISON_NAMES, is_open, listed, matching, non_finite_requests
 from olive_ext.report.report import has_several_filters
+from olive_ext.report.verdict import EXIT_STATUS
 from olive_ext.run.bounds import DECLARABLE, broken_bounds, single_bounds
 from olive_ext.run.costs import SIZE_ON_DISK, why_missing
 
@@ -41,7 +42,7 @@ means the metric of its own name."""
 
 def to_metric_result(report: Report, declared: Iterable[Any] = (), bounds: Iterable[Bound] = ()) -> Any:
     """The report's metrics under `key`, each with its standard error under `<key>_stderr`, without a priority; the
-    metrics that have `bounds`; and the declared metrics under their own names.
+    metrics that have `bounds`; the verdict's exit status; and the declared metrics under their own names.
 
     Olive prints and keeps these, of a comparison only `_READ`. The report has the rest. `declared` are Olive's `Metric`
     objects. Raises `ConfigError` for one that no metric of the report matches.
@@ -56,6 +57,10 @@ def to_metric_result(report: Report, declared: Iterable[Any] = (), bounds: Itera
             if item.stderr is not None:
                 stderr = replace(item, value=item.stderr, higher_is_better=False)
                 entries[f"{key(item, report)}{_STDERR}"] = _entry(stderr, -1)
+    broken = tuple(broken_bounds(bounds, report.metrics, report.comparison))
+    if (judged := replace(report, broken=broken).verdict) is not None:
+        status = Metric("verdict", "status", "none", EXIT_STATUS[judged.status], higher_is_better=False)
+        entries[key(status, report)] = _entry(status, -1)
     for metric in declared:
         for sub_type in metric.sub_types:
             value = _matching(metric, sub_type, report)

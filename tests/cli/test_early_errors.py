@@ -71,6 +71,7 @@ MISTAKES: list[tuple[list[str], dict[str, Any], str]] = [
     (["run", "--config", "no.json"], {}, "cannot read the recipe 'no.json': No such file or directory"),
     (["run", "no.json", "-o", "out"], {}, "cannot read the recipe 'no.json': No such file or directory"),
     (["check", "recipe.json"], {"taskz": ["a"]}, "unknown key 'evaluators.quickstart.taskz': did you mean 'tasks'?"),
+    (["check", "recipe.json"], {"host": "locl"}, "'host' = 'locl': not in 'systems', which has local"),
     (IN_RECIPE, {"taskz": ["a"]}, "unknown key 'evaluators.quickstart.taskz': did you mean 'tasks'?"),
     (IN_RECIPE, {"passes": BUILDS}, "unknown key 'passes.int4.precison': did you mean 'precision'?"),
     (IN_RECIPE, {"passes": TWO}, "'passes.next.type' = 'ModelBuildr': did you mean 'ModelBuilder'?"),

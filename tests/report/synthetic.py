@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from olive_ext.report import Report
 from olive_ext.report.comparison import ALL, Comparison, Flip
+from olive_ext.report.page import Column, ComparedModels, Page
 from tests.report.golden import stored
 
 HOSTILE = (
@@ -46,6 +47,17 @@ def report(path: str = "models/int4", found: Comparison | None = None) -> Report
     """The stored report, of a model at `path`, with the comparison `found`."""
     made = stored("int4")
     return replace(made, model={**made.model, "path": path}, comparison=found)
+
+
+def pair_of(*names: str) -> Page:
+    """The page of several candidates against one float model."""
+    reports = [report(f"models/{name}", comparison()) for name in names]
+    columns = [
+        Column("float", report().metrics, report()),
+        *map(Column, names, (item.metrics for item in reports), reports),
+    ]
+    compared = [ComparedModels(name, "float", item.comparison) for name, item in zip(names, reports, strict=True)]  # type: ignore[arg-type]
+    return Page("several against one", tuple(columns), tuple(compared))
 
 
 def _flip(number: int, task: str, metric: str, filter_name: str) -> Flip:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from olive_ext.report.html.render import to_html
+from olive_ext.report.html.render import render, to_html
 from tests.report.chromium import NAMES, Chromium, find_chromium
-from tests.report.synthetic import HOSTILE, comparison, report
+from tests.report.synthetic import HOSTILE, comparison, pair_of, report
 
 PATH = find_chromium()
 REASON = f"no Chromium: none of {', '.join(NAMES)} is on PATH, and CHROMIUM does not name one"
@@ -20,16 +20,19 @@ pytestmark = [pytest.mark.browser, pytest.mark.skipif(PATH is None, reason=REASO
 READY = "document.querySelectorAll('.flip').length > 0"
 COUNT = "document.getElementById('flip-count').textContent"
 MANY = 50_000
+SEVERAL = 0
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """The page of 400 documents a task, and the one of as many flips as there can be among 50,000 samples."""
+    """The page of 400 flips, the one of as many as there can be among 50,000 samples, and two models against one."""
     folder = tmp_path_factory.mktemp("pages")
     paths = {}
     for name, found in ((400, comparison(400)), (MANY, comparison(MANY))):
         paths[name] = folder / f"{name}.html"
         paths[name].write_text(to_html(report(found=found)), encoding="utf-8")
+    paths[SEVERAL] = folder / "compare.html"
+    paths[SEVERAL].write_text(render(pair_of("int8", "int4-block128")), encoding="utf-8")
     return paths
 
 
@@ -148,21 +151,19 @@ def test_text_has_contrast(scheme: str, pages: dict[int, Path], browser: Chromiu
     assert browser.run(CONTRAST) == []
 
 
-WIDER = "[...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth + 1).length"
+WIDER = "[...document.querySelectorAll('.scroll, nav')].filter((one) => one.scrollWidth > one.clientWidth + 1).length"
 
 
-@pytest.mark.parametrize(("width", "is_phone"), [(1280, False), (390, True), (320, True)])
-def test_nothing_is_wider_than_the_window(
-    width: int, is_phone: bool, pages: dict[int, Path], browser: Chromium
-) -> None:
-    browser.show(width, 800, mobile=is_phone)
-    browser.open(pages[400])
+@pytest.mark.parametrize(("width", "name"), [(1280, 400), (390, 400), (320, 400), (1280, SEVERAL), (390, SEVERAL)])
+def test_nothing_is_wider_than_the_window(width: int, name: int, pages: dict[int, Path], browser: Chromium) -> None:
+    browser.show(width, 800, mobile=width < 1000)
+    browser.open(pages[name])
     browser.run("document.querySelectorAll('details').forEach((one) => one.open = true)")
     assert browser.run("document.documentElement.scrollWidth") == width
     assert browser.run(WIDER) == 0
-    if is_phone:
+    if width < 1000:
         named = "[...document.querySelectorAll('#differences tr.total td')].map((cell) => cell.dataset.name)"
-        assert browser.run(named)[0] == "Difference"
+        assert browser.run(named)[0] == ("Candidate" if name == SEVERAL else "Difference")
 
 
 def test_page_prints_on_some_sheets_of_paper(pages: dict[int, Path], browser: Chromium) -> None:

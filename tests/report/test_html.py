@@ -18,9 +18,9 @@ from olive_ext.report import Metric, Report, from_json, to_json
 from olive_ext.report import write as write_report
 from olive_ext.report.comparison import Bin, Comparison, Flip
 from olive_ext.report.html.render import CHUNK, MAX_CHARACTERS, flip_data, render, to_html
-from olive_ext.report.page import Column, ComparedModels, Page
+from olive_ext.report.page import ComparedModels
 from olive_ext.report.verdict import Reason
-from tests.report.synthetic import HOSTILE, comparison, report
+from tests.report.synthetic import HOSTILE, comparison, pair_of, report
 
 pytest.importorskip("jinja2")
 
@@ -67,14 +67,6 @@ class Reader(HTMLParser):
 def shown(found: Comparison = COMPARED, **changes: Any) -> str:
     """The page of `COMPARED`, or of another comparison, changed."""
     return to_html(report(found=replace(found, **changes)))
-
-
-def pair_of(*names: str) -> Page:
-    """The page of several candidates against one float model."""
-    reports = [report(f"models/{name}", comparison()) for name in names]
-    columns = [Column("float", report().metrics, report()), *map(Column, names, (item.metrics for item in reports))]
-    compared = [ComparedModels(name, "float", item.comparison) for name, item in zip(names, reports, strict=True)]  # type: ignore[arg-type]
-    return Page("several against one", tuple(columns), tuple(compared))
 
 
 def test_page_of_a_comparison_is_well_formed_and_refers_to_nothing_outside() -> None:

@@ -105,6 +105,21 @@ def test_a_recorded_comparison_looks_for_the_candidate_once(
     assert caplog.messages.count(f"looking for the files of '{candidate}'") == 1
 
 
+def test_each_tokenizer_is_loaded_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, load = Counter[str](), AutoTokenizer.from_pretrained
+
+    def counted(where: str, **how: Any) -> Any:
+        loaded.update([where])
+        return load(where, **how)
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", counted)
+    models = genai_export("llama"), hf_model("llama")
+    for isolation in ("process", "none"):
+        loaded.clear()
+        run(*models, "resident", folder, str(tmp_path), tasks=["tiny_choice"], isolation=isolation)
+        assert loaded == dict.fromkeys(map(str, models), 1)
+
+
 def test_a_hugging_face_model_that_this_package_runs_is_reported_as_one(folder: Path) -> None:
     path = str(hf_model("llama"))
     given = {"model": {"path": path}, "tasks": ["tiny_choice", "size_on_disk"], "include_path": str(folder), "limit": 2}

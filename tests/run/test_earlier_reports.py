@@ -406,6 +406,7 @@ def test_command_prints_the_table_and_writes_the_page(tmp_path: Path, capsys: py
     assert "0.10)" not in out, "the difference stands in points, once"
     assert "\N{MINUS SIGN}10\N{NO-BREAK SPACE}pt (" in out
     assert "int4: not decided: " in out
+    assert "  next: with `olive-ext evaluate`: " in out, "`compare` takes no settings"
     assert "  documents of colours by number: lost 0, 1; won 7" in out
     assert (tmp_path / "out" / "compare.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 

@@ -82,6 +82,14 @@ def test_loss_bounds_perplexities_of_texts_and_of_nothing_else_in_olives_results
     assert broken_in(to_metric_result(report, bounds=[LossBound.of(4)]), [LossBound.of(4)]) == []
 
 
+def test_olives_metrics_have_the_verdict_as_an_exit_status() -> None:
+    found = Comparison({}, divergences=(divergence("wiki", perplexity_ratio=1.0),))
+    report = Report(metrics=comparison_metrics(found), comparison=found)
+    least = EvaluationSettings.parse({"tasks": ["t"], "require": ["kl_mean<=1e-9"]}).require
+    entries = [to_metric_result(report, bounds=bounds)["verdict-status"] for bounds in ((), least)]
+    assert [(entry.value, entry.priority) for entry in entries] == [(0, -1), (1, -1)], "and in no goal of a search"
+
+
 LESS = {"higher_is_better": False}
 SPEED = Metric("tokens_per_second", "tokens_per_second", "none", 1234.5)
 DISTANCE = Metric("all", "kl_mean", "none", 0.125, None, False, 6)

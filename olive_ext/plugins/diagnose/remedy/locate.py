@@ -18,6 +18,7 @@ from onnx import helper
 
 from olive_ext.backends.progress import progress_bar
 from olive_ext.backends.task_files import refuse_unknown, task_folders
+from olive_ext.config.base import takes
 from olive_ext.errors import ConfigError, ContradictionError, ModelError, NotComparableError
 from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model import ResolvedModel
@@ -50,6 +51,7 @@ EMBEDDING = "embedding"
 """The part of a package that embeds tokens."""
 
 
+@takes(LocationConfig)
 def locate(
     config: LocationConfig | Mapping[str, Any] | str | Path, *, progress: bool | None = None, **settings: Any
 ) -> LossMap:

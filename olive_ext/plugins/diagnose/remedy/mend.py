@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 
 from olive_ext.backends.progress import is_shown, say
+from olive_ext.config.base import takes
 from olive_ext.errors import ConfigError, MissingError, OliveExtError, RequirementError, RunError, named_failures
 from olive_ext.graph.nodes import attribute
 from olive_ext.model.files.content import size_on_disk
@@ -42,6 +43,7 @@ LEAST_DOCUMENTS = 4
 FRONT_POINTS = 24
 
 
+@takes(MendingConfig)
 def mend(
     config: MendingConfig | Mapping[str, Any] | str | Path, *, progress: bool | None = None, **settings: Any
 ) -> Bill:

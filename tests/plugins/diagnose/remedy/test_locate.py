@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import shutil
@@ -18,6 +19,7 @@ import olive_ext
 from olive_ext.errors import ModelError
 from olive_ext.plugins.diagnose.remedy.loss_map import LossMap, interval, write_loss_map
 from olive_ext.plugins.diagnose.remedy.race import Estimate
+from olive_ext.plugins.diagnose.settings import LocationConfig, MendingConfig
 from olive_ext.report.verdict import verdict
 from tests.exports import quickstart
 from tests.exports.edited import change, changed, edited
@@ -197,3 +199,10 @@ def test_activations_that_a_kernel_rounds_are_what_kernels_add() -> None:
     assert (rounded.model_kl.mean, rounded.kernels.mean) > (plain.model_kl.mean, plain.kernels.mean)
     assert plain.kernels.low <= 0 <= plain.kernels.high
     assert "other kernels add nothing that shows" in plain.rest
+
+
+def test_functions_show_their_settings_as_keywords() -> None:
+    for function, settings in ((olive_ext.locate, LocationConfig), (olive_ext.mend, MendingConfig)):
+        shown = inspect.signature(function).parameters
+        assert [*shown][:4] == ["config", "progress", "tasks", "reference"]
+        assert shown.keys() == {"config", "progress", *settings.model_fields}
