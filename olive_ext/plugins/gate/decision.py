@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -33,12 +33,12 @@ from olive_ext.errors import (
 )
 from olive_ext.report import Metric, PackedAnswers, Report, to_json, write_texts
 from olive_ext.report.changes import changes_of, deciding_changes, difference_texts
-from olive_ext.report.comparison import ALL, LEAST_ANSWERS, ClaimResult, Comparison, Outcome
+from olive_ext.report.comparison import ALL, LEAST_ANSWERS, ClaimResult, Comparison, Outcome, Status
 from olive_ext.report.metrics import LENGTHS, non_finite_requests
 from olive_ext.report.next_step import next_step
 from olive_ext.report.page import TASK_HELPERS, TEMPLATE_DATE, model_name
 from olive_ext.report.sampled import certain_comparison
-from olive_ext.report.verdict import BANDS, EXIT_STATUS, Status, Verdict, possible_loss, reason_of, verdict
+from olive_ext.report.verdict import BANDS, EXIT_STATUS, Verdict, possible_loss, reason_of, verdict
 from olive_ext.run import check_complete, evaluate
 from olive_ext.run.earlier_reports import Named, load
 from olive_ext.run.models import STOP_FACTS, UNJUDGED, damage_of, stops_of
@@ -46,20 +46,15 @@ from olive_ext.run.reference.answers import Answers
 from olive_ext.run.reference.packed_answers import keyed, unpacked
 from olive_ext.run.reference.pairing import compare_answers, compare_texts, without_value
 
-Decision = Literal["passed", "loss", "cannot tell"]
-
 
 @dataclass(frozen=True)
 class GateBound:
     """One metric of one task by one filter, or all answers together, with what was decided of it."""
 
     name: str
-    decision: Decision
+    status: Status
     text: str
     """The figures: difference, interval, documents, flips, p-value."""
-
-
-CLAIMED: Mapping[str, Decision] = {"kept": "passed", "broken": "loss", "open": "cannot tell"}
 
 
 def of_claim(certainty: ClaimResult, comparison: Comparison) -> GateBound:
@@ -69,7 +64,7 @@ def of_claim(certainty: ClaimResult, comparison: Comparison) -> GateBound:
     )
     flips = comparison.overall_outcome()
     flipped = "" if flips is None else f", flips {flips.right_to_wrong} lost / {flips.wrong_to_right} won"
-    return GateBound(certainty.metric, CLAIMED[certainty.verdict], f"{interval}{flipped}; {certainty.sentence()}")
+    return GateBound(certainty.metric, certainty.verdict, f"{interval}{flipped}; {certainty.sentence()}")
 
 
 def bounds_of(comparison: Comparison, found: Verdict) -> list[GateBound]:
@@ -77,18 +72,18 @@ def bounds_of(comparison: Comparison, found: Verdict) -> list[GateBound]:
     changes = changes_of(comparison)
     deciding, bounds = deciding_changes(changes), []
     for change in changes:
-        decision: Decision = "passed"
+        status: Status = "ok"
         note = "" if change in deciding else "of first answers: the mean of all decides"
         if found.code == "cannot_tell":
-            decision, note = "cannot tell", found.headline
+            status, note = "unknown", found.headline
         elif change.is_lost:
-            decision = "loss" if change.may_lose(comparison.matters) else "passed"
-            note = f"loss of less than {comparison.matters:g} {change.unit}" * (decision == "passed")
+            status = "loss" if change.may_lose(comparison.matters) else "small_loss"
+            note = f"loss of less than {comparison.matters:g} {change.unit}" * (status == "small_loss")
         elif change in deciding and change.may_lose(comparison.matters):
-            decision, note = "cannot tell", possible_loss(reason_of("too_few", change, -change.low, change.advice))
+            status, note = "unknown", possible_loss(reason_of("too_few", change, -change.low, change.advice))
         text = f"perplexity {change.figure.value} ({change.figure.note})"
         name, figures = (change.name, text) if change.outcome is None else _named(change.outcome)
-        bounds.append(GateBound(name, decision, "; ".join(filter(None, [figures, note]))))
+        bounds.append(GateBound(name, status, "; ".join(filter(None, [figures, note]))))
     return bounds
 
 
@@ -104,15 +99,6 @@ def _named(item: Outcome) -> tuple[str, str]:
     return name, f"{text}, {counted(item.num_documents, 'document')}{flips if item.is_binary else ''}"
 
 
-_DECISIONS: Mapping[Status, Decision] = {
-    "ok": "passed",
-    "small_loss": "passed",
-    "loss": "loss",
-    "unknown": "cannot tell",
-}
-STATUS: Mapping[Decision, int] = {decision: EXIT_STATUS[status] for status, decision in _DECISIONS.items()}
-"""Exit status of a decision."""
-
 _ALIKE = 0.95
 """Correlation of two models' margins between the right choice and the best other one from which on they answer alike:
 of the quickstart's 0.998 and more at 4 bits, 0.67 to 0.94 with two heads of one layer exchanged. Margins near 0 are
@@ -125,7 +111,7 @@ _NO_FAULTS = Comparison({})
 class GateResult:
     """The gate's decision on an evaluation."""
 
-    decision: Decision
+    status: Status
     verdict: Verdict
     bounds: tuple[GateBound, ...]
     notes: tuple[str, ...] = ()
@@ -134,7 +120,7 @@ class GateResult:
     @property
     def next_step(self) -> str:
         """What to do where it has not passed; empty where it has."""
-        return "" if self.decision == "passed" else self.verdict.next_step or "evaluate more documents"
+        return "" if EXIT_STATUS[self.status] == 0 else self.verdict.next_step or "evaluate more documents"
 
 
 def gate(run: str, file: str, within: float | None = None, *, update: bool = False) -> GateResult | Baseline:
@@ -373,14 +359,12 @@ def _decided(comparison: Comparison, notes: tuple[str, ...]) -> GateResult:
     judged, certainty = verdict(comparison), comparison.certainty
     judged = replace(judged, next_step=next_step(judged.reasons, comparison, is_gated=True))
     notes = (*notes, *(one.words for one in judged.reasons if one.code == "uncompared"))
-    decision = _DECISIONS[judged.status]
     claimed = certainty.outcome[:2] if certainty is not None and certainty.outcome is not None else None
     is_other = any(reason.code == "loss" and (reason.task, reason.metric) != claimed for reason in judged.reasons)
     if certainty is not None and judged.code not in ("cannot_tell", "cut_off", "stops", "damaged") and not is_other:
-        decision = CLAIMED[certainty.verdict]
         judged = replace(judged, headline=certainty.sentence(), evidence=())
-        return GateResult(decision, judged, (of_claim(certainty, comparison),), notes)
-    return GateResult(decision, judged, tuple(bounds_of(comparison, judged)), notes)
+        return GateResult(certainty.verdict, judged, (of_claim(certainty, comparison),), notes)
+    return GateResult(judged.status, judged, tuple(bounds_of(comparison, judged)), notes)
 
 
 FORMAT = 3
