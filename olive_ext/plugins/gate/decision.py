@@ -227,14 +227,13 @@ def gate_answers(
             many = counted(len(unanswered), "document")
             notes.append(f"{second.task}: {many} of the baseline without a value in the run")
         lacking |= unanswered
+    both = [one for one, _ in common], [two for _, two in common]
+    missing, damaged = max(faults.missing, len(lacking)), {**faults.damaged, **_other_choices(common)}
+    comparison = replace(faults, texts=tuple(compare_texts(*both)), missing=missing, damaged=damaged)
     try:
-        both = [one for one, _ in common], [two for _, two in common]
-        outcomes, _, lengths = compare_answers(*both, {}, {}, faults.matters, results=faults.metrics)
+        comparison = compare_answers(comparison, *both)
     except TaskError as error:
         raise NotComparableError(f"cannot compare '{names[0]}' and '{names[1]}': {error}") from error
-    missing, texts = max(faults.missing, len(lacking)), tuple(compare_texts(*both))
-    comparison = replace(faults, outcomes=outcomes, texts=texts, lengths=lengths, missing=missing)
-    comparison = replace(comparison, damaged={**faults.damaged, **_other_choices(common)})
     limit = faults.reference.get("limit")
     if (limit or number_other) and not faults.missing and all(place < 0 for _, place in lacking):
         many = counted(missing, "document of the baseline was", "documents of the baseline were")
@@ -343,12 +342,10 @@ def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline
         lm.close()
     refuse_other_definitions(baseline, results)
     candidate = [keyed(item) for item in read_answers(results["samples"], tasks.tasks)]
-    answers = before, candidate, results["samples"], tasks.tasks
-    outcomes, _, lengths = compare_answers(*answers, config.matters, weights)
     pairs = ((item, one) for one in candidate for item in before if (item.task, item.filter) == (one.task, one.filter))
     damaged = damage_of(baseline.model, {**execution, UNJUDGED: models.unjudged}) | _other_choices(pairs)
-    facts: dict[str, Any] = {"matters": config.matters, "lengths": lengths, "stops": stops, "damaged": damaged}
-    comparison = Comparison({}, (), outcomes, (), results, lost, **facts)
+    comparison = Comparison({}, metrics=results, missing=lost, matters=config.matters, stops=stops, damaged=damaged)
+    comparison = compare_answers(comparison, before, candidate, results["samples"], tasks.tasks, weights)
     return _decided(certain_comparison(comparison, certainty), ())
 
 

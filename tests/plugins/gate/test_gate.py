@@ -204,8 +204,8 @@ def test_every_command_gives_the_same_answers_the_same_status_for_every_bound(wr
     assert main(["gate", str(before), "--baseline", str(file), "--update-baseline"]) == 0
     kept, answers = from_json(written.read_text()), [load([str(one)])[0].answers for one in (before, after)]
     for bound in (0.5, 1, 2, 4, 7, 11):
-        found = Comparison({}, (), compare_answers(*answers, {}, {}, bound)[0], matters=bound)
-        found = replace(found, texts=tuple(compare_texts(*answers)))
+        texts_changed = tuple(compare_texts(*answers))
+        found = replace(compare_answers(Comparison({}, matters=bound), *answers), texts=texts_changed)
         for loss in ({}, {"fail_on_loss": bound}):
             compared = replace(found, over_all=bool(loss))
             broken = broken_bounds([LossBound.of(bound)] if loss else [], comparison_metrics(found), found)
