@@ -59,12 +59,11 @@ class GateBound:
 
 def of_claim(certainty: ClaimResult, comparison: Comparison) -> GateBound:
     """The bound of a claim about drawn documents."""
-    interval = (
-        f"difference {100 * certainty.estimate:+.2f} pt ({100 * certainty.low:+.2f} to {100 * certainty.high:+.2f})"
-    )
+    estimate, low, high = (f"{100 * value:+.2f}" for value in (certainty.estimate, certainty.low, certainty.high))
     flips = comparison.overall_outcome()
     flipped = "" if flips is None else f", flips {flips.right_to_wrong} lost / {flips.wrong_to_right} won"
-    return GateBound(certainty.metric, certainty.verdict, f"{interval}{flipped}; {certainty.sentence()}")
+    text = f"difference {estimate} pt ({low} to {high}){flipped}; {certainty.sentence()}"
+    return GateBound(certainty.metric, certainty.verdict, text)
 
 
 def bounds_of(comparison: Comparison, found: Verdict) -> list[GateBound]:
@@ -134,35 +133,34 @@ def gate(run: str, file: str, within: float | None = None, *, update: bool = Fal
     if path.name == "report.json" or path.suffix.lower() not in RECIPE_SUFFIXES:
         if len(named := load([run])) != 1:
             raise ConfigError(f"'{run}' holds {len(named)} reports: give one")
-        return _of_report(named[0], file, baseline, within)
+        return _written(named[0], file) if baseline is None else gate_report(named[0], file, baseline, within)
     from olive_ext.check import read_recipe
 
     values = dict(read_recipe(path))
     if bounds := {"require", "fail_on_loss"} & values.keys():
         raise ContradictionError("the gate holds a model to its baseline: `evaluate` holds it to bounds", min(bounds))
-    matters = {} if within is None else {"matters": within}
-    if values.get("documents") == "enough":
+    claim = None
+    if is_drawn := values.get("documents") == "enough":
         if not isinstance(claim := values.pop("certain", None), Mapping | None):
             raise ConfigError('give a mapping, as {"within": 0.05}', "certain", claim)
-        values.pop("documents")
+        del values["documents"]
         values.pop("reference", None)  # the baseline's answers stand for it
-        config = EvaluationConfig.of({**values, **matters}, {}).as_job()
-        if baseline is not None:
-            claim = {"within": config.matters / 100} if claim is None else claim
-            return _of_drawn(config, ClaimConfig.parse(claim, where="certain"), baseline)
-    config = EvaluationConfig.of({**values, **matters}, {}).as_job()
+    config = EvaluationConfig.of(values | ({} if within is None else {"matters": within}), {}).as_job()
+    if is_drawn and baseline is not None:
+        claim = {"within": config.matters / 100} if claim is None else claim
+        return _of_drawn(config, ClaimConfig.parse(claim, where="certain"), baseline)
     if (reference := config.reference) is not None and reference.mode == "auto":
         # It is asked once for its content, and not beside every commit's model.
         config = config.model_copy(update={"reference": reference.model_copy(update={"mode": "recorded"})})
     report = evaluate(config, progress=True)
     check_complete(report, config.on_error)
-    return _of_report(Named(model_name(report), report, path.parent), file, baseline, within)
+    evaluated = Named(model_name(report), report, path.parent)
+    return _written(evaluated, file) if baseline is None else gate_report(evaluated, file, baseline, within)
 
 
-def _of_report(run: Named, file: str, baseline: Baseline | None, within: float | None) -> GateResult | Baseline:
+def _written(run: Named, file: str) -> Baseline:
+    """The baseline of a run, in its file. Raises `MissingError` where it has no finite answer to each request."""
     report = run.report
-    if baseline is not None:
-        return gate_report(run, file, baseline, within)
     if report.comparison is not None and report.comparison.certainty is not None:
         raise MissingError(
             f"'{run.name}' has drawn documents alone: a baseline needs all of them ('documents': \"all\")"
