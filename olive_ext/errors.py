@@ -322,6 +322,8 @@ NOT_TRUSTED = "nothing of a model's folder is run unless 'trust_remote_code' = t
 def why_not_loaded(error: BaseException) -> str:
     """Why transformers does not load a file: the first line, or our switch where the file brings Python that is not
     trusted. transformers names that by an argument that users of this package do not pass."""
+    if isinstance(error, UnicodeEncodeError):
+        return f"the path '{error.object}' is not UTF-8: rename it"
     if "trust_remote_code" in str(error):
         return f"it brings Python code of its own ('auto_map'); {NOT_TRUSTED}"
     return first_line(error)

@@ -25,6 +25,12 @@ def versions() -> dict[str, str]:
     return {name: text for name, text in known.items() if text is not None}
 
 
+def installed(distribution: str) -> str:
+    """The version of a distribution, or of its build for a device, which has another name; empty where none is."""
+    builds = (distribution, f"{distribution}-cuda", f"{distribution}-directml")
+    return next(filter(None, map(version_of, builds)), "")
+
+
 def runtimes() -> dict[str, str]:
     """Versions of the libraries that compute."""
     return {name: text for name, text in versions().items() if name in _RUNTIMES}

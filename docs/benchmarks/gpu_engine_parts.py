@@ -1,4 +1,4 @@
-"""The parts of gpu.py that run the engine: packed steps against rows, the untouched graph, the shapes of real models.
+"""The parts of gpu.py that run the engine on the shapes of real models.
 
 Token ids are drawn: no tokenizer is needed. A part whose package is missing says so.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,57 +83,14 @@ def questions(
     ]
 
 
-def packed(device: Any, models: Path) -> Iterator[Results]:
-    """64 texts after shared blocks: packed steps against one text a step."""
-    if (package := _package(models / "tiny-fp16")) is None:
-        yield {"not run": "no package tiny-fp16"}
-        return
-    rows: dict[str, list[Any]] = {}
-    for form in ("rows", "auto"):
-        opened = Opened(device, package, scoring=form, num_slots=64)
-        requests = questions(64, 1000, shots=300, own=40)
-        opened.run(requests)
-        rows[form], facts = opened.run(requests)
-        yield {form: {"scoring": opened.engine.describe()["scoring"], **facts}}
-        opened.engine.close()
-    yield {"largest_difference": _difference(rows["rows"], rows["auto"])}
-
-
-def engine_fp16(device: Any, models: Path) -> Iterator[Results]:
-    """The engine on a tiny package in half precision against its untouched head, with overlap and capture."""
-    yield from _engine(device, models / "tiny-fp16")
-
-
-def engine_int4(device: Any, models: Path) -> Iterator[Results]:
-    """The same with int4 weights."""
-    yield from _engine(device, models / "tiny-int4")
-
-
-def _engine(device: Any, folder: Path) -> Iterator[Results]:
-    from olive_ext.engine.requests import Generation, Request
-
-    if (package := _package(folder)) is None:
-        yield {"not run": f"no package {folder.name}"}
-        return
-    prompts = [Request(request.tokens[:-1], 0, Generation(32)) for request in questions(16, 1000, 40, 20)[::LETTERS]]
-    expected: tuple[list[Any], list[Any]] | None = None
-    forms: dict[str, Mapping[str, Any]] = {"untouched": {"graph": "untouched", "overlaps_steps": False}}
-    forms |= {"overlapped": {"overlaps_steps": True}, "serial": {"overlaps_steps": False}}
-    forms |= {"captured": {"graph_capture": True}} if device.name == "cuda" else {}
-    for name, engine in forms.items():
-        opened = Opened(device, package, **engine)
-        scored, facts = opened.run(questions(16, 1000, 100, 30))
-        generated, decoding = opened.run(prompts)
-        expected = expected or (scored, generated)
-        same = sum(a.tokens == b.tokens for a, b in zip(expected[1], generated, strict=True))
-        results = {"largest_difference": _difference(expected[0], scored), "equal_answers": f"{same} of {len(prompts)}"}
-        yield {name: {**results, "scoring": facts, "decoding": decoding, "notes": opened.engine.describe()["notes"]}}
-        opened.engine.close()
-
-
 def llama(device: Any, models: Path) -> Iterator[Results]:
     """300 questions on Llama-3.2-1B's shape: wall, inside and outside of ONNX Runtime, by the tokens of a step."""
     yield from _shape(device, models / "llama-3.2-1b" / "fp16", STEP_SIZES)
+
+
+def llama_rows(device: Any, models: Path) -> Iterator[Results]:
+    """The same row by row, where each length of a question is one of the attention's."""
+    yield from _shape(device, models / "llama-3.2-1b" / "fp16", (1024,), scoring="rows")
 
 
 def gemma(device: Any, models: Path) -> Iterator[Results]:
@@ -156,21 +113,19 @@ def int4(device: Any, models: Path) -> Iterator[Results]:
 
 
 def decode(device: Any, models: Path) -> Iterator[Results]:
-    """Tokens a second of 8, 64 and 256 rows after 1,500 positions: plain steps and captured ones, fp16 and int4."""
+    """Tokens a second of 8, 64 and 256 rows after 1,500 positions: packed and in slots of their own, fp16 and int4."""
     from olive_ext.engine.requests import Generation, Request
 
-    captured: Mapping[str, Any] = {"graph_capture": "auto"}
-    plain: Mapping[str, Any] = {"graph_capture": False}
-    forms = {"fp16": ("fp16", plain), "int4": ("int4", plain)}
-    if device.name == "cuda":
-        forms |= {"fp16 captured": ("fp16", captured), "int4 captured": ("int4", captured)}
+    forms = {
+        f"{precision} {scoring}": (precision, scoring) for precision in ("fp16", "int4") for scoring in ("auto", "rows")
+    }
     is_real, expected = device.name == "cuda", dict[tuple[str, int], Any]()
     prompts, tokens = (1500, 128) if is_real else (20, 4)
-    for name, (precision, engine) in forms.items():
+    for name, (precision, scoring) in forms.items():
         if (package := _package(models / "llama-3.2-1b" / precision)) is None:
             yield {name: f"no package llama-3.2-1b/{precision}"}
             continue
-        opened, speeds = Opened(device, package, num_slots=256, **engine), Results()
+        opened, speeds = Opened(device, package, num_slots=256, scoring=scoring), Results()
         for rows in (8, 64, 256) if is_real else (2,):
             draw = random.Random(rows)
             shared = tuple(draw.randrange(4, 1000) for _ in range(prompts))
@@ -181,18 +136,19 @@ def decode(device: Any, models: Path) -> Iterator[Results]:
             same = sum(a.tokens == b.tokens for a, b in zip(first, answers, strict=True))
             speeds[str(rows)] = {"tokens_per_second": rows * tokens / facts["wall_s"], "equal_answers": same, **facts}
         facts = opened.engine.describe()
-        yield {name: {**speeds, "captured": facts.get("steps_captured"), "notes": facts["notes"]}}
+        chosen = {"batching": facts["batching"], "captured": facts.get("steps_captured"), "notes": facts["notes"]}
+        yield {name: {**speeds, **chosen}}
         opened.engine.close()
 
 
-def _shape(device: Any, folder: Path, sizes: Sequence[int]) -> Iterator[Results]:
+def _shape(device: Any, folder: Path, sizes: Sequence[int], **engine: Any) -> Iterator[Results]:
     if (package := _package(folder)) is None:
         yield {"not run": f"no package {folder.parent.name}/{folder.name}"}
         return
     number = 300 if device.name == "cuda" else 3
     points: list[tuple[float, float]] = []
     for size in sizes:
-        opened = Opened(device, package, chunk_size=size)
+        opened = Opened(device, package, chunk_size=size, **engine)
         _, first = opened.run(questions(number, 1000, lengths=range(OWN // 2, 3 * OWN // 2), seed=8))
         _, second = opened.run(questions(number, 1000, lengths=range(OWN // 2, 3 * OWN // 2), seed=9))
         _, facts = opened.run(questions(number, 1000))
@@ -236,9 +192,3 @@ def _package(folder: Path) -> Path | None:
         return None
     fill(folder)
     return folder
-
-
-def _difference(left: Sequence[Any], right: Sequence[Any]) -> float:
-    """The largest one between two runs' log-probabilities, in nats."""
-    pairs = zip(left, right, strict=True)
-    return float(max(np.abs(np.subtract(a.logprobs, b.logprobs)).max() for a, b in pairs))

@@ -90,16 +90,40 @@ def attention(device: Device, _: Path) -> Iterator[Results]:
 
 
 def new_lengths(device: Device, _: Path) -> Iterator[Results]:
-    """Milliseconds of the first and the second call of lengths that were not met before."""
+    """Milliseconds of the first and the second call of lengths that were not met before, of a decoder's attention and
+    an encoder's."""
     session = device.session(attention_model(device, 128, -1))
     _attend(device, session, 128, -1, 0, 128)
+    yield _twice(lambda tokens: _bound(device, session, 128, 700, tokens)[0])
+    encoder = device.session(encoder_model(device, 64))
+    draw = np.random.default_rng(0)
+
+    def bidirectional(tokens: int) -> Callable[[], Any]:
+        arrays = draw.standard_normal((3, 1, tokens, HEADS * 64)).astype(device.dtype)
+        return lambda: encoder.run(None, dict(zip("qkv", arrays, strict=True)))
+
+    bidirectional(128)()
+    yield {"encoder": _twice(bidirectional)}
+
+
+def _twice(bound: Callable[[int], Callable[[], Any]]) -> Results:
     rows = []
     for tokens in LENGTHS:
-        run, _ = _bound(device, session, 128, 700, tokens)
+        run = bound(tokens)
         first, second = _milliseconds(run), _milliseconds(run)
         rows.append({"tokens": tokens, "first_ms": first, "second_ms": second})
     firsts, seconds = ([row[key] for row in rows] for key in ("first_ms", "second_ms"))
-    yield {"rows": rows, "first_ms": float(np.median(firsts)), "second_ms": float(np.median(seconds))}
+    return {"rows": rows, "first_ms": float(np.median(firsts)), "second_ms": float(np.median(seconds))}
+
+
+def encoder_model(device: Device, size: int) -> bytes:
+    """One MultiHeadAttention of `HEADS` heads in the device's type."""
+    from onnx import helper
+
+    kind, shape = helper.np_dtype_to_tensor_dtype(np.dtype(device.dtype)), [1, "S", HEADS * size]
+    inputs, output = ([helper.make_tensor_value_info(name, kind, shape) for name in names] for names in ("qkv", "o"))
+    node = helper.make_node("MultiHeadAttention", ["q", "k", "v"], ["o"], domain="com.microsoft", num_heads=HEADS)
+    return _serialized(helper.make_graph([node], "attention", inputs, output))
 
 
 def attention_model(device: Device, size: int, window: int) -> bytes:

@@ -21,7 +21,7 @@ from olive_ext.backends.lm_eval_patches import replaced
 from olive_ext.backends.task_checks import listed_choices
 from olive_ext.errors import TaskError, counted, named_failures
 from olive_ext.media.pictures import media_digest
-from olive_ext.session.tokenizer import refuse_long
+from olive_ext.session.tokenizer import refuse_odd
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ def _prompted(name: str, kind: Any) -> Any:
                 made = super().construct_requests(doc, ctx, **options)
                 for request in as_list(made):
                     for text in filter(lambda item: isinstance(item, str), request.args):
-                        refuse_long(text)
+                        refuse_odd(text)
                     if self._shots:
                         request.arguments = tuple(_with_shots(self, part, self._shots) for part in request.arguments)
             return made

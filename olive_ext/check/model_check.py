@@ -11,11 +11,11 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from olive_ext.config import EvaluationConfig, ReferenceConfig
+from olive_ext.config import EngineConfig, EvaluationConfig, ReferenceConfig
 from olive_ext.errors import (
     DamagedError,
     ModelError,
@@ -25,6 +25,7 @@ from olive_ext.errors import (
     ProviderError,
     TaskError,
     UnsupportedError,
+    first_line,
     listed,
 )
 from olive_ext.model import ResolvedModel, resolve
@@ -168,12 +169,13 @@ def _add_work(model: ResolvedModel, config: EvaluationConfig, section: Section, 
     plain = {"bootstrap_iters": 0, "apply_chat_template": False, "confirm_run_unsafe_code": False}
     with suppress(TaskError):  # a task's own code may refuse answers of nothing
         run_tasks(lm, tasks, config.model_copy(update=plain))
-    tokens = sum(lm.work.tokens)
     section.add("asked", lm.work)
     section.add("takes", forecast(model, lm.work), "a reference beside it takes as long again; --verify times a step")
     if verify:
         rate = _timed(model)
-        section.add("a step was timed", f"{predicted(tokens / rate)} for the prompts", f"{rate:,.0f} tokens/s")
+        section.add(
+            "a step was timed", f"{predicted(sum(lm.work.tokens) / rate)} for the prompts", f"{rate:,.0f} tokens/s"
+        )
 
 
 def _timed(model: ResolvedModel) -> float:
@@ -427,12 +429,17 @@ LARGEST_DIFFERENCE = 1e-2
 """Nats per token. Half-precision graphs may differ by rounding, because rows are multiplied in other groups; a wrong
 head differs by far more."""
 
+FAR = 0.1
+"""Nats per token, on average, from a device to the CPU. Where one of them rounds activations single tokens are up to
+0.24 apart; those of kernels that compute nothing are whole nats apart."""
+
 
 def verify_graphs(model: ResolvedModel, add: Add, open_session: Callable[..., Session] | None = None) -> None:
     """Scores `PAIRS` on both forms of the graph and adds the largest difference of a token's log-probability.
 
     `open_session` stands in for `session.opening.open_model`. Raises `ModelError` when the difference is above
-    `LARGEST_DIFFERENCE`, and for outputs that are not finite, with the layer where they begin.
+    `LARGEST_DIFFERENCE`, and for outputs that are not finite, with the layer where they begin; `ProviderError` for a
+    device that computes something else than the CPU.
     """
     from olive_ext.session.opening import open_model
 
@@ -441,14 +448,31 @@ def verify_graphs(model: ResolvedModel, add: Add, open_session: Callable[..., Se
         edited, untouched = (_token_logprobs(model, graph, opener) for graph in ("scoring_head", "untouched"))
     except NonFiniteError as error:
         raise ModelError(f"{error.finding}; {_first_layer(model)}") from error
-    pairs = zip(edited, untouched, strict=True)
-    largest = max((_difference(one, other) for one, other in pairs), default=0.0)
+    largest = max(map(_difference, edited, untouched), default=0.0)
     add("tokens compared", len(edited), "scoring head against the untouched graph")
     add("largest difference", f"{largest:.3g} nats", f"at most {LARGEST_DIFFERENCE:g} is rounding")
     if largest > LARGEST_DIFFERENCE:
-        raise ModelError(
-            f"the scoring head is up to {largest:.3g} nats off: set engine.graph to 'untouched', and report this model"
-        )
+        problem = f"the scoring head is up to {largest:.3g} nats off"
+        raise ModelError(f"{problem}: set engine.graph to 'untouched', and report this model")
+    if model.device.kind != "cpu":
+        _hold_to_cpu(model, untouched, add, opener)
+
+
+def _hold_to_cpu(model: ResolvedModel, found: list[float], add: Add, opener: Callable[..., Session]) -> None:
+    """Two graphs on a device that computes wrongly may be wrong alike."""
+    device = model.device.kind
+    if len(found) > 1 and len(set(found)) == 1:
+        raise ProviderError(f"all tokens have the log-probability {found[0]:.4g}: the {device} device computes nothing")
+    on_cpu = {"execution_provider": "cpu", "provider_options": None, "engine": EngineConfig()}
+    try:
+        expected = _token_logprobs(model.patched(on_cpu), "untouched", opener)
+    except OliveExtError as error:
+        add("from the CPU", "unknown", f"it cannot run this model: {first_line(error)}")
+        return
+    mean = math.fsum(map(_difference, found, expected)) / len(found)
+    add("from the CPU", f"{mean:.3g} nats on average", f"at most {FAR:g} is rounding")
+    if mean > FAR:
+        raise ProviderError(f"scores on the {device} device are {mean:.3g} nats a token off the CPU's: use another one")
 
 
 def verify_steps(model: ResolvedModel, add: Add) -> None:
@@ -464,16 +488,12 @@ def verify_steps(model: ResolvedModel, add: Add) -> None:
     opened = open_runner(model.patched({"engine": engine}))
     numbers = model.spec.choices.numbers
     longest = model.spec.context_length if model.buckets.steps == "none" else opened.chunk_size
-    try:
-        is_whole = not opened.runner.traits.chunked_prefill
-        problem = None if is_whole else check_steps(opened.runner, model.spec.vocab_size, longest, numbers, longest)
-    finally:
-        opened.runner.close()
+    with closing(opened.runner) as runner:
+        is_whole = not runner.traits.chunked_prefill
+        problem = None if is_whole else check_steps(runner, model.spec.vocab_size, longest, numbers, longest)
     if problem is not None:
-        raise ModelError(
-            f"{problem}: scores depend on the steps of this graph, which opening it does not see; report it"
-        )
-    lengths = ", ".join(map(str, tried_lengths(opened.runner.traits, longest, numbers, longest)))
+        raise ModelError(f"{problem}: scores depend on this graph's steps, which opening it does not see; report it")
+    lengths = ", ".join(map(str, tried_lengths(runner.traits, longest, numbers, longest)))
     tried = f"texts of {lengths} tokens, cut after 1 to 8, powers of two and a number between two of them"
     add("texts in parts and in company", "each is fed whole and alone" if is_whole else "as whole and alone", tried)
 
@@ -485,8 +505,7 @@ def _first_layer(model: ResolvedModel) -> str:
 
     tokenizer = load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code)
     try:
-        layer = first_non_finite(model, tokenizer.encode("".join(PAIRS[0])))
-        return layer or "no node's output shows it"
+        return first_non_finite(model, tokenizer.encode("".join(PAIRS[0]))) or "no node's output shows it"
     except OliveExtError as error:
         return str(error)
 
@@ -505,10 +524,7 @@ def _token_logprobs(model: ResolvedModel, graph: str, open_session: Callable[...
     with open_session(model.patched({"engine": engine})) as session:
         encoding = session.encoding
         if encoding is not None and encoding.sound is not None:
-            raise ModelError(
-                "the model's encoder takes features of sound, of which there are none here to compare with"
-            )
-        outputs = session.loglikelihood(
-            PAIRS if encoding is None else [ScoringRequest("", target, context) for context, target in PAIRS]
-        )
+            raise ModelError("the model's encoder takes features of sound, of which there are none here to compare")
+        with_source = [ScoringRequest("", target, context) for context, target in PAIRS]
+        outputs = session.loglikelihood(PAIRS if encoding is None else with_source)
     return [logprob for output in outputs for logprob in output.token_logprobs]

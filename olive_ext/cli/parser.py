@@ -22,7 +22,7 @@ _REPORTS = (
     "or more, the first being the baseline."
 )
 _BASELINE = "Name or path of the report that the others are held against; by default the first."
-_VERIFY = "Also run the model: compare the log-probabilities of the scoring-head graph and the untouched graph."
+_VERIFY = "Also run the model: compare log-probabilities of the scoring-head graph, the untouched graph and the CPU."
 _AGAINST = (
     "Also hold the model against the Hugging Face checkpoint it was exported from, on texts of growing length: where "
     "they differ, from which length on, in which layer, and what the export left out."

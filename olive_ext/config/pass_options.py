@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from olive_ext.config.evaluation import EvaluationSettings
 from olive_ext.errors import ConfigError, UnsupportedError, suggest
-from olive_ext.package_versions import version_of
+from olive_ext.package_versions import installed
 
 
 class _Source(NamedTuple):
@@ -26,6 +26,8 @@ class _Source(NamedTuple):
     package: str
     files: tuple[str, ...]
     names: tuple[str, ...] = ()
+    is_by_node: bool = False
+    """Whether the options of each node stand under its name."""
 
 
 _BUILDER = _Source("onnxruntime_genai", ("models/**/*.py",), ("extra_options", "kv_pairs"))
@@ -34,6 +36,7 @@ _QUANTIZER = _Source(
     ("quantization/quantize.py", "quantization/*quantizer.py", "quantization/operators/*.py"),
     ("extra_options",),
 )
+_INC = _Source("olive", ("passes/onnx/inc_quantization.py",), ("weight_only_config",))
 _OPTIONS = {
     ("modelbuilder", "extra_options"): _BUILDER,
     ("onnxquantization", "extra_options"): _QUANTIZER,
@@ -42,9 +45,16 @@ _OPTIONS = {
     ("orttransformersoptimization", "optimization_options"): _Source(
         "onnxruntime", ("transformers/fusion_options.py",)
     ),
+    ("onnxkquantquantization", "customized_weight_config"): _Source(
+        "olive", ("passes/onnx/kquant_quantization.py",), ("node_config",), is_by_node=True
+    ),
+    ("incquantization", "weight_only_config"): _INC,
+    ("incstaticquantization", "weight_only_config"): _INC,
 }
 """By the pass's type in lower case and its parameter. A file whose mapping has no name keeps options as fields of
-`self`. Other passes hand their options on as arguments, which Python refuses, or by names of nodes and patterns."""
+`self`. Not held against anything are names of nodes, modules, tensors and patterns, which Olive ignores where the model
+has none of them (only the pass's own input shows it), and what passes hand on to other libraries (OpenVINO, Quark,
+Optimum), of which some refuse an unknown option and some ignore it."""
 
 _SURGEONS = _Source("olive", ("passes/onnx/graph_surgeries.py",))
 _HANDLERS = _Source("olive", ("model/handler/*.py",))
@@ -59,7 +69,9 @@ def unknown_options(pass_type: str, values: Mapping[str, Any], where: str) -> It
         options = values.get(name)
         if kind == pass_type.lower() and isinstance(options, Mapping):
             who = f"the installed {source.package.replace('_', '-')}"
-            yield from unlike(options, _known(source), f"{where}.{name}", who)
+            for node, own in options.items() if source.is_by_node else (("", options),):
+                place = f"{where}.{name}.{node}".rstrip(".")
+                yield from unlike(own if isinstance(own, Mapping) else (), _known(source), place, who)
     surgeries = values.get("surgeries") if pass_type.lower() == "graphsurgeries" else None
     for index, surgery in enumerate(surgeries if isinstance(surgeries, list) else ()):
         place, surgeons = f"{where}.surgeries.{index}", _arguments(_SURGEONS, "Surgeon")
@@ -106,12 +118,9 @@ def unknown_of_model(kind: str, keys: Iterable[str]) -> list[ConfigError]:
 def undrivable_builder(pass_type: str, where: str) -> Iterator[UnsupportedError]:
     """An error where the pass ModelBuilder of Olive 0.13.0 would drive onnxruntime-genai from 0.15 on: its builder has
     other modules."""
-    olive, genai = _version("olive-ai"), _version("onnxruntime-genai")
-    if (
-        pass_type.lower() == "modelbuilder"
-        and olive == "0.13.0"
-        and tuple(map(int, re.findall(r"\d+", genai)[:2])) >= (0, 15)
-    ):
+    olive, genai = installed("olive-ai"), installed("onnxruntime-genai")
+    is_newer = tuple(map(int, re.findall(r"\d+", genai)[:2])) >= (0, 15)
+    if is_newer and olive == "0.13.0" and pass_type.lower() == "modelbuilder":
         problem = f"Olive {olive} cannot drive onnxruntime-genai {genai}'s builder"
         hint = "install 'onnxruntime-genai<0.15', or give an ONNX model"
         yield UnsupportedError(f"{problem}: {hint}", f"{where}.type", pass_type)
@@ -181,12 +190,6 @@ def _read(tree: ast.Module, names: tuple[str, ...]) -> Iterator[str]:
             key = node.args[0] if _is_called(node.func.value, names) else None
         if key is not None:
             yield from _texts(key) if isinstance(key, ast.Constant) else constants.get(getattr(key, "id", "?"), ())
-
-
-def _version(distribution: str) -> str:
-    """Of the distribution, or of its build for a device; 0 where none is installed as such."""
-    builds = (distribution, f"{distribution}-cuda", f"{distribution}-directml")
-    return next(filter(None, map(version_of, builds)), "0")
 
 
 def _texts(node: ast.AST) -> list[str]:

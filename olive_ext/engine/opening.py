@@ -14,7 +14,6 @@ from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.errors import ModelError
 from olive_ext.media.items import ItemLimit
 from olive_ext.model import ResolvedModel
-from olive_ext.model.files.content import also_read
 from olive_ext.model.runtimes import failures_named, refuse_settings
 
 logger = logging.getLogger(__name__)
@@ -62,13 +61,13 @@ def item_limit(model: ResolvedModel, chunk_size: int, longest_step: int = UNLIMI
 def engine_on(opened: OpenedRunner, model: ResolvedModel, tap: Tap | None = None) -> Engine:
     """The engine of an opened model, which closing it releases. Without a tap, only a graph's steps follow the rule."""
     has_rule = model.runtime.runs_graph or tap is not None
-    settings, more = model.settings, also_read(model.files)
+    settings = model.settings
     return Engine(
         *opened,
         ScoringRule.of(settings) if has_rule else ScoringRule(),
         tap,
         reports_non_finite=settings.non_finite == "report",
-        facts={"deterministic": settings.deterministic is True, **({"also_read": more} if more else {})},
+        facts={"deterministic": settings.deterministic is True},
     )
 
 

@@ -29,6 +29,7 @@ from olive_ext.report.numbers import FormattedValue
 LEVEL = 0.05
 """Probability of a difference by chance below which one is certain."""
 
+OVER_ALL = f"a verdict finds a loss of equal models in at most {100 * LEVEL:g} %, over all tasks and metrics"
 _QUANTILE, _POWER_QUANTILE = (NormalDist().inv_cdf(share) for share in (1 - LEVEL / 2, 0.8))
 _LEAST_CHANGE = 0.1
 """The least change of a perplexity, in per cent, and of a graded metric, in points, that counts: much less is certain

@@ -348,15 +348,20 @@ class PromptDiff:
     """The files that differ and may decide it."""
 
     reference_prompt: str = ""
-    """A document's prompt with its special tokens, in short."""
+    """A document's prompt with its special tokens, in short; empty where no prompt is known."""
 
     candidate_prompt: str = ""
+    are_alike: bool = False
+    """Whether all prompts of the tasks were compared, and none differs."""
 
     def sentence(self) -> str:
         """ "the two models get different prompts: chat template (chat_template.jinja): '<s>Hi' and 'Hi'"."""
-        files = f" ({', '.join(self.files)})" if self.files else ""
-        shown = f": {self.reference_prompt!r} and {self.candidate_prompt!r}" if self.candidate_prompt else ""
-        return f"the two models get different prompts: {', '.join(self.what)}{files}{shown}"
+        what = f"{', '.join(self.what)}{f' ({joined})' if (joined := ', '.join(self.files)) else ''}"
+        if self.are_alike:
+            return f"the tokenizers differ: {what}; the prompts of these tasks do not"
+        if not self.candidate_prompt:
+            return f"the two models may get different prompts: {what}"
+        return f"the two models get different prompts: {what}: {self.reference_prompt!r} and {self.candidate_prompt!r}"
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def next_step(
     if first == "damaged" and (repair := _REPAIRS.get(damaged)):
         keys = [f"`{key}`" for key in re.findall(r"\bsays ([\w.]+)", what)]
         return repair.format(keys=joined(keys or ["`model.decoder.filename`"]))
-    if first == "asked" and comparison.asked is not None:
+    if first in ("asked", "damaged") and comparison.asked is not None:
         files = f" ({joined(comparison.asked.files)})" if comparison.asked.files else ""
         return f"give both models the same {joined(comparison.asked.what)}{files}, then evaluate again"
     if first == "stops" and not reasons[0].metric and (stops := comparison.stops) is not None:

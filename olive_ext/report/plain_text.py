@@ -13,6 +13,7 @@ from typing import Any, TextIO
 import yaml
 
 from olive_ext.errors import counted, printable
+from olive_ext.report.changes import OVER_ALL
 from olive_ext.report.metrics import non_finite_requests
 from olive_ext.report.numbers import fact, joined
 from olive_ext.report.page import COMPARISON, Page, page_of
@@ -66,7 +67,7 @@ def print_page(
     print_cells(page_table(page, is_short=is_short), file)
     if page.compared:
         kinds = f"{SIGNS['loss']} loss, {SIGNS['gain']} gain: the paired 95 % interval excludes zero"
-        print_lines([f"{kinds}; {SIGNS['unclear']} {WORDS['unclear']}"], file)
+        print_lines([f"{kinds}; {SIGNS['unclear']} {WORDS['unclear']}; {OVER_ALL}"], file)
     print_lines([*notes, *lines], file)
 
 

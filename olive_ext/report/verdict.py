@@ -362,7 +362,10 @@ def _most_kl(certainty: ClaimResult | None) -> float:
 
 
 def _damaged(comparison: Comparison) -> Iterator[Reason]:
-    """Constants that are not the reference's, which the tasks need not have reached."""
+    """A tokenizer and constants that are not the reference's, which the tasks need not have reached."""
+    if comparison.asked is not None and comparison.asked.are_alike:
+        words = f"{comparison.asked.sentence()}; distributions are not compared"
+        yield Reason("damaged", words=words, grade="not decided")
     for name, what in [*comparison.damaged.items()][:1]:
         more = f", and {counted(len(comparison.damaged) - 1, 'other')}" if len(comparison.damaged) > 1 else ""
         is_known = name != CONSTANTS
@@ -385,7 +388,7 @@ def _shorter(comparison: Comparison) -> tuple[list[Reason], bool]:
 def _against(comparison: Comparison, changes: Sequence[Change], overall: Divergence | None) -> Iterator[Reason]:
     """Everything that speaks against the candidate."""
     matters = comparison.matters
-    if comparison.asked is not None:
+    if comparison.asked is not None and not comparison.asked.are_alike:
         words = f"{comparison.asked.sentence()}; distributions are not compared"
         yield Reason("asked", words=words, grade="cannot tell")
     if words := _other_ends(comparison):

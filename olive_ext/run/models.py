@@ -447,6 +447,11 @@ class Models:
         what, files, texts = theirs.differing(asked_by_files)
         return PromptDiff(what, files, *texts) if what else None
 
+    @property
+    def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
+        """Those of the reference and of the evaluated model, by their own files."""
+        return self._tokenizer(self.given_reference), self._tokenizer(self.given_candidate)
+
     def prompt_format(self, model: ResolvedModel, *, reads_all: bool = False) -> PromptFormat:
         """How the files of `model` and this evaluation's settings have a model asked; see `PromptFormat.of`."""
         variables = self._template_variables if self.config.apply_chat_template else None
@@ -475,9 +480,8 @@ class Models:
         where the reference's records do not say it."""
         if (session := getattr(lm, "session", None)) is None:
             return None
-        candidate = session.describe_execution()
         known = ends_of(self.reference) if self.records_file is None else self.records_file.manifest
-        return stops_of(known, candidate)
+        return stops_of(known, session.describe_execution())
 
 
 STOP_FACTS = ("stop_ids", "unused_stop_ids", "stop_ids_file", "search")

@@ -118,7 +118,6 @@ _DECIDING = (
     "scoring_head",
     "kv_cache",
     "lengths",
-    "also_read",
 )
 """Facts of an execution that decide the bits of its numbers."""
 

@@ -26,7 +26,6 @@ from olive_ext.media.items import ItemLimit, Source
 from olive_ext.media.processor import MediaProcessor
 from olive_ext.media.sound import are_other_features
 from olive_ext.model import ResolvedModel
-from olive_ext.model.files.content import also_read, reading_noted
 from olive_ext.records import Form, Records
 from olive_ext.records.journal import Journal
 from olive_ext.session.answer_journal import ChunkResults, Executor
@@ -195,11 +194,10 @@ def _open(
     """Opens tokenizer, runner and processors of a model, which `on_failure` closes. A mistake in a configuration is
     reported before the weights are read. Where models are compared, logits rows stay where they are computed."""
     model = replace(model, is_compared=True) if is_compared else model
-    with reading_noted():
-        texts = read_texts(model, tokenizer)
-        opened = open_runner(model)
-        on_failure.callback(opened.runner.close)
-        local = LocalModel(texts, opened, texts.media(opened.runner.traits.item_limit))
+    texts = read_texts(model, tokenizer)
+    opened = open_runner(model)
+    on_failure.callback(opened.runner.close)
+    local = LocalModel(texts, opened, texts.media(opened.runner.traits.item_limit))
     if model.warms_encoders:
         _warm_up(local, is_strict=model.settings.engine.strict_shapes)
     return local
@@ -257,8 +255,6 @@ def _facts_of(local: LocalModel) -> dict[str, Any]:
     digest = model.digest or "{model}@{revision}".format_map(execution)
     if lengths := local.runner.traits.lengths:
         deciding["lengths"] = list(lengths)
-    if more := also_read(model.files):
-        deciding["also_read"] = more
     tokenizer = tokenizer_traits(local.texts.tokenizer)
     return {"model": digest, "tokenizer": tokenizer, "deterministic": model.settings.deterministic is True, **deciding}
 

@@ -387,7 +387,7 @@ class Tokenizer:
         without_system = [message for message in messages if message.get("role") != "system"]
         try:
             text = str(self.hf.apply_chat_template([dict(message) for message in messages], **options))
-            refuse_long(text)
+            refuse_odd(text)
         except TemplateError as error:
             if len(without_system) in (0, len(messages)):
                 raise ConfigError(f"{template} refuses the messages: {error}") from error
@@ -399,10 +399,14 @@ class Tokenizer:
         return self.render_chat(without_system, add_generation_prompt, **kwargs)
 
 
-def refuse_long(text: str) -> None:
-    """Raises `ValueError` for a text beyond `LONGEST_TEXT`."""
+def refuse_odd(text: str) -> None:
+    """Raises `ValueError` for a text beyond `LONGEST_TEXT`, and for half of a surrogate pair, which has no bytes."""
     if len(text) > LONGEST_TEXT:
         raise ValueError(f"a text has {len(text):,} characters: at most {LONGEST_TEXT:,} (LONGEST_TEXT)")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a text has half of a surrogate pair at character {error.start}") from error
 
 
 def _is_fast(hf: Any, methods: Sequence[str] = ("__call__", "_encode_plus", "_batch_encode_plus")) -> bool:

@@ -208,6 +208,7 @@ _ASKS = {
 context that the files do not name: tasks that need one end in an error; and for the last two where not every token was
 read."""
 
+_DIGESTS = ("texts of all tokens", "tokens of these texts")
 _FILES = {**_ASKS, TEMPLATE: ("chat_template*", "additional_chat_templates/*", "tokenizer_config.json")}
 
 
@@ -259,14 +260,15 @@ class PromptFormat:
 
     def differing(self, other: PromptFormat) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, str]]:
         """What `asks` differ in; the files that may decide it and are not the same; and what the first is of both, of
-        several texts one that differs."""
+        several texts one that differs; of digests nothing."""
         both = {name: (self.asks[name], other.asks[name]) for name in self.asks.keys() & other.asks.keys()}
         names = (name for name in _ASKS if name in both and None not in both[name])
         what = tuple(name for name in names if not _is_alike(*both[name]))
         one, two = both[what[0]] if what else ("", "")
         if isinstance(one, list) and isinstance(two, list):
             one, two = next(pair for pair in zip(one, two, strict=False) if pair[0] != pair[1])
-        return what, self.changed_files(other, what), excerpts(str(one), str(two))
+        shown = ("", "") if what and what[0] in _DIGESTS else excerpts(str(one), str(two))
+        return what, self.changed_files(other, what), shown
 
     def changed_files(self, other: PromptFormat, what: Sequence[str]) -> tuple[str, ...]:
         """The files that may decide `what` and are not the same."""

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from tests.exports import Export, export, genai_export, hf_model, quickstart
 from tests.exports.cache import once
-from tests.exports.catalog import CATALOG
+from tests.exports.catalog import CATALOG, GENAI_18
 from tests.exports.genai import whisper_export
+from tests.exports.mobius import mobius_export
 
 ROUNDED = {
     "int4-b32": {"bits": 4, "block_size": 32},
@@ -41,7 +42,7 @@ def package(name: str) -> Export:
         return Export(name, genai_export(family), hf_model(family), family)
     from tests.exports.media import media_export
 
-    path, hf = media_export(family, "f32", provider or "default")
+    path, hf = media_export(family, "f16" if provider == "cuda" else "f32", provider or "default")
     return Export(name, path, hf, family)
 
 
@@ -63,6 +64,14 @@ def _genai(name: str) -> Export:
     family, precision, provider, *options = name.split()
     path = genai_export(family, None, precision, provider, tuple(options))
     return Export(name, path, hf_model(family), family, "genai", precision)
+
+
+def _cuda(name: str) -> Export:
+    """FAMILY PRECISION: for CUDA, by the builder that `.[gpu]` installs; "f16" by mobius."""
+    family, precision = name.split()
+    is_built = precision != "f16"
+    path = genai_export(family, GENAI_18, precision, "cuda") if is_built else mobius_export(family, "f16", 0, "cuda")
+    return Export(name, path, hf_model(family), family, "", precision)
 
 
 def _media(name: str, path: Path, family: str) -> Export:
@@ -167,6 +176,7 @@ MADE: dict[str, Callable[[str], Export]] = {
     "rounded": _rounded,
     "step-wide": _step_wide,
     "genai": _genai,
+    "cuda": _cuda,
     "plain": _plain,
     "padded": _padded,
     "leak": _leaking,

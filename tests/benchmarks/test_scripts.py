@@ -92,17 +92,17 @@ def test_first_minutes_on_a_gpu_are_tried_on_a_cpu(tmp_path: Path) -> None:
     sys.path.insert(0, str(SCRIPTS))
     import hollow
 
-    hollow.hollow(genai_export("llama", None), tmp_path / "models" / "tiny-fp16")
+    hollow.hollow(genai_export("llama", None), tmp_path / "models" / "llama-3.2-1b" / "fp16")
     command = [sys.executable, str(SCRIPTS / "gpu.py"), str(tmp_path), "--models", str(tmp_path / "models")]
-    command += ["--device", "cpu", "--parts", "3-new-lengths,4-packed,8-int4", "--patience", "9"]
+    command += ["--device", "cpu", "--parts", "3-new-lengths,8-int4,9-decode", "--patience", "9"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    lengths, packed, int4 = (
-        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("3-new-lengths", "4-packed", "8-int4")
-    )
-    assert [row["tokens"] for row in lengths["rows"]] == [131, 137, 139, 149, 151, 157, 163, 167]
-    assert packed["rows"]["steps"] > packed["auto"]["steps"]
-    assert packed["largest_difference"] < 1e-4
+    names = ("3-new-lengths", "8-int4", "9-decode")
+    lengths, int4, decoded = (json.loads((tmp_path / f"{name}.json").read_text()) for name in names)
+    for found in (lengths, lengths["encoder"]):
+        assert [row["tokens"] for row in found["rows"]] == [131, 137, 139, 149, 151, 157, 163, 167]
+    assert [decoded[f"fp16 {form}"]["2"]["equal_answers"] for form in ("auto", "rows")] == [2, 2]
+    assert decoded["int4 rows"] == "no package llama-3.2-1b/int4"
     assert int4["not run"] == "no package llama-3.2-1b/int4"
 
 

@@ -9,6 +9,8 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,8 +24,9 @@ from olive_ext.check import Findings, check_model
 from olive_ext.check.model_check import Section, verify_graphs
 from olive_ext.cli import main
 from olive_ext.config import EvaluationConfig, ModelSettings
-from olive_ext.errors import ConfigError, ModelError
+from olive_ext.errors import ConfigError, ModelError, ProviderError
 from olive_ext.model import ResolvedModel, resolve
+from olive_ext.model.providers.devices import Provider
 from olive_ext.session.requests import ScoringOutput
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.check.tiny import put_model
@@ -144,11 +147,12 @@ class FakeSession:
 
     encoding = None
 
-    def __init__(self, logprob: float) -> None:
-        self.logprob = logprob
+    def __init__(self, logprob: float, step: float = 0.0) -> None:
+        self.logprob, self.step = logprob, step
 
     def loglikelihood(self, pairs: Any) -> list[ScoringOutput]:
-        return [ScoringOutput(self.logprob, False, 1, (self.logprob,)) for _ in pairs]
+        scores = [self.logprob - self.step * number for number in range(len(pairs))]
+        return [ScoringOutput(score, False, 1, (score,)) for score in scores]
 
     def __enter__(self) -> FakeSession:
         return self
@@ -166,6 +170,40 @@ def test_graphs_that_differ_are_a_model_error(untouched: float) -> None:
 
     with refused(ModelError, "unsupported", holds="untouched"):
         verify_graphs(resolve(ModelSettings(model="m", kind="hf")), Section("Verification").add, open_session)
+
+
+ON_CPU = {"step": 0.3, "logprob": -1.0}
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "found"),
+    [
+        ({"step": 0.3, "logprob": -1.05}, ON_CPU, "0.05 nats on average"),
+        ({"step": 0.3, "logprob": -1.05}, None, "unknown"),
+        ({"step": 0.3, "logprob": -1.2}, ON_CPU, ""),
+        ({"step": 0.0, "logprob": -1.0}, None, ""),
+        ({"step": 0.0, "logprob": 0.0}, ON_CPU, ""),
+    ],
+    ids=["rounds", "alone", "wrong", "does nothing", "finds everything certain"],
+)
+def test_device_is_held_to_the_cpu(
+    folder: Path, there: dict[str, float], here: dict[str, float] | None, found: str
+) -> None:
+    """Both graphs are wrong alike on a device whose kernels are."""
+
+    def open_session(model: ResolvedModel) -> Any:
+        if model.settings.execution_provider != "cpu":
+            return FakeSession(**there)
+        if here is None:
+            raise ModelError("no kernel")
+        return FakeSession(**here)
+
+    model = replace(resolve(ModelSettings(model=str(folder))), session_providers=(Provider("NoneProvider", "npu"),))
+    section = Section("Verification")
+    with nullcontext() if found else refused(ProviderError, "provider", holds="npu"):
+        verify_graphs(model, section.add, open_session)
+    if found:
+        assert {fact.name: fact.value for fact in section.facts}["from the CPU"] == found
 
 
 def test_model_that_onnxruntime_genai_runs_is_not_read_as_one_graph(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from olive_ext import package_versions
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.check import check_recipe, mistakes
 from olive_ext.check.recipe import Passes
 from olive_ext.cli import main
-from olive_ext.config import pass_options
 from olive_ext.errors import ConfigError, ProviderError, warn_ignored
 from olive_ext.model.files.hub import set_offline
 from tests.check.tiny import put_model
@@ -311,6 +311,14 @@ MISTAKES: list[tuple[str, Any, str, str, str]] = [  # path, value, code, field w
         *(QUANTIZE, {"type": "OnnxStaticQuantization", "config": {"extra_options": {"SmoothQuantAlfa": 0.4}}}),
         *(UNKNOWN, ".extra_options.SmoothQuantAlfa", "SmoothQuantAlpha"),
     ),
+    (
+        *(QUANTIZE, {"type": "OnnxKQuantQuantization", "customized_weight_config": {"/head": {"bits": 8, "bitz": 8}}}),
+        *(UNKNOWN, ".customized_weight_config./head.bitz", "bits group_size"),
+    ),
+    (
+        *(QUANTIZE, {"type": "IncQuantization", "weight_only_config": {"bits": 8, "groupsize": 32}}),
+        *(UNKNOWN, ".weight_only_config.groupsize", "group_size"),
+    ),
     (QUANTIZE, surgery(RENAMING), UNKNOWN, ".surgeries.0.new_name", "new_names"),
     (QUANTIZE, surgery({"surgeon": "RenameInput"}), NO_NAME, ".surgeries.0.surgeon", "renameinputs"),
 ]
@@ -381,7 +389,8 @@ def test_name_of_which_the_hub_cannot_be_asked_is_told_as_by_a_run(tmp_path: Pat
 def test_builder_that_the_installed_olive_cannot_drive_is_named(
     olive: str | None, genai: str | None, host: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pass_options, "version_of", {"olive-ai": olive, "onnxruntime-genai-cuda": genai}.get)
+    builds = {"olive-ai": olive, "onnxruntime-genai-cuda": genai}
+    monkeypatch.setattr(package_versions, "version_of", builds.get)
     systems = {"local": {"type": "LocalSystem"}, "container": {"type": "Docker"}}
     recipe = {**built(), "systems": systems, "host": host}
     found = [error for error in mistakes(recipe) if error.field == "passes.build.type"]

@@ -259,6 +259,7 @@ TEMPLATES: list[tuple[str, str]] = [
     ("{% for x in %}", "model"),
     ("{{ 'x' * 20000000 }}", "20,000,000 16,777,216 LONGEST_TEXT"),
     ("{{ 1 // 0 }}", "model ZeroDivisionError"),
+    ("a{{ '\\ud800' }}", "model surrogate character 1"),
     ("{{ 1 + 'x' }}", "model TypeError"),
     ("{% include 'x' %}", "model TypeError loader"),
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "model RecursionError"),
@@ -266,6 +267,7 @@ TEMPLATES: list[tuple[str, str]] = [
 MODELS: dict[str, Row] = {
     "device": Row(lambda p: p.given("/dev/null"), DENIED, "/dev/null"),
     "pipe": Row(lambda p: p.pipe("x.onnx").given(p.here / "x.onnx"), DENIED, "x.onnx"),
+    "no UTF-8 in its name": Row(lambda p: p.given(p.model.rename(p.here / "a\udcff")), UNFIT, "a UTF-8 rename"),
     "pipe in it": Row(lambda p: p.pipe("model/chat_template.jinja"), DENIED, "chat_template model"),
     "pipe of tokens": Row(lambda p: p.pipe("model/added_tokens.json"), DENIED, "added_tokens"),
     "link out": Row(
@@ -421,6 +423,7 @@ CODED: list[tuple[str, ...]] = [  # field, code, value, and the expected code an
     ("metric_list", "pass", "[{metric: acc, higher_is_better: maybe}]", WRONG, "mine higher_is_better maybe"),
     ("fewshot_config", "raise KeyError('s')", "{sampler: first_n, samples: !function mine.f}", TASK, "mine 3"),
     ("gen_prefix", "pass", "!function mine.f", TASK, "mine"),
+    ("doc_to_text", "return 'a' + chr(0xD800)", "!function mine.f", TASK, "mine surrogate character 1"),
 ]
 
 

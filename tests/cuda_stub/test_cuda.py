@@ -38,7 +38,7 @@ from tests.cuda_stub.counts import Counts, counts
 from tests.engine.runners.ort.test_block_tables import POOLS, Paged
 from tests.exports import VOCAB, export, genai_export
 from tests.graph.index_bytes import index_bytes
-from tests.refusals import refused
+from tests.refusals import assert_says, refused
 
 pytestmark = pytest.mark.cuda_stub
 
@@ -350,6 +350,13 @@ def test_check_says_where_attention_would_run(export_name: str, words: tuple[str
     findings = check_model(config)
     said = "\n".join([findings.text(), *findings.problems])
     assert all(word in said for word in words), said
+
+
+def test_verification_refuses_kernels_that_do_nothing() -> None:
+    """Both graphs compute nothing, and are equal."""
+    given = {"tasks": ["a"], "model": {"path": str(export(LLAMA).path)}, "execution_provider": "cuda"}
+    (error,) = check_model(EvaluationConfig.parse(given), verify=True).errors
+    assert_says(error, "provider", holds=("cuda", "computes nothing"))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -3,6 +3,7 @@ that share a cache, positions as an input, and tokens that a graph of its own em
 
 from __future__ import annotations
 
+import random
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ import pytest
 import olive_ext
 from olive_ext.check.model_check import check_model
 from olive_ext.config import EvaluationConfig
+from tests.agreement.table import opened
+from tests.agreement.test_table import ROWS
 from tests.cuda_stub.counts import Counts, counts
 from tests.cuda_stub.test_cuda import CHUNK, SLOTS, STEPS, TEXT, _texts
 from tests.exports import genai_export, hf_model
@@ -61,6 +64,16 @@ def test_family_is_scored_in_full_steps_and_nothing_large_crosses(family: str, t
     assert found.wrong_copies == 0
     assert found.bytes_to_host <= 20 * len(pairs) * (4 + 8)
     assert found.bytes_to_device <= 1_500 * num_steps  # positions are one more number a token
+
+
+def test_packages_of_the_table_of_agreement_run_there(pytestconfig: pytest.Config) -> None:
+    """Six, drawn by the day: nothing of theirs falls to the CPU. The stub cannot run experts."""
+    rows = [row for given in ROWS for row in given.values if row.provider == "cuda" and "gpt_oss" not in row.package]
+    packages = sorted({row.package for row in rows})
+    for name in random.Random(pytestconfig.option.hypothesis_seed).sample(packages, 6):
+        row = next(row for row in rows if row.package == name)
+        with opened(row, row.engine, "cuda") as session:
+            assert session.describe_execution()["providers"][0] == "CUDAExecutionProvider", name
 
 
 def test_positions_on_three_axes_keep_single_rows_and_say_so() -> None:

@@ -49,6 +49,8 @@ class Export:
     not_on_cpu: str = ""
     differs: str = ""
     one_token: bool = False
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    """Where a plain session runs it."""
 
 
 GENAI_14, GENAI_18 = "0.14.1", "0.18.0"

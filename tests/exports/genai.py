@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import runpy
 import shutil
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from olive_ext.package_versions import installed
 from tests.exports.cache import once, packages, run_python, source_of
 from tests.exports.hf import FAMILIES, hf_model
 from tests.exports.text import TEXT
@@ -76,9 +76,9 @@ def genai_export(
 
 def _release(release: str | None, family: str) -> tuple[str, list[Path]]:
     """The release to use, and what to put before the installed packages."""
-    installed = version("onnxruntime-genai")
-    wanted = release or installed
-    path = [] if wanted == installed else [packages(f"onnxruntime-genai=={wanted}")]
+    own = installed("onnxruntime-genai")
+    wanted = release or own
+    path = [] if wanted == own else [packages(f"onnxruntime-genai=={wanted}")]
     needs = FAMILIES[family].needs
     return wanted, path + ([packages(*needs)] if needs else [])
 

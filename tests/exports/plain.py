@@ -1,4 +1,5 @@
-"""Logits of an export without the package under test: one forward pass, nothing cached, a plain CPU session.
+"""Logits of an export without the package under test: one forward pass, nothing cached, a plain session, on the CPU
+or where the export says.
 
 And the same of the Hugging Face model it was made from. What both hear or read first, where the family is an
 encoder-decoder, is fixed: `SOURCE` or `FEATURES`.
@@ -63,7 +64,7 @@ def plain_features(export: Export, name: str, arrays: Mapping[str, np.ndarray]) 
     graph = _find(export.path, f"{name}_encoder/model.onnx", f"{name}.onnx")
     assert graph, f"no {name} encoder in {export.path}"
     known = {**arrays, **{theirs: arrays[ours] for ours, theirs in _RENAMED.items() if ours in arrays}}
-    for wanted in _session(graph).get_inputs():
+    for wanted in _session(graph, export.providers).get_inputs():
         if known[wanted.name].ndim == len(wanted.shape) + 1:
             known[wanted.name] = known[wanted.name][0]
     features, *told = _run(graph, known, export).values()
@@ -127,13 +128,14 @@ def _model(hf: Path) -> Any:
 
 
 @lru_cache(maxsize=8)
-def _session(graph: Path) -> Any:
+def _session(graph: Path, names: tuple[str, ...]) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    providers = [(name, {"use_tf32": "0"} if name.startswith("CUDA") else {}) for name in names]
+    return onnxruntime.InferenceSession(graph, options, providers=providers)
 
 
 def _find(package: Path, *names: str) -> Path | None:
@@ -164,7 +166,7 @@ def _lengths(count: int) -> dict[str, np.ndarray]:
 
 def _run(graph: Path, known: dict[str, np.ndarray], export: Export) -> dict[str, np.ndarray]:
     """The graph's outputs by name; an input that is not known is an empty or a zero cache."""
-    session = _session(graph)
+    session = _session(graph, export.providers)
     feeds = {}
     for wanted in session.get_inputs():
         dtype = _TYPES[wanted.type.removeprefix("tensor(").removesuffix(")")]

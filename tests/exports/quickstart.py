@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from importlib.metadata import version
 from pathlib import Path
 
+import onnxruntime
+
+from olive_ext.package_versions import installed
 from tests.exports.cache import ROOT, once, run_python
 from tests.exports.genai import BUILDER
 
@@ -13,19 +15,21 @@ QUICKSTART = ROOT / "recipes" / "quickstart"
 MODEL, TASKS = QUICKSTART / "model", QUICKSTART / "tasks"
 
 
-def exported() -> Path:
-    """In float32, by onnxruntime-genai's builder."""
+def exported(precision: str = "fp32", provider: str = "cpu") -> Path:
+    """By onnxruntime-genai's builder."""
     weights = hashlib.sha256((MODEL / "model.safetensors").read_bytes()).hexdigest()
 
     def build(folder: Path) -> None:
-        run_python(["-m", BUILDER, "-i", MODEL, "-o", folder, "-p", "fp32", "-e", "cpu", "-c", folder / "cache"])
+        run_python(["-m", BUILDER, "-i", MODEL, "-o", folder, "-p", precision, "-e", provider, "-c", folder / "cache"])
 
-    return once("quickstart-fp32", [version("onnxruntime-genai"), weights], build)
+    return once(f"quickstart-{precision}-{provider}", [installed("onnxruntime-genai"), weights], build)
 
 
-def quantized(bits: int, block_size: int, *, symmetric: bool = True, accuracy_level: int | None = None) -> Path:
+def quantized(
+    bits: int, block_size: int, *, source: Path | None = None, symmetric: bool = True, accuracy_level: int | None = None
+) -> Path:
     """Round to nearest, by ONNX Runtime's own tool."""
-    source = exported()
+    source = source or exported()
 
     def build(folder: Path) -> None:
         import onnx
@@ -42,4 +46,4 @@ def quantized(bits: int, block_size: int, *, symmetric: bool = True, accuracy_le
                 (folder / file.name).write_bytes(file.read_bytes())
 
     form = "" if symmetric and accuracy_level is None else f"-{'sym' if symmetric else 'zp'}-level{accuracy_level}"
-    return once(f"quickstart-int{bits}-b{block_size}{form}", [source.name, version("onnxruntime")], build)
+    return once(f"quickstart-int{bits}-b{block_size}{form}", [source.name, onnxruntime.__version__], build)

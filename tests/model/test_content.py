@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from olive_ext.errors import ModelError
-from olive_ext.model.files.content import also_read, load_graph, model_digest, reading_noted, size_on_disk
+from olive_ext.model.files.content import load_graph, model_digest, size_on_disk
 from olive_ext.model.files.locate import locate, locate_hf
 from olive_ext.model.types import ModelFiles
 from tests.model.tiny import graph, put_genai, put_graph, put_json, put_tokenizer
@@ -60,28 +60,31 @@ def test_digest_does_not_change_with_what_opening_reads_not(files: ModelFiles) -
         assert model_digest(files) == before, name
 
 
-def test_digest_changes_with_the_code_that_a_configuration_names(tmp_path: Path) -> None:
-    put_json(tmp_path / "config.json", {"auto_map": {"AutoModelForCausalLM": "modeling.Own"}})
-    digests = set()
-    for text in ("a = 1", "a = 3"):
-        (tmp_path / "modeling.py").write_text(text)
-        digests.add(model_digest(locate_hf(str(tmp_path))))
-    assert len(digests) == 2
+@pytest.mark.parametrize("name", ["modeling.py", "own/layers.py", "data/scale.txt"])
+def test_digest_changes_with_all_that_code_of_the_folder_may_read(files: ModelFiles, tmp_path: Path, name: str) -> None:
+    put_json(tmp_path / "hf" / "config.json", {"auto_map": {"AutoModelForCausalLM": "modeling.Own"}})
+    put_json(files.directory / "tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["modeling.Own", None]}})
+    for located in (locate_hf(str(tmp_path / "hf")), files):
+        digests, file = {model_digest(located)}, located.directory / name
+        file.parent.mkdir(exist_ok=True)
+        for text in ("a = 1", "a = 3"):
+            file.write_text(text)
+            digests.add(model_digest(located))
+        assert len(digests) == 3
+        for hidden in (".cache/a", "own/__pycache__/a.pyc", "q4.onnx", "q4.onnx.data"):
+            put_json(located.directory / hidden, {})
+        assert model_digest(located) in digests
 
 
-def test_what_is_opened_beyond_the_digests_files_is_noted_with_its_content(files: ModelFiles) -> None:
-    data = files.directory / "data" / "scale.txt"
-    data.parent.mkdir()
-    noted = []
-    for text in ("1", "3"):
-        data.write_text(text)
-        with reading_noted():
-            data.read_text()
-            (files.directory / "tokenizer.json").read_text()
-            (files.directory / "written.txt").write_text("a")
-        noted.append(also_read(files))
-    assert [list(one) for one in noted] == [["data/scale.txt"]] * 2
-    assert noted[0] != noted[1]
+def test_digest_changes_with_code_of_another_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    put_json(tmp_path / "hf" / "config.json", {"auto_map": {"AutoModelForCausalLM": "some/code--modeling.Own"}})
+    kept, digests = tmp_path / "hub" / "models--some--code", {model_digest(locate_hf(str(tmp_path / "hf")))}
+    for name, text in (("refs/main", "abc"), ("snapshots/abc/modeling.py", "1"), ("snapshots/abc/layers.py", "3")):
+        (kept / name).parent.mkdir(parents=True, exist_ok=True)
+        (kept / name).write_text(text)
+        digests.add(model_digest(locate_hf(str(tmp_path / "hf"))))
+    assert len(digests) == 3
 
 
 def test_size_counts_graph_and_weights_once_and_external_data_are_not_read_with_the_graph(files: ModelFiles) -> None:

@@ -184,6 +184,7 @@ CASES: dict[str, tuple[Comparison, str]] = {
         "too_few task70 acc 5.1 pt, too_few task80 acc 4.5 pt",
     ),
     "uncorrected": (of(*NINE, WORSE), "ok: no_loss_found"),
+    "a text, uncorrected": (of(*NINE, replace(SMALL_LOSS, perplexity_ratio_stderr=0.0017)), "ok: no_loss_found"),
     "corrected": (of(*NINE, replace(WORSE, mcnemar_p=0.004)), "small_loss: small_loss worse acc 0.5 pt"),
     "the whole leads": (
         of(
@@ -295,6 +296,7 @@ CASES: dict[str, tuple[Comparison, str]] = {
     "one task far without an error": (of(replace(FAR, kl=replace(FAR.kl, stderr=None)), *NEAR), "ok: no_loss_found"),
     # Equal distributions.
     "the same": (of(same(), EQUAL), "ok: no_difference"),
+    "other answers of the same values": (of(same(), EQUAL, changed_answers=1), "ok: no_loss_found"),
     "the same with few documents": (
         of(same("t"), outcome("t", difference=0.0, low=-0.009, high=0.009, right_to_wrong=0, wrong_to_right=0)),
         "ok: no_difference",

@@ -360,6 +360,8 @@ def test_a_lost_end_token_is_never_green(folder: Path, tmp_path: Path) -> None:
     (lost / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, end]}))
     findings = check_model(EvaluationConfig.parse({"model": {"path": str(lost)}, "tasks": ["size_on_disk"]}))
     assert "which generation_config.json has for an end: genai_config.json does not name it" in findings.text()
+    ends = [fact.reason for section in findings.sections for fact in section.facts if fact.name == "end at"]
+    assert ends == ["genai_config.json"]
 
 
 def test_a_lost_begin_of_text_is_named_and_leaves_the_reference_as_it_is(folder: Path, tmp_path: Path) -> None:
@@ -376,6 +378,34 @@ def test_a_lost_begin_of_text_is_named_and_leaves_the_reference_as_it_is(folder:
     assert found.headline.startswith("cannot tell: the two models get different prompts: special tokens around a text")
     assert compared(report).metrics["results"] == alone.metrics["results"]
     assert alone.asked is None
+
+
+@pytest.mark.parametrize(("limit", "code"), [(2, "damaged"), (3, "asked")])
+def test_a_tokenizer_that_other_texts_would_show_asks_as_its_tokens_of_all_documents_say(
+    limit: int, code: str, folder: Path, tmp_path: Path
+) -> None:
+    """The third document has the word in one of its choices alone. Digests were shown as the prompts."""
+
+    def damage(content: Any) -> None:
+        changed = [{"type": "Replace", "pattern": {"String": one}, "content": to} for one, to in ("83", ("mat", "hat"))]
+        content["normalizer"] = {"type": "Sequence", "normalizers": changed}
+
+    other, plain = copied(tmp_path, "other", tokenizer=damage), genai_export("llama")
+    made = compared(answered(other, plain, folder, tmp_path, "out", tasks=["tiny_choice"], limit=limit))
+    assert made.asked is not None
+    shown = made.asked.reference_prompt, made.asked.candidate_prompt
+    prompt = "<bos>the cat sat "
+    assert (made.asked.are_alike, shown) == (
+        (True, ("", "")) if limit == 2 else (False, (f"{prompt}mat", f"{prompt}hat"))
+    )
+    found = verdict(made)
+    assert (found.status, found.code, made.divergences) == ("unknown", code, ())
+    assert ("get different prompts" in found.headline) == (limit == 3)
+    assert "tokenizer.json" in found.headline
+    assert "tokenizer.json" in found.next_step
+    alone = asked(other, plain)
+    assert alone is not None
+    assert (alone.candidate_prompt, alone.are_alike) == ("", False)
 
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"

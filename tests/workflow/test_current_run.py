@@ -14,6 +14,7 @@ from olive.model import ModelConfig
 
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, MismatchError
+from olive_ext.package_versions import versions
 from olive_ext.workflow.current_run import Run, running, settled, with_reference
 from olive_ext.workflow.evaluation_cache import environment
 from olive_ext.workflow.handlers import tokenizer_candidates
@@ -151,6 +152,18 @@ def test_caches_notice_a_changed_reference(tmp_path: Path) -> None:
         changed = environment(settings())
     assert first == again
     assert len({first, deeper, changed, environment(settings("owner/name"))}) == 4
+
+
+def test_caches_notice_another_release_of_lm_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = environment(settings(None))
+    (tmp_path / "lm_eval-99.dist-info").mkdir()
+    (tmp_path / "lm_eval-99.dist-info" / "METADATA").write_text("Name: lm-eval\nVersion: 99\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    versions.cache_clear()
+    try:
+        assert environment(settings(None)) != before
+    finally:
+        versions.cache_clear()
 
 
 def test_caches_notice_a_changed_float_model(tmp_path: Path) -> None:

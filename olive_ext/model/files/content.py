@@ -11,13 +11,12 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-import sys
+import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from copy import deepcopy
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from olive_ext.errors import DamagedError, MismatchError, ModelError, NotFoundError, first_line, reading
 from olive_ext.model.files.package_config import named_files, within
@@ -39,19 +38,19 @@ _CONFIGS = (
     "adapter_config.json",
     "genai_config*.json",
 )
-_TEXTS = ("tokenizer*", "*.model", "*.spm", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
+_TEXTS = ("tokenizer*", "*.model", "*.spm", "vocab*", "merges.txt", "*_tokens*.json", "tekken.json")
 _TEMPLATES = ("chat_template*", "additional_chat_templates/*")
 _HF_FILES = ("*.bin", "*.index.json", *_HF_WEIGHTS)
-"""The files of a model's folder that are opened, also by native code. `also_read` has what Python opens beyond these.
-"""
+"""The files of a model's folder that are opened, also by native code."""
 
 
 def read_files(files: ModelFiles) -> dict[str, Path]:
     """Every file that opening the model reads, by a label that is the same wherever the files lie.
 
     These are the graphs with their weights and compiled contexts, and of the folders of model, decoder and tokenizer
-    the configurations, the tokenizer, templates, what genai_config.json names, and, where a configuration names classes
-    of its own (`auto_map`), Python. Not all of a folder counts: it may be any, with reports and scripts in it.
+    the configurations, the tokenizer, templates and what genai_config.json names. Not all of a folder counts: it may be
+    any, with reports and scripts in it. Where a configuration names classes of its own (`auto_map`), all does but other
+    graphs and what is hidden: its code may read any of it. Code of another repository counts as the hub's cache has it.
     """
     is_graph, tokenizer = files.decoder != files.directory, Path(files.tokenizer)
     read = dict(_graphs(files)) if is_graph else {}
@@ -64,10 +63,26 @@ def read_files(files: ModelFiles) -> dict[str, Path]:
     for folder, role in roles.items():
         patterns = (*_CONFIGS, *_TEXTS, *_TEMPLATES, *(() if is_graph or role != "model" else _HF_FILES))
         wanted = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
-        if any(b'"auto_map"' in file.read_bytes() for file in wanted if file.name.endswith("config.json")):
-            wanted.update(folder.glob("*.py"))
+        configs = [file.read_bytes() for file in wanted if file.name.endswith("config.json")]
+        if any(b'"auto_map"' in text for text in configs):
+            read |= {f"code {file.parts[-4:]}": file for text in configs for file in _code_elsewhere(text)}
+            wanted.update(file for file in folder.rglob("*") if file not in read.values() and _is_data(folder, file))
         read |= {f"{role} {file.relative_to(folder).as_posix()}": file for file in wanted}
     return {label: file for label, file in read.items() if file.is_file()}
+
+
+def _code_elsewhere(config: bytes) -> Iterator[Path]:
+    """Python that `auto_map` names as "owner/name--file.Class", with what lies beside it."""
+    from huggingface_hub import try_to_load_from_cache
+
+    for name, file in {*re.findall(r'"([\w.-]+/[\w.-]+)--(\w+)\.', config.decode(errors="replace"))}:
+        if isinstance(known := try_to_load_from_cache(name, f"{file}.py"), str):
+            yield from Path(known).parent.glob("*.py")
+
+
+def _is_data(folder: Path, file: Path) -> bool:
+    parts = file.relative_to(folder).parts
+    return ".onnx" not in file.name and not any(part.startswith(".") or part == "__pycache__" for part in parts)
 
 
 def model_digest(files: ModelFiles, *more: Path) -> str:
@@ -76,48 +91,6 @@ def model_digest(files: ModelFiles, *more: Path) -> str:
     """
     parts: list[tuple[str, Path | bytes]] = [*sorted(read_files(files).items()), *((file.name, file) for file in more)]
     return digest_of(parts if Path(files.tokenizer).is_dir() else [*parts, ("tokenizer", files.tokenizer.encode())])
-
-
-_opened: set[str] = set()
-_windows: list[None] = []
-
-
-def _note_opened(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" and _windows and isinstance(arguments[0], str | bytes):
-        path, is_written = os.fsdecode(arguments[0]), arguments[2] & (os.O_WRONLY | os.O_RDWR)
-        if not is_written and not path.endswith(".pyc"):
-            _opened.add(str(Path(path).resolve()))
-
-
-@cache
-def _listen() -> None:
-    sys.addaudithook(_note_opened)  # for the rest of the process: Python removes none
-
-
-@contextmanager
-def reading_noted() -> Iterator[None]:
-    """Notes what Python opens in the block, in any thread, for `also_read`."""
-    _listen()
-    _windows.append(None)
-    try:
-        yield
-    finally:
-        _windows.pop()
-
-
-def also_read(files: ModelFiles) -> dict[str, str]:
-    """Files that models opened in this process have read of this model's folders, or as code in the hub's cache, and
-    that `read_files` does not list: data of a model's own code, for instance. Each by its label, with its digest."""
-    read = {file.resolve() for file in read_files(files).values()}
-    roots = [path.resolve() for path in (files.directory, Path(files.tokenizer)) if path.is_dir()]
-    more: dict[str, str] = {}
-    places = (*(f"{root}{os.sep}" for root in roots), f"{os.sep}snapshots{os.sep}")
-    for path in sorted(Path(name) for name in _opened.copy() if any(part in name for part in places)):
-        root = next((root for root in roots if path.is_relative_to(root)), None)
-        is_code = path.suffix == ".py" and "snapshots" in path.parts
-        if (root is not None or is_code) and path not in read and path.is_file():
-            more[path.name if root is None else path.relative_to(root).as_posix()] = digest_of([("", path)])
-    return more
 
 
 def _graphs(files: ModelFiles) -> Iterator[tuple[str, Path]]:

@@ -28,7 +28,7 @@ from olive_ext.model.files.content import digest_of
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.providers.resolution import build_facts
 from olive_ext.model.providers.table import FOLDER, TABLE
-from olive_ext.package_versions import version_of
+from olive_ext.package_versions import installed
 from olive_ext.records.files import cache_folder, make_own_folder, refuse_shared
 
 logger = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ def key_of(graph: bytes, weights: Iterable[Path], facts: Mapping[str, Any]) -> s
 def facts_of(providers: Sequence[Provider], config: EngineConfig) -> Mapping[str, Any]:
     """Providers with their options, versions and devices, and ONNX Runtime's own options."""
     names = [provider.name for provider in providers]
-    libraries = {name: version_of(name) for one in names if one in _CACHES for name in _CACHES[one].libraries}
+    libraries = {name: installed(name) for one in names if one in _CACHES for name in _CACHES[one].libraries}
     return {
         "libraries": libraries,
         "machine": [platform.system(), platform.machine()],

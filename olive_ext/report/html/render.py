@@ -17,7 +17,7 @@ from typing import Any
 
 from olive_ext.errors import counted
 from olive_ext.report import numbers, view
-from olive_ext.report.changes import difference_texts, perplexity_change
+from olive_ext.report.changes import OVER_ALL, difference_texts, perplexity_change
 from olive_ext.report.comparison import Divergence, Status
 from olive_ext.report.numbers import NO_VALUE, Bin
 from olive_ext.report.page import Column, ComparedModels, Page, page_of
@@ -134,6 +134,7 @@ def _context(page: Page) -> dict[str, Any]:
         "view": view,
         "numbers": numbers,
         "difference_texts": difference_texts,
+        "over_all": OVER_ALL,
         "perplexity_change": perplexity_change,
     }
 

@@ -19,9 +19,10 @@ import gc
 import os
 import shlex
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,7 +34,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import is_same_path
 from olive_ext.registry import hook
 from olive_ext.report.changes import name_of
-from olive_ext.report.comparison import VARIANT, ClaimResult, Comparison
+from olive_ext.report.comparison import VARIANT, ClaimResult, Comparison, PromptDiff
 from olive_ext.report.metrics import NON_FINITE
 from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import certain_comparison
@@ -44,16 +45,15 @@ from olive_ext.run.reference.observer import Generated, Observer, ReferenceScore
 from olive_ext.run.reference.pairing import compare_answers, without_value
 from olive_ext.run.reference.sampled_run import Document, lost_documents, question_of, run_sampled
 from olive_ext.run.sample_logs import Fields, sample_fields
-from olive_ext.session.tokenizer_fit import TEMPLATE
+from olive_ext.session.tokenizer_fit import TEMPLATE, excerpts
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks
+    from olive_ext.session.tokenizer import Tokenizer
 
+_Prompts = Mapping[tuple[str, int, int], Sequence[str]]
 Mode = Literal["recorded", "resident", "answers", "recording", "file", "alone"]
-
-_SHOWN = 60
-"""Characters of a prompt's beginning, and of its end, that are shown."""
 
 MEMORY_FACTOR = 2.0
 """The memory that a model is expected to take, in multiples of its size: weights, unpacked ones, KV cache, logits."""
@@ -73,8 +73,8 @@ class ReferenceRun:
     lost: Collection[Document] = ()
     """Documents with a request that has no answer."""
 
-    prompt: str = ""
-    """A document's prompt as the model was asked."""
+    prompts: _Prompts = field(default_factory=dict)
+    """By task, document and request: its texts, where each model is asked by its own files."""
 
     num_lost: int = 0
     """Requests that the reference alone could not answer."""
@@ -187,8 +187,8 @@ class TaskRun:
     def _compared(self, lm: LM, reference: ReferenceRun) -> Comparison:
         observer, weights, samples, own = self.observer, self.weights, self.samples, self.answers
         asked = self._models.prompt_diff if self._mode == "answers" else None
-        if asked and TEMPLATE not in asked.what and reference.prompt != (prompt := _first_prompt(lm, samples)):
-            asked = replace(asked, reference_prompt=reference.prompt, candidate_prompt=prompt)
+        if asked and TEMPLATE not in asked.what and hasattr(lm, "session"):
+            asked = _shown(asked, *self._models.tokenizers, reference.prompts, _prompts(samples))
         facts, matters = self._facts(lm, reference.tokens_fed), self._models.config.matters
         both = reference.answers, own, samples, self._tasks.tasks
         comparison = Comparison(facts, metrics=reference.results, matters=matters)
@@ -235,12 +235,13 @@ class TaskRun:
         lm.role = "the reference"
         results = run_tasks(lm, self._tasks, self._models.config, progress=self._models.progress)
         samples = results.pop("samples")
-        answers, prompt, tokens_fed = read_answers(samples, self._tasks.tasks), _first_prompt(lm, samples), None
+        answers, tokens_fed = read_answers(samples, self._tasks.tasks), None
+        prompts = _prompts(samples) if self._mode == "answers" else {}
         if observer is not None and is_alone:
             score_generated(lm, observer.generated)
             tokens_fed = int(lm.session.counters.tokens_fed)
         counts = len(getattr(lm, "lost", ())) - num_lost, _non_finite(lm) if is_alone else 0, tokens_fed
-        return ReferenceRun(results, answers, observer, lost_documents(lm), prompt, *counts)
+        return ReferenceRun(results, answers, observer, lost_documents(lm), prompts, *counts)
 
     def _facts(self, lm: LM, tokens_fed: int | None) -> dict[str, Any]:
         reference = self._models.config.reference
@@ -319,13 +320,25 @@ def _arguments(config: EvaluationConfig) -> str:
     return shlex.join(str(one).removeprefix(here) for one in each)
 
 
-def _first_prompt(lm: Any, samples: Mapping[str, Any]) -> str:
-    """The first document's prompt with its special tokens, in short; empty for a model of lm-eval's own."""
-    line = next(iter(next(iter(samples.values()), ())), None)
-    if line is None or not line["arguments"] or not hasattr(lm, "session"):
-        return ""
-    text = str(lm.tok_decode(lm.tok_encode(str(line["arguments"][0][0])), skip_special_tokens=False))
-    return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]} ... {text[-_SHOWN:]}"
+def _prompts(samples: Mapping[str, Any]) -> _Prompts:
+    """The texts of each request: the context, and what follows it with the context before."""
+    return {
+        (task, line["doc_id"], number): [*accumulate(text for text in arguments[:2] if isinstance(text, str))]
+        for task, lines in samples.items()
+        for line in lines
+        for number, arguments in enumerate(line["arguments"])
+    }
+
+
+def _shown(diff: PromptDiff, one: Tokenizer, two: Tokenizer, reference: _Prompts, candidate: _Prompts) -> PromptDiff:
+    """`diff` with the first texts of both models' requests of which they get other tokens, if there are any."""
+    for at, texts in candidate.items():
+        for asked, own in zip(reference.get(at, texts), texts, strict=False):
+            if (ids := one.encode(asked)) != (other := two.encode(own)):
+                both = one.decode(ids, skip_special_tokens=False), two.decode(other, skip_special_tokens=False)
+                shown = excerpts(*(both if both[0] != both[1] else (str(ids), str(other))))
+                return replace(diff, reference_prompt=shown[0], candidate_prompt=shown[1])
+    return replace(diff, are_alike=True)
 
 
 def _fits(*models: ResolvedModel) -> bool:

@@ -55,10 +55,6 @@ class PartsDifferError(Exception):
     """How far texts that are fed in parts, or in company, are from those fed whole and alone."""
 
 
-class FellBackError(Exception):
-    """The session runs on the CPU, which the model was not resolved for."""
-
-
 def open_ort_runner(
     model: ResolvedModel, profile_prefix: Path | None = None, weights: Mapping[Path, BoundWeights] | None = None
 ) -> OpenedRunner:
@@ -104,8 +100,6 @@ def _open(sessions: Sessions) -> OpenedRunner:
             logger.warning("%s; running the whole model on the CPU", error)
             sessions = replace(sessions, model=replace(model, session_providers=model.providers[-1:]))
             problems, not_captured = {}, ""
-        except FellBackError:
-            sessions = replace(sessions, model=replace(model, session_providers=model.providers[-1:]))
 
 
 def _plain(model: ResolvedModel) -> ResolvedModel:
@@ -135,7 +129,7 @@ def _open_in(form: GraphForm, sessions: Sessions, notes: tuple[str, ...]) -> Ope
     if sessions.device(session).kind != model.device.kind:
         if model.capture(spec).is_tried:
             raise NotCapturedError("ONNX Runtime falls back to the CPU")
-        raise FellBackError
+        raise MisplacedError("ONNX Runtime falls back to the CPU")
     adapters.attach(session, sessions.device(session))
     decoder = _decoder(form, sessions, (session, head, spec), adapters)
     try:

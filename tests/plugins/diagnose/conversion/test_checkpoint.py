@@ -423,6 +423,16 @@ def test_a_tokenizer_or_chat_template_that_was_lost_is_a_problem(
     assert (found.status, len(found.errors)) == ("loss" if problem and not is_mistake else "ok", is_mistake)
 
 
+def test_a_lost_end_of_answers_is_a_problem(tmp_path: Path) -> None:
+    hf, path = shutil.copytree(hf_model("llama"), tmp_path / "hf"), genai_export("llama")
+    config = EvaluationConfig.parse({"model": {"path": str(path)}, "tasks": ["a"], "max_length": 16})
+    for ends, codes in (([1], []), ([1, 77], ["not_comparable"])):
+        (hf / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+        errors = check_model(config, against=str(hf)).differences
+        assert [error.code for error in errors] == codes
+    assert "does not stop at token 77" in str(errors[0])
+
+
 def test_graph_without_states_names_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversion, "states_of", lambda *_: {"layers.0": np.ones((4, 8), np.float32)})
     graph = SimpleNamespace(run=lambda tokens: {"logits": np.ones((4, 3), np.float32)})
