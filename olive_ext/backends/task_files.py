@@ -25,10 +25,6 @@ _SUFFIXES = (".yaml", ".yml")
 _DATA = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt")
 
 
-class EndlessTaskError(TaskError):
-    """A task file that `yaml_files` refuses, or that makes lm-eval read such a file."""
-
-
 class _Function(str):
     """The name of a function in a task file."""
 
@@ -43,12 +39,12 @@ _TaskReader.add_multi_constructor(
 
 
 def read_task(path: Path) -> Mapping[str, Any]:
-    """A task file's content. Raises `TaskError` with the reason, the file and the line where it cannot be parsed, and
-    `EndlessTaskError` where `yaml_files` refuses it."""
+    """A task file's content. Raises `TaskError` with the reason, the file and the line: "damaged" where it cannot be
+    parsed, and of another code where `yaml_files` refuses it."""
     try:
         config = yaml.load(yaml_bytes(path), Loader=_TaskReader)
     except UnboundedError as error:
-        raise EndlessTaskError(f"task file '{path}' is not read: {error}") from error
+        raise TaskError(f"task file '{path}' is not read: {error}") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark is not None else ""
@@ -87,7 +83,7 @@ def _included(config: Mapping[str, Any]) -> list[Any]:
 
 class TaskFiles:
     """The task files in `folders`, those among `tasks`, and what these include. lm-eval's own files are not checked.
-    Raises `EndlessTaskError`."""
+    Raises `TaskError` for a file that no reader may end with."""
 
     def __init__(self, tasks: Sequence[object], folders: Sequence[str]) -> None:
         self._tasks = tasks
@@ -105,9 +101,9 @@ class TaskFiles:
         if path not in self.contents:
             try:
                 self.contents[path] = read_task(path)
-            except EndlessTaskError:
-                raise
-            except TaskError:
+            except TaskError as error:
+                if error.code != "damaged":
+                    raise
                 self.contents[path] = {}
         return self.contents[path]
 
@@ -149,13 +145,13 @@ class TaskFiles:
                 raise TaskError(f"task file '{path}', {twice}", code="damaged")
 
     def refuse_endless(self) -> None:
-        """Raises `EndlessTaskError` for a file of Python or data that a task file names and that is a pipe or a device.
+        """Raises `TaskError` for a file of Python or data that a task file names and that is a pipe or a device.
         lm-eval reads all task files of a folder, whichever task is asked for."""
         for path, files in self._named():
             for file in files:
                 if kind := special_kind(file):
                     source = "an inline task" if path is None else f"task file '{path}'"
-                    raise EndlessTaskError(f"{source} names '{file}', which is {kind}")
+                    raise TaskError(f"{source} names '{file}', which is {kind}")
 
     def all_files(self) -> list[Path]:
         """The task files, and the files of Python and data that they name, wherever these lie."""
