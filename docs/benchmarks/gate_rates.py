@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from olive_ext.report import Report, to_json
 from olive_ext.report.changes import LEVEL
 from olive_ext.report.comparison import Comparison, TextChange
 from olive_ext.report.numbers import Z95
-from olive_ext.report.verdict import verdict
+from olive_ext.report.verdict import EXIT_STATUS, verdict
 from olive_ext.run.reference.answers import Answers, DocumentAnswer
 from olive_ext.run.reference.packed_answers import packed
 from olive_ext.stats import paired_answers
@@ -66,15 +67,15 @@ def margins(count: int, random: np.random.Generator) -> np.ndarray:
     return np.stack([both_TD, both_TD + 0.2 * random.normal(size=both_TD.shape)], axis=1)
 
 
-def rate(comparisons: int, count: int, planted: float = 0.0) -> dict[str, int]:
-    """Decisions on `comparisons` pairs of models over `count` documents a task."""
-    decisions = {"passed": 0, "loss": 0, "cannot tell": 0}
+def rate(comparisons: int, count: int, planted: float = 0.0) -> Counter[int]:
+    """Exit statuses of `comparisons` pairs of models over `count` documents a task."""
+    statuses = Counter[int]()
     for seed in range(comparisons):
         random = np.random.default_rng([seed, count])
         drawn = margins(count, random)
         gated = gate_answers(answers(drawn, random), answers(drawn, random, planted))
-        decisions[gated.decision] += 1
-    return decisions
+        statuses[EXIT_STATUS[gated.status]] += 1
+    return statuses
 
 
 def shown(found: int, total: int) -> str:
@@ -208,7 +209,7 @@ def gates(asked: int) -> Iterator[str]:
         assert needed is not None
         count, total = -(-needed // len(TASKS)), asked if points else EQUAL * asked
         found = rate(total, count, points / 100)
-        rates = " | ".join(shown(found[name], total) for name in ("loss", "passed", "cannot tell"))
+        rates = " | ".join(shown(found[status], total) for status in (1, 0, 3))
         yield f"| {points} point{'s' * (points != 1)} | {len(TASKS) * count:,} | {rates} |"
 
 

@@ -1,7 +1,7 @@
-"""Task files as they are written: read within limits, with the files that they include and the files of Python and data
-that they name. Also the names of tasks and groups, and the folders of their files. Mistakes are refused before lm-eval,
-which takes seconds to import and half a minute to read its own files, and would follow a group's members without end.
-Imports no lm-eval, and nothing that the files name."""
+"""Task files as they are written, with the files that they include and the files of Python and data that they name.
+Also the names of tasks and groups, and the folders of their files. Mistakes are refused before lm-eval, which takes
+seconds to import and half a minute to read its own files, and follows a group's members without end. Imports no
+lm-eval, and nothing that the files name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,6 @@ from olive_ext.errors import TaskError, first_line, special_kind, suggest
 
 _SUFFIXES = (".yaml", ".yml")
 _DATA = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt")
-
-MOST_INCLUDED = 100
-"""The most files that a task file includes, with those that they include; lm-eval's include three."""
-
-
-class EndlessTaskError(TaskError):
-    """A task file that breaks a limit of `yaml_files`, or that makes lm-eval read such a file."""
 
 
 class _Function(str):
@@ -46,12 +39,12 @@ _TaskReader.add_multi_constructor(
 
 
 def read_task(path: Path) -> Mapping[str, Any]:
-    """A task file's content. Raises `TaskError` with the reason, the file and the line where it cannot be parsed, and
-    `EndlessTaskError` where it breaks a limit of `yaml_files`."""
+    """A task file's content. Raises `TaskError` with the reason, the file and the line: "damaged" where it cannot be
+    parsed, and of another code where `yaml_files` refuses it."""
     try:
         config = yaml.load(yaml_bytes(path), Loader=_TaskReader)
     except UnboundedError as error:
-        raise EndlessTaskError(f"task file '{path}' is not read: {error}") from error
+        raise TaskError(f"task file '{path}' is not read: {error}") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark is not None else ""
@@ -80,8 +73,6 @@ def _refuse_broken(path: Path, read: list[Path]) -> None:
             raise TaskError(f"task file '{path}': no file 'include' = {name!r}", "include", name, code="not_found")
         if _real(included) in read:
             raise TaskError(f"task file '{path}': 'include' = {name!r} is being read", "include", code="damaged")
-        if len(read) > MOST_INCLUDED:
-            raise TaskError(f"'{read[0]}' includes more than {MOST_INCLUDED} files (MOST_INCLUDED)", code="too_large")
         _refuse_broken(included, read)
 
 
@@ -92,7 +83,7 @@ def _included(config: Mapping[str, Any]) -> list[Any]:
 
 class TaskFiles:
     """The task files in `folders`, those among `tasks`, and what these include. lm-eval's own files are not checked.
-    Raises `EndlessTaskError`."""
+    Raises `TaskError` for a file that no reader may end with."""
 
     def __init__(self, tasks: Sequence[object], folders: Sequence[str]) -> None:
         self._tasks = tasks
@@ -110,9 +101,9 @@ class TaskFiles:
         if path not in self.contents:
             try:
                 self.contents[path] = read_task(path)
-            except EndlessTaskError:
-                raise
-            except TaskError:
+            except TaskError as error:
+                if error.code != "damaged":
+                    raise
                 self.contents[path] = {}
         return self.contents[path]
 
@@ -154,13 +145,13 @@ class TaskFiles:
                 raise TaskError(f"task file '{path}', {twice}", code="damaged")
 
     def refuse_endless(self) -> None:
-        """Raises `EndlessTaskError` for a file of Python or data that a task file names and that is a pipe or a device.
+        """Raises `TaskError` for a file of Python or data that a task file names and that is a pipe or a device.
         lm-eval reads all task files of a folder, whichever task is asked for."""
         for path, files in self._named():
             for file in files:
                 if kind := special_kind(file):
                     source = "an inline task" if path is None else f"task file '{path}'"
-                    raise EndlessTaskError(f"{source} names '{file}', which is {kind}")
+                    raise TaskError(f"{source} names '{file}', which is {kind}")
 
     def all_files(self) -> list[Path]:
         """The task files, and the files of Python and data that they name, wherever these lie."""
@@ -256,13 +247,6 @@ Spec = str | Mapping[str, Any]
 _WORD = re.compile(rb"[\w.+-]+")
 _DEFINED = re.compile(rb"^(?:task|group|tag):[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
 
-MOST_TASKS = 10_000
-"""The most tasks that a group may stand for. lm-eval's largest group has some hundreds, and lm-eval makes each of them.
-"""
-
-DEEPEST = 32
-"""The most groups inside each other; lm-eval's have 4."""
-
 
 def is_file(spec: str) -> bool:
     """Whether a task is named by the path of its file."""
@@ -337,17 +321,13 @@ def _shipped_folders() -> list[Path]:
 def tasks_of(spec: Spec, index: Mapping[str, Any]) -> list[Any]:
     """What a task or a group stands for: itself, or each member that is not a group, as it is written. `index` is
     lm-eval's, by name; members that it lacks count as tasks. Raises `TaskError` for a group, or one inside it, that has
-    no tasks, is a member of itself, or breaks a limit."""
+    no tasks or is a member of itself."""
     content = (
         read_task(Path(spec).expanduser())
         if isinstance(spec, str) and is_file(spec) and Path(spec).expanduser().is_file()
         else {}
     )
-    members = list(islice(_tasks(content if "group" in content else spec, index, ()), MOST_TASKS + 1))
-    if len(members) > MOST_TASKS:
-        problem = f"the group {spec!r} stands for more than {MOST_TASKS:,} tasks (MOST_TASKS)"
-        raise TaskError(problem, code="too_large")
-    return members
+    return list(_tasks(content if "group" in content else spec, index, ()))
 
 
 def _tasks(member: Any, index: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Any]:
@@ -359,8 +339,6 @@ def _tasks(member: Any, index: Mapping[str, Any], above: tuple[str, ...]) -> Ite
     name, members = str(config.get("group")), config.get("task")
     if name in above:
         raise TaskError(f"group '{name}' is a member of itself: {' > '.join([*above[above.index(name) :], name])}")
-    if len(above) >= DEEPEST:
-        raise TaskError(f"group '{above[0]}' has more than {DEEPEST} levels of groups (DEEPEST)", code="too_large")
     if not isinstance(members, list) or not members:
         raise TaskError(f"group '{name}' has no tasks; give a list of names", "task", members, code="wrong_value")
     for item in members:

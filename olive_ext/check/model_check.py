@@ -39,7 +39,7 @@ from olive_ext.registry import hook
 from olive_ext.report.numbers import predicted
 
 if TYPE_CHECKING:
-    from olive_ext.report.verdict import Status
+    from olive_ext.report.comparison import Status
     from olive_ext.session import Session
     from olive_ext.session.generation_bounds import StopIds
     from olive_ext.session.local import Texts

@@ -1,5 +1,5 @@
-"""Files of YAML that others wrote, read within limits: the library's own reader ends the process where brackets nest
-deeply; and recipes, which may be such files. Knows nothing of what the files say.
+"""Files of YAML that others wrote, which no reader fails to end with: the library's own ends the process where brackets
+nest deeply; and recipes, which may be such files. Knows nothing of what the files say.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from typing import Any
 import yaml
 
 from olive_ext.errors import ConfigError, keys_once, special_kind
-
-LARGEST_FILE = 4 * 2**20
-"""Bytes of a file: the largest of lm-eval's task files has 63 thousand."""
 
 DEEPEST = 64
 """Collections inside of each other; lm-eval's files have 7."""
@@ -30,18 +27,15 @@ class UnboundedError(ValueError):
 
 
 def yaml_bytes(path: Path) -> bytes:
-    """The content of a file within the limits.
+    """The content of a file that every reader ends with.
 
     Raises:
-        UnboundedError: a limit of this module is broken; the message names the line, and the limit with its value.
+        UnboundedError: no reader might; the message names the line.
         OSError: there is no such file, or it cannot be read.
         yaml.YAMLError: it is no YAML.
     """
-    size = path.stat().st_size
     if kind := special_kind(path):
         raise UnboundedError(f"it is {kind}")
-    if size > LARGEST_FILE:
-        raise UnboundedError(f"it has {size:,} bytes, more than {LARGEST_FILE:,} (LARGEST_FILE)")
     content = path.read_bytes()
     _refuse_unbounded(content)
     return content

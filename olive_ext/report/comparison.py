@@ -12,6 +12,9 @@ from olive_ext.report.numbers import Bin, Number, Spread, joined
 from olive_ext.report.place import PlaceFinding
 from olive_ext.report.stages import Stage
 
+Status = Literal["ok", "small_loss", "loss", "unknown"]
+"""What every verdict comes to."""
+
 ALL = "all"
 """The task's name in a `Divergence` over the positions of all tasks."""
 
@@ -274,8 +277,8 @@ class ClaimResult:
 
     bound: float
     confidence: float
-    verdict: Literal["kept", "broken", "open"]
-    """"open" where all documents are evaluated, and what is not known of them would decide."""
+    verdict: Status
+    """"ok" where the claim is kept; "unknown" where what is not known of the documents, all evaluated, would decide."""
 
     estimate: Number
     low: Number
@@ -302,7 +305,7 @@ class ClaimResult:
     @property
     def is_above(self) -> bool:
         """On which side of the bound the metric is, or was to be where that is open."""
-        return (self.side == "above") == (self.verdict != "broken")
+        return (self.side == "above") == (self.verdict != "loss")
 
     def sentence(self) -> str:
         """ "342 of 10,042 documents, stopped: loss below 1 point is certain (95 % for this model)"."""
@@ -310,7 +313,7 @@ class ClaimResult:
         if self.num_unknown:
             unknown = f", {self.num_unknown:,} without an answer"
         everything = f"{'all ' * (self.num_documents != 1)}{counted(self.num_documents, 'document')}{unknown}"
-        if self.verdict == "open":
+        if self.verdict == "unknown":
             return f"{everything}: {self.statement()} is not certain{self._cut()}"
         if self.num_evaluated == self.num_documents:
             return f"{everything}: {self.statement()}{self._cut()}"

@@ -148,7 +148,7 @@ def comparison_metrics(comparison: Comparison) -> tuple[Metric, ...]:
     number = comparison.non_finite
     wrong = [Metric(NON_FINITE, "requests", "none", float(number), higher_is_better=False)] if number else []
     claim = comparison.certainty
-    if claim is not None and claim.verdict == "open":
+    if claim is not None and claim.verdict == "unknown":
         about = firsts if claim.metric == "accuracy_difference" else divergences
         number = sum(item.task != ALL for item in about)
         wrong.append(Metric(OPEN_CLAIM, f"{OPEN_CLAIM}_{claim.metric}", "none", float(number), higher_is_better=False))

@@ -109,6 +109,9 @@ def has_several_filters(report: Report, task: str) -> bool:
     return len(seen) > len(set(seen))
 
 
+_CLAIMED = {"kept": "ok", "broken": "loss", "open": "unknown"}
+"""Words of a claim's verdict that earlier versions wrote."""
+
 _JUDGED = ("status", "headline", "reasons", "next_step")
 
 
@@ -133,8 +136,10 @@ def from_json(text: str) -> Report:
             content.pop("narrowed", None)
             old, broken = {"code": "bound_broken", "field": "require"}, content.get("broken") or ()
             content["broken"] = [{**old, "words": one} if isinstance(one, str) else one for one in broken]
-            if isinstance(content.get("comparison"), dict):
-                content["comparison"].pop("margins", None)
+            if isinstance(comparison := content.get("comparison"), dict):
+                comparison.pop("margins", None)
+                if isinstance(claim := comparison.get("certainty"), dict):
+                    claim["verdict"] = _CLAIMED.get(str(claim.get("verdict")), claim.get("verdict"))
         return _reader().validate_python(content)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error

@@ -62,7 +62,7 @@ def _held(overall: Divergence, certainty: ClaimResult) -> Divergence:
 
 def _beyond(value: float, certainty: ClaimResult) -> float:
     """`value`, or the nearest that certainly breaks the bound."""
-    if certainty.verdict != "broken" or math.isnan(value):
+    if certainty.verdict != "loss" or math.isnan(value):
         return value
     sign = 1 if certainty.is_above else -1
     return sign * max(sign * value, sign * certainty.bound + _SAME)

@@ -29,14 +29,13 @@ from olive_ext.report.changes import (
     uncompared,
     unjudged_tasks,
 )
-from olive_ext.report.comparison import ALL, CONSTANTS, ClaimResult, Comparison, Divergence
+from olive_ext.report.comparison import ALL, CONSTANTS, ClaimResult, Comparison, Divergence, Status
 from olive_ext.report.metrics import CUT_OFF, STOPPED
 from olive_ext.report.next_step import next_step
 from olive_ext.report.numbers import SAME_NATS, joined
 from olive_ext.report.place import PlaceFinding, PlaceKind
 from olive_ext.report.stages import stage_sentences
 
-Status = Literal["ok", "small_loss", "loss", "unknown"]
 EXIT_STATUS: Mapping[Status, int] = {"ok": 0, "small_loss": 0, "loss": 1, "unknown": 3}
 """The exit status of a command that ends with a verdict; 2 is a mistake."""
 
@@ -55,7 +54,7 @@ _LOST: tuple[Code, ...] = ("bound_broken", "loss", "place_different", "cut_off",
 _KEPT: tuple[Code, ...] = (
     *("place_kernels", "place_same", "claim_kept", "no_loss_found", "no_difference", "gain", "pooled"),
 )
-_CLAIM_CODES: Mapping[str, Code] = {"kept": "claim_kept", "broken": "claim_broken", "open": "claim_open"}
+_CLAIM_CODES: Mapping[str, Code] = {"ok": "claim_kept", "loss": "claim_broken", "unknown": "claim_open"}
 _MOST_NAMED = 3
 _SAME_GRADE = 1e-5
 """A graded metric that changes by less, while distributions are equal but for rounding, has changed by rounding."""

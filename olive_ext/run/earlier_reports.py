@@ -210,18 +210,11 @@ def _paired(first: Named, other: Named) -> Comparison:
     answers, samples = other.logs
     both = [item for item in answers if (item.task, item.filter) in theirs]
     pair = [theirs[item.task, item.filter] for item in both], both
-    try:
-        outcomes, flips, lengths = compare_answers(*pair, samples, {}, other.matters, results=other.report.results)
-    except TaskError as error:
-        raise NotComparableError(f"cannot compare '{first.name}' and '{other.name}': {error}") from error
     reports, own = (first.report, other.report), other.report.comparison or Comparison({})
     asked, configs = (report.results.get("configs", {}) for report in reports)
     models = [report.model for report in reports]
-    return Comparison(
+    comparison = Comparison(
         {},
-        outcomes=outcomes,
-        flips=flips,
-        lengths=lengths,
         texts=tuple(compare_texts(*pair)),
         metrics={**other.report.results, "configs": {task: configs[task] for task in configs if task in asked}},
         missing=max(own.missing, sum(len(report.missing) for report in reports)),
@@ -230,3 +223,7 @@ def _paired(first: Named, other: Named) -> Comparison:
         matters=other.matters,
         is_same_content=models[0].get("content_hash", "") == models[1].get("content_hash"),
     )
+    try:
+        return compare_answers(comparison, *pair, samples)
+    except TaskError as error:
+        raise NotComparableError(f"cannot compare '{first.name}' and '{other.name}': {error}") from error

@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from olive_ext.report.comparison import Status
 from olive_ext.stats.sampling_design import FloatArray, IntArray, Population, Queues, draw_probabilities
 
 _LEAST_BATCH = 16
@@ -28,8 +29,6 @@ _LEAST, _ESTIMATED, _GREATEST = range(3)
 _ERRORS = 3.0
 """Standard errors of estimated values that the greatest mean lies over the estimated one: what they leave out, 0.1 %,
 is little beside a claim's 5 %."""
-
-Verdict = Literal["kept", "broken", "open"]
 
 
 @dataclass(frozen=True)
@@ -50,11 +49,11 @@ class ClaimDecision:
     """`estimate` of the population mean within its interval, `low` to `high`; all three are equal where none is left
     and all are known.
 
-    "kept" and "broken" are each wrong with probability at most 1 - confidence, whenever they are read. "open" where
-    none is left says that what is not known of the documents would decide.
+    "ok" (the claim is kept) and "loss" are each wrong with probability at most 1 - confidence, whenever they are read.
+    "unknown" where none is left says that what is not known of the documents would decide.
     """
 
-    verdict: Verdict
+    verdict: Status
     estimate: float
     low: float
     high: float
@@ -91,7 +90,7 @@ class Sampler:
     @property
     def asks(self) -> bool:
         """Whether the claim is not decided, and documents are left that may decide it."""
-        return self.verdict == "open" and self._queues.num_left > 0
+        return self.verdict == "unknown" and self._queues.num_left > 0
 
     def next_batch(self, count: int | None = None) -> IntArray:
         """Numbers [D] of the next documents; all that are left where `count` is as large.
@@ -150,17 +149,17 @@ class Sampler:
         return {document: counts[document] for document in self._drawn}
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Status:
         """As of the last update. What the documents prove by themselves goes before the evidence of bets."""
         bound, slack = self._claim.bound, _ROUNDING if self._claim.kept == "above" else -_ROUNDING
         (low, high), needed = self._logical_limits(), -math.log1p(-self._claim.confidence)
         is_above = self._evidence.peaks_SR[ABOVE, _LEAST] >= needed
         is_below = self._evidence.peaks_SR[BELOW, _GREATEST] >= needed
         if low + slack >= bound or (is_above and high + slack >= bound):
-            return "kept" if self._claim.kept == "above" else "broken"
+            return "ok" if self._claim.kept == "above" else "loss"
         if high + slack < bound or is_below:
-            return "kept" if self._claim.kept == "below" else "broken"
-        return "open"
+            return "ok" if self._claim.kept == "below" else "loss"
+        return "unknown"
 
     def decision(self) -> ClaimDecision:
         """As of the last update, with the interval."""

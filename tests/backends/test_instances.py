@@ -32,7 +32,7 @@ from olive_ext.errors import ProviderError
 from olive_ext.model import resolve
 from olive_ext.model.decisions import choose_num_slots
 from olive_ext.model.providers.devices import Device
-from olive_ext.report.numbers import size
+from olive_ext.report.numbers import predicted, size
 from tests.exports import genai_export, hf_model
 
 
@@ -101,7 +101,7 @@ def test_forecast_is_by_the_products_of_the_graph() -> None:
     slots = choose_num_slots(model.settings, model.spec, model.device)[0]
     assert seconds == pytest.approx(products + (2 + 10 / slots) * rate.step_s + 10 * rate.answer_s)
     assert hidden == parameters(model.patched({"max_length": 64})) > 64 * 1024  # at least the LM head
-    assert forecast(model, work).startswith(f"less than 1 s on {machine}, and some {START_SECONDS} s to begin")
+    assert forecast(model, work).startswith(f"{predicted(0.5)} on {machine}, and some {START_SECONDS} s to begin")
     two = model.patched({"engine": EngineConfig(num_slots=2)})
     kv_bytes = 2 * two.spec.context_length * two.spec.bytes_per_position
     assert f"at most {size(kv_bytes)} of caches" in forecast(two, work)

@@ -320,7 +320,6 @@ TASKS: list[tuple[str, ...]] = [
     (CHOICE + "metadata: &a {a: *a}\n", TASK, "*a 14"),
     (CHOICE + f"metadata: {{a: 1{':1' * 999}.5}}\n", DAMAGED, "mine.yaml float"),
     (CHOICE + DEEP, TASK, "14 64 DEEPEST"),
-    (CHOICE + "#" * (5 << 20), TASK, "4,194,304 LARGEST_FILE"),
     (CHOICE + "include: mine.yaml\n", DAMAGED, "", "include"),
     (CHOICE + "include: nosuch.yaml\n", "not_found", "", "include", "nosuch.yaml"),
     (GENERATE + "repeats: 100000000\n", WRONG, "mine", "repeats", "100000000"),
@@ -339,13 +338,6 @@ TASKS: list[tuple[str, ...]] = [
 ]
 
 
-def grouped(place: Place, depth: int) -> Place:
-    """Groups of ten groups each."""
-    below = {f"g{n}_yaml": f"group: g{n}\ntask: [{', '.join([f'g{n + 1}'] * 10)}]\n" for n in range(depth)}
-    end = {f"g{depth}_yaml": f"group: g{depth}\ntask: [tiny_choice]\n"}
-    return place.task("group: mine\ntask: [g0]\n", **below, **end)
-
-
 def self_scored(place: Place) -> Place:
     """Nothing but the log of samples asks for the targets."""
     place.coded("doc_to_target", "return {0: 0, 1: 1}[values[0]['answer']]", more="process_results: !function mine.g\n")
@@ -354,7 +346,6 @@ def self_scored(place: Place) -> Place:
     return place.also("--set", "sample_log_num=9", "--output", place.here / "out")
 
 
-PARTS = {f"part{number}": f"include: part{number + 1}\n" for number in range(200)}
 OF_OWN = "metric: !function mine.f, aggregation: mean, higher_is_better: true"
 TWO = ROLLING.replace("tiny_rolling", "two")
 MORE_TASKS: dict[str, Row] = {
@@ -367,9 +358,6 @@ MORE_TASKS: dict[str, Row] = {
         lambda p: p.task(CHOICE.replace("local.load", "pipe.load")).pipe("tasks/pipe.py"), TASK, "pipe.py"
     ),
     "data are a pipe": Row(lambda p: p.data("").pipe("tasks/data.json"), TASK, "data.json"),
-    "includes without end": Row(
-        lambda p: p.task(CHOICE + "include: part0\n", **PARTS), "too_large", "100 MOST_INCLUDED"
-    ),
     "answers in a group": Row(
         lambda p: p.task("group: mine\ntask: [two]\n", two_yaml=f"{TWO}repeats: 0\n"),
         WRONG,
@@ -384,7 +372,6 @@ MORE_TASKS: dict[str, Row] = {
     "group in itself": Row(
         lambda p: p.task("group: mine\ntask: [other]\n", other_yaml="group: other\ntask: [mine]\n"), TASK, "mine"
     ),
-    "group without end": Row(lambda p: grouped(p, 12), "too_large", "mine 10,000 MOST_TASKS"),
     "metric that raises": Row(
         lambda p: p.task(
             GENERATE.replace("metric: exact_match", f"{{{OF_OWN}}}"), mine_py="\ndef f(*_, **__):\n    return {}['x']\n"

@@ -87,7 +87,7 @@ def claims(draw: Any, comparison: Comparison) -> ClaimResult:
         side=draw(st.sampled_from(["above", "below"])),
         bound=bound,
         confidence=0.95,
-        verdict=draw(st.sampled_from(["kept", "kept", "broken", "open"])),
+        verdict=draw(st.sampled_from(["ok", "ok", "loss", "unknown"])),
         estimate=ends[1],
         low=ends[0],
         high=ends[2],
@@ -121,7 +121,7 @@ def test_claim_makes_no_verdict_better_but_one_of_too_few_documents(data: st.Dat
     claim = data.draw(claims(comparison))
     before = verdict(comparison)
     for after in verdict(replace(comparison, certainty=claim)), verdict(certain_comparison(comparison, claim)):
-        is_decided = before.code == "too_few" and claim.verdict == "kept" and not comparison.missing
+        is_decided = before.code == "too_few" and claim.verdict == "ok" and not comparison.missing
         assert not is_better(after, before) or (is_decided and after.code == "claim_kept")
         if before.code not in ("cannot_tell", "nothing_compared"):
             assert claim.sentence() in after.finding

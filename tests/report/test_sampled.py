@@ -29,7 +29,7 @@ STOPPED = "342 of 10,042 documents, stopped"
 
 
 def certainty(**changes: Any) -> ClaimResult:
-    made = ClaimResult("accuracy_difference", "above", -0.01, 0.95, "kept", -0.001, -0.01, 0.02, 342, 10042, "a", WHOLE)
+    made = ClaimResult("accuracy_difference", "above", -0.01, 0.95, "ok", -0.001, -0.01, 0.02, 342, 10042, "a", WHOLE)
     return replace(made, **changes)
 
 
@@ -37,12 +37,12 @@ def certainty(**changes: Any) -> ClaimResult:
     ("changes", "sentence"),
     [
         ({}, f"{STOPPED}: loss below 1 point {CERTAIN}"),
-        ({"verdict": "broken"}, f"{STOPPED}: loss above 1 point {CERTAIN}"),
+        ({"verdict": "loss"}, f"{STOPPED}: loss above 1 point {CERTAIN}"),
         ({"side": "below"}, f"{STOPPED}: loss above 1 point {CERTAIN}"),
         ({"bound": 0.02, "confidence": 0.9}, f"{STOPPED}: gain above 2 points {CERTAIN.replace('95', '90')}"),
         ({"num_evaluated": 10_042}, "all 10,042 documents: loss below 1 point"),
         (
-            {"num_evaluated": 10_042, "verdict": "open", "num_unknown": 2},
+            {"num_evaluated": 10_042, "verdict": "unknown", "num_unknown": 2},
             "all 10,042 documents, 2 without an answer: loss below 1 point is not certain",
         ),
         ({"metric": "kl_mean", "side": "below", "bound": 0.05}, f"{STOPPED}: KL below 0.05 nats {CERTAIN}"),
@@ -104,9 +104,12 @@ def sampled_report(**changes: Any) -> Any:
     [
         ({"bound": -0.004, "low": -0.004}, "no_loss_found"),
         ({}, "claim_kept"),
-        ({"verdict": "open", "bound": -0.004, "low": -0.005, "num_evaluated": 10_042, "num_unknown": 90}, "claim_open"),
-        ({"verdict": "broken", "estimate": -0.03, "low": -0.06, "high": -0.01}, "loss"),
-        ({"verdict": "broken", "bound": 0.02, "estimate": 0.01, "low": -0.001, "high": 0.02}, "claim_broken"),
+        (
+            {"verdict": "unknown", "bound": -0.004, "low": -0.005, "num_evaluated": 10_042, "num_unknown": 90},
+            "claim_open",
+        ),
+        ({"verdict": "loss", "estimate": -0.03, "low": -0.06, "high": -0.01}, "loss"),
+        ({"verdict": "loss", "bound": 0.02, "estimate": 0.01, "low": -0.001, "high": 0.02}, "claim_broken"),
     ],
 )
 def test_claim_is_told_and_its_kind_is_counted(changes: dict[str, Any], least: str) -> None:
@@ -151,7 +154,7 @@ def test_kl_is_what_was_measured() -> None:
 
 @pytest.mark.parametrize(("metric", "side", "bound"), [("kl_mean", "below", 0.5), ("top1_agreement", "above", 0.01)])
 def test_broken_claim_breaks_its_bound_whatever_the_weighted_mean(metric: str, side: str, bound: float) -> None:
-    given = certainty(metric=metric, side=side, bound=bound, verdict="broken", outcome=None)
+    given = certainty(metric=metric, side=side, bound=bound, verdict="loss", outcome=None)
     metrics = comparison_metrics(certain_comparison(comparison(50), given))
     required = Bound.model_validate({"metric": metric, "max" if side == "below" else "min": bound})
     assert broken_bounds([required], metrics)

@@ -35,7 +35,7 @@ def answers(count: int, lost: float, gained: float, seed: int = 0) -> tuple[Popu
 
 def test_equal_model_is_certain_after_a_few_hundred_of_ten_thousand() -> None:
     decision, documents = asked(*answers(10_000, 0, 0), WITHIN_ONE_POINT)
-    assert decision.verdict == "kept"
+    assert decision.verdict == "ok"
     assert len(documents) == len(set(documents)) == decision.num_evaluated < 500
     assert decision.num_documents == 10_000
     assert -0.01 <= decision.low <= decision.estimate == 0 <= decision.high < 0.03
@@ -43,7 +43,7 @@ def test_equal_model_is_certain_after_a_few_hundred_of_ten_thousand() -> None:
 
 def test_model_that_loses_five_points_is_broken_within_a_tenth() -> None:
     decision, _ = asked(*answers(10_000, 0.06, 0.01), WITHIN_ONE_POINT)
-    assert decision.verdict == "broken"
+    assert decision.verdict == "loss"
     assert decision.num_evaluated < 1000
     assert decision.high <= -0.01
 
@@ -53,11 +53,11 @@ def test_model_that_breaks_only_what_the_reference_is_surest_of_is_caught() -> N
     reference, sureness = np.ones(10_000), random.random(10_000)
     differences = np.where(sureness > np.quantile(sureness, 0.97), -1.0, 0.0)
     decision, _ = asked(difference_population(reference, sureness), differences, WITHIN_ONE_POINT)
-    assert decision.verdict == "broken"
+    assert decision.verdict == "loss"
     assert decision.num_evaluated < 5000
 
 
-@pytest.mark.parametrize(("lost", "verdict"), [(1, "kept"), (2, "broken")])
+@pytest.mark.parametrize(("lost", "verdict"), [(1, "ok"), (2, "loss")])
 def test_small_task_at_its_bound_is_decided_by_all_documents(lost: int, verdict: str) -> None:
     differences = np.zeros(100)
     differences[:lost] = -1
@@ -79,7 +79,7 @@ def test_continues_to_all_without_asking_anything_twice() -> None:
     assert not len(sampler.next_batch())
     decision = sampler.decision()
     assert decision.estimate == decision.low == decision.high == pytest.approx(differences.mean())
-    assert decision.verdict == "kept"  # exactly at the bound, despite rounding
+    assert decision.verdict == "ok"  # exactly at the bound, despite rounding
 
 
 def test_disagreement_and_kl_are_decided_over_documents() -> None:
@@ -88,17 +88,17 @@ def test_disagreement_and_kl_are_decided_over_documents() -> None:
     shares = random.beta(2, 60, 800)  # 3 % of positions
     within = Claim(0.1, "below", 0.1)
     decision, _ = asked(mean_population(positions, 1.0, random.random(800)), shares, within)
-    assert decision.verdict == "kept"
+    assert decision.verdict == "ok"
     assert decision.num_evaluated < 200
     beyond = Claim(0.01, "below", 0.01)
-    assert asked(mean_population(positions, 1.0), shares, beyond)[0].verdict == "broken"
+    assert asked(mean_population(positions, 1.0), shares, beyond)[0].verdict == "loss"
 
 
 def test_wrong_verdicts_at_the_bound_are_rarer_than_the_error() -> None:
     population, differences = answers(80, 0.1, 0.1)
     claim = Claim(float(differences.mean()) + 1e-6, "above", 0.1, confidence=0.7)
     verdicts = [asked(population, differences, claim, seed)[0].verdict for seed in range(60)]
-    assert verdicts.count("kept") <= 25  # 18 and two standard deviations
+    assert verdicts.count("ok") <= 25  # 18 and two standard deviations
 
 
 def test_estimates_at_a_fixed_number_are_unbiased() -> None:
@@ -150,17 +150,17 @@ def test_document_without_a_value_counts_as_what_is_against_either_verdict() -> 
     unknown = differences.copy()
     unknown[np.random.default_rng(0).choice(1000, 30, replace=False)] = np.nan
     decision, documents = asked(population, unknown, WITHIN_ONE_POINT)
-    assert (decision.verdict, len(documents), decision.num_unknown) == ("open", 1000, 30)
+    assert (decision.verdict, len(documents), decision.num_unknown) == ("unknown", 1000, 30)
     assert decision.low < -0.01 <= decision.estimate <= decision.high
     assert decision.high - decision.low == pytest.approx(0.03)
     wider, _ = asked(population, unknown, Claim(-0.05, "above", 0.05))
-    assert wider.verdict == "kept"
+    assert wider.verdict == "ok"
     assert wider.num_unknown > 0
     lossy = np.where(np.isnan(unknown), np.nan, population.lows_N)
-    assert asked(population, lossy, WITHIN_ONE_POINT)[0].verdict == "broken"
+    assert asked(population, lossy, WITHIN_ONE_POINT)[0].verdict == "loss"
 
 
-@pytest.mark.parametrize(("bound", "verdict"), [(0.0131, "kept"), (0.01, "open"), (0.004, "broken")])
+@pytest.mark.parametrize(("bound", "verdict"), [(0.0131, "ok"), (0.01, "unknown"), (0.004, "loss")])
 def test_error_of_estimates_is_carried_by_both_verdicts(bound: float, verdict: str) -> None:
     """With errors of 0.02 of 400 documents the mean of 0.01 has one of 0.001; lower bounds are 0.006."""
     sampler = Sampler(mean_population(np.ones(400), 1.0), Claim(bound, "below", bound))
@@ -169,7 +169,7 @@ def test_error_of_estimates_is_carried_by_both_verdicts(bound: float, verdict: s
         sampler.update(np.full(count, 0.01), np.full(count, 0.006), np.full(count, 0.02**2))
     decision = sampler.decision()
     assert decision.verdict == verdict
-    if verdict == "open":
+    if verdict == "unknown":
         assert (decision.low, decision.estimate) == pytest.approx((0.006, 0.01))
         assert decision.high == pytest.approx(0.01 + 3 * 0.001)
 
@@ -186,5 +186,5 @@ def test_error_of_estimates_makes_wrong_verdicts_no_more_frequent() -> None:
         while sampler.asks:
             batch = sampler.next_batch()
             sampler.update(np.clip(estimates[batch], 0, 1), true[batch] / 2, errors[batch] ** 2)
-        wrong += sampler.verdict == "kept"
+        wrong += sampler.verdict == "ok"
     assert wrong <= 0.05 * 200

@@ -50,8 +50,9 @@ plugin = Plugin(
 def gate_command(arguments: Namespace) -> int:
     """Prints the decision on an evaluation; 0: passed, 1: a loss, 3: it cannot be decided. Writes the baseline instead
     with `--update-baseline`."""
-    from olive_ext.plugins.gate.decision import STATUS, GateResult, gate
+    from olive_ext.plugins.gate.decision import GateResult, gate
     from olive_ext.plugins.gate.formats import annotation_lines, lines, write_formats
+    from olive_ext.report.verdict import EXIT_STATUS
 
     gated = gate(arguments.run, arguments.baseline, arguments.within, update=arguments.update_baseline)
     if not isinstance(gated, GateResult):
@@ -60,4 +61,4 @@ def gate_command(arguments: Namespace) -> int:
     for line in (*lines(gated), *annotation_lines(gated, os.environ)):
         sys.stdout.write(f"{printable(line)}\n")
     write_formats(gated, arguments.junit, os.environ)
-    return STATUS[gated.decision]
+    return EXIT_STATUS[gated.status]

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -33,12 +33,12 @@ from olive_ext.errors import (
 )
 from olive_ext.report import Metric, PackedAnswers, Report, to_json, write_texts
 from olive_ext.report.changes import changes_of, deciding_changes, difference_texts
-from olive_ext.report.comparison import ALL, LEAST_ANSWERS, ClaimResult, Comparison, Outcome
+from olive_ext.report.comparison import ALL, LEAST_ANSWERS, ClaimResult, Comparison, Outcome, Status
 from olive_ext.report.metrics import LENGTHS, non_finite_requests
 from olive_ext.report.next_step import next_step
 from olive_ext.report.page import TASK_HELPERS, TEMPLATE_DATE, model_name
 from olive_ext.report.sampled import certain_comparison
-from olive_ext.report.verdict import BANDS, EXIT_STATUS, Status, Verdict, possible_loss, reason_of, verdict
+from olive_ext.report.verdict import BANDS, EXIT_STATUS, Verdict, possible_loss, reason_of, verdict
 from olive_ext.run import check_complete, evaluate
 from olive_ext.run.earlier_reports import Named, load
 from olive_ext.run.models import STOP_FACTS, UNJUDGED, damage_of, stops_of
@@ -46,30 +46,24 @@ from olive_ext.run.reference.answers import Answers
 from olive_ext.run.reference.packed_answers import keyed, unpacked
 from olive_ext.run.reference.pairing import compare_answers, compare_texts, without_value
 
-Decision = Literal["passed", "loss", "cannot tell"]
-
 
 @dataclass(frozen=True)
 class GateBound:
     """One metric of one task by one filter, or all answers together, with what was decided of it."""
 
     name: str
-    decision: Decision
+    status: Status
     text: str
     """The figures: difference, interval, documents, flips, p-value."""
 
 
-CLAIMED: Mapping[str, Decision] = {"kept": "passed", "broken": "loss", "open": "cannot tell"}
-
-
 def of_claim(certainty: ClaimResult, comparison: Comparison) -> GateBound:
     """The bound of a claim about drawn documents."""
-    interval = (
-        f"difference {100 * certainty.estimate:+.2f} pt ({100 * certainty.low:+.2f} to {100 * certainty.high:+.2f})"
-    )
+    estimate, low, high = (f"{100 * value:+.2f}" for value in (certainty.estimate, certainty.low, certainty.high))
     flips = comparison.overall_outcome()
     flipped = "" if flips is None else f", flips {flips.right_to_wrong} lost / {flips.wrong_to_right} won"
-    return GateBound(certainty.metric, CLAIMED[certainty.verdict], f"{interval}{flipped}; {certainty.sentence()}")
+    text = f"difference {estimate} pt ({low} to {high}){flipped}; {certainty.sentence()}"
+    return GateBound(certainty.metric, certainty.verdict, text)
 
 
 def bounds_of(comparison: Comparison, found: Verdict) -> list[GateBound]:
@@ -77,18 +71,18 @@ def bounds_of(comparison: Comparison, found: Verdict) -> list[GateBound]:
     changes = changes_of(comparison)
     deciding, bounds = deciding_changes(changes), []
     for change in changes:
-        decision: Decision = "passed"
+        status: Status = "ok"
         note = "" if change in deciding else "of first answers: the mean of all decides"
         if found.code == "cannot_tell":
-            decision, note = "cannot tell", found.headline
+            status, note = "unknown", found.headline
         elif change.is_lost:
-            decision = "loss" if change.may_lose(comparison.matters) else "passed"
-            note = f"loss of less than {comparison.matters:g} {change.unit}" * (decision == "passed")
+            status = "loss" if change.may_lose(comparison.matters) else "small_loss"
+            note = f"loss of less than {comparison.matters:g} {change.unit}" * (status == "small_loss")
         elif change in deciding and change.may_lose(comparison.matters):
-            decision, note = "cannot tell", possible_loss(reason_of("too_few", change, -change.low, change.advice))
+            status, note = "unknown", possible_loss(reason_of("too_few", change, -change.low, change.advice))
         text = f"perplexity {change.figure.value} ({change.figure.note})"
         name, figures = (change.name, text) if change.outcome is None else _named(change.outcome)
-        bounds.append(GateBound(name, decision, "; ".join(filter(None, [figures, note]))))
+        bounds.append(GateBound(name, status, "; ".join(filter(None, [figures, note]))))
     return bounds
 
 
@@ -104,15 +98,6 @@ def _named(item: Outcome) -> tuple[str, str]:
     return name, f"{text}, {counted(item.num_documents, 'document')}{flips if item.is_binary else ''}"
 
 
-_DECISIONS: Mapping[Status, Decision] = {
-    "ok": "passed",
-    "small_loss": "passed",
-    "loss": "loss",
-    "unknown": "cannot tell",
-}
-STATUS: Mapping[Decision, int] = {decision: EXIT_STATUS[status] for status, decision in _DECISIONS.items()}
-"""Exit status of a decision."""
-
 _ALIKE = 0.95
 """Correlation of two models' margins between the right choice and the best other one from which on they answer alike:
 of the quickstart's 0.998 and more at 4 bits, 0.67 to 0.94 with two heads of one layer exchanged. Margins near 0 are
@@ -125,7 +110,7 @@ _NO_FAULTS = Comparison({})
 class GateResult:
     """The gate's decision on an evaluation."""
 
-    decision: Decision
+    status: Status
     verdict: Verdict
     bounds: tuple[GateBound, ...]
     notes: tuple[str, ...] = ()
@@ -134,7 +119,7 @@ class GateResult:
     @property
     def next_step(self) -> str:
         """What to do where it has not passed; empty where it has."""
-        return "" if self.decision == "passed" else self.verdict.next_step or "evaluate more documents"
+        return "" if EXIT_STATUS[self.status] == 0 else self.verdict.next_step or "evaluate more documents"
 
 
 def gate(run: str, file: str, within: float | None = None, *, update: bool = False) -> GateResult | Baseline:
@@ -148,35 +133,34 @@ def gate(run: str, file: str, within: float | None = None, *, update: bool = Fal
     if path.name == "report.json" or path.suffix.lower() not in RECIPE_SUFFIXES:
         if len(named := load([run])) != 1:
             raise ConfigError(f"'{run}' holds {len(named)} reports: give one")
-        return _of_report(named[0], file, baseline, within)
+        return _written(named[0], file) if baseline is None else gate_report(named[0], file, baseline, within)
     from olive_ext.check import read_recipe
 
     values = dict(read_recipe(path))
     if bounds := {"require", "fail_on_loss"} & values.keys():
         raise ContradictionError("the gate holds a model to its baseline: `evaluate` holds it to bounds", min(bounds))
-    matters = {} if within is None else {"matters": within}
-    if values.get("documents") == "enough":
+    claim = None
+    if is_drawn := values.get("documents") == "enough":
         if not isinstance(claim := values.pop("certain", None), Mapping | None):
             raise ConfigError('give a mapping, as {"within": 0.05}', "certain", claim)
-        values.pop("documents")
+        del values["documents"]
         values.pop("reference", None)  # the baseline's answers stand for it
-        config = EvaluationConfig.of({**values, **matters}, {}).as_job()
-        if baseline is not None:
-            claim = {"within": config.matters / 100} if claim is None else claim
-            return _of_drawn(config, ClaimConfig.parse(claim, where="certain"), baseline)
-    config = EvaluationConfig.of({**values, **matters}, {}).as_job()
+    config = EvaluationConfig.of(values | ({} if within is None else {"matters": within}), {}).as_job()
+    if is_drawn and baseline is not None:
+        claim = {"within": config.matters / 100} if claim is None else claim
+        return _of_drawn(config, ClaimConfig.parse(claim, where="certain"), baseline)
     if (reference := config.reference) is not None and reference.mode == "auto":
         # It is asked once for its content, and not beside every commit's model.
         config = config.model_copy(update={"reference": reference.model_copy(update={"mode": "recorded"})})
     report = evaluate(config, progress=True)
     check_complete(report, config.on_error)
-    return _of_report(Named(model_name(report), report, path.parent), file, baseline, within)
+    evaluated = Named(model_name(report), report, path.parent)
+    return _written(evaluated, file) if baseline is None else gate_report(evaluated, file, baseline, within)
 
 
-def _of_report(run: Named, file: str, baseline: Baseline | None, within: float | None) -> GateResult | Baseline:
+def _written(run: Named, file: str) -> Baseline:
+    """The baseline of a run, in its file. Raises `MissingError` where it has no finite answer to each request."""
     report = run.report
-    if baseline is not None:
-        return gate_report(run, file, baseline, within)
     if report.comparison is not None and report.comparison.certainty is not None:
         raise MissingError(
             f"'{run.name}' has drawn documents alone: a baseline needs all of them ('documents': \"all\")"
@@ -241,14 +225,13 @@ def gate_answers(
             many = counted(len(unanswered), "document")
             notes.append(f"{second.task}: {many} of the baseline without a value in the run")
         lacking |= unanswered
+    both = [one for one, _ in common], [two for _, two in common]
+    missing, damaged = max(faults.missing, len(lacking)), {**faults.damaged, **_other_choices(common)}
+    comparison = replace(faults, texts=tuple(compare_texts(*both)), missing=missing, damaged=damaged)
     try:
-        both = [one for one, _ in common], [two for _, two in common]
-        outcomes, _, lengths = compare_answers(*both, {}, {}, faults.matters, results=faults.metrics)
+        comparison = compare_answers(comparison, *both)
     except TaskError as error:
         raise NotComparableError(f"cannot compare '{names[0]}' and '{names[1]}': {error}") from error
-    missing, texts = max(faults.missing, len(lacking)), tuple(compare_texts(*both))
-    comparison = replace(faults, outcomes=outcomes, texts=texts, lengths=lengths, missing=missing)
-    comparison = replace(comparison, damaged={**faults.damaged, **_other_choices(common)})
     limit = faults.reference.get("limit")
     if (limit or number_other) and not faults.missing and all(place < 0 for _, place in lacking):
         many = counted(missing, "document of the baseline was", "documents of the baseline were")
@@ -357,12 +340,10 @@ def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline
         lm.close()
     refuse_other_definitions(baseline, results)
     candidate = [keyed(item) for item in read_answers(results["samples"], tasks.tasks)]
-    answers = before, candidate, results["samples"], tasks.tasks
-    outcomes, _, lengths = compare_answers(*answers, config.matters, weights)
     pairs = ((item, one) for one in candidate for item in before if (item.task, item.filter) == (one.task, one.filter))
     damaged = damage_of(baseline.model, {**execution, UNJUDGED: models.unjudged}) | _other_choices(pairs)
-    facts: dict[str, Any] = {"matters": config.matters, "lengths": lengths, "stops": stops, "damaged": damaged}
-    comparison = Comparison({}, (), outcomes, (), results, lost, **facts)
+    comparison = Comparison({}, metrics=results, missing=lost, matters=config.matters, stops=stops, damaged=damaged)
+    comparison = compare_answers(comparison, before, candidate, results["samples"], tasks.tasks, weights)
     return _decided(certain_comparison(comparison, certainty), ())
 
 
@@ -373,14 +354,12 @@ def _decided(comparison: Comparison, notes: tuple[str, ...]) -> GateResult:
     judged, certainty = verdict(comparison), comparison.certainty
     judged = replace(judged, next_step=next_step(judged.reasons, comparison, is_gated=True))
     notes = (*notes, *(one.words for one in judged.reasons if one.code == "uncompared"))
-    decision = _DECISIONS[judged.status]
     claimed = certainty.outcome[:2] if certainty is not None and certainty.outcome is not None else None
     is_other = any(reason.code == "loss" and (reason.task, reason.metric) != claimed for reason in judged.reasons)
     if certainty is not None and judged.code not in ("cannot_tell", "cut_off", "stops", "damaged") and not is_other:
-        decision = CLAIMED[certainty.verdict]
         judged = replace(judged, headline=certainty.sentence(), evidence=())
-        return GateResult(decision, judged, (of_claim(certainty, comparison),), notes)
-    return GateResult(decision, judged, tuple(bounds_of(comparison, judged)), notes)
+        return GateResult(certainty.verdict, judged, (of_claim(certainty, comparison),), notes)
+    return GateResult(judged.status, judged, tuple(bounds_of(comparison, judged)), notes)
 
 
 FORMAT = 3

@@ -12,7 +12,9 @@ from xml.etree import ElementTree
 from olive_ext.errors import ConfigError, counted, printable
 from olive_ext.plugins.gate.decision import GateBound, GateResult
 from olive_ext.report import write_texts
+from olive_ext.report.comparison import Status
 from olive_ext.report.plain_text import literal
+from olive_ext.report.verdict import EXIT_STATUS
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
 LEVEL = (
@@ -21,12 +23,13 @@ LEVEL = (
     "much as matters, at most 2.5 % pass."
 )
 DRAWN_LEVEL = "Level: the claim is wrong with a probability of at most 5 % (or 1 - its confidence), whenever it stops."
-_SIGNS = {"passed": "✅", "loss": "❌", "cannot tell": "❓"}
+_WORDS: Mapping[Status, str] = {"ok": "passed", "small_loss": "passed", "loss": "loss", "unknown": "cannot tell"}
+_SIGNS: Mapping[Status, str] = {"ok": "✅", "small_loss": "✅", "loss": "❌", "unknown": "❓"}
 
 
 def lines(gated: GateResult) -> list[str]:
     """The decision, its figures, and a line a bound: a name of several lines would start a machine's command."""
-    bounds = [f"  {bound.decision:11} {bound.name}: {bound.text}" for bound in gated.bounds]
+    bounds = [f"  {_WORDS[bound.status]:11} {bound.name}: {bound.text}" for bound in gated.bounds]
     more = [f"  note: {note}" for note in gated.notes] + [f"  next: {gated.next_step}"] * bool(gated.next_step)
     return [text.replace("\n", " ") for text in (_headline(gated), *bounds, *more)]
 
@@ -34,27 +37,27 @@ def lines(gated: GateResult) -> list[str]:
 def markdown(gated: GateResult) -> str:
     """A section with a table, a row a bound."""
     rows = [
-        f"| {_SIGNS[bound.decision]} {bound.decision} | {literal(bound.name)} | {literal(bound.text)} |"
+        f"| {_SIGNS[bound.status]} {_WORDS[bound.status]} | {literal(bound.name)} | {literal(bound.text)} |"
         for bound in gated.bounds
     ]
     notes = [f"- {literal(note)}" for note in gated.notes]
-    parts = [f"## {_SIGNS[gated.decision]} {literal(_headline(gated))}", ""]
+    parts = [f"## {_SIGNS[gated.status]} {literal(_headline(gated))}", ""]
     return "\n".join([*parts, "| | bound | figures |", "|---|---|---|", *rows, "", *notes, "", _level(gated), ""])
 
 
 def junit(gated: GateResult) -> str:
     """JUnit XML, which allows no control characters: a case for each bound. A loss is a failure, "cannot tell" an
     error, and what is not judged skipped."""
-    counts = [sum(bound.decision == decision for bound in gated.bounds) for decision in ("loss", "cannot tell")]
+    counts = [sum(bound.status == status for bound in gated.bounds) for status in ("loss", "unknown")]
     tests = str(len(gated.bounds) + len(gated.notes))
     numbers = {"tests": tests, "failures": str(counts[0]), "errors": str(counts[1]), "skipped": str(len(gated.notes))}
     suites = ElementTree.Element("testsuites", numbers)
     suite = ElementTree.SubElement(suites, "testsuite", {"name": "olive-ext gate", **numbers})
     for bound in gated.bounds:
         case = ElementTree.SubElement(suite, "testcase", {"classname": "gate", "name": printable(bound.name)})
-        if bound.decision != "passed":
-            kind = "failure" if bound.decision == "loss" else "error"
-            ElementTree.SubElement(case, kind, {"type": bound.decision, "message": printable(bound.text)})
+        if EXIT_STATUS[bound.status]:
+            kind = "failure" if bound.status == "loss" else "error"
+            ElementTree.SubElement(case, kind, {"type": _WORDS[bound.status], "message": printable(bound.text)})
         ElementTree.SubElement(case, "system-out").text = printable(bound.text)
     for note in gated.notes:
         case = ElementTree.SubElement(suite, "testcase", {"classname": "gate", "name": printable(note)})
@@ -66,14 +69,14 @@ def junit(gated: GateResult) -> str:
 
 def annotation_lines(gated: GateResult, environment: Mapping[str, str]) -> Iterator[str]:
     """A line for each bound that is lost or undecided, as the machine reads it from stdout; empty elsewhere."""
-    bad = [bound for bound in gated.bounds if bound.decision != "passed"]
+    bad = [bound for bound in gated.bounds if EXIT_STATUS[bound.status]]
     if environment.get("GITHUB_ACTIONS") == "true":
         for bound in bad:
             title = _escaped(bound.name, {":": "%3A", ",": "%2C"})
-            yield f"::{_level_of(bound)} title={title}::{_escaped(f'{bound.decision}: {bound.text}')}"
+            yield f"::{_level_of(bound)} title={title}::{_escaped(f'{_WORDS[bound.status]}: {bound.text}')}"
     elif environment.get("TF_BUILD", "").lower() == "true":
         for bound in bad:
-            text = _escaped(f"{bound.name}: {bound.decision}: {bound.text}", {"%": "%AZP25"})
+            text = _escaped(f"{bound.name}: {_WORDS[bound.status]}: {bound.text}", {"%": "%AZP25"})
             yield f"##vso[task.logissue type={_level_of(bound)}]{text}"
 
 
@@ -93,8 +96,9 @@ def write_formats(gated: GateResult, junit_file: str | None, environment: Mappin
 
 
 def _headline(gated: GateResult) -> str:
-    finding = gated.verdict.finding.removeprefix(f"{gated.decision}: ")
-    return f"{gated.decision}: {finding} ({counted(gated.verdict.num_documents, 'document')})"
+    word = _WORDS[gated.status]
+    finding = gated.verdict.finding.removeprefix(f"{word}: ")
+    return f"{word}: {finding} ({counted(gated.verdict.num_documents, 'document')})"
 
 
 def _level(gated: GateResult) -> str:
@@ -102,7 +106,7 @@ def _level(gated: GateResult) -> str:
 
 
 def _level_of(bound: GateBound) -> str:
-    return "error" if bound.decision == "loss" else "warning"
+    return "error" if bound.status == "loss" else "warning"
 
 
 def _escaped(text: str, more: Mapping[str, str] | None = None) -> str:

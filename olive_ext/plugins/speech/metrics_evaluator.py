@@ -384,8 +384,7 @@ def compared(
     if not candidate:
         return None
     samples = {name: one.samples() for one in own for name in (one.metric.name, sentences_of(one.metric.name))}
-    outcomes, flips, _ = compare_answers(reference, candidate, samples, dict.fromkeys(samples), matters)
-    return Comparison(reference=facts, outcomes=outcomes, flips=flips, matters=matters)
+    return compare_answers(Comparison(facts, matters=matters), reference, candidate, samples, dict.fromkeys(samples))
 
 
 def timed(metric: Any, session: Session, settings: MetricSettings) -> tuple[Any, dict[str, float]]:

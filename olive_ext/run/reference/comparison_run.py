@@ -186,27 +186,22 @@ class TaskRun:
 
     def _compared(self, lm: LM, reference: ReferenceRun) -> Comparison:
         observer, weights, samples, own = self.observer, self.weights, self.samples, self.answers
-        tasks, matters = self._tasks.tasks, self._models.config.matters
         asked = self._models.prompt_diff if self._mode == "answers" else None
         if asked and TEMPLATE not in asked.what and hasattr(lm, "session"):
             asked = _shown(asked, *self._models.tokenizers, reference.prompts, _prompts(samples))
-        both = reference.answers, own, samples, tasks
-        more: dict[str, Any] = {"has_same_prompts": asked is None, "results": reference.results}
-        outcomes, flips, lengths = compare_answers(*both, matters, weights, **more)
+        facts, matters = self._facts(lm, reference.tokens_fed), self._models.config.matters
+        both = reference.answers, own, samples, self._tasks.tasks
+        comparison = Comparison(facts, metrics=reference.results, matters=matters)
+        comparison = compare_answers(comparison, *both, weights, has_same_prompts=asked is None)
         lost = {*reference.lost, *lost_documents(lm)}
         unread = {at: metric for at, metric in without_value(reference.answers, own).items() if at not in lost}
-        comparison = Comparison(
-            reference=self._facts(lm, reference.tokens_fed),
+        comparison = replace(
+            comparison,
             divergences=observer.divergences(weights) if observer is not None else (),
-            outcomes=outcomes,
-            flips=flips,
-            lengths=lengths,
             changed_answers=changed_answers(reference.answers, own),
             asked=asked,
             other_template=asked is None and self._models.other_template,
             stops=self._models.stops(lm),
-            metrics=reference.results,
-            matters=matters,
             arguments=_arguments(self._models.config),
             over_all=self._models.config.fail_on_loss is not None,
             non_finite=reference.non_finite + _non_finite(lm),

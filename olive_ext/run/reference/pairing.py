@@ -76,24 +76,23 @@ class _Pair:
 
 
 def compare_answers(
+    comparison: Comparison,
     reference: Sequence[Answers],
     candidate: Sequence[Answers],
-    samples: Mapping[str, Any],
-    tasks: Mapping[str, Any],
-    matters: float = Comparison.matters,
+    samples: Mapping[str, Any] = MappingProxyType({}),
+    tasks: Mapping[str, Any] = MappingProxyType({}),
     weights: Weights | None = None,
     *,
     has_same_prompts: bool = True,
-    results: Mapping[str, Any] = MappingProxyType({}),
-) -> tuple[tuple[Outcome, ...], tuple[Flip, ...], tuple[Outcome, ...]]:
-    """Outcomes of each task, metric and filter, the one over all tasks where there are several, the flips of each
-    task's primary metric (`primary_outcomes`), and the outcomes of answers' lengths, apart. `samples` are the
-    candidate's, which give flips their texts, `tasks` lm-eval's objects by name, `matters` the points that matter.
-    Where the candidate answered drawn documents alone, `weights` say how many documents each one stands for. Raises
-    `TaskError` where the prompts of the two runs differ but for those that `has_same_prompts` allows. Of answers that
-    are not separated from their reasoning only the share that is cut off is known: its outcome is given where it
-    certainly (exact p below 5 %) changed. `results` are lm-eval's of either model: scores of whole tasks are there.
+) -> Comparison:
+    """The comparison with outcomes of each task, metric and filter, the one over all tasks where there are several, the
+    flips of each task's primary metric (`primary_outcomes`), and the outcomes of answers' lengths, apart. `samples` are
+    the candidate's, which give flips their texts, `tasks` lm-eval's objects by name. Where the candidate answered drawn
+    documents alone, `weights` say how many documents each one stands for. Raises `TaskError` where the prompts of the
+    two runs differ but for those that `has_same_prompts` allows. Of answers that are not separated from their reasoning
+    only the share that is cut off is known: its outcome is given where it certainly (exact p below 5 %) changed.
     """
+    matters, scores = comparison.matters, comparison.metrics.get("results", {})
     every = list(_pairs(reference, candidate, weights, has_same_prompts=has_same_prompts))
     pairs = [pair for pair in every if pair.metric not in LENGTHS]
     thinking = {pair.candidate.task for pair in every if pair.metric == GENERATED_TOKENS}
@@ -114,10 +113,10 @@ def compare_answers(
     undrawn = [item.right(name) for task, (item, name) in primary_answers(reference).items() if task not in asked]
     if firsts and len(firsts) + len(undrawn) > 1:
         outcomes.append(_over_all(list(firsts.values()), undrawn, matters))
-    outcomes += [] if weights is not None else _equal_scores(reference, candidate, results.get("results", {}), matters)
+    outcomes += [] if weights is not None else _equal_scores(reference, candidate, scores, matters)
     flips = [flip for pair in firsts.values() for flip in _flips(pair, samples.get(pair.candidate.task, ()), tasks)]
-    nothing: dict[str, Any] = {"documents_needed": {}, "is_binary": False}
-    return tuple(outcomes), tuple(flips), tuple(replace(item, **nothing) for item in lengths)
+    ends = tuple(replace(item, documents_needed={}, is_binary=False) for item in lengths)
+    return replace(comparison, outcomes=tuple(outcomes), flips=tuple(flips), lengths=ends)
 
 
 def _equal_scores(

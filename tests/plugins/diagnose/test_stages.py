@@ -192,7 +192,7 @@ def test_drawn_documents_are_those_of_every_stage(tmp_path: Path, mode: str) -> 
 
 def test_stage_that_loses_more_answers_than_is_claimed_is_a_loss_alone() -> None:
     own = ("choice", "acc", "none")
-    claim = ClaimResult("accuracy_difference", "above", -0.01, 0.95, "kept", 0, -0.01, 0.01, 40, 400, "", own)
+    claim = ClaimResult("accuracy_difference", "above", -0.01, 0.95, "ok", 0, -0.01, 0.01, 40, 400, "", own)
     whole = Comparison({}, certainty=claim)
     for difference, is_loss in (-0.02, True), (-0.005, False):
         answers = outcome(difference=difference, low=-0.05, high=0.02, mcnemar_p=0.5)
@@ -375,7 +375,7 @@ def test_one_stage_is_not_told_apart_from_anything() -> None:
 def test_claim_that_one_stage_breaks_alone_makes_it_no_innocent() -> None:
     stages = (Stage("conversion", 0.8, 0.1, 0.5), Stage("quantization", 0.004, 1e-5, 0.99))
     for bound, text in (0.1, "quantization did not"), (0.003, "both stages lost"):
-        claim = ClaimResult("kl_mean", "below", bound, 0.95, "broken", 0.8, bound, 1.0, 40, 400, "")
+        claim = ClaimResult("kl_mean", "below", bound, 0.95, "loss", 0.8, bound, 1.0, 40, 400, "")
         judged = verdict(Comparison({}, (divergence(),), (outcome(**SAFE),), certainty=claim, stages=stages))
         assert any(text in line for line in judged.evidence)
 
@@ -406,7 +406,7 @@ def test_innocent_stage_never_breaks_the_verdict_alone(
     parts = {"the conversion": conversion, "quantization": quantization, "the provider": provider}
     claim = None
     if bound is not None:
-        claim = ClaimResult("kl_mean", "below", bound, 0.95, "broken", bound, bound, bound, 40, 400, "")
+        claim = ClaimResult("kl_mean", "below", bound, 0.95, "loss", bound, bound, bound, 40, 400, "")
     stages = (
         stage_of("conversion", conversion, conversion),
         stage_of("quantization", quantization, quantization),

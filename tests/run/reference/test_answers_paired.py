@@ -47,12 +47,16 @@ def samples(task: str, count: int, filter_name: str = "none") -> dict[str, list[
     return {task: lines}
 
 
+def paired(*given: Any, **more: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+    """Outcomes, flips, and outcomes of lengths."""
+    found = compare_answers(Comparison({}), *given, **more)
+    return found.outcomes, found.flips, found.lengths
+
+
 def test_task_of_which_nothing_was_drawn_is_a_part_of_the_whole() -> None:
     reference = [answers("a", {"acc": [1, 1, 0, 0]}), answers("b", {"error": [0, 0, 0, 1]}, higher=False)]
     drawn = answers("a", {"acc": [1, 0]})
-    outcomes, *_ = compare_answers(
-        reference, [drawn], samples("a", 2), {"a": TASK}, weights={"a": dict.fromkeys(range(2), 2.0)}
-    )
+    outcomes, *_ = paired(reference, [drawn], samples("a", 2), {"a": TASK}, weights={"a": dict.fromkeys(range(2), 2.0)})
     assert [item.task for item in outcomes] == ["a", ALL]
     assert (outcomes[-1].num_population, outcomes[-1].reference) == (8, 5 / 8)
 
@@ -61,13 +65,13 @@ def test_task_of_which_all_was_drawn_has_the_numbers_of_a_whole_run() -> None:
     reference, candidate = answers("a", {"acc": [1] * 8 + [0]}), answers("a", {"acc": [0] * 8 + [0]})
     given = [reference], [candidate], samples("a", 9), {"a": TASK}
     weights = {"a": dict.fromkeys(range(9), 1.0)}
-    assert compare_answers(*given, weights=weights) == compare_answers(*given)
-    assert compare_answers(*given, weights=weights)[0][0].mcnemar_p < 0.05
+    assert paired(*given, weights=weights) == paired(*given)
+    assert paired(*given, weights=weights)[0][0].mcnemar_p < 0.05
 
 
 def test_flips_name_the_documents_and_both_answers() -> None:
     reference, candidate = answers("t", {"acc": [1, 1, 0, 0, 1]}), answers("t", {"acc": [1, 0, 0, 1, 1]})
-    outcomes, flips, _ = compare_answers([reference], [candidate], samples("t", 5), {"t": TASK})
+    outcomes, flips, _ = paired([reference], [candidate], samples("t", 5), {"t": TASK})
     (found,) = outcomes
     assert (found.right_to_wrong, found.wrong_to_right, found.difference, found.mcnemar_p) == (1, 1, 0.0, 1.0)
     assert [(flip.doc_id, flip.direction, flip.question, flip.target, flip.metric) for flip in flips] == [
@@ -82,7 +86,7 @@ def test_lower_is_better_turns_flips_and_the_whole() -> None:
     reference = [answers("a", {"acc": [1, 1, 0]}), answers("b", {"error": [0, 0]}, higher=False)]
     candidate = [answers("a", {"acc": [1, 0, 0]}), answers("b", {"error": [0, 1]}, higher=False)]
     lines = {**samples("a", 3), **samples("b", 2)}
-    outcomes, flips, _ = compare_answers(reference, candidate, lines, {"a": TASK, "b": TASK})
+    outcomes, flips, _ = paired(reference, candidate, lines, {"a": TASK, "b": TASK})
     assert [(item.task, item.right_to_wrong, item.wrong_to_right) for item in outcomes] == [
         ("a", 1, 0),
         ("b", 1, 0),
@@ -95,7 +99,7 @@ def test_lower_is_better_turns_flips_and_the_whole() -> None:
 def test_first_right_or_wrong_metric_gives_the_flips() -> None:
     reference = [answers("t", {"bleu": [0.5, 0.1], "acc": [1, 0], "acc_norm": [0, 0]})]
     candidate = [answers("t", {"bleu": [0.4, 0.3], "acc": [1, 0], "acc_norm": [1, 1]})]
-    outcomes, flips, _ = compare_answers(reference, candidate, samples("t", 2), {"t": TASK})
+    outcomes, flips, _ = paired(reference, candidate, samples("t", 2), {"t": TASK})
     assert [(item.metric, item.is_binary, item.wrong_to_right) for item in outcomes] == [
         ("bleu", False, 0),
         ("acc", True, 0),
@@ -108,7 +112,7 @@ def test_filters_are_compared_each_by_itself() -> None:
     reference = [answers("t", {"em": [1, 0]}, filter_name=name) for name in ("strict", "loose")]
     candidate = [answers("t", {"em": [0, 0]}, filter_name="strict"), answers("t", {"em": [1, 1]}, filter_name="loose")]
     lines = {"t": [*samples("t", 2, "strict")["t"], *samples("t", 2, "loose")["t"]]}
-    outcomes, flips, _ = compare_answers(reference, candidate, lines, {"t": TASK})
+    outcomes, flips, _ = paired(reference, candidate, lines, {"t": TASK})
     assert [(item.filter, item.difference) for item in outcomes] == [("strict", -0.5), ("loose", 0.5)]
     assert [(flip.filter, flip.doc_id) for flip in flips] == [("strict", 0)]
 
@@ -116,14 +120,14 @@ def test_filters_are_compared_each_by_itself() -> None:
 def test_documents_without_a_value_are_left_out() -> None:
     reference, candidate = answers("t", {"acc": [1, 1]}), answers("t", {"acc": [0, 1]})
     candidate.by_document[0].values.clear()  # type: ignore[attr-defined]
-    outcomes, *_ = compare_answers([reference], [candidate], samples("t", 2), {"t": TASK})
+    outcomes, *_ = paired([reference], [candidate], samples("t", 2), {"t": TASK})
     assert (outcomes[0].num_documents, outcomes[0].difference) == (1, 0.0)
 
 
 def test_other_prompts_are_refused() -> None:
     reference, candidate = answers("t", {"acc": [1, 1]}), answers("t", {"acc": [1, 1, 1]})
     with refused(TaskError, "not_comparable"):
-        compare_answers([reference], [candidate], samples("t", 3), {"t": TASK})
+        paired([reference], [candidate], samples("t", 3), {"t": TASK})
 
 
 def test_a_metric_that_the_reference_never_meets_speaks_for_no_task() -> None:
@@ -132,7 +136,7 @@ def test_a_metric_that_the_reference_never_meets_speaks_for_no_task() -> None:
     reference = [answers(*strict, filter_name="strict"), answers(*loose, filter_name="loose")]
     candidate = [answers(*strict, filter_name="strict"), answers("t", {"em": [0, 0, 1, 0]}, filter_name="loose")]
     lines = {"t": [*samples("t", 4, "strict")["t"], *samples("t", 4, "loose")["t"]]}
-    outcomes, flips, _ = compare_answers(reference, candidate, lines, {"t": TASK})
+    outcomes, flips, _ = paired(reference, candidate, lines, {"t": TASK})
     assert [(flip.filter, flip.doc_id) for flip in flips] == [("loose", 0), ("loose", 1)]
     found = comparison_metrics(Comparison({}, (), outcomes))
     assert {item.value for item in found if item.metric == "accuracy_difference"} == {-0.5}
@@ -154,11 +158,11 @@ def test_answers_that_only_their_limit_ends_are_counted() -> None:
         return lines, read_answers(lines, {"solve": task})
 
     (_, ended), (lines, endless) = generated(0), generated(12)
-    outcomes, flips, (cut_off,) = compare_answers(ended, endless, lines, {"solve": task})
+    outcomes, flips, (cut_off,) = paired(ended, endless, lines, {"solve": task})
     assert (outcomes, flips, changed_answers(ended, endless)) == ((), (), 12)
     assert (cut_off.task, cut_off.metric, cut_off.reference, cut_off.candidate) == ("solve", "cut_off", 0, 0.6)
     assert cut_off.low > 0
-    assert compare_answers(ended, ended, lines, {"solve": task})[2] == ()
+    assert paired(ended, ended, lines, {"solve": task})[2] == ()
     assert changed_answers(ended, ended) == 0
 
 
@@ -172,7 +176,7 @@ def test_a_document_that_two_tasks_ask_counts_once_over_all(prompt: str, of_a_re
         own[1] = replace(own[1], by_document=part)
     both = [[of_a_report(one) for one in own] for own in both]
     lines = {**samples("a", 4), **samples("part", 4)}
-    outcomes, *_ = compare_answers(*both, lines, {"a": TASK, "part": TASK})
+    outcomes, *_ = paired(*both, lines, {"a": TASK, "part": TASK})
     assert [(item.task, item.num_documents, item.right_to_wrong) for item in outcomes][-1] == (ALL, 4, 2)
     assert changed_answers(*both) == 0
 

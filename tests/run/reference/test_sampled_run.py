@@ -145,7 +145,7 @@ def test_stops_when_a_claim_is_certain(stopped: Callable[[Mode], Run], whole: Ru
     certainty = found.comparison.certainty
     assert certainty is not None
     truth = whole.metrics[ALL, "accuracy_difference"].value
-    assert certainty.verdict == ("kept" if truth >= -0.2 else "broken")
+    assert certainty.verdict == ("ok" if truth >= -0.2 else "loss")
     assert certainty.low <= truth <= certainty.high
     assert 0 < certainty.num_evaluated < certainty.num_documents == COUNT
     lines = found.results["samples"]["many_choice"]
@@ -188,7 +188,7 @@ def test_claims_on_distributions_are_decided_by_documents_as_clusters(tasks: Loa
     above = enough(tasks, "resident", 0.6, metric="top1_agreement", above=agreement / 2).comparison.certainty
     assert below is not None
     assert above is not None
-    assert (below.verdict, above.verdict) == ("kept", "kept")
+    assert (below.verdict, above.verdict) == ("ok", "ok")
     assert below.low <= kl <= below.high
     assert above.low <= agreement <= above.high
     assert below.num_evaluated < COUNT
@@ -235,7 +235,7 @@ def test_generations_count_as_positions(tmp_path: Path) -> None:
 def test_identical_model_is_certain_as_well(tasks: LoadedTasks) -> None:
     found = Run(tasks, "resident", model(), documents="enough", certain={"within": 0.1})
     assert found.comparison.certainty is not None
-    assert found.comparison.certainty.verdict == "kept"
+    assert found.comparison.certainty.verdict == "ok"
     assert found.comparison.certainty.num_evaluated < COUNT
 
 
@@ -252,13 +252,13 @@ def test_bounds_are_judged_as_the_claim_was_decided(
 ) -> None:
     truth = whole.metrics[ALL, metric].value
     size = 1.0 if metric == "accuracy_difference" else truth
-    for distance, expected in zip(distances, ("kept", "broken"), strict=True):
+    for distance, expected in zip(distances, ("ok", "loss"), strict=True):
         bound = truth + distance * size
         found = enough(tasks, "resident", 0.6, metric=metric, **{side: bound})
         assert found.comparison.certainty is not None
         assert found.comparison.certainty.verdict == expected
         required = Bound.model_validate({"metric": metric, "min" if side == "above" else "max": bound})
-        assert bool(broken_bounds([required], list(found.metrics.values()))) == (expected == "broken")
+        assert bool(broken_bounds([required], list(found.metrics.values()))) == (expected == "loss")
 
 
 CLAIMS: list[dict[str, Any]] = [
@@ -288,7 +288,7 @@ def test_claim_stays_open_where_what_is_lost_would_decide(tasks: LoadedTasks, wh
     found = Run(tasks, mode, perturbed(0.6), loses=some, documents="enough", certain={"above": truth - 1e-6})
     certainty = found.comparison.certainty
     assert certainty is not None
-    assert (certainty.verdict, certainty.num_evaluated) == ("open", COUNT)
+    assert (certainty.verdict, certainty.num_evaluated) == ("unknown", COUNT)
     assert certainty.low <= truth <= certainty.high
     assert any(text.startswith("all 160 documents, ") for text in verdict(found.comparison).lines)
     assert "is not certain" in verdict(found.comparison).finding

@@ -9,23 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from olive_ext.errors import RequirementError, counted
 from olive_ext.plugins.diagnose.remedy.loss_map import TEMPLATES, doubt, interval
 from olive_ext.plugins.diagnose.remedy.race import Estimate
 from olive_ext.report import numbers
-from olive_ext.report.html.render import filled
+from olive_ext.report.comparison import Status
+from olive_ext.report.html.render import TONES, filled
 from olive_ext.report.plain_text import markdown_page, print_cells, print_lines
 from olive_ext.report.report import plain, to_json
 from olive_ext.report.tables import Table
 
 FILE_NAME, TABLE_NAME, PAGE_NAME, SETTINGS_NAME = "bill.json", "bill.md", "bill.html", "olive_settings.json"
-
-_TONES = {"kept": "fine", "not kept": "loss", "not decided": "doubt", "none": ""}
-"""The style of a verdict."""
-
-Verdict = Literal["kept", "not kept", "not decided", "none"]
 
 
 @dataclass(frozen=True)
@@ -125,14 +121,12 @@ class Bill:
         return tuple(line for line in self.lines if line.chosen)
 
     @property
-    def verdict(self) -> Verdict:
-        """Whether the bound is kept on documents that chose nothing (95 %); "none" where there is no bound."""
+    def verdict(self) -> Status | None:
+        """Whether the bound is kept on documents that chose nothing (95 %); None where there is no bound."""
         if self.bound is None:
-            return "none"
+            return None
         loss = self.chosen_loss.held_out
-        if loss.high <= self.bound:
-            return "kept"
-        return "not kept" if loss.low > self.bound else "not decided"
+        return "ok" if loss.high <= self.bound else "loss" if loss.low > self.bound else "unknown"
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -162,19 +156,19 @@ class Bill:
         return (f"Measured for predicted on the documents that choose, of {models} tried: {', '.join(each)}.",)
 
     def _verdict_sentence(self) -> tuple[str, ...]:
-        if self.bound is None:
+        if self.bound is None or self.verdict is None:
             return ()
         words = {
-            "kept": "is kept (95 %).",
-            "not kept": "is broken (95 %).",
-            "not decided": "lies inside of the interval: not decided; more documents decide it (`limit`).",
+            "ok": "is kept (95 %).",
+            "loss": "is broken (95 %).",
+            "unknown": "lies inside of the interval: not decided; more documents decide it (`limit`).",
         }
         return (f"The bound kl_mean = {numbers.nats(self.bound)} {words[self.verdict]}",)
 
 
 def refuse_broken(bill: Bill) -> None:
     """Raises `RequirementError` for a model that certainly breaks its bound on documents that chose nothing."""
-    if bill.verdict == "not kept":
+    if bill.verdict == "loss":
         loss = bill.chosen_loss.held_out
         raise RequirementError(
             f"{bill.goal}: kept on the documents that choose, and broken on {counted(loss.num_documents, 'document')} "
@@ -235,7 +229,7 @@ def bill_texts(bill: Bill) -> dict[Path, str]:
             "bill.html.j2",
             TEMPLATES,
             bill=bill,
-            tone=_TONES[bill.verdict],
+            tone=TONES[bill.verdict] if bill.verdict else "",
             changed=changes_table(bill),
             points=points_table(bill, with_front=True),
         ),
