@@ -221,7 +221,7 @@ class Models:
             differing["tokenizer.json"] = split and f"lacks {split}: onnxruntime-genai splits what chats may have"
         if vision := candidate.files.genai_config.get("model", {}).get("vision"):
             differing |= other_image_processor([candidate.files.directory], vision.get("config_filename"))
-        compared = [] if self.config.reference is None or self.records_file else [self.reference]
+        compared = [self.reference] if len(self.given_models) > 1 else []
         with suppress(OliveExtError):  # there is no extractor, or it cannot be loaded
             sounds = [
                 SoundProcessor(one.processor_files, one.source[1])
