@@ -525,7 +525,7 @@ def _no_mappings(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:
 
 
 def _mistakes_of_type(block: Block, passes: Passes | None) -> Iterator[OliveExtError]:
-    if block.is_ours:
+    if block.is_ours or (not block.is_pass and _plain(block.type) == "lmevaluator"):  # Olive's own is no misspelling
         return
     if block.keys and not block.type and (block.is_pass or "tasks" in block.settings()):
         wanted = "Olive's pass, for instance 'ModelBuilder'" if block.is_pass else "'OrtLMEvaluator'"

@@ -360,6 +360,11 @@ def test_mistake_is_named(tmp_path: Path, path: str, value: Any, code: str, belo
         assert error.value in (value, *(value if isinstance(value, list) else ()))
 
 
+def test_an_evaluator_of_olives_own_beside_ours_is_no_misspelling() -> None:
+    recipe = with_value("evaluators.olives", {"type": "LMEvaluator", "tasks": ["arc_easy"]})
+    assert not list(mistakes(recipe))
+
+
 def test_input_model_that_is_missing_is_the_only_mistake_of_what_names_it() -> None:
     recipe = of_evaluator(reference="input_model")
     del recipe["input_model"]
