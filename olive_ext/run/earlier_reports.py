@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.config import LossBound
-from olive_ext.errors import ConfigError, ContradictionError, NotComparableError, TaskError
+from olive_ext.errors import ConfigError, ContradictionError, NotComparableError, TaskError, listed
 from olive_ext.report import Report, from_json
 from olive_ext.report.comparison import VARIANT, Comparison
 from olive_ext.report.metrics import COMPARISON_NAMES, comparison_metrics, non_finite_requests
@@ -176,6 +176,9 @@ def _compared(first: Named, others: Sequence[Named]) -> Iterator[ComparedModels]
             rows = ", as 'perplexity, change'," * any(one.is_text for one in own.divergences)
             theirs = own.reference.get("path", "its own reference")
             notes.append(f"divergence{rows} is from {theirs}, not from {first.name}")
+        asked = {*item.report.results.get("n-samples", {})}
+        if lacking := [task for task in first.report.results.get("n-samples", {}) if task not in asked]:
+            notes.append(f"without {listed(lacking)}, which {first.name} alone has")
         if own.certainty is not None:
             notes.append("of the drawn documents alone, which do not stand for all alike")
         if not first.matters == item.matters == Comparison.matters:

@@ -462,11 +462,12 @@ def test_what_ships_damaged_is_named_unless_the_first_report_has_it(tmp_path: Pa
 
 
 def test_a_task_of_both_reports_without_values_by_document_is_named(tmp_path: Path) -> None:
-    """Of tasks that one report alone has nothing is said: there is nothing to compare."""
+    """One that the first report alone has is in a note: there is nothing to compare."""
 
     def with_cola(values: dict[str, Any]) -> None:
         values["comparison"] = None
         values["results"]["configs"]["cola"] = {}
+        values["results"]["n-samples"]["cola"] = {"original": 1, "effective": 1}
         values["results"]["results"] = {"cola": {"mcc,none": 0.5}}
 
     def without(values: dict[str, Any]) -> None:
@@ -474,5 +475,7 @@ def test_a_task_of_both_reports_without_values_by_document_is_named(tmp_path: Pa
 
     folders = [place(tmp_path, name, BASE, change) for name, change in (("a", with_cola), ("b", with_cola))]
     other = place(tmp_path, "c", BASE, without)
-    said = [verdict(item.comparison).finding for item in compare([*map(str, folders), str(other)]).compared]
-    assert ["cola (mcc) has no values by document to compare" in finding for finding in said] == [True, False]
+    compared = compare([*map(str, folders), str(other)]).compared
+    findings = [verdict(item.comparison).finding for item in compared]
+    assert ["cola (mcc) has no values by document to compare" in finding for finding in findings] == [True, False]
+    assert [item.note for item in compared] == ["", "without cola, which a alone has"]
