@@ -24,6 +24,7 @@ from olive_ext.backends.lm_eval_patches import replaced
 from olive_ext.backends.task_files import data_files
 from olive_ext.config.base import MOST_REPEATS
 from olive_ext.errors import ANY_FAILURE, TaskError, first_line, keys_once, named_failures, one_line, suggest
+from olive_ext.report.metrics import as_number
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +184,8 @@ def named_aggregations() -> Iterator[None]:
 
     def aggregated(task: Any, *args: Any, **options: Any) -> Any:
         with named_failures(f"task '{task.task_name}', its metrics"):
-            values, count = aggregate(task, *args, **options)
+            found, count = aggregate(task, *args, **options)
+        values = {name: as_number(value) for name, value in found.items()}
         for name in [name for name, value in values.items() if not isinstance(value, Real) and "_stderr," not in name]:
             logger.warning("task '%s': %s is %.80r, no number: it is no metric", task.task_name, name, values[name])
         return values, count

@@ -166,13 +166,14 @@ def unjudged_tasks(comparison: Comparison) -> dict[str, str]:
 
 
 def uncompared(comparison: Comparison) -> list[str]:
-    """Names of the metrics beside compared ones that are one score of a whole task, as an F1 beside an accuracy is. The
-    perplexity of targets is compared where distributions are."""
+    """Names of the metrics beside compared ones that are one score of a whole task, as an F1 beside an accuracy is, or
+    no number. The perplexity of targets is compared where distributions are."""
     judged = {(item.task, item.metric, item.filter) for item in (*comparison.outcomes, *comparison.lengths)}
-    tasks = {item.task for item in comparison.outcomes}
     judged |= {(item.task, "perplexity", "none") for item in comparison.divergences}
-    metrics = (item for item in read_metrics(comparison.metrics) if item.task in tasks and item.metric not in LENGTHS)
-    return [name_of(item.task, item.metric) for item in metrics if (item.task, item.metric, item.filter) not in judged]
+    results, tasks = comparison.metrics.get("results", {}), dict.fromkeys(item.task for item in comparison.outcomes)
+    keys = ((task, *key.split(",", 1)) for task in tasks for key in results.get(task, ()) if "," in key)
+    metrics = (key for key in keys if key[1] not in LENGTHS and not key[1].endswith("_stderr"))
+    return [name_of(*key[:2]) for key in metrics if key not in judged]
 
 
 def _with_unanswered(change: Change, comparison: Comparison) -> Change:

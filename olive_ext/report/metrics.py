@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, TypeGuard
+from typing import Any, SupportsFloat, TypeGuard
 
 from olive_ext.report.comparison import ALL, Comparison, Divergence, Outcome, primary_outcomes
 from olive_ext.report.numbers import Number, count_of
@@ -116,6 +116,14 @@ def _of_task(task: str, results: Mapping[str, Any]) -> Iterator[Metric]:
         stderr = float(error) if _is_number(error) else None
         is_better = directions.get(name) is not False
         yield Metric(task, name, filter_name, float(value), stderr, is_better, _count(task, key, results))
+
+
+def as_number(value: object) -> object:
+    """A value that is as good as a number (a tensor of one element, a decimal) as one; any other as it is."""
+    try:
+        return value if isinstance(value, Real) or not isinstance(value, SupportsFloat) else float(value)
+    except (TypeError, ValueError, RuntimeError):  # an array or a tensor of several
+        return value
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -74,14 +74,16 @@ def read_stop_ids(files: ModelFiles, eos: int | None) -> StopIds:
     return StopIds(frozenset(ids), file, read_search(files), named)
 
 
-_SEARCH = {"repetition_penalty": 1.0, "min_length": 0, "no_repeat_ngram_size": 0, "num_beams": 1}
+_SEARCH = {
+    "repetition_penalty": 1.0, "min_length": 0, "no_repeat_ngram_size": 0, "num_beams": 1, "guidance_scale": 1.0,
+    "encoder_repetition_penalty": 1.0,
+}  # fmt: skip
 
 _TRANSFORMERS_SEARCH = (
     "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "forced_bos_token_id",
-    "forced_eos_token_id", "max_new_tokens", "min_new_tokens", "encoder_repetition_penalty",
-    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "guidance_scale", "penalty_alpha",
-    "watermarking_config", "max_time", "stop_strings", "token_healing", "dola_layers", "force_words_ids", "constraints",
-    "forced_decoder_ids",
+    "forced_eos_token_id", "max_new_tokens", "min_new_tokens", "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty", "penalty_alpha", "watermarking_config", "max_time", "stop_strings",
+    "token_healing", "dola_layers", "force_words_ids", "constraints", "forced_decoder_ids",
 )  # fmt: skip
 """Keys of generation_config.json that change greedy answers by being there at all."""
 

@@ -399,6 +399,14 @@ CASES: dict[str, tuple[Comparison, str]] = {
         of(divergence("choice"), outcome(**SAFE), metrics=CORPUS_F1, over_all=True),
         "ok: no_loss_found, uncompared",
     ),
+    "a metric that is no number beside answers": (
+        of(
+            divergence("choice"),
+            outcome(**SAFE),
+            metrics={"results": {"choice": {"acc,none": 1.0, "both,none": "1"}}},
+        ),
+        "unknown: no_values",
+    ),
     "a corpus's F1 of equal models": (of(same(), EQUAL, metrics=CORPUS_F1), "ok: no_difference"),
     "answers beside a group": (of(outcome(**SAFE), metrics=GROUP), "unknown: no_values"),
     "a group": (of(metrics=GROUP), "unknown: nothing_compared"),

@@ -214,3 +214,18 @@ def test_a_search_of_null_is_the_default(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"repetition_penalty": None, "min_length": None}))
     written = {"search": {"repetition_penalty": 1.0, "min_length": 0}}
     assert other_search(read_search(model_files(tmp_path, {})), read_search(model_files(tmp_path, written))) == ()
+
+
+def test_a_search_of_transformers_that_adds_no_processor_is_the_default(tmp_path: Path) -> None:
+    import torch
+    from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=4, vocab_size=8))
+    plain = read_search(model_files(tmp_path, {}))
+    for name in ("guidance_scale", "encoder_repetition_penalty"):
+        for value in (1, 1.0, 1.5):
+            written = GenerationConfig(**{name: value})
+            inputs = {"input_ids_seq_length": 1, "encoder_input_ids": torch.ones(1, 1, dtype=torch.long)}
+            acts = bool(model._get_logits_processor(written, **inputs))
+            (tmp_path / "generation_config.json").write_text(json.dumps({name: value}))
+            assert bool(other_search(plain, read_search(model_files(tmp_path, {})))) == acts == (value != 1)

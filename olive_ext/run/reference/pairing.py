@@ -33,7 +33,7 @@ from olive_ext.run.reference.answers import (
 )
 from olive_ext.run.reference.observer import Weights
 from olive_ext.stats.distances import degrees_of_freedom, perplexity_ratio
-from olive_ext.stats.paired_answers import compare_outcomes
+from olive_ext.stats.paired_answers import compare_outcomes, flips
 
 FloatArray = npt.NDArray[np.float64]
 logger = logging.getLogger(__name__)
@@ -187,12 +187,15 @@ def _over_all(pairs: Sequence[_Pair], undrawn: Sequence[FloatArray], matters: fl
     first = np.concatenate([pair.right(pair.reference_values) for pair in pairs])
     second = np.concatenate([pair.right(pair.candidate_values) for pair in pairs])
     drawn = [weight for pair in pairs for weight in pair.weights or ()]
-    if not drawn:  # a document that several tasks ask, alike or by other prompts, is one: its flips go together
+    if not drawn:  # a document that several tasks ask, alike or by other prompts, is one: the mean of its answers
+        places: dict[str, int] = {}
         asked = [pair.candidate.by_document[number].digest.split(" ")[0] for pair in pairs for number in pair.documents]
-        once = np.sort(np.unique(asked, return_index=True)[1])
-        first, second = first[once], second[once]
+        at = [places.setdefault(document, len(places)) for document in asked]
+        first, second = (np.bincount(at, values) / np.bincount(at) for values in (first, second))
     whole = np.concatenate([*(pair.right(pair.whole) for pair in pairs), *undrawn])
-    return compare_outcomes(ALL, ACCURACY, "none", first, second, True, matters, whole=whole, weights=drawn or None)
+    found = compare_outcomes(ALL, ACCURACY, "none", first, second, True, matters, whole=whole, weights=drawn or None)
+    lost, won = flips(first, second)
+    return replace(found, is_binary=True, right_to_wrong=lost, wrong_to_right=won)
 
 
 def _flips(pair: _Pair, samples: Sequence[Mapping[str, Any]], tasks: Mapping[str, Any]) -> Iterator[Flip]:

@@ -181,6 +181,19 @@ def test_a_document_that_two_tasks_ask_counts_once_over_all(prompt: str, of_a_re
     assert changed_answers(*both) == 0
 
 
+def test_a_document_that_two_tasks_ask_has_the_mean_of_both_whatever_their_order() -> None:
+    """A prompt by which nothing is lost hides no loss by the other."""
+    alone = answers("a", {"acc": [1, 1, 1, 0]})
+    both = [alone, replace(alone, task="b")], [alone, replace(answers("a", {"acc": [0, 0, 1, 0]}), task="b")]
+    for reference, candidate in (both, [own[::-1] for own in both]):
+        outcomes, *_ = paired(reference, candidate)
+        found = outcomes[-1]
+        assert (found.task, found.num_documents, found.reference, found.difference) == (ALL, 4, 0.75, -0.25)
+        assert (found.is_binary, found.right_to_wrong, found.wrong_to_right, found.mcnemar_p) == (True, 2, 0, 0.5)
+        names = {item.metric: item.value for item in comparison_metrics(Comparison({}, outcomes=outcomes))}
+        assert names["accuracy_difference"] == -0.25
+
+
 def test_answers_that_differ_anywhere_are_changed() -> None:
     """Beyond what is kept of a text, and in the second of two answers to a document."""
     task = SimpleNamespace(higher_is_better=dict, aggregation=dict, **vars(TASK))
