@@ -50,6 +50,9 @@ class Run:
     reports: list[Report] = field(default_factory=list)
     """The reports of the evaluations, in their order."""
 
+    num_earlier: int = 0
+    """How many of the reports are of models that a later pass changed."""
+
     broken: RequirementError | None = None
     """Bounds that the output model breaks, to be raised once it is saved."""
 

@@ -21,7 +21,7 @@ from olive_ext.errors import ConfigError, OliveExtError, RequirementError, RunEr
 from olive_ext.registry import hooks
 from olive_ext.report.plain_text import print_lines, print_verdicts
 from olive_ext.report.report_files import page_of_report
-from olive_ext.report.verdict import EXIT_STATUS, worst_status
+from olive_ext.report.verdict import Verdict, worst_status
 from olive_ext.workflow.current_run import Run, logger, running
 from olive_ext.workflow.passes import publish
 from olive_ext.workflow.preflight import our_evaluators, our_passes, refuse
@@ -122,9 +122,18 @@ def refuse_no_output(engine: Any, output: Any) -> None:
         raise RequirementError(f"none of {len(nodes)} candidates of the search meets all goals: {', '.join(near)}")
 
 
+def deciding(run: Run) -> Iterator[Verdict]:
+    """The verdicts on the output model, or the last one on an earlier model, that are a loss or that `fail_on_loss`
+    asks for: where nothing is decided, the model is made."""
+    for report in run.reports[run.num_earlier :] or run.reports[-1:]:
+        verdict, comparison = report.verdict, report.comparison
+        if verdict is not None and comparison is not None and (verdict.status == "loss" or comparison.over_all):
+            yield verdict
+
+
 def cli_run(argv: Sequence[str]) -> int:
     """Runs `olive run` with `argv` and returns its exit code; 1 where Olive logged a failure and went on; where no
-    search tried models, that of the last evaluation's verdict: 1 for a loss, 3 where `fail_on_loss` is not decided.
+    search tried models, that of the verdicts: 1 for a loss, 3 where `fail_on_loss` is not decided.
 
     Raises `OliveExtError` for a user's error, in one line.
     """
@@ -142,10 +151,7 @@ def cli_run(argv: Sequence[str]) -> int:
         except FileNotFoundError as error:
             raise ConfigError(f"'{error.filename}': no such file", code="not_found") from error
     if not any(run.gave_up for run in runs):
-        last = [run.reports[-1] for run in runs if run.reports and not run.is_search]
-        status = worst_status(report.verdict for report in last)
-        is_asked = any(report.comparison is not None and report.comparison.over_all for report in last)
-        return status if is_asked or status == EXIT_STATUS["loss"] else 0  # the model is made
+        return worst_status(verdict for run in runs if not run.is_search for verdict in deciding(run))
     logger.error("Olive went on without a model or its metrics: %s", reasons[-1] if reasons else "see its log")
     return 1
 

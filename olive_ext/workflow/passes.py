@@ -216,6 +216,7 @@ def run_pass(engine: Any, arguments: dict[str, Any], original: Callable[..., Any
     with recorded_failures():
         model_config, model_id = original()
         run.made_by[model_id] = run.current if is_unchanged else (*run.current, name)
+        run.num_earlier = run.num_earlier if is_unchanged else len(run.reports)
         run.lineages[model_id] = lineage if isinstance(model_config, str) else (*lineage, model_config)
         if is_evaluation(config.type) and not isinstance(
             model_config, str

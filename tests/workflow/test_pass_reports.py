@@ -16,7 +16,9 @@ from olive_ext.config import PASS_TYPE
 from olive_ext.errors import RequirementError, RunError
 from olive_ext.report import Report, from_json, write
 from olive_ext.report.comparison import Comparison
+from olive_ext.report.verdict import Reason, worst_status
 from olive_ext.workflow.current_run import Run, running
+from olive_ext.workflow.olive_run import deciding
 from olive_ext.workflow.passes import carried_reports, publish, run_pass
 from olive_ext.workflow.registration import wrap_once
 from tests.workflow.recipes import REPORT
@@ -98,6 +100,23 @@ def test_failure_of_our_pass_is_kept_for_a_search_that_swallows_it(run: Run, tmp
     with pytest.raises(RunError):
         engine_with("", {"m": gate()}, error)._run_pass("m", None, "in", None)
     assert run.failures == [error]
+
+
+def test_status_is_of_all_evaluations_since_the_last_change(run: Run, tmp_path: Path) -> None:
+    lost = replace(report(), created="1", comparison=Comparison({}), broken=(Reason("bound_broken"),))
+    other, asked = replace(REPORT, created="2"), Comparison({}, over_all=True)
+    engine = engine_with(
+        measured(tmp_path / "m", lost), {"g": gate(), "q": RunPassConfig(type="OnnxKQuantQuantization")}
+    )
+    engine._run_pass("g", None, "in", None)
+    run.reports.append(other)
+    assert worst_status(deciding(run)) == 1
+    engine._run_pass("q", None, "in+g", None)
+    assert worst_status(deciding(run)) == 0
+    run.reports += [replace(other, comparison=asked), replace(other, comparison=Comparison({}))]
+    assert [verdict.status for verdict in deciding(run)] == ["unknown"]
+    run.reports = [lost]
+    assert worst_status(deciding(run)) == 1
 
 
 def test_reports_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
