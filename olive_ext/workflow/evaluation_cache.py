@@ -181,19 +181,18 @@ def evaluate_model(engine: Any, arguments: dict[str, Any], original: Callable[..
     known = 0 if run is None else len(run.reports)
     with recorded_failures():
         with surfaced("the evaluation stopped"):
-            signal = _evaluated(model, evaluator, original)
+            signal = _evaluated(model, evaluator, original, known)
         is_input = run is not None and engine.input_passes_configs and model is run.input_model
         _judge(evaluator, signal if not is_input else None, known)
     return signal
 
 
-def _evaluated(model: Any, evaluator: Any, original: Callable[..., Any]) -> Any:
-    run, is_anew = running.get(), evaluator.type != EVALUATOR_TYPE
+def _evaluated(model: Any, evaluator: Any, original: Callable[..., Any], known: int) -> Any:
+    is_anew = evaluator.type != EVALUATOR_TYPE
     if model.type.lower() == "compositemodel":
         other = f"measure this one with the pass {PASS_TYPE}"
         how = "name the folder that it is saved in as ONNXModel" if is_anew else other
         raise ModelError(f"Olive cannot run an evaluator on a composite model: {how}")
-    known = 0 if run is None else len(run.reports)
     token = _evaluation.set(_Evaluation(known=known) if is_anew else _keyed(model, evaluator, known))
     try:
         return original(model_config=_with_file_name(model)) if is_anew else original()

@@ -110,7 +110,7 @@ def note_unmeasured(engine: Any, run: Run, output: Any) -> None:
 
 
 def _fails_on_loss(evaluator: Any) -> bool:
-    return is_ours(evaluator) and bool(evaluator.type_args.get("fail_on_loss"))
+    return is_ours(evaluator) and evaluator.type_args.get("fail_on_loss") is not None
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def refuse_no_output(engine: Any, output: Any) -> None:
 
 def deciding(run: Run) -> Iterator[Verdict]:
     """The verdicts on the output model, or the last one on an earlier model, that are a loss or that `fail_on_loss`
-    asks for: where nothing is decided, the model is made."""
+    asks for: where nothing else is decided, the model is made."""
     for report in run.reports[run.num_earlier :] or run.reports[-1:]:
         verdict, comparison = report.verdict, report.comparison
         if verdict is not None and comparison is not None and (verdict.status == "loss" or comparison.over_all):
