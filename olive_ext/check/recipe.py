@@ -502,9 +502,10 @@ def _undefined(recipe: Mapping[str, Any], section: str, references: Iterable[tup
 
 def _unused(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:
     """An error for evaluators of ours where no key names any: the run would end well, without a report. One that is
-    kept beside the one that is named is a choice."""
+    kept beside the one that is named, or beside a pass that evaluates, is a choice."""
     ours = [block.where.partition(".")[2] for block in blocks(recipe) if block.is_ours and not block.is_pass]
-    if ours and not any(evaluator for _, evaluator in _evaluator_references(recipe)):
+    has_pass = any(block.is_pass and block.settings_type is EvaluationSettings for block in blocks(recipe))
+    if ours and not has_pass and not any(evaluator for _, evaluator in _evaluator_references(recipe)):
         where = "here, as 'engine.evaluator' or as a pass's 'evaluator'"
         yield MissingError(f"nothing would be evaluated: give '{ours[0]}', {where}", "evaluator")
 

@@ -50,14 +50,23 @@ class Run:
     reports: list[Report] = field(default_factory=list)
     """The reports of the evaluations, in their order."""
 
+    num_earlier: int = 0
+    """How many of the reports are of models that a later pass changed."""
+
     broken: RequirementError | None = None
     """Bounds that the output model breaks, to be raised once it is saved."""
 
     made_by: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Model id to the names of the passes that made it, without ours, which change nothing."""
 
+    measured: tuple[str, ...] | None = None
+    """The passes before the output model's last measurement by a pass that had more than costs; None without one."""
+
     unmeasured: str = ""
-    """What was done to the output model since it was last measured."""
+    """By which evaluator, or after which passes, the output model was not evaluated."""
+
+    is_undecided: bool = False
+    """Whether the only evaluators with `fail_on_loss` did not run on the output model."""
 
     types: dict[str, str] = field(default_factory=dict)
     """Type of each pass that ran, by its name."""

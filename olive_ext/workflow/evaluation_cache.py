@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
@@ -135,14 +136,22 @@ def _task_files(settings: PassSettings) -> Iterator[Path]:
     """What lies in the folders of tasks, and what task files name from elsewhere: includes, Python and data."""
     written = settings.include_path or []
     folders = [written] if isinstance(written, str) else written
-    own = [Path(task).parent for task in settings.tasks if isinstance(task, str) and task.lower().endswith(_TASK_FILES)]
-    for path in [
-        *(path for folder in folders for path in Path(folder).rglob("*")),
-        *TaskFiles(settings.tasks, folders).all_files(),
-    ]:
+    named = TaskFiles(settings.tasks, folders).all_files()
+    for path in [*(path for folder in folders for path in Path(folder).rglob("*")), *named]:
         if "__pycache__" not in path.parts:
             yield path
-    yield from (path for folder in own for path in folder.glob("*"))
+    output = getattr(settings, "output_dir", None)
+    for folder in {path.parent for path in named if path.suffix in _TASK_FILES}:
+        yield from _files_around(folder, None if output is None else Path(output).resolve())
+
+
+def _files_around(folder: Path, output: Path | None) -> Iterator[Path]:
+    """The files of a task's folder and, if that is not where the workflow runs and writes, of the folders in it."""
+    is_working = Path.cwd().is_relative_to(folder.resolve())
+    for root, names, files in os.walk(folder):
+        inner = [] if is_working else [Path(root, name) for name in names if not name.startswith((".", "__pycache__"))]
+        names[:] = [path.name for path in inner if path.resolve() != output]
+        yield from (Path(root, name) for name in files)
 
 
 @dataclass(frozen=True)
@@ -172,19 +181,18 @@ def evaluate_model(engine: Any, arguments: dict[str, Any], original: Callable[..
     known = 0 if run is None else len(run.reports)
     with recorded_failures():
         with surfaced("the evaluation stopped"):
-            signal = _evaluated(model, evaluator, original)
+            signal = _evaluated(model, evaluator, original, known)
         is_input = run is not None and engine.input_passes_configs and model is run.input_model
         _judge(evaluator, signal if not is_input else None, known)
     return signal
 
 
-def _evaluated(model: Any, evaluator: Any, original: Callable[..., Any]) -> Any:
-    run, is_anew = running.get(), evaluator.type != EVALUATOR_TYPE
+def _evaluated(model: Any, evaluator: Any, original: Callable[..., Any], known: int) -> Any:
+    is_anew = evaluator.type != EVALUATOR_TYPE
     if model.type.lower() == "compositemodel":
         other = f"measure this one with the pass {PASS_TYPE}"
         how = "name the folder that it is saved in as ONNXModel" if is_anew else other
         raise ModelError(f"Olive cannot run an evaluator on a composite model: {how}")
-    known = 0 if run is None else len(run.reports)
     token = _evaluation.set(_Evaluation(known=known) if is_anew else _keyed(model, evaluator, known))
     try:
         return original(model_config=_with_file_name(model)) if is_anew else original()

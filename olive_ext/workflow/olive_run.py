@@ -19,12 +19,13 @@ from olive_ext.check.recipe import mistakes, plain_path
 from olive_ext.config.yaml_files import read_recipe
 from olive_ext.errors import ConfigError, OliveExtError, RequirementError, RunError, one_line, printable, raised_at
 from olive_ext.registry import hooks
+from olive_ext.report import Report
 from olive_ext.report.plain_text import print_lines, print_verdicts
 from olive_ext.report.report_files import page_of_report
-from olive_ext.report.verdict import EXIT_STATUS, worst_status
+from olive_ext.report.verdict import EXIT_STATUS, Verdict, worst_status
 from olive_ext.workflow.current_run import Run, logger, running
 from olive_ext.workflow.passes import publish
-from olive_ext.workflow.preflight import our_evaluators, our_passes, refuse
+from olive_ext.workflow.preflight import has_only_costs, is_ours, our_evaluators, our_passes, refuse
 
 _FILES = ("chain.md", "chain.json", "metrics.json", "footprint.json")
 
@@ -56,14 +57,15 @@ def run(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) ->
             output = original(input_model_config=model)
             if any(our_passes(engine)):
                 publish(engine, begun, output)
+            note_unmeasured(engine, begun, output)
     except RequirementError:  # of a pass, whose model and report are saved
-        _print_results(begun)
+        print_results(begun)
         raise
     except SystemExit as end:  # else it ends the command with its own status, 0 for one
         raise RunError(f"code that the recipe runs ended the process: {one_line(end)}{raised_at(end)}") from end
     finally:
         running.reset(token)
-    _print_results(begun)
+    print_results(begun)
     begun.gave_up = _gave_up(engine, output, arguments.get("evaluate_input_model", True))
     for runs in _watchers:
         runs.append(begun)
@@ -76,14 +78,39 @@ def run(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) ->
     return output
 
 
-def _print_results(run: Run) -> None:
-    """Prints the verdicts and the pages' paths after a run. The report of a pass is next to the output model."""
+def print_results(run: Run) -> None:
+    """Prints the verdicts and the pages' paths after a run. The report of a pass is next to the output model; of
+    passes, those on the output model have their verdicts printed, else the last one."""
     beside = sorted(run.artifacts.glob("report*.html"), key=lambda file: file.stat().st_mtime_ns)
-    pages = [page_of_report(report) or (beside[-1] if beside else None) for report in run.reports]
-    results = {page or report.created: (report, page) for report, page in zip(run.reports, pages, strict=True)}
+    results: dict[Any, tuple[Report, Path | None]] = {}
+    for number, report in enumerate(run.reports):
+        own = page_of_report(report)
+        results[own or max(number, run.num_earlier)] = report, own or (beside[-1] if beside else None)
     print_verdicts(list(results.values()))
     if run.unmeasured:
-        print_lines([f"the output model was not evaluated: {run.unmeasured} ran after the last evaluation"])
+        print_lines([f"the output model was not evaluated {run.unmeasured}"])
+
+
+def note_unmeasured(engine: Any, run: Run, output: Any) -> None:
+    """Notes what a recipe that evaluates leaves out: Olive runs no evaluator on the output model but the last pass's.
+    Costs say nothing of answers."""
+    best = output.get_best_candidate() if run.made_by else None
+    if best is None or not (made := run.made_by.get(best.model_id)):
+        return
+    evaluators = list(our_evaluators(engine))
+    last = [*engine.input_passes_configs.values()][-1][0].evaluator or engine.evaluator_config
+    gates = [where for where, one in evaluators if _fails_on_loss(one)]
+    of_output = (report.comparison for report in run.reports[run.num_earlier :])
+    if gates and not _fails_on_loss(last) and not any(found is not None and found.over_all for found in of_output):
+        run.unmeasured, run.is_undecided = f"by '{gates[0]}', which has 'fail_on_loss'", True
+    elif run.measured is not None or not all(has_only_costs(one) for _, one in evaluators):
+        later = made[len(run.measured or ()) :]
+        is_measured = not later or (is_ours(last) and not has_only_costs(last))
+        run.unmeasured = "" if is_measured else f"after {run.described(later)}"
+
+
+def _fails_on_loss(evaluator: Any) -> bool:
+    return is_ours(evaluator) and evaluator.type_args.get("fail_on_loss") is not None
 
 
 @contextmanager
@@ -122,9 +149,18 @@ def refuse_no_output(engine: Any, output: Any) -> None:
         raise RequirementError(f"none of {len(nodes)} candidates of the search meets all goals: {', '.join(near)}")
 
 
+def deciding(run: Run) -> Iterator[Verdict]:
+    """The verdicts on the output model, or the last one on an earlier model, that are a loss or that `fail_on_loss`
+    asks for: where nothing else is decided, the model is made."""
+    for report in run.reports[run.num_earlier :] or run.reports[-1:]:
+        verdict, comparison = report.verdict, report.comparison
+        if verdict is not None and comparison is not None and (verdict.status == "loss" or comparison.over_all):
+            yield verdict
+
+
 def cli_run(argv: Sequence[str]) -> int:
     """Runs `olive run` with `argv` and returns its exit code; 1 where Olive logged a failure and went on; where no
-    search tried models, that of the last evaluation's verdict: 1 for a loss, 3 where `fail_on_loss` is not decided.
+    search tried models, that of the verdicts: 1 for a loss, 3 where `fail_on_loss` is not decided.
 
     Raises `OliveExtError` for a user's error, in one line.
     """
@@ -142,10 +178,9 @@ def cli_run(argv: Sequence[str]) -> int:
         except FileNotFoundError as error:
             raise ConfigError(f"'{error.filename}': no such file", code="not_found") from error
     if not any(run.gave_up for run in runs):
-        last = [run.reports[-1] for run in runs if run.reports and not run.is_search]
-        status = worst_status(report.verdict for report in last)
-        is_asked = any(report.comparison is not None and report.comparison.over_all for report in last)
-        return status if is_asked or status == EXIT_STATUS["loss"] else 0  # the model is made
+        ended = [run for run in runs if not run.is_search]
+        status = worst_status(verdict for run in ended for verdict in deciding(run))
+        return status or (EXIT_STATUS["unknown"] if any(run.is_undecided for run in ended) else 0)
     logger.error("Olive went on without a model or its metrics: %s", reasons[-1] if reasons else "see its log")
     return 1
 

@@ -38,7 +38,7 @@ from olive_ext.workflow.current_run import Run, recorded_failures, requirement_e
 from olive_ext.workflow.evaluation_cache import content, deciding_settings, digest, environment
 from olive_ext.workflow.evaluator import measure, surfaced
 from olive_ext.workflow.handlers import additional_files
-from olive_ext.workflow.preflight import FINGERPRINT, is_evaluation, is_our_pass, our_evaluators, parse, pass_class
+from olive_ext.workflow.preflight import FINGERPRINT, is_evaluation, is_our_pass, parse, pass_class
 
 _REPORT = re.compile(r"(?:report|eval_results)(?:-(\d+))?\.(json|md|html|yaml)")
 _DESCRIPTION = "Set by the pass: versions and task files, so that Olive's cache notices when they change."
@@ -216,6 +216,7 @@ def run_pass(engine: Any, arguments: dict[str, Any], original: Callable[..., Any
     with recorded_failures():
         model_config, model_id = original()
         run.made_by[model_id] = run.current if is_unchanged else (*run.current, name)
+        run.num_earlier = run.num_earlier if is_unchanged else len(run.reports)
         run.lineages[model_id] = lineage if isinstance(model_config, str) else (*lineage, model_config)
         if is_evaluation(config.type) and not isinstance(
             model_config, str
@@ -232,7 +233,7 @@ def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, st
         reports = carried_reports(model_config.config)
         for log_cached in hooks("log_cached").values():
             log_cached(lambda: reports[-1])
-        if all(item.created != reports[-1].created for item in run.reports):  # of a cache, or of another process
+        if all(_key(item) != _key(reports[-1]) for item in run.reports):  # of a cache, or of another process
             run.reports.append(reports[-1])
         steps = chain_steps(reports)
         if not run.is_search:
@@ -250,10 +251,15 @@ def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, st
 def _put_last(report: Report, run: Run, model_config: Mapping[str, Any]) -> None:
     """Writes the output model's last report as this run has it: in the cache, its commands have the cache's paths."""
     report = replace(report, comparison=report.comparison and run.as_saved(report.comparison))
-    run.reports = [report if item.created == report.created else item for item in run.reports]
+    run.reports = [report if _key(item) == _key(report) else item for item in run.reports]
     with tempfile.TemporaryDirectory() as folder:
         for path in write(report, folder):
             shutil.copy2(path, _numbered(run.artifacts / path.name, max(_report_files(model_config).values())))
+
+
+def _key(report: Report) -> tuple[Any, ...]:
+    """What tells reports of a run apart: two may be made in a second."""
+    return report.created, report.comparison is None, *((one.task, one.metric, one.filter) for one in report.metrics)
 
 
 def publish(engine: Any, run: Run, output: Any) -> None:
@@ -268,11 +274,12 @@ def publish(engine: Any, run: Run, output: Any) -> None:
         if reports:
             refresh_reports(saved["config"], run.artifacts)
             write_chain(chain_steps(reports), run.artifacts)
-            later = run.made_by.get(best.model_id, ())[len(reports[-1].model.get(PASSES, ())) :]
+            for report in reports:
+                if any(metric.task not in COSTS for metric in report.metrics):
+                    run.measured = tuple(report.model.get(PASSES, ()))
             run.model_id = best.model_id
-            if not later:
+            if len(run.made_by.get(best.model_id, ())) == len(reports[-1].model.get(PASSES, ())):
                 _put_last(reports[-1], run, saved["config"])
-            run.unmeasured = run.described(later) if later and not any(our_evaluators(engine)) else ""
 
 
 def carried_reports(model_config: Mapping[str, Any]) -> list[Report]:

@@ -28,6 +28,7 @@ from olive_ext.config import (
     settings_of_pass,
 )
 from olive_ext.errors import ContradictionError
+from olive_ext.run.costs import COSTS
 from olive_ext.workflow.current_run import settled
 
 Settings = TypeVar("Settings", bound=StrictModel)
@@ -39,6 +40,12 @@ FINGERPRINT = "fingerprint"
 def is_ours(evaluator: Any) -> bool:
     """Whether an evaluator configuration has one of this package's types."""
     return isinstance(evaluator, OliveEvaluatorConfig) and evaluator.type in evaluator_settings()
+
+
+def has_only_costs(evaluator: Any) -> bool:
+    """Whether an evaluator of ours measures no answers."""
+    names = evaluator.type_args.get("tasks") or [metric.type for metric in evaluator.metrics]
+    return all(name in (*COSTS, "latency", "throughput") for name in names)
 
 
 def is_our_pass(pass_type: str) -> bool:

@@ -326,7 +326,6 @@ MISTAKES: list[tuple[str, Any, str, str, str]] = [  # path, value, code, field w
 
 OF_RECIPES: list[tuple[str, Any, str, str, str]] = [
     ("evaluator", "theirs", NO_NAME, "", "evaluators"),
-    ("evaluator", None, MISSING, "", "ours engine.evaluator"),
     ("evaluator", {"type": "OrtLMEvaluator"}, MISSING, ".tasks", ""),
     ("engine.evaluator", {"type": "OrtLMEvaluator"}, MISSING, ".tasks", ""),
     ("passes.other", [{"type": "OrtLMEvaluations"}], NO_NAME, ".type", ""),
@@ -559,11 +558,20 @@ def test_recipe_without_a_block_of_ours_is_a_problem(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "value"),
-    [("engine.evaluator", "ours"), (f"{MEASURE}.evaluator", "ours"), (OURS, {"metrics": [SCORE]})],
+    ("changes", "missing"),
+    [
+        ({"engine": {"evaluator": "ours"}, "passes": {}}, []),
+        ({"passes": {"q": {"type": QUANTIZER, "evaluator": "ours"}}}, []),
+        ({"evaluators": {"ours": {"metrics": [SCORE]}}}, []),
+        ({}, []),
+        ({"passes": {"q": {"type": QUANTIZER}}}, ["evaluator"]),
+    ],
 )
-def test_evaluator_may_be_named_elsewhere_and_olives_may_be_unused(tmp_path: Path, path: str, value: Any) -> None:
-    assert not problems(tmp_path, {**with_value(path, value), "evaluator": None})
+def test_evaluator_is_named_elsewhere_or_kept_beside_a_pass_that_evaluates(
+    tmp_path: Path, changes: dict[str, Any], missing: list[str]
+) -> None:
+    path = put(tmp_path, {**RECIPE, "evaluator": None, **changes})
+    assert [(error.code, error.field) for error in check_recipe(path).errors] == [(MISSING, key) for key in missing]
 
 
 def test_command_is_2_with_all_problems_on_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date
@@ -152,6 +153,23 @@ def test_caches_notice_a_changed_reference(tmp_path: Path) -> None:
         changed = environment(settings())
     assert first == again
     assert len({first, deeper, changed, environment(settings("owner/name"))}) == 4
+
+
+def test_caches_notice_data_in_the_folders_below_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what a run writes: into its folder of reports, or anywhere below the working directory."""
+    task = tmp_path / "own" / "t.yaml"
+    changing = [task.parent / name for name in ("data/q.jsonl", "data/more/q.jsonl", ".git/q", "reports/m/report.json")]
+    for file in (task, *changing):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("task: t\n")
+    written = settings(None).model_copy(update={"tasks": [str(task)], "output_dir": str(task.parent / "reports")})
+    for folder, noticed in ((tmp_path, [True, True, False, False]), (task.parent, [False] * 4)):
+        monkeypatch.chdir(folder)
+        keys = [environment(written)]
+        for file in changing:
+            file.write_text(file.read_text() + "more")
+            keys.append(environment(written))
+        assert [one != other for one, other in itertools.pairwise(keys)] == noticed
 
 
 def test_caches_notice_another_release_of_lm_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

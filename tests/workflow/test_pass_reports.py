@@ -16,12 +16,20 @@ from olive_ext.config import PASS_TYPE
 from olive_ext.errors import RequirementError, RunError
 from olive_ext.report import Report, from_json, write
 from olive_ext.report.comparison import Comparison
+from olive_ext.report.verdict import Reason, worst_status
 from olive_ext.workflow.current_run import Run, running
+from olive_ext.workflow.olive_run import deciding, note_unmeasured, print_results
 from olive_ext.workflow.passes import carried_reports, publish, run_pass
 from olive_ext.workflow.registration import wrap_once
-from tests.workflow.recipes import REPORT
+from tests.workflow.recipes import REPORT, SIZE
 
-OURS = OliveEvaluatorConfig.model_construct(name="e", type="OrtLMEvaluator")
+
+def ours(task: str, **settings: Any) -> OliveEvaluatorConfig:
+    keys = {"tasks": [task], **settings}
+    return OliveEvaluatorConfig.model_construct(name="e", type="OrtLMEvaluator", type_args=keys, metrics=[])
+
+
+GATE, BY_GATE = ours("tiny_choice", fail_on_loss=0), "by 'evaluators.e', which has 'fail_on_loss'"
 BROKEN = [{"metric": "acc", "min": 0.75}, {"metric": "size_on_disk", "max": 1000}]
 
 
@@ -100,6 +108,40 @@ def test_failure_of_our_pass_is_kept_for_a_search_that_swallows_it(run: Run, tmp
     assert run.failures == [error]
 
 
+def test_status_is_of_all_evaluations_since_the_last_change(run: Run, tmp_path: Path) -> None:
+    lost = replace(report(), created="1", comparison=Comparison({}), broken=(Reason("bound_broken"),))
+    other, asked = replace(REPORT, created="2"), Comparison({}, over_all=True)
+    engine = engine_with(
+        measured(tmp_path / "m", lost), {"g": gate(), "q": RunPassConfig(type="OnnxKQuantQuantization")}
+    )
+    engine._run_pass("g", None, "in", None)
+    run.reports.append(other)
+    assert worst_status(deciding(run)) == 1
+    engine._run_pass("q", None, "in+g", None)
+    assert worst_status(deciding(run)) == 0
+    run.reports += [replace(other, comparison=asked), replace(other, comparison=Comparison({}))]
+    assert [verdict.status for verdict in deciding(run)] == ["unknown"]
+    run.reports = [lost]
+    assert worst_status(deciding(run)) == 1
+
+
+def test_report_of_costs_in_the_same_second_hides_no_loss(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.output_dir.mkdir()
+    run.made_by["in"] = ("q",)
+    lost = replace(report("q"), comparison=Comparison({}), broken=(Reason("bound_broken", words="acc"),))
+    costs = replace(report("q"), metrics=(SIZE,))
+    engine = engine_with(measured(tmp_path / "m", lost, costs), {"g": gate()})
+    run.reports = [lost]
+    engine._run_pass("g", None, "in", None)
+    publish(engine, run, SimpleNamespace(get_best_candidate=lambda: SimpleNamespace(model_id="in+g")))
+    print_results(run)
+    assert [len(one.metrics) for one in run.reports] == [len(REPORT.metrics), 1]
+    assert worst_status(deciding(run)) == 1
+    assert "bound broken: acc" in capsys.readouterr().out
+
+
 def test_reports_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     reports = [report(*map(str, range(number))) for number in range(11)]
     assert [len(found.model["passes"]) for found in carried_reports(measured(tmp_path, *reports).config)] == [
@@ -107,20 +149,38 @@ def test_reports_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     ]
 
 
+AFTER = "after GraphSurgeries cut"
+
+
 @pytest.mark.parametrize(
-    ("made", "evaluator", "unmeasured"),
-    [(("float", "cut"), None, "GraphSurgeries cut"), (("float",), None, ""), (("float", "cut"), OURS, "")],
+    ("has_pass", "evaluators", "made", "unmeasured"),
+    [
+        (True, [None, None], "float cut", AFTER),
+        (True, [None, None], "float", ""),
+        (True, [ours("tiny_choice"), None], "float cut", ""),
+        (True, [ours("size_on_disk"), None], "float cut", AFTER),
+        (True, [None, ours("size_on_disk")], "float cut", AFTER),
+        (False, [ours("size_on_disk"), None], "float cut", ""),
+        (False, [ours("tiny_choice"), ours("size_on_disk")], "float cut", "after float → GraphSurgeries cut"),
+        (False, [GATE, None], "float cut", ""),
+        (False, [GATE, ours("size_on_disk")], "float cut", BY_GATE),
+        (False, [GATE, ours("tiny_choice")], "float cut", BY_GATE),
+        (False, [ours("tiny_choice"), GATE], "float cut", ""),
+    ],
 )
-def test_output_model_that_a_later_pass_changed_is_named(
-    made: tuple[str, ...], evaluator: Any, unmeasured: str, run: Run, tmp_path: Path
+def test_output_model_that_no_evaluation_of_answers_ran_on_is_named(
+    has_pass: bool, evaluators: list[Any], made: str, unmeasured: str, run: Run, tmp_path: Path
 ) -> None:
-    """An evaluator measures the output model itself."""
+    """Olive's evaluators measure the output model itself: the last pass's, else the recipe's."""
     run.output_dir.mkdir()
-    run.made_by["best"], run.types["cut"] = made, "GraphSurgeries"
-    engine = engine_with(measured(tmp_path / "m", report("float")), {})
-    engine.evaluator_config = evaluator
-    publish(engine, run, SimpleNamespace(get_best_candidate=lambda: SimpleNamespace(model_id="best")))
-    assert run.unmeasured == unmeasured
+    run.made_by["best"], run.types["cut"] = tuple(made.split()), "GraphSurgeries"
+    engine = engine_with(measured(tmp_path / "m", *[report("float")][:has_pass]), {})
+    engine.evaluator_config, of_pass = evaluators
+    engine.input_passes_configs = {"cut": [RunPassConfig(type="GraphSurgeries", evaluator=of_pass)]}
+    output = SimpleNamespace(get_best_candidate=lambda: SimpleNamespace(model_id="best"))
+    publish(engine, run, output)
+    note_unmeasured(engine, run, output)
+    assert (run.unmeasured, run.is_undecided) == (unmeasured, unmeasured == BY_GATE)
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
