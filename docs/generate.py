@@ -175,8 +175,8 @@ def cli() -> str:
         "| 130, 143 | Ctrl-C, SIGTERM |\n\n"
         "`mend`, and `olive-ext run` without `fail_on_loss`, end with 0 where nothing is decided: the model is made. "
         "`olive run` itself ends with 0 on a loss, too, because Olive has no status for it: use a bound.",
-        "From Python every mistake is an `olive_ext.errors.OliveExtError` with a `code`, the `field` that is wrong (a "
-        "key or an option) and its `value`. Codes are stable, sentences are not.",
+        "From Python a mistake is an `olive_ext.errors.OliveExtError` with a `code`, and with `field` (a key or an "
+        "option) and `value` where one is wrong. Codes are stable, sentences are not.",
         _table(["code", "what is wrong"], ((f"`{code}`", meaning) for code, meaning in CODES.items())),
         *(
             part

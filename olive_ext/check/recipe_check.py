@@ -22,6 +22,7 @@ from olive_ext.check.recipe import (
     what_is_missing,
 )
 from olive_ext.config import (
+    EVALUATOR_TYPE,
     EvaluationConfig,
     EvaluationSettings,
     EvaluatorSettings,
@@ -59,7 +60,9 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
     ours = [block for block in blocks(recipe) if block.is_ours]
     if not ours:
         kinds, of_passes = " or ".join(evaluator_settings()), " or ".join(pass_settings())
-        findings.errors.append(MissingError(f"the recipe has no evaluator {kinds} and no pass {of_passes}"))
+        olives = [f"{block.where}.type" for block in blocks(recipe) if block.type.lower() == "lmevaluator"]
+        hint = f": make '{olives[0]}' {EVALUATOR_TYPE}" if olives else ""
+        findings.errors.append(MissingError(f"the recipe has no evaluator {kinds} and no pass {of_passes}{hint}"))
     for block in ours:
         try:
             settings = block.parsed()

@@ -550,11 +550,14 @@ def with_folder(tmp_path: Path, *tasks: str) -> dict[str, Any]:
 
 
 def test_recipe_without_a_block_of_ours_is_a_problem(tmp_path: Path) -> None:
-    findings = check_recipe(put(tmp_path, {"input_model": RECIPE["input_model"]}))
-    assert findings.problems == [
+    recipe: dict[str, Any] = {"input_model": RECIPE["input_model"]}
+    problem = (
         "the recipe has no evaluator OrtLMEvaluator or OrtEvaluator and no pass OrtLMEvaluation or OrtLossMap or "
         "OrtMending"
-    ]
+    )
+    assert check_recipe(put(tmp_path, recipe)).problems == [problem]
+    recipe["evaluators"] = {"olives": {"type": "LMEvaluator", "tasks": ["arc_easy"]}}
+    assert check_recipe(put(tmp_path, recipe)).problems == [f"{problem}: make 'evaluators.olives.type' OrtLMEvaluator"]
 
 
 @pytest.mark.parametrize(
