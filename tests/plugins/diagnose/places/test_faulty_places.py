@@ -3,6 +3,7 @@ noise may explain, and no node: green is what nodes hold, or what noise was seen
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -91,7 +92,8 @@ def test_what_decoding_steps_alone_make_wrong_is_different(faulty: Faulty, capsy
 
     model = faulty(lambda step: step.rows[0].past > 0 and len(step.rows[0].tokens) == 1, other)
     argv = ["evaluate", model, "--tasks", "quickstart_generate", "--include-path", TASKS, "--limit", "8"]
-    assert main([*map(str, argv), "--reference", str(exported()), "--against", "num_threads=1"]) == 1
+    place = {"path": str(exported()), "is_same_model": True, "engine": {"num_threads": 1}}
+    assert main([*map(str, argv), "--set", f"reference={json.dumps(place)}"]) == 1
     said = capsys.readouterr().out
     assert "different: first at position" in said
     assert "of the generated answer is another one" in said
