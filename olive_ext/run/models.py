@@ -100,12 +100,13 @@ class Models:
         """The reference as it was given, which is not a file of records."""
         patch, reference = self.config.reference_patch(), self.config.reference
         if reference is not None and reference.is_same:
-            other, own = resolve(self.given_candidate.settings.in_other_place(patch), key="reference"), "reference."
+            other = resolve(self.given_candidate.settings.in_other_place(patch), key="reference")
             place = self.given_candidate.place
             try:
                 is_same = other.place == place
             except ProviderError as error:
-                raise error.saying(str(error).replace("execution_provider", f"{own}execution_provider")) from error
+                text = str(error).replace("execution_provider", "reference.execution_provider")
+                raise error.saying(text) from error
             if is_same:
                 what = "name what is another there (execution_provider, provider_options, variant, engine, dtype)"
                 raise ContradictionError(f"both places are the same one: {what}", "reference", reference.path)
