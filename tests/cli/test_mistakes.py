@@ -411,7 +411,7 @@ CODED: list[tuple[str, ...]] = [  # field, code, value, and the expected code an
         for field, document in FIELDS.items()
         for code, error in ENDINGS.items()
     ),
-    ("doc_to_text", "pass\nexit(0)", "!function mine.f", TASK, "mine tasks 0 1"),
+    ("doc_to_text", "pass\nexit(0)", "!function mine.f", TASK, "tasks 'mine' SystemExit: 0 mine.py, 4)"),
     ("doc_to_text", "raise type('Stop', (BaseException,), {})('so')", "!function mine.f", TASK, "mine tasks"),
     *(
         ("process_results", f"return {value}", "!function mine.f", TASK, f"'mine', 0: 'process_results' {value}:")
