@@ -74,7 +74,8 @@ class Change:
     """Those documents; None where they are not known, or no more are needed."""
 
     outcome: Outcome | None = None
-    """None for a perplexity."""
+    """None for a perplexity. Where nothing says whether more of it is better, the change is the worse of both senses.
+    """
 
     is_certain: bool = False
     """Whether the change is significant after the correction for the number of changes."""
@@ -91,9 +92,14 @@ class Change:
         return name_of(self.task, self.metric)
 
     @property
+    def is_unclear(self) -> bool:
+        """Whether a change is certain, and nothing says if it is a loss or a gain."""
+        return self.is_certain and self.outcome is not None and self.outcome.higher_is_better is None
+
+    @property
     def is_lost(self) -> bool:
         """Whether a loss is certain."""
-        return self.is_certain and self.estimate < 0
+        return self.is_certain and self.estimate < 0 and not self.is_unclear
 
     @property
     def is_gained(self) -> bool:
@@ -209,8 +215,10 @@ def _p(item: Outcome, certainty: ClaimResult | None) -> float:
 
 
 def _of_answers(item: Outcome, comparison: Comparison) -> Change:
-    sign, others = item.unit if item.higher_is_better else -item.unit, comparison.outcomes
+    is_worse = item.difference > 0 if item.higher_is_better is None else not item.higher_is_better
+    sign, others = -item.unit if is_worse else item.unit, comparison.outcomes
     low, high = sorted((sign * item.low, sign * item.high))
+    low = min(low, -high) if item.higher_is_better is None else low
     is_one_of_several = sum((other.task, other.metric) == (item.task, item.metric) for other in others) > 1
     metric = f"{item.metric} ({item.filter})" if is_one_of_several else item.metric
     shown, interval = difference_texts(item)

@@ -211,7 +211,9 @@ class Outcome:
     documents_needed: Mapping[str, int | None]
     """Difference to be resolved (for instance "0.01") to documents needed for it at 5 % error and 80 % power."""
 
-    higher_is_better: bool = True
+    higher_is_better: bool | None = True
+    """None where neither the task nor lm-eval says it."""
+
     is_binary: bool = True
     """Whether a document's value is 0 or 1, and its answer so right or wrong."""
 
@@ -222,7 +224,7 @@ class Outcome:
     @property
     def is_silent(self) -> bool:
         """Whether the reference answers no document rightly, so that nothing can be lost."""
-        return self.is_binary and self.reference == 1 - self.higher_is_better
+        return self.is_binary and self.reference == 1 - bool(self.higher_is_better)
 
     @property
     def is_share(self) -> bool:

@@ -28,6 +28,7 @@ _STEPS: Mapping[str, str] = {
     "damaged": f"make the model again, or have {_MEND} replace what is damaged",
     "distance_open": 'evaluate all documents (`documents: "all"`)',
     "no_values": "add a task with a value for each document",
+    "no_direction": "write `higher_is_better: true` or `false` beside the metric in the task's `metric_list`",
     "none_right": "read the reference's answers (`sample_log_num: 5`): a filter may find none; or ask easier tasks",
     "nothing_compared": "add a task with a value for each document (`mmlu`)",
     "claim_open": _AGAIN,

@@ -27,8 +27,8 @@ class PackedAnswers:
 
     task: str
     filter: str
-    higher_is_better: Mapping[str, bool]
-    """By metric, in the task's order."""
+    higher_is_better: Mapping[str, bool | None]
+    """By metric, in the task's order; None where nothing says it."""
 
     num_documents: int
     numbers: str

@@ -52,8 +52,8 @@ def _scores(page: Page) -> Iterator[Sequence[str]]:
         changes = [view.change(metric, baseline, page.compared) for metric, _ in row]
         values = [str(view.shown(metric)) for metric, _ in row]
         cells = [f"{value} ({change})" if change else value for value, change in zip(values, changes, strict=True)]
-        metric = f"{with_filter(first.metric, first.filter)} {'↑' if first.higher_is_better else '↓'}"
-        yield first.task, metric, view.score_documents(row), *cells
+        metric = f"{with_filter(first.metric, first.filter)} {view.ARROWS[first.higher_is_better]}"
+        yield first.task, metric.rstrip(), view.score_documents(row), *cells
 
 
 def _differences(page: Page) -> Iterator[Sequence[str]]:

@@ -42,7 +42,8 @@ EXIT_STATUS: Mapping[Status, int] = {"ok": 0, "small_loss": 0, "loss": 1, "unkno
 Code = Literal[
     "bound_broken", "cannot_tell", "asked", "place_unknown",
     "loss", "place_different", "cut_off", "far", "claim_broken",
-    "distant", "damaged", "stops", "shorter", "too_few", "distance_open", "no_values", "none_right", "claim_open",
+    "distant", "damaged", "stops", "shorter", "no_direction", "too_few", "distance_open", "no_values", "none_right",
+    "claim_open",
     "small_loss",
     "place_kernels", "place_same", "claim_kept", "no_loss_found", "no_difference", "gain", "nothing_compared",
     "stages", "pooled", "more_stops", "missing", "uncompared", "template", "place", "two_models", "bound_kept",
@@ -176,6 +177,8 @@ def sentence(reasons: Sequence[Reason], matters: float, *, is_headline: bool) ->
         case "cut_off":
             tasks = _few([f"{item.task} ({item.figure})" for item in reasons])
             return f"loss found: more answers of {tasks} run to their limit"
+        case "no_direction":
+            words = f"{names} changed, and nothing says whether more is better (`higher_is_better`)"
         case "far" | "distant":
             of_task = f" of {first.task}" if first.task else ""
             distance = f"{first.words} (KL {numbers.nats(first.size or 0.0)} nats)"
@@ -226,7 +229,7 @@ def _of(reasons: Sequence[Reason], comparison: Comparison, figures: Sequence[Fig
     status: Status = "loss" if code in _LOST else kept
     together: dict[tuple[Code, str], list[Reason]] = {}
     for item in reasons:
-        is_listed = item.code in ("loss", "cut_off", "small_loss", "too_few", "gain")
+        is_listed = item.code in ("loss", "cut_off", "small_loss", "no_direction", "too_few", "gain")
         together.setdefault((item.code, "" if is_listed else repr(item)), []).append(item)
     first, *others = together.values()
     headline = sentence(first, comparison.matters, is_headline=True)
@@ -400,13 +403,15 @@ def _against(comparison: Comparison, changes: Sequence[Change], overall: Diverge
             yield Reason("stops", ends.task, STOPPED, 100 * ends.difference, "pt", words, grade="not decided")
     least = matters if comparison.over_all else 0.0  # a bound is broken by what was measured
     lost = [item for item in changes if item.is_lost and (-item.estimate > least or not item.may_lose(matters))]
+    unclear = [item for item in changes if item.is_unclear and -item.estimate > least]
+    yield from (replace(reason_of("no_direction", item, -item.estimate), grade="not decided") for item in unclear)
     for item in lost:
         if item.metric != CUT_OFF:
             yield reason_of("loss" if item.may_lose(matters) else "small_loss", item, -item.estimate)
         elif item.may_lose(matters):
             yield reason_of("cut_off", item, -item.estimate)
     yield from _distant(comparison, overall)
-    possible = [item for item in deciding_changes(changes) if item not in lost and item.may_lose(matters)]
+    possible = [item for item in deciding_changes(changes) if item not in [*lost, *unclear] and item.may_lose(matters)]
     for item in sorted(possible, key=lambda item: (not item.is_whole, item.low)):
         open_loss = reason_of("too_few", item, -item.low, item.advice)
         yield replace(open_loss, documents=item.documents, grade="not decided")

@@ -208,9 +208,13 @@ def _key(outcome: Outcome) -> tuple[str, str, str]:
     return outcome.task, outcome.metric, outcome.filter
 
 
+ARROWS = {True: "\N{UPWARDS ARROW}", False: "\N{DOWNWARDS ARROW}", None: ""}
+"""By whether a higher value is better; None where nothing says it."""
+
+
 def tone(outcome: Outcome) -> Tone:
     """Whether the difference is one, and of which kind."""
-    if outcome.low <= 0 <= outcome.high:
+    if outcome.low <= 0 <= outcome.high or outcome.higher_is_better is None:
         return "unclear"
     return "gain" if (outcome.difference > 0) == outcome.higher_is_better else "loss"
 

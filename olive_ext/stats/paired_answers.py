@@ -35,7 +35,7 @@ def compare_outcomes(
     filter_name: str,
     reference: npt.ArrayLike,
     candidate: npt.ArrayLike,
-    higher_is_better: bool = True,
+    higher_is_better: bool | None = True,
     matters: float = 1.0,
     *,
     whole: npt.ArrayLike = (),
@@ -45,7 +45,7 @@ def compare_outcomes(
 
     `matters` points are one of the differences for which the number of documents needed is reported.
 
-    Where all values are 0 or 1 a document's answer is right (1, or 0 where lower is better) or wrong, and flips are
+    Where all values are 0 or 1, and it is known which is better, a document's answer is right or wrong, and flips are
     counted. Other metrics have no flips, and their `mcnemar_p` is that of their signs (`sign_p`).
 
     Of drawn documents, `weights` [D] are the numbers of documents that each stands for, and `whole` the reference's
@@ -57,8 +57,8 @@ def compare_outcomes(
     is_drawn = weights is not None and len(first) < len(np.asarray(whole))
     everything: FloatArray = np.asarray(whole, np.float64) if is_drawn else first
     differences = second - first
-    is_binary = bool(np.isin(np.concatenate([everything, second]), (0, 1)).all())
-    lost, gained = flips(first, second, higher_is_better) if is_binary else (0, 0)
+    is_binary = higher_is_better is not None and bool(np.isin(np.concatenate([everything, second]), (0, 1)).all())
+    lost, gained = flips(first, second, bool(higher_is_better)) if is_binary else (0, 0)
     reach = max(1.0, *(float(np.abs(each).max()) for each in (everything, second)))  # of one document's difference
     low, high = difference_interval(differences, reach, weights if is_drawn else None)
     mean, known = float(differences.mean()), float(everything.mean())

@@ -39,6 +39,7 @@ SAFE = {"difference": -0.002, "low": -0.008, "high": 0.004}
 """An interval that excludes the loss that matters, one point."""
 
 LOST = {"difference": -0.03, "low": -0.05, "high": -0.01}
+UNSAID = {"difference": 0.03, "low": 0.01, "high": 0.05, "higher_is_better": None, "is_binary": False}
 NAN = float("nan")
 A_BOUND = Reason("bound_broken", words="kl_mean = 0.2, required at most 0.1", field="require")
 
@@ -141,6 +142,30 @@ CASES: dict[str, tuple[Comparison, str]] = {
     "four tasks lost": (
         of(*(outcome(task, **LOST, mcnemar_p=0.001) for task in "abcd")),
         "loss: loss a acc 3 pt, loss b acc 3 pt, loss c acc 3 pt, loss d acc 3 pt",
+    ),
+    "nobody says which is better": (
+        of(outcome(metric="error", **UNSAID)),
+        "unknown: no_direction choice error 3 pt",
+    ),
+    "nobody says it of a fall": (
+        of(outcome(metric="error", **UNSAID | LOST)),
+        "unknown: no_direction choice error 3 pt",
+    ),
+    "nobody says it of a small change": (
+        of(outcome(metric="error", **UNSAID), matters=9.0),
+        "unknown: no_direction choice error 3 pt",
+    ),
+    "nobody says it, and all together decide": (
+        of(outcome(metric="error", **UNSAID), matters=9.0, over_all=True),
+        "ok: no_loss_found",
+    ),
+    "nobody says it of a change by chance": (
+        of(outcome(metric="error", **UNSAID | SAFE, mcnemar_p=0.5)),
+        "ok: no_loss_found",
+    ),
+    "nobody says it of what may have risen": (
+        of(outcome(metric="error", **UNSAID | SAFE | {"high": 0.02}, mcnemar_p=0.5)),
+        "unknown: too_few choice error 2 pt",
     ),
     "lower is better": (of(outcome(metric="error", **LOST, higher_is_better=False)), "ok: gain choice error 3 pt"),
     "few documents without a flip": (of(unflipped("choice", 40)), "unknown: too_few choice acc 8.8 pt"),
@@ -469,6 +494,10 @@ SENTENCES = {
     "certain": f"loss found in choice acc ({LOST_CHANGE})",
     "certain and small": (
         f"small loss found in choice acc ({MINUS}0.40 pt, {MINUS}0.60 to {MINUS}0.10), of less than 1 pt"
+    ),
+    "nobody says which is better": (
+        "not decided: choice error (+3.0 pt, +1.0 to +5.0) changed, and nothing says whether more is better "
+        "(`higher_is_better`)"
     ),
     "lower is better": f"no loss found, gain in choice error ({LOST_CHANGE})",
     "the whole leads": (

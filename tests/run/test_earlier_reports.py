@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lm_eval.api.registry import get_aggregation
 
 from olive_ext.backends.lm_eval_run import sample_line
 from olive_ext.cli import main
@@ -76,8 +77,8 @@ def place(folder: Path, name: str, lines: list[dict[str, Any]], change: Callable
     change(values)
     listed = values["results"]["configs"]["colours"]["metric_list"]
     task = SimpleNamespace(
-        aggregation=lambda: {item["metric"]: item.get("aggregation", "mean") for item in listed},
-        higher_is_better=lambda: {"acc": True},
+        aggregation=lambda: {item["metric"]: get_aggregation(item.get("aggregation", "mean")) for item in listed},
+        higher_is_better=lambda: {item["metric"]: item.get("higher_is_better", True) for item in listed},
         doc_to_text=lambda doc: doc["question"],
         doc_to_choice=lambda doc: [*CHOICES],
     )

@@ -78,6 +78,8 @@ def bounds_of(comparison: Comparison, found: Verdict) -> list[GateBound]:
         elif change.is_lost:
             status = "loss" if change.may_lose(comparison.matters) else "small_loss"
             note = f"loss of less than {comparison.matters:g} {change.unit}" * (status == "small_loss")
+        elif change.is_unclear:
+            status, note = "unknown", "nothing says whether more is better (`higher_is_better`)"
         elif change in deciding and change.may_lose(comparison.matters):
             status, note = "unknown", possible_loss(reason_of("too_few", change, -change.low, change.advice))
         text = f"perplexity {change.figure.value} ({change.figure.note})"
@@ -103,6 +105,7 @@ _ALIKE = 0.95
 of the quickstart's 0.998 and more at 4 bits, 0.67 to 0.94 with two heads of one layer exchanged. Margins near 0 are
 mostly rounding: only choices that are as far apart as with weights of 3 bits count."""
 
+_DIRECTIONS = {True: "", False: " (less is better)", None: " (without `higher_is_better`)"}
 _NO_FAULTS = Comparison({})
 
 
@@ -287,7 +290,7 @@ def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: t
     """Raises where only one side has a metric: it would go unnoticed."""
     one, two = (
         {
-            f"{item.task}/{name},{item.filter}{'' if better else ' (less is better)'}"
+            f"{item.task}/{name},{item.filter}{_DIRECTIONS[better]}"
             for item in own
             for name, better in item.judged.items()
             if name not in LENGTHS

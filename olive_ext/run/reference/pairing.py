@@ -56,7 +56,7 @@ class _Pair:
     """How many documents each one stands for; None where all were asked."""
 
     @property
-    def higher_is_better(self) -> bool:
+    def higher_is_better(self) -> bool | None:
         return self.candidate.metrics[self.metric]
 
     @property

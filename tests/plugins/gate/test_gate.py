@@ -33,7 +33,8 @@ from olive_ext.report import Report, from_json, to_json
 from olive_ext.report.changes import changes_of
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import comparison_metrics
-from olive_ext.report.verdict import EXIT_STATUS, Reason, Verdict, worst_status
+from olive_ext.report.verdict import EXIT_STATUS, Reason, Verdict, verdict, worst_status
+from olive_ext.run import compare
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.earlier_reports import load
 from olive_ext.run.reference.answers import Answers, DocumentAnswer
@@ -585,6 +586,29 @@ def test_a_metric_over_the_corpus_is_decided_by_many_documents_that_add_the_same
     assert gated.status == status
     judged = [bound for bound in gated.bounds if bound.name == "colours f1"]
     assert [bound.status for bound in judged] == [status] * (not change)
+
+
+@pytest.mark.parametrize(("wrong", "status"), [(0, 3), (80, 3), (41, 0)])
+def test_a_certain_change_whose_direction_nobody_knows_is_not_decided(wrong: int, status: int, tmp_path: Path) -> None:
+    """A task's own metric without `higher_is_better`: its rise may be a loss, as its fall may be. Also by `compare`."""
+
+    def unsaid(values: dict[str, Any]) -> None:
+        values["results"]["configs"]["colours"]["metric_list"][0]["higher_is_better"] = None
+
+    file = tmp_path / "baseline.json"
+    for name, number in (("before", 40), ("after", wrong)):
+        rows = [line(at, at >= number, prompt_hash=f"p{at}") for at in range(NUMBER)]
+        place(tmp_path, name, rows, unsaid)
+    gate(str(tmp_path / "before"), str(file), update=True)
+    gated = held(tmp_path / "after", file, 5.0)
+    assert EXIT_STATUS[gated.status] == status
+    assert [EXIT_STATUS[bound.status] for bound in gated.bounds] == [status]
+    (models,) = compare([str(tmp_path / name) for name in ("before", "after")]).compared
+    codes = {verdict(replace(models.for_verdict, matters=5.0)).code, gated.verdict.code}
+    assert codes == {"no_direction" if status else "no_loss_found"}
+    known = folder(tmp_path, "known", 40)
+    with refused(ConfigError, "not_comparable", "--baseline", holds="without `higher_is_better`"):
+        gate(str(known), str(file))
 
 
 @pytest.mark.parametrize(

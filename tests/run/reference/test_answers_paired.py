@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lm_eval.api.metrics import mean
 
 from olive_ext.backends.samples import GeneratedText
 from olive_ext.config import ClaimConfig
@@ -212,9 +213,7 @@ def test_answers_that_differ_anywhere_are_changed() -> None:
 
 def test_truths_of_numpy_are_values() -> None:
     """As `process_results` has them that compares with numpy."""
-    task = SimpleNamespace(
-        aggregation=lambda: {"neat": SimpleNamespace(__name__="mean")}, higher_is_better=dict, **vars(TASK)
-    )
+    task = SimpleNamespace(aggregation=lambda: {"neat": mean}, higher_is_better=dict, **vars(TASK))
     lines = samples("ones", 2)
     for line, is_neat in zip(lines["ones"], np.array([True, False]), strict=True):
         line |= {"resps": [[""]], "neat": is_neat, **dict.fromkeys(("doc_hash", "prompt_hash", "target_hash"), "h")}
