@@ -5,9 +5,11 @@ Olive keys its caches to the recipe and to a part of the model's files only. Kno
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
@@ -29,7 +31,7 @@ from olive_ext.config import (
 from olive_ext.engine.requests import NUMBERS
 from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.model import resolve
-from olive_ext.model.files.content import digest_of
+from olive_ext.model.files.content import digest_of, unchanged_facts
 from olive_ext.model.files.model_package import is_package
 from olive_ext.model.files.package_config import GENAI_CONFIG, read_json
 from olive_ext.package_versions import versions
@@ -45,17 +47,17 @@ from olive_ext.workflow.preflight import is_ours
 
 _TASK_FILES = (".yaml", ".yml")
 _DIGEST_BYTES = 8
+_PATTERN = re.compile(r"[*?[]")
 
 
 def environment(settings: PassSettings, day: date | None = None) -> str:
     """Digest (16 hex digits) of the versions in use, and of the task files, adapters and models in the settings.
 
-    Task files count by size and time of change, since data sets lie among them; a reference by `model_digest`. Where
-    chat templates are used, the `day` counts, by default today.
+    Task files count by `unchanged_facts`, since data sets lie among them; a reference by `model_digest`. Where chat
+    templates are used, the `day` counts, by default today.
     """
-    adapters = (path for path in map(Path, settings.engine.adapters) if path.is_file())
-    paths = sorted(path for path in {*_task_files(settings), *adapters} if path.is_file())
-    files = [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths]
+    paths = {*_task_files(settings), *map(Path, settings.engine.adapters)}
+    files = [[str(path), *unchanged_facts(path)] for path in sorted(paths) if path.is_file()]
     own = None if settings.reference is None else settled(settings.reference)
     reference = [] if own is None else [_reference(own)]
     if own is not None and own.float_model is not None:
@@ -133,21 +135,62 @@ def digest(value: Any) -> str:
 
 
 def _task_files(settings: PassSettings) -> Iterator[Path]:
-    """What lies in the folders of tasks, and what task files name from elsewhere: includes, Python and data."""
+    """What lies in the folders of tasks, and what tasks name: includes, Python, data, and what a text in their Python
+    says that it reads."""
     written = settings.include_path or []
     folders = [written] if isinstance(written, str) else written
-    named = TaskFiles(settings.tasks, folders).all_files()
-    for path in [*(path for folder in folders for path in Path(folder).rglob("*")), *named]:
-        if "__pycache__" not in path.parts:
+    files = TaskFiles(settings.tasks, folders)
+    named = files.all_files()
+    yield from named
+    here, output = Path(), Path(getattr(settings, "output_dir", None) or os.devnull).resolve()
+    inline = (task for task in settings.tasks if isinstance(task, Mapping))
+    texts = [(here, text) for config in (*files.contents.values(), *inline) for text in _texts_of_data(config)]
+    texts += [(file.parent, text) for file in named if file.suffix == ".py" for text in _texts_of_code(file)]
+    read = {path for near, text in texts for place in {here, near, near.parent} for path in _meant(place, text)}
+    yield from read
+    around = {*map(Path, folders), *(path.parent for path in named if path.suffix in _TASK_FILES)}
+    for folder in around | {path for path in read if not _is_above_work(path) and path.resolve() != output}:
+        yield from _files_below(folder, output)
+
+
+def _meant(place: Path, text: str) -> Iterator[Path]:
+    """The file or folder that a text names from a place; else the folder in which it is a name's beginning, or a
+    pattern of names."""
+    with suppress(OSError, ValueError):  # no file can have such a name
+        if (path := place / text).exists():
             yield path
-    output = getattr(settings, "output_dir", None)
-    for folder in {path.parent for path in named if path.suffix in _TASK_FILES}:
-        yield from _files_around(folder, None if output is None else Path(output).resolve())
+        elif _PATTERN.search(text) or not text.startswith("/"):
+            beginning = _PATTERN.split(text)[0].rpartition("/")[0]
+            if beginning.strip("./") and (place / beginning).exists():
+                yield place / beginning
 
 
-def _files_around(folder: Path, output: Path | None) -> Iterator[Path]:
-    """The files of a task's folder and, if that is not where the workflow runs and writes, of the folders in it."""
-    is_working = Path.cwd().is_relative_to(folder.resolve())
+def _texts_of_data(value: Any, keys: Collection[str] = ("dataset_path", "dataset_kwargs")) -> Iterator[str]:
+    """The texts under keys of a task that name data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        items = value if isinstance(value, list) else [value.get(key) for key in keys or value]
+        for item in items:
+            yield from _texts_of_data(item, ())
+
+
+def _texts_of_code(file: Path) -> Iterator[str]:
+    """The texts in a file of Python, which is not run."""
+    with suppress(OSError, SyntaxError, ValueError, RecursionError):
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def _is_above_work(folder: Path) -> bool:
+    """Whether a folder contains the place where the workflow runs and writes, and whatever else lies there."""
+    return Path.cwd().is_relative_to(os.path.realpath(folder))
+
+
+def _files_below(folder: Path, output: Path) -> Iterator[Path]:
+    """The files of a folder and, if the workflow does not run there, of the folders in it."""
+    is_working = _is_above_work(folder)
     for root, names, files in os.walk(folder):
         inner = [] if is_working else [Path(root, name) for name in names if not name.startswith((".", "__pycache__"))]
         names[:] = [path.name for path in inner if path.resolve() != output]

@@ -20,6 +20,7 @@ from olive_ext.config.yaml_files import read_recipe
 from olive_ext.errors import ConfigError, OliveExtError, RequirementError, RunError, one_line, printable, raised_at
 from olive_ext.registry import hooks
 from olive_ext.report import Report
+from olive_ext.report.page import PASSES
 from olive_ext.report.plain_text import print_lines, print_verdicts
 from olive_ext.report.report_files import page_of_report
 from olive_ext.report.verdict import EXIT_STATUS, Verdict, worst_status
@@ -80,12 +81,15 @@ def run(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) ->
 
 def print_results(run: Run) -> None:
     """Prints the verdicts and the pages' paths after a run. The report of a pass is next to the output model; of
-    passes, those on the output model have their verdicts printed, else the last one."""
+    passes, those on the output model have their verdicts printed, else the last one; and `failed_gates`."""
     beside = sorted(run.artifacts.glob("report*.html"), key=lambda file: file.stat().st_mtime_ns)
     results: dict[Any, tuple[Report, Path | None]] = {}
+    failed = failed_gates(run)
     for number, report in enumerate(run.reports):
         own = page_of_report(report)
-        results[own or max(number, run.num_earlier)] = report, own or (beside[-1] if beside else None)
+        is_failed = report in failed
+        place = number if is_failed else max(number, run.num_earlier)
+        results[own or place] = report, own or (beside[-1] if beside and not is_failed else None)
     print_verdicts(list(results.values()))
     if run.unmeasured:
         print_lines([f"the output model was not evaluated {run.unmeasured}"])
@@ -99,18 +103,21 @@ def note_unmeasured(engine: Any, run: Run, output: Any) -> None:
         return
     evaluators = list(our_evaluators(engine))
     last = [*engine.input_passes_configs.values()][-1][0].evaluator or engine.evaluator_config
-    gates = [where for where, one in evaluators if _fails_on_loss(one)]
     of_output = (report.comparison for report in run.reports[run.num_earlier :])
-    if gates and not _fails_on_loss(last) and not any(found is not None and found.over_all for found in of_output):
-        run.unmeasured, run.is_undecided = f"by '{gates[0]}', which has 'fail_on_loss'", True
+    is_decided = "fail_on_loss" in _bounds(last) or any(found is not None and found.over_all for found in of_output)
+    unheld = ((where, key) for where, one in evaluators if one != last for key in _bounds(one))
+    if found := next((item for item in unheld if not (is_decided and item[1] == "fail_on_loss")), None):
+        run.unmeasured, run.is_undecided = "by '{}', which has '{}'".format(*found), True
     elif run.measured is not None or not all(has_only_costs(one) for _, one in evaluators):
         later = made[len(run.measured or ()) :]
         is_measured = not later or (is_ours(last) and not has_only_costs(last))
         run.unmeasured = "" if is_measured else f"after {run.described(later)}"
 
 
-def _fails_on_loss(evaluator: Any) -> bool:
-    return is_ours(evaluator) and evaluator.type_args.get("fail_on_loss") is not None
+def _bounds(evaluator: Any) -> list[str]:
+    """The keys of an evaluator of ours by which it fails an output model."""
+    keys = evaluator.type_args if is_ours(evaluator) else {}
+    return [key for key in ("fail_on_loss", "require", "certain") if keys.get(key) not in (None, [])]
 
 
 @contextmanager
@@ -151,11 +158,22 @@ def refuse_no_output(engine: Any, output: Any) -> None:
 
 def deciding(run: Run) -> Iterator[Verdict]:
     """The verdicts on the output model, or the last one on an earlier model, that are a loss or that `fail_on_loss`
-    asks for: where nothing else is decided, the model is made."""
-    for report in run.reports[run.num_earlier :] or run.reports[-1:]:
+    asks for: where nothing else is decided, the model is made. And those of `failed_gates`."""
+    for report in [*failed_gates(run), *(run.reports[run.num_earlier :] or run.reports[-1:])]:
         verdict, comparison = report.verdict, report.comparison
         if verdict is not None and comparison is not None and (verdict.status == "loss" or comparison.over_all):
             yield verdict
+
+
+def failed_gates(run: Run) -> list[Report]:
+    """The reports of passes with `fail_on_loss` or a claim that found a loss in a model that a later pass changed: the
+    output model was made of it."""
+    gates = []
+    for report in () if run.is_search else run.reports[: run.num_earlier]:
+        verdict, comparison = report.verdict, report.comparison
+        if PASSES in report.model and verdict is not None and verdict.status == "loss" and comparison is not None:
+            gates += [report] * (comparison.over_all or comparison.certainty is not None)
+    return gates
 
 
 def cli_run(argv: Sequence[str]) -> int:

@@ -233,8 +233,9 @@ def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, st
         reports = carried_reports(model_config.config)
         for log_cached in hooks("log_cached").values():
             log_cached(lambda: reports[-1])
-        if all(_key(item) != _key(reports[-1]) for item in run.reports):  # of a cache, or of another process
-            run.reports.append(reports[-1])
+        places = (place for place, item in enumerate(run.reports) if _key(item) == _key(reports[-1]))
+        place = max(places, default=len(run.reports))  # none of a cache, or of another process
+        run.reports[place : place + 1] = reports[-1:]
         steps = chain_steps(reports)
         if not run.is_search:
             write_chain(steps, run.artifacts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date
@@ -170,6 +171,60 @@ def test_caches_notice_data_in_the_folders_below_a_task(tmp_path: Path, monkeypa
             file.write_text(file.read_text() + "more")
             keys.append(environment(written))
         assert [one != other for one, other in itertools.pairwise(keys)] == noticed
+
+
+NAMES = """import json
+HERE = Path(__file__).parent
+def load(n, **_):
+    return HERE / "joined" / "more" / "q.json", glob.glob("globbed/*.json"), open(f"part/q-{n}.json"), "../", "out"
+SIBLINGS = HERE.parent / "beside", glob.glob("../up/*.json"), "../missing", "/missing"
+"""
+
+
+def test_caches_notice_data_that_a_task_in_the_working_directory_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its settings or in its Python; the folders around it are not looked at."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    named = "dataset_path: local\ndataset_kwargs:\n  data_dir: kept\n  data_files: {test: [listed/q.json]}\n"
+    Path("t.yaml").write_text(f"task: t\n{named}custom_dataset: !function own.load\n")
+    Path("own.py").write_text(NAMES)
+    read = (
+        "local",
+        "kept",
+        "joined",
+        "globbed",
+        "part",
+        "../beside",
+        "../up",
+        "unrelated",
+        "out",
+        "listed",
+        "../other",
+    )
+    files = [Path("listed/q.json"), *(Path(name, "more", "q.json") for name in read)]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("0")
+    for tasks in (["t.yaml"], [{"task": "t", "dataset_path": "local", "dataset_kwargs": {"data_dir": "kept"}}]):
+        written = settings(None).model_copy(update={"tasks": tasks, "output_dir": "out"})
+        keys = [environment(written)]
+        for file in files:
+            file.write_text(f"{file.read_text()}0")
+            keys.append(environment(written))
+        noticed = [file for file, (one, other) in zip(files, itertools.pairwise(keys), strict=True) if one != other]
+        assert noticed == (files[:8] if tasks == ["t.yaml"] else files[1:3])
+
+
+def test_caches_notice_a_task_that_has_its_old_size_and_time(tmp_path: Path) -> None:
+    task = tmp_path / "t.yaml"
+    task.write_text("task: t\ndoc_to_text: one")
+    written, facts = settings(None, tasks=[str(task)]), task.stat()
+    before = environment(written)
+    task.write_text("task: t\ndoc_to_text: two")
+    os.utime(task, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert environment(written) != before
 
 
 def test_caches_notice_another_release_of_lm_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

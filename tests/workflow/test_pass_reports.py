@@ -21,6 +21,7 @@ from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.olive_run import deciding, note_unmeasured, print_results
 from olive_ext.workflow.passes import carried_reports, publish, run_pass
 from olive_ext.workflow.registration import wrap_once
+from tests.report.test_sampled import certainty
 from tests.workflow.recipes import REPORT, SIZE
 
 
@@ -30,6 +31,7 @@ def ours(task: str, **settings: Any) -> OliveEvaluatorConfig:
 
 
 GATE, BY_GATE = ours("tiny_choice", fail_on_loss=0), "by 'evaluators.e', which has 'fail_on_loss'"
+BOUND, BY_BOUND = ours("tiny_choice", require=["acc>=0.5"]), "by 'evaluators.e', which has 'require'"
 BROKEN = [{"metric": "acc", "min": 0.75}, {"metric": "size_on_disk", "max": 1000}]
 
 
@@ -125,6 +127,27 @@ def test_status_is_of_all_evaluations_since_the_last_change(run: Run, tmp_path: 
     assert worst_status(deciding(run)) == 1
 
 
+@pytest.mark.parametrize("asks", [{"over_all": True}, {"certainty": certainty()}, {}])
+def test_gate_that_found_a_loss_fails_the_chain_that_goes_on_and_is_printed(
+    asks: dict[str, Any], run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The output was made of a model that did not pass. Without a bound of its own it was no gate, nor is a report of an
+    evaluator on the input model."""
+    lost = replace(report(), comparison=Comparison({}, **asks), broken=(Reason("bound_broken", words="f1"),))
+    engine = engine_with(
+        measured(tmp_path / "m", lost), {"g": gate(), "q": RunPassConfig(type="OnnxKQuantQuantization")}
+    )
+    run.reports += [replace(lost, created="1", model={"path": "in"}), replace(lost, model={"path": "measured here"})]
+    for name in ("g", "q"):
+        engine._run_pass(name, None, "in", None)
+    run.reports.append(replace(REPORT, created="2", comparison=Comparison({})))
+    assert worst_status(deciding(run)) == (1 if asks else 0)
+    print_results(run)
+    assert capsys.readouterr().out.count("bound broken: f1") == bool(asks)
+    run.is_search = True
+    assert worst_status(deciding(run)) == 0
+
+
 def test_report_of_costs_in_the_same_second_hides_no_loss(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,6 +189,9 @@ AFTER = "after GraphSurgeries cut"
         (False, [GATE, ours("size_on_disk")], "float cut", BY_GATE),
         (False, [GATE, ours("tiny_choice")], "float cut", BY_GATE),
         (False, [ours("tiny_choice"), GATE], "float cut", ""),
+        (False, [BOUND, None], "float cut", ""),
+        (False, [BOUND, ours("tiny_choice")], "float cut", BY_BOUND),
+        (False, [BOUND, GATE], "float cut", BY_BOUND),
     ],
 )
 def test_output_model_that_no_evaluation_of_answers_ran_on_is_named(
@@ -180,7 +206,7 @@ def test_output_model_that_no_evaluation_of_answers_ran_on_is_named(
     output = SimpleNamespace(get_best_candidate=lambda: SimpleNamespace(model_id="best"))
     publish(engine, run, output)
     note_unmeasured(engine, run, output)
-    assert (run.unmeasured, run.is_undecided) == (unmeasured, unmeasured == BY_GATE)
+    assert (run.unmeasured, run.is_undecided) == (unmeasured, unmeasured in (BY_GATE, BY_BOUND))
 
 
 @pytest.mark.parametrize("is_broken", [False, True])

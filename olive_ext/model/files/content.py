@@ -172,18 +172,24 @@ def relocated(decoder: Path, model: onnx.ModelProto) -> tuple[Path, onnx.ModelPr
 
 def digest_of(parts: Iterable[tuple[str, Path | bytes]]) -> str:
     """32 hex digits of labels and contents, a file's or the bytes themselves. A file that this process has read before,
-    and whose size and times have not changed, is not read again; nobody can set the time of its status (ctime)."""
+    and whose `unchanged_facts` are the same, is not read again."""
     digest = hashlib.sha256()
     for label, part in parts:
         if isinstance(part, Path):
-            facts = part.stat()
-            part = _content(os.path.realpath(part), facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+            part = _content(os.path.realpath(part), unchanged_facts(part))
         digest.update(f"{label} {len(part)}\n".encode() + part)
     return digest.hexdigest()[:32]
 
 
+def unchanged_facts(file: Path) -> tuple[int, ...]:
+    """What stands for a file's content: equal as long as nobody writes to it. The time of its status (ctime) cannot be
+    set, as the time of its content can (`touch -r`)."""
+    facts = file.stat()
+    return facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino
+
+
 @lru_cache(maxsize=1 << 12)
-def _content(path: str, size: int, changed: int, status_changed: int) -> bytes:
+def _content(path: str, facts: tuple[int, ...]) -> bytes:
     digest = hashlib.sha256()  # twice as fast as blake2b where the processor has instructions for it
     buffer = memoryview(bytearray(_CHUNK_BYTES))
     with Path(path).open("rb", buffering=0) as content:
