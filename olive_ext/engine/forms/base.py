@@ -14,10 +14,9 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from olive_ext.config import ExecutionSettings
-from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.scheduling.prefix_tree import TreeBatches
 from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence
-from olive_ext.engine.step import IDLE_TOKEN, Row
+from olive_ext.engine.step import IDLE_TOKEN, UNLIMITED, Capacity, Row
 from olive_ext.media.items import chunk_end
 
 MIN_COPY, MIN_FORK = 16, 4

@@ -23,7 +23,6 @@ import numpy.typing as npt
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.capacity import UNLIMITED, Blocks, Capacity
 from olive_ext.engine.forms.attention_trial import AttentionTrial, attends_otherwise, attention_trials
 from olive_ext.engine.forms.base import MIN_FORK, ReadySequences, ScoredSteps, ScoringRule, StepForm
 from olive_ext.engine.forms.buckets import PADDING, Capture, Shape, filled, shape_of
@@ -50,10 +49,21 @@ from olive_ext.engine.forms.paged_attention import KERNELS, gathered_bytes, with
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
 from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence
-from olive_ext.engine.step import Columns, Copy, FloatArray, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import (
+    UNLIMITED,
+    Blocks,
+    Capacity,
+    Columns,
+    Copy,
+    FloatArray,
+    LogitsRow,
+    Row,
+    Step,
+    StepOutput,
+)
 from olive_ext.errors import ConfigError, ProviderError, RunError
 from olive_ext.graph.edits import WHOLE_LENGTH
-from olive_ext.graph.onnx_file import ModelProto
+from olive_ext.graph.nodes import ModelProto
 from olive_ext.graph.standalone_graphs import RowTensor, copy_positions_graph, move_graph
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import BLOCK_SIZE, Decision, against_buckets, against_capture, planned_positions

@@ -31,7 +31,6 @@ import numpy.typing as npt
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.base import OneRow, ReadySequences, ScoredSteps, ScoringRule, StepForm
 from olive_ext.engine.forms.buckets import with_buckets
 from olive_ext.engine.forms.kv_store import (
@@ -47,7 +46,7 @@ from olive_ext.engine.forms.kv_store import (
 )
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence
-from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Move, Row, Step
+from olive_ext.engine.step import Capacity, Copy, FloatArray, LogitsRow, Move, Row, Step
 from olive_ext.errors import ConfigError
 from olive_ext.graph.standalone_graphs import RowTensor, copy_graph, move_graph
 from olive_ext.model import ResolvedModel

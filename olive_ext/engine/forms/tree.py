@@ -27,7 +27,6 @@ import onnxruntime as ort
 from onnx import helper
 from typing_extensions import override
 
-from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.base import ScoredSteps, ScoringRule
 from olive_ext.engine.forms.kv_store import (
     ONE_BY_ONE,
@@ -47,10 +46,19 @@ from olive_ext.engine.requests import integers
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.prefix_tree import TreeBatches
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, FloatArray, LogitsRow, Move, Row, Step, visible_cells
+from olive_ext.engine.step import (
+    FIRST_CELL,
+    SHARED_PREFIX,
+    Capacity,
+    FloatArray,
+    LogitsRow,
+    Move,
+    Row,
+    Step,
+    visible_cells,
+)
 from olive_ext.graph.edits import WHOLE_LENGTH
-from olive_ext.graph.nodes import all_names, attribute, makers_of, reads, take_attribute
-from olive_ext.graph.onnx_file import ModelProto
+from olive_ext.graph.nodes import ModelProto, all_names, attribute, makers_of, reads, take_attribute
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import DEFAULT_CHUNK, Decision, against_buckets
 from olive_ext.model.types import DecoderSpec, InputSpec, Role, TensorSpec

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import ReadySequences, ScoredSteps
 from olive_ext.engine.requests import Counters
 from olive_ext.engine.runners.runner import Traits
@@ -29,7 +28,18 @@ from olive_ext.engine.scheduling.planned_step import (
 )
 from olive_ext.engine.scheduling.sequences import ChosenRow, PendingResult, Sequence
 from olive_ext.engine.scheduling.slots import Slots
-from olive_ext.engine.step import IDLE_TOKEN, ONE_SIDE, FloatArray, IntArray, Row, Side, Step, StepOutput
+from olive_ext.engine.step import (
+    IDLE_TOKEN,
+    ONE_SIDE,
+    UNLIMITED,
+    Capacity,
+    FloatArray,
+    IntArray,
+    Row,
+    Side,
+    Step,
+    StepOutput,
+)
 
 
 class Scheduler:

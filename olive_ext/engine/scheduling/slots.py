@@ -12,12 +12,11 @@ from collections.abc import Sequence as Items
 
 import numpy as np
 
-from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.requests import TokenArray, common_prefix, integers, source_key
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.blocks import BlockTables
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.step import Columns, Copy, IntArray, Row
+from olive_ext.engine.step import Capacity, Columns, Copy, IntArray, Row
 from olive_ext.media.items import Media, border
 
 

@@ -32,7 +32,7 @@ from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.engine.runners.trials import affordable, check_steps, fitting_attention, group_rows
 from olive_ext.errors import ModelError, ProviderError, reading
 from olive_ext.graph.edits import NUM_ROWS, clips_as_max, cross_graph, drop_shape_hints, pad_rows, with_attention_bias
-from olive_ext.graph.onnx_file import ModelProto, external_locations
+from olive_ext.graph.nodes import ModelProto, external_locations
 from olive_ext.graph.scoring_head import HeadOutputs, scoring_graph
 from olive_ext.media.encoder import Embedding, MediaEncoder
 from olive_ext.media.graphs import ItemGraphs, ShapeCount

@@ -16,23 +16,31 @@ import numpy as np
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.buckets import NOT_CAPTURED, Capture, Captured, run_options
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
 from olive_ext.engine.requests import integers
 from olive_ext.engine.runners.ort.inputs import Adapters, BoundWeights, Layout
 from olive_ext.engine.runners.runner import Runner, Traits
-from olive_ext.engine.step import NO_CANDIDATES, Candidates, IntArray, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import (
+    NO_CANDIDATES,
+    UNLIMITED,
+    Candidates,
+    Capacity,
+    IntArray,
+    LogitsRow,
+    Row,
+    Step,
+    StepOutput,
+)
 from olive_ext.errors import MemoryShortageError, first_line, reading
-from olive_ext.graph.onnx_file import ModelProto
+from olive_ext.graph.nodes import ModelProto
 from olive_ext.graph.scoring_head import BANNED, SCORES_ONLY, HeadOutputs, ScoringGraph, add_scoring_head
 from olive_ext.graph.standalone_graphs import CANDIDATE_OUTPUTS, candidates_graph
 from olive_ext.media.encoder import Embedding
 from olive_ext.media.source_encoder import SourceEncoder
-from olive_ext.model.providers.bindings import InputFeed
+from olive_ext.model.providers.bindings import InputFeed, is_memory_error, named_failure
 from olive_ext.model.providers.compiled import Compiled
 from olive_ext.model.providers.devices import Device
-from olive_ext.model.providers.ort_failures import is_memory_error, named_failure
 from olive_ext.model.types import DecoderSpec
 
 OUTPUTS = ("target_logprobs", "greedy_ids", "sample_logits")
