@@ -124,7 +124,7 @@ class Engine:
             self._enter(loop)
             batch: list[KeyedRequest] | None = []
             while batch is not None or loop.has_work:
-                if batch == [] and loop.num_waiting == 0:
+                if batch == [] and loop.scheduler.num_waiting == 0:
                     batch = _read(source, window)
                 if batch and loop.has_room([request for _, request in batch]):
                     loop.admit(batch)
@@ -254,7 +254,7 @@ class StepLoop:
         """The requests without a result."""
 
         self._lost: list[KeyedResult] = []
-        self._scheduler = self._new_scheduler()
+        self.scheduler = self._new_scheduler()
         self.thread = StepThread(runner.run)
 
     @property
@@ -270,12 +270,7 @@ class StepLoop:
     @property
     def has_work(self) -> bool:
         """Whether a result is missing."""
-        return bool(self._lost) or self._scheduler.has_work
-
-    @property
-    def num_waiting(self) -> int:
-        """The number of sequences that no step has begun with."""
-        return self._scheduler.num_waiting
+        return bool(self._lost) or self.scheduler.has_work
 
     def has_room(self, requests: Sequence[Request]) -> bool:
         """Whether `requests` may be admitted now: memory can only be reserved while nothing runs."""
@@ -283,7 +278,7 @@ class StepLoop:
         capacity, in_use = self.capacity, self._in_use
         has_slots = in_use.for_sequences(positions) == in_use
         is_reserved = positions <= capacity.positions and cells <= in_use.cells and has_slots
-        return is_reserved or not self._scheduler.has_work
+        return is_reserved or not self.scheduler.has_work
 
     def admit(self, items: Sequence[KeyedRequest]) -> None:
         """Plans `(key, request)` pairs together. Raises `OliveExtError` for one that the model cannot take."""
@@ -317,7 +312,7 @@ class StepLoop:
         (planned, plan), self._plan = self._plan, ((), None)
         if plan is None or len(planned) != len(items) or any(map(operator.is_not, planned, requests)):
             plan = make_plan(items, self.traits.chunked_prefill, self.traits.side)
-        if not self._scheduler.has_work:
+        if not self.scheduler.has_work:
             self._steps.choose(plan.sequences, self.capacity)
         positions, cells = self._needed(scored, generated)
         for runner in self._runners:
@@ -325,13 +320,13 @@ class StepLoop:
         self._positions, self._cells = max(self._positions, positions), max(self._cells, cells)
         self._check_beams(items)
         in_use = self._in_use
-        has_work = self._scheduler.has_work
+        has_work = self.scheduler.has_work
         renewed = [not has_work and runner.renew(in_use.num_slots, self._positions) for runner in self._runners]
-        if any(renewed) or self._scheduler.key != (in_use, *self._steps.sizes):
-            self._scheduler = self._new_scheduler()
+        if any(renewed) or self.scheduler.key != (in_use, *self._steps.sizes):
+            self.scheduler = self._new_scheduler()
         self._counters.tokens_naive += plan.tokens_naive
         self._counters.tokens_distinct += plan.tokens_distinct
-        self._scheduler.add(plan.sequences)
+        self.scheduler.add(plan.sequences)
 
     def planned(self, items: Sequence[KeyedRequest]) -> Iterator[Sequence[KeyedRequest]]:
         """Yields `items`; before them, where a device is busy meanwhile, an empty slice for each part of their
@@ -347,12 +342,12 @@ class StepLoop:
         """Takes in one step and begins the next where it is known. Returns the results that are complete now. The host
         does `work`, part by part, while it would wait."""
         try:
-            completed = self._advance(work) if self._scheduler.has_work else []
+            completed = self._advance(work) if self.scheduler.has_work else []
         except (MemoryShortageError, LostItemError) as error:
             if isinstance(error, LostItemError):
                 self._lose(error)
             else:
-                self._cut_steps(self._scheduler.present.step, error)
+                self._cut_steps(self.scheduler.present.step, error)
             self._begin(self._forgotten())
             completed = []
         lost, self._lost = self._lost, []
@@ -361,7 +356,7 @@ class StepLoop:
         return [*lost, *((result.key, result.finished()) for result in completed)]
 
     def _advance(self, work: Callable[[], bool]) -> list[PendingResult]:
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         scheduler.schedule()
         if (overlapped := scheduler.schedule_overlapped()) is not None:
             if not self.thread.num_begun:
@@ -379,7 +374,7 @@ class StepLoop:
     def reset(self) -> None:
         """Drops what is resident and what is in progress."""
         self._positions = self._cells = 0
-        self._scheduler = self._new_scheduler()
+        self.scheduler = self._new_scheduler()
         self._media_ids = MediaIds()
         self._unfinished, self._lost = {}, []
         self.thread.settle()

@@ -252,12 +252,6 @@ class StepOutput:
     candidates: Candidates = NO_CANDIDATES
     """The candidates of the step's `beams`."""
 
-    @property
-    def scores_nbytes(self) -> int:
-        """Bytes of the scores, the greedy tokens, the sampled rows and the candidates."""
-        rows = self.target_logprobs.nbytes + self.greedy_ids.nbytes + self.sample_logits_KV.nbytes
-        return rows + self.candidates.logprobs_NC.nbytes + self.candidates.ids_NC.nbytes
-
 
 def visible_cells(rows: Sequence[Row], first_cell: int, window: int | None) -> npt.NDArray[np.bool_]:
     """[1, 1, S, T] for S tokens of a tree batch and T cells: a token sees the cells of its own row and of the row's

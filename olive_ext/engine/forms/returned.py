@@ -87,7 +87,7 @@ class AlikeRows(StepForm):
                 groups.setdefault(group, []).append(sequence)
         if alone:
             return alone[:1]
-        inputs = [group for group in groups.values() if any(sequence.pending > 1 for sequence in group)]
+        inputs = [group for group in groups.values() if any(one.end - one.computed > 1 for one in group)]
         return max(inputs or groups.values(), key=len)
 
     @override

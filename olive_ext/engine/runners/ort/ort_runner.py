@@ -360,7 +360,8 @@ class OrtRunner(Runner):
                 self._kv.collect(padded.rows, [ort.OrtValue(values[i]) for i in range(num_caches)])
             outputs = [ort.OrtValue(values[i]) for i in range(num_caches, len(values))]
         output = self._head.read(outputs, step)
-        self.host_bytes += output.scores_nbytes
+        read = output.target_logprobs, output.greedy_ids, output.sample_logits_KV, *output.candidates
+        self.host_bytes += sum([array.nbytes for array in read])
         self._greedy_ids = output.greedy_ids
         return output
 
