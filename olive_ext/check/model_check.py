@@ -318,7 +318,7 @@ def _as_graph_allows(model: ResolvedModel, decision: Decision) -> Decision:
     if decision.name == "graph":
         from olive_ext.engine.runners.ort.ort_runner import with_head
 
-        head = with_head(load_graph(model.files.decoder), model.spec)
+        _, head = with_head(load_graph(model.files.decoder), model.spec)
         return replace(decision, reason=f"{decision.reason}; {head.kind}: {head.reason}")
     if decision.name != "scoring":
         return decision

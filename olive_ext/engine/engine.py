@@ -513,11 +513,13 @@ def item_limit(model: ResolvedModel, chunk_size: int, longest_step: int = UNLIMI
 
 def engine_on(opened: OpenedRunner, model: ResolvedModel, tap: Tap | None = None) -> Engine:
     """The engine of an opened model, which closing it releases. Without a tap, only a graph's steps follow the rule."""
-    has_rule = model.runtime.runs_graph or tap is not None
-    settings = model.settings
+    settings, rule = model.settings, ScoringRule()
+    if model.runtime.runs_graph or tap is not None:  # by cost, where neither the form nor the chunk size is named
+        is_open = settings.engine.scoring != "tree" and settings.engine.chunk_size == "auto"
+        rule = ScoringRule(is_open, "engine.scoring")
     return Engine(
         *opened,
-        ScoringRule.of(settings) if has_rule else ScoringRule(),
+        rule,
         tap,
         reports_non_finite=settings.non_finite == "report",
         facts={"deterministic": settings.deterministic is True},

@@ -33,8 +33,9 @@ from olive_ext.engine.step import (
     StepOutput,
 )
 from olive_ext.errors import MemoryShortageError, first_line, reading
+from olive_ext.graph.head_pattern import PickedRows
 from olive_ext.graph.nodes import ModelProto
-from olive_ext.graph.scoring_head import BANNED, SCORES_ONLY, HeadOutputs, ScoringGraph, add_scoring_head
+from olive_ext.graph.scoring_head import BANNED, SCORES_ONLY, HeadOutputs, add_scoring_head
 from olive_ext.graph.standalone_graphs import CANDIDATE_OUTPUTS, candidates_graph
 from olive_ext.media.encoder import Embedding
 from olive_ext.media.source_encoder import SourceEncoder
@@ -47,8 +48,10 @@ OUTPUTS = ("target_logprobs", "greedy_ids", "sample_logits")
 ROWS_OUTPUT = "score_logits"
 
 
-def with_head(proto: ModelProto, spec: DecoderSpec, outputs: HeadOutputs = SCORES_ONLY) -> ScoringGraph:
-    """The decoder with the scoring head. Raises `ModelError` where it cannot be scored."""
+def with_head(
+    proto: ModelProto, spec: DecoderSpec, outputs: HeadOutputs = SCORES_ONLY
+) -> tuple[ModelProto, PickedRows]:
+    """The decoder with the scoring head, and the rows that it picks. Raises `ModelError` where it cannot be scored."""
     keeps = "few rows take other kernels, which the rounding of activations would show" if spec.rounds_rows else ""
     with reading(proto.graph.name or "the decoder"):
         return add_scoring_head(proto, spec.logits.name, outputs, keeps_layers=keeps)
@@ -286,8 +289,16 @@ class OrtRunner(Runner):
     def release_memory(self) -> None:
         """Frees slots and shared prefix, captured steps and kept encoder outputs, and shrinks the decoder's arena."""
         self._parts.forget()
-        if self.encoder is None:
-            self._shrink_arena()
+        self._kv.release_memory()
+        if self.encoder is not None or (arena := self.device.arena) is None:
+            return
+        self.reserve(1)  # a token in the smallest slots: ONNX Runtime shrinks an arena after a run
+        normal, self._run_options = self._run_options, run_options(NOT_CAPTURED)
+        self._run_options.add_run_config_entry(ARENA_SHRINKAGE, arena)
+        try:
+            self.run(Step((Row(0, 0, (0,)),), (LogitsRow(0, 0),)))
+        finally:
+            self._run_options = normal
         self._kv.release_memory()
 
     @override
@@ -308,19 +319,6 @@ class OrtRunner(Runner):
     def close(self) -> None:
         self._kv.close()
         self._parts.forget()
-
-    def _shrink_arena(self) -> None:
-        """Runs a token in the smallest slots (no encoder-decoder's): ONNX Runtime shrinks an arena after a run."""
-        if (arena := self.device.arena) is None:
-            return
-        self._kv.release_memory()
-        self.reserve(1)
-        normal, self._run_options = self._run_options, run_options(NOT_CAPTURED)
-        self._run_options.add_run_config_entry(ARENA_SHRINKAGE, arena)
-        try:
-            self.run(Step((Row(0, 0, (0,)),), (LogitsRow(0, 0),)))
-        finally:
-            self._run_options = normal
 
     def _reserve_slots(self, capacity: int) -> None:
         """Allocates the slots; where there is no memory for them, half as many, or half as many blocks."""
