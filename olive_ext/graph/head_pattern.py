@@ -49,7 +49,11 @@ class PickedRows:
     """Hidden states, before the product with the vocabulary or further up, or the logits."""
 
     reason: str
+    """One sentence for `olive-ext check`: which pattern was recognised, or why none was."""
+
     vocab_size: int | None
+    """None where neither the logits' shape nor the weight's is known."""
+
     values: Mapping[str, tuple[int | None, bool]]
     """By the values their last axis, where it is known, and whether it is the only one after one axis of rows."""
 

@@ -47,9 +47,17 @@ from olive_ext.media.graphs import (
     real_rows,
 )
 from olive_ext.media.items import ItemStore, Media, MediaItem, token_bucket, token_buckets
-from olive_ext.model.providers.bindings import InputFeed, StackedPart, Stacker, zeros
+from olive_ext.model.providers.bindings import (
+    FAILURES,
+    InputFeed,
+    StackedPart,
+    Stacker,
+    is_memory_error,
+    named_failure,
+    named_ort_failures,
+    zeros,
+)
 from olive_ext.model.providers.devices import Device
-from olive_ext.model.providers.ort_failures import FAILURES, is_memory_error, named_failure, named_ort_failures
 from olive_ext.model.spec.role_inputs import StepArrays, arrays_of
 from olive_ext.model.types import EmbeddingSpec, MediaEncoderSpec, Modality
 

@@ -17,8 +17,7 @@ import onnxruntime as ort
 from olive_ext.graph.standalone_graphs import RowTensor
 from olive_ext.media.graphs import CountedSession, ItemGraphs, SmallGraphs
 from olive_ext.media.items import ItemStore, Source, refuse_other_source
-from olive_ext.model.providers.bindings import StackedPart, Stacker, zeros
-from olive_ext.model.providers.ort_failures import named_ort_failures
+from olive_ext.model.providers.bindings import StackedPart, Stacker, named_ort_failures, zeros
 from olive_ext.model.spec.encoder_spec import EncoderSpec, FirstStepSpec
 from olive_ext.model.spec.role_inputs import DTYPES
 from olive_ext.model.types import TensorSpec

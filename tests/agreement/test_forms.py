@@ -13,10 +13,9 @@ import pytest
 
 import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
-from olive_ext.engine.engine import Engine
+from olive_ext.engine.engine import Engine, open_engine
 from olive_ext.engine.forms.buckets import BucketedRunner, with_buckets
 from olive_ext.engine.forms.tree import check_tree_batches
-from olive_ext.engine.opening import open_engine
 from olive_ext.engine.step import Row, Step, StepOutput
 from olive_ext.errors import ConfigError, OliveExtError, RunError
 from olive_ext.model import resolve

@@ -21,11 +21,10 @@ from onnxruntime.capi.onnxruntime_pybind11_state import EPFail, InvalidGraph, No
 import olive_ext
 from olive_ext.check.model_check import check_model
 from olive_ext.config import EvaluationConfig, ModelSettings
-from olive_ext.engine.engine import Engine
+from olive_ext.engine.engine import Engine, open_runner
 from olive_ext.engine.forms import packed
 from olive_ext.engine.forms.attention_trial import attends_otherwise
 from olive_ext.engine.forms.kv_store import COPIED_BYTES
-from olive_ext.engine.opening import open_runner
 from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.requests import Generation, Request
 from olive_ext.engine.step import Copy, LogitsRow, Row, Step, StepOutput

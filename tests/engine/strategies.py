@@ -138,7 +138,7 @@ def assert_runs_as_oracle(engine: Engine, calls: Iterable[Sequence[Request]], le
 
 def assert_tables_agree(engine: Engine, runner: FakeRunner) -> None:
     """What the scheduler of an engine that has run counts is what the runner holds."""
-    kept = engine._scoring._scheduler._in_slots.slots._tables
+    kept = engine._scoring.scheduler._in_slots.slots._tables
     if kept is not None:
         slots = range(runner.capacity.num_slots)
         assert _as_shared(kept, slots) == _as_shared(runner.tables, slots)

@@ -13,7 +13,7 @@ import pytest
 
 import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
-from olive_ext.engine.opening import open_runner
+from olive_ext.engine.engine import open_runner
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import ResolvedModel
 from olive_ext.model.runtimes import choose, refuse_settings, with_alternative

@@ -9,7 +9,7 @@ import pytest
 
 from olive_ext.config import EngineConfig, ExecutionSettings
 from olive_ext.errors import ConfigError, ModelError, ProviderError
-from olive_ext.graph.onnx_file import external_locations
+from olive_ext.graph.nodes import external_locations
 from olive_ext.model.files.content import relocated, weight_files
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.providers.ort_session import open_session

@@ -24,7 +24,7 @@ from olive_ext.engine.step import FloatArray
 from olive_ext.errors import ModelError, ProviderError, RunError
 from olive_ext.graph.nodes import attribute, model_of
 from olive_ext.model.decisions import BLOCK_SIZE
-from olive_ext.model.providers.ort_failures import named_ort_failures
+from olive_ext.model.providers.bindings import named_ort_failures
 from olive_ext.model.types import KvTensor
 
 QUERY, KEY, VALUE, COS, SIN, SINK, Q_NORM, K_NORM = 0, 1, 2, 8, 9, 11, 12, 13

@@ -15,13 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.runners.runner import Runner
-from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Move, Row, Step
+from olive_ext.engine.step import UNLIMITED, Capacity, Copy, FloatArray, LogitsRow, Move, Row, Step
 from olive_ext.errors import ModelError, RunError
 from olive_ext.graph.edits import WHOLE_LENGTH, with_full_length_kv, with_total_of_all_rows, with_whole_length
-from olive_ext.graph.onnx_file import ModelProto
+from olive_ext.graph.nodes import ModelProto
 from olive_ext.graph.scoring_head import check_scoring
 from olive_ext.graph.standalone_graphs import equal_parts
 from olive_ext.model import ResolvedModel

@@ -22,13 +22,12 @@ import numpy as np
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.forms.base import ONE_ROW, ReadySequences, StepForm
 from olive_ext.engine.forms.kv_store import TARGETS, KvPlace, KvStore, OpenedDecoder, Text, disagreement, targets_of
 from olive_ext.engine.forms.rows import RowsOnGraph
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence
-from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Row, Step
+from olive_ext.engine.step import UNLIMITED, Copy, FloatArray, LogitsRow, Row, Step
 from olive_ext.errors import ModelError, RunError
 from olive_ext.graph.standalone_graphs import RowTensor
 from olive_ext.media.items import Source, runs_within
@@ -88,7 +87,7 @@ class AlikeRows(StepForm):
                 groups.setdefault(group, []).append(sequence)
         if alone:
             return alone[:1]
-        inputs = [group for group in groups.values() if any(sequence.pending > 1 for sequence in group)]
+        inputs = [group for group in groups.values() if any(one.end - one.computed > 1 for one in group)]
         return max(inputs or groups.values(), key=len)
 
     @override

@@ -27,7 +27,6 @@ import onnxruntime as ort
 from onnx import helper
 from typing_extensions import override
 
-from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.base import ScoredSteps, ScoringRule
 from olive_ext.engine.forms.kv_store import (
     ONE_BY_ONE,
@@ -47,10 +46,19 @@ from olive_ext.engine.requests import integers
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.prefix_tree import TreeBatches
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, FloatArray, LogitsRow, Move, Row, Step, visible_cells
+from olive_ext.engine.step import (
+    FIRST_CELL,
+    SHARED_PREFIX,
+    Capacity,
+    FloatArray,
+    LogitsRow,
+    Move,
+    Row,
+    Step,
+    visible_cells,
+)
 from olive_ext.graph.edits import WHOLE_LENGTH
-from olive_ext.graph.nodes import all_names, attribute, makers_of, reads, take_attribute
-from olive_ext.graph.onnx_file import ModelProto
+from olive_ext.graph.nodes import ModelProto, all_names, attribute, makers_of, reads, take_attribute
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import DEFAULT_CHUNK, Decision, against_buckets
 from olive_ext.model.types import DecoderSpec, InputSpec, Role, TensorSpec
@@ -296,8 +304,8 @@ def with_tree_attention(
     the reason where that cannot be done.
     """
     edited = deepcopy(model)
-    nodes = list(_attentions(edited.graph, set(past_names)))
     elem_types = {value.name: value.type.tensor_type.elem_type for value in edited.graph.input}
+    nodes = list(_attentions(edited.graph, set(past_names), elem_types))
     if any(name.startswith((POSITIONS, BIAS, TABLE)) for name in all_names(edited.graph)):
         raise NotFittingError("the graph has values with the names of the new inputs")
     rotates = {bool(attribute(node, "do_rotary", 0)) for node in nodes}
@@ -306,7 +314,6 @@ def with_tree_attention(
     biases: dict[tuple[int, int | None], BiasInput] = {}
     tables: dict[str, str] = {}
     for node in nodes:
-        _check(node, elem_types[node.input[3]])
         window = take_attribute(node, "local_window_size", -1)
         key = (elem_types[node.input[3]], window if window > 0 else None)
         bias = biases.setdefault(key, BiasInput(f"{BIAS}_{len(biases)}", *key))
@@ -339,8 +346,10 @@ def _doubled(graph: onnx.GraphProto, table: str, made: dict[str, str]) -> str:
     return made[table]
 
 
-def _attentions(graph: onnx.GraphProto, past_names: set[str]) -> Iterator[onnx.NodeProto]:
-    """The nodes that read the caches, all of which are GroupQueryAttention."""
+def _attentions(
+    graph: onnx.GraphProto, past_names: set[str], elem_types: Mapping[str, int]
+) -> Iterator[onnx.NodeProto]:
+    """The nodes that read the caches, all of which are GroupQueryAttention without a bias."""
     seen: set[str] = set()
     for node in graph.node:
         caches = past_names.intersection(node.input)
@@ -348,14 +357,11 @@ def _attentions(graph: onnx.GraphProto, past_names: set[str]) -> Iterator[onnx.N
             continue
         if node.op_type != "GroupQueryAttention":
             raise NotFittingError(f"a cache is read by {node.op_type}, which is not GroupQueryAttention")
+        if (elem_type := elem_types[node.input[3]]) not in BIASES:
+            raise NotFittingError(f"the cache has the type {onnx.TensorProto.DataType.Name(elem_type)}")
+        if any(node.input[_BIAS_AT : _BIAS_AT + 1]):
+            raise NotFittingError("the attention has a bias already")
         seen |= caches
         yield node
     if seen != past_names:
         raise NotFittingError(f"nothing reads the cache '{min(past_names - seen)}'")
-
-
-def _check(node: onnx.NodeProto, elem_type: int) -> None:
-    if elem_type not in BIASES:
-        raise NotFittingError(f"the cache has the type {onnx.TensorProto.DataType.Name(elem_type)}")
-    if len(node.input) > _BIAS_AT and node.input[_BIAS_AT]:
-        raise NotFittingError("the attention has a bias already")

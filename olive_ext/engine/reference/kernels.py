@@ -18,9 +18,8 @@ from olive_ext.engine.step import LogitsRow, Row, Step
 from olive_ext.errors import NotComparableError
 from olive_ext.graph.row_comparison import divergence_graph, record_graph, recorded_graph
 from olive_ext.media.items import Source
-from olive_ext.model.providers.bindings import InputFeed
+from olive_ext.model.providers.bindings import InputFeed, named_ort_failures
 from olive_ext.model.providers.devices import Device
-from olive_ext.model.providers.ort_failures import named_ort_failures
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.providers.resolution import resolve_providers
 from olive_ext.model.types import SourceKind

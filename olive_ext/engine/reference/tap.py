@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.forms.base import joined
 from olive_ext.engine.reference.kernels import DivergenceKernels, shape_of
 from olive_ext.engine.requests import KeyedRequest, Notes, Request, Result, source_key
 from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
-from olive_ext.engine.step import IntArray, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, IntArray, Step, StepOutput
 from olive_ext.errors import NotComparableError, RecordsError
 from olive_ext.media.items import Media, MediaItem, media_key
 from olive_ext.records import Records, request_key, scored_targets

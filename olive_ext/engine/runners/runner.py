@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import ONE_ROW, StepForm
-from olive_ext.engine.step import Side, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, Capacity, Side, Step, StepOutput
 from olive_ext.errors import OliveExtError
 from olive_ext.media.items import ItemLimit, Media, MediaItem, Source
 from olive_ext.model.providers.devices import Device

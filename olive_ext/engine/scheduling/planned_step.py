@@ -72,12 +72,10 @@ class BeamGroup:
         """All sequences, whether they continue or not."""
         return [*(beam.sequence for beam in self._running), *self._others]
 
-    def put(self, sequence: Sequence, logprobs_C: FloatArray, ids_C: IntArray) -> None:
-        """Takes the candidates of one sequence."""
+    def advance(self, sequence: Sequence, logprobs_C: FloatArray, ids_C: IntArray) -> int:
+        """Takes the candidates that may follow one of the sequences, best first. When all are known, continues the
+        sequences or ends the search. Returns the number of forks, which are made before the next step of slots."""
         self._candidates[sequence.slot] = logprobs_C[: self.num_candidates], ids_C[: self.num_candidates]
-
-    def advance(self) -> int:
-        """When all candidates are known, continues the sequences or ends the search. Returns the number of forks."""
         if len(self._candidates) < len(self._running):
             return 0
         rows = zip(*(self._candidates[beam.sequence.slot] for beam in self._running), strict=True)

@@ -182,11 +182,6 @@ class Sequence:
         """Whether some tokens are not allowed as its next one."""
 
     @property
-    def pending(self) -> int:
-        """The number of tokens that are left to compute."""
-        return self.end - self.computed
-
-    @property
     def is_input_computed(self) -> bool:
         """Whether its input is computed and tokens are generated now."""
         return self.computed >= self.num_input
@@ -258,9 +253,7 @@ class Sequence:
         return [targets for targets in parts if targets.begin < targets.stop]
 
     def ban_at(self, position: int) -> Ban:
-        """Which tokens are not allowed as the one that is generated after that position."""
-        if not self.has_bans:
-            return Ban.NONE
+        """Which of its banned tokens are not allowed as the one that is generated after that position."""
         return Ban.FIRST if position < len(self.result.request.tokens) else Ban.LATER
 
     def first_read(self) -> int:

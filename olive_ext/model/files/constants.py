@@ -26,8 +26,7 @@ import onnx.numpy_helper
 from onnx import TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-from olive_ext.graph.nodes import attribute, nested_graphs
-from olive_ext.graph.onnx_file import external_locations
+from olive_ext.graph.nodes import attribute, external_locations, nested_graphs
 from olive_ext.model.files.content import weight_files
 from olive_ext.model.files.package_config import json_object
 from olive_ext.model.spec.attention import rotary_nodes

@@ -153,7 +153,7 @@ def relocated(decoder: Path, model: onnx.ModelProto) -> tuple[Path, onnx.ModelPr
 
     Raises `ModelError` as `weight_files` does, and where the files lie on different drives.
     """
-    from olive_ext.graph.onnx_file import external_locations, tensors_of
+    from olive_ext.graph.nodes import external_locations, tensors_of
 
     files = {location: file.resolve() for location, file in weight_files(decoder, external_locations(model)).items()}
     try:
@@ -222,7 +222,7 @@ def read_outline(path: Path) -> Outline:
     """What `load_graph` would find, as an outline; raises `ModelError` as that does."""
     import onnx
 
-    from olive_ext.graph.onnx_file import tensors_of  # imported here: they bring onnx along
+    from olive_ext.graph.nodes import tensors_of  # imported here: they bring onnx along
     from olive_ext.model.spec.attention import graph_inputs, tensor_spec
 
     model = load_graph(path)

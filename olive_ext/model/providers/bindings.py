@@ -1,4 +1,5 @@
-"""Values on a device, and how sessions of ONNX Runtime are bound to them. Knows no step and no cache.
+"""Values on a device, how sessions of ONNX Runtime are bound to them, and what they, their providers and allocators
+raise: memory that ran out, or anything else, with what was being done. Knows no step and no cache.
 
 Axes: S tokens of a row, T cells or positions.
 """
@@ -7,16 +8,20 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as library
 from typing_extensions import override
 
+from olive_ext.errors import MemoryShortageError, RunError
 from olive_ext.graph.standalone_graphs import RowTensor, stack_graph, zeros_graph
 from olive_ext.model.providers.devices import Device
+from olive_ext.model.providers.ort_session import reason_of
 from olive_ext.model.spec.role_inputs import COMPUTE, StepArrays, input_array
 from olive_ext.model.types import ITEM_BYTES, InputSpec
 
@@ -183,3 +188,45 @@ class Stacker:
             binding.bind_output(f"y{i}", self._device.kind, self._device.index)
         session.run_with_iobinding(binding)
         return tuple(binding.get_outputs())
+
+
+MEMORY_WORDS = (
+    "to allocate",
+    "smaller than requested bytes",
+    "out of memory",
+    "outofmemory",
+    "alloc_failed",
+    "bad_alloc",
+    "bad allocation",
+)
+"""How ONNX Runtime's arena (two), CUDA, DirectML, cuBLAS, cuDNN, C++ and numpy say that memory ran out."""
+
+FAILURES: tuple[type[Exception], ...] = (
+    RuntimeError,
+    MemoryError,
+    *(kind for kind in vars(library).values() if isinstance(kind, type) and issubclass(kind, Exception)),
+)
+"""What ONNX Runtime, providers and allocators raise."""
+
+
+@contextmanager
+def named_ort_failures(doing: str) -> Iterator[None]:
+    """Raises errors of ONNX Runtime as `named_failure`."""
+    try:
+        yield
+    except FAILURES as error:
+        raise named_failure(error, doing) from error
+
+
+def named_failure(error: Exception, doing: str) -> Exception:
+    """`MemoryShortageError` or `RunError` for what ONNX Runtime and allocators raise. Raises any other `error`."""
+    if not isinstance(error, FAILURES):
+        raise error
+    shown = f"ONNX Runtime failed {doing}: {reason_of(error)}"
+    return MemoryShortageError(shown) if is_memory_error(error) else RunError(shown)
+
+
+def is_memory_error(error: Exception) -> bool:
+    """Whether the message of ONNX Runtime, a provider or numpy says that memory ran out."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in text for words in MEMORY_WORDS)

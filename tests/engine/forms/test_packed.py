@@ -20,12 +20,10 @@ from hypothesis import strategies as st
 
 import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
-from olive_ext.engine.capacity import UNLIMITED
-from olive_ext.engine.engine import Engine
+from olive_ext.engine.engine import Engine, open_engine
 from olive_ext.engine.forms.packed import IDLE_SLOT, PLAIN_RUNS, ROUNDS, PackedCapture, check_captured_steps
-from olive_ext.engine.opening import open_engine
 from olive_ext.engine.requests import Beams, Generation, Request, Sampling, ThinkingBudget
-from olive_ext.engine.step import LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, LogitsRow, Row, Step, StepOutput
 from olive_ext.model import resolve
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.spec.role_inputs import COMPUTE, StepArrays

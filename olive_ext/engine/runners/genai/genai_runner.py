@@ -23,9 +23,8 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from olive_ext.config import EngineConfig
-from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
-from olive_ext.engine.step import FloatArray, Step, StepOutput
+from olive_ext.engine.step import Capacity, FloatArray, Step, StepOutput
 from olive_ext.errors import ModelError, NonFiniteError, OliveExtError, ProviderError, RunError, joined_lines
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_chunk_size

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
-from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.tree import check_tree_batches
 from olive_ext.engine.requests import common_prefix
 from olive_ext.engine.runners.hf.hf_model import (
@@ -29,7 +28,7 @@ from olive_ext.engine.runners.hf.hf_model import (
     new_cache,
 )
 from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
-from olive_ext.engine.step import FIRST_CELL, Step, StepOutput, visible_cells
+from olive_ext.engine.step import FIRST_CELL, Capacity, Step, StepOutput, visible_cells
 from olive_ext.errors import ModelError, RunError, first_line
 from olive_ext.media.items import Media, Source, filled_up, refuse_other_source, rotary_positions
 from olive_ext.model import ResolvedModel

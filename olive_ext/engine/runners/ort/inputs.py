@@ -21,7 +21,7 @@ import onnxruntime as ort
 from olive_ext.engine.step import IntArray, Row, Step
 from olive_ext.errors import MismatchError
 from olive_ext.graph.edits import constants_as_inputs
-from olive_ext.graph.onnx_file import ModelProto
+from olive_ext.graph.nodes import ModelProto
 from olive_ext.media.items import MediaItem, rotary_positions, runs_within
 from olive_ext.model.files.content import digest_of
 from olive_ext.model.providers.devices import Device

@@ -17,8 +17,7 @@ import onnxruntime as ort
 
 from olive_ext.engine.forms.paged_attention import KERNELS
 from olive_ext.errors import ProviderError, listed
-from olive_ext.graph.nodes import attribute
-from olive_ext.graph.onnx_file import ModelProto
+from olive_ext.graph.nodes import ModelProto, attribute
 from olive_ext.graph.value_shapes import Shapes
 from olive_ext.model.providers.table import CPU
 

@@ -13,7 +13,7 @@ import onnxruntime as ort
 from olive_ext.engine.runners.ort.inputs import Layout
 from olive_ext.engine.step import Row, Step
 from olive_ext.errors import ModelError, first_line
-from olive_ext.graph.onnx_file import weights_of, with_outputs
+from olive_ext.graph.nodes import weights_of, with_outputs
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.constants import graph_nodes
 from olive_ext.model.files.content import load_graph, relocated
