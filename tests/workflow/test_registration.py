@@ -26,8 +26,9 @@ from olive_ext.workflow.metric_results import to_metric_result
 from olive_ext.workflow.olive_run import watched_runs
 from olive_ext.workflow.preflight import FINGERPRINT
 from olive_ext.workflow.registration import hook_engine, parse_recipe
-from tests.check.test_recipe import MISTAKES, with_value
 from tests.exports import genai_export, hf_model
+from tests.mistakes.recipes import with_value
+from tests.mistakes.table import BLOCKS
 from tests.refusals import refused
 from tests.workflow.recipes import REPORT, Measure, saved
 from tests.workflow.test_passes import make
@@ -283,7 +284,9 @@ def test_mistakes_beyond_one_table_are_refused_all_at_once(model: ModelConfig) -
 @pytest.mark.parametrize(
     ("path", "value", "code"),
     [  # but for types and scripts, which Olive refuses itself
-        row[:3] for row in MISTAKES if not row[0].endswith(("ours.type", "user_script")) and row[3] != ".type"
+        (*at, code)
+        for at, code, *below in BLOCKS
+        if not at[0].endswith(("ours.type", "user_script")) and below[:1] != [".type"]
     ],
 )
 def test_check_and_olives_engine_tell_the_same_mistake(tmp_path: Path, path: str, value: Any, code: str) -> None:
