@@ -328,11 +328,8 @@ def cache_evaluation(engine: Any, arguments: dict[str, Any], original: Callable[
     if not evaluation.suffix:
         return None
     key = f"{arguments['model_id']}{evaluation.suffix}"
-    if run is not None:
-        if len(run.reports) == evaluation.known and (report := _read(evaluation.folder)) is not None:
-            run.reports.append(report)  # of another process
-        if len(run.reports) > evaluation.known:
-            write_texts({(file := _beside(engine, key)): to_json(run.reports[-1])}, file.parent)
+    if run is not None and len(run.reports) > evaluation.known:
+        write_texts({(file := _beside(engine, key)): to_json(run.reports[-1])}, file.parent)
     return original(model_id=key)
 
 
@@ -343,15 +340,8 @@ def _beside(engine: Any, key: str) -> Path:
 
 def _kept_report(engine: Any, key: str, folder: Path | None) -> Report | None:
     """The report that was kept under `key`, for `folder`; None without one that can be read."""
-    report = _read(_beside(engine, key))
-    if report is None:
-        return None
-    config = {name: value for name, value in report.config.items() if name != "output_dir"}
-    return replace(report, config=config if folder is None else {**config, "output_dir": str(folder)})
-
-
-def _read(path: Path | None) -> Report | None:
     with suppress(OSError, ValueError):
-        if path is not None:
-            return from_json((path / "report.json" if path.is_dir() else path).read_text(encoding="utf-8"))
+        report = from_json(_beside(engine, key).read_text(encoding="utf-8"))
+        config = {name: value for name, value in report.config.items() if name != "output_dir"}
+        return replace(report, config=config if folder is None else {**config, "output_dir": str(folder)})
     return None
