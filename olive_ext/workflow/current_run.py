@@ -19,7 +19,7 @@ from olive_ext.config import AT_HAND, EXPORT, INPUT_MODEL, EvaluationSettings, R
 from olive_ext.errors import ContradictionError, MismatchError, OliveExtError, RequirementError
 from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model.files.content import load_graph
-from olive_ext.report import Report
+from olive_ext.report import Report, to_json
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.verdict import Reason
 
@@ -49,6 +49,9 @@ class Run:
 
     reports: list[Report] = field(default_factory=list)
     """The reports of the evaluations, in their order."""
+
+    report_file: str | None = None
+    """Where another process, in which the workflow runs, reads the report."""
 
     num_earlier: int = 0
     """How many of the reports are of models that a later pass changed."""
@@ -104,6 +107,12 @@ class Run:
         if file := next((file for file, facts in self._begun_with.items() if now.get(file) != facts), None):
             problem = f"a pass has written over its input, '{file}'; give another copy's path"
             raise MismatchError(problem, "reference", INPUT_MODEL)
+
+    def add(self, report: Report) -> None:
+        """Adds the report of an evaluation that has ended."""
+        self.reports.append(report)
+        if self.report_file is not None:
+            Path(self.report_file).write_text(to_json(report), encoding="utf-8")
 
     def described(self, passes: Sequence[str]) -> str:
         """What was done to a model by `passes`, each with its type and its name."""

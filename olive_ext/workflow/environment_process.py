@@ -10,29 +10,37 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import RunError
+from olive_ext.report import from_json
 
 VARIABLE = "OLIVE_EXT_RUN"
-"""Names the variable that holds the run in progress, as JSON: input model, and the passes that made the model."""
+"""Names the variable that holds the run in progress, as JSON: input model, `_KNOWN`, and the file of the report."""
+
+_KNOWN = ("current", "is_search", "made_by", "model_id", "types")
 
 
 def evaluate_in_environment(system: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
-    """The hook of `PythonEnvironmentSystem.evaluate_model`."""
+    """The hook of `PythonEnvironmentSystem.evaluate_model`: the process's report becomes one of the run."""
     from olive_ext.workflow.current_run import running
 
     run, environ = running.get(), system.environ
     if run is None:
         return original()
-    known = {"input_model": run.input_model.to_json(), "passes": run.current}
-    system.environ = {**environ, VARIABLE: json.dumps(known)}
-    try:
-        return original()
-    finally:
-        system.environ = environ
+    with tempfile.TemporaryDirectory(prefix="olive-ext-") as folder:
+        file = Path(folder, "report.json")
+        known = {"input_model": run.input_model.to_json(), "report_file": str(file)}
+        system.environ = {**environ, VARIABLE: json.dumps(known | {name: getattr(run, name) for name in _KNOWN})}
+        try:
+            return original()
+        finally:
+            system.environ = environ
+            if file.is_file():
+                run.reports.append(from_json(file.read_text(encoding="utf-8")))
 
 
 def run_in_environment(system: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
@@ -60,7 +68,7 @@ def restore_run() -> None:
 
     if written := os.environ.get(VARIABLE):
         known = json.loads(written)
-        running.set(Run(ModelConfig.model_validate(known["input_model"]), current=tuple(known["passes"])))
+        running.set(Run(ModelConfig.model_validate(known.pop("input_model")), **known))
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ Olive keys its caches to the recipe and to a part of the model's files only. Kno
 from __future__ import annotations
 
 import ast
+import glob
 import hashlib
 import json
 import os
@@ -47,7 +48,6 @@ from olive_ext.workflow.preflight import is_ours
 
 _TASK_FILES = (".yaml", ".yml")
 _DIGEST_BYTES = 8
-_PATTERN = re.compile(r"[*?[]")
 
 
 def environment(settings: PassSettings, day: date | None = None) -> str:
@@ -142,13 +142,15 @@ def _task_files(settings: PassSettings) -> Iterator[Path]:
     files = TaskFiles(settings.tasks, folders)
     named = files.all_files()
     yield from named
-    here, output = Path(), Path(getattr(settings, "output_dir", None) or os.devnull).resolve()
     inline = (task for task in settings.tasks if isinstance(task, Mapping))
-    texts = [(here, text) for config in (*files.contents.values(), *inline) for text in _texts_of_data(config)]
-    texts += [(file.parent, text) for file in named if file.suffix == ".py" for text in _texts_of_code(file)]
-    read = {path for near, text in texts for place in {here, near, near.parent} for path in _meant(place, text)}
+    texts = [(Path(), text) for config in (*files.contents.values(), *inline) for text in _texts_of_data(config)]
+    for file in (file for file in named if file.suffix == ".py"):
+        places = {Path(), file.parent, file.parent.parent}
+        texts += [(place, text) for text in _texts_of_code(file) for place in places]
+    read = {path for place, text in texts for path in _meant(place, text)}
     yield from read
     around = {*map(Path, folders), *(path.parent for path in named if path.suffix in _TASK_FILES)}
+    output = Path(getattr(settings, "output_dir", None) or os.devnull).resolve()
     for folder in around | {path for path in read if not _is_above_work(path) and path.resolve() != output}:
         yield from _files_below(folder, output)
 
@@ -157,12 +159,11 @@ def _meant(place: Path, text: str) -> Iterator[Path]:
     """The file or folder that a text names from a place; else the folder in which it is a name's beginning, or a
     pattern of names."""
     with suppress(OSError, ValueError):  # no file can have such a name
+        beginning = re.split(r"[*?[]", text)[0].rpartition("/")[0]
         if (path := place / text).exists():
             yield path
-        elif _PATTERN.search(text) or not text.startswith("/"):
-            beginning = _PATTERN.split(text)[0].rpartition("/")[0]
-            if beginning.strip("./") and (place / beginning).exists():
-                yield place / beginning
+        elif beginning.strip("./") and (place / beginning).exists():
+            yield place / beginning
 
 
 def _texts_of_data(value: Any, keys: Collection[str] = ("dataset_path", "dataset_kwargs")) -> Iterator[str]:
@@ -176,11 +177,14 @@ def _texts_of_data(value: Any, keys: Collection[str] = ("dataset_path", "dataset
 
 
 def _texts_of_code(file: Path) -> Iterator[str]:
-    """The texts in a file of Python, which is not run."""
+    """The texts in a file of Python, which is not run. An absolute path counts as the files that it names: "/usr" is no
+    task's."""
     with suppress(OSError, SyntaxError, ValueError, RecursionError):
         for node in ast.walk(ast.parse(file.read_bytes())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield node.value
+            if isinstance(node, ast.Constant) and isinstance(text := node.value, str):
+                is_absolute = text.startswith("/")
+                named = glob.glob(text) if is_absolute else [text]  # noqa: PTH207 - here "**" is one folder, not all
+                yield from (one for one in named if not (is_absolute and Path(one).is_dir()))
 
 
 def _is_above_work(folder: Path) -> bool:
@@ -328,11 +332,8 @@ def cache_evaluation(engine: Any, arguments: dict[str, Any], original: Callable[
     if not evaluation.suffix:
         return None
     key = f"{arguments['model_id']}{evaluation.suffix}"
-    if run is not None:
-        if len(run.reports) == evaluation.known and (report := _read(evaluation.folder)) is not None:
-            run.reports.append(report)  # of another process
-        if len(run.reports) > evaluation.known:
-            write_texts({(file := _beside(engine, key)): to_json(run.reports[-1])}, file.parent)
+    if run is not None and len(run.reports) > evaluation.known:
+        write_texts({(file := _beside(engine, key)): to_json(run.reports[-1])}, file.parent)
     return original(model_id=key)
 
 
@@ -343,15 +344,8 @@ def _beside(engine: Any, key: str) -> Path:
 
 def _kept_report(engine: Any, key: str, folder: Path | None) -> Report | None:
     """The report that was kept under `key`, for `folder`; None without one that can be read."""
-    report = _read(_beside(engine, key))
-    if report is None:
-        return None
-    config = {name: value for name, value in report.config.items() if name != "output_dir"}
-    return replace(report, config=config if folder is None else {**config, "output_dir": str(folder)})
-
-
-def _read(path: Path | None) -> Report | None:
     with suppress(OSError, ValueError):
-        if path is not None:
-            return from_json((path / "report.json" if path.is_dir() else path).read_text(encoding="utf-8"))
+        report = from_json(_beside(engine, key).read_text(encoding="utf-8"))
+        config = {name: value for name, value in report.config.items() if name != "output_dir"}
+        return replace(report, config=config if folder is None else {**config, "output_dir": str(folder)})
     return None

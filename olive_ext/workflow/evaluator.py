@@ -57,7 +57,7 @@ def measure(
             except RequirementError as error:  # the workflow decides which models are held to bounds
                 report = replace(error.report, broken=())
         if (run := running.get()) is not None:
-            run.reports.append(report)
+            run.add(report)
         check_complete(report, config.on_error)
         return report
 

@@ -177,7 +177,8 @@ NAMES = """import json
 HERE = Path(__file__).parent
 def load(n, **_):
     return HERE / "joined" / "more" / "q.json", glob.glob("globbed/*.json"), open(f"part/q-{n}.json"), "../", "out"
-SIBLINGS = HERE.parent / "beside", glob.glob("../up/*.json"), "../missing", "/missing"
+SIBLINGS = HERE.parent / "beside", glob.glob("../up/*.json"), "../missing", "/x"
+ABSOLUTE = "ROOT/absolute/more/*.json", "ROOT/foreign"
 """
 
 
@@ -189,21 +190,10 @@ def test_caches_notice_data_that_a_task_in_the_working_directory_names(
     monkeypatch.chdir(tmp_path / "work")
     named = "dataset_path: local\ndataset_kwargs:\n  data_dir: kept\n  data_files: {test: [listed/q.json]}\n"
     Path("t.yaml").write_text(f"task: t\n{named}custom_dataset: !function own.load\n")
-    Path("own.py").write_text(NAMES)
-    read = (
-        "local",
-        "kept",
-        "joined",
-        "globbed",
-        "part",
-        "../beside",
-        "../up",
-        "unrelated",
-        "out",
-        "listed",
-        "../other",
-    )
-    files = [Path("listed/q.json"), *(Path(name, "more", "q.json") for name in read)]
+    Path("own.py").write_text(NAMES.replace("ROOT", str(tmp_path)))
+    read = ["local", "kept", "joined", "globbed", "part", "../beside", "../up", "../absolute"]
+    others = ["unrelated", "out", "listed", "../other", "../foreign"]
+    files = [Path("listed/q.json"), *(Path(name, "more", "q.json") for name in (*read, *others))]
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("0")
@@ -214,7 +204,7 @@ def test_caches_notice_data_that_a_task_in_the_working_directory_names(
             file.write_text(f"{file.read_text()}0")
             keys.append(environment(written))
         noticed = [file for file, (one, other) in zip(files, itertools.pairwise(keys), strict=True) if one != other]
-        assert noticed == (files[:8] if tasks == ["t.yaml"] else files[1:3])
+        assert noticed == (files[:9] if tasks == ["t.yaml"] else files[1:3])
 
 
 def test_caches_notice_a_task_that_has_its_old_size_and_time(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from olive_ext.errors import RequirementError, TaskError
 from olive_ext.report import from_json
 from olive_ext.run import evaluate
 from olive_ext.workflow import cli_run
+from olive_ext.workflow.olive_run import watched_runs
 from tests.backends.local_tasks import write_tasks
 from tests.exports import genai_export, hf_model
 from tests.refusals import refused
@@ -334,7 +335,9 @@ def test_pass_and_evaluator_run_in_a_python_environment(folder: Path) -> None:
         "evaluate_input_model": False,
     }
     whole = recipe(folder, onnx(), **blocks)
-    assert cli_run(["--config", saved(folder, whole)]) == 0
+    with watched_runs() as runs:
+        assert cli_run(["--config", saved(folder, whole)]) == 0
+    assert [report.comparison is None for run in runs for report in run.reports] == [False, True]
     assert "tiny_choice-acc" in metrics(folder / "out/metrics.json")
     found = from_json((folder / "out/report.json").read_text())
     assert found.model["passes"] == ["q"]

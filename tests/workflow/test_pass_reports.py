@@ -131,8 +131,8 @@ def test_status_is_of_all_evaluations_since_the_last_change(run: Run, tmp_path: 
 def test_gate_that_found_a_loss_fails_the_chain_that_goes_on_and_is_printed(
     asks: dict[str, Any], run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The output was made of a model that did not pass. Without a bound of its own it was no gate, nor is a report of
-    an evaluator on the input model."""
+    """The output was made of a model that did not pass. Without a bound of its own it was no gate, nor is an
+    evaluator's report on the input model."""
     lost = replace(report(), comparison=Comparison({}, **asks), broken=(Reason("bound_broken", words="f1"),))
     engine = engine_with(
         measured(tmp_path / "m", lost), {"g": gate(), "q": RunPassConfig(type="OnnxKQuantQuantization")}

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from olive_ext.config import EVALUATOR_TYPE
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, RequirementError, RunError, TaskError
 from olive_ext.report import Report, from_json
 from olive_ext.workflow.current_run import Run, running
+from olive_ext.workflow.environment_process import evaluate_in_environment, restore_run
 from olive_ext.workflow.metric_results import to_metric_result
 from olive_ext.workflow.olive_run import watched_runs
 from olive_ext.workflow.preflight import FINGERPRINT
@@ -267,6 +269,34 @@ def test_process_of_a_python_environment_gets_a_script_that_imports_us(model: Mo
     engine.target_config = Target("PythonEnvironment")
     engine(evaluator).run(model)
     assert Path(evaluator.user_script).read_text().endswith("restore_run()\n")
+
+
+@pytest.mark.parametrize("makes_report", [True, False])
+def test_report_of_a_python_environments_process_is_one_of_the_workflow(
+    makes_report: bool, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss without a folder of reports ended well."""
+
+    def process() -> str:
+        token = running.set(None)
+        monkeypatch.setenv("OLIVE_EXT_RUN", system.environ["OLIVE_EXT_RUN"])
+        restore_run()
+        there = running.get()
+        running.reset(token)
+        assert there is not None
+        assert (there.input_model, there.made_by, there.current) == (model, {"m": ["q"]}, ["q"])
+        if makes_report:
+            there.add(REPORT)
+        return "signal"
+
+    system = SimpleNamespace(environ={"A": "b"})
+    token = running.set(run := Run(model, made_by={"m": ("q",)}, current=("q",)))
+    try:
+        assert evaluate_in_environment(system, {}, process) == "signal"
+    finally:
+        running.reset(token)
+    assert run.reports == [REPORT][:makes_report]
+    assert system.environ == {"A": "b"}
 
 
 def test_mistakes_beyond_one_table_are_refused_all_at_once(model: ModelConfig) -> None:

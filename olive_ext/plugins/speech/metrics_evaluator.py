@@ -219,7 +219,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         if folder is not None:
             write(report, folder)
         if (run := running.get()) is not None and (folder is not None or comparison is not None):
-            run.reports.append(report)
+            run.add(report)
         return report
 
 
