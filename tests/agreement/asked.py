@@ -17,6 +17,7 @@ from tests.exports import CONTEXT, TEXT, VOCAB, Export
 from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES
 from tests.exports.plain import FEATURES
 from tests.exports.ropes import ORIGINAL
+from tests.families.pictures import picture, sound
 
 Request = ScoringRequest | GenerationRequest | RollingRequest
 Calls = Sequence[Sequence[Request]]
@@ -257,8 +258,6 @@ def heard(made: Export) -> Calls:
 
 def heard_at_random(made: Export, seed: int) -> Calls:
     """Sounds of any length, each asked about several times."""
-    from tests.families.sounds import sound
-
     rng, words = random.Random(seed), ["old cat", "a", "river number 3", "stone", "the blue"]
     three = [sound(seed * 10 + at, rng.randint(1, 30 * RATE)) for at in range(3)]
     scored = [ScoringRequest("", rng.choice(words), audio=[rng.choice(three)]) for _ in range(8)]
@@ -298,16 +297,12 @@ def noises() -> list[Any]:
 @cache
 def pictures() -> list[Any]:
     """Of three sizes."""
-    from tests.families.pictures import picture
-
     return [picture(0, 40, 40), picture(1, 60, 30), picture(2, 24, 70)]
 
 
 @cache
 def sounds() -> list[Any]:
     """Of three lengths."""
-    from tests.families.sounds import sound
-
     return [sound(0, 9000), sound(1, 24321), sound(2, 50000)]
 
 
@@ -347,8 +342,6 @@ def scored_items(made: Export) -> Calls:
 
 def scored_sounds(made: Export) -> Calls:
     """Those items, two sounds of one length, and one twice."""
-    from tests.families.sounds import sound
-
     word, (_, second, _) = marker(made), sounds()
     pairs = [[second, sound(3, len(second[0]))], [second, second]]
     both = [ScoringRequest(f"Ann hears the {word} and {word} here", " a letter", audio=pair) for pair in pairs]
@@ -376,9 +369,6 @@ LENGTHS = [9000, 16000, 20000, 31000, 5000, 12345, 40000]
 
 def items_of_many_sizes(made: Export) -> Calls:
     """After texts of many lengths: one in a prompt, three, none; scored and answered."""
-    from tests.families.pictures import picture
-    from tests.families.sounds import sound
-
     word, hears = marker(made), made.family in SOUND_FAMILIES
     given = [sound(at, length) for at, length in enumerate(LENGTHS)] if hears else []
     given = given or [picture(at, *size) for at, size in enumerate(SIZES)]
@@ -394,8 +384,6 @@ def items_of_many_sizes(made: Export) -> Calls:
 
 def pictures_of_many_sizes(made: Export, count: int = len(SIZES)) -> Calls:
     """One in each prompt."""
-    from tests.families.pictures import picture
-
     own = [picture(at, *size) for at, size in enumerate(SIZES[:count])]
     return ([ScoringRequest(f"{marker(made)} and", " stone", images=[one]) for one in own],)
 
@@ -411,15 +399,11 @@ def pictures_there_and_back(made: Export) -> Calls:
 
 def pictures_of_one_size(made: Export, count: int) -> Calls:
     """One in each prompt."""
-    from tests.families.pictures import picture
-
     return ([ScoringRequest("<image> and", " stone", images=[picture(at, 32, 32)]) for at in range(count)],)
 
 
 def sounds_that_grow(made: Export, by: int = 4000) -> Calls:
     """Seven, each longer by so many samples than the one before, one in each prompt."""
-    from tests.families.sounds import sound
-
     own = [sound(at, 9000 + by * at) for at in range(7)]
     return ([ScoringRequest(f"{marker(made)} and", " stone", audio=[one]) for one in own],)
 

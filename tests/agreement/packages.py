@@ -113,6 +113,13 @@ def _leaking(name: str) -> Export:
     return _media(name, edited_encoder(name, plain_encoder_export("f32", "default"), LEAKS[name]), "llava")
 
 
+def _beside(name: str) -> Export:
+    """With an encoder whose rows depend on what else it is given."""
+    from tests.exports.step_wide import ENCODER_FORMS, step_wide_encoder
+
+    return _media(name, step_wide_encoder(name), ENCODER_FORMS[name][0])
+
+
 def _by_the_mean(name: str) -> Export:
     """Features less their mean over all patches of a run, padding too."""
     from tests.exports.media import plain_items_export
@@ -180,6 +187,7 @@ MADE: dict[str, Callable[[str], Export]] = {
     "plain": _plain,
     "padded": _padded,
     "leak": _leaking,
+    "beside": _beside,
     "mean": _by_the_mean,
     "by-hand": _by_hand,
     "checkpoint": _checkpoint,

@@ -26,6 +26,7 @@ from tests.device.open import LIBRARY
 from tests.device.watch import late_on_the_way, watching
 from tests.exports import CONTEXT
 from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES
+from tests.families.pictures import MediaReference
 
 Facts = dict[str, Any]
 
@@ -108,12 +109,7 @@ def _plain(against: str, name: str, provider: str) -> Plain:
 def _reference(against: str, hf: Path, family: str) -> Any:
     has_processor = any(hf.glob("*processor_config.json"))  # exports of text alone have none
     if has_processor and (family in MEDIA_FAMILIES or family in SOUND_FAMILIES):
-        from tests.families.pictures import PictureReference
-        from tests.families.sounds import SoundReference
-
-        if family in SOUND_FAMILIES:
-            return SoundReference(family, hf)
-        return PictureReference(family, hf, is_as_exported=against != "itself")
+        return MediaReference(family, hf, is_as_exported=against != "itself")
     if family in ("whisper", "t5", "marian"):
         return EncoderDecoder(hf, suppressed()) if against == "generate" else encoder_decoder(hf)
     if against == "generate":

@@ -288,6 +288,13 @@ for name in (*LEAKS, "the fifth item gets the sixth"):
     one, many = ({"encoder_batch_rows": rows, "num_slots": 3} for rows in (1, 1024))
     facts = {"images_one_by_one": holds("of the largest off those of each alone")}
     add("company", f"leak {name}", "pictures_of_one_size 11", 1e-5, [many], against=one, facts=facts)
+for name, asked in (
+    ("largest_picture", "pictures_of_many_sizes"),
+    ("number_of_pictures", "pictures_of_many_sizes"),
+    ("longest_sound", "sounds_that_grow"),
+):
+    one, many = ({"encoder_batch_rows": rows, "num_slots": 8} for rows in (1, 2048))
+    add("company", f"beside {name}", asked, 1e-4, [many], against=one)
 # As many in a run as `encoder_batch_rows` has room for and a power of two; encoders that have one item built in.
 FAIL: dict[str, Any] = {"images_one_by_one": holds("several together fail: ")}
 for name, asked, most, facts, mark in (

@@ -37,8 +37,7 @@ from tests.exports.media import media_export, plain_encoder_export
 from tests.exports.mobius import mobius_export
 from tests.exports.optimum import optimum_export
 from tests.exports.step_wide import Edit, edited_encoder
-from tests.families.pictures import feature_rows, picture
-from tests.families.sounds import sound
+from tests.families.pictures import feature_rows, picture, sound
 from tests.refusals import refused
 
 

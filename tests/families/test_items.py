@@ -31,8 +31,7 @@ from tests.agreement.packages import FEATURES, package
 from tests.agreement.table import reference
 from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES, media_export, plain_encoder_export
 from tests.exports.step_wide import padded_features
-from tests.families.pictures import picture
-from tests.families.sounds import sound
+from tests.families.pictures import picture, sound
 from tests.refusals import refused
 
 IN_DEFAULT_RUN = ("qwen2_5_vl", "qwen3_asr")
