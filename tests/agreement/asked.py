@@ -150,6 +150,13 @@ def both_sides(made: Export) -> Calls:
     return [scored, *kept_ones, rolled, answered, *([one] for one in answered)]
 
 
+def one_stem_on_both_sides(made: Export) -> Calls:
+    """Six questions of each side."""
+    stem = Drawn(1).words(ORIGINAL - 12)
+    scored = [ScoringRequest(stem + Drawn(at).words(own), Drawn(at + 9).words(2)) for own in (4, 20) for at in range(6)]
+    return (scored,)
+
+
 def beams_on_one_side(made: Export) -> Calls:
     """Beams of the prompts whose answers do not cross."""
     stay = [prompt for prompt in PROMPTS if not len(prompt) <= ORIGINAL < len(prompt) + SEARCHED - 1]
@@ -265,6 +272,15 @@ def heard_at_random(made: Export, seed: int) -> Calls:
     return scored, asked
 
 
+def heard_beside_others(made: Export) -> Calls:
+    """Sounds of many lengths, each answered after one of two prompts, and scored."""
+    start, own = list(range(4, 8)), [sound(seed, length) for seed, length in enumerate(LENGTHS)]
+    answered = [
+        GenerationRequest(start[: 1 + n % 2], max_new_tokens=3 + n % 3, audio=[one]) for n, one in enumerate(own)
+    ]
+    return answered, [ScoringRequest(start, [20 + n, 30, 40][: 1 + n % 3], audio=[one]) for n, one in enumerate(own)]
+
+
 def suppressed_scores(made: Export) -> Calls:
     """Of suppressed tokens, too, which may be the most probable ones."""
     from tests.agreement.packages import suppressed
@@ -359,6 +375,19 @@ def answered_items(made: Export) -> Calls:
         GenerationRequest(text, max_new_tokens=12, **with_items(made, [one])) for text in texts for one in items(made)
     ]
     return ([*asked, GenerationRequest("Ann sees the", max_new_tokens=12)],)
+
+
+def picture_and_sound(made: Export) -> Calls:
+    """In one prompt, and the sound without the picture."""
+    text, seen, given = "Ann sees <|image|> and hears <|audio|> here", pictures()[:1], sounds()[:1]
+    both = ScoringRequest(text, " blue stone", images=seen, audio=given)
+    return ([both, ScoringRequest(text.replace("<|image|>", ""), " blue stone", audio=given)],)
+
+
+def texts_without_items(made: Export) -> Calls:
+    """Questions after two stems."""
+    stems = ("Ann sees the quiet engine and ", "Bob carries the heavy " * 3)
+    return ([ScoringRequest(a + b, c) for a in stems for b in ("a", "the") for c in (" wheel", " stone")],)
 
 
 SIZES = [(40, 40), (60, 30), (24, 70), (64, 64), (30, 30), (50, 20), (20, 60), (64, 40), (33, 33), (48, 48)]

@@ -13,6 +13,7 @@ from tests.exports.cache import once
 from tests.exports.catalog import CATALOG, GENAI_18
 from tests.exports.genai import whisper_export
 from tests.exports.mobius import mobius_export
+from tests.exports.optimum import optimum_export
 
 ROUNDED = {
     "int4-b32": {"bits": 4, "block_size": 32},
@@ -162,6 +163,20 @@ def _whisper(name: str) -> Export:
     return Export(name, path, hf_model("whisper"), "whisper")
 
 
+def _heard(name: str) -> Export:
+    """Whisper by an EXPORTER with the extractor's file that none of them writes."""
+    import transformers
+
+    others = {"mobius": mobius_export, "optimum": optimum_export}
+    source = others[name]("whisper") if name in others else whisper_export()
+
+    def made(folder: Path) -> None:
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+        transformers.WhisperFeatureExtractor(feature_size=80).save_pretrained(folder)
+
+    return Export(name, once(f"heard-{name}", [source.name], made), hf_model("whisper"), "whisper")
+
+
 @cache
 def suppressed() -> dict[str, list[int]]:
     """Tokens that the model would say without them: its first ones, and what it says most often later."""
@@ -192,4 +207,5 @@ MADE: dict[str, Callable[[str], Export]] = {
     "by-hand": _by_hand,
     "checkpoint": _checkpoint,
     "whisper": _whisper,
+    "heard": _heard,
 }

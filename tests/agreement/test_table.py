@@ -18,10 +18,12 @@ from typing import Any
 import pytest
 
 from olive_ext.engine.runners.trials import GROUPS
+from tests.agreement.asked import LENGTHS
 from tests.agreement.packages import ROUNDED
 from tests.agreement.table import Row, check
 from tests.exports.hf import HEAD_SIZES
 from tests.exports.media import MEDIA_FAMILIES
+from tests.exports.ropes import ORIGINAL
 
 MARKS = {
     "": [],
@@ -184,6 +186,9 @@ add(
     "sides", LONGROPE, "both_sides", 1e-4, forms([(3, 7)], graph="untouched"), **BY_GENERATE
 )  # takes no side as an input
 add("sides", LONGROPE, "beams_on_one_side", 1e-4, [{"num_slots": 4}], **BY_GENERATE)
+# The stem is computed once for a side and no more.
+FEW = counts(lambda tokens_fed, **_: tokens_fed <= 2 * (ORIGINAL - 12) + 6 * (4 + 1) + 6 * (20 + 1))
+add("sides", LONGROPE, "one_stem_on_both_sides", 1e-4, [{"num_slots": 8}], facts=FEW, against="generate")
 FURTHER = ["phi3_further-genai-0.18", "phi3_further-mobius"]
 add("sides", FURTHER, "several_chunks", 1e-4, [{}, {"num_slots": 1, "chunk_size": 256}, {"chunk_size": 100}])
 # Dynamic NTK: `generate` keeps keys of other frequencies, which is what an answer by the token is here, too.
@@ -273,6 +278,17 @@ ITSELF: dict[str, Any] = {"engines": [{"chunk_size": "item"}, {"chunk_size": 128
 add("images", "checkpoint qwen2_5_vl", "scored_items + answered_items", 1e-4, fetched=SEEING, **ITSELF)
 HEARING = ["checkpoint gemma4_any"]
 add("sounds", "checkpoint qwen3_asr", "scored_sounds + answered_items", 1e-4, fetched=HEARING, **ITSELF)
+ONE_EACH = {"images_encoded": 1, "sounds_encoded": 1}
+add("sounds", (), "picture_and_sound", 2e-4, facts=ONE_EACH, fetched=["gemma4_any"])
+add("sounds", (), "picture_and_sound", 2e-4, against="itself", fetched=HEARING)
+# A decoder in which a picture's tokens see each other does as any other with what has no picture.
+SHARED = counts(
+    lambda tokens_fed, tokens_distinct, tokens_naive, steps, **_: (
+        tokens_fed == tokens_distinct < tokens_naive / 3 and steps < tokens_fed / 4
+    )
+)
+SHARED |= {"batching": "alike", "notes": holds("4 sliding layers beyond the window of 16")}
+add("images", (), "texts_without_items", 1e-4, [{"num_slots": 3}], facts=SHARED, fetched=["gemma4_seen"])
 TWO_RUNS = {"encoder_runs": 2}
 add("speech", "checkpoint whisper", "heard", 1e-5, [{"chunk_size": 1}, {"chunk_size": 64}], facts=TWO_RUNS)
 add("images", "llava_clip", "answered_items", 1e-4, forms([(2, 17)]))  # no token stands after its placeholders
@@ -354,6 +370,21 @@ MET: dict[str, Any] = {"against": WIDE, "provider": "cpu", "facts": {"encoder_sh
 for at, name in enumerate([*SHAPED, "gemma4_vl@", "gemma4_any@"]):
     for engine, mark in zip(KNOWN[:: 1 - 2 * (at % 2)], ("", "long"), strict=True):
         add("known shapes", name, "items_of_many_sizes", 1e-4, [engine], mark=mark, **MET)
+
+# An encoder's states are stacked for as many rows as there are slots.
+STACKED = {"encoder_shapes_late": 0, "encoder_shapes_warmed": lambda found: found >= 5}
+STACKED["encoder_runs"] = lambda found: found >= len(LENGTHS)
+MET |= {"against": {"num_slots": 5}, "provider": "", "facts": STACKED}
+engines = [{"num_slots": 5, "strict_shapes": True}]
+add(
+    "known shapes",
+    "heard genai",
+    "heard_beside_others",
+    1e-6,
+    engines,
+    fetched=["heard mobius", "heard optimum"],
+    **MET,
+)
 
 # Tokens that stay on the device are those that the host reads; who decides that steps begin before the one before them
 # is read, and who said so. A state cannot be cut back: what a dropped row was fed

@@ -49,7 +49,7 @@ class Draw:
 
     def __init__(self, family: str, seed: int) -> None:
         self.rng = random.Random(f"{family} {seed}")
-        self.theirs: MediaReference = reference("transformers", f"{family}@")
+        self.theirs: MediaReference = reference("transformers", family)
         pictures = [picture(seed * 100 + at, self._side(), self._side()) for at in range(6)]
         sounds = [sound(seed * 100 + at, int(RATE * self.rng.choice((0.05, 0.3, 1.0, 1.7, 3.1)))) for at in range(4)]
         self.pool: dict[str, list[Any]] = {"images": pictures, "audio": sounds}
