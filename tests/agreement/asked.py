@@ -14,9 +14,12 @@ from olive_ext.session.requests import GenerationRequest, RollingRequest, Scorin
 from tests.agreement.references import RATE, causal, features, noise
 from tests.emulated import IS_EMULATED
 from tests.exports import CONTEXT, TEXT, VOCAB, Export
+from tests.exports.catalog import CATALOG
+from tests.exports.differing import WINDOW
 from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES
 from tests.exports.plain import FEATURES
-from tests.exports.ropes import ORIGINAL
+from tests.exports.ropes import FIRST_MAXIMUM, ORIGINAL
+from tests.exports.step_wide import RARE
 from tests.families.pictures import picture, sound
 
 Request = ScoringRequest | GenerationRequest | RollingRequest
@@ -29,7 +32,7 @@ STEP = 29
 class Drawn:
     """Tokens that follow from a seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | str) -> None:
         self.rng = random.Random(seed)
 
     def words(self, low: int, high: int | None = None) -> list[int]:
@@ -177,6 +180,48 @@ def lengths_of_frequencies(made: Export) -> Calls:
     """Around the length from which frequencies grow."""
     text, counts = _words(200), (30, ORIGINAL - 1, ORIGINAL, ORIGINAL + 1, 90, 150, 91)
     return [ScoringRequest(text[:count], text[count : count + 4]) for count in counts], _answered(PROMPTS, SEARCHED)
+
+
+class _Near(Drawn):
+    """Draws lengths near those that decide in a graph."""
+
+    def __init__(self, made: Export, seed: int) -> None:
+        super().__init__(f"{made.name} {seed}")
+        self._limits = FIRST_MAXIMUM.get(made.family, ORIGINAL), WINDOW if made.name in CATALOG else 20
+        longest = {"static": 128, "graph": ORIGINAL}  # a provider that is not used would take the second table
+        self._longest = longest.get(made.name.rpartition("-")[2], CONTEXT) - 30
+        self._stems = [self._tokens(self._length()) for _ in range(4)]
+
+    def _length(self) -> int:
+        """Often just before or behind a length that decides."""
+        limit = self.rng.choice(self._limits)
+        near = [limit + self.rng.randint(-4, 4), limit * 2 // 3, limit + self.rng.randint(1, 80)]
+        length = self.rng.choice([*near, self.rng.randint(1, 30), self.rng.randint(1, self._longest)])
+        return min(max(length, 1), self._longest)
+
+    def _tokens(self, count: int) -> list[int]:
+        tokens = [self.rng.randrange(RARE + 1, 1000) for _ in range(count)]
+        if tokens and self.rng.random() < 0.1:
+            tokens[self.rng.randrange(count)] = RARE
+        return tokens
+
+    def request(self) -> Request:
+        """After a part of a stem and something of its own, so that prefixes are shared and end on either side."""
+        stem, kind = self.rng.choice(self._stems), self.rng.random()
+        kept = self.rng.choice([len(stem), len(stem), min(len(stem), self._length())])
+        more = self.rng.choice([0, 1, 2, self.rng.randint(0, 25)])
+        context = (stem[:kept] + self._tokens(more))[: self._longest]
+        if kind < 0.25:
+            return GenerationRequest(context, max_new_tokens=self.rng.choice([1, 3, 8]))
+        if kind < 0.3:
+            return RollingRequest(context)
+        return ScoringRequest(context, self._tokens(self.rng.choice([1, 1, 2, 4, self.rng.randint(1, 28)])))
+
+
+def near_lengths(made: Export, seed: int) -> Calls:
+    """Random texts on both sides of every length that decides in a graph."""
+    near = _Near(made, seed)
+    return [[near.request()] for _ in range(24)]
 
 
 def after_stems(made: Export) -> Calls:

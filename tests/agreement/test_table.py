@@ -11,6 +11,7 @@ More is compared for each export of the catalog (tests/families/test_decoders.py
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -21,9 +22,11 @@ from olive_ext.engine.runners.trials import GROUPS
 from tests.agreement.asked import LENGTHS
 from tests.agreement.packages import ROUNDED
 from tests.agreement.table import Row, check
+from tests.exports.catalog import CATALOG
 from tests.exports.hf import HEAD_SIZES
 from tests.exports.media import MEDIA_FAMILIES
-from tests.exports.ropes import ORIGINAL
+from tests.exports.ropes import FIRST_MAXIMUM, ORIGINAL
+from tests.exports.step_wide import ALIKE, FORMS
 
 MARKS = {
     "": [],
@@ -46,15 +49,16 @@ def add(
     *,
     fetched: Iterable[str] = (),
     mark: str = "",
+    is_drawn: bool = False,
     **row: Any,
 ) -> None:
-    """Rows of a group: each package in each form; a sample has one of those that are asked the same. Those that are
-    `fetched` take an exporter that is not at hand."""
+    """Rows of a group: each package in each form; a sample has one of those that are asked the same, or drawn. Those
+    that are `fetched` take an exporter that is not at hand."""
     packages = [packages] if isinstance(packages, str) else list(packages)
     for name, engine in product([*packages, *fetched], list(engines)):
         marks = MARKS[mark if name in packages else "exporters"]
         made = Row(name, asked, nats, engine=engine, **row)
-        ROWS.append(pytest.param(made, marks=marks, id=f"{group} {asked}: {made}"))
+        ROWS.append(pytest.param(made, marks=marks, id=f"{group}{':' * is_drawn} {asked}: {made}"))
 
 
 def forms(shapes: Iterable[tuple[Any, ...]], *names: str, **more: Any) -> list[dict[str, Any]]:
@@ -194,6 +198,47 @@ add("sides", FURTHER, "several_chunks", 1e-4, [{}, {"num_slots": 1, "chunk_size"
 # Dynamic NTK: `generate` keeps keys of other frequencies, which is what an answer by the token is here, too.
 DYNAMIC = [f"step-wide dynamic {exporter}" for exporter in ("mobius", "genai")]
 add("sides", DYNAMIC, "lengths_of_frequencies", 1e-4, forms([(8, 64)]), against="generate")
+
+# Random texts on both sides of every length that decides in a graph, and random settings.
+
+
+def drawn_engine(name: str, seed: int) -> Settings:
+    """Slots, chunks and forms."""
+    rng = random.Random(f"{name} {seed}")
+    rounds = "int4" in name  # one token a step is rounded otherwise: docs/design/engine.md
+    engine: dict[str, Any] = {
+        "chunk_size": rng.choice([7 if rounds else 1, 7, 31, 64, 256, "auto"]),
+        "num_slots": rng.choice([1, 2, 3, 5, 8]),
+        "scoring": rng.choice(["auto", "auto", "rows"]),
+        "graph": rng.choice(["scoring_head", "scoring_head", "untouched"]),
+        "overlaps_steps": rng.choice(["auto", True]),
+        "num_threads": rng.choice([1, 2]),
+        "deterministic": rng.choice(["auto", True, False]),
+    }
+    if "genai" in name and rng.random() < 0.3:
+        engine |= {"shapes": "bucketed", "overlaps_steps": "auto"}
+    return engine
+
+
+COMPUTED = {"fp16": 0.05, "bf16": 0.5}
+"""Bounds by the type that is computed in; integer weights are computed with in fp32."""
+
+NEAR = {name: recipe for name, recipe in CATALOG.items() if recipe.family in FIRST_MAXIMUM and not recipe.not_on_cpu}
+STEP_WIDE = [f"step-wide {form} {exporter}" for form, exporter in product(FORMS, ("mobius", "genai"))]
+STEP_WIDE = [name for name in STEP_WIDE if name.split()[1] not in ALIKE or name.endswith("mobius")]
+EVERY_RUN = (*LONGROPE, "step-wide largest_position mobius", "step-wide dynamic genai")
+for name, seed in [*product(EVERY_RUN, range(2)), *product((*NEAR, *STEP_WIDE), range(2, 12))]:
+    types = (NEAR[name].dtype, NEAR[name].kv_dtype) if name in NEAR else ()
+    add(
+        *("lengths", name, f"near_lengths {seed}", max(2e-4, *(COMPUTED.get(one, 0) for one in ("", *types)))),
+        [drawn_engine(name, seed)],
+        against="alone",
+        order=1 + seed,
+        may_be_refused=name in STEP_WIDE and name.split()[1] not in ALIKE,
+        mark="" if seed < 2 else "exporters",
+        is_drawn=True,
+        provider="cpu",
+    )
 
 # The scoring head takes few rows, whose last bits are its own: up to 1e-5 with AVX2, 2.5e-5 without. Each processor
 # that has been tried has a group.
