@@ -19,7 +19,7 @@ from PIL import Image
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.errors import LostRequestsError
 from tests.exports.media import media_export
-from tests.families.pictures import PictureReference, picture
+from tests.families.pictures import MediaReference, picture
 from tests.refusals import refused
 
 TASKS = Path(__file__).parents[2] / "recipes" / "vision" / "tasks"
@@ -27,8 +27,8 @@ NUM_DOCUMENTS = 8
 
 
 @cache
-def _reference() -> PictureReference:
-    return PictureReference("llava", media_export("llava")[1])
+def _reference() -> MediaReference:
+    return MediaReference("llava", media_export("llava")[1])
 
 
 @pytest.fixture(scope="module")

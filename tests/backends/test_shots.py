@@ -21,7 +21,7 @@ from olive_ext.backends.task_loading import Seeds, load_tasks
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import LostRequestsError, TaskError
 from tests.exports.media import CHAT_TEMPLATE, media_export
-from tests.families.pictures import PictureReference
+from tests.families.pictures import MediaReference
 from tests.refusals import refused
 
 TASKS = Path(__file__).parents[2] / "recipes" / "vision" / "tasks"
@@ -29,8 +29,8 @@ NUM_DOCUMENTS, NUM_SHOTS = 4, 2
 
 
 @cache
-def _reference() -> PictureReference:
-    return PictureReference("llava", media_export("llava")[1])
+def _reference() -> MediaReference:
+    return MediaReference("llava", media_export("llava")[1])
 
 
 @cache
