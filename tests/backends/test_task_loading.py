@@ -89,21 +89,6 @@ def test_unknown_task_is_refused_with_near_names_and_one_without_its_data_by_nam
         load_tasks(["tiny_choice"], str(folder))
 
 
-@pytest.mark.parametrize(
-    ("specs", "include_path", "code", "field", "value"),
-    [
-        (["tasks/nothing.yaml"], None, "not_found", "tasks", "tasks/nothing.yaml"),
-        (["arc_easy"], "no_such_folder", "not_found", "include_path", "no_such_folder"),
-        ([{"dataset_path": "x"}], None, "missing", "", ...),
-    ],
-)
-def test_what_is_missing_is_named(
-    specs: list[Any], include_path: str | None, code: str, field: str, value: Any
-) -> None:
-    with refused(TaskError, code, field, value, holds="" if field else "dataset_path"):
-        load_tasks(specs, include_path)
-
-
 def test_edited_data_are_read_whatever_their_size_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.backends.local_tasks import CHOICE, GENERATE, ROLLING
-from tests.mistakes.place import self_scored, smaller, with_token, without_text
+from tests.mistakes.calls import CALLS, REQUESTS, SESSIONS
+from tests.mistakes.place import Place, self_scored, smaller, with_token, without_text
 from tests.mistakes.recipes import MEASURE, OURS, QUANTIZE, RECIPE
 from tests.refusals import value_at
 
@@ -157,6 +158,13 @@ COMMANDS: list[tuple[Any, ...]] = [
     (f"evaluate m --tasks a --set limit={DIGITS}", WRONG, "limit"),
     (f"evaluate m --tasks a --limit {DIGITS}", WRONG, "limit"),
     (f'evaluate m --tasks a --gen-kwargs {{"max_gen_toks":{DIGITS}}}', DAMAGED, "--gen-kwargs", "JSON"),
+    ("evaluate m --against threads=1", UNKNOWN, "--against", "'num_threads'"),
+    ("evaluate m --against variant=a,b", WRONG, "--against", '{"NAME": "VALUE"}', "variant=a,b"),
+    ("evaluate m --set limit=5 --limit 3", AGAINST, "--set", "", "limit"),
+    ("evaluate m --set seed=5 --set seed=6", AGAINST, "--set", "", "seed"),
+    ("evaluate m --set engine.num_slots=5 --set engine={}", AGAINST, "--set", "", "engine"),
+    ("evaluate m --against provider=cpu,execution_provider=cuda", AGAINST, "--against", "", "execution_provider"),
+    ("evaluate m --against provider=cpu --reference float", AGAINST, "--reference", "", "float"),
     ("evaluate nowhere TASKS", NOT_FOUND, "model", "", "nowhere"),
     ("evaluate MODEL TASKS --reference gone/it", NOT_FOUND, "reference", "--reference:", "gone/it"),
     ("evaluate MODEL --tasks hellaswagg", NO_NAME, "tasks", "'hellaswag'", ["hellaswagg"]),
@@ -413,8 +421,39 @@ MODELS: list[tuple[Any, ...]] = [
     (lambda p: p.external(without_text), DAMAGED, "", "model location"),
     (lambda p: p.graph_is((p.whole / "model.onnx").read_bytes()[:999]), DAMAGED, "", "model.onnx"),
     (lambda p: p.graph(smaller), AGAINST, "", "319 100"),
-    (lambda p: p.graph(lambda g: setattr(g.opset_import[0], "version", 999)), UNFIT, "", "ONNX"),
+    (Place.unopened, UNFIT, "", "ONNX"),
     (lambda p: p.graph(lambda g: setattr(g, "ir_version", 999)), UNFIT, "", "model 999"),
+]
+
+EOS = '{"eos_token_id": "x"}'
+GONE = {"mine_yaml": "include: tiny_choice.yaml\ntask: mine\ntest_split: gone\n"}
+HERE = '{"path":"same_model","engine":{"num_threads":1},"repro":"/"}'
+KNOWN: list[tuple[Any, ...]] = [
+    (lambda p: p.put("generation_config.json", EOS), DAMAGED, "", "'eos_token_id' 'x'"),
+    (lambda p: p.put("generation_config.json", '{"suppress_tokens": 5}'), DAMAGED, "", "'suppress_tokens' 5"),
+    (lambda p: p.put("generation_config.json", '{"forced_decoder_ids": [[1]]}'), DAMAGED, "", "[[1]]"),
+    (lambda p: p.put("chat_template.jinja", "{% for x in %}").also("--apply-chat-template"), WRONG, "", "expression"),
+    (lambda p: p.put("chat_template.jinja", "{{ a.b.c }}").also("--apply-chat-template"), WRONG, "", "'a'"),
+]
+"""Told by an evaluation and by a check before the model is opened, which fails here."""
+UNOPENED: list[tuple[Any, ...]] = [
+    (lambda p: p.option(f"--set reference={HERE}"), "exists", "reference.repro"),
+    (lambda p: p.option("--apply-chat-template"), UNFIT, "apply_chat_template"),
+    (lambda p: p.option("--apply-chat-template x"), WRONG, "apply_chat_template", "", "x"),
+    (lambda p: p.option("--gen-kwargs bogus=1"), UNFIT, "bogus", "", "1"),
+    (lambda p: p.option("--gen-kwargs num_beams=2,do_sample=true"), AGAINST, "num_beams", "", "2"),
+    (lambda p: p.option("--gen-kwargs max_gen_toks=64"), TASK, "max_gen_toks", "tiny_generate", "64"),
+    (lambda p: p.tasks_are("tiny_group").option("--require ac<=1"), NO_NAME, "require", "'ac' 'acc'"),
+    (lambda p: p.task("", **GONE).option("--require ac>=0.5"), NO_NAME, "require", "'acc'"),
+    (lambda p: p.task("", **GONE).option("--require acc>=0.5"), TASK, "", "mine gone"),
+    (lambda p: p.put("generation_config.json", EOS).option("--reference WHOLE"), DAMAGED, "", "model/ 'eos_token_id'"),
+    (lambda p: p.put("tokenizer.json", EOS).option("--reference WHOLE"), UNFIT, "", "/model'"),
+    (
+        lambda p: p.option("--reference WHOLE --documents enough --tasks tiny_rolling"),
+        TASK,
+        "documents",
+        "tiny_rolling",
+    ),
 ]
 
 DEEP = "a: " + "[" * 50_000 + "]" * 50_000
@@ -551,4 +590,9 @@ TABLE: list[Mistake] = [
     *through("task", TASKS),
     *through("data", DATA),
     *through("coded", CODED),
+    *through("known", KNOWN),
+    *through("unopened", UNOPENED),
+    *through("request", REQUESTS),
+    *through("session", SESSIONS),
+    *through("call", CALLS),
 ]

@@ -19,11 +19,15 @@ from olive_ext.cli.parser import commands
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, EvaluationConfig
 from olive_ext.errors import OliveExtError
 from olive_ext.registry import load
+from olive_ext.session import Session
+from olive_ext.session.requests import GenerationRequest
 from tests.mistakes.early import Told, told
 from tests.mistakes.place import Place, put_root
 from tests.mistakes.recipes import put, with_value
 from tests.mistakes.table import TABLE, Mistake
 from tests.refusals import assert_says, last_lines
+from tests.session.fake_engine import FakeEngine
+from tests.session.tiny import byte_level
 
 
 def in_python(given: dict[str, Any]) -> None:
@@ -47,7 +51,7 @@ def in_pass(given: dict[str, Any]) -> None:
 
 
 CALLS: dict[str, Callable[[Any], object]] = {
-    "call": lambda call: call(),
+    "request": lambda given: GenerationRequest(**{"prompt": "x", **given}),
     "python": in_python,
     "options": in_options,
     "evaluator": in_evaluator,
@@ -62,6 +66,8 @@ EDITS: dict[str, Callable[[Place, Any], object]] = {
     "task": Place.task,
     "data": lambda place, given: place.data(*given[0], **given[1]),
     "coded": lambda place, given: place.coded(*given),
+    "known": lambda place, edit: edit(place.unopened().tasks_are("tiny_generate")),
+    "unopened": lambda place, edit: edit(place.unopened().tasks_are("tiny_generate")),
 }
 
 
@@ -76,6 +82,12 @@ def early(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
     return dict(zip(map(repr, given), told(tmp_path_factory.mktemp("early"), given), strict=True))
 
 
+def raised_by(call: Callable[[], object]) -> OliveExtError:
+    with pytest.raises(OliveExtError) as raised:
+        call()
+    return raised.value
+
+
 def named(row: Mistake) -> str:
     return f"{row.door}-{row.field}-{str(row.given)[-30:]!a}" if not callable(row.given) else f"{row.door}-{row.words}"
 
@@ -85,9 +97,13 @@ def test_mistake_is_refused(
     row: Mistake, tmp_path: Path, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
     if row.door in CALLS:
-        with pytest.raises(OliveExtError) as raised:
-            CALLS[row.door](row.given)
-        error: Any = raised.value
+        error: Any = raised_by(lambda: CALLS[row.door](row.given))
+    elif row.door == "call":
+        error = raised_by(lambda: row.given(tmp_path))
+    elif row.door == "session":
+        session = Session(engine := FakeEngine(512), byte_level())
+        error = raised_by(lambda: row.given(session))
+        assert engine.requests == []
     elif row.door == "recipe":
         (error,) = check_recipe(put(tmp_path, with_value(*row.given))).errors
     elif row.door == "command":
@@ -102,6 +118,10 @@ def test_mistake_is_refused(
         assert line.startswith("olive-ext: error: ")
         assert "onnxruntime_src" not in line
         error = errors[0]
+        if row.door == "known":
+            assert main(["check", *map(str, place.argv[1:6])]) == 2
+            told = capfd.readouterr().err
+            assert not [word for word in row.words.split() if word not in told], told
     assert_says(error, row.code, row.field, holds=tuple(row.words.split()))
     values = row.value if isinstance(row.value, list) else []
     assert row.value is ... or str(error.value) in map(str, (row.value, *values))

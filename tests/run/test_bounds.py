@@ -190,25 +190,6 @@ def test_name_that_some_report_will_have_passes_before_anything_runs(
             check_names([(task, name)], {"other": {"f1"}} if tasks else None, (), "passes.g.require")
 
 
-@pytest.mark.parametrize(
-    ("task", "name", "code", "holds"),
-    [
-        (None, "ac", "unknown_name", ("'ac'", "did you mean 'acc'?")),
-        ("choice", "word_perplexity", "unknown_name", ("'word_perplexity'", "'choice'", "there are acc, acc_norm")),
-        ("choise", "acc", "unknown_name", ("'choise'", "did you mean 'choice'?")),
-        (None, "kl_mean", "missing", ("'kl_mean'", "'reference'")),
-        ("choice", "kl_p99", "missing", ("'kl_p99'", "'choice'", "'reference'")),
-        (None, "all/kl_mean", "missing", ("'all/kl_mean'", "'reference'")),
-        ("generate", "exact_match,strict", "unknown_name", ("'exact_match,strict'", "'exact_match,strict-match'")),
-    ],
-)
-def test_name_that_no_report_will_have_is_refused_with_the_nearest(
-    task: str | None, name: str, code: str, holds: tuple[str, ...]
-) -> None:
-    with refused(ConfigError, code, "w", holds=("'w': no ", *holds)):
-        check_names([(task, name)], TASKS, (), "w")
-
-
 LISTED = {"metric": "acc_norm", "task": "tiny_group"}
 
 
@@ -260,13 +241,6 @@ def test_names_of_bounds_are_refused_by_the_tasks(
         refuse_names(settings, metrics_of(settings, **how), "passes.g")
 
 
-def test_loss_is_of_answers_or_of_texts_alone_and_refused_by_its_own_name_without_either() -> None:
-    settings = EvaluationSettings.parse({"tasks": ["size_on_disk"], "reference": "m", "fail_on_loss": 2})
-    refuse_names(settings, {"tiny_rolling": ["word_perplexity"]})
-    with refused(ConfigError, "not_comparable", "fail_on_loss", holds=("answers or whole texts",)):
-        refuse_names(settings, {})
-
-
 @pytest.mark.parametrize(("loss", "lines"), [(0.01, 1), (1, 0)])
 def test_loss_that_looks_like_a_share_is_said_in_points(
     loss: float, lines: int, caplog: pytest.LogCaptureFixture
@@ -289,11 +263,3 @@ def test_bound_on_a_model_against_itself_is_refused_before_anything_is_measured(
         load_requested_tasks(models, None)
     scores = models.config.model_copy(update={"fail_on_loss": None, "require": [Bound(metric="acc", min=0.5)]})
     assert load_requested_tasks(Models(scores), None) is not None
-
-
-@pytest.mark.parametrize("name", ["kl_max", "all/kl_p99", "flips_right_to_wrong", "mcnemar_p,none"])
-def test_bound_on_what_drawn_documents_do_not_tell_is_refused(name: str) -> None:
-    given = {"tasks": ["a"], "reference": "r", "documents": "enough", "certain": {"within": 0.01}}
-    settings = EvaluationSettings.parse({**given, "require": [{"metric": name, "max": 0.5}]})
-    with refused(ConfigError, "not_comparable", "passes.g.require", holds=("documents", "enough", "all")):
-        refuse_names(settings, None, "passes.g")

@@ -92,29 +92,6 @@ def test_path_and_keywords_a_mapping_and_a_config_are_one_evaluation(folder: Pat
     assert all(numbers(report) == numbers(reports[-1]) for report in reports)
 
 
-@pytest.mark.parametrize(
-    ("given", "settings", "message"),
-    [
-        ("nowhere", {}, "missing key 'tasks'"),
-        ("nowhere", {"tasks": "mmlu"}, "'tasks' = 'mmlu': give a non-empty list, each item a string or a mapping"),
-        ("nowhere", {"tasks": ["mmlu"], "limt": 2}, "unknown key 'limt': did you mean 'limit'?"),
-        (
-            "nowhere",
-            {"tasks": ["mmlu"], "limit": -2},
-            "'limit' = -2: give a positive integer or a number above 0, below 1",
-        ),
-        ({"tasks": ["mmlu"]}, {}, "missing key 'model'"),
-        (None, {"tasks": ["mmlu"]}, "missing key 'model'"),
-        ("a", {"model": "b", "tasks": ["mmlu"]}, "evaluate: the model is given twice, as 'a' and as 'model'"),
-        (3, {"tasks": ["mmlu"]}, "evaluate: int is no model: give its path, or a mapping of settings"),
-    ],
-)
-def test_mistake_in_a_call_of_python_is_one_line_of_ours(given: Any, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        evaluate(given, **settings)
-    assert str(caught.value) == message
-
-
 def test_chat_template_metrics_are_hflms(folder: Path) -> None:
     chat = {"apply_chat_template": True, "system_instruction": "be short", "tasks": ["tiny_choice"]}
     ours = evaluate(config(folder, **chat), lm=ort_lm())
