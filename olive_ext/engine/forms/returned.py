@@ -216,12 +216,12 @@ class ReturnedOnGraph(RowsOnGraph):
     """Steps of rows that are alike; an answer is a row as any other."""
 
     @classmethod
+    @override
     def against(cls, model: ResolvedModel) -> str | None:
-        """Nothing where the graph returns its caches."""
         return "" if model.spec.is_kv_in_place else None
 
+    @override
     def allocate(self, place: KvPlace) -> KvStore:
-        """The store; where rows are padded is set later."""
         self._store = ReturnedKv(place)
         return self._store
 
@@ -283,7 +283,7 @@ class ReturnedKv(KvStore):
         super().__init__(place)
         self._nothing = BatchRow(self._empty(1), 0, 0)
         self._blank = self._empty(1, 1)
-        self._slots = self._fresh_slots()
+        self.close()
         tensors = [RowTensor(cache.elem_type, cache.row_shape) for cache in self._spec.caches]
         self._stacker = Stacker(place.open_graph, place.device, tensors)
 
@@ -307,7 +307,10 @@ class ReturnedKv(KvStore):
     def bind(self, rows: Items[Row]) -> ort.IOBinding:
         places = [self._place_at(row.slot, row.past) for row in rows]
         batch = self._together(places)
-        self._detach({id(place.batch) for place in places if place.batch is not batch}, {row.slot for row in rows})
+        left, busy = {id(place.batch) for place in places if place.batch is not batch}, {row.slot for row in rows}
+        for number, slot in enumerate(self._slots):  # else all rows of these batches would stay in memory
+            if number not in busy and id(slot.place.batch) in left and slot.place.length:
+                slot.place = self._alone(slot.place, slot.place.length)
         for number, row in enumerate(rows):
             checkpoints = self._slots[row.slot].checkpoints
             kept = {length: place for length, place in checkpoints.items() if length <= row.past}
@@ -329,10 +332,7 @@ class ReturnedKv(KvStore):
 
     @override
     def close(self) -> None:
-        self._slots = self._fresh_slots()
-
-    def _fresh_slots(self) -> list[_Slot]:
-        return [_Slot(self._nothing) for _ in range(self.capacity.num_slots)]
+        self._slots = [_Slot(self._nothing) for _ in range(self.capacity.num_slots)]
 
     def _empty(self, num_rows: int, width: int = 0) -> _ReturnedBatch:
         values = (zeros(cache.shape(num_rows, width), cache.elem_type) for cache in self._spec.caches)
@@ -379,9 +379,3 @@ class ReturnedKv(KvStore):
         rows = [place.row for place in run]
         is_whole = rows == list(range(batch.num_rows)) and list(positions) == list(range(batch.width))
         return StackedPart(batch.values, rows, positions, is_whole)
-
-    def _detach(self, batches: set[int], busy: set[int]) -> None:
-        """Gives idle slots copies of their rows of `batches`; otherwise all rows of these would stay in memory."""
-        for number, slot in enumerate(self._slots):
-            if number not in busy and id(slot.place.batch) in batches and slot.place.length:
-                slot.place = self._alone(slot.place, slot.place.length)
