@@ -126,11 +126,6 @@ def slaney_filters(num_bins: int, num_mels: int, rate: int) -> Any:
     return mel_filter_bank(num_bins, num_mels, 0.0, rate / 2, rate, norm="slaney", mel_scale="slaney")
 
 
-def repeats_silence(extractor: Any) -> bool:
-    """Whether all frames of padding are alike: with Whisper's extractor, unless it adds noise."""
-    return type(extractor).__name__ == "WhisperFeatureExtractor" and not extractor.dither
-
-
 @contextmanager
 def torch_threads(number: int | None) -> Iterator[None]:
     """Within it, torch's operators, which feature extractors use, have `number` threads; None changes nothing."""

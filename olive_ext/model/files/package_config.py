@@ -114,13 +114,6 @@ def json_object(path: Path, *, largest: int = LARGEST, is_strict: bool = False) 
     return value
 
 
-def refuse_names_outside(folder: Path, genai_config: Mapping[str, Any]) -> None:
-    """Raises `ModelError` for a file that genai_config.json in `folder` names and that is not inside the folder:
-    onnxruntime-genai also opens files of sections that this package does not know."""
-    for key, name in named_files(genai_config):
-        inside(folder, name, key)
-
-
 def named_files(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """The files that genai_config.json names, each with its dotted key, without those in `session_options`."""
     for key, item in (
