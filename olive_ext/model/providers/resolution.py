@@ -223,8 +223,8 @@ def _with_options(written: list[Written], options: Any, origin: str) -> list[Wri
         )
     merged: list[Written] = []
     for (name, own), more in zip(written, extra, strict=True):
-        if own and more and origin == "execution_provider":
-            raise ProviderError(f"options of {name} are in execution_provider and in provider_options; give them once")
+        if own and more and origin.endswith("execution_provider"):
+            raise ProviderError(f"options of {name} are in {origin} and in provider_options; give them once")
         merged.append((name, {**own, **(more or {})}))
     return merged
 
