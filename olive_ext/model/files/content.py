@@ -149,10 +149,8 @@ def refuse_pointer(file: Path) -> None:
 def relocated(decoder: Path, model: onnx.ModelProto) -> tuple[Path, onnx.ModelProto]:
     """The folder with which to open `model`, which was read from `decoder`, from memory, and a copy whose weights are
     named relative to that folder. Where no name changes it is the model itself, because a copy of inline weights would
-    take their size in memory.
-
-    Raises `ModelError` as `weight_files` does, and where the files lie on different drives.
-    """
+    take their size in memory. Raises `ModelError` as `weight_files` does, and where the files lie on different
+    drives."""
     from olive_ext.graph.nodes import external_locations, tensors_of
 
     files = {location: file.resolve() for location, file in weight_files(decoder, external_locations(model)).items()}

@@ -406,9 +406,7 @@ def _find_tokenizer(
 ) -> tuple[str, str]:
     """Folder or hub name of the tokenizer, and the rule that found it: the option, genai_config's `tokenizer_dir`, the
     model's folder and the three above, then `candidates` (folder, file or hub name; where it comes from) in order.
-
-    Raises `ModelError` that lists the folders searched.
-    """
+    Raises `ModelError` that lists the folders searched."""
     if option is not None:
         path = Path(option).expanduser()
         if folder := _tokenizer_folder(path):

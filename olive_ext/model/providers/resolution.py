@@ -126,10 +126,8 @@ def known_providers() -> list[str]:
 
 def register_libraries(libraries: Mapping[str, str]) -> None:
     """Registers plugin provider libraries: a name of the user's choice, and the library's path or the Python package
-    that ships it (its `get_library_path()`). A library that is registered already stays as it is.
-
-    Raises `ProviderError` where there is no such library, or ONNX Runtime refuses it.
-    """
+    that ships it (its `get_library_path()`). A library that is registered already stays as it is. Raises
+    `ProviderError` where there is no such library, or ONNX Runtime refuses it."""
     if not libraries:
         return
     import onnxruntime
@@ -300,9 +298,8 @@ _OPERATORS = "a library of operators, native code that would run here"
 
 
 def operators_library(genai_config: Mapping[str, Any], file: Path, *, is_trusted: bool = False) -> str | None:
-    """The library of operators that genai_config.json, read from `file`, names; None where it names none.
-
-    Raises `ModelError` that names the first setting that needs trust, unless the package `is_trusted`."""
+    """The library of operators that genai_config.json, read from `file`, names; None where it names none. Raises
+    `ModelError` that names the first setting that needs trust, unless the package `is_trusted`."""
     settings = list(_untrusted(genai_config, ""))
     if settings and not is_trusted:
         key, value, what = settings[0]

@@ -177,11 +177,9 @@ CAPACITY_STEP = 64
 
 
 def open_genai_runner(model: ResolvedModel, profile_prefix: Path | None = None) -> OpenedRunner:
-    """A model that runs on onnxruntime-genai.
-
-    Raises `ProviderError` where onnxruntime-genai is not installed or the provider does not come up, `ModelError` for a
-    package that it does not open or that gives different logits for the same tokens.
-    """
+    """A model that runs on onnxruntime-genai. Raises `ProviderError` where onnxruntime-genai is not installed or the
+    provider does not come up, `ModelError` for a package that it does not open or that gives different logits for the
+    same tokens."""
     settings, config = model.settings, model.settings.engine
     with tempfile.TemporaryDirectory(prefix="olive-ext-") as made:
         files = _in_one_folder(model.files, Path(made).resolve())
