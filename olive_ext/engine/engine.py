@@ -76,8 +76,7 @@ class Engine:
         return self._scoring.traits.context_length
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
-        """Results in the order of `requests`. Raises `LostRequestsError` where an encoder fails on a picture or a sound
-        of some."""
+        """Results in the order of `requests`. Raises `LostRequestsError` where an encoder fails on an item of some."""
         results, lost = dict[int, Result](), dict[int, str]()
         for place, result in self.run_slices([list(enumerate(requests))]):
             if isinstance(result, Lost):

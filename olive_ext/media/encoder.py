@@ -291,8 +291,7 @@ class MediaEncoder:
         }
 
     def warm_up(self, items: Sequence[MediaItem], sizes: Sequence[int]) -> None:
-        """Runs the encoder on items of every shape, and the graphs that put features among those of steps of `sizes`
-        tokens."""
+        """Runs the encoder on items of every shape, and the graphs that put features into steps of `sizes` tokens."""
         self._shapes.learn([item.num_tokens for item in items], [self._arrays(item) for item in items])
         for item in items:
             for count in self._batches.counts(item):

@@ -177,8 +177,7 @@ def _without_pictures(content: Mapping[str, Any], folder: Path) -> Any:
 
 
 def _loaded(name: str, folder: Path, **options: Any) -> Any:
-    """What transformers' class `name` loads from `folder`. Python code in the folder does not run and is not asked
-    about. Raises `ModelError`."""
+    """What transformers' class `name` loads from `folder`. Python in the folder does not run. Raises `ModelError`."""
     import transformers
 
     refuse_strangers(folder)

@@ -153,8 +153,7 @@ class ResolvedModel:
 
     def providers_of(self, encoder: MediaEncoderSpec) -> tuple[Provider, ...]:
         """The providers of an encoder: those that `engine.encoder_provider` names for it; else, unless the user has
-        named the model's, those of its own section in genai_config.json or its own in a model package; else the
-        decoder's."""
+        named the model's, those of its section in genai_config.json or its own in a package; else the decoder's."""
         asked: Any = self.settings.engine.encoder_provider
         if isinstance(asked, Mapping):
             asked = asked.get(encoder.part)

@@ -61,8 +61,7 @@ class Runtime(ABC):
         return ""
 
     def alternative(self, files: ModelFiles) -> str:
-        """The end of a sentence that proposes this runtime for a model that another refuses; empty where it does not
-        fit."""
+        """The end of a sentence that proposes this runtime for a model that another refuses, if it fits."""
         return ""
 
     def is_on_host(self, model: Resolved) -> bool:

@@ -74,8 +74,7 @@ class AlikeRows(StepForm):
 
     def _alike(self, ready: Iterable[tuple[Sequence, int]]) -> list[Sequence]:
         """The largest group of these sequences whose next rows, of so many tokens, may share a step. Inputs come first,
-        and first of these the ones that run alone, so that what follows their pictures or sounds can be fed together.
-        """
+        and first of these the ones that run alone, so that what follows their items can be fed together."""
         alone: list[Sequence] = []
         groups: dict[Hashable, list[Sequence]] = {}
         for sequence, num_tokens in ready:
@@ -124,8 +123,7 @@ def fitting_chunk_size(chunk_size: int, runner: Runner, notes: list[str]) -> int
     """`chunk_size`, or 1 and a note where the graph fails on several tokens after resident positions.
 
     onnxruntime-genai's exports with MultiHeadAttention make their mask for a whole prompt or for one token only, and
-    Mamba graphs that declare any number of tokens run with one. Raises `ModelError` where the model cannot run a token
-    at all.
+    Mamba graphs that declare any number of tokens run with one. Raises `ModelError` where it cannot run a token.
     """
     runner.reserve(3)
     try:
@@ -228,8 +226,7 @@ class ReturnedOnGraph(RowsOnGraph):
     @override
     def trial(self, decoder: OpenedDecoder) -> None:
         """Finds how many tokens a step may have, and which rows. An encoder-decoder is not tried, because its encoder
-        would have to run: its rows share a step after equally many positions, and masks hide the padding of a source.
-        """
+        would have to run: its rows share a step after equally many positions, and masks hide a source's padding."""
         spec, runner, size = decoder.spec, decoder.runner, decoder.chunk_size
         if not spec.cross:
             size = decoder.chunk_size = fitting_chunk_size(size, runner, decoder.notes)

@@ -31,8 +31,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 _FLOAT = 1
 CPU_BYTES = 1 << 22
-"""The most logits that one run of a graph takes on the CPU: its intermediate values then stay in the processor's cache.
-"""
+"""The most logits that one run of a graph takes on the CPU: intermediate values then stay in the processor's cache."""
 
 DEVICE_BYTES = 1 << 28
 """The most bytes of logits that one run of a graph takes on other devices, to bound the memory."""

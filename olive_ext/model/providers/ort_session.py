@@ -41,8 +41,7 @@ lines go to stderr, in colour, past Python; OLIVE_EXT_DEBUG=1 shows them."""
 _CODES = re.compile(r"\[ONNXRuntimeError\] : \d+ : (?P<code>[A-Z_]+) : ")
 _SIGNATURE = r"[^()]*(\(\))?\(([^()]|\([^()]*\))*\)( const)?\s*"
 _SOURCE = re.compile(rf"\S*/onnxruntime(_src)?/\S+\.(cc|h|cu|cpp):\d+ ({_SIGNATURE})?")
-"""A C++ source location, and the signature after it, up to the bracket that closes its parameters ("operator()(...)").
-"""
+"""A C++ source location, and the signature after it, up to the bracket that closes it ("operator()(...)")."""
 
 _NO_CUDNN_ATTENTION = ("ORT_ENABLE_CUDNN_FLASH_ATTENTION", "0")
 """ONNX Runtime prefers cuDNN's attention for prompts on compute capability 9.0, which makes a plan for every length of

@@ -50,8 +50,7 @@ def read_spec(
     provided: Container[str] = (),
 ) -> DecoderSpec:
     """The decoder's interface. `genai_config` may be empty; `hf_config` is the config.json beside it, if any; inputs in
-    `provided` are filled by others (adapters) and left out. Raises ModelError, naming the input or output, for a graph
-    that is not understood."""
+    `provided` are filled by others (adapters) and left out. Raises ModelError, naming the input or output."""
     return _Reader(model, genai_config, hf_config or {}, provided).read(max_length)
 
 

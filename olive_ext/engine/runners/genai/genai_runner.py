@@ -445,8 +445,7 @@ class GenaiModel:
             raise _refusal(error, files, providers) from error
 
     def new_generator(self, capacity: int) -> GenaiGenerator:
-        """An empty generator with memory for `capacity` positions; without max_length it would be for the whole
-        context."""
+        """An empty generator with memory for `capacity` positions; without max_length, for the whole context."""
         params = self._og.GeneratorParams(self._model)
         size = min(max(capacity, self._least_capacity), self.context_length)
         params.set_search_options(max_length=size, **_SEARCH)
