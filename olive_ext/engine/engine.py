@@ -76,8 +76,7 @@ class Engine:
         return self._scoring.traits.context_length
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
-        """Results in the order of `requests`. Raises `LostRequestsError` where an encoder fails on a picture or a sound
-        of some."""
+        """Results in the order of `requests`. Raises `LostRequestsError` where an encoder fails on an item of some."""
         results, lost = dict[int, Result](), dict[int, str]()
         for place, result in self.run_slices([list(enumerate(requests))]):
             if isinstance(result, Lost):
@@ -474,11 +473,9 @@ logger = logging.getLogger(__name__)
 
 def open_runner(model: ResolvedModel, profile_prefix: Path | None = None) -> OpenedRunner:
     """Opens a runner of the decoder of `model`, which takes pictures and sounds of as many tokens as its steps may
-    have.
-
-    Raises `ModelError` for a model that cannot be scored or run, `ProviderError` for a provider that does not come up,
-    and `ConfigError` for settings that the runtime cannot keep. `profile_prefix` makes ONNX Runtime write a profile.
-    """
+    have. Raises `ModelError` for a model that cannot be scored or run, `ProviderError` for a provider that does not
+    come up, and `ConfigError` for settings that the runtime cannot keep. `profile_prefix` makes ONNX Runtime write a
+    profile."""
     runtime = model.runtime
     for sentence in refuse_settings(model):
         logger.warning("%s", sentence)

@@ -272,8 +272,7 @@ def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Com
 
 
 def integers(values: Sequence[int]) -> npt.NDArray[np.int64]:
-    """A read-only array [N] of integers, packed into bytes first: that takes half as long as numpy's reading one by
-    one."""
+    """A read-only array [N] of integers, packed into bytes first: half the time of numpy's reading one by one."""
     return np.frombuffer(struct.pack(f"{len(values)}q", *values), np.int64)
 
 

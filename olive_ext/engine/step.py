@@ -93,8 +93,7 @@ SHARED_PREFIX = -1
 """In place of a slot, for the rows of a tree batch: the shared-prefix cache."""
 
 FIRST_CELL = 1
-"""Cell 0 of the shared-prefix cache is never attended to: without a past, GroupQueryAttention counts positions by
-itself."""
+"""Cell 0 of the shared-prefix cache is never attended to: without a past, GroupQueryAttention counts by itself."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +120,7 @@ class Row(NamedTuple):
     """The pictures and sounds of the whole sequence. `tokens` hold numbers in place of their placeholders."""
 
     cells_P: CellArray | None = None
-    """For a row of a tree batch, the cell of each of the `past` positions; None where cells are numbered as positions.
-    """
+    """For a row of a tree batch, the cell of each of the `past` positions; None where cells are positions."""
 
 
 class Ban(IntEnum):
@@ -172,8 +170,7 @@ class Columns(NamedTuple):
         return cls(integers(slots), integers(past), lengths_B, starts_B, integers([*chain.from_iterable(tokens)]))
 
     def tokens_after(self, follows: Sequence[int], greedy_R: IntArray) -> IntArray:
-        """All tokens, [N]. A row whose `follows` is 0 or more takes its token from those that the step before has
-        found."""
+        """All tokens, [N]. A row whose `follows` is 0 or more takes a token that the step before has found."""
         if not follows:
             return self.tokens_N
         follows_B, tokens_N = integers(follows), np.array(self.tokens_N)

@@ -303,8 +303,7 @@ def few_bits(types: Iterable[int]) -> str:
 
 
 def half_type(model: onnx.ModelProto) -> str:
-    """torch's name of the half precision of a graph's matrices, else of its inputs and outputs; empty where none is in
-    half precision."""
+    """torch's name of the half precision of a graph's matrices, else of its inputs and outputs; empty where none is."""
     declared = (value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output))
     types = chain((tensor.data_type for tensor in _matrices(model)), declared)
     return next((_HALVES[kind] for kind in types if kind in _HALVES), "")

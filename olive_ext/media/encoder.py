@@ -77,7 +77,9 @@ class EncoderBatches:
         self._has_grid = spec.grid is not None
         self._is_bucketed = is_bucketed
         self._takes_filled = spec.has_mask and not is_bucketed
-        self._filled_problem = ""
+        self.filled_problem = ""
+        """Why items of different lengths do not."""
+
         self._tried: dict[tuple[int, bool], range] = {}
         """The range of token sums that was tried, by the number of items and whether some are padded."""
 
@@ -127,18 +129,13 @@ class EncoderBatches:
     def note_trial(self, is_filled: bool, problem: str) -> None:
         """Because of `problem`, items run one by one; where only padded items have the problem, only those do."""
         if problem and is_filled:
-            self._takes_filled, self._filled_problem = False, problem
+            self._takes_filled, self.filled_problem = False, problem
         elif problem:
             self.problem = problem
 
     def takes(self, is_filled: bool) -> bool:
         """Whether such items may share a run."""
         return not self.problem and (self._takes_filled or not is_filled)
-
-    @property
-    def problems(self) -> Mapping[str, str]:
-        """Why items do not share a run: all items, or those of different lengths."""
-        return {"one_by_one": self.problem, "filled_alone": self._filled_problem}
 
     def _has_room(self, items: Sequence[MediaItem]) -> bool:
         sizes = [item.num_tokens for item in items]
@@ -280,7 +277,9 @@ class MediaEncoder:
     def describe(self) -> Mapping[str, Any]:
         """Counters, by modality."""
         name = "sound" if self.spec.modality is Modality.AUDIO else "image"
-        problems = {**self._batches.problems, "of_any_shape": self._shapes.problem}
+        batches = self._batches
+        problems = {"one_by_one": batches.problem, "filled_alone": batches.filled_problem}
+        problems["of_any_shape"] = self._shapes.problem
         return {
             f"{name}_encoder_device": self._graphs.device.kind,
             f"{name}s_encoded": self.encoded,
@@ -292,8 +291,7 @@ class MediaEncoder:
         }
 
     def warm_up(self, items: Sequence[MediaItem], sizes: Sequence[int]) -> None:
-        """Runs the encoder on items of every shape, and the graphs that put features among those of steps of `sizes`
-        tokens."""
+        """Runs the encoder on items of every shape, and the graphs that put features into steps of `sizes` tokens."""
         self._shapes.learn([item.num_tokens for item in items], [self._arrays(item) for item in items])
         for item in items:
             for count in self._batches.counts(item):

@@ -146,8 +146,7 @@ _ALIASES = {
 def fitted(tensor: TensorSpec, arrays: Mapping[str, Array], spec: MediaEncoderSpec) -> Array:
     """The processor's array for an encoder's input, by its name or an alias, in its type and shape.
 
-    An axis of size 1 for the item is added or removed. Raises `ModelError` where there is no such array, or its shape
-    does not fit.
+    An axis of size 1 for the item is added or removed. Raises `ModelError` without a fitting array.
     """
     array = arrays.get(tensor.name, arrays.get(_ALIASES.get(tensor.name, "")))
     if array is None:

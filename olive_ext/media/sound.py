@@ -23,7 +23,6 @@ from olive_ext.media.processors import (
     folders_of,
     load_feature_extractor,
     load_sound_processor,
-    repeats_silence,
     torch_threads,
 )
 from olive_ext.model.types import ModelFiles, TensorSpec
@@ -81,7 +80,7 @@ class SoundProcessor:
         much silence that its last frame holds nothing else, and that frame is repeated."""
         extractor = self._extractor
         whole = length = int(extractor.n_samples)
-        if repeats_silence(extractor):
+        if type(extractor).__name__ == "WhisperFeatureExtractor" and not extractor.dither:
             num_frames = -(-(len(samples_N) + extractor.n_fft) // extractor.hop_length)
             length = min(whole, -(-num_frames // FRAME_GROUP) * FRAME_GROUP * extractor.hop_length)
         try:
@@ -212,12 +211,7 @@ class SoundItems:
     @property
     def extractor(self) -> Any:
         """transformers' feature extractor. Raises `ModelError` where the package has none."""
-        return self._loaded[0].feature_extractor
-
-    @property
-    def file(self) -> Path:
-        """The processor's file."""
-        return self._loaded[1]
+        return self.loaded[0].feature_extractor
 
     def read(self, raw: RawMedia) -> Samples:
         """The samples [N] of a sound that a user gave. Raises `MediaError` for one that cannot be read, or that has
@@ -232,7 +226,7 @@ class SoundItems:
     def prepare(self, samples_N: Samples) -> Mapping[str, npt.NDArray[Any]]:
         """The arrays for the encoder, each [1, ...], and the number of placeholders [1]. Raises `MediaError` for a
         sound that the processor refuses, or whose end it would drop."""
-        processor, rate = self._loaded[0], int(self.extractor.sampling_rate)
+        processor, rate = self.loaded[0], int(self.extractor.sampling_rate)
         text = processor.audio_token
         try:
             with torch_threads(self._num_threads):
@@ -256,5 +250,6 @@ class SoundItems:
             raise MediaError(f"a sound of {len(samples_N) / rate:.1f} s is longer than {covered / rate:.1f} s: cut it")
 
     @cached_property
-    def _loaded(self) -> tuple[Any, Path]:
+    def loaded(self) -> tuple[Any, Path]:
+        """transformers' processor, and its file."""
         return load_sound_processor(folders_of(self._files))

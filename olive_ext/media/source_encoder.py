@@ -36,11 +36,6 @@ class Encoded:
     lengths: tuple[int, ...]
     """The number of encoder positions of each row."""
 
-    def mask(self, tensor: TensorSpec) -> npt.NDArray[Any]:
-        """1 for each of a row's positions, [B, T], in the type that `tensor` declares."""
-        lengths_B1 = np.array(self.lengths)[:, None]
-        return (np.arange(max(self.lengths)) < lengths_B1).astype(DTYPES[tensor.elem_type])
-
 
 class SourceEncoder:
     """The encoder's session, and the session of cross-attention KV where that is a graph of its own.
@@ -85,8 +80,9 @@ class SourceEncoder:
             self._batches.put(key, batch)
         for name, value in batch.values.items():
             decoder.bind_ortvalue_input(name, value)
+        mask_BT = np.arange(max(batch.lengths)) < np.array(batch.lengths)[:, None]
         for tensor in self._spec.masks:
-            decoder.bind_cpu_input(tensor.name, batch.mask(tensor))
+            decoder.bind_cpu_input(tensor.name, mask_BT.astype(DTYPES[tensor.elem_type]))
         for tensor in self._spec.unused:
             sizes = [len(present), *(size if isinstance(size, int) else 0 for size in tensor.shape[1:])]
             decoder.bind_ortvalue_input(tensor.name, zeros(sizes, tensor.elem_type))

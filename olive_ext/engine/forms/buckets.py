@@ -382,10 +382,7 @@ def run_options(number: int) -> ort.RunOptions:
 
 def with_buckets(runner: Runner, vocab_size: int, chunk_size: int, plan: BucketPlan, notes: list[str]) -> Runner:
     """`runner`, or a runner around it that gives its steps few shapes. Where `plan` has buckets that cannot be used,
-    adds the reason to `notes`.
-
-    Raises `ConfigError` where the model must have them.
-    """
+    adds the reason to `notes`. Raises `ConfigError` where the model must have them."""
     if plan.steps == "none":
         return runner
     sizes = DECODING if plan.steps == "decoding" else step_sizes(chunk_size)

@@ -400,8 +400,7 @@ ROUNDS = PLAIN_RUNS
 """Steps of the trial, which run plainly first, then captured."""
 
 MOST_OTHERS = 0.25
-"""The part of the greedy tokens that may differ in the trial: two tokens may be equally probable but for the last bit.
-"""
+"""The part of the greedy tokens that may differ in the trial: two may be equally probable but for the last bit."""
 
 
 class PackedCapture(Capture):

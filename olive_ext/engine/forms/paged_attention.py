@@ -117,8 +117,7 @@ def with_paged_attention(
     model: onnx.ModelProto, caches: Caches, tokens: Sequence[str], masks: Sequence[str], kernel: PagedKernel
 ) -> onnx.ModelProto:
     """A copy of `model` in which every attention over `caches` is PagedAttention. `tokens`: inputs [B, S] of one number
-    a token. `masks`: masks and lengths, which the attention no longer reads. Raises `NotFittingError` with the reason
-    where that cannot be done."""
+    a token. `masks`: masks and lengths, which the attention no longer reads. Raises `NotFittingError`."""
     edited = deepcopy(model)
     graph = edited.graph
     if taken := {*INPUTS, _AXIS} & set(all_names(graph)):

@@ -74,8 +74,7 @@ class AlikeRows(StepForm):
 
     def _alike(self, ready: Iterable[tuple[Sequence, int]]) -> list[Sequence]:
         """The largest group of these sequences whose next rows, of so many tokens, may share a step. Inputs come first,
-        and first of these the ones that run alone, so that what follows their pictures or sounds can be fed together.
-        """
+        and first of these the ones that run alone, so that what follows their items can be fed together."""
         alone: list[Sequence] = []
         groups: dict[Hashable, list[Sequence]] = {}
         for sequence, num_tokens in ready:
@@ -124,8 +123,7 @@ def fitting_chunk_size(chunk_size: int, runner: Runner, notes: list[str]) -> int
     """`chunk_size`, or 1 and a note where the graph fails on several tokens after resident positions.
 
     onnxruntime-genai's exports with MultiHeadAttention make their mask for a whole prompt or for one token only, and
-    Mamba graphs that declare any number of tokens run with one. Raises `ModelError` where the model cannot run a token
-    at all.
+    Mamba graphs that declare any number of tokens run with one. Raises `ModelError` where it cannot run a token.
     """
     runner.reserve(3)
     try:
@@ -216,20 +214,19 @@ class ReturnedOnGraph(RowsOnGraph):
     """Steps of rows that are alike; an answer is a row as any other."""
 
     @classmethod
+    @override
     def against(cls, model: ResolvedModel) -> str | None:
-        """Nothing where the graph returns its caches."""
         return "" if model.spec.is_kv_in_place else None
 
+    @override
     def allocate(self, place: KvPlace) -> KvStore:
-        """The store; where rows are padded is set later."""
         self._store = ReturnedKv(place)
         return self._store
 
     @override
     def trial(self, decoder: OpenedDecoder) -> None:
         """Finds how many tokens a step may have, and which rows. An encoder-decoder is not tried, because its encoder
-        would have to run: its rows share a step after equally many positions, and masks hide the padding of a source.
-        """
+        would have to run: its rows share a step after equally many positions, and masks hide a source's padding."""
         spec, runner, size = decoder.spec, decoder.runner, decoder.chunk_size
         if not spec.cross:
             size = decoder.chunk_size = fitting_chunk_size(size, runner, decoder.notes)
@@ -283,7 +280,7 @@ class ReturnedKv(KvStore):
         super().__init__(place)
         self._nothing = BatchRow(self._empty(1), 0, 0)
         self._blank = self._empty(1, 1)
-        self._slots = self._fresh_slots()
+        self.close()
         tensors = [RowTensor(cache.elem_type, cache.row_shape) for cache in self._spec.caches]
         self._stacker = Stacker(place.open_graph, place.device, tensors)
 
@@ -307,7 +304,10 @@ class ReturnedKv(KvStore):
     def bind(self, rows: Items[Row]) -> ort.IOBinding:
         places = [self._place_at(row.slot, row.past) for row in rows]
         batch = self._together(places)
-        self._detach({id(place.batch) for place in places if place.batch is not batch}, {row.slot for row in rows})
+        left, busy = {id(place.batch) for place in places if place.batch is not batch}, {row.slot for row in rows}
+        for number, slot in enumerate(self._slots):  # else all rows of these batches would stay in memory
+            if number not in busy and id(slot.place.batch) in left and slot.place.length:
+                slot.place = self._alone(slot.place, slot.place.length)
         for number, row in enumerate(rows):
             checkpoints = self._slots[row.slot].checkpoints
             kept = {length: place for length, place in checkpoints.items() if length <= row.past}
@@ -329,10 +329,7 @@ class ReturnedKv(KvStore):
 
     @override
     def close(self) -> None:
-        self._slots = self._fresh_slots()
-
-    def _fresh_slots(self) -> list[_Slot]:
-        return [_Slot(self._nothing) for _ in range(self.capacity.num_slots)]
+        self._slots = [_Slot(self._nothing) for _ in range(self.capacity.num_slots)]
 
     def _empty(self, num_rows: int, width: int = 0) -> _ReturnedBatch:
         values = (zeros(cache.shape(num_rows, width), cache.elem_type) for cache in self._spec.caches)
@@ -379,9 +376,3 @@ class ReturnedKv(KvStore):
         rows = [place.row for place in run]
         is_whole = rows == list(range(batch.num_rows)) and list(positions) == list(range(batch.width))
         return StackedPart(batch.values, rows, positions, is_whole)
-
-    def _detach(self, batches: set[int], busy: set[int]) -> None:
-        """Gives idle slots copies of their rows of `batches`; otherwise all rows of these would stay in memory."""
-        for number, slot in enumerate(self._slots):
-            if number not in busy and id(slot.place.batch) in batches and slot.place.length:
-                slot.place = self._alone(slot.place, slot.place.length)

@@ -145,15 +145,14 @@ class ResidentTap(Tap):
 
     @override
     def own_media(self, media: Media) -> Media:
-        prepared = tuple(replace(run, item=self._own(run.item)) for run in media)
+        prepared: Media = ()
+        for run in media:
+            with run.item.or_lost():
+                prepared = (*prepared, replace(run, item=self._own_item(run.item)))
         if not self._has_warned and media != prepared:
             self._has_warned = True
             logger.warning("the reference prepares pictures otherwise than the model: that is compared, too")
         return prepared
-
-    def _own(self, item: MediaItem) -> MediaItem:
-        with item.or_lost():
-            return self._own_item(item)
 
     @override
     def describe(self) -> Mapping[str, Any]:

@@ -31,8 +31,7 @@ class Traits:
     """Whether a slot can be cut back to any position; otherwise only to those that were kept as checkpoints."""
 
     chunked_prefill: bool = True
-    """Whether an input may be fed in several steps, and after what another sequence has computed; else a step has one
-    row."""
+    """Whether an input may be fed in several steps, and after what another has computed; else a step has one row."""
 
     overlaps_steps: bool = False
     """Whether the runner takes a step that is fed with the greedy tokens of the step before."""

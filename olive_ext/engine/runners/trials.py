@@ -126,17 +126,13 @@ def _is_cut_by(runner: Runner, text: list[int], group: int) -> bool:
     return _last_rows(runner, text, stops, group) == _last_rows(runner, text, [length], group)
 
 
-def _example_source(runner: Runner) -> Source | None:
-    if (encoder := runner.encoder) is None:
-        return None
-    shape = [size if isinstance(size, int) else EXAMPLE for size in encoder.source.shape[1:]]
-    return Source(np.zeros(shape, np.float32 if encoder.kind is SourceKind.FEATURES else np.int64))
-
-
 def _last_rows(runner: Runner, text: list[int], stops: Sequence[int], num_rows: int) -> bytes:
     """The bits of what follows each of the last `num_rows` tokens of `text`, fed in steps up to each of `stops`. Only
     equal numbers of rows can be compared, because the scoring head's last bits depend on how many it takes."""
-    source = _example_source(runner)
+    source = None
+    if (encoder := runner.encoder) is not None:
+        shape = [size if isinstance(size, int) else EXAMPLE for size in encoder.source.shape[1:]]
+        source = Source(np.zeros(shape, np.float32 if encoder.kind is SourceKind.FEATURES else np.int64))
     starts = [0, *stops[:-1]]
     rows = [Row(0, start, tuple(text[start:stop]), source=source) for start, stop in zip(starts, stops, strict=True)]
     for row in rows[:-1]:

@@ -100,8 +100,7 @@ def plan_in_parts(
     """Plans `(key, request)` pairs: yields None after each part of the work, then the plan. Every request has an input
     token to read from, and its targets lie after it. Without `can_share`, only equal inputs are computed once.
 
-    `side_of` gives the side of an input of so many tokens; the number is the whole length that is fed, without a scored
-    text's last target.
+    `side_of` gives the side of an input of so many tokens; the number is the whole length that is fed.
     """
     items = list(requests)
     inputs: list[bytes] = []

@@ -128,8 +128,7 @@ class Targets(NamedTuple):
 class Sequence:
     """Tokens to compute in one slot: `tokens[:computed]` are resident there, `tokens[computed:end]` are pending.
 
-    `targets` are those that are read from it. `checkpoints` are the numbers of tokens after which later sequences
-    branch off.
+    `targets` are those that are read from it. Later sequences branch off after `checkpoints` tokens.
     """
 
     tokens: TokenArray

@@ -56,8 +56,7 @@ class Slots:
         return not self._busy
 
     def idle_position(self, slot: int) -> int:
-        """The position where an idle row writes: after the resident tokens, or the last unshared position of a full
-        slot."""
+        """The position where an idle row writes: after the resident tokens, or the last one of a full slot."""
         return min(int(self._lengths_S[slot]), self.capacity - 1)
 
     def take(self, sequence: Sequence, limit: int, wanted: Container[int], likely: int = 0) -> bool:
@@ -171,8 +170,7 @@ class Slots:
         return copy
 
     def extend(self, rows: Columns, tokens_N: IntArray, places: Items[int], checkpoints: Iterable[int]) -> None:
-        """Adds the tokens of the rows at `places` to their slots. For slots in `checkpoints`, what they hold then is
-        kept."""
+        """Adds the tokens of the rows at `places` to their slots. What slots in `checkpoints` hold then is kept."""
         places_F = integers(places)
         slots_F, lengths_F, starts_F = rows.slots_B[places_F], rows.lengths_B[places_F], rows.starts_B[places_F]
         resident_F = self._lengths_S[slots_F]

@@ -128,8 +128,7 @@ class Constants:
         return np.transpose(whole, attribute(node, "perm", None))
 
     def numbers(self, name: str) -> Array:
-        """The numbers of a tensor, mapped from the file where they are external; of 4 bits, they are read, one to a
-        byte."""
+        """The numbers of a tensor, mapped from the file where they are external; of 4 bits, read, one to a byte."""
         tensor = self.tensors[name]
         if not uses_external_data(tensor) or tensor.data_type in (TensorProto.INT4, TensorProto.UINT4):
             return onnx.numpy_helper.to_array(self.tensor(name))

@@ -67,8 +67,7 @@ REACHED = ("scale", "num_heads", "kv_num_heads")
 _ABSENT: Mapping[str, Any] = {
     "softcap": 0.0, "scale": 0.0, "local_window_size": -1, "epsilon": 1e-5, "activation_alpha": 1.0,
 }  # fmt: skip
-"""The defaults of attributes; 0 for all others. This epsilon is ONNX's; ONNX Runtime's operators "Skip..." have 1e-12.
-"""
+"""The defaults of attributes; 0 for all others. This epsilon is ONNX's; ONNX Runtime's "Skip..." have 1e-12."""
 
 _EXPERTS = {
     "k": ("experts_per_tok", "experts_per_token", "top_k"),

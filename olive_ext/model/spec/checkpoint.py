@@ -66,8 +66,7 @@ def context_limit(
     num_cells: int | None = None,
 ) -> tuple[int, str]:
     """The context length, the least of genai_config.json's `model`, config.json, the rotary tables, the setting
-    `max_length` and a static cache of `num_cells`; and a sentence on whose it is. Raises `ModelError` where none says
-    it."""
+    `max_length` and a static cache of `num_cells`; and a sentence on whose it is. Raises `ModelError` without any."""
     limits = {
         "genai_config.json": genai_model.get("context_length"),
         "config.json": read_length(hf_config),

@@ -49,19 +49,14 @@ def read_spec(
     hf_config: Config | None = None,
     provided: Container[str] = (),
 ) -> DecoderSpec:
-    """The decoder's interface. `genai_config` may be empty; `hf_config` is the config.json beside it, if any; inputs
-    in `provided` are filled by others (adapters) and left out.
-
-    Raises ModelError, naming the input or output, for a graph that is not understood.
-    """
+    """The decoder's interface. `genai_config` may be empty; `hf_config` is the config.json beside it, if any; inputs in
+    `provided` are filled by others (adapters) and left out. Raises ModelError, naming the input or output."""
     return _Reader(model, genai_config, hf_config or {}, provided).read(max_length)
 
 
 def read_embedding(model: onnx.ModelProto, wanted: Iterable[str]) -> EmbeddingSpec:
-    """The interface of an embedding graph that returns the decoder's inputs `wanted`.
-
-    Raises ModelError where it does not return them, or takes something that text does not have.
-    """
+    """The interface of an embedding graph that returns the decoder's inputs `wanted`. Raises ModelError where it does
+    not return them, or takes something that text does not have."""
     return _Reader(model, {}, {}).read_embedding(tuple(wanted))
 
 

@@ -57,8 +57,7 @@ _REPEATING = frozenset({"Loop", "Scan"})
 """Operators that may never end: nothing after them is run."""
 
 MOST_VALUES = 2**25
-"""The most numbers of a tensor that an operator may make by sizes that it reads. Masks (`media_spec.MOST_TOKENS`) have
-fewer."""
+"""The most numbers of a tensor that an operator may make by sizes that it reads. Masks have fewer."""
 
 
 def repeats(node: onnx.NodeProto) -> bool:
@@ -286,8 +285,7 @@ MOST_TOKENS = 32
 """The most token ids with which nodes compare; the smallest are tried."""
 
 MOST_CHOICES = 16
-"""The most truth values that change once with the length. If there are more, the model was not made with such a choice.
-"""
+"""The most truth values that change once with the length. With more, the model was not made with such a choice."""
 
 
 Pairs = Iterator[tuple[dict[str, Array], dict[str, Array]]]

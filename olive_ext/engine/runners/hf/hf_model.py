@@ -124,8 +124,7 @@ _LENGTHS = ("sliding_window", "original_max_position_embeddings")
 
 class PlainPass:
     """The Hugging Face model of `model`, in its own number type unless `dtype` names one; `changes` overwrite keys of
-    the decoder's configuration. It runs without cache, batches and trees. Raises `ModelError` where it cannot be
-    loaded."""
+    the decoder's configuration. It runs without cache, batches and trees. Raises `ModelError`."""
 
     def __init__(
         self, model: ResolvedModel, dtype: str | None = None, changes: Mapping[str, Any] | None = None

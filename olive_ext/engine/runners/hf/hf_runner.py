@@ -216,13 +216,9 @@ class HfRunner(Runner):
             logprobs_T = logits_RV[rows_T, ids_T] - log_sums_R[rows_T]
             greedy_R = allowed_RV.argmax(-1)[: len(step.logits_rows)]
             samples_KV = allowed_RV[list(step.samples)]
-        logprobs, greedy, samples = (self._to_host(tensor) for tensor in (logprobs_T, greedy_R, samples_KV))
+        logprobs, greedy, samples = (tensor.cpu().numpy() for tensor in (logprobs_T, greedy_R, samples_KV))
+        self.host_bytes += logprobs.nbytes + greedy.nbytes + samples.nbytes
         return StepOutput(logprobs, greedy, samples, logits_RV.cpu().numpy())
-
-    def _to_host(self, tensor: torch.Tensor) -> npt.NDArray[Any]:
-        array: npt.NDArray[Any] = tensor.cpu().numpy()
-        self.host_bytes += array.nbytes
-        return array
 
 
 def open_hf_runner(model: ResolvedModel) -> OpenedRunner:

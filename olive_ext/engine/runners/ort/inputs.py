@@ -79,8 +79,7 @@ def _place_media(rows: Sequence[Row], tokens_N: Array, positions_N: Array) -> tu
 class Adapters:
     """The parameters of LoRA adapters (.onnx_adapter), by the names of the inputs that take them; read once.
 
-    They are bound like other inputs, because ONNX Runtime ignores the adapters of its run options where inputs are
-    bound.
+    They are bound like other inputs, because ONNX Runtime ignores its run options' adapters where inputs are bound.
     """
 
     def __init__(self, paths: Iterable[str]) -> None:

@@ -59,12 +59,10 @@ class PartsDifferError(Exception):
 def open_ort_runner(
     model: ResolvedModel, profile_prefix: Path | None = None, weights: Mapping[Path, BoundWeights] | None = None
 ) -> OpenedRunner:
-    """A runner of the model's graphs in sessions of ONNX Runtime.
-
-    Raises `ModelError` for a graph that cannot be scored or run, and `ProviderError` where a provider does not come up
-    or has no kernel for nodes with large values. `profile_prefix` makes ONNX Runtime write a profile;
-    `weights` are bound to the runs of the graphs in these files.
-    """
+    """A runner of the model's graphs in sessions of ONNX Runtime. Raises `ModelError` for a graph that cannot be scored
+    or run, and `ProviderError` where a provider does not come up or has no kernel for nodes with large values.
+    `profile_prefix` makes ONNX Runtime write a profile; `weights` are bound to the runs of the graphs in these
+    files."""
     if weights:  # a captured step reads the same ones ever after
         model = _plain(model)
     with reading(model.files.decoder):
@@ -341,11 +339,9 @@ class Sessions:
         is_captured: bool = False,
         floats_only: bool = False,
     ) -> ort.InferenceSession:
-        """Opens `proto` from memory; its external weights stay in the folder of `file`, symbolic links followed.
-
-        Raises `MisplacedError` where nodes with large values (`floats_only`: with floats), or inputs and outputs named
-        in `caches`, would not be on the device.
-        """
+        """Opens `proto` from memory; its external weights stay in the folder of `file`, symbolic links followed. Raises
+        `MisplacedError` where nodes with large values (`floats_only`: with floats), or inputs and outputs named in
+        `caches`, would not be on the device."""
         folder, proto = relocated(file, proto)
         serialized = proto.SerializeToString()
         weights = [folder / name for name in sorted(external_locations(proto))]

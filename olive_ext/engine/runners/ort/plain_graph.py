@@ -96,10 +96,8 @@ def run_plainly(session: ort.InferenceSession, inputs: Mapping[str, ort.OrtValue
 def first_non_finite(model: ResolvedModel, tokens: Sequence[int]) -> str | None:
     """A sentence on the first node, in the graph's order, whose output has NaN or +inf where the decoder is fed
     `tokens` without a past, and on its weight if that has them already; None where there is no such node. -inf is
-    valid, because masks have it.
-
-    Raises `ModelError` where the decoder takes more than tokens, or ONNX Runtime does not open the edited graph.
-    """
+    valid, because masks have it. Raises `ModelError` where the decoder takes more than tokens, or ONNX Runtime does not
+    open the edited graph."""
     graph = PlainGraph(model)
     wrong = {name for name, value in graph.run(tokens).items() if _is_wrong(value)}
     for node in graph.proto.graph.node:
