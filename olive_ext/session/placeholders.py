@@ -256,7 +256,9 @@ class Encoding:
     def begin(self) -> list[int]:
         """`start`; `ConfigError` where it is not known."""
         if not self.start:
-            ids = "no configuration of this model names 'decoder_start_token_id': give the decoder's first tokens as ids"
+            ids = (
+                "no configuration of this model names 'decoder_start_token_id': give the decoder's first tokens as ids"
+            )
             raise MissingError(ids, "decoder_start_token_id")
         return list(self.start)
 
