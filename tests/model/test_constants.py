@@ -560,11 +560,36 @@ def test_node_that_computes_with_another_number_is_named(edit: Any, what: str, s
     assert differing_numbers(*of_another).keys() == (told.keys() if "other" in shown_by else set())
 
 
-@pytest.mark.parametrize(("edit", "num_named"), [(NUMBERS[0][0], 1), (NUMBERS[7][0], 0), (NUMBERS[8][0], 0)])
+@pytest.mark.parametrize(
+    ("edit", "if_near", "if_same"),
+    [
+        (NUMBERS[0][0], 1, 1),
+        (NUMBERS[4][0], 2, 0),
+        (NUMBERS[6][0], 1, 1),
+        (NUMBERS[7][0], 0, 0),
+        (NUMBERS[10][0], 1, 0),
+    ],
+)
 def test_where_distributions_are_equal_only_numbers_that_texts_need_not_reach_are_named(
-    edit: Any, num_named: int, tmp_path: Path
+    edit: Any, if_near: int, if_same: int, tmp_path: Path
 ) -> None:
-    assert len(damaged(tmp_path, decoder(edit), decoder(), is_near=True)) == num_named
+    """A model whose weights are in another order of rotary pairs, or scaled with their epsilons, was "damaged"."""
+    for is_same, num_named in ((False, if_near), (True, if_same)):
+        found = damaged(tmp_path / str(is_same), decoder(edit), decoder(), is_near=True, is_same=is_same)
+        assert len(found) == num_named
+
+
+def test_numbers_of_a_part_that_no_text_reaches_are_compared_whatever_texts_gave(tmp_path: Path) -> None:
+    """A lost scale of attention was left out of pictures' encoders, too, where texts alone had been equal."""
+    files = []
+    for name, edits in (("own", [NUMBERS[8][0]]), ("float", [])):
+        (tmp_path / name).mkdir()
+        onnx.save(decoder(*edits), tmp_path / name / "vision.onnx")
+        onnx.save(decoder(), tmp_path / name / "model.onnx")
+        companions = {"vision": GraphFiles(tmp_path / name / "vision.onnx")}
+        files.append(ModelFiles(tmp_path / name / "model.onnx", tmp_path / name, {}, {}, "", companions=companions))
+    for unreached, num_named in ((["vision"], 1), ([], 0)):
+        assert len(damage(*files, is_near=True, is_same=True, unreached=unreached).findings) == num_named
 
 
 @pytest.mark.parametrize(("value", "num_named"), [(-1, 0), (0, 0), (1, 1)])
