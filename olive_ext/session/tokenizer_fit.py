@@ -179,7 +179,8 @@ def _written(tokenizer: Tokenizer) -> dict[str, Any]:
 def _traits(tokenizer: Tokenizer, written: Mapping[str, Any]) -> dict[str, Any]:
     merges = written.get("model", {}).get("merges")  # there are none where they are not exposed
     vocabulary, added = tokenizer.hf.get_vocab(), {id_: str(t) for id_, t in tokenizer.hf.added_tokens_decoder.items()}
-    template, roles = str(tokenizer.hf.chat_template), {*map(str, tokenizer.hf.special_tokens_map.values())}
+    template, special = str(tokenizer.hf.chat_template), tokenizer.hf.special_tokens_map
+    roles = {str(text) for role, text in special.items() if role != "pad_token"}  # which stands in no text
     return {
         "num_tokens": len(vocabulary),
         "vocabulary": _digest(sorted((text, id_) for text, id_ in vocabulary.items() if id_ not in added)),

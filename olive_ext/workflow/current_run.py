@@ -3,7 +3,6 @@ them, and the model it starts from as `"reference": "input_model"`. Opens no ses
 
 from __future__ import annotations
 
-import glob
 import logging
 import os
 import shlex
@@ -18,7 +17,7 @@ from olive_ext.check.recipe import of_input_model
 from olive_ext.config import AT_HAND, EXPORT, INPUT_MODEL, EvaluationSettings, ReferenceConfig
 from olive_ext.errors import ContradictionError, MismatchError, OliveExtError, RequirementError
 from olive_ext.graph.nodes import quantizing_operator
-from olive_ext.model.files.content import load_graph
+from olive_ext.model.files.content import BESIDE_WEIGHTS, load_graph
 from olive_ext.report import Report, to_json
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.verdict import Reason
@@ -87,17 +86,18 @@ class Run:
         self._begun_with = self._files()
 
     def _files(self) -> dict[Path, tuple[int, int]]:
-        """Sizes and times of the input model's graphs and weights on this machine."""
+        """Sizes and times of the input model's files on this machine. Not the times of their status: Olive links to
+        them."""
         path = self.input_model.config.get("model_path")
-        place = Path(path) if isinstance(path, str) else Path("nowhere")
-        files = (
-            place.iterdir()
-            if place.is_dir()
-            else place.parent.glob(f"{glob.escape(place.stem)}*")
-            if place.is_file()
-            else ()
-        )
-        stats = {file: file.stat() for file in files if file.suffix in _WRITTEN and file.is_file()}
+        if not isinstance(path, str) or not (place := Path(path)).exists():
+            return {}
+        folder, stem = (place, "") if place.is_dir() else (place.parent, place.stem)
+        stats = {
+            file: file.stat()
+            for file in folder.iterdir()
+            if file.is_file()
+            and ((file.name.startswith(stem) and file.suffix in _WRITTEN) or any(map(file.match, BESIDE_WEIGHTS)))
+        }
         return {file: (stat.st_size, stat.st_mtime_ns) for file, stat in stats.items()}
 
     def refuse_changed(self) -> None:

@@ -281,6 +281,8 @@ def test_added_token_is_refused_where_it_is_used_or_lost() -> None:
     assert "added tokens" in refusal(with_added("<other>"), unused), "another in its place"
     assert "added tokens" in refusal(plain, with_added("<turn>", template="<turn>" + TEMPLATE)), "its template's"
     unused.hf.pad_token = "<new>"
+    refuse_other_tokenizer(tokenizer_traits(plain), tokenizer_traits(unused), "ref", "own")
+    unused.hf.sep_token = "<new>"
     assert "added tokens" in refusal(plain, unused), "a role's"
     assert "encoding" in refusal(plain, with_added("fox")), "texts have it"
 

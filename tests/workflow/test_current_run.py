@@ -59,17 +59,18 @@ def test_onnx_model_keeps_its_file_and_the_settings_beside_the_path_also_as_the_
     assert (other.path, other.float_model) == ("owner/name", str(tmp_path / "m.onnx"))
 
 
+@pytest.mark.parametrize("changed", ["a[1].onnx.data", "tokenizer.json"])
 @pytest.mark.parametrize("name", ["", "a[1].onnx"])
-def test_input_model_that_a_pass_has_written_over_is_refused(tmp_path: Path, name: str) -> None:
+def test_input_model_that_a_pass_has_written_over_is_refused(tmp_path: Path, name: str, changed: str) -> None:
     """It was compared with itself: no difference found."""
-    for file in ("a[1].onnx", "a[1].onnx.data", "config.json"):
+    for file in ("a[1].onnx", "a[1].onnx.data", "tokenizer.json", "report.json"):
         (tmp_path / file).write_text("as it was")
     with run_of("ONNXModel", model_path=str(tmp_path / name)):
-        (tmp_path / "config.json").write_text("a report may lie here, too")
+        (tmp_path / "report.json").write_text("a report may lie here, too")
         (tmp_path / "other.onnx").write_text("another model")
         assert found(settings()).path == str(tmp_path / name)
-        (tmp_path / "a[1].onnx.data").write_text("in another precision")
-        with refused(MismatchError, "contradiction", "reference", "input_model", holds="a[1].onnx.data"):
+        (tmp_path / changed).write_text("in another precision")
+        with refused(MismatchError, "contradiction", "reference", "input_model", holds=changed):
             found(settings())
 
 

@@ -43,6 +43,9 @@ _TEMPLATES = ("chat_template*", "additional_chat_templates/*")
 _HF_FILES = ("*.bin", "*.index.json", *_HF_WEIGHTS)
 """The files of a model's folder that are opened, also by native code."""
 
+BESIDE_WEIGHTS = (*_CONFIGS, *_TEXTS, *_TEMPLATES)
+"""Those that say how a model is asked and run."""
+
 
 def read_files(files: ModelFiles) -> dict[str, Path]:
     """Every file that opening the model reads, by a label that is the same wherever the files lie.
@@ -61,7 +64,7 @@ def read_files(files: ModelFiles) -> dict[str, Path]:
     graph_folder = {files.decoder.parent: "decoder"} if is_graph else {}
     roles = {tokenizer: "tokenizer", **graph_folder, files.directory: "model"}  # the last role of a folder is its own
     for folder, role in roles.items():
-        patterns = (*_CONFIGS, *_TEXTS, *_TEMPLATES, *(() if is_graph or role != "model" else _HF_FILES))
+        patterns = (*BESIDE_WEIGHTS, *(() if is_graph or role != "model" else _HF_FILES))
         wanted = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
         configs = [file.read_bytes() for file in wanted if file.name.endswith("config.json")]
         if any(b'"auto_map"' in text for text in configs):
