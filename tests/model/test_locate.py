@@ -587,21 +587,6 @@ def test_variant_of_what_is_no_package_is_refused(tmp_path: Path) -> None:
     assert locate(tmp_path).directory == tmp_path
 
 
-def test_components_are_graphs_by_what_they_do(tmp_path: Path) -> None:
-    components = {}
-    for component, output in {"decoder": "logits", "vision_encoder": "image_features"}.items():
-        put_graph(tmp_path / component / "cpu" / "graph.onnx", output)
-        components[component] = {
-            "variants": {"cpu": {"variant_directory": f"{component}/cpu", "ep": CPU}},
-        }
-    components["decoder"]["variants"]["cpu"]["executor_info"] = {"ort": {"model_file": "graph.onnx"}}
-    put_json(tmp_path / "manifest.json", {"schema_version": 1, "components": components})
-    put_tokenizer(tmp_path)
-    files = locate(tmp_path)
-    assert files.decoder == tmp_path / "decoder" / "cpu" / "graph.onnx"
-    assert files.companions["vision"].graph == tmp_path / "vision_encoder" / "cpu" / "graph.onnx"
-
-
 def put_components(root: Path, **eps: dict[str, str]) -> Path:
     """A package of several graphs: of each component the providers by variant."""
     components: dict[str, Any] = {component: {"variants": {}} for component in eps}
@@ -611,6 +596,12 @@ def put_components(root: Path, **eps: dict[str, str]) -> Path:
         components[component]["variants"][name] = {"variant_directory": folder, "ep": ep}
     put_json(put_tokenizer(root) / "manifest.json", {"schema_version": 1, "components": components})
     return root
+
+
+def test_components_are_graphs_by_what_they_do(tmp_path: Path) -> None:
+    files = locate(put_components(tmp_path, decoder={"cpu": CPU}, vision_encoder={"cpu": CPU}))
+    assert files.decoder == tmp_path / "decoder" / "cpu" / "graph.onnx"
+    assert files.companions["vision"].graph == tmp_path / "vision_encoder" / "cpu" / "graph.onnx"
 
 
 @pytest.mark.parametrize(

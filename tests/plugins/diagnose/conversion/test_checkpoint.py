@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 from safetensors.numpy import load_file, save_file
 
 from olive_ext.check import check_model
@@ -31,6 +30,7 @@ from olive_ext.plugins.diagnose.module_states import regroup
 from olive_ext.run.export import LARGEST_DIFFERENCE
 from tests.exports import export, genai_export, hf_model
 from tests.exports.edited import change, edited, weight
+from tests.graph.quantized import to_nearest
 from tests.refusals import refused
 
 WINDOW = 16
@@ -297,10 +297,7 @@ def test_neurons_in_another_order_are_no_damage(moves: str, codes: list[str], tm
         change(weight(model, "layers.1", "down_proj"), lambda values: values[::-1])
         if moves == "inputs alone":
             change(weight(model, "layers.1", "o_proj"), lambda values: values[::-1])
-        config = DefaultWeightOnlyQuantConfig(block_size=32, is_symmetric=True, bits=8)
-        quantizer = MatMulNBitsQuantizer(copy.deepcopy(model), algo_config=config)
-        quantizer.process()
-        model.CopyFrom(quantizer.model.model)
+        model.CopyFrom(to_nearest(copy.deepcopy(model), 8))
 
     path = edited(genai_export("llama"), tmp_path / "model", move)
     config = EvaluationConfig.parse({"tasks": ["a"], "model": {"path": str(path)}, "max_length": 64})
