@@ -80,9 +80,10 @@ def test_registered_task_is_found_by_its_file_name_and_groups_need_the_whole_ind
 
 
 def test_unknown_task_is_refused_with_near_names_and_one_without_its_data_by_name(folder: Path) -> None:
-    with refused(TaskError, "unknown_name", "tasks", ["hellaswagg", "tiny_choise"], holds="tiny_choice") as caught:
+    with refused(
+        TaskError, "unknown_name", "tasks", ["hellaswagg", "tiny_choise"], holds=("'tiny_choice'", "'hellaswag'")
+    ) as caught:
         load_tasks(["tiny_choise", "hellaswagg"], str(folder))
-    assert "'hellaswagg': did you mean 'hellaswag'" in str(caught.value)
     assert "\n" not in str(caught.value)
     (folder / "local.py").write_text("def load(**_):\n    raise OSError('no data here')\n")
     with refused(TaskError, "task", holds="tiny_choice"):

@@ -169,7 +169,7 @@ def test_parts_that_are_damaged_are_recorded_again_and_the_others_are_used(name:
 @pytest.mark.parametrize("content", ["{", "[]", '{"version": 1}', '{"version": 7, "facts": 1, "form": 1, "chunks": 1}'])
 def test_an_index_that_cannot_be_read_is_refused_by_name(tmp_path: Path, content: str) -> None:
     (tmp_path / "index.json").write_text(content, encoding="utf-8")
-    with pytest.raises(RecordsError, match=r"index.json' (is damaged|has version 7)"):
+    with refused(RecordsError, "records", holds="index.json'"):
         Records.read(tmp_path)
 
 
@@ -206,7 +206,7 @@ def test_no_file_is_opened_through_a_link_and_new_ones_are_their_owners(tmp_path
         with closing(Records.write(tmp_path / "root", FORM, FACTS)) as records:
             fill(records, range(3, 6))
 
-    with pytest.raises((RecordsError, RunError), match=f"{name}' is a symbolic link"):
+    with pytest.raises((RecordsError, RunError), match=f"{name}' .*link"):
         add()
     assert other.read_bytes() == before
     if name != "index.json":
@@ -228,11 +228,12 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
             "import sys\n"
             "from tests.records.test_records import *\n"
             "try: Records.write(sys.argv[1], FORM, FACTS)\n"
-            "except RecordsError as error: print(error)\n"
+            "except RecordsError as error: print(error.code, error)\n"
         )
         root = Path(__file__).resolve().parents[2]
         done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root, capture_output=True, text=True)
-        assert f"another process is writing the records in '{records.folder}'" in done.stdout
+        assert done.stdout.startswith("records ")
+        assert f"'{records.folder}'" in done.stdout
 
 
 def test_memory_stays_bounded_while_records_grow(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 from collections.abc import Iterator
 
@@ -128,7 +129,7 @@ def test_generate_cuts_a_long_prompt_on_the_left(caplog: pytest.LogCaptureFixtur
     asked = [long, GenerationRequest([5], max_new_tokens=9)]
     assert len(dict(session.run_slices("generate", [[*enumerate(asked)]], ["gsm8k", "mbpp"].__getitem__))) == 2
     assert engine_of(session).requests[0].tokens == tuple(range(19, 25))
-    assert "1 of 2 requests were cut on the left to fit into 10 tokens: 1 of gsm8k" in caplog.text
+    assert re.search("1 of 2 requests .* 10 tokens: 1 of gsm8k", caplog.text)
 
 
 def test_outputs_come_as_they_are_complete_and_slices_are_read_as_there_is_room() -> None:
