@@ -60,7 +60,7 @@ DOORS = {
         ),
         "onnxruntime_genai": "engine.runners.genai.genai_runner",
         # runners.hf runs references in their own form
-        "transformers": "session.tokenizer media.processors engine.runners.hf.hf_model backends.*",
+        "transformers": "session.tokenizer media.processors engine.runners.hf.hf_runner backends.*",
         "PIL": "media.pictures",
         "lm_eval": "backends.* plugins.suites.*",
         "evalution": "plugins.suites.*",

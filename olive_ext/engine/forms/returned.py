@@ -140,11 +140,9 @@ def fitting_chunk_size(chunk_size: int, runner: Runner, notes: list[str]) -> int
     return chunk_size
 
 
-def find_row_mix(
-    runner: Runner, vocab_size: int, chunk_size: int, pad_in_front: Callable[[bool], None]
-) -> AlikeRows | None:
+def find_row_mix(runner: Runner, vocab_size: int, chunk_size: int, pad: Callable[[bool], None]) -> AlikeRows | None:
     """How far rows of one step must be alike; None where together they give other numbers than alone. Shorter rows are
-    padded at the end or, after `pad_in_front(True)`, in front, which stays set."""
+    padded at the end or, after `pad(True)`, in front, which stays set."""
     rng = np.random.default_rng(0)
     first, second = (tuple(text) for text in rng.integers(0, vocab_size, (2, TEXT_TOKENS)).tolist())
     trial = _RowsTrial(runner, (first, second), chunk_size)
@@ -152,10 +150,10 @@ def find_row_mix(
     mix = AlikeRows(prompts=trial.agrees((0, 0), PROMPT))
     if trial.agrees(apart, 1, 1):  # as GroupQueryAttention does, which refuses `continued`
         return replace(mix, mixes_pasts=True)
-    pad_in_front(True)
+    pad(True)
     mix = replace(mix, mixes_pasts=trial.agrees(apart, 1, 1))
     if not mix.mixes_pasts:
-        pad_in_front(False)
+        pad(False)
         if not trial.agrees(together, 1, 1):
             return None
     return replace(mix, continued=trial.agrees(together, TEXT_TOKENS - PROMPT))

@@ -46,17 +46,7 @@ from olive_ext.engine.requests import integers
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.prefix_tree import TreeBatches
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.step import (
-    FIRST_CELL,
-    SHARED_PREFIX,
-    Capacity,
-    FloatArray,
-    LogitsRow,
-    Move,
-    Row,
-    Step,
-    visible_cells,
-)
+from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, Capacity, FloatArray, LogitsRow, Move, Row, Step
 from olive_ext.graph.edits import WHOLE_LENGTH
 from olive_ext.graph.nodes import ModelProto, all_names, attribute, makers_of, reads, take_attribute
 from olive_ext.model import ResolvedModel
@@ -243,6 +233,25 @@ class TreeKv(ViewKv):
         self._cells.close()
 
 
+def visible_cells(rows: Items[Row], first_cell: int, window: int | None) -> npt.NDArray[np.bool_]:
+    """[1, 1, S, T] for S tokens of a tree batch and T cells: a token sees the cells of its own row and of the row's
+    past, within the window. Cells after the token itself count as seen, because attention hides those."""
+    num_tokens = sum(len(row.tokens) for row in rows)
+    visible_ST = np.zeros((num_tokens, first_cell + num_tokens), np.bool_)
+    positions_T = np.arange(first_cell + num_tokens) - FIRST_CELL
+    start = 0
+    for row in rows:
+        stop = start + len(row.tokens)
+        assert row.cells_P is not None
+        visible_ST[start:stop, row.cells_P] = True
+        visible_ST[start:stop, first_cell + start : first_cell + stop] = True
+        positions_T[first_cell + start : first_cell + stop] = row.past + np.arange(stop - start)
+        start = stop
+    if window is not None:
+        visible_ST &= positions_T[first_cell:, None] - positions_T < window
+    return visible_ST[None, None]
+
+
 def visible_positions(rows: Items[Row], window: int | None) -> npt.NDArray[np.bool_]:
     """[1 or B, 1, S, T]: what all positions are masked by, or only those within the window."""
     num_tokens = len(rows[0].tokens)
@@ -346,9 +355,7 @@ def _doubled(graph: onnx.GraphProto, table: str, made: dict[str, str]) -> str:
     return made[table]
 
 
-def _attentions(
-    graph: onnx.GraphProto, past_names: set[str], elem_types: Mapping[str, int]
-) -> Iterator[onnx.NodeProto]:
+def _attentions(graph: onnx.GraphProto, past_names: set[str], types: Mapping[str, int]) -> Iterator[onnx.NodeProto]:
     """The nodes that read the caches, all of which are GroupQueryAttention without a bias."""
     seen: set[str] = set()
     for node in graph.node:
@@ -357,7 +364,7 @@ def _attentions(
             continue
         if node.op_type != "GroupQueryAttention":
             raise NotFittingError(f"a cache is read by {node.op_type}, which is not GroupQueryAttention")
-        if (elem_type := elem_types[node.input[3]]) not in BIASES:
+        if (elem_type := types[node.input[3]]) not in BIASES:
             raise NotFittingError(f"the cache has the type {onnx.TensorProto.DataType.Name(elem_type)}")
         if any(node.input[_BIAS_AT : _BIAS_AT + 1]):
             raise NotFittingError("the attention has a bias already")

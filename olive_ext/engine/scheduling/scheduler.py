@@ -19,27 +19,10 @@ import numpy as np
 from olive_ext.engine.forms.base import ReadySequences, ScoredSteps
 from olive_ext.engine.requests import Counters
 from olive_ext.engine.runners.runner import Traits
-from olive_ext.engine.scheduling.planned_step import (
-    BeamGroup,
-    PlannedStep,
-    non_finite,
-    planned,
-    put_scores,
-    refuse_non_finite,
-)
+from olive_ext.engine.scheduling.planned_step import BeamGroup, PlannedStep, non_finite, planned, put_scores
 from olive_ext.engine.scheduling.sequences import ChosenRow, PendingResult, Sequence
 from olive_ext.engine.scheduling.slots import Slots
-from olive_ext.engine.step import (
-    IDLE_TOKEN,
-    ONE_SIDE,
-    UNLIMITED,
-    Capacity,
-    IntArray,
-    Row,
-    Side,
-    Step,
-    StepOutput,
-)
+from olive_ext.engine.step import IDLE_TOKEN, ONE_SIDE, UNLIMITED, Capacity, IntArray, Row, Side, Step, StepOutput
 
 
 class Scheduler:
@@ -125,9 +108,7 @@ class Scheduler:
         self._counters.tokens_fed += self._num_fed
         self._counters.rows_dropped += self._num_dropped
         self._counters.idle_rows += present.sequences.count(None)
-        wrong_T, wrong_K = non_finite(output)
-        if not self._reports_non_finite:
-            refuse_non_finite(present, output, wrong_T, wrong_K, self._counters.steps)
+        wrong_T, wrong_K = non_finite(present, output, None if self._reports_non_finite else self._counters.steps)
         completed, num_wrong = put_scores(present, output, wrong_T)
         self._counters.non_finite += num_wrong
         samples = zip(output.sample_logits_KV, wrong_K.tolist(), strict=True)
@@ -336,9 +317,8 @@ class SlotSteps:
     def _rows(self, ready: list[Sequence]) -> list[ChosenRow]:
         """The next rows in the order of their slots, with idle rows where the runner needs them."""
         traits, limits = self._traits, (self._most_tokens, self.limit, self.slots.capacity)
-        chosen = self._form.next_rows(
-            ReadySequences(ready, *limits, traits.can_rewind, traits.chunked_prefill, traits.row_group)
-        )
+        limited = ReadySequences(ready, *limits, traits.can_rewind, traits.chunked_prefill, traits.row_group)
+        chosen = self._form.next_rows(limited)
         rows = {row.slot: (sequence, row) for sequence, row in chosen}
         span = self._form.slots_of(sorted(rows), self.slots.num_slots)
         idle = (Row(slot, self.slots.idle_position(slot), (IDLE_TOKEN,)) for slot in span if slot not in rows)

@@ -85,9 +85,7 @@ class _Reader:
         embeddings = tuple(name for name in self._inputs if name in tensor_names.EMBEDDING_NAMES)
         embeddings += tuple(name for name in self._inputs if embeddings and name in tensor_names.GATES)
         cross = read_cross_inputs(self._inputs, self._model_config)
-        self._refuse_others(
-            {entry.tensor.name for entry in roles} | {*kv_names, *state_names, *embeddings, *cross.names}
-        )
+        self._refuse_others({one.tensor.name for one in roles} | {*kv_names, *state_names, *embeddings, *cross.names})
         tokens = next((entry.tensor.name for entry in roles if entry.role is Role.INPUT_IDS), None)
         if not embeddings and tokens is None:
             raise ModelError(f"the decoder has no input 'input_ids'; it has {listed(self._inputs)}")
