@@ -250,8 +250,6 @@ class StepLoop:
         self._media_ids = MediaIds()
         self._plan: tuple[Sequence[Request], Plan | None] = (), None
         self._unfinished: dict[Any, Request] = {}
-        """The requests without a result."""
-
         self._lost: list[KeyedResult] = []
         self.scheduler = self._new_scheduler()
         self.thread = StepThread(runner.run)
@@ -341,7 +339,16 @@ class StepLoop:
         """Takes in one step and begins the next where it is known. Returns the results that are complete now. The host
         does `work`, part by part, while it would wait."""
         try:
-            completed = self._advance(work) if self.scheduler.has_work else []
+            completed: list[PendingResult] = []
+            if (scheduler := self.scheduler).has_work:
+                scheduler.schedule()
+                if (overlapped := scheduler.schedule_overlapped()) is not None:
+                    if not self.thread.num_begun:
+                        self.thread.begin(scheduler.present.step)
+                    self.thread.begin(overlapped)
+                    self.thread.wait(work)
+                output = self.thread.take() if self.thread.num_begun else self.run(scheduler.present.step)
+                completed = scheduler.update(output)
         except (MemoryShortageError, LostItemError) as error:
             if isinstance(error, LostItemError):
                 self._lose(error)
@@ -353,16 +360,6 @@ class StepLoop:
         for result in completed:
             del self._unfinished[result.key]
         return [*lost, *((result.key, result.finished()) for result in completed)]
-
-    def _advance(self, work: Callable[[], bool]) -> list[PendingResult]:
-        scheduler = self.scheduler
-        scheduler.schedule()
-        if (overlapped := scheduler.schedule_overlapped()) is not None:
-            if not self.thread.num_begun:
-                self.thread.begin(scheduler.present.step)
-            self.thread.begin(overlapped)
-            self.thread.wait(work)
-        return scheduler.update(self.thread.take() if self.thread.num_begun else self.run(scheduler.present.step))
 
     def run(self, step: Step) -> StepOutput:
         """The step's output with the tap's notes, in place of the logits rows, which only the tap reads."""

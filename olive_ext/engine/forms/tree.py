@@ -80,19 +80,18 @@ def step_cost(tokens: float, cells: float) -> float:
 
 def cost_of_rows(parts: Iterable[tuple[int, int]], size: int) -> float:
     """The cost of the parts, each (tokens to feed, tokens resident before), one by one in steps of `size`."""
-    return sum(_cost_of_text(tokens, past, size) for tokens, past in parts)
+    cost = 0.0
+    for tokens, past in parts:
+        full, rest = divmod(tokens, size)
+        cost += sum(step_cost(size, past + size * number) for number in range(1, full + 1))
+        cost += step_cost(rest, past + tokens) if rest else 0.0
+    return cost
 
 
 def cost_of_trees(parts: Iterable[tuple[int, int]], size: int) -> float:
     """The cost of the same parts in steps of `size` tokens, as each part's share of them. What does not fit continues
     in the next step, after its own beginning."""
     return sum(step_cost(size, past + size + max(0, tokens - size) / 2) * tokens / size for tokens, past in parts)
-
-
-def _cost_of_text(tokens: int, past: int, size: int) -> float:
-    full, rest = divmod(tokens, size)
-    whole = sum(step_cost(size, past + size * number) for number in range(1, full + 1))
-    return whole + (step_cost(rest, past + tokens) if rest else 0.0)
 
 
 class TreeSteps(ScoredSteps):

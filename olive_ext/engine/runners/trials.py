@@ -35,8 +35,7 @@ HEAD_SIZE = 16
 """Small, because a software device compiles the shader of size 64 for minutes. The fault shows at every size."""
 
 OpenGraph = Callable[[bytes], Any]
-_FLOAT = 1
-"""ONNX's element type."""
+_FLOAT = 1  # ONNX's element type
 
 GROUPS = (2, 4, 8, 16)
 """Groups of rows that are tried. A single token is not: it has kernels of its own, for attention at least, and rounding

@@ -338,8 +338,14 @@ class StepThread:
             # is closed and waits for it.
             self._ends = weakref.finalize(self, self._executor.shutdown, wait=False)
             self._ends.atexit = False
-        before = self._begun[-1] if self._begun else None
-        self._begun.append(self._executor.submit(_run_after, before, self._run, step))
+        before, run = self._begun[-1] if self._begun else None, self._run
+
+        def run_after() -> StepOutput:
+            if before is not None and before.exception() is not None:
+                raise RunError("the step before this one failed")
+            return run(step)
+
+        self._begun.append(self._executor.submit(run_after))
 
     def wait(self, work: Callable[[], bool]) -> None:
         """Calls `work` until the first output is there, or until it returns False."""
@@ -370,9 +376,3 @@ class StepThread:
             self._executor.shutdown()
             self._ends.detach()
             self._executor = None
-
-
-def _run_after(before: Future[StepOutput] | None, run: Callable[[Step], StepOutput], step: Step) -> StepOutput:
-    if before is not None and before.exception() is not None:
-        raise RunError("the step before this one failed")
-    return run(step)

@@ -10,7 +10,7 @@ be planned before it has run; its scores and tokens are taken in when it is read
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -238,7 +238,10 @@ class SlotSteps:
             self._close_gaps()
             chosen = self._rows(ready)
             if self.slots.make_room([row for _, row in chosen], self.waiting.wanted):
-                return self._step(chosen, expected)
+                copies, self.slots.copies = tuple(self.slots.copies), []
+                follows = tuple([expected.get(sequence, -1) for sequence, _ in chosen]) if expected else ()
+                more: dict[str, Any] = {"copies": copies, "whole_length": self._side.first, "follows": follows}
+                return planned(chosen, self.beams, **more)
             if before is not None:
                 return None
             # The sequence that came last is preempted: its blocks become free, and it is computed again later.
@@ -324,12 +327,6 @@ class SlotSteps:
         idle = (Row(slot, self.slots.idle_position(slot), (IDLE_TOKEN,)) for slot in span if slot not in rows)
         rows |= {row.slot: (None, row) for row in idle}
         return [rows[slot] for slot in span]
-
-    def _step(self, chosen: list[ChosenRow], expected: Mapping[Sequence | None, int]) -> PlannedStep:
-        copies, self.slots.copies = tuple(self.slots.copies), []
-        follows = tuple([expected.get(sequence, -1) for sequence, _ in chosen]) if expected else ()
-        more: dict[str, Any] = {"copies": copies, "whole_length": self._side.first, "follows": follows}
-        return planned(chosen, self.beams, **more)
 
 
 LOOK_AHEAD = 256

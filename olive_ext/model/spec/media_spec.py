@@ -191,22 +191,18 @@ def read_media(
         if not taken:
             shown = listed(f"'{tensor.name}'" for tensor in interface.features) or "no features"
             raise ModelError(f"'{files.graph}' encodes an {modality.value}; the embedding graph takes {shown}")
-        outputs, inputs = _outputs(files, proto, taken), tuple(graph_inputs(proto.graph).values())
+        returned, inputs = [value.name for value in proto.graph.output], tuple(graph_inputs(proto.graph).values())
+        unnamed = [tensor.name for tensor in taken if tensor.name not in returned]
+        if len(taken) > 1 and unnamed:  # several are told apart by their names alone
+            shown = f"'{unnamed[0]}' of the embedding graph"
+            raise ModelError(f"'{files.graph}' returns {listed(returned)}, and not {shown}")
+        outputs = tuple(_output(files, proto, tensor) for tensor in taken)
         placeholder = _placeholder(modality, graph.graph, taken, interface, configs)
         real = _real_rows(proto, outputs[0])
         specs.append(MediaEncoderSpec(modality, placeholder, part, files, inputs, outputs, tuple(taken), real))
     positions = next((entry.tensor for entry in spec.inputs if entry.role is Role.POSITION_IDS), None)
     notes = known_faults({one.part: (encoders[one.part][1], one.outputs) for one in specs}, configs, spec.item_masks)
     return MediaSpec(tuple(specs), positions is not None and len(positions.shape) == 3, tuple(notes))
-
-
-def _outputs(files: GraphFiles, proto: onnx.ModelProto, features: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """The outputs that are these inputs of the embedding graph. Several are told apart by their names alone."""
-    returned = [value.name for value in proto.graph.output]
-    missing = [feature.name for feature in features if feature.name not in returned]
-    if len(features) > 1 and missing:
-        raise ModelError(f"'{files.graph}' returns {listed(returned)}, and not '{missing[0]}' of the embedding graph")
-    return tuple(_output(files, proto, feature) for feature in features)
 
 
 def _output(files: GraphFiles, proto: onnx.ModelProto, feature: TensorSpec) -> TensorSpec:

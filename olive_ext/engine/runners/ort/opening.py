@@ -135,7 +135,13 @@ def _open_in(form: GraphForm, sessions: Sessions, notes: tuple[str, ...]) -> Ope
         form.trial(decoder)
         group_rows(decoder.runner, spec, model.device, decoder.chunk_size, decoder.notes)
         form.finish(decoder)
-        _refuse_parts(decoder)
+        if not model.parts_failure:
+            is_open = model.device.kind == "cpu" and model.settings.engine.chunk_size == "auto"
+            is_limited = not is_open or decoder.chunk_size < model.chunk_size[0] or model.buckets.steps != "none"
+            longest = decoder.chunk_size if is_limited else spec.context_length
+            most = affordable(model.size)
+            if problem := check_steps(decoder.runner, spec.num_ids, longest, spec.choices.numbers, most):
+                raise PartsDifferError(problem)
     except (NotFittingError, NotCapturedError, PartsDifferError, ProviderError):
         decoder.runner.close()
         raise
@@ -184,17 +190,6 @@ def _decoder(
         overlaps_steps=model.overlaps_steps[0] and (spec.is_paged or model.buckets.steps == "none"),
     )
     return OpenedDecoder(model, spec, OrtRunner(place, store, head, facts, parts), min(chunk_size, fitting), notes)
-
-
-def _refuse_parts(decoder: OpenedDecoder) -> None:
-    model, spec, chunk_size = decoder.model, decoder.spec, decoder.chunk_size
-    if model.parts_failure:
-        return
-    is_open = model.device.kind == "cpu" and model.settings.engine.chunk_size == "auto"
-    is_limited = not is_open or chunk_size < model.chunk_size[0] or model.buckets.steps != "none"
-    longest = chunk_size if is_limited else spec.context_length
-    if problem := check_steps(decoder.runner, spec.num_ids, longest, spec.choices.numbers, affordable(model.size)):
-        raise PartsDifferError(problem)
 
 
 _STOPS_SPINNING = {"session.force_spinning_stop": "1"}
