@@ -143,7 +143,7 @@ class Scheduler:
     def _begin_side(self, side: Side) -> None:
         """Drops what is resident, and admits the sequences that wait for `side`."""
         self._side = side
-        self._in_slots = SlotSteps(self._traits, self._capacity, self._counters, *self._sizes, side, self._limit)
+        self._in_slots = SlotSteps(self._traits, self._capacity, self._counters, self._sizes, side, self._limit)
         self._scored = self._steps.batches(self._capacity)
         waiting, self._waiting_sides = self._waiting_sides, deque()
         for sequence in waiting:
@@ -190,22 +190,15 @@ class SlotSteps:
     """The sequences that have slots, those that wait for one, and the next step of them."""
 
     def __init__(
-        self,
-        traits: Traits,
-        capacity: Capacity,
-        counters: Counters,
-        chunk_size: int,
-        answer_tokens: int,
-        side: Side,
-        limit: int,
+        self, traits: Traits, capacity: Capacity, counters: Counters, sizes: tuple[int, int], side: Side, limit: int
     ) -> None:
-        """All sequences are on one `side`. `chunk_size`: the most tokens of inputs in a step. `answer_tokens`: a text
-        whose unshared tokens are at most so many is fed one token a step."""
+        """All sequences are on one `side`. `sizes`: the most tokens of inputs in a step, and the most unshared ones
+        of a text that is fed one token a step."""
+        self._chunk_size, answer_tokens = sizes
         self._form = traits.form
         self.slots = Slots(traits, capacity, answer_tokens)
         self._traits = traits
         self._side = side
-        self._chunk_size = chunk_size
         self._counters = counters
         self.waiting = Admission(self.slots, traits, counters, answer_tokens)
         """Sequences without a slot."""

@@ -125,11 +125,8 @@ class ScoringHead:
 
     def describe(self) -> Mapping[str, Any]:
         """Where the head picks rows, why, and the products that run on scored rows."""
-        return {
-            "scoring_head": self.kind,
-            "scoring_head_reason": self.reason,
-            "scored_row_products": [list(sizes) for sizes in self.products],
-        }
+        products = [list(sizes) for sizes in self.products]
+        return {"scoring_head": self.kind, "scoring_head_reason": self.reason, "scored_row_products": products}
 
 
 @dataclass(kw_only=True)
