@@ -136,8 +136,7 @@ def damage(
     (`is_near`), because a scale may be folded into the weights, and heads repeated. Where texts gave the same
     distributions (`is_same`), vectors that every text reaches do not count. A window of the model's `longest` text is
     not one. Rows of `vocab_sizes` beyond the tokenizer's `num_tokens`, and rotary ones beyond `longest`, are never
-    read. No text shows differences in the parts that are `unreached`. The reference is an ONNX model, a checkpoint, or
-    not on disk. Raises `ModelError`."""
+    read. No text shows differences in the parts that are `unreached`. The reference is a model, or not on disk."""
     findings, uncompared = dict[str, str](), 0
     floats, config, others, without = {}, {}, {}, REACHED if is_near else ()
     if reference is not None and reference.decoder.suffix == ".onnx":
@@ -292,8 +291,7 @@ def hidden(
 def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[str, Array]:
     """The reference's constants, with its matrices under the model's names. Matrices without a common name pair by
     shape, where most of their numbers are equal. Rotary tables pair by use, width and the angles of position 1, where
-    both sides have as many: another exporter may read those of windowed layers first. The norm before the head pairs by
-    its names."""
+    both sides have as many: exporters differ in their order. The norm before the head pairs by its names."""
     kinds: list[dict[Any, list[str]]] = [{}, {}]
     for kind, own, other in zip(kinds, (reference, model), (model, reference), strict=True):
         for name, one in own.items():
@@ -362,8 +360,7 @@ def differing_numbers(reference: Constants, model: Constants, without: Sequence[
 
     Nodes pair by name, and in order where only counters differ. Those of a kind without a name of the reference's, as
     in another exporter's graph, pair by order. Where the two sides have different numbers of them, a node's numbers
-    must be those of some node of the reference. In both cases only attributes that do not depend on other nodes are
-    compared.
+    must be those of some node of the reference. In both cases only attributes that no other node changes are compared.
     """
     findings: dict[str, str] = {}
     sizes = {dim.dim_value for value in model.model.graph.input for dim in value.type.tensor_type.shape.dim[3:4]}
