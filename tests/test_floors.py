@@ -38,7 +38,7 @@ FLOORS = {
             "< scheduling runners < runtimes reference < engine"
         ),
         "olive_ext.engine.forms": (
-            "base < kv_store < buckets paged_attention < rows attention_trial < tree packed returned < registry"
+            "base < kv_store < buckets paged_attention < rows attention_trial < tree packed < registry"
         ),
         "olive_ext.media": "items pictures processors < sound graphs < processor encoder source_encoder",
         "olive_ext.engine.runners": "runner < trials < ort genai hf",
@@ -60,7 +60,7 @@ DOORS = {
         ),
         "onnxruntime_genai": "engine.runners.genai.genai_runner",
         # runners.hf runs references in their own form
-        "transformers": "session.tokenizer media.processors engine.runners.hf.hf_model backends.*",
+        "transformers": "session.tokenizer media.processors engine.runners.hf.hf_runner backends.*",
         "PIL": "media.pictures",
         "lm_eval": "backends.* plugins.suites.*",
         "evalution": "plugins.suites.*",

@@ -234,7 +234,7 @@ class StepLoop:
         rule: ScoringRule,
         counters: Counters,
         *,
-        reports_non_finite: bool = False,
+        reports_non_finite: bool,
     ) -> None:
         """`reports_non_finite`: requests whose output is not finite are counted instead of raising `NonFiniteError`."""
         self._runner, self._runners = runner, (runner, *tap.runners)
@@ -250,8 +250,6 @@ class StepLoop:
         self._media_ids = MediaIds()
         self._plan: tuple[Sequence[Request], Plan | None] = (), None
         self._unfinished: dict[Any, Request] = {}
-        """The requests without a result."""
-
         self._lost: list[KeyedResult] = []
         self.scheduler = self._new_scheduler()
         self.thread = StepThread(runner.run)
@@ -341,7 +339,16 @@ class StepLoop:
         """Takes in one step and begins the next where it is known. Returns the results that are complete now. The host
         does `work`, part by part, while it would wait."""
         try:
-            completed = self._advance(work) if self.scheduler.has_work else []
+            completed: list[PendingResult] = []
+            if (scheduler := self.scheduler).has_work:
+                scheduler.schedule()
+                if (overlapped := scheduler.schedule_overlapped()) is not None:
+                    if not self.thread.num_begun:
+                        self.thread.begin(scheduler.present.step)
+                    self.thread.begin(overlapped)
+                    self.thread.wait(work)
+                output = self.thread.take() if self.thread.num_begun else self.run(scheduler.present.step)
+                completed = scheduler.update(output)
         except (MemoryShortageError, LostItemError) as error:
             if isinstance(error, LostItemError):
                 self._lose(error)
@@ -353,16 +360,6 @@ class StepLoop:
         for result in completed:
             del self._unfinished[result.key]
         return [*lost, *((result.key, result.finished()) for result in completed)]
-
-    def _advance(self, work: Callable[[], bool]) -> list[PendingResult]:
-        scheduler = self.scheduler
-        scheduler.schedule()
-        if (overlapped := scheduler.schedule_overlapped()) is not None:
-            if not self.thread.num_begun:
-                self.thread.begin(scheduler.present.step)
-            self.thread.begin(overlapped)
-            self.thread.wait(work)
-        return scheduler.update(self.thread.take() if self.thread.num_begun else self.run(scheduler.present.step))
 
     def run(self, step: Step) -> StepOutput:
         """The step's output with the tap's notes, in place of the logits rows, which only the tap reads."""
@@ -473,9 +470,8 @@ logger = logging.getLogger(__name__)
 
 def open_runner(model: ResolvedModel, profile_prefix: Path | None = None) -> OpenedRunner:
     """Opens a runner of the decoder of `model`, which takes pictures and sounds of as many tokens as its steps may
-    have. Raises `ModelError` for a model that cannot be scored or run, `ProviderError` for a provider that does not
-    come up, and `ConfigError` for settings that the runtime cannot keep. `profile_prefix` makes ONNX Runtime write a
-    profile."""
+    have. Raises `ModelError` for a model that cannot be run, `ProviderError` for a provider that does not come up, and
+    `ConfigError` for settings that the runtime cannot keep. `profile_prefix` asks for a profile."""
     runtime = model.runtime
     for sentence in refuse_settings(model):
         logger.warning("%s", sentence)
@@ -514,13 +510,8 @@ def engine_on(opened: OpenedRunner, model: ResolvedModel, tap: Tap | None = None
     if model.runtime.runs_graph or tap is not None:  # by cost, where neither the form nor the chunk size is named
         is_open = settings.engine.scoring != "tree" and settings.engine.chunk_size == "auto"
         rule = ScoringRule(is_open, "engine.scoring")
-    return Engine(
-        *opened,
-        rule,
-        tap,
-        reports_non_finite=settings.non_finite == "report",
-        facts={"deterministic": settings.deterministic is True},
-    )
+    facts = {"deterministic": settings.deterministic is True}
+    return Engine(*opened, rule, tap, reports_non_finite=settings.non_finite == "report", facts=facts)
 
 
 def open_engine(model: ResolvedModel, tap: Tap | None = None, *, profile_prefix: Path | None = None) -> Engine:

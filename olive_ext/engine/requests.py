@@ -220,8 +220,7 @@ class Hypothesis:
 
 
 NUMBERS = 4
-"""Raised with every change that corrects a model's numbers or changes the fields of a comparison: what was kept on disk
-before is then not used any more."""
+"""Raised with every change of a model's numbers or of compared fields: what was kept on disk is then not used."""
 
 
 @dataclass(frozen=True)
@@ -233,8 +232,6 @@ class Result:
     tokens: tuple[int, ...] = ()
     finish_reason: FinishReason = FinishReason.SCORED
     stop_id: int | None = None
-    """The stop id that ended the generation, if one did."""
-
     notes: Notes | None = field(default=None, compare=False)
     """The runner's notes on each target: `COMPARED`[T] where there is a reference."""
 

@@ -248,22 +248,3 @@ class StepOutput:
 
     candidates: Candidates = NO_CANDIDATES
     """The candidates of the step's `beams`."""
-
-
-def visible_cells(rows: Sequence[Row], first_cell: int, window: int | None) -> npt.NDArray[np.bool_]:
-    """[1, 1, S, T] for S tokens of a tree batch and T cells: a token sees the cells of its own row and of the row's
-    past, within the window. Cells after the token itself count as seen, because attention hides those."""
-    num_tokens = sum(len(row.tokens) for row in rows)
-    visible_ST = np.zeros((num_tokens, first_cell + num_tokens), np.bool_)
-    positions_T = np.arange(first_cell + num_tokens) - FIRST_CELL
-    start = 0
-    for row in rows:
-        stop = start + len(row.tokens)
-        assert row.cells_P is not None
-        visible_ST[start:stop, row.cells_P] = True
-        visible_ST[start:stop, first_cell + start : first_cell + stop] = True
-        positions_T[first_cell + start : first_cell + stop] = row.past + np.arange(stop - start)
-        start = stop
-    if window is not None:
-        visible_ST &= positions_T[first_cell:, None] - positions_T < window
-    return visible_ST[None, None]

@@ -126,7 +126,11 @@ class Walk:
         """Walks back from `logits`, whose last axis has `vocab_size` elements where known. Raises NotUnderstood."""
         nodes: list[onnx.NodeProto] = []
         value = logits
-        while (domain(node := self._producer(value)), node.op_type) not in _PRODUCTS:
+        while True:
+            if (node := self.producers.get(value)) is None:
+                raise NotUnderstood(f"no product with a constant weight was found above '{value}'")
+            if (domain(node), node.op_type) in _PRODUCTS:
+                break
             nodes.append(node)
             value = self._through(node)
         self._product(node)
@@ -136,11 +140,6 @@ class Walk:
         nodes.append(node)
         rows = self._above_quantization(node.input[0], nodes)
         return Head(rows, nodes[::-1], node, hidden_size, vocab_size if width is None else width)
-
-    def _producer(self, value: str) -> onnx.NodeProto:
-        if (node := self.producers.get(value)) is None:
-            raise NotUnderstood(f"no product with a constant weight was found above '{value}'")
-        return node
 
     def _through(self, node: onnx.NodeProto) -> str:
         """The one input of a row-wise node that carries the rows."""

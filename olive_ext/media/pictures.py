@@ -36,8 +36,7 @@ _FORMATS = {
     *("AVIF", "BMP", "DIB", "GIF", "ICO", "JPEG", "JPEG2000", "PCX", "PNG", "PPM", "PSD", "SGI", "TGA", "TIFF"),
     "WEBP",
 }
-"""Those of PIL's formats that hold pixels (MPO is read as JPEG). PIL runs Ghostscript for EPS, so it is not among them.
-"""
+"""Those of PIL's formats that hold pixels (MPO is read as JPEG). PIL runs Ghostscript for EPS, which is left out."""
 
 LARGEST_SIDE = 16384
 """The most pixels of a side."""
@@ -79,8 +78,7 @@ def read_picture(raw: RawMedia) -> Image.Image:
 
 
 def _of_8_bits(picture: Image.Image, raw: RawMedia) -> Image.Image:
-    """The picture with shades from 0 to 255, where PIL would clip all above to 255. Raises `MediaError` for numbers
-    whose range is unknown."""
+    """The picture with shades from 0 to 255, which PIL would clip. Raises `MediaError` for numbers of unknown range."""
     from PIL import Image
 
     if not picture.mode.startswith(("I", "F")):
@@ -114,8 +112,7 @@ def content_key(content: Image.Image | npt.NDArray[Any]) -> str:
 
 
 def media_digest(args: Sequence[Any]) -> str:
-    """Digest of a framework's request without its texts: pictures by their pixels, sounds by their samples, the rest as
-    JSON."""
+    """Digest of a framework's request without texts: pictures by pixels, sounds by samples, the rest as JSON."""
 
     def shown(value: Any) -> Any:
         from PIL import Image

@@ -19,12 +19,7 @@ import numpy.typing as npt
 
 from olive_ext.errors import MediaError, first_line
 from olive_ext.media.pictures import FILES, name_of, opened, reason
-from olive_ext.media.processors import (
-    folders_of,
-    load_feature_extractor,
-    load_sound_processor,
-    torch_threads,
-)
+from olive_ext.media.processors import folders_of, load_feature_extractor, load_sound_processor, torch_threads
 from olive_ext.model.types import ModelFiles, TensorSpec
 
 Samples: TypeAlias = npt.NDArray[np.float32]
@@ -47,8 +42,7 @@ class SoundProcessor:
 
     def __init__(self, files: ModelFiles, source: TensorSpec, num_threads: int | None = None) -> None:
         """`source`: the encoder's input, [B, mels, frames]. `num_threads`: torch's threads while features are computed;
-        None is one. On two busy cores a sound took 10 to 25 ms with one, and 56 to 190 with two threads beside ONNX
-        Runtime's, which spin."""
+        None is one. On two busy cores a sound took 10 to 25 ms with one, 56 to 190 with two, as ONNX Runtime's spin."""
         self._files = files
         self._source = source
         self._num_threads = num_threads or 1
@@ -101,8 +95,7 @@ class SoundProcessor:
 
 
 def refuse_non_finite(arrays: Mapping[str, npt.NDArray[Any]], kind: str) -> None:
-    """Raises `MediaError` where what a processor makes of samples or pixels is far out of any range. An encoder would
-    give NaN, and the model would be blamed."""
+    """Raises `MediaError` where features are out of any range: an encoder's NaN would be blamed on the model."""
     wrong = [name for name, array in arrays.items() if array.dtype.kind == "f" and not np.isfinite(array).all()]
     if wrong:
         raise MediaError(f"a {kind} has features of NaN or infinity ('{wrong[0]}'): its numbers are far out of range")
@@ -130,7 +123,11 @@ def read_sound(raw: RawMedia) -> tuple[Samples, float]:
     shown = name_of(raw, "sound")
     pair = (raw.get("array"), raw.get("sampling_rate")) if isinstance(raw, Mapping) else raw
     if isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], (int, float, np.number)):
-        array, rate = _array(pair[0], shown), float(pair[1])
+        rate = float(pair[1])
+        try:
+            array = np.asarray(pair[0])
+        except (ValueError, TypeError) as error:
+            raise MediaError(f"{shown} is no array of samples: {first_line(error)}") from error
     elif isinstance(raw, FILES):
         array, rate = _read_wave(raw)
     else:
@@ -151,14 +148,6 @@ def read_sound(raw: RawMedia) -> tuple[Samples, float]:
     return samples.mean(int(np.argmin(samples.shape)), dtype=np.float32) if samples.ndim == 2 else samples, rate
 
 
-def _array(raw: Any, shown: str) -> npt.NDArray[Any]:
-    """The array that a user gave. Raises `MediaError` where it is not one."""
-    try:
-        return np.asarray(raw)
-    except (ValueError, TypeError) as error:
-        raise MediaError(f"{shown} is no array of samples: {first_line(error)}") from error
-
-
 def _read_wave(raw: str | Path | bytes | bytearray) -> tuple[npt.NDArray[Any], int]:
     """Samples [N] or [N, channels] of a WAV file."""
     from scipy.io import wavfile
@@ -176,8 +165,7 @@ def _read_wave(raw: str | Path | bytes | bytearray) -> tuple[npt.NDArray[Any], i
 
 
 def _sized(file: io.BytesIO | Path) -> io.BytesIO | Path:
-    """The WAV file with its two sizes filled in, where the program that wrote it into a pipe could not: the samples
-    then go on to the end."""
+    """The WAV file with its two sizes filled in, which a pipe's writer cannot know: samples go on to the end."""
     with file.open("rb") if isinstance(file, Path) else nullcontext(file) as stream:
         head = stream.read(8)
         stream.seek(0)
@@ -214,8 +202,7 @@ class SoundItems:
         return self.loaded[0].feature_extractor
 
     def read(self, raw: RawMedia) -> Samples:
-        """The samples [N] of a sound that a user gave. Raises `MediaError` for one that cannot be read, or that has
-        another rate than the model takes."""
+        """The samples [N] of a sound. Raises `MediaError` for one that cannot be read, or of another rate."""
         return read_samples(raw, int(self.extractor.sampling_rate))
 
     def silences(self) -> list[RawMedia]:
@@ -236,18 +223,14 @@ class SoundItems:
             raise MediaError(f"a sound of {seconds:.1f} s is refused: {first_line(error)}") from error
         placeholder = processor.tokenizer.convert_tokens_to_ids(text)
         arrays = {name: np.asarray(value) for name, value in prepared.items() if name not in _OF_TEXT}
-        self._refuse_cut(samples_N, arrays, rate)
-        return {**arrays, NUM_TOKENS: np.count_nonzero(np.asarray(prepared["input_ids"]) == placeholder, keepdims=True)}
-
-    def _refuse_cut(self, samples_N: Samples, arrays: Mapping[str, npt.NDArray[Any]], rate: int) -> None:
-        """Raises `MediaError` where the mask ends before the sound does: extractors silently cut long sounds."""
         mask = next((array for name, array in arrays.items() if "mask" in name), None)
         hop = getattr(self.extractor, "hop_length", None)
-        if mask is None or hop is None:
-            return
-        covered = int(np.count_nonzero(mask)) * hop
-        if covered + rate // 10 < len(samples_N):
-            raise MediaError(f"a sound of {len(samples_N) / rate:.1f} s is longer than {covered / rate:.1f} s: cut it")
+        if mask is not None and hop is not None:  # extractors silently cut long sounds
+            covered = int(np.count_nonzero(mask)) * hop
+            if covered + rate // 10 < len(samples_N):
+                shown = f"a sound of {len(samples_N) / rate:.1f} s is longer than {covered / rate:.1f} s"
+                raise MediaError(f"{shown}: cut it")
+        return {**arrays, NUM_TOKENS: np.count_nonzero(np.asarray(prepared["input_ids"]) == placeholder, keepdims=True)}
 
     @cached_property
     def loaded(self) -> tuple[Any, Path]:

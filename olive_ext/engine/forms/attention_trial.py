@@ -170,9 +170,7 @@ def attention_trials(paged: onnx.ModelProto, caches: Mapping[str, tuple[int, int
     return list(trials.values())
 
 
-def _trial_of(
-    source: onnx.NodeProto, weights: Mapping[str, TensorProto], cache: tuple[int, int, int]
-) -> AttentionTrial:
+def _trial_of(source: onnx.NodeProto, known: Mapping[str, TensorProto], cache: tuple[int, int, int]) -> AttentionTrial:
     """A graph of `source` alone, which casts its inputs to the types that `source` takes."""
     elem_type, heads, size = cache
     narrow = elem_type if elem_type in FLOATS else TensorProto.FLOAT16  # queries, where the cache is quantized
@@ -188,7 +186,7 @@ def _trial_of(
         if name and place in _GIVEN:
             node.input[place] = _GIVEN[place]
         elif name:
-            weight, wide = weights.get(name), input_name(place)
+            weight, wide = known.get(name), input_name(place)
             own_type = TensorProto.FLOAT if place in SCALES else narrow
             own_type = own_type if weight is None else int(weight.data_type)
             inputs[place] = _shape(source, place, weight, heads, size), own_type
@@ -223,8 +221,7 @@ def _shape(source: onnx.NodeProto, place: int, weight: TensorProto | None, heads
 
 
 CUT, FORK, MORE = 280, BLOCK_SIZE, 44
-"""Where a text's first step ends, within a block; the positions of it that a second text shares, a whole block; the
-number of the second text's own tokens."""
+"""Where a text's first step ends, within a block; positions that a second text shares, a block; that text's own."""
 
 PROMPT, ANSWER = 4, 8
 """Tokens of a third text: those of its prompt, and all. The others are fed one a step, as answers are. They are so few

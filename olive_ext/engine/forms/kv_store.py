@@ -94,8 +94,7 @@ class KvStore(ABC):
         return True
 
     def has_outgrown(self, num_slots: int, positions: int) -> bool:
-        """Whether the memory in use so far (most slots times the longest slot) is more than this request needs, and
-        more than 125 % of `most_positions`."""
+        """Whether most slots times the longest so far are more than needed now, and than 125 % of `most_positions`."""
         slots, longest = self.touched
         self.touched = max(slots, num_slots), max(longest, positions)
         in_all = self.capacity.most_positions
@@ -216,8 +215,7 @@ class OpenedDecoder:
 
 def decoder_graph(model: ResolvedModel, notes: tuple[str, ...] = ()) -> tuple[ModelProto, DecoderSpec]:
     """The decoder, with caches that keep all positions and with lengths that are those of its rows and of whole texts,
-    whatever else the step holds. Also returns what the graph takes, and `notes` on the form. Raises `ModelError` for a
-    graph that cannot be scored."""
+    whatever else the step holds; its inputs, with `notes` on the form. Raises `ModelError`."""
     spec = replace(model.spec, notes=(*model.notes, *notes))
     proto = model.decoder_graph()
     try:
@@ -313,18 +311,16 @@ Together = Callable[[Text, Text, Text], FloatArray]
 """Runs steps on a stem and two ends after it; returns the log-probabilities [2 T] after both ends."""
 
 
-def two_ends_problem(
-    runner: Runner, vocab_size: int, step: str, what: str, together: Together, cells: int = 0
-) -> str | None:
+def two_ends_problem(runner: Runner, num_ids: int, step: str, what: str, run: Together, cells: int = 0) -> str | None:
     """Why steps (`what`, such as a `step`) must not be used; None where their scores equal those of single rows."""
-    stem, left, right = map(draw(vocab_size), (STEM, SUFFIX, SUFFIX))
+    stem, left, right = map(draw(num_ids), (STEM, SUFFIX, SUFFIX))
     runner.reserve(STEM + SUFFIX, cells)
     try:
         expected = [score(runner, stem + end) for end in (left, right)]
         again = score(runner, stem)
         for past in range(STEM, STEM + SUFFIX):
             again = score(runner, (stem + right)[: past + 1], past)
-        both_T = together(stem, left, right)
+        both_T = run(stem, left, right)
     except RunError as error:
         return f"{step} fails: {error}"
     num_targets = len(TARGETS)

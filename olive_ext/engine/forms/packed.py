@@ -49,18 +49,7 @@ from olive_ext.engine.forms.paged_attention import KERNELS, gathered_bytes, with
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
 from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence
-from olive_ext.engine.step import (
-    UNLIMITED,
-    Blocks,
-    Capacity,
-    Columns,
-    Copy,
-    FloatArray,
-    LogitsRow,
-    Row,
-    Step,
-    StepOutput,
-)
+from olive_ext.engine.step import UNLIMITED, Blocks, Capacity, Columns, Copy, FloatArray, LogitsRow, Row, Step
 from olive_ext.errors import ConfigError, ProviderError, RunError
 from olive_ext.graph.edits import WHOLE_LENGTH
 from olive_ext.graph.nodes import ModelProto
@@ -460,10 +449,10 @@ def check_captured_steps(runner: Runner, vocab_size: int, chunk_size: int) -> st
         for past in range(0, longest, chunk_size):
             runner.run(Step((Row(0, past, text[past : past + chunk_size]),)))
         copies = tuple(Copy(0, slot, length) for slot, length in enumerate(lengths) if slot)
-        runs = [_num_replayed(runner)]
-        outputs: list[list[StepOutput]] = []
+        steps[0] = replace(steps[0], copies=copies)
+        runs, outputs = [_num_replayed(runner)], []
         for _ in range(2):
-            outputs.append([runner.run(replace(step, copies=() if i else copies)) for i, step in enumerate(steps)])
+            outputs.append([runner.run(step) for step in steps])
             runs.append(_num_replayed(runner))
     except RunError as error:
         return f"a captured step fails: {error}"

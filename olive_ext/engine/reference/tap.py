@@ -37,8 +37,7 @@ Items = Sequence[KeyedRequest]
 
 
 class Tap:
-    """Gets the steps of requests that are only scored; generated text does not come here. This one notes nothing, and
-    leaves the traits of the steps as they are."""
+    """Gets the steps of requests that are only scored; generated text does not come here. This one notes nothing."""
 
     longest_step = UNLIMITED
     """The most tokens of a prompt in one step."""

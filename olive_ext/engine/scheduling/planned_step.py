@@ -48,8 +48,7 @@ class _Beam(NamedTuple):
 
 
 class BeamGroup:
-    """A search by `generation.beams`. It begins with one sequence, that of the prompt; the others follow when its
-    candidates are known."""
+    """A search by `generation.beams`, which begins with the prompt's sequence; its candidates bring the others."""
 
     def __init__(self, root: Sequence, slots: Slots, wanted: Container[int]) -> None:
         """Reserves slots for the other sequences, the `wanted` ones last."""
@@ -219,14 +218,18 @@ def planned(chosen: Items[ChosenRow], beams: Mapping[int, BeamGroup], **more: An
 BoolArray = npt.NDArray[np.bool_]
 
 
-def non_finite(output: StepOutput) -> tuple[BoolArray, BoolArray]:
-    """Which targets [T] and which sampled rows [K] are broken. A target is, where its log-probability is NaN or +inf,
+def non_finite(planned: PlannedStep, output: StepOutput, num_steps: int | None) -> tuple[BoolArray, BoolArray]:
+    """Which targets [T] and which sampled rows [K] are broken. Raises `NonFiniteError` for the first of them, where the
+    step's number is given. A target is, where its log-probability is NaN or +inf,
     or its KL divergence from the reference is not finite (which is infinite where the model gives no probability to a
     token that the reference gives some). A sampled row is, where it holds NaN or +inf."""
     targets_T: BoolArray = ~(output.target_logprobs < np.inf)
     if (kl_T := _kl(output)) is not None:
         targets_T |= ~np.isfinite(kl_T)
-    return targets_T, np.logical_not((output.sample_logits_KV < np.inf).all(-1))
+    rows_K: BoolArray = np.logical_not((output.sample_logits_KV < np.inf).all(-1))
+    if num_steps is not None:
+        _refuse(planned, output, targets_T, rows_K, num_steps)
+    return targets_T, rows_K
 
 
 def _kl(output: StepOutput) -> Any:
@@ -235,10 +238,7 @@ def _kl(output: StepOutput) -> Any:
     return None if notes_T is None or "kl" not in (notes_T.dtype.names or ()) else notes_T["kl"]
 
 
-def refuse_non_finite(
-    planned: PlannedStep, output: StepOutput, wrong_T: BoolArray, wrong_K: BoolArray, num_steps: int
-) -> None:
-    """Raises `NonFiniteError` for the first broken request and position. `num_steps` is the step's number."""
+def _refuse(planned: PlannedStep, output: StepOutput, wrong_T: BoolArray, wrong_K: BoolArray, num_steps: int) -> None:
     if wrong_T.any():
         place = int(wrong_T.argmax())
         index, token = planned.step.targets[place]
@@ -337,8 +337,14 @@ class StepThread:
             # is closed and waits for it.
             self._ends = weakref.finalize(self, self._executor.shutdown, wait=False)
             self._ends.atexit = False
-        before = self._begun[-1] if self._begun else None
-        self._begun.append(self._executor.submit(_run_after, before, self._run, step))
+        before, run = self._begun[-1] if self._begun else None, self._run
+
+        def run_after() -> StepOutput:
+            if before is not None and before.exception() is not None:
+                raise RunError("the step before this one failed")
+            return run(step)
+
+        self._begun.append(self._executor.submit(run_after))
 
     def wait(self, work: Callable[[], bool]) -> None:
         """Calls `work` until the first output is there, or until it returns False."""
@@ -369,9 +375,3 @@ class StepThread:
             self._executor.shutdown()
             self._ends.detach()
             self._executor = None
-
-
-def _run_after(before: Future[StepOutput] | None, run: Callable[[Step], StepOutput], step: Step) -> StepOutput:
-    if before is not None and before.exception() is not None:
-        raise RunError("the step before this one failed")
-    return run(step)

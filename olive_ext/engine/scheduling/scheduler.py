@@ -10,7 +10,7 @@ be planned before it has run; its scores and tokens are taken in when it is read
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,27 +19,10 @@ import numpy as np
 from olive_ext.engine.forms.base import ReadySequences, ScoredSteps
 from olive_ext.engine.requests import Counters
 from olive_ext.engine.runners.runner import Traits
-from olive_ext.engine.scheduling.planned_step import (
-    BeamGroup,
-    PlannedStep,
-    non_finite,
-    planned,
-    put_scores,
-    refuse_non_finite,
-)
+from olive_ext.engine.scheduling.planned_step import BeamGroup, PlannedStep, non_finite, planned, put_scores
 from olive_ext.engine.scheduling.sequences import ChosenRow, PendingResult, Sequence
 from olive_ext.engine.scheduling.slots import Slots
-from olive_ext.engine.step import (
-    IDLE_TOKEN,
-    ONE_SIDE,
-    UNLIMITED,
-    Capacity,
-    IntArray,
-    Row,
-    Side,
-    Step,
-    StepOutput,
-)
+from olive_ext.engine.step import IDLE_TOKEN, ONE_SIDE, UNLIMITED, Capacity, IntArray, Row, Side, Step, StepOutput
 
 
 class Scheduler:
@@ -125,9 +108,7 @@ class Scheduler:
         self._counters.tokens_fed += self._num_fed
         self._counters.rows_dropped += self._num_dropped
         self._counters.idle_rows += present.sequences.count(None)
-        wrong_T, wrong_K = non_finite(output)
-        if not self._reports_non_finite:
-            refuse_non_finite(present, output, wrong_T, wrong_K, self._counters.steps)
+        wrong_T, wrong_K = non_finite(present, output, None if self._reports_non_finite else self._counters.steps)
         completed, num_wrong = put_scores(present, output, wrong_T)
         self._counters.non_finite += num_wrong
         samples = zip(output.sample_logits_KV, wrong_K.tolist(), strict=True)
@@ -162,7 +143,7 @@ class Scheduler:
     def _begin_side(self, side: Side) -> None:
         """Drops what is resident, and admits the sequences that wait for `side`."""
         self._side = side
-        self._in_slots = SlotSteps(self._traits, self._capacity, self._counters, *self._sizes, side, self._limit)
+        self._in_slots = SlotSteps(self._traits, self._capacity, self._counters, self._sizes, side, self._limit)
         self._scored = self._steps.batches(self._capacity)
         waiting, self._waiting_sides = self._waiting_sides, deque()
         for sequence in waiting:
@@ -209,22 +190,15 @@ class SlotSteps:
     """The sequences that have slots, those that wait for one, and the next step of them."""
 
     def __init__(
-        self,
-        traits: Traits,
-        capacity: Capacity,
-        counters: Counters,
-        chunk_size: int,
-        answer_tokens: int,
-        side: Side,
-        limit: int,
+        self, traits: Traits, capacity: Capacity, counters: Counters, sizes: tuple[int, int], side: Side, limit: int
     ) -> None:
-        """All sequences are on one `side`. `chunk_size`: the most tokens of inputs in a step. `answer_tokens`: a text
-        whose unshared tokens are at most so many is fed one token a step."""
+        """All sequences are on one `side`. `sizes`: the most tokens of inputs in a step, and the most unshared ones
+        of a text that is fed one token a step."""
+        self._chunk_size, answer_tokens = sizes
         self._form = traits.form
         self.slots = Slots(traits, capacity, answer_tokens)
         self._traits = traits
         self._side = side
-        self._chunk_size = chunk_size
         self._counters = counters
         self.waiting = Admission(self.slots, traits, counters, answer_tokens)
         """Sequences without a slot."""
@@ -257,7 +231,10 @@ class SlotSteps:
             self._close_gaps()
             chosen = self._rows(ready)
             if self.slots.make_room([row for _, row in chosen], self.waiting.wanted):
-                return self._step(chosen, expected)
+                copies, self.slots.copies = tuple(self.slots.copies), []
+                follows = tuple([expected.get(sequence, -1) for sequence, _ in chosen]) if expected else ()
+                more: dict[str, Any] = {"copies": copies, "whole_length": self._side.first, "follows": follows}
+                return planned(chosen, self.beams, **more)
             if before is not None:
                 return None
             # The sequence that came last is preempted: its blocks become free, and it is computed again later.
@@ -336,20 +313,13 @@ class SlotSteps:
     def _rows(self, ready: list[Sequence]) -> list[ChosenRow]:
         """The next rows in the order of their slots, with idle rows where the runner needs them."""
         traits, limits = self._traits, (self._most_tokens, self.limit, self.slots.capacity)
-        chosen = self._form.next_rows(
-            ReadySequences(ready, *limits, traits.can_rewind, traits.chunked_prefill, traits.row_group)
-        )
+        limited = ReadySequences(ready, *limits, traits.can_rewind, traits.chunked_prefill, traits.row_group)
+        chosen = self._form.next_rows(limited)
         rows = {row.slot: (sequence, row) for sequence, row in chosen}
         span = self._form.slots_of(sorted(rows), self.slots.num_slots)
         idle = (Row(slot, self.slots.idle_position(slot), (IDLE_TOKEN,)) for slot in span if slot not in rows)
         rows |= {row.slot: (None, row) for row in idle}
         return [rows[slot] for slot in span]
-
-    def _step(self, chosen: list[ChosenRow], expected: Mapping[Sequence | None, int]) -> PlannedStep:
-        copies, self.slots.copies = tuple(self.slots.copies), []
-        follows = tuple([expected.get(sequence, -1) for sequence, _ in chosen]) if expected else ()
-        more: dict[str, Any] = {"copies": copies, "whole_length": self._side.first, "follows": follows}
-        return planned(chosen, self.beams, **more)
 
 
 LOOK_AHEAD = 256
@@ -397,8 +367,7 @@ class Admission:
 
     def admit(self, room: int, most: int, blocks_due: int = 0) -> Iterator[Sequence]:
         """Admits up to `most` inputs while the next step has `room` for their tokens, and any number of short answers.
-        Each gets a slot, to which the prefix that it shares is copied. `blocks_due`: the blocks that running sequences
-        will still take."""
+        Each gets a slot, to which the prefix that it shares is copied. `blocks_due`: those that others will take."""
         while room > 0 and most > 0 and self._slots.free and (sequence := self._next()) is not None:
             blocks_due += self._slots.blocks_due(sequence)
             is_idle = self._slots.is_idle
@@ -442,8 +411,7 @@ class Admission:
 
     def _next(self) -> Sequence | None:
         """Removes and returns the first sequence that need not wait for a prefix, nor for a slot. While anything else
-        runs, a slot whose content waiting sequences share is not overwritten, and at most half of the slots may hold
-        such content."""
+        runs, a slot whose content waiting sequences share is not overwritten, and at most half may hold such."""
         is_idle = self._slots.is_idle
         sequence = self._take_out(self.wanted) if self._answers or not is_idle else None
         return self._take_out(set()) if sequence is None and is_idle else sequence

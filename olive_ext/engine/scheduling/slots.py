@@ -73,7 +73,11 @@ class Slots:
             giver, longest = self._giver(tokens[:limit], source, likely)
             equal = {slot: self._num_equal(tokens[:limit], slot, longest - self.min_copy + 1), giver: longest}
         else:
-            equal = self._num_equal_everywhere(tokens[:limit])
+            wanted_P = tokens[:limit]
+            differs_SP = np.empty((self.num_slots, len(wanted_P) + 1), np.bool_)
+            differs_SP[:, -1] = True  # ends what is equal
+            np.not_equal(self._tokens_SP[:, : len(wanted_P)], wanted_P, out=differs_SP[:, :-1])
+            equal = dict(enumerate(np.minimum(differs_SP.argmax(1), self._lengths_S).tolist()))
         shared = self._reusable(equal, source, media)
         if not self._has_blocks:
             kept = wanted if self._keeps_wanted else ()
@@ -221,12 +225,6 @@ class Slots:
         if least > 0 and self._tokens_SP[slot, least - 1] != tokens[least - 1]:
             return 0
         return common_prefix(tokens, self._tokens_SP[slot, : self._lengths_S[slot]])
-
-    def _num_equal_everywhere(self, tokens: TokenArray) -> dict[int, int]:
-        differs_SP = np.empty((self.num_slots, len(tokens) + 1), np.bool_)
-        differs_SP[:, -1] = True  # ends what is equal
-        np.not_equal(self._tokens_SP[:, : len(tokens)], tokens, out=differs_SP[:, :-1])
-        return dict(enumerate(np.minimum(differs_SP.argmax(1), self._lengths_S).tolist()))
 
     def _reusable(self, equal: Mapping[int, int], source: str, media: Media) -> dict[int, int]:
         """How many of the tokens that slots share need not be fed again."""

@@ -103,9 +103,7 @@ class Constants:
         """`path`: the file that `model` was read from. Raises `ModelError` for weights that are missing."""
         self.model = model
         self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-        made = {
-            node.output[0]: attribute(node, "value", None) for node in graph_nodes(model) if node.op_type == "Constant"
-        }
+        made = {one.output[0]: attribute(one, "value", None) for one in graph_nodes(model) if one.op_type == "Constant"}
         self.tensors = {name: tensor for name, tensor in made.items() if tensor is not None} | self.initializers
         """Whether with those of Constant nodes."""
 
@@ -350,8 +348,7 @@ def _broken(array: Array) -> str:
 
 
 def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
-    """How two arrays differ beyond rounding, if they do. A number is added to `own`, as exporters fold Gemma's norms'
-    1."""
+    """How two arrays differ beyond rounding, if so. `added` goes to `own`, as exporters fold the 1 of Gemma's norms."""
     coarser = min((own.dtype, other.dtype), key=lambda dtype: dtype.itemsize)
     is_rotary, rows, count, squares, whole = bool(ROTARY.search(name)), [], 0, 0.0, 0.0
     for (first, left), (_, right) in zip(_blocks(own), _blocks(other), strict=True):
@@ -487,9 +484,8 @@ class Grid(NamedTuple):
             points = points[first:last]
             points = unpacked(points, self.bits) if self.bits and points.dtype == np.uint8 else points
             points = points.astype(np.float32)[:, :num_blocks, None]
-        numbers = (unpacked(stored, self.bits) if self.bits else stored).astype(np.float32)[
-            :, : num_blocks * self.block
-        ]
+        stored = unpacked(stored, self.bits) if self.bits else stored
+        numbers = stored.astype(np.float32)[:, : num_blocks * self.block]
         steps = self.scales[first:last].astype(np.float32)
         numbers = np.pad(numbers, ((0, 0), (0, num_blocks * self.block - numbers.shape[1])))
         numbers = (numbers.reshape(len(steps), num_blocks, self.block) - points) * steps[..., None]

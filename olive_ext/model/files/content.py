@@ -198,8 +198,7 @@ def _content(path: str, facts: tuple[int, ...]) -> bytes:
 
 
 def load_graph(path: Path) -> onnx.ModelProto:
-    """The model of an .onnx file, whose external data stay on disk. Raises `ModelError` where the file is missing or
-    holds no graph."""
+    """The model of an .onnx file, whose external data stay on disk. Raises `ModelError` where it cannot be read."""
     import onnx
 
     try:

@@ -38,8 +38,7 @@ def offline_if_unreachable(names: Iterable[str] = (), *, has_data: bool = False)
     """While the hub does not answer, sets its libraries offline: they then use what they have cached.
 
     `names` are what users wrote for models and tokenizers. The hub is tried only where one of them is not a path and
-    may be on the hub, or where data may be there (`has_data`). Raises `ModelError` for a name that is not cached here
-    while the hub does not answer.
+    may be on the hub, or where data may be there (`has_data`). Raises `ModelError` for a name that is not cached.
     """
     wanted = [name for name in names if is_hub_name(name)]
     reason = why_unreachable() if wanted or has_data else None
@@ -98,7 +97,9 @@ def set_offline() -> Iterator[None]:
 
 def why_unreachable() -> str | None:
     """Why the hub, or the proxy before it, cannot be asked; None where it accepts connections."""
-    if _is_offline():
+    constants: ModuleType | None = sys.modules.get(_READERS[0])
+    is_set = os.environ.get(_SWITCH, "").upper() in ("1", "ON", "YES", "TRUE")
+    if is_set if constants is None else getattr(constants, _SWITCH, False):
         return f"{_SWITCH} is set"
     address = urlsplit(_endpoint())
     host, scheme = address.hostname or "", address.scheme
@@ -128,10 +129,3 @@ def why_unreachable() -> str | None:
 
 def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-
-
-def _is_offline() -> bool:
-    constants: ModuleType | None = sys.modules.get(_READERS[0])
-    if constants is not None:
-        return bool(getattr(constants, _SWITCH, False))
-    return os.environ.get(_SWITCH, "").upper() in ("1", "ON", "YES", "TRUE")

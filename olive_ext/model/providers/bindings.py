@@ -25,8 +25,7 @@ from olive_ext.model.providers.ort_session import reason_of
 from olive_ext.model.spec.role_inputs import COMPUTE, StepArrays, input_array
 from olive_ext.model.types import ITEM_BYTES, InputSpec
 
-UINT8 = 2
-"""ONNX's element type."""
+UINT8 = 2  # ONNX's element type
 
 MOST_FILLED = 2**30
 """Bytes that one run fills with zeros: CUDA's kernel counts them in 32 bits."""
@@ -41,8 +40,7 @@ def zeros(shape: list[int], elem_type: int) -> ort.OrtValue:
 
 
 def allocate(session: ort.InferenceSession, shape: list[int], elem_type: int, device: Device) -> ort.OrtValue:
-    """Memory on `device` that several sessions bind. Values that a session makes belong to it alone, except on WebGPU,
-    where only sessions can make values."""
+    """Memory on `device` for several sessions: none that a session makes, except on WebGPU, where only they can."""
     if device.kind == "webgpu":
         return session.create_ortvalue_from_shape_and_type(shape, elem_type, device.kind, device.index)
     return ort.OrtValue.ortvalue_from_shape_and_type(shape, elem_type, device.kind, device.index)
@@ -79,7 +77,6 @@ class InputFeed:
         self._device = device
         self._kept = kept
         self._values: OrderedDict[tuple[str, tuple[int, ...]], tuple[ort.OrtValue, bytes]] = OrderedDict()
-        """By name and shape the values and their contents."""
 
     def bind(self, binding: ort.IOBinding, name: str, array: npt.NDArray[Any]) -> None:
         """Binds `array` as the input `name`. It may be changed only after the run."""

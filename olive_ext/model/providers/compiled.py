@@ -40,7 +40,6 @@ Files: TypeAlias = Mapping[Path, tuple[int, int]]
 """Size and time of files."""
 
 LIMIT_BYTES = 50 << 30
-"""The most bytes that are kept."""
 
 NEW = ".new-"
 _DAY_S = 86400
@@ -66,8 +65,7 @@ class Compiled:
         self._problem = ""
 
     def describe(self) -> Mapping[str, Any]:
-        """Graphs or files that were compiled, those that an earlier session compiled, and bytes of the former; where
-        something was compiled or found."""
+        """Graphs or files compiled now, those of earlier sessions, and bytes of the former; empty without any."""
         new, kept, num_bytes = self._new, self._kept, self._bytes
         for folder, pattern, first in self._folders:
             now = _files(folder, pattern)

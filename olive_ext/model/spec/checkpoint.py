@@ -20,8 +20,7 @@ POSITIONS = (
 """Keys of config.json for the most positions of a decoder, in the order in which they are looked for."""
 
 _TOWERS = {Modality.IMAGE: "vision_config", Modality.AUDIO: "audio_config"}
-_FLOAT, _INT64 = 1, 7
-"""ONNX's element types."""
+_FLOAT, _INT64 = 1, 7  # ONNX's element types
 
 
 def read_media(config: Mapping[str, Any]) -> MediaSpec | None:

@@ -85,9 +85,11 @@ class _Reader:
         embeddings = tuple(name for name in self._inputs if name in tensor_names.EMBEDDING_NAMES)
         embeddings += tuple(name for name in self._inputs if embeddings and name in tensor_names.GATES)
         cross = read_cross_inputs(self._inputs, self._model_config)
-        self._refuse_others(
-            {entry.tensor.name for entry in roles} | {*kv_names, *state_names, *embeddings, *cross.names}
-        )
+        known = {one.tensor.name for one in roles} | {*kv_names, *state_names, *embeddings, *cross.names}
+        if others := [name for name in self._inputs if name not in known]:
+            is_adapter = "lora" in others[0].lower()
+            hint = " (name the .onnx_adapter file of its weights in engine.adapters)" if is_adapter else ""
+            raise ModelError(f"input '{others[0]}' is not understood{hint}; the decoder takes {listed(self._inputs)}")
         tokens = next((entry.tensor.name for entry in roles if entry.role is Role.INPUT_IDS), None)
         if not embeddings and tokens is None:
             raise ModelError(f"the decoder has no input 'input_ids'; it has {listed(self._inputs)}")
@@ -181,12 +183,6 @@ class _Reader:
             ranks = " or ".join(map(str, accepted_ranks))
             raise ModelError(f"input '{tensor.name}' has rank {len(tensor.shape)}; rank {ranks} is supported")
         return InputSpec(role, tensor)
-
-    def _refuse_others(self, known: set[str]) -> None:
-        if others := [name for name in self._inputs if name not in known]:
-            is_adapter = "lora" in others[0].lower()
-            hint = " (name the .onnx_adapter file of its weights in engine.adapters)" if is_adapter else ""
-            raise ModelError(f"input '{others[0]}' is not understood{hint}; the decoder takes {listed(self._inputs)}")
 
     def _pairs(self, names: Iterable[Names]) -> dict[str, str]:
         pairs: dict[str, tuple[int, str]] = {}

@@ -191,22 +191,18 @@ def read_media(
         if not taken:
             shown = listed(f"'{tensor.name}'" for tensor in interface.features) or "no features"
             raise ModelError(f"'{files.graph}' encodes an {modality.value}; the embedding graph takes {shown}")
-        outputs, inputs = _outputs(files, proto, taken), tuple(graph_inputs(proto.graph).values())
+        returned, inputs = [value.name for value in proto.graph.output], tuple(graph_inputs(proto.graph).values())
+        unnamed = [tensor.name for tensor in taken if tensor.name not in returned]
+        if len(taken) > 1 and unnamed:  # several are told apart by their names alone
+            shown = f"'{unnamed[0]}' of the embedding graph"
+            raise ModelError(f"'{files.graph}' returns {listed(returned)}, and not {shown}")
+        outputs = tuple(_output(files, proto, tensor) for tensor in taken)
         placeholder = _placeholder(modality, graph.graph, taken, interface, configs)
         real = _real_rows(proto, outputs[0])
         specs.append(MediaEncoderSpec(modality, placeholder, part, files, inputs, outputs, tuple(taken), real))
     positions = next((entry.tensor for entry in spec.inputs if entry.role is Role.POSITION_IDS), None)
     notes = known_faults({one.part: (encoders[one.part][1], one.outputs) for one in specs}, configs, spec.item_masks)
     return MediaSpec(tuple(specs), positions is not None and len(positions.shape) == 3, tuple(notes))
-
-
-def _outputs(files: GraphFiles, proto: onnx.ModelProto, features: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """The outputs that are these inputs of the embedding graph. Several are told apart by their names alone."""
-    returned = [value.name for value in proto.graph.output]
-    missing = [feature.name for feature in features if feature.name not in returned]
-    if len(features) > 1 and missing:
-        raise ModelError(f"'{files.graph}' returns {listed(returned)}, and not '{missing[0]}' of the embedding graph")
-    return tuple(_output(files, proto, feature) for feature in features)
 
 
 def _output(files: GraphFiles, proto: onnx.ModelProto, feature: TensorSpec) -> TensorSpec:
@@ -235,17 +231,13 @@ def _real_rows(proto: onnx.ModelProto, output: TensorSpec) -> TensorSpec | None:
 
 
 def _placeholder(
-    modality: Modality,
-    graph: onnx.GraphProto,
-    features: Sequence[TensorSpec],
-    interface: EmbeddingSpec,
-    configs: Configs,
+    kind: Modality, graph: onnx.GraphProto, features: Sequence[TensorSpec], interface: EmbeddingSpec, configs: Configs
 ) -> int:
     """The token id that features replace. Raises `ModelError` where none is known, or two are."""
     known = {
         f"{origin} {config[key]}": int(config[key])
         for origin, config in zip(("genai_config.json", "config.json"), configs, strict=True)
-        for key in PLACEHOLDER_KEYS[modality]
+        for key in PLACEHOLDER_KEYS[kind]
         if isinstance(config.get(key), int)
     }
     compared = compared_ids(graph, interface.inputs[0].tensor.name)
@@ -258,7 +250,7 @@ def _placeholder(
         raise ModelError(f"the token that '{name}' replaces is not clear: {listed(known)}{ids}", code="missing")
     if not known:
         raise ModelError(
-            f"no graph and none of {listed(PLACEHOLDER_KEYS[modality])} says which token '{name}' replaces",
+            f"no graph and none of {listed(PLACEHOLDER_KEYS[kind])} says which token '{name}' replaces",
             code="missing",
         )
     return next(iter(known.values()))

@@ -277,8 +277,7 @@ MOST_FED = 2048
 """Tokens of a whole text that is compared with its beginning."""
 
 MOST_RUNS, RUNS, LEAST_LENGTHS = 300_000, 10, 6
-"""Limits of the search: nodes run in all, 3 to 10 µs each; runs for each length; and lengths that are compared however
-many nodes there are, up to `MOST_RUNS`."""
+"""Limits of the search: nodes run in all, 3 to 10 µs each; runs for each length; and the fewest lengths."""
 
 
 MOST_TOKENS = 32
@@ -407,14 +406,12 @@ class StepComparison:
         if not truths:
             return []
         run = self._part.cut(truths)
-        by_length = {length: run(_text(length), False) for length in self._lengths}
+        whole = {length: run(_text(length), False) for length in self._lengths}
         by_token = {length: run([(length - 1, 1)], False) for length in self._lengths}
-        truths = [
-            name for name in truths if all((by_length[n][name] == by_token[n][name]).all() for n in self._lengths)
-        ]
+        truths = [name for name in truths if all((whole[n][name] == by_token[n][name]).all() for n in self._lengths)]
         choices = []
         for name in truths:
-            sides = [bool(by_length[length][name].reshape(-1)[0]) for length in self._lengths]
+            sides = [bool(whole[length][name].reshape(-1)[0]) for length in self._lengths]
             changes = [index for index in range(1, len(sides)) if sides[index] != sides[index - 1]]
             if len(changes) == 1:
                 last = self._last_before(name, *self._lengths[changes[0] - 1 : changes[0] + 1])
@@ -435,8 +432,7 @@ def _text(length: int) -> list[tuple[int, int]]:
 
 
 def _ends(values: Mapping[str, Array], like: Mapping[str, Array]) -> dict[str, Array]:
-    """The last numbers of floats, as many as `like` has. Other values may count a step's own tokens, or say that it is
-    the first: for those it is `like`."""
+    """The last numbers of floats, as many as `like` has; `like` itself for others, which may count a step's tokens."""
     ends = dict(like)
     for name, other in like.items():
         if other.dtype.kind == "f" and other.ndim == values[name].ndim:

@@ -89,7 +89,7 @@ def test_slots_grow_by_a_quarter_at_least_and_by_no_more_than_is_wanted_beyond_t
 
 def _touched(store: ViewKv) -> int:
     """Positions of slots in which something lies."""
-    memory = store._buffers[0]._bytes_by_position
+    memory = store._buffers[0].by_position
     return int(memory.reshape(*memory.shape[:2], -1).any(axis=-1).sum())
 
 

@@ -1,1 +1,1 @@
-"""Runs steps on a Hugging Face model in torch; `hf_model` loads it. Knows no ONNX graph and no tokenizer."""
+"""Loads Hugging Face models and runs steps on them in torch. Knows no ONNX graph and no tokenizer."""

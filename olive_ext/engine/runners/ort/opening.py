@@ -61,8 +61,7 @@ def open_ort_runner(
 ) -> OpenedRunner:
     """A runner of the model's graphs in sessions of ONNX Runtime. Raises `ModelError` for a graph that cannot be scored
     or run, and `ProviderError` where a provider does not come up or has no kernel for nodes with large values.
-    `profile_prefix` makes ONNX Runtime write a profile; `weights` are bound to the runs of the graphs in these
-    files."""
+    `profile_prefix` makes ONNX Runtime write a profile; `weights` are bound by these files."""
     if weights:  # a captured step reads the same ones ever after
         model = _plain(model)
     with reading(model.files.decoder):
@@ -135,7 +134,13 @@ def _open_in(form: GraphForm, sessions: Sessions, notes: tuple[str, ...]) -> Ope
         form.trial(decoder)
         group_rows(decoder.runner, spec, model.device, decoder.chunk_size, decoder.notes)
         form.finish(decoder)
-        _refuse_parts(decoder)
+        if not model.parts_failure:
+            is_open = model.device.kind == "cpu" and model.settings.engine.chunk_size == "auto"
+            is_limited = not is_open or decoder.chunk_size < model.chunk_size[0] or model.buckets.steps != "none"
+            longest = decoder.chunk_size if is_limited else spec.context_length
+            most = affordable(model.size)
+            if problem := check_steps(decoder.runner, spec.num_ids, longest, spec.choices.numbers, most):
+                raise PartsDifferError(problem)
     except (NotFittingError, NotCapturedError, PartsDifferError, ProviderError):
         decoder.runner.close()
         raise
@@ -143,14 +148,11 @@ def _open_in(form: GraphForm, sessions: Sessions, notes: tuple[str, ...]) -> Ope
 
 
 def _decoder(
-    form: GraphForm,
-    sessions: Sessions,
-    opened: tuple[ort.InferenceSession, ScoringHead, DecoderSpec],
-    adapters: Adapters,
+    form: GraphForm, sessions: Sessions, made: tuple[ort.InferenceSession, ScoringHead, DecoderSpec], adapters: Adapters
 ) -> OpenedDecoder:
     """The runner of an open session, before it is tried, with steps that the device attends to rightly. Raises
     `ProviderError` where these are too short for a model that takes its input whole."""
-    (session, head, spec), model = opened, sessions.model
+    (session, head, spec), model = made, sessions.model
     device = sessions.device(session)
     num_slots, origin = choose_num_slots(model.settings, spec, device)
     place = KvPlace(session, spec, num_slots, device, sessions.helper, shared_positions(model.settings, spec, device))
@@ -184,17 +186,6 @@ def _decoder(
         overlaps_steps=model.overlaps_steps[0] and (spec.is_paged or model.buckets.steps == "none"),
     )
     return OpenedDecoder(model, spec, OrtRunner(place, store, head, facts, parts), min(chunk_size, fitting), notes)
-
-
-def _refuse_parts(decoder: OpenedDecoder) -> None:
-    model, spec, chunk_size = decoder.model, decoder.spec, decoder.chunk_size
-    if model.parts_failure:
-        return
-    is_open = model.device.kind == "cpu" and model.settings.engine.chunk_size == "auto"
-    is_limited = not is_open or chunk_size < model.chunk_size[0] or model.buckets.steps != "none"
-    longest = chunk_size if is_limited else spec.context_length
-    if problem := check_steps(decoder.runner, spec.num_ids, longest, spec.choices.numbers, affordable(model.size)):
-        raise PartsDifferError(problem)
 
 
 _STOPS_SPINNING = {"session.force_spinning_stop": "1"}

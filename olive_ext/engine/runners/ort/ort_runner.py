@@ -21,17 +21,7 @@ from olive_ext.engine.forms.kv_store import KvPlace, KvStore
 from olive_ext.engine.requests import integers
 from olive_ext.engine.runners.ort.inputs import Adapters, BoundWeights, Layout
 from olive_ext.engine.runners.runner import Runner, Traits
-from olive_ext.engine.step import (
-    NO_CANDIDATES,
-    UNLIMITED,
-    Candidates,
-    Capacity,
-    IntArray,
-    LogitsRow,
-    Row,
-    Step,
-    StepOutput,
-)
+from olive_ext.engine.step import UNLIMITED, Candidates, Capacity, IntArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, first_line, reading
 from olive_ext.graph.head_pattern import PickedRows
 from olive_ext.graph.nodes import ModelProto
@@ -106,14 +96,14 @@ class ScoringHead:
     def read(self, outputs: Sequence[ort.OrtValue], step: Step) -> StepOutput:
         """The scores of a step that has run, without those of its padding."""
         logprobs_T, greedy_R, samples_KV = outputs[: len(OUTPUTS)]
-        num_sampled, candidates = len(step.samples), NO_CANDIDATES
+        num_sampled = len(step.samples)
         read_T = logprobs_T.numpy()[: len(step.targets)] if step.targets else np.zeros(0, np.float32)
         empty_KV = np.zeros((0, samples_KV.shape()[1]), np.float32)
         sampled_KV = samples_KV.numpy()[:num_sampled] if step.samples else empty_KV
+        output = StepOutput(read_T, greedy_R.numpy()[: len(step.logits_rows)], sampled_KV)
         if step.beams:
             rows = range(num_sampled, num_sampled + len(step.beams))
-            candidates = self._candidates(samples_KV, rows, step.num_candidates)
-        output = StepOutput(read_T, greedy_R.numpy()[: len(step.logits_rows)], sampled_KV, candidates=candidates)
+            output = replace(output, candidates=self._candidates(samples_KV, rows, step.num_candidates))
         rest = outputs[len(OUTPUTS) :]
         return replace(output, logits_RV=rest[0]) if rest else output
 
@@ -135,11 +125,8 @@ class ScoringHead:
 
     def describe(self) -> Mapping[str, Any]:
         """Where the head picks rows, why, and the products that run on scored rows."""
-        return {
-            "scoring_head": self.kind,
-            "scoring_head_reason": self.reason,
-            "scored_row_products": [list(sizes) for sizes in self.products],
-        }
+        products = [list(sizes) for sizes in self.products]
+        return {"scoring_head": self.kind, "scoring_head_reason": self.reason, "scored_row_products": products}
 
 
 @dataclass(kw_only=True)
