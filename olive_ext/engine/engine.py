@@ -470,8 +470,9 @@ logger = logging.getLogger(__name__)
 
 def open_runner(model: ResolvedModel, profile_prefix: Path | None = None) -> OpenedRunner:
     """Opens a runner of the decoder of `model`, which takes pictures and sounds of as many tokens as its steps may
-    have. Raises `ModelError` for a model that cannot be run, `ProviderError` for a provider that does not come up, and
-    `ConfigError` for settings that the runtime cannot keep. `profile_prefix` asks for a profile."""
+    have. Raises `ModelError` for a model that cannot be scored or run, `ProviderError` for a provider that does not
+    come up, and `ConfigError` for settings that the runtime cannot keep. `profile_prefix` makes ONNX Runtime write a
+    profile."""
     runtime = model.runtime
     for sentence in refuse_settings(model):
         logger.warning("%s", sentence)

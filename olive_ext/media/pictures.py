@@ -36,7 +36,8 @@ _FORMATS = {
     *("AVIF", "BMP", "DIB", "GIF", "ICO", "JPEG", "JPEG2000", "PCX", "PNG", "PPM", "PSD", "SGI", "TGA", "TIFF"),
     "WEBP",
 }
-"""Those of PIL's formats that hold pixels (MPO is read as JPEG). PIL runs Ghostscript for EPS, which is left out."""
+"""Those of PIL's formats that hold pixels (MPO is read as JPEG). PIL runs Ghostscript for EPS, so it is not among them.
+"""
 
 LARGEST_SIDE = 16384
 """The most pixels of a side."""
@@ -78,7 +79,8 @@ def read_picture(raw: RawMedia) -> Image.Image:
 
 
 def _of_8_bits(picture: Image.Image, raw: RawMedia) -> Image.Image:
-    """The picture with shades from 0 to 255, which PIL would clip. Raises `MediaError` for numbers of unknown range."""
+    """The picture with shades from 0 to 255, where PIL would clip all above to 255. Raises `MediaError` for numbers
+    whose range is unknown."""
     from PIL import Image
 
     if not picture.mode.startswith(("I", "F")):

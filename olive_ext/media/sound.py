@@ -42,7 +42,8 @@ class SoundProcessor:
 
     def __init__(self, files: ModelFiles, source: TensorSpec, num_threads: int | None = None) -> None:
         """`source`: the encoder's input, [B, mels, frames]. `num_threads`: torch's threads while features are computed;
-        None is one. On two busy cores a sound took 10 to 25 ms with one, 56 to 190 with two, as ONNX Runtime's spin."""
+        None is one. On two busy cores a sound took 10 to 25 ms with one, and 56 to 190 with two threads beside ONNX
+        Runtime's, which spin."""
         self._files = files
         self._source = source
         self._num_threads = num_threads or 1

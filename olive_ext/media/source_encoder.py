@@ -40,7 +40,8 @@ class Encoded:
 class SourceEncoder:
     """The encoder's session, and the session of cross-attention KV where that is a graph of its own.
 
-    The results of the last `num_kept` sources and the joined rows of the last steps are kept.
+    The results of the last `num_kept` sources are kept, so that several targets of one source encode it once; so are
+    the joined rows of the last steps.
     """
 
     def __init__(

@@ -76,7 +76,8 @@ def choose_num_slots(
     take blocks as they grow, by default where the graph has a paged cache. On a CPU, slots that no sequence takes use
     no memory, so this is the most of any call: long requests get fewer (`shared_positions`).
 
-    Final once the weights are on the device. `read` gives a device's memory, or raises `UnmeasuredError`.
+    Final once the weights are on the device. `read` gives the memory of a device, by kind and number, or raises
+    `UnmeasuredError`.
     """
     if settings.engine.num_slots != "auto":
         return settings.engine.num_slots, "engine.num_slots"

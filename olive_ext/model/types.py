@@ -400,7 +400,8 @@ class MediaEncoderSpec(MediaInput):
     """The embedding graph's inputs for them, [rows, size], in the order of `outputs`."""
 
     real_rows: TensorSpec | None = None
-    """The output that says which rows of features are not padding: their number [B], or a mask [B, rows]; None: all."""
+    """The output that says which rows of the features belong to the item and not to its padding: their number [B], or a
+    mask [B, rows]. None where all do."""
 
     @property
     def one_by_one(self) -> str:

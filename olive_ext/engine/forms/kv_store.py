@@ -215,7 +215,8 @@ class OpenedDecoder:
 
 def decoder_graph(model: ResolvedModel, notes: tuple[str, ...] = ()) -> tuple[ModelProto, DecoderSpec]:
     """The decoder, with caches that keep all positions and with lengths that are those of its rows and of whole texts,
-    whatever else the step holds; its inputs, with `notes` on the form. Raises `ModelError`."""
+    whatever else the step holds. Also returns what the graph takes, and `notes` on the form. Raises `ModelError` for a
+    graph that cannot be scored."""
     spec = replace(model.spec, notes=(*model.notes, *notes))
     proto = model.decoder_graph()
     try:

@@ -89,7 +89,8 @@ def cost_of_rows(parts: Iterable[tuple[int, int]], size: int) -> float:
 
 
 def cost_of_trees(parts: Iterable[tuple[int, int]], size: int) -> float:
-    """Their cost as shares of steps of `size` tokens. What does not fit continues in the next, after its beginning."""
+    """The cost of the same parts in steps of `size` tokens, as each part's share of them. What does not fit continues
+    in the next step, after its own beginning."""
     return sum(step_cost(size, past + size + max(0, tokens - size) / 2) * tokens / size for tokens, past in parts)
 
 
@@ -307,7 +308,8 @@ def with_tree_attention(
     """A copy of `model` in which every attention over the caches `past_names` takes a bias, and `POSITIONS` [B, S]
     where the graph has no such input yet. Also returns the bias inputs.
 
-    A layer's window moves into its bias, because the attention counts it in cells. Raises `NotFittingError`.
+    A layer's window moves into its bias, because the attention counts it in cells. Raises `NotFittingError` with
+    the reason where that cannot be done.
     """
     edited = deepcopy(model)
     elem_types = {value.name: value.type.tensor_type.elem_type for value in edited.graph.input}

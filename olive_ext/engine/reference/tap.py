@@ -37,7 +37,8 @@ Items = Sequence[KeyedRequest]
 
 
 class Tap:
-    """Gets the steps of requests that are only scored; generated text does not come here. This one notes nothing."""
+    """Gets the steps of requests that are only scored; generated text does not come here. This one notes nothing, and
+    leaves the traits of the steps as they are."""
 
     longest_step = UNLIMITED
     """The most tokens of a prompt in one step."""

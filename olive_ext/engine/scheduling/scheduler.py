@@ -367,7 +367,8 @@ class Admission:
 
     def admit(self, room: int, most: int, blocks_due: int = 0) -> Iterator[Sequence]:
         """Admits up to `most` inputs while the next step has `room` for their tokens, and any number of short answers.
-        Each gets a slot, to which the prefix that it shares is copied. `blocks_due`: those that others will take."""
+        Each gets a slot, to which the prefix that it shares is copied. `blocks_due`: the blocks that running sequences
+        will still take."""
         while room > 0 and most > 0 and self._slots.free and (sequence := self._next()) is not None:
             blocks_due += self._slots.blocks_due(sequence)
             is_idle = self._slots.is_idle
@@ -411,7 +412,8 @@ class Admission:
 
     def _next(self) -> Sequence | None:
         """Removes and returns the first sequence that need not wait for a prefix, nor for a slot. While anything else
-        runs, a slot whose content waiting sequences share is not overwritten, and at most half may hold such."""
+        runs, a slot whose content waiting sequences share is not overwritten, and at most half of the slots may hold
+        such content."""
         is_idle = self._slots.is_idle
         sequence = self._take_out(self.wanted) if self._answers or not is_idle else None
         return self._take_out(set()) if sequence is None and is_idle else sequence

@@ -38,7 +38,8 @@ def offline_if_unreachable(names: Iterable[str] = (), *, has_data: bool = False)
     """While the hub does not answer, sets its libraries offline: they then use what they have cached.
 
     `names` are what users wrote for models and tokenizers. The hub is tried only where one of them is not a path and
-    may be on the hub, or where data may be there (`has_data`). Raises `ModelError` for a name that is not cached.
+    may be on the hub, or where data may be there (`has_data`). Raises `ModelError` for a name that is not cached here
+    while the hub does not answer.
     """
     wanted = [name for name in names if is_hub_name(name)]
     reason = why_unreachable() if wanted or has_data else None

@@ -305,7 +305,8 @@ class Manifest(ConfigSection):
 
 def read_json(path: Path, form: type[ConfigSection] | None = None) -> Mapping[str, Any]:
     """The object in a JSON file. A key whose value is null counts as missing, except for a package's names. Raises
-    `ModelError` as `json_object` does, and for a value that `form` does not allow."""
+    `ModelError` as `json_object` does, and where a value is not of the type that `form` declares: with the key, the
+    value and what is accepted."""
     is_of_package = form in (Manifest, ComponentFile)
     value = json_object(path, is_strict=is_of_package or form is GenaiConfig)
     if form is not None:

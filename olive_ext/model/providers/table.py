@@ -258,7 +258,8 @@ def meant_provider(name: str) -> str:
 
 def owner_of(option: str, row: ProviderRow) -> str:
     """The provider to which this option belongs, where that of `row` surely has no such option: the CPU's takes none at
-    all, and others may have options that several have, such as `device_id`. Empty for a provider without a row."""
+    all, and others may have options that several have, such as `device_id`. Empty for a provider without a row in the
+    table, whose options are unknown here."""
     owners = [other.name for other in TABLE if option in other.options]
     if not owners or row.name in owners or row.name.lower() not in ROWS:
         return ""

@@ -277,7 +277,8 @@ MOST_FED = 2048
 """Tokens of a whole text that is compared with its beginning."""
 
 MOST_RUNS, RUNS, LEAST_LENGTHS = 300_000, 10, 6
-"""Limits of the search: nodes run in all, 3 to 10 µs each; runs for each length; and the fewest lengths."""
+"""Limits of the search: nodes run in all, 3 to 10 µs each; runs for each length; and lengths that are compared however
+many nodes there are, up to `MOST_RUNS`."""
 
 
 MOST_TOKENS = 32
@@ -432,7 +433,8 @@ def _text(length: int) -> list[tuple[int, int]]:
 
 
 def _ends(values: Mapping[str, Array], like: Mapping[str, Array]) -> dict[str, Array]:
-    """The last numbers of floats, as many as `like` has; `like` itself for others, which may count a step's tokens."""
+    """The last numbers of floats, as many as `like` has. Other values may count a step's own tokens, or say that it is
+    the first: for those it is `like`."""
     ends = dict(like)
     for name, other in like.items():
         if other.dtype.kind == "f" and other.ndim == values[name].ndim:

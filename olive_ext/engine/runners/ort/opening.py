@@ -61,7 +61,8 @@ def open_ort_runner(
 ) -> OpenedRunner:
     """A runner of the model's graphs in sessions of ONNX Runtime. Raises `ModelError` for a graph that cannot be scored
     or run, and `ProviderError` where a provider does not come up or has no kernel for nodes with large values.
-    `profile_prefix` makes ONNX Runtime write a profile; `weights` are bound by these files."""
+    `profile_prefix` makes ONNX Runtime write a profile; `weights` are bound to the runs of the graphs in these
+    files."""
     if weights:  # a captured step reads the same ones ever after
         model = _plain(model)
     with reading(model.files.decoder):

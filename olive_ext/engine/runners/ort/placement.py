@@ -123,7 +123,8 @@ def misplaced(
     """What `session`, opened on `model`, runs or keeps on another device than `device` (ONNX Runtime's name); None
     where all is well. `caches` are names of inputs and outputs that must lie on the device.
 
-    A graph may leave arithmetic on lengths to the CPU, with `floats_only` all on integers, but no large values.
+    A graph may leave arithmetic on lengths to the CPU, and with `floats_only` all arithmetic on integers; nodes with
+    large values must not run there.
     """
     if device == "cpu":
         return None
