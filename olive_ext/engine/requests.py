@@ -220,7 +220,8 @@ class Hypothesis:
 
 
 NUMBERS = 4
-"""Raised with every change of a model's numbers or of compared fields: what was kept on disk is then not used."""
+"""Raised with every change that corrects a model's numbers or changes the fields of a comparison: what was kept on disk
+before is then not used any more."""
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,8 @@ def part_of(
     outputs: Iterable[onnx.ValueInfoProto],
     weights: Iterable[onnx.TensorProto] | None = None,
 ) -> onnx.ModelProto:
-    """A new model of some `nodes`, with these `outputs` and what is read of `weights` or the graph's; no inputs yet."""
+    """A new model of some `nodes` of `model` with these `outputs` and the weights that are read, of `weights` or of the
+    graph's; it has no inputs yet."""
     whole, part = model.graph, onnx.ModelProto(ir_version=model.ir_version, producer_name=model.producer_name)
     part.opset_import.extend(model.opset_import)
     part.functions.extend(model.functions)
@@ -222,7 +223,8 @@ def constants_as_inputs(graph: GraphProto, arrays: Mapping[str, npt.NDArray[Any]
 
 
 Choice = tuple[str, int, int, bool]
-"""A value [1, ...], its rank, the most positions of a text on the first side, and whether it is true beyond."""
+"""A value [1, ...] of the graph, its rank, the most positions of a text on the first side, and whether the value is
+true for longer ones."""
 
 WHOLE_LENGTH = "olive_ext_whole_length"
 """The input: positions of the texts that the rows of a step are parts of, a scalar."""

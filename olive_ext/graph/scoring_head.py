@@ -35,7 +35,8 @@ class HeadOutputs:
     """R is promised to be never 0, so that no node needs to check."""
 
     bans: tuple[tuple[int, ...], ...] = ()
-    """Lists of tokens that rows must not give, if any. Adds the input `score_bans`: the number of each row's list."""
+    """Lists of tokens that rows must not give; empty where no row has such. Adds the input `score_bans`: for each row
+    the number of its list."""
 
 
 SCORES_ONLY = HeadOutputs()

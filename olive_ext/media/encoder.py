@@ -68,7 +68,8 @@ class EncoderBatches:
     """The items of admitted requests that are not encoded yet, in order of arrival."""
 
     def __init__(self, spec: MediaEncoderSpec, max_rows: int = 1, *, is_bucketed: bool = False) -> None:
-        """`max_rows`: the most rows of features, with padding, of several items' run. `is_bucketed`: shapes are few."""
+        """`max_rows`: the most rows of features, padding included, of a run of several items. `is_bucketed`: shapes are
+        few."""
         self.problem = spec.one_by_one
         """Why items run one by one; empty where several may share a run."""
 
@@ -161,11 +162,13 @@ ROUNDING = {8: 1e-5, 4: 1e-5, 2: 2e-3}
 """By bytes of a number: the largest difference between features alone and together, relative to the largest feature."""
 
 SCALES = (1.0, 8.0, 1 / 64, 0.0)
-"""Scales of items that are tried together: different, so that a maximum or mean over the run is no item's own."""
+"""Scales of the values of items that are tried together. They differ, so that a maximum or mean over the run is not any
+item's own."""
 
 
 def company_problem(items: Sequence[Loaded], encode: Encode) -> str:
-    """Why so many items must not share a run; empty where they may, as they are and reversed with noise for content."""
+    """Why so many items must not share a run; empty where they may. They are tried as they are, and in reverse order
+    with noise of different scales as content."""
     noise = [(item, _noise(arrays, seed)) for seed, (item, arrays) in enumerate(items)]
     for tried in (list(items), noise[::-1]):
         try:
@@ -244,7 +247,8 @@ class MediaEncoder:
         features that were kept stay those of the earlier weights."""
         self.spec, self._bind_weights = spec, bind_weights
         self.encoded = self.runs = self.hits = self.evicted = 0
-        """Since opening: items encoded, runs (without the warm-up's), features found kept, and features dropped."""
+        """Since the encoder was opened: items encoded, runs (without the warm-up's), features that were found kept, and
+        features that were dropped."""
 
         self.kept: ItemStore[Features] = ItemStore(FEATURE_BYTES, num_bytes)
         self._open_session = open_session

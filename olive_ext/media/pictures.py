@@ -114,7 +114,8 @@ def content_key(content: Image.Image | npt.NDArray[Any]) -> str:
 
 
 def media_digest(args: Sequence[Any]) -> str:
-    """Digest of a framework's request without texts: pictures by pixels, sounds by samples, the rest as JSON."""
+    """Digest of a framework's request without its texts: pictures by their pixels, sounds by their samples, the rest as
+    JSON."""
 
     def shown(value: Any) -> Any:
         from PIL import Image

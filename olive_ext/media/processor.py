@@ -28,7 +28,8 @@ from olive_ext.model.types import MediaInput, MediaSpec, Modality, ModelFiles
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 KEPT_BYTES = 1 << 26
-"""The most bytes of prepared pixels that are kept until a request's run; a single picture may have more."""
+"""The most bytes of prepared pixels that are kept between a request's arrival and its run; a single picture may have
+more."""
 
 _FIXED = ("mm_tokens_per_image", "image_seq_length", "num_image_tokens")
 """Keys of config.json for the number of tokens of a picture, where all pictures have the same."""
@@ -78,7 +79,8 @@ class MediaProcessor:
         self._sounds = SoundItems(files, num_threads)
 
     def item(self, modality: Modality, raw: RawMedia) -> MediaItem:
-        """The item of a picture or sound. Raises `TaskError` for one that cannot be prepared, or is not taken."""
+        """The item of a picture or sound. Raises `TaskError` for one that cannot be read or prepared, or of a kind that
+        the model does not take."""
         taken = next((one for one in self.spec.inputs if one.modality is modality), None)
         if taken is None:
             names = " and ".join(f"{taken.kind}s" for taken in self.spec.modalities)

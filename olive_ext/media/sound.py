@@ -96,7 +96,8 @@ class SoundProcessor:
 
 
 def refuse_non_finite(arrays: Mapping[str, npt.NDArray[Any]], kind: str) -> None:
-    """Raises `MediaError` where features are out of any range: an encoder's NaN would be blamed on the model."""
+    """Raises `MediaError` where what a processor makes of samples or pixels is far out of any range. An encoder would
+    give NaN, and the model would be blamed."""
     wrong = [name for name, array in arrays.items() if array.dtype.kind == "f" and not np.isfinite(array).all()]
     if wrong:
         raise MediaError(f"a {kind} has features of NaN or infinity ('{wrong[0]}'): its numbers are far out of range")
@@ -166,7 +167,8 @@ def _read_wave(raw: str | Path | bytes | bytearray) -> tuple[npt.NDArray[Any], i
 
 
 def _sized(file: io.BytesIO | Path) -> io.BytesIO | Path:
-    """The WAV file with its two sizes filled in, which a pipe's writer cannot know: samples go on to the end."""
+    """The WAV file with its two sizes filled in, where the program that wrote it into a pipe could not: the samples
+    then go on to the end."""
     with file.open("rb") if isinstance(file, Path) else nullcontext(file) as stream:
         head = stream.read(8)
         stream.seek(0)
@@ -203,7 +205,8 @@ class SoundItems:
         return self.loaded[0].feature_extractor
 
     def read(self, raw: RawMedia) -> Samples:
-        """The samples [N] of a sound. Raises `MediaError` for one that cannot be read, or of another rate."""
+        """The samples [N] of a sound that a user gave. Raises `MediaError` for one that cannot be read, or that has
+        another rate than the model takes."""
         return read_samples(raw, int(self.extractor.sampling_rate))
 
     def silences(self) -> list[RawMedia]:

@@ -23,7 +23,8 @@ from olive_ext.model.types import ModelFiles
 from olive_ext.registry import entries
 
 Resolved: TypeAlias = Any
-"""An `olive_ext.model.ResolvedModel`, which has a runtime: its module imports this one. Runtimes name the class."""
+"""An `olive_ext.model.ResolvedModel`. Its module imports this one, because a resolved model has a runtime; runtimes
+name the class itself in their signatures."""
 
 BUILT_IN = {
     "genai": "olive_ext.engine.runtimes:Genai",

@@ -221,7 +221,8 @@ def _shape(source: onnx.NodeProto, place: int, weight: TensorProto | None, heads
 
 
 CUT, FORK, MORE = 280, BLOCK_SIZE, 44
-"""Where a text's first step ends, within a block; positions that a second text shares, a block; that text's own."""
+"""Where a text's first step ends, within a block; the positions of it that a second text shares, a whole block; the
+number of the second text's own tokens."""
 
 PROMPT, ANSWER = 4, 8
 """Tokens of a third text: those of its prompt, and all. The others are fed one a step, as answers are. They are so few

@@ -84,7 +84,8 @@ class StepForm(ABC):
     """Whether a step has rows for all slots from the first to the last of its sequences."""
 
     longest_step: int = UNLIMITED
-    """The most tokens of a step, and of an item, that the device is known to handle without a crash."""
+    """The most tokens in a step that the device is known to handle without a crash. An item, which is fed in one step,
+    must not have more either."""
 
     mixes_pasts: bool = True
     """Whether rows of one token each may have pasts of different lengths."""

@@ -94,7 +94,8 @@ class KvStore(ABC):
         return True
 
     def has_outgrown(self, num_slots: int, positions: int) -> bool:
-        """Whether most slots times the longest so far are more than needed now, and than 125 % of `most_positions`."""
+        """Whether the memory in use so far (most slots times the longest slot) is more than this request needs, and
+        more than 125 % of `most_positions`."""
         slots, longest = self.touched
         self.touched = max(slots, num_slots), max(longest, positions)
         in_all = self.capacity.most_positions

@@ -97,7 +97,8 @@ KERNELS: Mapping[str, PagedKernel] = {
 
 
 def gathered_bytes(model: onnx.ModelProto, caches: Mapping[str, int], kernel: PagedKernel) -> int:
-    """Bytes that one layer's paged attention gathers for each row and position. `caches`: KV input -> head size."""
+    """Bytes that the attention of a paged graph gathers for each row and position, in the one layer that runs at a
+    time. `caches`: KV input -> head size."""
     if kernel.gathers_above is None:
         return 0
     gathered = (

@@ -376,7 +376,8 @@ class ReturnedKv(KvStore):
         return _ReturnedBatch(self._stacker.stack([self._part(run, width) for run in runs]), len(places), width)
 
     def _part(self, run: Items[BatchRow], width: int, cut: int | None = None) -> StackedPart:
-        """Rows of one batch: the first `cut` positions of the longest, or all, padded to `width`; masks hide that."""
+        """Rows of one batch: the first `cut` positions of the longest of them, or all, padded to `width`. Masks and
+        lengths hide the padding."""
         batch, longest = run[0].batch, max(place.length for place in run)
         if longest == 0:  # nothing of its own to be filled up with
             return StackedPart(self._blank.values, [0] * len(run), [0] * width)

@@ -340,7 +340,8 @@ def with_tree_attention(
 
 
 def _doubled(graph: onnx.GraphProto, table: str, made: dict[str, str]) -> str:
-    """A rotary table twice, made once: GroupQueryAttention demands a row for each cell, large as no position is."""
+    """A rotary table twice, one after the other; it is made once. GroupQueryAttention demands a row for each cell,
+    though no position is that large."""
     if table not in made:
         known = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}
         read = {table, *reads(makers_of(graph.node, [table]))}

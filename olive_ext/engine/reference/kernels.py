@@ -112,7 +112,8 @@ class DivergenceKernels:
         return self._graphs[key]
 
     def _run(self, graph: _RowsGraph, rows: Mapping[str, LogitRows], arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """All outputs, on the host, of a graph over rows of logits and small arrays, run on some rows at a time."""
+        """All outputs of a graph over rows of logits and small arrays with as many rows, on the host. It is run on some
+        rows at a time."""
         placed = {name: self._place(value) for name, value in rows.items()}
         num_rows, vocab_size = shape_of(next(iter(placed.values())))
         most = CPU_BYTES if self._device.kind == "cpu" else DEVICE_BYTES

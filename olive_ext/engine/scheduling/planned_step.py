@@ -48,7 +48,8 @@ class _Beam(NamedTuple):
 
 
 class BeamGroup:
-    """A search by `generation.beams`, which begins with the prompt's sequence; its candidates bring the others."""
+    """A search by `generation.beams`. It begins with one sequence, that of the prompt; the others follow when its
+    candidates are known."""
 
     def __init__(self, root: Sequence, slots: Slots, wanted: Container[int]) -> None:
         """Reserves slots for the other sequences, the `wanted` ones last."""

@@ -173,7 +173,8 @@ def _sequence(tokens: TokenArray, result: PendingResult, side: Side) -> Sequence
 
 
 MOST_TOKENS, LEAST_TOKENS = 16384, 4096
-"""About the tokens that a chunk of scored texts feeds: bounds on what a crash and a last step that is not full cost."""
+"""About the tokens that a chunk of scored texts feeds. It bounds what a crash costs, and is large enough that a last
+step which is not full does not matter."""
 
 USUAL_CHUNKS = 32
 """A call is cut into so many chunks, where that keeps them within the bounds."""

@@ -348,7 +348,8 @@ def _broken(array: Array) -> str:
 
 
 def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
-    """How two arrays differ beyond rounding, if so. `added` goes to `own`, as exporters fold the 1 of Gemma's norms."""
+    """How two arrays differ beyond rounding, if they do. A number is added to `own`, as exporters fold Gemma's norms'
+    1."""
     coarser = min((own.dtype, other.dtype), key=lambda dtype: dtype.itemsize)
     is_rotary, rows, count, squares, whole = bool(ROTARY.search(name)), [], 0, 0.0, 0.0
     for (first, left), (_, right) in zip(_blocks(own), _blocks(other), strict=True):

@@ -198,7 +198,8 @@ def _content(path: str, facts: tuple[int, ...]) -> bytes:
 
 
 def load_graph(path: Path) -> onnx.ModelProto:
-    """The model of an .onnx file, whose external data stay on disk. Raises `ModelError` where it cannot be read."""
+    """The model of an .onnx file, whose external data stay on disk. Raises `ModelError` where the file is missing or
+    holds no graph."""
     import onnx
 
     try:

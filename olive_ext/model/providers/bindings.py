@@ -40,7 +40,8 @@ def zeros(shape: list[int], elem_type: int) -> ort.OrtValue:
 
 
 def allocate(session: ort.InferenceSession, shape: list[int], elem_type: int, device: Device) -> ort.OrtValue:
-    """Memory on `device` for several sessions: none that a session makes, except on WebGPU, where only they can."""
+    """Memory on `device` that several sessions bind. Values that a session makes belong to it alone, except on WebGPU,
+    where only sessions can make values."""
     if device.kind == "webgpu":
         return session.create_ortvalue_from_shape_and_type(shape, elem_type, device.kind, device.index)
     return ort.OrtValue.ortvalue_from_shape_and_type(shape, elem_type, device.kind, device.index)

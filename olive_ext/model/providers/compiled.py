@@ -65,7 +65,8 @@ class Compiled:
         self._problem = ""
 
     def describe(self) -> Mapping[str, Any]:
-        """Graphs or files compiled now, those of earlier sessions, and bytes of the former; empty without any."""
+        """Graphs or files that were compiled, those that an earlier session compiled, and bytes of the former; where
+        something was compiled or found."""
         new, kept, num_bytes = self._new, self._kept, self._bytes
         for folder, pattern, first in self._folders:
             now = _files(folder, pattern)

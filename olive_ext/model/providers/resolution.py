@@ -274,7 +274,8 @@ _FIELDS = re.compile(
     r"log_(id|severity_level|verbosity_level)|(intra|inter)_op_num_threads|enable_(cpu_mem_arena|mem_pattern)"
     r"|graph_optimization_level|disable_(cpu_ep_fallback|quant_qdq)|enable_quant_qdq_cleanup|use_env_allocators"
 )
-"""Keys of `session_options` that releases of onnxruntime-genai pass as fields; all others become entries."""
+"""Keys of `session_options` that onnxruntime-genai passes, or passed in earlier releases, as fields of ONNX Runtime's;
+all others become configuration entries."""
 
 _ENTRIES = re.compile(
     r"(session\.(intra_op|inter_op|qdq|prepack\.)\w*(\.\w+)*"

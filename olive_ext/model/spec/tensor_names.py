@@ -73,7 +73,8 @@ CROSS_KV_NAMES = (
     *pairs("past_key_values.%d.cross.{}", "present.%d.cross.{}"),
     *pairs("past_{}_cross_%d", "present_{}_cross_%d"),
 )
-"""Names of a decoder's KV input for the attention to the encoder, and of the encoder's or a first step's output."""
+"""Names of a decoder's KV input for the attention to the encoder, and of the output that carries it: the encoder's, or
+a decoder's first step's."""
 
 STATES_INPUTS = frozenset({"encoder_hidden_states", "encoder_outputs"})
 """Inputs of a decoder that take the encoder's hidden states."""
