@@ -234,7 +234,7 @@ class StepLoop:
         rule: ScoringRule,
         counters: Counters,
         *,
-        reports_non_finite: bool,
+        reports_non_finite: bool = False,
     ) -> None:
         """`reports_non_finite`: requests whose output is not finite are counted instead of raising `NonFiniteError`."""
         self._runner, self._runners = runner, (runner, *tap.runners)
@@ -511,8 +511,13 @@ def engine_on(opened: OpenedRunner, model: ResolvedModel, tap: Tap | None = None
     if model.runtime.runs_graph or tap is not None:  # by cost, where neither the form nor the chunk size is named
         is_open = settings.engine.scoring != "tree" and settings.engine.chunk_size == "auto"
         rule = ScoringRule(is_open, "engine.scoring")
-    facts = {"deterministic": settings.deterministic is True}
-    return Engine(*opened, rule, tap, reports_non_finite=settings.non_finite == "report", facts=facts)
+    return Engine(
+        *opened,
+        rule,
+        tap,
+        reports_non_finite=settings.non_finite == "report",
+        facts={"deterministic": settings.deterministic is True},
+    )
 
 
 def open_engine(model: ResolvedModel, tap: Tap | None = None, *, profile_prefix: Path | None = None) -> Engine:

@@ -301,7 +301,9 @@ class MediaEncoder:
         for bucket in self._shapes.shared_buckets(ordered, most):
             self._encode(ordered[:1], bucket)
         for size, tensor in product(sizes, self.spec.features):
-            piece, base = (zeros([rows, int(tensor.shape[1])], tensor.elem_type) for rows in (self._shapes.piece, size))
+            piece, base = (
+                zeros([count, int(tensor.shape[1])], tensor.elem_type) for count in (self._shapes.piece, size)
+            )
             put_rows(self._small, [Pieces((piece,), 1)], base)
 
     def expect(self, items: Iterable[MediaItem]) -> None:

@@ -74,7 +74,9 @@ class MediaProcessor:
         """`num_threads`: torch's threads while a sound is prepared; pictures are prepared without torch."""
         self.spec = spec
         self._files = files
-        self.kept: ItemStore[Arrays] = ItemStore(KEPT_BYTES, lambda arrays: sum(one.nbytes for one in arrays.values()))
+        self.kept: ItemStore[Arrays] = ItemStore(
+            KEPT_BYTES, lambda arrays: sum(array.nbytes for array in arrays.values())
+        )
         self._known: dict[str, Extent] = {}
         self._sounds = SoundItems(files, num_threads)
 

@@ -66,7 +66,7 @@ def test_genai_config_names_cross_inputs_as_it_likes() -> None:
 
 def test_encoder_or_first_step_that_returns_cross_kv_gives_it() -> None:
     key = TensorSpec("past_key_cross_0", FLOAT, ("B", 2, 1500, 4))
-    spec = read_encoder(_graph(SOUND, ["hidden_states", "present_key_cross_0"]), _cross(key), {}, None)
+    spec = read_encoder(_graph(SOUND, ["hidden_states", "present_key_cross_0"]), _cross(key), {})
     assert (spec.kind, spec.mask, spec.first_step) == (SourceKind.FEATURES, None, None)
     assert spec.outputs == {"past_key_cross_0": "present_key_cross_0"}
     states = {"encoder_hidden_states": (FLOAT, ("B", "T", 8)), "input_ids": TEXT["input_ids"]}
@@ -82,9 +82,9 @@ def test_encoder_or_first_step_that_returns_cross_kv_gives_it() -> None:
 
 def test_cross_kv_that_nothing_computes_is_left_empty_where_the_decoder_has_the_states() -> None:
     encoder = _graph(TEXT, ["last_hidden_state"])
-    assert read_encoder(encoder, _cross(KEY, STATES), {}, None).unused == (KEY,)
+    assert read_encoder(encoder, _cross(KEY, STATES), {}).unused == (KEY,)
     with refused(ModelError, "unsupported", holds=("past_key_values", "0")):
-        read_encoder(encoder, _cross(KEY), {}, None)
+        read_encoder(encoder, _cross(KEY), {})
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_cross_kv_that_nothing_computes_is_left_empty_where_the_decoder_has_the_
 )
 def test_encoder_that_is_not_understood_is_refused_by_name(inputs, outputs, holds) -> None:
     with refused(ModelError, "unsupported", holds=holds):
-        read_encoder(_graph(inputs, outputs), _cross(STATES), {}, None)
+        read_encoder(_graph(inputs, outputs), _cross(STATES), {})
 
 
 def _put(folder: Path, *names: str) -> list[Path]:

@@ -170,7 +170,9 @@ def attention_trials(paged: onnx.ModelProto, caches: Mapping[str, tuple[int, int
     return list(trials.values())
 
 
-def _trial_of(source: onnx.NodeProto, known: Mapping[str, TensorProto], cache: tuple[int, int, int]) -> AttentionTrial:
+def _trial_of(
+    source: onnx.NodeProto, weights: Mapping[str, TensorProto], cache: tuple[int, int, int]
+) -> AttentionTrial:
     """A graph of `source` alone, which casts its inputs to the types that `source` takes."""
     elem_type, heads, size = cache
     narrow = elem_type if elem_type in FLOATS else TensorProto.FLOAT16  # queries, where the cache is quantized
@@ -186,7 +188,7 @@ def _trial_of(source: onnx.NodeProto, known: Mapping[str, TensorProto], cache: t
         if name and place in _GIVEN:
             node.input[place] = _GIVEN[place]
         elif name:
-            weight, wide = known.get(name), input_name(place)
+            weight, wide = weights.get(name), input_name(place)
             own_type = TensorProto.FLOAT if place in SCALES else narrow
             own_type = own_type if weight is None else int(weight.data_type)
             inputs[place] = _shape(source, place, weight, heads, size), own_type

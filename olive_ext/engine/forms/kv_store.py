@@ -313,16 +313,18 @@ Together = Callable[[Text, Text, Text], FloatArray]
 """Runs steps on a stem and two ends after it; returns the log-probabilities [2 T] after both ends."""
 
 
-def two_ends_problem(runner: Runner, num_ids: int, step: str, what: str, run: Together, cells: int = 0) -> str | None:
+def two_ends_problem(
+    runner: Runner, vocab_size: int, step: str, what: str, together: Together, cells: int = 0
+) -> str | None:
     """Why steps (`what`, such as a `step`) must not be used; None where their scores equal those of single rows."""
-    stem, left, right = map(draw(num_ids), (STEM, SUFFIX, SUFFIX))
+    stem, left, right = map(draw(vocab_size), (STEM, SUFFIX, SUFFIX))
     runner.reserve(STEM + SUFFIX, cells)
     try:
         expected = [score(runner, stem + end) for end in (left, right)]
         again = score(runner, stem)
         for past in range(STEM, STEM + SUFFIX):
             again = score(runner, (stem + right)[: past + 1], past)
-        both_T = run(stem, left, right)
+        both_T = together(stem, left, right)
     except RunError as error:
         return f"{step} fails: {error}"
     num_targets = len(TARGETS)

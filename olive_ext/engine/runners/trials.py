@@ -48,15 +48,17 @@ kernels show that take more rows than any group has. Of SmolLM2-135M's shape in 
 EXAMPLE = 8
 
 
-def fitting_attention(size: int, device: Device, spec: DecoderSpec, open_graph: OpenGraph) -> tuple[int, list[str]]:
-    """The most tokens of a step on this device, and a note where that is less than `size`.
+def fitting_attention(
+    chunk_size: int, device: Device, spec: DecoderSpec, open_graph: OpenGraph
+) -> tuple[int, list[str]]:
+    """The most tokens of a step on this device, and a note where that is less than `chunk_size`.
 
     WebGPU's provider attends to 32 tokens and more with a shader of its own, which exchanges keys between the lanes of
     a subgroup. On Mesa's software Vulkan all keys but the first few come out wrong, without an error
     (onnxruntime-ep-webgpu 0.4.0, Mesa 25). Shorter steps take another shader, which is right there.
     """
-    if not is_attention_at_risk(size, device, spec) or attends_to_long_steps(open_graph):
-        return size, []
+    if not is_attention_at_risk(chunk_size, device, spec) or attends_to_long_steps(open_graph):
+        return chunk_size, []
     note = f"steps are cut to {SHORT_STEP} tokens: this {device.kind} device attends to longer ones wrongly"
     logger.warning("%s", note)
     return SHORT_STEP, [note]

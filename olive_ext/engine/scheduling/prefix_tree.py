@@ -21,7 +21,7 @@ settled  1 2 3 4      where the next sequence shares all four
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from olive_ext.engine.requests import Counters, Ids, KeyedRequest, Request, TokenArray, common_prefix, source_key
+from olive_ext.engine.requests import Counters, Ids, Request, TokenArray, common_prefix, source_key
 from olive_ext.engine.scheduling.sequences import ChosenRow, PendingResult, Sequence, Targets
 from olive_ext.engine.step import FIRST_CELL, ONE_SIDE, SHARED_PREFIX, CellArray, Move, Row, Side
 from olive_ext.errors import RunError
@@ -81,7 +81,7 @@ class Plan:
     """Nodes of the prefix tree: the fewest tokens that exact prefix sharing can feed, without generated tokens."""
 
 
-def make_plan(requests: Iterable[KeyedRequest], *how: Any) -> Plan:
+def make_plan(requests: Iterable[tuple[Hashable, Request]], *how: Any) -> Plan:
     """The plan that `plan_in_parts` makes, in one go."""
     *_, plan = plan_in_parts(requests, *how)
     assert plan is not None
@@ -93,7 +93,9 @@ PART = 64
 
 
 def plan_in_parts(
-    requests: Iterable[KeyedRequest], can_share: bool = True, side_of: Callable[[int], Side] = lambda _: ONE_SIDE
+    requests: Iterable[tuple[Hashable, Request]],
+    can_share: bool = True,
+    side_of: Callable[[int], Side] = lambda _: ONE_SIDE,
 ) -> Iterator[Plan | None]:
     """Plans `(key, request)` pairs: yields None after each part of the work, then the plan. Every request has an input
     token to read from, and its targets lie after it. Without `can_share`, only equal inputs are computed once.

@@ -19,10 +19,27 @@ import numpy as np
 from olive_ext.engine.forms.base import ReadySequences, ScoredSteps
 from olive_ext.engine.requests import Counters
 from olive_ext.engine.runners.runner import Traits
-from olive_ext.engine.scheduling.planned_step import BeamGroup, PlannedStep, non_finite, planned, put_scores
+from olive_ext.engine.scheduling.planned_step import (
+    BeamGroup,
+    PlannedStep,
+    non_finite,
+    planned,
+    put_scores,
+    refuse_non_finite,
+)
 from olive_ext.engine.scheduling.sequences import ChosenRow, PendingResult, Sequence
 from olive_ext.engine.scheduling.slots import Slots
-from olive_ext.engine.step import IDLE_TOKEN, ONE_SIDE, UNLIMITED, Capacity, IntArray, Row, Side, Step, StepOutput
+from olive_ext.engine.step import (
+    IDLE_TOKEN,
+    ONE_SIDE,
+    UNLIMITED,
+    Capacity,
+    IntArray,
+    Row,
+    Side,
+    Step,
+    StepOutput,
+)
 
 
 class Scheduler:
@@ -108,7 +125,9 @@ class Scheduler:
         self._counters.tokens_fed += self._num_fed
         self._counters.rows_dropped += self._num_dropped
         self._counters.idle_rows += present.sequences.count(None)
-        wrong_T, wrong_K = non_finite(present, output, None if self._reports_non_finite else self._counters.steps)
+        wrong_T, wrong_K = non_finite(output)
+        if not self._reports_non_finite:
+            refuse_non_finite(present, output, wrong_T, wrong_K, self._counters.steps)
         completed, num_wrong = put_scores(present, output, wrong_T)
         self._counters.non_finite += num_wrong
         samples = zip(output.sample_logits_KV, wrong_K.tolist(), strict=True)
@@ -143,7 +162,7 @@ class Scheduler:
     def _begin_side(self, side: Side) -> None:
         """Drops what is resident, and admits the sequences that wait for `side`."""
         self._side = side
-        self._in_slots = SlotSteps(self._traits, self._capacity, self._counters, self._sizes, side, self._limit)
+        self._in_slots = SlotSteps(self._traits, self._capacity, self._counters, *self._sizes, side, self._limit)
         self._scored = self._steps.batches(self._capacity)
         waiting, self._waiting_sides = self._waiting_sides, deque()
         for sequence in waiting:
@@ -190,15 +209,22 @@ class SlotSteps:
     """The sequences that have slots, those that wait for one, and the next step of them."""
 
     def __init__(
-        self, traits: Traits, capacity: Capacity, counters: Counters, sizes: tuple[int, int], side: Side, limit: int
+        self,
+        traits: Traits,
+        capacity: Capacity,
+        counters: Counters,
+        chunk_size: int,
+        answer_tokens: int,
+        side: Side,
+        limit: int,
     ) -> None:
-        """All sequences are on one `side`. `sizes`: the most tokens of inputs in a step, and the most unshared ones
-        of a text that is fed one token a step."""
-        self._chunk_size, answer_tokens = sizes
+        """All sequences are on one `side`. `chunk_size`: the most tokens of inputs in a step. `answer_tokens`: a text
+        whose unshared tokens are at most so many is fed one token a step."""
         self._form = traits.form
         self.slots = Slots(traits, capacity, answer_tokens)
         self._traits = traits
         self._side = side
+        self._chunk_size = chunk_size
         self._counters = counters
         self.waiting = Admission(self.slots, traits, counters, answer_tokens)
         """Sequences without a slot."""
@@ -313,8 +339,9 @@ class SlotSteps:
     def _rows(self, ready: list[Sequence]) -> list[ChosenRow]:
         """The next rows in the order of their slots, with idle rows where the runner needs them."""
         traits, limits = self._traits, (self._most_tokens, self.limit, self.slots.capacity)
-        limited = ReadySequences(ready, *limits, traits.can_rewind, traits.chunked_prefill, traits.row_group)
-        chosen = self._form.next_rows(limited)
+        chosen = self._form.next_rows(
+            ReadySequences(ready, *limits, traits.can_rewind, traits.chunked_prefill, traits.row_group)
+        )
         rows = {row.slot: (sequence, row) for sequence, row in chosen}
         span = self._form.slots_of(sorted(rows), self.slots.num_slots)
         idle = (Row(slot, self.slots.idle_position(slot), (IDLE_TOKEN,)) for slot in span if slot not in rows)

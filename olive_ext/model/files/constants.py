@@ -103,7 +103,9 @@ class Constants:
         """`path`: the file that `model` was read from. Raises `ModelError` for weights that are missing."""
         self.model = model
         self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-        made = {one.output[0]: attribute(one, "value", None) for one in graph_nodes(model) if one.op_type == "Constant"}
+        made = {
+            node.output[0]: attribute(node, "value", None) for node in graph_nodes(model) if node.op_type == "Constant"
+        }
         self.tensors = {name: tensor for name, tensor in made.items() if tensor is not None} | self.initializers
         """Whether with those of Constant nodes."""
 
@@ -485,8 +487,9 @@ class Grid(NamedTuple):
             points = points[first:last]
             points = unpacked(points, self.bits) if self.bits and points.dtype == np.uint8 else points
             points = points.astype(np.float32)[:, :num_blocks, None]
-        stored = unpacked(stored, self.bits) if self.bits else stored
-        numbers = stored.astype(np.float32)[:, : num_blocks * self.block]
+        numbers = (unpacked(stored, self.bits) if self.bits else stored).astype(np.float32)[
+            :, : num_blocks * self.block
+        ]
         steps = self.scales[first:last].astype(np.float32)
         numbers = np.pad(numbers, ((0, 0), (0, num_blocks * self.block - numbers.shape[1])))
         numbers = (numbers.reshape(len(steps), num_blocks, self.block) - points) * steps[..., None]

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.config import EngineConfig, ExecutionSettings
-from olive_ext.errors import ConfigError, DamagedError, ModelError, ProviderError, joined_lines, special_kind
+from olive_ext.errors import (
+    ConfigError,
+    DamagedError,
+    ModelError,
+    OliveExtError,
+    ProviderError,
+    joined_lines,
+    special_kind,
+)
 from olive_ext.model.providers.compiled import Compiled
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.providers.resolution import plugin_devices
@@ -75,14 +83,16 @@ def open_session(
     """
     name = label or (str(model) if isinstance(model, Path) else "the edited graph")
 
-    def open_graph(graph: bytes | Path, wanted: Sequence[Provider], entries: Mapping[str, str]) -> Any:
+    def open_graph(
+        graph: bytes | Path, wanted: Sequence[Provider], entries: Mapping[str, str]
+    ) -> onnxruntime.InferenceSession:
         folder = external_data_folder if isinstance(graph, bytes) else None
         options = _session_options(folder, settings.engine, profile_prefix, level)
         for key, value in entries.items():
             options.add_session_config_entry(key, value)
         return _open(graph, wanted, options, name, custom_operators)
 
-    def open_on(wanted: Sequence[Provider]) -> Any:
+    def open_on(wanted: Sequence[Provider]) -> onnxruntime.InferenceSession:
         if compiled is None or isinstance(model, Path):
             return open_graph(model, wanted, {})
         return compiled.opened(model, weights, wanted, open_graph)
@@ -174,7 +184,9 @@ def _refuse_misspelt_entries(names: tuple[str, ...]) -> None:
         )
 
 
-def _open(model: bytes | Path, providers: Sequence[Provider], options: Any, name: str, operators: Path | None) -> Any:
+def _open(
+    model: bytes | Path, providers: Sequence[Provider], options: Any, name: str, custom_operators: Path | None
+) -> Any:
     import onnxruntime
 
     content = model if isinstance(model, bytes) else str(model)
@@ -200,8 +212,8 @@ def _open(model: bytes | Path, providers: Sequence[Provider], options: Any, name
         if printed.getvalue():
             logger.debug("%s", printed.getvalue().strip())
     try:
-        if operators is not None:
-            options.register_custom_ops_library(str(operators))
+        if custom_operators is not None:
+            options.register_custom_ops_library(str(custom_operators))
         session = onnxruntime.InferenceSession(content, options, enable_fallback=0, **arguments)
     except Exception as error:  # ONNX Runtime's exceptions have no common base, and plugins have their own
         raise _refusal(error, providers, name) from error
@@ -214,7 +226,7 @@ def _open(model: bytes | Path, providers: Sequence[Provider], options: Any, name
     return session
 
 
-def _refusal(error: Exception, providers: Sequence[Provider], name: str) -> ModelError | ProviderError:
+def _refusal(error: Exception, providers: Sequence[Provider], name: str) -> OliveExtError:
     """Tells a provider's failure from the model's by the words of ONNX Runtime, which has no exception type for it."""
     reason = reason_of(error)
     others = ", ".join(provider.name for provider in providers if provider.name != CPU)

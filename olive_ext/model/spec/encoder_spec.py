@@ -86,7 +86,10 @@ def read_cross_inputs(inputs: Mapping[str, TensorSpec], model_config: Mapping[st
 
 
 def read_encoder(
-    model: onnx.ModelProto, cross: CrossInputs, model_config: Mapping[str, Any], first_step: onnx.ModelProto | None
+    model: onnx.ModelProto,
+    cross: CrossInputs,
+    model_config: Mapping[str, Any],
+    first_step: onnx.ModelProto | None = None,
 ) -> EncoderSpec:
     """How the encoder `model` gives what a decoder takes. `first_step` is a decoder that returns cross-attention KV, if
     any. Raises `ModelError` where the encoder is not understood, or does not give all of it."""

@@ -231,13 +231,17 @@ def _real_rows(proto: onnx.ModelProto, output: TensorSpec) -> TensorSpec | None:
 
 
 def _placeholder(
-    kind: Modality, graph: onnx.GraphProto, features: Sequence[TensorSpec], interface: EmbeddingSpec, configs: Configs
+    modality: Modality,
+    graph: onnx.GraphProto,
+    features: Sequence[TensorSpec],
+    interface: EmbeddingSpec,
+    configs: Configs,
 ) -> int:
     """The token id that features replace. Raises `ModelError` where none is known, or two are."""
     known = {
         f"{origin} {config[key]}": int(config[key])
         for origin, config in zip(("genai_config.json", "config.json"), configs, strict=True)
-        for key in PLACEHOLDER_KEYS[kind]
+        for key in PLACEHOLDER_KEYS[modality]
         if isinstance(config.get(key), int)
     }
     compared = compared_ids(graph, interface.inputs[0].tensor.name)
@@ -250,7 +254,7 @@ def _placeholder(
         raise ModelError(f"the token that '{name}' replaces is not clear: {listed(known)}{ids}", code="missing")
     if not known:
         raise ModelError(
-            f"no graph and none of {listed(PLACEHOLDER_KEYS[kind])} says which token '{name}' replaces",
+            f"no graph and none of {listed(PLACEHOLDER_KEYS[modality])} says which token '{name}' replaces",
             code="missing",
         )
     return next(iter(known.values()))

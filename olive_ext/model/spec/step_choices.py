@@ -407,12 +407,14 @@ class StepComparison:
         if not truths:
             return []
         run = self._part.cut(truths)
-        whole = {length: run(_text(length), False) for length in self._lengths}
+        by_length = {length: run(_text(length), False) for length in self._lengths}
         by_token = {length: run([(length - 1, 1)], False) for length in self._lengths}
-        truths = [name for name in truths if all((whole[n][name] == by_token[n][name]).all() for n in self._lengths)]
+        truths = [
+            name for name in truths if all((by_length[n][name] == by_token[n][name]).all() for n in self._lengths)
+        ]
         choices = []
         for name in truths:
-            sides = [bool(whole[length][name].reshape(-1)[0]) for length in self._lengths]
+            sides = [bool(by_length[length][name].reshape(-1)[0]) for length in self._lengths]
             changes = [index for index in range(1, len(sides)) if sides[index] != sides[index - 1]]
             if len(changes) == 1:
                 last = self._last_before(name, *self._lengths[changes[0] - 1 : changes[0] + 1])

@@ -149,11 +149,14 @@ def _open_in(form: GraphForm, sessions: Sessions, notes: tuple[str, ...]) -> Ope
 
 
 def _decoder(
-    form: GraphForm, sessions: Sessions, made: tuple[ort.InferenceSession, ScoringHead, DecoderSpec], adapters: Adapters
+    form: GraphForm,
+    sessions: Sessions,
+    opened: tuple[ort.InferenceSession, ScoringHead, DecoderSpec],
+    adapters: Adapters,
 ) -> OpenedDecoder:
     """The runner of an open session, before it is tried, with steps that the device attends to rightly. Raises
     `ProviderError` where these are too short for a model that takes its input whole."""
-    (session, head, spec), model = made, sessions.model
+    (session, head, spec), model = opened, sessions.model
     device = sessions.device(session)
     num_slots, origin = choose_num_slots(model.settings, spec, device)
     place = KvPlace(session, spec, num_slots, device, sessions.helper, shared_positions(model.settings, spec, device))

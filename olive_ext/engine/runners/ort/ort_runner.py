@@ -125,8 +125,11 @@ class ScoringHead:
 
     def describe(self) -> Mapping[str, Any]:
         """Where the head picks rows, why, and the products that run on scored rows."""
-        products = [list(sizes) for sizes in self.products]
-        return {"scoring_head": self.kind, "scoring_head_reason": self.reason, "scored_row_products": products}
+        return {
+            "scoring_head": self.kind,
+            "scoring_head_reason": self.reason,
+            "scored_row_products": [list(sizes) for sizes in self.products],
+        }
 
 
 @dataclass(kw_only=True)

@@ -118,7 +118,12 @@ class MisplacedError(ProviderError):
 
 
 def misplaced(
-    session: ort.InferenceSession, model: ModelProto, device: str, caches: Iterable[str], *, floats_only: bool = False
+    session: ort.InferenceSession,
+    model: ModelProto,
+    device: str,
+    caches: Iterable[str] = (),
+    *,
+    floats_only: bool = False,
 ) -> str | None:
     """What `session`, opened on `model`, runs or keeps on another device than `device` (ONNX Runtime's name); None
     where all is well. `caches` are names of inputs and outputs that must lie on the device.
