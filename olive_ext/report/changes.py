@@ -32,11 +32,8 @@ LEVEL = 0.05
 OVER_ALL = f"a verdict finds a loss of equal models in at most {100 * LEVEL:g} %, over all tasks and metrics"
 _QUANTILE, _POWER_QUANTILE = (NormalDist().inv_cdf(share) for share in (1 - LEVEL / 2, 0.8))
 _LEAST_CHANGE = 0.1
-"""The least change of a perplexity, in per cent, and of a graded metric, in points, that counts: much less is certain
-on many documents, and on few whose values all move the same way, and matters to nobody."""
-
-_LEAST_SHARE = 0.05
-"""And the least share of a graded metric: a rate of 0.0005 that doubles has changed."""
+"""The least change of a perplexity, in per cent, that counts: much less is certain on many documents, and on few whose
+values all move the same way, and matters to nobody."""
 
 
 @dataclass(frozen=True)
@@ -202,12 +199,11 @@ def difference_texts(item: Outcome) -> tuple[str, str]:
 
 
 def _p(item: Outcome, certainty: ClaimResult | None) -> float:
-    """The exact p-value; where there is none by a normal interval that reaches as far towards zero: of drawn documents,
-    which are not drawn alike, and in old reports. Of a claim, which holds whenever it stops, by its interval."""
-    if item.num_population is None and (item.is_binary or item.mcnemar_p < 1):
-        least = min(_LEAST_CHANGE / item.unit, _LEAST_SHARE * max(abs(item.reference), abs(item.candidate)))
-        is_tiny = item.is_share and not item.is_binary and abs(item.difference) <= least
-        return 1.0 if is_tiny else item.mcnemar_p
+    """The p-value, which always says what the interval does. Drawn documents, which are not drawn alike, have that of a
+    normal interval that reaches as far towards zero; of a claim, which holds whenever it stops, the interval decides.
+    """
+    if item.num_population is None:
+        return item.mcnemar_p
     if certainty is not None and certainty.outcome == (item.task, item.metric, item.filter):
         return 1.0 if item.low <= 0 <= item.high else 0.0
     half = item.high - item.difference if item.difference < 0 else item.difference - item.low

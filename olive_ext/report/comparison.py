@@ -205,8 +205,8 @@ class Outcome:
     right_to_wrong: int
     wrong_to_right: int
     mcnemar_p: Number
-    """Exact two-sided p-value that flips of both directions are equally likely; of values that are no 0 or 1, that
-    differences of both signs are."""
+    """Two-sided p-value of no change, below 5 % where the interval excludes zero: of 0/1 values that of McNemar's exact
+    test."""
 
     documents_needed: Mapping[str, int | None]
     """Difference to be resolved (for instance "0.01") to documents needed for it at 5 % error and 80 % power."""

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from olive_ext.errors import ANY_FAILURE, first_line
 from olive_ext.media.pictures import thumbnail
-from olive_ext.report.changes import LEVEL
 from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Flip, Outcome, TextChange, primary_outcomes
 from olive_ext.report.metrics import GENERATED_TOKENS, LENGTHS
 from olive_ext.run.reference.answers import (
@@ -100,12 +99,7 @@ def compare_answers(
     for pair in every:
         if pair.metric in LENGTHS and (pair.candidate.task, pair.metric) not in measured:
             measured[pair.candidate.task, pair.metric] = pair.outcome(matters)
-    lengths = [
-        item  # drawn documents have no exact p-value
-        for item in measured.values()
-        if item.task in thinking
-        or (item.mcnemar_p < LEVEL if item.num_population is None else not item.low <= 0 <= item.high)
-    ]
+    lengths = [item for item in measured.values() if item.task in thinking or not item.low <= 0 <= item.high]
     outcomes = [pair.outcome(matters) for pair in pairs]
     spoken = primary_outcomes(outcomes).values()
     firsts = {item.task: pair for pair, item in zip(pairs, outcomes, strict=True) if item in spoken}
