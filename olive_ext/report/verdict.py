@@ -3,11 +3,10 @@
 Only what is certain is called a loss. Where none is certain, "no loss found" needs a loss that matters to be excluded,
 and the distributions to be near. A claim about drawn documents settles its own sentence: no finding is dropped for it.
 
-**Bands.** How far apart two models' distributions are, in words: by what is published of real quantizations
-(llama.cpp, tools/perplexity/README.md, Llama 3 8B on WikiText-2, tables "LLaMA 3 8b Scoreboard" and "LLaMA 2 vs. LLaMA
-3", revision f364eb6f), each against FP16. Mean KL in nats: q8_0 0.0014, q6_K 0.0055; q5_K_M 0.011, q4_K_M 0.031, q4_0
-0.072; q3_K_M 0.102, q3_K_S 0.228; iq2_M 0.326, q2_K 0.445, iq1_S 2.2. The limits lie between these. The share of equal
-top tokens is a figure and sets no band: of a weak model, whose tokens nearly tie, 0.75 % were equal at 0.0033 nats.
+**Bands.** How far apart two models' distributions are, in words: the limits lie between what is published of real
+quantizations (llama.cpp, tools/perplexity/README.md, Llama 3 8B on WikiText-2, revision f364eb6f;
+docs/comparison.md has the numbers). The share of equal top tokens is a figure and sets no band: of a weak model, whose
+tokens nearly tie, 0.75 % were equal at 0.0033 nats.
 """
 
 from __future__ import annotations
@@ -180,8 +179,7 @@ def sentence(reasons: Sequence[Reason], matters: float, *, is_headline: bool) ->
         case "no_direction":
             words = f"{names} changed, and nothing says whether more is better (`higher_is_better`)"
         case "too_few":
-            shorter = [possible_loss(item) if item.size is None else _up_to(item) for item in reasons[1:]]
-            words = _few([possible_loss(first), *shorter])
+            words = _few([possible_loss(item, is_short=item is not first) for item in reasons])
         case "no_loss_found":
             return f"{otherwise}no loss found{f': {first.figure}' * bool(first.figure)}{words}"
         case "no_difference":
@@ -200,17 +198,13 @@ def _few(texts: Sequence[str]) -> str:
     return listed(texts, _MOST_NAMED) if len(texts) > _MOST_NAMED else joined(texts)
 
 
-def possible_loss(item: Reason) -> str:
-    """The largest loss within the limits."""
+def possible_loss(item: Reason, *, is_short: bool = False) -> str:
+    """The largest loss within the limits; in short without its verb, figure and advice."""
     if item.size is None:
         return f"{item.name} is known of too few texts ({item.words})"
-    is_known = f" ({item.figure})" if item.figure else ""
-    return f"{_up_to(item, f'{is_known} may have lost')}{f' ({item.words})' if item.words else ''}"
-
-
-def _up_to(item: Reason, verb: str = "") -> str:
-    size = item.size or 0.0
-    return f"{item.name}{verb} up to {f'{size:.0f}' if size > 99.5 else f'{size:.2g}'} {item.unit}"
+    figure, advice = (f" ({text})" if text else "" for text in (item.figure, item.words))
+    most = f"up to {f'{item.size:.0f}' if item.size > 99.5 else f'{item.size:.2g}'} {item.unit}"
+    return f"{item.name} {most}" if is_short else f"{item.name}{figure} may have lost {most}{advice}"
 
 
 def verdict(comparison: Comparison, broken: Sequence[Reason] = ()) -> Verdict:

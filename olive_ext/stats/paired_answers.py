@@ -93,11 +93,8 @@ def flips(reference: FloatArray, candidate: FloatArray, higher_is_better: bool =
 
 
 def mcnemar_p(right_to_wrong: int, wrong_to_right: int) -> float:
-    """Exact two-sided p-value that a flip is as likely in either direction: a binomial test with 1/2 on the flips.
-
-    McNemar 1947, Psychometrika 12; the exact form: Fagerland, Lydersen and Laake 2013, BMC Medical Research
-    Methodology 13:91. 1 without any flips.
-    """
+    """Exact two-sided p-value that a flip is as likely in either direction: a binomial test with 1/2 on the flips
+    (Fagerland, Lydersen and Laake 2013, BMC Medical Research Methodology 13:91). 1 without any flips."""
     from scipy.special import bdtr
 
     return min(1.0, 2 * float(bdtr(min(right_to_wrong, wrong_to_right), right_to_wrong + wrong_to_right, 0.5)))
@@ -177,12 +174,9 @@ def documents_needed(differences: npt.ArrayLike, size: float, is_binary: bool) -
     """Documents on which a two-sided test at the level `error` of 5 % finds a difference of `size` between two models
     with a `power` of 80 %, where per-document differences vary as `differences` [D] do.
 
-    0/1 values with a share psi of flips (Connor 1987, Biometrics 43:207, eq. 3; after Miettinen 1968, Biometrics 24):
-
-        n = (z_{1-error/2} sqrt(psi) + z_power sqrt(psi - size^2))^2 / size^2
-
-    with psi at least `size`, because a difference is made of flips. Other values by the normal formula for a mean:
-    n = ((z_{1-error/2} + z_power) sd / size)^2. None where no document differs: that says nothing of others.
+    0/1 values by the share of flips (Connor 1987, Biometrics 43:207, eq. 3), which is at least `size`, because a
+    difference is made of flips; others by the normal formula for a mean. None where no document differs: that says
+    nothing of others.
     """
     from scipy.special import ndtri
 
