@@ -37,10 +37,8 @@ def compare_outcomes(
 ) -> Outcome:
     """One metric of one task from both models' values [D] for the same D documents, at least one.
 
-    `matters` points are one of the differences for which the number of documents needed is reported.
-
-    Where all values are 0 or 1, and it is known which is better, a document's answer is right or wrong, and flips are
-    counted. Other metrics have no flips.
+    `matters` points are one of the differences for which the number of documents needed is reported. Flips are counted
+    where all values are 0 or 1, and it is known which is better.
 
     Of drawn documents, `weights` [D] are the numbers of documents that each stands for, and `whole` the reference's
     values of all documents, whose mean is known; the difference is the weighted mean of those drawn. There is no
@@ -106,13 +104,11 @@ def difference_interval(
     """95 % interval of the mean of per-document `differences` [D], each within `reach` of zero; at least one. And the
     two-sided p-value of no change by the same limits, which is below 5 % exactly where the interval excludes zero.
 
-    Gaffke's (2005) limits: the documents' shares of the population are drawn from a flat Dirichlet distribution
-    (Rubin's bootstrap, 1981), and one more document, which nobody has seen, has the worst difference for the lower end
-    and the best for the upper. So n documents without a change exclude a mean of 1 - 0.025^(1/n) (Clopper and Pearson
-    1934), and the p-value of differences of -1, 0 and 1, whose limits are computed and not drawn, is that of McNemar's
-    exact test. No law is assumed: each end is wrong in at most 2.5 % of cases for any differences within the reach,
-    however few the documents and however rare the losses (docs/design/comparison.md has the simulation). `weights` [D]
-    say how many documents each stands for, where they were drawn; the unseen one then stands for the most.
+    Gaffke's (2005) limits: the documents' shares of the population are drawn from a flat Dirichlet distribution, and
+    one more document, which nobody has seen, has the worst difference for the lower end and the best for the upper.
+    Those of -1, 0 and 1 are computed and not drawn, and the p-value is that of McNemar's exact test. No law is assumed
+    (docs/design/comparison.md has the simulation). `weights` [D] say how many documents each stands for, where they
+    were drawn; the unseen one then stands for the most.
     """
     from scipy.special import betaincinv
 
