@@ -30,8 +30,6 @@ MEANS = (mean, nanmean, np.mean, np.nanmean, statistics.mean, statistics.fmean)
 """The aggregations that are means over documents. A task's own function may have one's name."""
 
 _TOGETHER = MajorityVoteFilter, TakeKFilter
-"""Filters that choose among a document's answers."""
-
 _PLAIN = TakeFirstFilter, LowercaseFilter, UppercaseFilter, WhitespaceFilter
 """Filters that leave the whole answer. No two such texts are alike, so there is no majority."""
 
@@ -86,7 +84,6 @@ def names_of(repeats: int | None, *, thinks: bool) -> dict[str, bool]:
 
 
 def _counts(count: int) -> list[int]:
-    """The values of k for pass@k: powers of two, and the number of answers."""
     return sorted({count, *(2**power for power in range(1, count.bit_length()))} - {1} if count > 1 else ())
 
 
@@ -107,7 +104,6 @@ def count_samples(tasks: Iterable[Any], repeats: int | None, *, thinks: bool) ->
 
 
 def _counting(kind: Any, *, thinks: bool) -> Any:
-    """The class of tasks `kind` with the metrics of all answers."""
 
     class Counting(kind):  # type: ignore[misc]
         def aggregation(self) -> dict[str, Any]:

@@ -20,13 +20,11 @@ from olive_ext.report.html.render import render
 from olive_ext.report.report import plain
 from olive_ext.report.verdict import verdict
 from olive_ext.run import compare
-from olive_ext.run.earlier_reports import load
 from olive_ext.run.reference.answers import NATS, UNITS, Answers, DocumentAnswer, read_answers
 from olive_ext.run.reference.packed_answers import packed
 from olive_ext.run.sample_logs import sample_fields, write_samples
 from tests.refusals import refused
 from tests.report.synthetic import comparison, report
-from tests.report.test_sampled import certainty
 
 CHOICES = ("red", "green", "blue\u2028ish")
 
@@ -129,22 +127,15 @@ def test_one_model_with_the_same_answers_has_no_difference(
     assert (found.code, found.status == "ok") == (code, code == "no_difference")
 
 
-def test_reports_without_logs_have_scores_only_and_margins_of_old_ones_are_left_out(tmp_path: Path) -> None:
-    """A report of when there were margins, and other words for a claim's verdict, has its whole comparison."""
+def test_reports_without_answers_have_scores_only_and_keep_their_own_comparison(tmp_path: Path) -> None:
     first = place(tmp_path, "a", [])
     page = compare([str(first), str(place(tmp_path, "b", []))])
     assert page.compared == ()
     assert "Scores" in render(page)
     found = json.loads(to_json(report(found=comparison(40))))["comparison"]
-    found["margins"] = {"tasks": [], "fragile": [], "differences": []}
     second = place(tmp_path, "int4", [], lambda values: values.update(comparison=found))
     page = compare([str(first), str(second)])
     assert page.compared[0].comparison.divergences == comparison(40).divergences
-    assert "Margins" not in render(page)
-    found["certainty"] = {**plain(certainty()), "verdict": "broken"}
-    read = load([str(place(tmp_path, "drawn", [], lambda values: values.update(comparison=found)))])[0].report
-    assert read.comparison is not None
-    assert read.comparison.certainty == certainty(verdict="loss")
 
 
 @pytest.mark.parametrize("num_logged", [0, 2])
