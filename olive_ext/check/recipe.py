@@ -33,6 +33,7 @@ from olive_ext.config import (
 from olive_ext.config.pass_options import (
     pass_classes,
     pass_parameters,
+    unbuildable,
     undrivable_builder,
     unknown_keys,
     unknown_of_model,
@@ -182,6 +183,7 @@ def mistakes(
             if values := block.settings():
                 yield from unlike(values, olives.parameters(block.type), block.where, f"'{block.type}'")
                 yield from unknown_values(olives.module(block.type), values, block.where)
+                yield from unbuildable(block.type, values, accelerator(recipe), block.where)
     yield from _undefined(recipe, "evaluators", _evaluator_references(recipe))
     if passes is None or not passes.are_all:  # an engine lists those that it was given
         yield from _unused(recipe)

@@ -85,6 +85,7 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
         )
     with findings.noting_problems(), offline_if_unreachable(() if findings.errors else named_models(recipe)):
         _check_input_model(recipe, valid, inputs, findings, verify=verify)
+    findings.errors += () if findings.errors else mistakes(recipe, runs=True)
     return findings
 
 
@@ -118,8 +119,8 @@ def _check_block(
 
 
 def _check_provider(recipe: Mapping[str, Any], where: str, settings: PassSettings, section: Section) -> None:
-    """Adds the providers on which a model that passes make runs. Raises `ProviderError` only for names and options that
-    no machine takes, because the recipe may be meant for another machine."""
+    """Adds the providers on which a model that passes make runs. Raises `ProviderError` for names and options that no
+    machine takes."""
     from olive_ext.model.providers.resolution import available_providers, known_providers, resolve_providers
 
     if settings.provider_libraries:  # which are registered where the model is opened

@@ -313,9 +313,10 @@ class ResolvedModel:
 
     @cached_property
     def digest(self) -> str | None:
-        """Digest of all files that opening the model reads; None for a name on the hub."""
-        more = () if self.custom_operators is None else (self.custom_operators,)
-        return model_digest(self.files, *more) if self.files.directory.is_dir() else None
+        """Digest of all files that opening the model reads, LoRA adapters too; None for a name on the hub."""
+        more = (self.custom_operators, *map(Path, self.settings.engine.adapters))
+        read = [file for file in more if file is not None and file.is_file()]  # opening it says which is missing
+        return model_digest(self.files, *read) if self.files.directory.is_dir() else None
 
     @cached_property
     def size(self) -> int | None:

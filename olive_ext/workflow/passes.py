@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -215,6 +215,9 @@ def run_pass(engine: Any, arguments: dict[str, Any], original: Callable[..., Any
     is_unchanged = is_our_pass(config.type) and config.type.rpartition(".")[2].lower() not in changing
     with recorded_failures():
         model_config, model_id = original()
+        if not isinstance(model_config, str) and not all(path.exists() for path in _files_of(model_config.to_json())):
+            engine.cache.get_model_json_path(model_id).unlink(missing_ok=True)  # of a cache that lay elsewhere
+            model_config, model_id = original()
         run.made_by[model_id] = run.current if is_unchanged else (*run.current, name)
         run.num_earlier = run.num_earlier if is_unchanged else len(run.reports)
         run.lineages[model_id] = lineage if isinstance(model_config, str) else (*lineage, model_config)
@@ -225,6 +228,15 @@ def run_pass(engine: Any, arguments: dict[str, Any], original: Callable[..., Any
             keys = {key: value for key, value in values.items() if value is not None and key != "matters"}  # a default
             _finish(engine, run, f"passes.{name}", parse(EvaluationSettings, keys).bounds, (model_config, model_id))
     return model_config, model_id
+
+
+def _files_of(model: Mapping[str, Any]) -> Iterator[Path]:
+    """The files, as absolute paths, that Olive's configuration of a model names."""
+    config = model["config"]
+    named = [config.get("model_path"), *additional_files(config.get("model_attributes"))]
+    yield from (Path(path) for path in named if isinstance(path, str | Path) and Path(path).is_absolute())
+    for part in config.get("model_components") or ():
+        yield from _files_of(part)
 
 
 def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, str]) -> None:

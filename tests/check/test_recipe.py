@@ -49,13 +49,33 @@ def built(**keys: Any) -> dict[str, Any]:
     return {**of_evaluator(**keys), "passes": {"build": {"type": "ModelBuilder", "precision": "int4"}}}
 
 
-@pytest.mark.parametrize(("precision", "is_known"), [("int5", False), ("INT4", True), ("SEARCHABLE_VALUES", True)])
+@pytest.mark.parametrize(
+    ("precision", "is_known"), [("int5", False), ("fp8", False), ("INT4", True), ("SEARCHABLE_VALUES", True)]
+)
 def test_value_of_a_pass_that_olive_does_not_take_is_named_before_it_runs(
     tmp_path: Path, precision: str, is_known: bool
 ) -> None:
     found = problems(tmp_path, {**built(), "passes": {"build": {"type": "ModelBuilder", "precision": precision}}})
-    told = "'passes.build.precision' = 'int5': give bf16, fp16, "
+    told = f"'passes.build.precision' = '{precision}': give bf16, fp16, fp32, int4, int8"
     assert [problem for problem in found if "precision" in problem and problem.startswith(told)] == found[is_known:]
+
+
+@pytest.mark.parametrize(
+    ("provider", "refused_floats"), [("CPU", ["bf16", "fp16"]), ("Dml", ["bf16"]), ("CUDA", []), ("", ["bf16", "fp16"])]
+)
+def test_float_that_olive_builds_for_a_gpu_only_is_refused_for_another_provider(
+    provider: str, refused_floats: list[str]
+) -> None:
+    """Olive left the pass out, and the run ended without a model."""
+    accelerators = [{"execution_providers": [f"{provider}ExecutionProvider"]}] if provider else []
+    system = {"systems": {"here": {"type": "LocalSystem", "accelerators": accelerators}}, "target": "here"}
+    found = [
+        error.value
+        for precision in ("bf16", "fp16", "fp32")
+        for error in mistakes({**built(), **system, "passes": {"b": {"type": "ModelBuilder", "precision": precision}}})
+        if error.field == "passes.b.precision"
+    ]
+    assert found == refused_floats
 
 
 def test_good_recipe_has_no_problems_and_its_blocks_are_named(tmp_path: Path) -> None:
@@ -78,13 +98,18 @@ def test_good_recipe_has_no_problems_and_its_blocks_are_named(tmp_path: Path) ->
     ],
 )
 def test_provider_that_is_missing_is_refused_before_passes_run_here(
-    kind: str, ep: str, keys: dict[str, Any], places: list[str]
+    kind: str, ep: str, keys: dict[str, Any], places: list[str], tmp_path: Path
 ) -> None:
     """The input model was evaluated, and the passes ran, before a run ended on it."""
     accelerators = [{"device": "npu", "execution_providers": [f"{ep}ExecutionProvider"]}] if ep else []
     systems = {"here": {"type": kind, "accelerators": accelerators}}
-    found = [*mistakes({**built(**keys), "systems": systems, "target": "here"}, runs=True)]
+    recipe = {**built(**keys), "systems": systems, "target": "here"}
+    recipe["passes"]["build"]["type"] = "OnnxConversion"  # which knows no precision
+    del recipe["passes"]["build"]["precision"]
+    found = [*mistakes(recipe, runs=True)]
     assert [error.field for error in found if isinstance(error, ProviderError)] == places
+    errors = check_recipe(put(tmp_path, recipe)).errors
+    assert any(isinstance(error, ProviderError) for error in errors) == bool(places), "as a run says"
 
 
 @pytest.mark.parametrize("path", ["output_dir", "engine.output_dir", f"{OURS}.output_dir", f"{MEASURE}.output_dir"])
@@ -342,10 +367,10 @@ def test_provider_of_what_passes_hand_on_is_checked(
     assert_says(found, code, "evaluators.ours", holds=("evaluators.ours", holds))
 
 
-def test_provider_of_another_machine_is_a_problem_of_the_input_model_alone(tmp_path: Path) -> None:
+def test_provider_of_another_machine_is_a_problem_as_of_a_run_and_all_else_is_checked(tmp_path: Path) -> None:
     recipe = on("CUDAExecutionProvider", built(provider_options={"enable_skip_layer_norm_strict_mode": "1"}))
     findings = check_recipe(put(tmp_path, recipe))
-    assert findings.problems == []
+    assert [error.field for error in findings.errors] == ["systems.here.accelerators"]
     line = next(line for line in findings.text().splitlines() if "evaluators.ours: provider" in line)
     assert "CUDAExecutionProvider  (Olive's accelerator" in line
     found = problems(tmp_path, on("CUDAExecutionProvider", of_onnx(tmp_path)))

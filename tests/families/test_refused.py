@@ -251,6 +251,15 @@ def test_adapter_of_the_config_counts_on_every_run(tmp_path: Path, has_defaults:
         assert list(session.describe_execution()["adapters"]) == [adapter]
 
 
+def test_other_adapter_makes_another_model_of_the_same_graph(tmp_path: Path) -> None:
+    """Its digest says what two evaluations are of: with different adapters they were one model's."""
+    package, digests = str(_package(tmp_path / "model", has_defaults=True)), set()
+    for number in range(2):
+        adapter = _adapter(tmp_path / "a.onnx_adapter", dict(zip(PARAMETERS, _weights(number), strict=True)))
+        digests.add(resolve(ModelSettings.of({"model": package, "engine": {"adapters": [adapter]}})).digest)
+    assert len({*digests, resolve(ModelSettings.of({"model": package})).digest}) == 3
+
+
 def test_graph_with_defaults_runs_without_an_adapter_and_parameters_may_come_in_two_files(tmp_path: Path) -> None:
     package = _package(tmp_path / "model", has_defaults=True)
     with olive_ext.open(package, max_length=64) as session:

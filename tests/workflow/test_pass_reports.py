@@ -56,6 +56,8 @@ def measured(folder: Path, *reports: Report) -> ModelConfig:
         for path in write(report, folder / str(number)):
             own = path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
             files.append(str(path.replace(own)))
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer.json").touch()
     attributes = {"additional_files": [*files, str(folder / "tokenizer.json")]}
     return ModelConfig(type="ONNXModel", config={"model_path": str(folder), "model_attributes": attributes})
 
@@ -108,6 +110,33 @@ def test_failure_of_our_pass_is_kept_for_a_search_that_swallows_it(run: Run, tmp
     with pytest.raises(RunError):
         engine_with("", {"m": gate()}, error)._run_pass("m", None, "in", None)
     assert run.failures == [error]
+
+
+@pytest.mark.parametrize("gone", ["model_path", "additional_files", "model_components"])
+def test_model_of_a_cache_that_lay_elsewhere_is_made_again(gone: str, run: Run, tmp_path: Path) -> None:
+    """It ended in an AssertionError of Olive."""
+    cached, lost = tmp_path / "model.json", str(tmp_path / "gone")
+    cached.write_text("{}")
+    part = {"type": "ONNXModel", "config": {"model_path": lost}}
+    keys: dict[str, Any] = {
+        "model_path": {"model_path": lost},
+        "additional_files": {"model_path": str(tmp_path), "model_attributes": {"additional_files": [lost]}},
+        "model_components": {"model_components": [part], "model_component_names": ["a"]},
+    }
+    kind = "CompositeModel" if gone == "model_components" else "ONNXModel"
+    known, made = (ModelConfig(type=kind, config=config) for config in (keys[gone], {"model_path": str(tmp_path)}))
+
+    def find() -> tuple[ModelConfig, str]:
+        return (known if cached.exists() else made), "id"
+
+    cache = SimpleNamespace(get_model_json_path=lambda model_id: cached if model_id == "id" else None)
+    engine = SimpleNamespace(
+        cache=cache,
+        computed_passes_configs={"q": RunPassConfig(type="OnnxKQuantQuantization")},
+        olive_config=SimpleNamespace(get_pass_module_config=lambda name: SimpleNamespace(module_path=name)),
+    )
+    assert run_pass(engine, {"pass_name": "q", "input_model_id": "in"}, find) == (made, "id")
+    assert run.lineages["id"][-1] is made
 
 
 def test_status_is_of_all_evaluations_since_the_last_change(run: Run, tmp_path: Path) -> None:
