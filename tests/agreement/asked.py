@@ -25,8 +25,6 @@ from tests.families.pictures import picture, sound
 Request = ScoringRequest | GenerationRequest | RollingRequest
 Calls = Sequence[Sequence[Request]]
 WORDS = TEXT.split()
-STEP = 29
-"""Most tokens of a step on a device: fewer than 32, prime, and equal to no size of the tiny models."""
 
 
 class Drawn:

@@ -26,6 +26,7 @@ from olive_ext.model.spec.decoder_spec import read_spec
 from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.agreement.asked import PROMPTS, SEARCHED
+from tests.agreement.test_table import LONGROPE, MORE
 from tests.exports import CONTEXT, VOCAB, export, genai_export
 from tests.exports.ropes import ORIGINAL
 from tests.refusals import refused
@@ -156,13 +157,7 @@ def test_tree_batches_that_a_device_computes_wrongly_are_noticed(is_failing: boo
     engine.close()
 
 
-LONGROPE = ["phi3_longrope-genai-0.14", "phi3_longrope-mobius"]
-MORE_LONGROPE = ["phi3_longrope-genai-0.18", "phi4_mini-genai-0.18", "phi4_mini-mobius", "phi3_longrope-mobius-static"]
-
-
-@pytest.mark.parametrize(
-    "name", [*LONGROPE, *(pytest.param(name, marks=pytest.mark.exporters) for name in MORE_LONGROPE)]
-)
+@pytest.mark.parametrize("name", [*LONGROPE, *(pytest.param(name, marks=pytest.mark.exporters) for name in MORE)])
 def test_beams_that_would_cross_the_first_maximum_are_refused(name: str) -> None:
     crossing = [one for one in PROMPTS if len(one) <= ORIGINAL < len(one) + SEARCHED - 1]
     with olive_ext.open(export(name).path, engine={"num_slots": 4}) as session:

@@ -305,6 +305,16 @@ for seed in range(8):
     mark = "long" if seed else ""
     add("speech", "whisper export", f"heard_at_random {seed}", 1e-4, [engine], mark=mark)
 
+# Checkpoints on transformers. Those whose layers are windowed or keep a state are not told what a token sees.
+CHECKPOINTS = {"checkpoint llama": "tree", "checkpoint mistral": "rows", "checkpoint mamba": "rows"}
+for name, scoring in CHECKPOINTS.items():
+    facts = {"scoring": scoring}
+    add(
+        "checkpoints", name, "windows 25 60 6", 2e-4, [{"chunk_size": 5}, {}], against="itself", flags=True, facts=facts
+    )
+ONCE = {**shares(1), "tokens_replayed": 0}
+add("checkpoints", "checkpoint llama", "windows 25 60 0", 2e-4, against="itself", facts=ONCE)
+
 # Pictures and sounds, however steps are cut and prefixes shared. States cannot be scored in tree batches.
 PICTURES = ["gemma4_vl", "llava", "llava_clip", "gemma3", "qwen3_vl", "qwen2_5_vl_genai", "gemma4_seen"]
 for name, others, nats, kind in (

@@ -89,7 +89,9 @@ def hf_logits(export: Export, tokens: list[int]) -> np.ndarray:
     """[S, V] in fp32."""
     import torch
 
-    model = _model(export.hf)
+    from tests.agreement.references import causal
+
+    model = causal(export.hf).model
     inputs: dict[str, Any] = {"input_ids": torch.tensor([tokens])}
     if export.family == "whisper":
         inputs = {"input_features": torch.from_numpy(features()), "decoder_input_ids": torch.tensor([tokens])}
@@ -97,15 +99,6 @@ def hf_logits(export: Export, tokens: list[int]) -> np.ndarray:
         inputs = {"input_ids": torch.tensor([SOURCE]), "decoder_input_ids": torch.tensor([tokens])}
     with torch.no_grad():
         return model(**inputs, use_cache=False).logits[0].float().numpy()
-
-
-@lru_cache(maxsize=2)
-def _model(hf: Path) -> Any:
-    import torch
-    import transformers
-
-    architecture = json.loads((hf / "config.json").read_text(encoding="utf-8"))["architectures"][0]
-    return getattr(transformers, architecture).from_pretrained(hf, dtype=torch.float32).eval()
 
 
 @lru_cache(maxsize=8)

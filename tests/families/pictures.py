@@ -6,7 +6,9 @@ own encoders return: nothing of the package is used.
 
 from __future__ import annotations
 
+import io
 import re
+import wave
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,15 @@ def sound(seed: int, num_samples: int) -> Sound:
     rng = np.random.default_rng(seed)
     tone = np.sin(2 * np.pi * rng.uniform(200, 2000) * np.arange(num_samples) / RATE)
     return (tone + 0.1 * rng.standard_normal(num_samples)).astype(np.float32), RATE
+
+
+def wav(samples: Any, width: int = 2, channels: int = 1, rate: int = RATE) -> bytes:
+    """A file of integers of `width` bytes."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setparams((channels, width, rate, 0, "NONE", ""))
+        writer.writeframes(np.asarray(samples).tobytes())
+    return file.getvalue()
 
 
 def feature_rows(features: Sequence[Pieces]) -> list[npt.NDArray[np.float32]]:
