@@ -108,6 +108,11 @@ def bounded(here: Path, name: str) -> object:
     return refuse_names(settings, None, "passes.g")
 
 
+def with_index(here: Path, text: str) -> Path:
+    (here / "index.json").write_text(text, encoding="utf-8")
+    return here
+
+
 METRICS: dict[str, Any] = {
     "choice": {"acc", "acc,none", "acc_norm", "acc_norm,none"},
     "generate": {"exact_match", "exact_match,strict-match"},
@@ -144,6 +149,10 @@ CALLS: list[tuple[Any, ...]] = [
     (lambda _: Form.choose(1000, 0), WRONG, "top", "1", 0),
     (lambda _: Form.choose(1000, 4, 1), WRONG, "drawn", "2", 1),
     (lambda here: Records.read(here), NOT_FOUND),
+    *(
+        (lambda here, text=text: Records.read(with_index(here, text)), "records", "", "index.json'")
+        for text in ("{", "[]", '{"version": 1}', '{"version": 7, "facts": 1, "form": 1, "chunks": 1}')
+    ),
     # lm-eval's door
     (lambda _: OrtLM(session=session(), max_lenght=3), UNKNOWN, "OrtLM.max_lenght", "'max_length'", 3),
     (lambda _: OrtLM(session=session(), batch_size="many"), WRONG, "OrtLM.batch_size", "", "many"),

@@ -127,6 +127,7 @@ SETTINGS: list[tuple[Any, ...]] = [
 """Each through a call in Python, a command line, an evaluator and a pass: the door's place stands before the field."""
 
 RUN = "run --config recipe.json"
+MEND = "mend a --reference b --tasks c --output d"
 BUILDS = {"int4": {"type": "ModelBuilder", "precison": "int4"}}
 TWO_PASSES = {"int4": {"type": "ModelBuilder", "precision": "int4"}, "next": {"type": "ModelBuildr"}}
 DIGITS = "9" * 5000  # more than Python reads
@@ -143,9 +144,22 @@ COMMANDS: list[tuple[Any, ...]] = [
     ("--odd check m", WRONG, "", "--odd"),
     ("schema foo", WRONG, "", "foo evaluator pass recipe"),
     ("check no/such/recipe.json", DENIED, "", "no/such/recipe.json"),
-    ("check recipe.json --provider cpu", WRONG, "execution_provider", "--provider:"),
+    ("check recipe.json --provider cpu", WRONG, "execution_provider"),
     ("evaluate m", MISSING, "tasks", "--tasks"),
     ("mend m --tasks a --reference r --at-most 1GB", MISSING, "output_dir", "--output"),
+    (MEND, MISSING, "", "--within --at-most --like"),
+    (f"{MEND} --within kl_mean=0", WRONG, "within.kl_mean", "", "0"),
+    (f"{MEND} --within acc=0.1", MISSING, "within.kl_mean"),
+    (f"{MEND} --at-most much", WRONG, "at_most", "", "much"),
+    (f"{MEND} --at-most 1.2", WRONG, "at_most", "1.2GB", "1.2"),
+    (f"{MEND} --at-most 1GB --like a", AGAINST, "at_most", "--like"),
+    (f"{MEND} --within kl_mean=1 --set by=layer", AGAINST, "by", "", "layer"),
+    (f'{MEND} --set require=["acc>=1"]', AGAINST, "require", "acc"),
+    ("evaluate m --matters 2", WRONG, "", "--matters 2 --set matters=VALUE"),
+    ("mend m --matters 2", WRONG, "", "--matters 2"),
+    ("check m --reference m", WRONG, "", "--reference m --against?"),
+    ("evaluate m --against a=1 --against b=2", WRONG, "", "--against: 'b=2'"),
+    ("evaluate m --gen-kwargs a=1 --gen-kwargs b=2", WRONG, "", "--gen-kwargs: 'b=2'"),
     ("evaluate m --tasks ,", WRONG, "tasks", "", "[]"),
     ("evaluate m --set x", WRONG, "--set", "NAME=VALUE", "x"),
     ("evaluate m --set limit", WRONG, "--set", "NAME=VALUE", "limit"),
@@ -315,6 +329,8 @@ OPTIONS: list[tuple[Any, ...]] = [
 ]
 
 IN_OPTIONS = "model.decoder.session_options"
+EVIL = {"session_options": {"provider_options": [{"openvino": {"load_config": "x"}}]}}
+LOADED = "session_options.provider_options.openvino.load_config"
 GENAI: list[tuple[Any, ...]] = [
     ({"context_length": 2**40}, DAMAGED, "", "model context_length 1099511627776 2147483647"),
     ({"context_length": "many"}, DAMAGED, "", "genai_config model many context_length 2147483647"),
@@ -330,6 +346,13 @@ GENAI: list[tuple[Any, ...]] = [
     ({"decoder": {"sliding_window": {"window_size": "q"}}}, DAMAGED, "", "model sliding_window window_size"),
     ({"decoder": {"pipeline": "x"}}, DAMAGED, "", "model"),
     ({"decoder": {"filename": "../x.onnx"}}, ALIEN, "", "../x.onnx"),
+    ({"joiner": {"filename": "../x.onnx"}}, ALIEN, "", "model.joiner.filename"),
+    ({"speech": {"adapter_filename": "/x.onnx_adapter"}}, ALIEN, "", "model.speech.adapter_filename"),
+    ({"vision": {"pipeline": [{"a": {"filename": "../x.onnx"}}]}}, ALIEN, "", "model.vision.pipeline.0.a.filename"),
+    ({"mtp": {"shared_initializers": [{"data_file": "../x"}]}}, ALIEN, "", "model.mtp.shared_initializers.0.data_file"),
+    ({"more": {"pipeline": [{"stage": EVIL}]}}, ALIEN, f"model.more.pipeline.stage.{LOADED}", "", "x"),
+    ({"more": {"decoder": EVIL}}, ALIEN, f"model.more.decoder.{LOADED}", "", "x"),
+    ({"more": [[{"decoder": EVIL}]]}, ALIEN, f"model.more.decoder.{LOADED}", "", "x"),
     ({"decoder": {"filename": "/etc/passwd"}}, ALIEN, "", "/etc/passwd"),
     ({"vision": {"filename": "../x.onnx"}}, ALIEN, "", "model"),
     ({"tokenizer_dir": "../.."}, ALIEN, "", "model tokenizer_dir"),
@@ -367,6 +390,15 @@ FILES: list[tuple[Any, ...]] = [
     ),
     (("model.onnx", LFS), DAMAGED, "", "model LFS"),
     (("genai_config.json", "[" * 100_000), DAMAGED, "", "genai_config JSON"),
+    (
+        ("genai_config.json", '{"model": {"decoder": {"filename": "a", "filename": "a"}}}'),
+        DAMAGED,
+        "",
+        "'filename' JSON",
+    ),
+    (("generation_config.json", "{"), DAMAGED, "", "generation_config.json JSON"),
+    (("tokenizer.json", "{"), UNFIT, "", "/model'"),
+    (("tokenizer.json", '{"version": "1.0"}'), UNFIT, "", "/model'"),
     (("config.json", " " * (17 << 20)), "too_large", "", "17 825 792"),
     (("config.json", '{"n_positions": "x"}'), DAMAGED, "", "n_positions 2147483647"),
     (("config.json", f'{{"vocab_size": {DIGITS}}}'), DAMAGED, "", "JSON"),
@@ -382,6 +414,7 @@ FILES: list[tuple[Any, ...]] = [
 TEMPLATES: list[tuple[Any, ...]] = [
     ("{% for x in %}", WRONG, "", "model"),
     ("{{ 'x' * 20000000 }}", WRONG, "", "20,000,000 16,777,216 LONGEST_TEXT"),
+    ("{{ raise_exception('roles must alternate') }}", WRONG, "", "roles alternate"),
     ("{{ 1 // 0 }}", WRONG, "", "model ZeroDivisionError"),
     ("a{{ '\\ud800' }}", WRONG, "", "model surrogate character 1"),
     ("{{ 1 + 'x' }}", WRONG, "", "model TypeError"),
@@ -410,12 +443,23 @@ MODELS: list[tuple[Any, ...]] = [
         "cat 4000000000 4194303 LARGEST_ID",
     ),
     (lambda p: p.tokenizer(lambda c: c["model"].update(vocab={}, merges=[])), UNFIT, "", "model"),
+    (
+        lambda p: p.tokenizer(lambda c: c["model"].update(continuing_subword_prefix="{{x}}")),
+        UNFIT,
+        "",
+        "range end index",
+    ),
+    (lambda p: p.tasks_are("size_on_disk,tokens_per_second"), MISSING, "tasks"),
+    (lambda p: p.task(GENERATE + "repeats: 4\n").option("--gen-kwargs do_sample=false"), TASK, "repeats", "mine", "4"),
+    (lambda p: p.option("--sample-log-num 2"), MISSING, "", "sample_log_dir"),
+    (lambda p: p.checkpoint().option("--provider cudda"), NO_NAME, "", "'cudda'"),
+    (lambda p: p.checkpoint().option("--set model.variant=x"), AGAINST, "variant", "", "x"),
     *(
         (lambda p, kind=kind: with_token(p.tasks_are(kind), 320), AGAINST, "", f"{kind} cat 320")
         for kind in ("tiny_choice", "tiny_rolling", "tiny_generate")
     ),
     (lambda p: p.graph(lambda g: g.graph.node[3].ClearField("input")), UNFIT, "", "model"),
-    (lambda p: p.external(Path.unlink), NOT_FOUND),
+    (lambda p: p.external(Path.unlink), NOT_FOUND, "", "model/w.data"),
     (lambda p: p.external(lambda f: f.write_bytes(f.read_bytes()[:999])), DAMAGED, "", "999"),
     (lambda p: p.external(lambda f: f.write_text(LFS)), DAMAGED, "", "LFS 12345"),
     (lambda p: p.external(without_text), DAMAGED, "", "model location"),

@@ -288,12 +288,6 @@ def test_what_cannot_be_found_is_refused(row: Row, tmp_path: Path) -> None:
         locate(**arguments)
 
 
-def test_missing_external_data_is_named(tmp_path: Path) -> None:
-    (put(tmp_path, PACKAGE) / "model.onnx.data").unlink()
-    with refused(ModelError, "not_found", holds=f"{tmp_path}/model.onnx.data"):
-        locate(tmp_path)
-
-
 def test_relative_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(put(tmp_path, PACKAGE))
     assert locate("model.onnx").decoder == tmp_path / "model.onnx"
@@ -731,12 +725,6 @@ def test_config_of_the_hub_beside_a_manifest_leaves_the_package_one(tmp_path: Pa
     put_json(root / "manifest.json", {"unrelated": True})
     with refused(MismatchError, "contradiction", "variant", "gpu"):
         locate(root, variant="gpu")
-
-
-def test_variant_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    put_json(tmp_path / "config.json", {"model_type": "llama"})
-    with refused(MismatchError, "contradiction", "variant", "x"):
-        resolve(ModelSettings.of({"model": tmp_path, "kind": "hf", "variant": "x"}))
 
 
 def test_doubled_key_of_a_package_is_refused(tmp_path: Path) -> None:

@@ -166,13 +166,6 @@ def test_parts_that_are_damaged_are_recorded_again_and_the_others_are_used(name:
             assert records.num_requests == 9
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"version": 1}', '{"version": 7, "facts": 1, "form": 1, "chunks": 1}'])
-def test_an_index_that_cannot_be_read_is_refused_by_name(tmp_path: Path, content: str) -> None:
-    (tmp_path / "index.json").write_text(content, encoding="utf-8")
-    with refused(RecordsError, "records", holds="index.json'"):
-        Records.read(tmp_path)
-
-
 @given(place=st.floats(0, 0.999), bit=st.integers(0, 6))
 def test_an_index_with_a_changed_bit_is_refused_or_says_the_same(place: float, bit: int) -> None:
     with TemporaryDirectory() as root:

@@ -23,7 +23,7 @@ from olive_ext.run.evaluation import evaluate, load_requested_tasks
 from olive_ext.run.models import Models
 from tests.backends.local_tasks import write_tasks
 from tests.exports.hf import hf_model
-from tests.refusals import refused
+from tests.refusals import refused, tells
 from tests.report.synthetic import comparison
 from tests.report.test_comparison import outcome
 
@@ -98,10 +98,10 @@ def test_loss_is_told_in_points_as_fail_on_loss_is_written() -> None:
 @pytest.mark.parametrize(
     ("bound", "holds"),
     [
-        ({"metric": "acc"}, ("'acc' stands for several metrics: choice/acc, letters/acc",)),
+        ({"metric": "acc"}, ("'acc'", "choice/acc, letters/acc")),
         ({"metric": "f2", "task": "choice"}, ("'f2'", "'choice'", "choice/acc")),
-        ({"metric": "tokens_per_second"}, ("'tokens_per_second'", "counts no requests")),
-        ({"metric": "requests_per_second", "task": "requests_per_second"}, ("counts no requests",)),
+        ({"metric": "tokens_per_second"}, ("'tokens_per_second'",)),
+        ({"metric": "requests_per_second", "task": "requests_per_second"}, ("requests_per_second",)),
         ({"metric": "exact_match"}, ("'exact_match'", "generate/exact_match,strict, ")),
     ],
 )
@@ -125,7 +125,7 @@ def test_metric_whose_filter_is_empty_has_any() -> None:
 def test_number_of_drawn_documents_alone_holds_no_bound() -> None:
     drawn = Metric("wiki", "word_perplexity", "none", 9.0, n=5, num_population=40, is_estimate=False)
     (line,) = broken([drawn], metric="word_perplexity", max=10)
-    assert line.startswith("wiki/word_perplexity is of the drawn documents only (5 of 40, unweighted), and the bound")
+    assert tells(line, "wiki/word_perplexity (5 of 40")
     for whole in replace(drawn, is_estimate=True), replace(drawn, n=40), replace(drawn, num_population=None):
         assert broken([whole], metric="word_perplexity", max=10) == []
 
@@ -223,7 +223,7 @@ LISTED = {"metric": "acc_norm", "task": "tiny_group"}
             "unknown_name",
             ("'accuracy_difference'", "kl_mean"),
         ),
-        ({"metric": "acc@tiny_group"}, {}, "unknown_name", ("did you mean 'tiny_group/acc'?",)),
+        ({"metric": "acc@tiny_group"}, {}, "unknown_name", ("'tiny_group/acc'",)),
         # names of a group pass where nothing is loaded
         ({"metric": "ac"}, {"loads": False}, "", ()),
         ({"metric": "kl_mean"}, {"loads": False}, "missing", ("'reference'",)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import re
 import subprocess
 import sys
@@ -126,16 +125,6 @@ def test_render_chat_drops_the_system_message_when_the_template_refuses_it() -> 
     assert tokenizer.render_chat(CHAT) == "[Hi]"
 
 
-def test_render_chat_names_the_problem_when_there_is_no_template_or_it_refuses() -> None:
-    with refused(ConfigError, "unsupported", holds="byte_level"):
-        byte_level().render_chat(CHAT)
-    refusing = byte_level(template="{{ raise_exception('roles must alternate') }}")
-    with refused(ConfigError, "wrong_value", holds="roles must alternate"):
-        refusing.render_chat(CHAT)
-    with refused(ConfigError, "wrong_value", holds="byte_level"):
-        byte_level(template="{% for m in messages %}").render_chat(CHAT[1:])
-
-
 LOADS = """
 import sys
 from olive_ext.session.tokenizer import load_tokenizer
@@ -162,29 +151,6 @@ def test_load_tokenizer_gives_back_what_was_saved(tmp_path: Path) -> None:
     assert loaded.has_chat_template
     assert (loaded.bos_token_id, loaded.eos_token_id, loaded.pad_token_id) == (BOS, EOS, 0)
     assert loaded.special_ids == {0, 1, 2, 3, 4}
-
-
-@pytest.mark.parametrize("content", [None, "{", json.dumps({"version": "1.0"})])
-def test_load_tokenizer_is_a_model_error_when_files_are_missing_or_broken(tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "tokenizer.json").write_text(content)
-    with refused(ModelError, "unsupported", holds=f"'{tmp_path}'") as caught:
-        load_tokenizer(str(tmp_path))
-    assert "\n" not in str(caught.value)
-
-
-def test_panic_of_the_tokenizers_library_is_a_model_error_and_prints_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    byte_level().hf.save_pretrained(tmp_path)
-    file = tmp_path / "tokenizer.json"
-    content = json.loads(file.read_text(encoding="utf-8"))
-    content["model"]["continuing_subword_prefix"] = "{{x}}"
-    file.write_text(json.dumps(content), encoding="utf-8")
-    with refused(ModelError, "unsupported", holds=(f"'{tmp_path}'", "range end index")):
-        load_tokenizer(str(tmp_path))
-    os.write(2, b"open again")
-    assert capfd.readouterr().err == "open again"
 
 
 @pytest.mark.parametrize(

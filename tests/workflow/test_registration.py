@@ -248,7 +248,7 @@ def test_evaluator_of_a_pass_may_be_a_name() -> None:
 
 def test_composite_model_is_sent_to_the_pass() -> None:
     model = ModelConfig(type="CompositeModel", config={"model_components": [], "model_component_names": []})
-    with pytest.raises(ModelError, match="measure this one with the pass OrtLMEvaluation"):
+    with refused(ModelError, "unsupported", holds="OrtLMEvaluation"):
         evaluate(new_engine()(), model, ours())
 
 
@@ -258,9 +258,9 @@ def test_what_olive_would_swallow_becomes_an_error_of_ours_a_failed_process_by_i
     died = subprocess.CalledProcessError(1, ["python"], stderr="Traceback\nTaskError: unknown task 't'\n")
     for error, told in (
         (RuntimeError("subprocess died"), "RuntimeError: subprocess died"),
-        (died, "the evaluation stopped: TaskError: unknown task 't'"),
+        (died, "TaskError: unknown task 't'"),
     ):
-        with pytest.raises(RunError, match=told):
+        with refused(RunError, "failed", holds=told):
             evaluate(new_engine()(error=error), model, ours())
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.backends.samples import means_of
 from olive_ext.backends.word_errors import word_errors
 from olive_ext.errors import ANY_FAILURE, TaskError
 from olive_ext.media.pictures import media_digest
@@ -113,6 +112,8 @@ class Answers:
 def mean_metrics(task: Any) -> dict[str, bool | None]:
     """The metrics of lm-eval's `task` that have a value for each document, and whether a higher one is better."""
     functions, directions = task.aggregation(), task.higher_is_better()
+    from olive_ext.backends.samples import means_of  # imports lm-eval
+
     means = {*means_of(functions), WER}
     return {name: directions.get(name) for name in functions if name in means}
 

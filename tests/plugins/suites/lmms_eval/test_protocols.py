@@ -125,7 +125,7 @@ def test_what_is_not_taken_is_refused_by_the_documents_name(ours: Any) -> None:
     model = OrtChat(session=ours.session)
     model.task_dict = {"drawn": {"test": [{}]}}
     video = [{"role": "user", "content": [{"type": "video", "url": "a.mp4"}]}]
-    with pytest.raises(TaskError, match="task 'drawn', document 0: a part of its messages is of type 'video'"):
+    with pytest.raises(TaskError, match=r"'drawn', document 0: .*'video'"):
         model.generate_until([asked("generate_until", "", lambda _: video, {}, 0, "drawn", "test")])
     with pytest.raises(TaskError, match="several rounds"):
         model.generate_until_multi_round([asked("generate_until_multi_round")])
