@@ -41,7 +41,7 @@ FLOORS = {
             "base < kv_store < buckets paged_attention < rows attention_trial < tree packed < registry"
         ),
         "olive_ext.media": "items pictures processors < sound graphs < processor encoder source_encoder",
-        "olive_ext.engine.runners": "runner < trials < ort genai hf",
+        "olive_ext.engine.runners": "runner < trials < ort genai_runner hf_runner",
         "olive_ext.engine.runners.ort": "inputs placement < plain_graph < ort_runner < opening",
         "olive_ext.engine.reference": "kernels < tap",
     }.items()
@@ -58,9 +58,9 @@ DOORS = {
             "engine.reference.kernels plugins.speech.transducer plugins.diagnose.places.place "
             "plugins.diagnose.remedy.weights"
         ),
-        "onnxruntime_genai": "engine.runners.genai.genai_runner",
-        # runners.hf runs references in their own form
-        "transformers": "session.tokenizer media.processors engine.runners.hf.hf_runner backends.*",
+        "onnxruntime_genai": "engine.runners.genai_runner",
+        # hf_runner runs references in their own form
+        "transformers": "session.tokenizer media.processors engine.runners.hf_runner backends.*",
         "PIL": "media.pictures",
         "lm_eval": "backends.* plugins.suites.*",
         "evalution": "plugins.suites.*",

@@ -375,18 +375,15 @@ class MediaEncoder:
             if self._batches.takes(is_padded(arrays, loaded[0][1])):
                 loaded.append((item, arrays))
         loaded = self._batches.whole(loaded)
-        return loaded if len(loaded) > 1 and self._takes_several(loaded) else loaded[:1]
+        # Whether items together have the features of each alone is tried once for each number, size and padding.
+        is_filled = any(is_padded(arrays, loaded[0][1]) for _, arrays in loaded[1:])
+        if len(loaded) > 1 and self._batches.is_trial_due([item for item, _ in loaded], is_filled):
+            self._batches.note_trial(is_filled, company_problem(loaded, self._on_host))
+        return loaded if self._batches.takes(is_filled) else loaded[:1]
 
     def _arrays(self, item: MediaItem) -> Arrays:
         arrays = item.arrays()
         return {tensor.name: fitted(tensor, arrays, self.spec) for tensor in self.spec.inputs}
-
-    def _takes_several(self, loaded: Sequence[Loaded]) -> bool:
-        """Whether items together have the features of each alone: tried once for each number, size and padding."""
-        is_filled = any(is_padded(arrays, loaded[0][1]) for _, arrays in loaded[1:])
-        if self._batches.is_trial_due([item for item, _ in loaded], is_filled):
-            self._batches.note_trial(is_filled, company_problem(loaded, self._on_host))
-        return self._batches.takes(is_filled)
 
     def _on_host(self, loaded: Sequence[Loaded]) -> list[list[Array]]:
         """Each item's rows [N, H], of each output."""

@@ -99,7 +99,11 @@ class MediaProcessor:
             self.kept.put(self._known[content].key, arrays)
         extent = self._known[content]
         load = ItemArrays(self, modality, extent.key, raw)
-        shown = f"{name_of(raw, modality.kind)} of {self._size(modality, read)}"
+        if modality is Modality.IMAGE:
+            size = "{} x {} pixels".format(*read.size)
+        else:
+            size = f"{len(read) / int(self._sounds.extractor.sampling_rate):.1f} s"
+        shown = f"{name_of(raw, modality.kind)} of {size}"
         return MediaItem(modality, extent.key, extent.num_tokens, taken.placeholder, load, extent.grid, shown)
 
     def adopt(self, item: MediaItem) -> MediaItem:
@@ -183,11 +187,6 @@ class MediaProcessor:
 
     def _read(self, modality: Modality, raw: RawMedia) -> Any:
         return read_picture(raw) if modality is Modality.IMAGE else self._sounds.read(raw)
-
-    def _size(self, modality: Modality, content: Any) -> str:
-        if modality is Modality.IMAGE:
-            return "{} x {} pixels".format(*content.size)
-        return f"{len(content) / int(self._sounds.extractor.sampling_rate):.1f} s"
 
     def _prepare(self, modality: Modality, content: Any) -> Arrays:
         arrays = self._pixels(content) if modality is Modality.IMAGE else self._sounds.prepare(content)

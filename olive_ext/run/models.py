@@ -284,7 +284,7 @@ class Models:
         model = self._measured(lm)
         if model.size is not None:
             return model.size
-        from olive_ext.engine.runners.hf.hf_runner import load_model
+        from olive_ext.engine.runners.hf_runner import load_model
 
         settings = model.settings
         opened = getattr(lm, "model", None)

@@ -223,7 +223,7 @@ def test_missing_genai_names_what_to_install() -> None:
         "import sys; sys.modules['onnxruntime_genai'] = None\n"
         "from pathlib import Path\n"
         "from olive_ext.config import ModelSettings\n"
-        "from olive_ext.engine.runners.genai.genai_runner import open_genai_runner\n"
+        "from olive_ext.engine.runners.genai_runner import open_genai_runner\n"
         "from olive_ext.model import ResolvedModel\n"
         "from olive_ext.model.providers.devices import Provider\n"
         "from olive_ext.model.types import ModelFiles\n"

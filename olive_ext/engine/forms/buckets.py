@@ -126,7 +126,14 @@ class BucketedRunner(Runner):
             logprobs_T[is_first_T], logprobs_T[~is_first_T] = first.target_logprobs, rest.target_logprobs
             return replace(rest, target_logprobs=logprobs_T, greedy_ids=greedy_R)
         if self._is_shaped(step):
-            self._note(shape_of(padded))
+            shape = shape_of(padded)
+            if self._is_strict and shape not in self._warmed:
+                shown = f"{shape.rows} x {shape.tokens} tokens with {shape.reads} reads were not run beforehand"
+                raise RunError(
+                    f"'engine.strict_shapes' = true: {shown}; rows have up to {self._sizes[-1]} tokens, and as many "
+                    f"targets or {FEW_READS}"
+                )
+            self._late |= {shape} - self._warmed
         output = self.inner.run(padded)
         logprobs_NC, ids_NC = output.candidates
         return replace(
@@ -204,16 +211,6 @@ class BucketedRunner(Runner):
             for reads in _up_to(max(num_slots, FEW_READS)):
                 yield _step(num_slots, 1, reads, 0)
                 yield _step(num_slots, 1, reads, 2)
-
-    def _note(self, shape: Shape) -> None:
-        if shape in self._warmed or shape in self._late:
-            return
-        if self._is_strict:
-            raise RunError(
-                f"'engine.strict_shapes' = true: {shape.rows} x {shape.tokens} tokens with {shape.reads} reads were "
-                f"not run beforehand; rows have up to {self._sizes[-1]} tokens, and as many targets or {FEW_READS}"
-            )
-        self._late.add(shape)
 
 
 def shape_of(step: Step) -> Shape:

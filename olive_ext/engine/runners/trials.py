@@ -22,6 +22,7 @@ from olive_ext.errors import RunError
 from olive_ext.graph.standalone_graphs import INPUTS, OUTPUT, attention_graph
 from olive_ext.media.items import Source
 from olive_ext.model.decisions import SHORT_STEP, is_attention_at_risk
+from olive_ext.model.providers.bindings import run_graph
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.types import DecoderSpec, SourceKind
 
@@ -77,14 +78,8 @@ def _attend(session: Any, tokens: FloatArray) -> FloatArray:
     length = tokens.shape[2]
     past = np.zeros((1, NUM_HEADS, 0, HEAD_SIZE), np.float32)
     arrays = (*tokens, past, past, np.array([length - 1], np.int32), np.array(length, np.int32))
-    binding = session.io_binding()
-    for name, array in zip(INPUTS, arrays, strict=True):
-        binding.bind_cpu_input(name, np.ascontiguousarray(array))
-    binding.bind_output(OUTPUT)
-    session.run_with_iobinding(binding)
-    (attended,) = binding.get_outputs()
-    result: FloatArray = attended.numpy()
-    return result
+    fed = dict(zip(INPUTS, map(np.ascontiguousarray, arrays), strict=True))
+    return np.asarray(run_graph(session, fed, [OUTPUT], Device("cpu"))[OUTPUT].numpy())
 
 
 def group_rows(runner: Runner, spec: DecoderSpec, device: Device, chunk_size: int, notes: list[str]) -> None:

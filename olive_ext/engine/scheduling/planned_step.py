@@ -106,7 +106,11 @@ class BeamGroup:
             if reason is None and len(going) < self._beams.num_beams:
                 going.append(child)
             elif reason is not None and rank < self._beams.num_beams:
-                self._finish(child, reason)
+                score, is_stopped = self._penalized(child.score, len(child.tokens)), reason is FinishReason.STOP_ID
+                ended = (child.tokens[:-1], score, reason, token) if is_stopped else (child.tokens, score, reason)
+                self._finished.append(Hypothesis(*ended))
+                self._finished.sort(key=lambda hypothesis: -hypothesis.score)
+                del self._finished[self._beams.num_beams :]
         return going
 
     def _end_of(self, beam: _Beam) -> FinishReason | None:
@@ -115,14 +119,6 @@ class BeamGroup:
         if beam.is_finished is not None and beam.is_finished(beam.tokens):
             return FinishReason.STOPPED
         return FinishReason.LENGTH if len(beam.tokens) >= self._generation.max_new_tokens else None
-
-    def _finish(self, beam: _Beam, reason: FinishReason) -> None:
-        tokens, score = beam.tokens, self._penalized(beam.score, len(beam.tokens))
-        is_stopped = reason is FinishReason.STOP_ID
-        ended = (tokens[:-1], score, reason, tokens[-1]) if is_stopped else (tokens, score, reason)
-        self._finished.append(Hypothesis(*ended))
-        self._finished.sort(key=lambda hypothesis: -hypothesis.score)
-        del self._finished[self._beams.num_beams :]
 
     def _is_over(self, going: list[_Beam]) -> bool:
         if not going:

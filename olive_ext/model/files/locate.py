@@ -88,7 +88,11 @@ def locate(
     elif variant is not None:
         raise MismatchError(f"'{root}' is no model package", "variant", variant)
     overlaid = with_overlay(root if root.is_dir() else root.parent, *(one.graph.parent for one in graphs.values()))
-    stated |= {part: _component(root, part, name) for part, name in (components or {}).items()}
+    beside = root.parent if root.is_file() else root
+    for part, written in (components or {}).items():
+        if not (beside / written).is_file():
+            raise NotFoundError(f"it is not in '{beside}': {contents(beside)}", f"components.{part}", written)
+        stated[part] = real_path(beside / written), _BY_USER
     decoder, rule = _find_decoder(root, onnx_file_name, stated.pop("decoder", None), overlaid and overlaid[0])
     outline = read_outline(decoder)
     weights = _weights(decoder, outline)
@@ -173,14 +177,6 @@ def _companions(
         if file == decoder and rule == _BY_USER:
             raise MismatchError("it is the decoder itself: name the graph of that part", f"components.{part}", file)
     return {part: (file, graphs[file], rule) for part, (file, rule) in settled.items()}
-
-
-def _component(root: Path, part: str, name: str) -> Named:
-    folder = root.parent if root.is_file() else root
-    file = folder / name
-    if not file.is_file():
-        raise NotFoundError(f"it is not in '{folder}': {contents(folder)}", f"components.{part}", name)
-    return real_path(file), _BY_USER
 
 
 def _weights(graph: Path, outline: Outline) -> tuple[Path, ...]:

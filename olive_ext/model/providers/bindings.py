@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -60,6 +60,20 @@ def device_zeros(open_graph: Callable[[bytes], ort.InferenceSession], shape: lis
         binding.bind_output("y", device.kind, device.index, UINT8, [part], value.data_ptr() + start)
         session.run_with_iobinding(binding)
     return value
+
+
+def run_graph(
+    session: Any, inputs: Mapping[str, ort.OrtValue | npt.NDArray[Any]], outputs: Iterable[str], device: Device
+) -> dict[str, ort.OrtValue]:
+    """The `outputs` of a session by name, on `device`, for values on devices and arrays in the host's memory."""
+    binding, names = session.io_binding(), list(dict.fromkeys(outputs))
+    for name, value in inputs.items():
+        bind = binding.bind_ortvalue_input if isinstance(value, ort.OrtValue) else binding.bind_cpu_input
+        bind(name, value)
+    for name in names:
+        binding.bind_output(name, device.kind, device.index)
+    session.run_with_iobinding(binding)
+    return dict(zip(names, binding.get_outputs(), strict=True))
 
 
 KEPT_VALUES = 64
@@ -174,18 +188,14 @@ class Stacker:
         if form not in self._sessions:
             self._sessions[form] = self._open_graph(stack_graph(self._tensors, form[0], is_whole=form[1]))
         session = self._sessions[form]
-        binding = session.io_binding()
         taken = {entry.name for entry in session.get_inputs()}
+        inputs: dict[str, Any] = {}
         for place, part in enumerate(parts):
-            for i, value in enumerate(part.values):
-                binding.bind_ortvalue_input(f"x{i}_{place}", value)
-            for name, numbers in ((f"rows_{place}", part.rows), (f"positions_{place}", part.positions)):
-                if name in taken:
-                    binding.bind_cpu_input(name, np.array(numbers, np.int64))
-        for i in range(len(self._tensors)):
-            binding.bind_output(f"y{i}", self._device.kind, self._device.index)
-        session.run_with_iobinding(binding)
-        return tuple(binding.get_outputs())
+            inputs |= {f"x{i}_{place}": value for i, value in enumerate(part.values)}
+            numbers = {f"rows_{place}": part.rows, f"positions_{place}": part.positions}
+            inputs |= {name: np.array(values, np.int64) for name, values in numbers.items() if name in taken}
+        outputs = [f"y{i}" for i in range(len(self._tensors))]
+        return tuple(run_graph(session, inputs, outputs, self._device).values())
 
 
 MEMORY_WORDS = (

@@ -12,7 +12,7 @@ import torch
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import Beams, Generation, Request, Result
-from olive_ext.engine.runners.hf.hf_runner import HfRunner, context_length, load_model
+from olive_ext.engine.runners.hf_runner import HfRunner, context_length, load_model
 from olive_ext.engine.step import SHARED_PREFIX, LogitsRow, Row, Step
 from olive_ext.errors import ModelError, OliveExtError, RunError
 from olive_ext.media.items import Source

@@ -29,7 +29,7 @@ from olive_ext.graph.scoring_head import BANNED, SCORES_ONLY, HeadOutputs, add_s
 from olive_ext.graph.standalone_graphs import CANDIDATE_OUTPUTS, candidates_graph
 from olive_ext.media.encoder import Embedding
 from olive_ext.media.source_encoder import SourceEncoder
-from olive_ext.model.providers.bindings import InputFeed, is_memory_error, named_failure
+from olive_ext.model.providers.bindings import InputFeed, is_memory_error, named_failure, run_graph
 from olive_ext.model.providers.compiled import Compiled
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.types import DecoderSpec
@@ -112,14 +112,9 @@ class ScoringHead:
         vocab_size = logits_KV.shape()[1]
         if self._beams_session is None:
             self._beams_session = self.open_graph(candidates_graph(vocab_size))
-        binding = self._beams_session.io_binding()
-        binding.bind_ortvalue_input("logits", logits_KV)
-        for name, number in (("first", rows.start), ("stop", rows.stop), ("count", min(count, vocab_size))):
-            binding.bind_cpu_input(name, np.array([number], np.int64))
-        for name in CANDIDATE_OUTPUTS:
-            binding.bind_output(name)
-        self._beams_session.run_with_iobinding(binding)
-        logprobs, ids = binding.get_outputs()
+        numbers = {"first": rows.start, "stop": rows.stop, "count": min(count, vocab_size)}
+        inputs = {"logits": logits_KV, **{name: np.array([number], np.int64) for name, number in numbers.items()}}
+        logprobs, ids = run_graph(self._beams_session, inputs, CANDIDATE_OUTPUTS, Device("cpu")).values()
         logprobs_NC = logprobs.numpy()
         return Candidates(np.where(logprobs_NC > BANNED / 2, logprobs_NC, np.float32(-np.inf)), ids.numpy())
 

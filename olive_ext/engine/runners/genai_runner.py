@@ -1,5 +1,6 @@
 """Runs steps on one generator of onnxruntime-genai, one sequence at a time. Trials find what generators can do: what
-they refuse depends on the model, the device and the release, and some give wrong logits instead of refusing.
+they refuse depends on the model, the device and the release, and some give wrong logits instead of refusing. Knows no
+scheduler, and no graph but its rotary cache.
 
 Axes: S tokens of a row, R logits rows, T targets, K sampled rows, V vocabulary.
 """

@@ -173,7 +173,11 @@ class HfRunner(Runner):
         device = self._model.device
         inputs: dict[str, Any] = item_inputs(fed, self._parameters, device)
         inputs |= {} if self.encoder is None else self.encoder.inputs(row.source)
-        inputs |= rotary_inputs(fed, row.media, device) if self._is_rotary_grid else {}
+        if self._is_rotary_grid and not fed.runs:
+            # Such models compute the positions of a pass with pictures themselves, and remember where text goes on: for
+            # another sequence, if that was fed last.
+            positions_3S = rotary_positions(row.media, range(fed.begin, fed.begin + len(fed.ids)))
+            inputs["position_ids"] = torch.from_numpy(positions_3S)[:, None].to(device)
         with torch.inference_mode():
             ids = torch.tensor([fed.ids], device=device)
             inputs |= {"input_ids" if self.encoder is None else "decoder_input_ids": ids}
@@ -244,11 +248,6 @@ class FedRow:
     runs: Media
     """The pictures and sounds among `ids`, whole."""
 
-    @property
-    def stop(self) -> int:
-        """The position after the last token."""
-        return self.begin + len(self.ids)
-
 
 def fed_row(tokens: Sequence[int], held: int, media: Media) -> FedRow:
     """The pass for `tokens`, of which `held` are cached. With an item among the other tokens, all tokens are fed in one
@@ -277,17 +276,6 @@ def item_inputs(row: FedRow, accepted: Mapping[str, Any], device: Any) -> dict[s
     for run in row.runs:
         types_S[:, run.start : run.stop] = _TYPE_IDS[run.item.modality]
     return {**tensors, **{name: types_S for name in _TYPES if name in accepted}}
-
-
-def rotary_inputs(row: FedRow, media: Media, device: Any) -> dict[str, torch.Tensor]:
-    """Time, height and width [3, 1, S] of a row after a cache. Such models compute the positions of a pass with
-    pictures themselves, and remember where text goes on: for another sequence, if that was fed last."""
-    import torch
-
-    if row.runs:
-        return {}
-    positions_3S = rotary_positions(media, range(row.begin, row.stop))
-    return {"position_ids": torch.from_numpy(positions_3S)[:, None].to(device)}
 
 
 class SourceStates:
