@@ -31,7 +31,7 @@ from olive_ext.model.files.hub import offline_if_unreachable
 from olive_ext.model.types import MEDIA_PARTS
 from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
-from olive_ext.report.comparison import GENERATED, NAME, VARIANT, Comparison
+from olive_ext.report.comparison import GENERATED, KV_CACHE, NAME, VARIANT, Comparison
 from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
 from olive_ext.report.numbers import SAME_NATS
 from olive_ext.report.page import SIZE
@@ -139,6 +139,9 @@ def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Mo
         kinds = (*(one.kind for one in unseen), *([] if comparison.is_generated else [GENERATED]))
         reach = replace(reach, unseen=kinds, uncompared=constants.uncompared)
     damaged = damage_of(comparison.reference, model) | constants.findings
+    asked = None if task_run.reference is None else task_run.reference.observer
+    if observer is not None and asked is not None and (cache := observer.contradicted(asked)):
+        damaged = {KV_CACHE: cache} | damaged
     return replace(comparison, damaged=damaged, reach=reach, contexts=contexts)
 
 

@@ -31,6 +31,7 @@ from olive_ext.report.comparison import ALL, Comparison, Divergence, PromptDiff
 from olive_ext.report.verdict import verdict
 from olive_ext.run import evaluate
 from olive_ext.run.models import Models
+from olive_ext.run.reference.observer import Observer
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.exports import edited, genai_export, hf_model
 from tests.refusals import refused, tells
@@ -565,6 +566,14 @@ def test_a_model_that_only_continues_texts_wrongly_is_named_where_none_is_contin
     assert divergence is not None
     assert divergence.kl.maximum < 1e-4
     assert (found.status, found.code, [*compared(report).damaged]) == ("unknown", "damaged", ["the KV cache"])
+
+
+def test_answers_that_contradict_the_models_own_scores_are_damage(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Observer, "contradicted", lambda *_: "writes other answers than it scores")
+    report = answered(genai_export("llama"), genai_export("llama"), folder, tmp_path, "out", tasks=["tiny_generate"])
+    assert (verdict(compared(report)).code, [*compared(report).damaged]) == ("damaged", ["the KV cache"])
 
 
 @pytest.mark.parametrize("mode", ["resident", "recorded"])

@@ -38,6 +38,9 @@ _MEDIA = {"image": "images", "audio": "audio"}
 _NEARLY_ONE = 1 - 2.0**-24
 """The largest probability below 1 in float32."""
 
+_SURE_NATS = 2.0
+"""A token that leads all others by so much is the next one in every sound graph, however its kernels round."""
+
 
 class ReferenceScores:
     """The scores of a reference that was resident under a candidate, by lm-eval's arguments of each request.
@@ -193,6 +196,16 @@ class Observer:
                 share = min(float(np.exp(min(row["reference_logprobs"], row["logprobs"]))), _NEARLY_ONE)
                 least = math.log(share / (1 - share)) if share > 0 else -math.inf
             yield least, asked, index
+
+    def contradicted(self, reference: Observer) -> str:
+        """How greedy answers contradict the model's own scores of whole texts; empty where they do not."""
+        sure = [(asked, place) for least, asked, place in self.parted(reference) if least > _SURE_NATS]
+        sure = [(asked, place) for asked, place in sure if place < len(self.greedy[asked])]
+        if not sure:
+            return ""
+        (task, number, _), place = sure[0]
+        how = f"token {place + 1} of the answer to document {number} of '{task}' is not the one that whole texts score"
+        return f"writes other answers than it scores: {how} {_SURE_NATS:g} nats and more before all others"
 
     def add_targets(self, instance: Any, request: Scoring, output: ScoringOutput | RollingOutput) -> Compared:
         """Stores the targets of a scored request; returns their comparison. Of texts that are no token ids neither the

@@ -171,6 +171,23 @@ def test_answers_part_at_the_first_other_token(found: Found) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("is_sure", "is_cut", "is_told"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_another_token_than_the_one_that_whole_texts_are_sure_of_is_a_contradiction(
+    is_sure: bool, is_cut: bool, is_told: bool, tasks: LoadedTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every answer changed beside distributions that were bit-equal, and the verdict was "no loss found"."""
+    task_run = compare(tasks, "recorded", model())[2].task_run
+    observer, reference = task_run.observer, task_run.reference.observer
+    assert observer.contradicted(reference) == ""
+    asked, tokens = next(iter(reference.greedy.items()))
+    observer.greedy[asked] = tokens[:1] if is_cut else (tokens[0] + 1, *tokens[1:])
+    ((least, *_),) = observer.parted(reference)
+    monkeypatch.setattr("olive_ext.run.reference.observer._SURE_NATS", least + (-0.1 if is_sure else 0.1))
+    assert bool(observer.contradicted(reference)) == is_told
+
+
 def test_generated_answers_of_the_reference_are_scored_by_both(found: Found) -> None:
     """And each position counts the tokens in front of it, those of the prompt, too."""
     tokenizer, other = byte_level(True), perturbed(NOISE)
