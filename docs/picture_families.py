@@ -58,12 +58,11 @@ def measure(family: str) -> dict[str, str]:
     from tests.exports.genai_layout import GENAI_LAYOUT
     from tests.exports.media import SOUND_FAMILIES, media_export
     from tests.exports.mobius import RELEASE
-    from tests.families.pictures import PictureReference, picture
-    from tests.families.sounds import SoundReference, sound
+    from tests.families.pictures import MediaReference, picture, sound
 
     package, hf = media_export(family)
     is_sound = family in SOUND_FAMILIES
-    reference = (SoundReference if is_sound else PictureReference)(family, hf)
+    reference = MediaReference(family, hf)
     items: list[Any] = [sound(seed, length) for seed, length in enumerate(LENGTHS)] if is_sound else []
     items = items or [picture(seed, *size) for seed, size in enumerate(SIZES)]
     field, marker = "audio" if is_sound else "images", reference.marker

@@ -2,7 +2,7 @@
 
 The JSON files of a package, the bytes of a graph, task files, journals and records of a reference are damaged,
 journals and reports forged (values replaced under right checksums), and folders poisoned (files that are links, pipes
-and sockets, options that name libraries). Inputs that would hardly end are rows of `tests/cli/test_mistakes.py`. A
+and sockets, options that name libraries). Inputs that would hardly end are rows of `tests/mistakes/table.py`. A
 case is right where it ends with status 2 and one line on stderr, or with status 0, or a verdict's 1 or 3, and finite
 numbers, those of the undamaged run where a cache was damaged: damage elsewhere may be a lawful change, and a task
 without metrics has no numbers. A folder that is poisoned must end with status 2.

@@ -36,6 +36,11 @@ def assert_says(
     assert not [name for name in ([holds] if isinstance(holds, str) else holds) if name not in text], text
 
 
+def tells(text: object, words: str) -> bool:
+    """Whether a text holds these names and numbers, in any order."""
+    return all(word in str(text) for word in words.split())
+
+
 def value_at(values: Any, field: str) -> Any:
     """What stands at a dotted key, a list's place among them; `...` where nothing does."""
     for name in field.split("."):

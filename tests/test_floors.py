@@ -26,22 +26,22 @@ FLOORS = {
         "olive_ext.plugins": "cluster code diagnose gate jobs mlflow speech suites",
         "olive_ext.model": "types providers.table < spec < files < providers < decisions < runtimes < resolve",
         "olive_ext.model.files": ("package_config < content hub < constants < damage < model_package < locate"),
-        "olive_ext.model.providers": ("devices table < resolution bindings < compiled < ort_session < ort_failures"),
+        "olive_ext.model.providers": "devices table < resolution < compiled < ort_session < bindings",
         "olive_ext.session": (
             "tokenizer requests < generation_bounds tokenizer_fit < placeholders < conversion < answer_journal < "
             "session < local < workers < opening"
         ),
         "olive_ext.session.workers": "worker < crew",
         "olive_ext.engine": (
-            "capacity < requests < step < scheduling.sequences scheduling.blocks < scheduling.prefix_tree < "
+            "requests < step < scheduling.sequences scheduling.blocks < scheduling.prefix_tree < "
             "forms.base < runners.runner < forms.kv_store < runners.ort.inputs < forms "
-            "< scheduling runners < runtimes reference < engine < opening"
+            "< scheduling runners < runtimes reference < engine"
         ),
         "olive_ext.engine.forms": (
-            "base < kv_store < buckets paged_attention < rows attention_trial < tree packed returned < registry"
+            "base < kv_store < buckets paged_attention < rows attention_trial < tree packed < registry"
         ),
         "olive_ext.media": "items pictures processors < sound graphs < processor encoder source_encoder",
-        "olive_ext.engine.runners": "runner < trials < ort genai hf",
+        "olive_ext.engine.runners": "runner < trials < ort genai_runner hf_runner",
         "olive_ext.engine.runners.ort": "inputs placement < plain_graph < ort_runner < opening",
         "olive_ext.engine.reference": "kernels < tap",
     }.items()
@@ -53,14 +53,14 @@ DOORS = {
     for framework, doors in {
         # reference.kernels binds rows of logits, places and remedy run parts of graphs and ONNX Runtime's quantizer
         "onnxruntime": (
-            "model.providers.resolution model.providers.ort_session model.providers.ort_failures "
-            "model.providers.bindings engine.forms.* engine.runners.ort.* media.encoder media.graphs "
-            "media.source_encoder media.items engine.reference.kernels plugins.speech.transducer "
-            "plugins.diagnose.places.place plugins.diagnose.remedy.weights"
+            "model.providers.resolution model.providers.ort_session model.providers.bindings engine.forms.* "
+            "engine.runners.ort.* media.encoder media.graphs media.source_encoder media.items "
+            "engine.reference.kernels plugins.speech.transducer plugins.diagnose.places.place "
+            "plugins.diagnose.remedy.weights"
         ),
-        "onnxruntime_genai": "engine.runners.genai.genai_runner",
-        # runners.hf runs references in their own form
-        "transformers": "session.tokenizer media.processors engine.runners.hf.hf_model backends.*",
+        "onnxruntime_genai": "engine.runners.genai_runner",
+        # hf_runner runs references in their own form
+        "transformers": "session.tokenizer media.processors engine.runners.hf_runner backends.*",
         "PIL": "media.pictures",
         "lm_eval": "backends.* plugins.suites.*",
         "evalution": "plugins.suites.*",
@@ -180,8 +180,8 @@ RUNNERS, ENGINE = "olive_ext.engine.runners", "of olive_ext.engine"
 @pytest.mark.parametrize(
     ("module", "text", "found"),
     [
-        ("engine/step", "from olive_ext.engine.engine import Engine", [f"floor 2 may not import floor 12 {ENGINE}"]),
-        ("engine/runners/ort/planted", "from olive_ext.engine.scheduling.slots import Slots", [f"floor 10 {ENGINE}"]),
+        ("engine/step", "from olive_ext.engine.engine import Engine", [f"floor 1 may not import floor 11 {ENGINE}"]),
+        ("engine/runners/ort/planted", "from olive_ext.engine.scheduling.slots import Slots", [f"floor 9 {ENGINE}"]),
         ("engine/scheduling/planted", f"from {RUNNERS}.trials import disagreement", ["do not import each other"]),
         ("engine/scheduling/planted", "from onnxruntime import InferenceSession", ["only olive_ext.model.providers"]),
         ("model/planted", IN_FUNCTIONS, ["olive_ext.cli", "olive_ext.backends.lm_eval", "olive_ext.workflow"]),

@@ -28,7 +28,7 @@ class Opened:
 
     def __init__(self, device: Any, package: Path, **engine: Any) -> None:
         from olive_ext.config import EngineConfig, ModelSettings
-        from olive_ext.engine.opening import open_engine
+        from olive_ext.engine.engine import open_engine
         from olive_ext.model import resolve
 
         settings = ModelSettings(

@@ -20,8 +20,7 @@ from typing import Any
 from ort_profile import large_copies, read_runs, summarize
 
 from olive_ext.config import EngineConfig, ModelSettings
-from olive_ext.engine.engine import Engine
-from olive_ext.engine.opening import open_engine
+from olive_ext.engine.engine import Engine, open_engine
 from olive_ext.engine.requests import Generation, Request
 from olive_ext.model import resolve
 from olive_ext.model.providers.resolution import register_libraries

@@ -50,10 +50,10 @@ class Transformers:
         from lm_eval.models.hf_vlms import HFMultimodalLM
 
         from tests.exports.media import media_export
-        from tests.families.pictures import PictureReference
+        from tests.families.pictures import MediaReference
 
         torch.set_num_threads(num_threads)
-        reference = PictureReference("llava", media_export(family)[1])  # with what the export computes otherwise
+        reference = MediaReference("llava", media_export(family)[1])  # with what the export computes otherwise
         patch = reference.model.config.vision_config.patch_size
         self.processor = transformers.LlavaProcessor(
             reference.processor, reference.tokenizer, patch_size=patch, vision_feature_select_strategy="full"

@@ -20,12 +20,11 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from harness import table
 
-from olive_ext.engine.capacity import Blocks, Capacity
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.packed import PackedSteps
 from olive_ext.engine.requests import Generation, KeyedRequest, Request
 from olive_ext.engine.runners.runner import Runner, Traits
-from olive_ext.engine.step import Step, StepOutput
+from olive_ext.engine.step import Blocks, Capacity, Step, StepOutput
 from olive_ext.session.conversion import target_windows
 from olive_ext.session.requests import checked_ids, to_scoring
 

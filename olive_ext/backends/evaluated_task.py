@@ -18,10 +18,11 @@ from typing import Any
 from lm_eval.api.task import ConfigurableTask
 
 from olive_ext.backends.lm_eval_patches import replaced
+from olive_ext.backends.samples import means_of
 from olive_ext.backends.task_checks import listed_choices
 from olive_ext.errors import TaskError, counted, named_failures
 from olive_ext.media.pictures import media_digest
-from olive_ext.report.metrics import MEANS, as_number
+from olive_ext.report.metrics import as_number
 from olive_ext.session.tokenizer import refuse_odd
 
 logger = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ def _scored(name: str, kind: Any) -> Any:
             if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
                 problem = f"'process_results' gives {str(values)[:80]}: names of metrics with values are expected"
                 raise TaskError(f"{document}: {problem}")
-            means = [key for key, function in self.aggregation().items() if getattr(function, "__name__", "") in MEANS]
+            means = means_of(self.aggregation())
             return {key: as_number(value) if key in means else value for key, value in values.items()}
 
         def doc_to_target(self, *args: Any, **options: Any) -> Any:

@@ -7,6 +7,7 @@ A document gives one value of each metric, so that lm-eval's standard errors are
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -15,19 +16,20 @@ from typing import Any
 
 import numpy as np
 from lm_eval.api.instance import Instance
-from lm_eval.api.metrics import mean
+from lm_eval.api.metrics import mean, nanmean
 from lm_eval.filters.extraction import WhitespaceFilter
 from lm_eval.filters.selection import MajorityVoteFilter, TakeFirstFilter, TakeKFilter
 from lm_eval.filters.transformation import LowercaseFilter, UppercaseFilter
 from typing_extensions import Self
 
 from olive_ext.engine.requests import FinishReason
-from olive_ext.report.metrics import CUT_OFF, LENGTHS, MEANS, STOPPED
+from olive_ext.report.metrics import CUT_OFF, LENGTHS, STOPPED
 from olive_ext.session.requests import GenerationOutput
 
-_TOGETHER = MajorityVoteFilter, TakeKFilter
-"""Filters that choose among a document's answers."""
+MEANS = (mean, nanmean, np.mean, np.nanmean, statistics.mean, statistics.fmean)
+"""The aggregations that are means over documents. A task's own function may have one's name."""
 
+_TOGETHER = MajorityVoteFilter, TakeKFilter
 _PLAIN = TakeFirstFilter, LowercaseFilter, UppercaseFilter, WhitespaceFilter
 """Filters that leave the whole answer. No two such texts are alike, so there is no majority."""
 
@@ -82,8 +84,12 @@ def names_of(repeats: int | None, *, thinks: bool) -> dict[str, bool]:
 
 
 def _counts(count: int) -> list[int]:
-    """The values of k for pass@k: powers of two, and the number of answers."""
     return sorted({count, *(2**power for power in range(1, count.bit_length()))} - {1} if count > 1 else ())
+
+
+def means_of(aggregations: Mapping[str, Any]) -> list[str]:
+    """The metrics that are means over documents."""
+    return [name for name, function in aggregations.items() if any(function is one for one in MEANS)]
 
 
 def count_samples(tasks: Iterable[Any], repeats: int | None, *, thinks: bool) -> None:
@@ -98,7 +104,6 @@ def count_samples(tasks: Iterable[Any], repeats: int | None, *, thinks: bool) ->
 
 
 def _counting(kind: Any, *, thinks: bool) -> Any:
-    """The class of tasks `kind` with the metrics of all answers."""
 
     class Counting(kind):  # type: ignore[misc]
         def aggregation(self) -> dict[str, Any]:
@@ -106,8 +111,9 @@ def _counting(kind: Any, *, thinks: bool) -> Any:
             return {**aggregations, **{name: mean for name in self._names() if name not in aggregations}}
 
         def higher_is_better(self) -> dict[str, Any]:
-            values = dict.fromkeys((name for name in self._names() if name[:4] in ("avg@", "maj@")), self._first()[1])
-            return {**self._names(), **values, **super().higher_is_better()}
+            own, better = self._names(), self._first()[1]
+            follow = [name for name in own if name[:4] in ("avg@", "maj@") or (better is None and "@" in name)]
+            return {**own, **dict.fromkeys(follow, better), **super().higher_is_better()}
 
         def apply_filters(self) -> Any:
             filtered = super().apply_filters()
@@ -118,11 +124,10 @@ def _counting(kind: Any, *, thinks: bool) -> Any:
         def process_results(self, doc: Any, results: Sequence[Any]) -> dict[str, Any]:
             return _values(partial(super().process_results, doc), results, *self._first())
 
-        def _first(self) -> tuple[str, bool]:
+        def _first(self) -> tuple[str, bool | None]:
             """The metric that judges answers, which is the first that is a mean, and whether higher is better."""
-            aggregations = super().aggregation()
-            name = next((name for name in aggregations if getattr(aggregations[name], "__name__", "") in MEANS), "")
-            return name, super().higher_is_better().get(name) is not False
+            name = next(iter(means_of(super().aggregation())), "")
+            return name, super().higher_is_better().get(name)
 
         def _names(self) -> dict[str, bool]:
             runs_code = getattr(self, "UNSAFE_CODE", False)  # its own metrics are of all answers
@@ -149,7 +154,7 @@ def _note_answers(ensemble: Any, instances: Sequence[Instance], *, has_lengths: 
 
 
 def _values(
-    score: Callable[[list[Any]], dict[str, Any]], results: Sequence[Any], first: str, higher_is_better: bool
+    score: Callable[[list[Any]], dict[str, Any]], results: Sequence[Any], first: str, higher_is_better: bool | None
 ) -> dict[str, Any]:
     """The metrics of a document. `score` gives those of one answer; the metric `first` judges its answers."""
     values = score([str(each) if isinstance(each, _FilteredText) else each for each in results])
@@ -157,7 +162,7 @@ def _values(
         return values
     each = [values, *(score([answer]) for answer in scored.answers[1:])] if scored.answers else []
     judged = [_number(one.get(first)) for one in each]
-    more = {**dict(_worth(judged, scored, right=float(higher_is_better))), **scored.lengths}
+    more = {**dict(_worth(judged, scored, right=float(higher_is_better is not False))), **scored.lengths}
     return {**values, **{name: value for name, value in more.items() if name not in values}}
 
 

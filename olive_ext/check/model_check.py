@@ -316,7 +316,7 @@ def _as_graph_allows(model: ResolvedModel, decision: Decision) -> Decision:
     if decision.name == "graph":
         from olive_ext.engine.runners.ort.ort_runner import with_head
 
-        head = with_head(load_graph(model.files.decoder), model.spec)
+        _, head = with_head(load_graph(model.files.decoder), model.spec)
         return replace(decision, reason=f"{decision.reason}; {head.kind}: {head.reason}")
     if decision.name != "scoring":
         return decision
@@ -351,7 +351,7 @@ def _add_media(model: ResolvedModel, tokenizer: Tokenizer | None, add: Callable[
     media = model.media
     if media is None:
         return
-    from olive_ext.engine.opening import item_limit
+    from olive_ext.engine.engine import item_limit
     from olive_ext.media.encoder import FEATURE_BYTES
     from olive_ext.media.processor import MediaProcessor
 
@@ -480,7 +480,7 @@ def verify_steps(model: ResolvedModel, add: Add) -> None:
 
     Raises `ModelError` where that changes a text's numbers and opening the model did not detect it.
     """
-    from olive_ext.engine.opening import open_runner
+    from olive_ext.engine.engine import open_runner
     from olive_ext.engine.runners.trials import check_steps, tried_lengths
 
     engine = model.settings.engine.model_copy(update={"num_slots": 2})

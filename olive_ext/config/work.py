@@ -255,7 +255,8 @@ class ModelWork(StrictModel):
             given = given.model_dump(exclude_unset=True)
         elif isinstance(given, str | Path):
             if "model" in settings:
-                raise ContradictionError(f"{cls.call}: the model is given twice, as '{given}' and as 'model'")
+                twice = f"{cls.call}: the model is given twice, as '{given}' and as 'model'"
+                raise ContradictionError(twice).about("model", given)
             given = {"model": given}
         elif given is not None and not isinstance(given, Mapping):
             raise ConfigError(

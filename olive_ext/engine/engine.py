@@ -1,4 +1,5 @@
-"""Requests in, results out as they become complete. An `Engine` has one or two `StepLoop`s. Each runs a scheduler's
+"""Opens a resolved model with the library that its runtime names, and runs requests, whose results come as they become
+complete. An `Engine` has one or two `StepLoop`s. Each runs a scheduler's
 steps on a runner, lets a tap note them, and splits a step for which memory does not suffice. Knows no text."""
 
 from __future__ import annotations
@@ -10,21 +11,24 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import reduce
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import ScoringRule
 from olive_ext.engine.forms.tree import TreeSteps
 from olive_ext.engine.reference.tap import Tap
 from olive_ext.engine.requests import Counters, KeyedRequest, KeyedResult, Lost, Request, Result
-from olive_ext.engine.runners.runner import Runner, Traits
+from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
 from olive_ext.engine.scheduling.planned_step import ReadAhead, StepThread
 from olive_ext.engine.scheduling.prefix_tree import MediaIds, Plan, make_plan, plan_in_parts
 from olive_ext.engine.scheduling.scheduler import Scheduler
 from olive_ext.engine.scheduling.sequences import PendingResult
-from olive_ext.engine.step import Step, StepOutput
-from olive_ext.errors import LostItemError, LostRequestsError, MemoryShortageError, OliveExtError, RunError
+from olive_ext.engine.step import UNLIMITED, Capacity, Step, StepOutput
+from olive_ext.errors import LostItemError, LostRequestsError, MemoryShortageError, ModelError, OliveExtError, RunError
+from olive_ext.media.items import ItemLimit
+from olive_ext.model import ResolvedModel
 from olive_ext.model.providers.devices import trim_host_memory
+from olive_ext.model.runtimes import failures_named, refuse_settings
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +76,7 @@ class Engine:
         return self._scoring.traits.context_length
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
-        """Results in the order of `requests`. Raises `LostRequestsError` where an encoder fails on a picture or a sound
-        of some."""
+        """Results in the order of `requests`. Raises `LostRequestsError` where an encoder fails on an item of some."""
         results, lost = dict[int, Result](), dict[int, str]()
         for place, result in self.run_slices([list(enumerate(requests))]):
             if isinstance(result, Lost):
@@ -120,7 +123,7 @@ class Engine:
             self._enter(loop)
             batch: list[KeyedRequest] | None = []
             while batch is not None or loop.has_work:
-                if batch == [] and loop.num_waiting == 0:
+                if batch == [] and loop.scheduler.num_waiting == 0:
                     batch = _read(source, window)
                 if batch and loop.has_room([request for _, request in batch]):
                     loop.admit(batch)
@@ -247,10 +250,8 @@ class StepLoop:
         self._media_ids = MediaIds()
         self._plan: tuple[Sequence[Request], Plan | None] = (), None
         self._unfinished: dict[Any, Request] = {}
-        """The requests without a result."""
-
         self._lost: list[KeyedResult] = []
-        self._scheduler = self._new_scheduler()
+        self.scheduler = self._new_scheduler()
         self.thread = StepThread(runner.run)
 
     @property
@@ -266,12 +267,7 @@ class StepLoop:
     @property
     def has_work(self) -> bool:
         """Whether a result is missing."""
-        return bool(self._lost) or self._scheduler.has_work
-
-    @property
-    def num_waiting(self) -> int:
-        """The number of sequences that no step has begun with."""
-        return self._scheduler.num_waiting
+        return bool(self._lost) or self.scheduler.has_work
 
     def has_room(self, requests: Sequence[Request]) -> bool:
         """Whether `requests` may be admitted now: memory can only be reserved while nothing runs."""
@@ -279,7 +275,7 @@ class StepLoop:
         capacity, in_use = self.capacity, self._in_use
         has_slots = in_use.for_sequences(positions) == in_use
         is_reserved = positions <= capacity.positions and cells <= in_use.cells and has_slots
-        return is_reserved or not self._scheduler.has_work
+        return is_reserved or not self.scheduler.has_work
 
     def admit(self, items: Sequence[KeyedRequest]) -> None:
         """Plans `(key, request)` pairs together. Raises `OliveExtError` for one that the model cannot take."""
@@ -313,7 +309,7 @@ class StepLoop:
         (planned, plan), self._plan = self._plan, ((), None)
         if plan is None or len(planned) != len(items) or any(map(operator.is_not, planned, requests)):
             plan = make_plan(items, self.traits.chunked_prefill, self.traits.side)
-        if not self._scheduler.has_work:
+        if not self.scheduler.has_work:
             self._steps.choose(plan.sequences, self.capacity)
         positions, cells = self._needed(scored, generated)
         for runner in self._runners:
@@ -321,13 +317,13 @@ class StepLoop:
         self._positions, self._cells = max(self._positions, positions), max(self._cells, cells)
         self._check_beams(items)
         in_use = self._in_use
-        has_work = self._scheduler.has_work
+        has_work = self.scheduler.has_work
         renewed = [not has_work and runner.renew(in_use.num_slots, self._positions) for runner in self._runners]
-        if any(renewed) or self._scheduler.key != (in_use, *self._steps.sizes):
-            self._scheduler = self._new_scheduler()
+        if any(renewed) or self.scheduler.key != (in_use, *self._steps.sizes):
+            self.scheduler = self._new_scheduler()
         self._counters.tokens_naive += plan.tokens_naive
         self._counters.tokens_distinct += plan.tokens_distinct
-        self._scheduler.add(plan.sequences)
+        self.scheduler.add(plan.sequences)
 
     def planned(self, items: Sequence[KeyedRequest]) -> Iterator[Sequence[KeyedRequest]]:
         """Yields `items`; before them, where a device is busy meanwhile, an empty slice for each part of their
@@ -343,28 +339,27 @@ class StepLoop:
         """Takes in one step and begins the next where it is known. Returns the results that are complete now. The host
         does `work`, part by part, while it would wait."""
         try:
-            completed = self._advance(work) if self._scheduler.has_work else []
+            completed: list[PendingResult] = []
+            if (scheduler := self.scheduler).has_work:
+                scheduler.schedule()
+                if (overlapped := scheduler.schedule_overlapped()) is not None:
+                    if not self.thread.num_begun:
+                        self.thread.begin(scheduler.present.step)
+                    self.thread.begin(overlapped)
+                    self.thread.wait(work)
+                output = self.thread.take() if self.thread.num_begun else self.run(scheduler.present.step)
+                completed = scheduler.update(output)
         except (MemoryShortageError, LostItemError) as error:
             if isinstance(error, LostItemError):
                 self._lose(error)
             else:
-                self._cut_steps(self._scheduler.present.step, error)
+                self._cut_steps(self.scheduler.present.step, error)
             self._begin(self._forgotten())
             completed = []
         lost, self._lost = self._lost, []
         for result in completed:
             del self._unfinished[result.key]
         return [*lost, *((result.key, result.finished()) for result in completed)]
-
-    def _advance(self, work: Callable[[], bool]) -> list[PendingResult]:
-        scheduler = self._scheduler
-        scheduler.schedule()
-        if (overlapped := scheduler.schedule_overlapped()) is not None:
-            if not self.thread.num_begun:
-                self.thread.begin(scheduler.present.step)
-            self.thread.begin(overlapped)
-            self.thread.wait(work)
-        return scheduler.update(self.thread.take() if self.thread.num_begun else self.run(scheduler.present.step))
 
     def run(self, step: Step) -> StepOutput:
         """The step's output with the tap's notes, in place of the logits rows, which only the tap reads."""
@@ -375,7 +370,7 @@ class StepLoop:
     def reset(self) -> None:
         """Drops what is resident and what is in progress."""
         self._positions = self._cells = 0
-        self._scheduler = self._new_scheduler()
+        self.scheduler = self._new_scheduler()
         self._media_ids = MediaIds()
         self._unfinished, self._lost = {}, []
         self.thread.settle()
@@ -468,3 +463,63 @@ def _longest(requests: Sequence[Request]) -> tuple[int, int]:
     needed = [(request.generation is None, request.num_positions) for request in requests]
     scored = max([positions for is_scored, positions in needed if is_scored], default=0)
     return scored, max([positions for is_scored, positions in needed if not is_scored], default=0)
+
+
+logger = logging.getLogger(__name__)
+
+
+def open_runner(model: ResolvedModel, profile_prefix: Path | None = None) -> OpenedRunner:
+    """Opens a runner of the decoder of `model`, which takes pictures and sounds of as many tokens as its steps may
+    have. Raises `ModelError` for a model that cannot be scored or run, `ProviderError` for a provider that does not
+    come up, and `ConfigError` for settings that the runtime cannot keep. `profile_prefix` makes ONNX Runtime write a
+    profile."""
+    runtime = model.runtime
+    for sentence in refuse_settings(model):
+        logger.warning("%s", sentence)
+    with failures_named(runtime, "open"):
+        opened = runtime.open(model, profile_prefix)
+    if not isinstance(opened, OpenedRunner):
+        raise ModelError(f"'engine.runtime' = '{runtime.name}' opened {type(opened).__name__}: give an OpenedRunner")
+    limit = item_limit(model, opened.chunk_size, opened.runner.traits.form.longest_step)
+    opened.runner.traits = replace(opened.runner.traits, item_limit=limit)
+    return opened
+
+
+def item_limit(model: ResolvedModel, chunk_size: int, longest_step: int = UNLIMITED) -> ItemLimit:
+    """The most tokens of a picture or a sound, where steps of the model have up to `chunk_size` tokens: as many, where
+    a setting or the device says so, else `longest_step`. A decoder that is fed whole requests has no chunks."""
+    engine, is_graph = model.settings.engine, model.runtime.runs_graph
+    if is_graph and not model.spec.is_splittable:
+        return ItemLimit()
+    if engine.chunk_size != "auto" and chunk_size == engine.chunk_size:
+        why = f"'engine.chunk_size' = {chunk_size} allows fewer"
+        return ItemLimit(chunk_size, why, is_strict=engine.strict_shapes)
+    if is_graph and chunk_size < model.chunk_size[0]:
+        return ItemLimit(chunk_size, f"steps of this model are cut to {chunk_size} tokens on this device")
+    if is_graph and engine.strict_shapes:
+        why = f"'engine.strict_shapes' = true, and steps of up to {chunk_size} tokens are run beforehand"
+        return ItemLimit(chunk_size, f"{why}: give a larger 'engine.chunk_size'", is_strict=True)
+    if longest_step < UNLIMITED:
+        why = f"steps of this form have at most {longest_step} on this device, because longer ones may crash"
+        return ItemLimit(longest_step, why if model.spec.is_paged else f"{why}: give 'engine.scoring' = \"rows\"")
+    return ItemLimit()
+
+
+def engine_on(opened: OpenedRunner, model: ResolvedModel, tap: Tap | None = None) -> Engine:
+    """The engine of an opened model, which closing it releases. Without a tap, only a graph's steps follow the rule."""
+    settings, rule = model.settings, ScoringRule()
+    if model.runtime.runs_graph or tap is not None:  # by cost, where neither the form nor the chunk size is named
+        is_open = settings.engine.scoring != "tree" and settings.engine.chunk_size == "auto"
+        rule = ScoringRule(is_open, "engine.scoring")
+    return Engine(
+        *opened,
+        rule,
+        tap,
+        reports_non_finite=settings.non_finite == "report",
+        facts={"deterministic": settings.deterministic is True},
+    )
+
+
+def open_engine(model: ResolvedModel, tap: Tap | None = None, *, profile_prefix: Path | None = None) -> Engine:
+    """An engine on a runner of its own; errors as in `open_runner`."""
+    return engine_on(open_runner(model, profile_prefix), model, tap)

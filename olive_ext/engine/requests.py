@@ -233,8 +233,6 @@ class Result:
     tokens: tuple[int, ...] = ()
     finish_reason: FinishReason = FinishReason.SCORED
     stop_id: int | None = None
-    """The stop id that ended the generation, if one did."""
-
     notes: Notes | None = field(default=None, compare=False)
     """The runner's notes on each target: `COMPARED`[T] where there is a reference."""
 
@@ -272,8 +270,7 @@ def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Com
 
 
 def integers(values: Sequence[int]) -> npt.NDArray[np.int64]:
-    """A read-only array [N] of integers, packed into bytes first: that takes half as long as numpy's reading one by
-    one."""
+    """A read-only array [N] of integers, packed into bytes first: half the time of numpy's reading one by one."""
     return np.frombuffer(struct.pack(f"{len(values)}q", *values), np.int64)
 
 

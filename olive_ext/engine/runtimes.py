@@ -62,7 +62,7 @@ class Genai(Runtime):
 
     @override
     def open(self, model: ResolvedModel, profile_prefix: Path | None) -> OpenedRunner:
-        from olive_ext.engine.runners.genai.genai_runner import open_genai_runner
+        from olive_ext.engine.runners.genai_runner import open_genai_runner
 
         return open_genai_runner(model, profile_prefix)
 
@@ -145,6 +145,6 @@ class Transformers(Runtime):
 
     @override
     def open(self, model: ResolvedModel, profile_prefix: Path | None) -> OpenedRunner:
-        from olive_ext.engine.runners.hf.hf_runner import open_hf_runner
+        from olive_ext.engine.runners.hf_runner import open_hf_runner
 
         return open_hf_runner(model)

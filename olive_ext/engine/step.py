@@ -1,4 +1,5 @@
-"""A step and its output: the scheduler gives integers to a runner, and gets small arrays back. Knows no runner.
+"""A runner's memory as planning depends on it, a step, and its output: the scheduler gives integers to a runner, and
+gets small arrays back. Knows no runner.
 
 Axes: R logits rows of a step, T targets, K sampled rows, N rows of beams, C candidates, V vocabulary.
 """
@@ -15,9 +16,51 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.requests import Notes, integers
 from olive_ext.media.items import Media, Source
+
+
+class Blocks(NamedTuple):
+    """The blocks of a paged KV cache: how many there are, and the positions of each."""
+
+    number: int
+    size: int
+
+
+NO_BLOCKS = Blocks(0, 0)
+
+UNLIMITED = 2**31
+"""The most tokens of a step, or positions of all slots, where nothing else limits them."""
+
+
+class Capacity(NamedTuple):
+    """The memory that a runner has allocated. It changes when requests need more, or when memory runs short."""
+
+    num_slots: int
+    positions: int = 0
+    """Positions of each slot."""
+
+    cells: int = 0
+    """Cells of the shared-prefix cache."""
+
+    blocks: Blocks = NO_BLOCKS
+    """The blocks that slots take as they grow. There may be fewer than all slots together could need."""
+
+    most_positions: int = UNLIMITED
+    """The positions of all slots together that fit in memory."""
+
+    def for_sequences(self, positions: int) -> Capacity:
+        """The capacity with as many slots as fit for sequences of that many positions."""
+        fitting = max(1, self.most_positions // max(1, positions))
+        return self if fitting >= self.num_slots else self._replace(num_slots=fitting)
+
+    def both(self, other: Capacity) -> Capacity:
+        """The smaller value of each kind of memory."""
+        blocks = [capacity.blocks for capacity in (self, other) if capacity.blocks.number]
+        positions, cells = min(self.positions, other.positions), min(self.cells, other.cells)
+        most = min(self.most_positions, other.most_positions)
+        return Capacity(min(self.num_slots, other.num_slots), positions, cells, min(blocks, default=NO_BLOCKS), most)
+
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -50,8 +93,7 @@ SHARED_PREFIX = -1
 """In place of a slot, for the rows of a tree batch: the shared-prefix cache."""
 
 FIRST_CELL = 1
-"""Cell 0 of the shared-prefix cache is never attended to: without a past, GroupQueryAttention counts positions by
-itself."""
+"""Cell 0 of the shared-prefix cache is never attended to: without a past, GroupQueryAttention counts by itself."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +120,7 @@ class Row(NamedTuple):
     """The pictures and sounds of the whole sequence. `tokens` hold numbers in place of their placeholders."""
 
     cells_P: CellArray | None = None
-    """For a row of a tree batch, the cell of each of the `past` positions; None where cells are numbered as positions.
-    """
+    """For a row of a tree batch, the cell of each of the `past` positions; None where cells are positions."""
 
 
 class Ban(IntEnum):
@@ -129,8 +170,7 @@ class Columns(NamedTuple):
         return cls(integers(slots), integers(past), lengths_B, starts_B, integers([*chain.from_iterable(tokens)]))
 
     def tokens_after(self, follows: Sequence[int], greedy_R: IntArray) -> IntArray:
-        """All tokens, [N]. A row whose `follows` is 0 or more takes its token from those that the step before has
-        found."""
+        """All tokens, [N]. A row whose `follows` is 0 or more takes a token that the step before has found."""
         if not follows:
             return self.tokens_N
         follows_B, tokens_N = integers(follows), np.array(self.tokens_N)
@@ -208,28 +248,3 @@ class StepOutput:
 
     candidates: Candidates = NO_CANDIDATES
     """The candidates of the step's `beams`."""
-
-    @property
-    def scores_nbytes(self) -> int:
-        """Bytes of the scores, the greedy tokens, the sampled rows and the candidates."""
-        rows = self.target_logprobs.nbytes + self.greedy_ids.nbytes + self.sample_logits_KV.nbytes
-        return rows + self.candidates.logprobs_NC.nbytes + self.candidates.ids_NC.nbytes
-
-
-def visible_cells(rows: Sequence[Row], first_cell: int, window: int | None) -> npt.NDArray[np.bool_]:
-    """[1, 1, S, T] for S tokens of a tree batch and T cells: a token sees the cells of its own row and of the row's
-    past, within the window. Cells after the token itself count as seen, because attention hides those."""
-    num_tokens = sum(len(row.tokens) for row in rows)
-    visible_ST = np.zeros((num_tokens, first_cell + num_tokens), np.bool_)
-    positions_T = np.arange(first_cell + num_tokens) - FIRST_CELL
-    start = 0
-    for row in rows:
-        stop = start + len(row.tokens)
-        assert row.cells_P is not None
-        visible_ST[start:stop, row.cells_P] = True
-        visible_ST[start:stop, first_cell + start : first_cell + stop] = True
-        positions_T[first_cell + start : first_cell + stop] = row.past + np.arange(stop - start)
-        start = stop
-    if window is not None:
-        visible_ST &= positions_T[first_cell:, None] - positions_T < window
-    return visible_ST[None, None]

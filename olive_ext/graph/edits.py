@@ -256,17 +256,15 @@ def with_whole_length(model: onnx.ModelProto, choices: Sequence[Choice]) -> onnx
 
 def _lengthen(node: onnx.NodeProto) -> None:
     """Repeats the last rows of tables that are shorter than those of the other branch."""
-    for tables in zip(*map(_returned_tables, subgraphs(node)), strict=True):
+    returned: list[list[TensorProto | None]] = []
+    for body in subgraphs(node):
+        constants = constants_of(body).items()
+        known = {name: one for name, one in constants if len(one.dims) == 2 and not one.external_data}
+        returned.append([known.get(output.name) for output in body.output])
+    for tables in zip(*returned, strict=True):
         most = max([table.dims[0] for table in tables if table is not None], default=0)
         for table in tables:
             if table is not None and 0 < table.dims[0] < most:
                 rows = numpy_helper.to_array(table)
                 longer = np.pad(rows, ((0, most - len(rows)), (0, 0)), "edge")
                 table.CopyFrom(numpy_helper.from_array(longer, table.name))
-
-
-def _returned_tables(body: onnx.GraphProto) -> list[onnx.TensorProto | None]:
-    """For each output of `body` the constant of two axes that it is; None for other values."""
-    constants = constants_of(body).items()
-    tables = {name: tensor for name, tensor in constants if len(tensor.dims) == 2 and not tensor.external_data}
-    return [tables.get(output.name) for output in body.output]

@@ -49,7 +49,11 @@ class PickedRows:
     """Hidden states, before the product with the vocabulary or further up, or the logits."""
 
     reason: str
+    """One sentence for `olive-ext check`: which pattern was recognised, or why none was."""
+
     vocab_size: int | None
+    """None where neither the logits' shape nor the weight's is known."""
+
     values: Mapping[str, tuple[int | None, bool]]
     """By the values their last axis, where it is known, and whether it is the only one after one axis of rows."""
 
@@ -122,7 +126,11 @@ class Walk:
         """Walks back from `logits`, whose last axis has `vocab_size` elements where known. Raises NotUnderstood."""
         nodes: list[onnx.NodeProto] = []
         value = logits
-        while not self._is_product(node := self._producer(value)):
+        while True:
+            if (node := self.producers.get(value)) is None:
+                raise NotUnderstood(f"no product with a constant weight was found above '{value}'")
+            if (domain(node), node.op_type) in _PRODUCTS:
+                break
             nodes.append(node)
             value = self._through(node)
         self._product(node)
@@ -132,15 +140,6 @@ class Walk:
         nodes.append(node)
         rows = self._above_quantization(node.input[0], nodes)
         return Head(rows, nodes[::-1], node, hidden_size, vocab_size if width is None else width)
-
-    def _producer(self, value: str) -> onnx.NodeProto:
-        if (node := self.producers.get(value)) is None:
-            raise NotUnderstood(f"no product with a constant weight was found above '{value}'")
-        return node
-
-    def _is_product(self, node: onnx.NodeProto) -> bool:
-        """Whether the operator may multiply rows with a weight; `_product` verifies that it does."""
-        return (domain(node), node.op_type) in _PRODUCTS
 
     def _through(self, node: onnx.NodeProto) -> str:
         """The one input of a row-wise node that carries the rows."""
@@ -181,7 +180,11 @@ class Walk:
 
         A table of rules says which nodes these are; an operator without a rule counts as mixing positions.
         """
-        self._check_order()
+        later = {name for node in self._graph.node for name in node.output if name}
+        for node in self._graph.node:
+            if not later.isdisjoint(reads([node])):
+                raise NotUnderstood(f"{label(node)} stands before what it reads")
+            later.difference_update(node.output)
         shape = self._of.get(head.rows)
         self._positions = (() if shape is None else factors(shape[:-1])) or ()
         if not self._positions:
@@ -209,7 +212,7 @@ class Walk:
                 mixing.append(node.op_type)
             if wanted or is_whole:
                 whole.update(reads([node]))
-        sizes = [self._sizes(node) for node in reversed(moved) if self._is_product(node)]
+        sizes = [self._sizes(node) for node in reversed(moved) if (domain(node), node.op_type) in _PRODUCTS]
         if not sizes:
             raise NotUnderstood(reasons[0] if reasons else f"'{head.rows}' is an input")
         made = {name for node in moved for name in node.output}
@@ -220,20 +223,10 @@ class Walk:
         run = f"{len(sizes)} {'product runs' if len(sizes) == 1 else 'products run'} on scored rows only"
         reason = f"rows are picked {where}: besides the head's {head.product.op_type}, {run}"
         nodes = (*reversed(moved), *head.nodes)
-        return PickedRows("hidden", reason, head.vocab_size, values, nodes, self._picked_shapes(moved), products)
-
-    def _check_order(self) -> None:
-        later = {name for node in self._graph.node for name in node.output if name}
-        for node in self._graph.node:
-            if not later.isdisjoint(reads([node])):
-                raise NotUnderstood(f"{label(node)} stands before what it reads")
-            later.difference_update(node.output)
-
-    def _picked_shapes(self, nodes: Sequence[onnx.NodeProto]) -> dict[str, list[int]]:
-        """The shapes that reshapes make of picked rows."""
-        made = [name for node in nodes if node.op_type == "Reshape" for name in node.output]
-        widths = {name: width for name in made if (width := self._width(name)) is not None}
-        return {name: [-1, width] if self._rank(name) == 2 else [1, -1, width] for name, width in widths.items()}
+        split = [name for node in moved if node.op_type == "Reshape" for name in node.output]
+        widths = {name: width for name in split if (width := self._width(name)) is not None}
+        shapes = {name: [-1, width] if self._rank(name) == 2 else [1, -1, width] for name, width in widths.items()}
+        return PickedRows("hidden", reason, head.vocab_size, values, nodes, shapes, products)
 
     def _is_rows(self, value: str) -> bool:
         """Whether `value` is known to have the positions on its leading axes, and one axis after them."""

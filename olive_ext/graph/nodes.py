@@ -1,4 +1,5 @@
-"""Nodes of a graph: added under names that collide with nothing in it, searched, and removed where nothing reads them.
+"""Nodes of a graph: added under names that collide with nothing in it, searched, and removed where nothing reads them;
+a model's tensors, and the files in which external weights lie.
 
 Knows ONNX's operator versions, but not what is being built.
 """
@@ -8,13 +9,17 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnx.numpy_helper
+from onnx import ModelProto as ModelProto
 from onnx import helper, numpy_helper
 from typing_extensions import override
 
@@ -298,8 +303,7 @@ def few_bits(types: Iterable[int]) -> str:
 
 
 def half_type(model: onnx.ModelProto) -> str:
-    """torch's name of the half precision of a graph's matrices, else of its inputs and outputs; empty where none is in
-    half precision."""
+    """torch's name of the half precision of a graph's matrices, else of its inputs and outputs; empty where none is."""
     declared = (value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output))
     types = chain((tensor.data_type for tensor in _matrices(model)), declared)
     return next((_HALVES[kind] for kind in types if kind in _HALVES), "")
@@ -313,3 +317,41 @@ def delete_at(field: Any, indices: Iterable[int]) -> None:
     """Deletes items of a repeated field one by one: assigning the others would copy them, weights included."""
     for index in sorted(indices, reverse=True):
         del field[index]
+
+
+def external_locations(model: onnx.ModelProto) -> set[str]:
+    """The files that hold the model's external weights, as written in it: relative to the model's own folder."""
+    return {entry.value for tensor in tensors_of(model) for entry in tensor.external_data if entry.key == "location"}
+
+
+def with_outputs(model: onnx.ModelProto, values: Collection[str] | None = None) -> onnx.ModelProto:
+    """A copy of `model` that also returns `values` of its nodes, in the order of the nodes; all where it is None."""
+    edited = deepcopy(model)
+    known = {value.name for value in edited.graph.output}
+    names = [name for node in edited.graph.node for name in node.output if name and name not in known]
+    wanted = names if values is None else [name for name in names if name in values]
+    edited.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
+    return edited
+
+
+def weights_of(
+    model: onnx.ModelProto, node: onnx.NodeProto, folder: Path
+) -> Iterator[tuple[str, npt.NDArray[np.generic]]]:
+    """Name and numbers of each weight that `node` reads; those outside of the file lie in `folder`."""
+    wanted = set(node.input)
+    for tensor in (tensor for tensor in model.graph.initializer if tensor.name in wanted):
+        yield tensor.name, onnx.numpy_helper.to_array(tensor, base_dir=str(folder))
+
+
+def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor stored in the model: initializers, and attributes of nodes in graphs, subgraphs and functions."""
+    nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    bodies = list(nested_graphs(nodes))
+    nodes += (node for body in bodies for node in body.node)
+    for attribute in (attribute for node in nodes for attribute in node.attribute):
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+    for graph in (model.graph, *bodies):
+        yield from graph.initializer
+        yield from (part for sparse in graph.sparse_initializer for part in (sparse.values, sparse.indices))

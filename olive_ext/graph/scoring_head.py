@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Literal
 
 import onnx
 
@@ -43,35 +42,16 @@ class HeadOutputs:
 SCORES_ONLY = HeadOutputs()
 
 
-@dataclass(frozen=True)
-class ScoringGraph:
-    """A decoder whose logits output is replaced.
+def add_scoring_head(
+    model: onnx.ModelProto, logits_name: str, outputs: HeadOutputs = SCORES_ONLY, *, keeps_layers: str = ""
+) -> tuple[onnx.ModelProto, PickedRows]:
+    """A copy of `model` with the head in place of the output `logits_name` [B, S, V], and the rows that it picks.
 
     Inputs added, all int64: `score_rows`[R] (indices into the flattened B*S), `target_rows`[T] and `sample_rows`[K]
     (indices into R), `target_ids`[T]; with bans `score_bans`[max(R, 1)]. Outputs: `target_logprobs` float32[T],
     `greedy_ids` int64[R], `sample_logits` float32[K, V], which are log-probabilities: tokens that are banned have
     `BANNED` there and are not among the greedy ones, and all other numbers are as without bans. R, T and K may be 0. On
     request also `score_logits` float32[R, V], for use on the device; where R is 0 it has one row of no meaning.
-    """
-
-    model: onnx.ModelProto
-    kind: Literal["hidden", "logits"]
-    """Rows are picked from hidden states, before the product with the vocabulary or further up, or from the logits."""
-
-    reason: str
-    """One sentence for `olive-ext check`: which pattern was recognised, or why none was."""
-
-    vocab_size: int | None
-    """None where neither the logits' shape nor the weight's is known."""
-
-    late_products: tuple[tuple[int, int], ...] = ()
-    """(inner size, columns) of the products besides the head's that run on the scored rows only; 0 where not known."""
-
-
-def add_scoring_head(
-    model: onnx.ModelProto, logits_name: str, outputs: HeadOutputs = SCORES_ONLY, *, keeps_layers: str = ""
-) -> ScoringGraph:
-    """A copy of `model` with the head in place of the output `logits_name` [B, S, V]; its other outputs stay.
 
     Rows are picked after the last attention, or where that cannot be done, before the product with the vocabulary, or
     from the logits. `keeps_layers` is a reason for which all layers must run on all rows; empty where there is none.
@@ -88,7 +68,7 @@ def add_scoring_head(
     del graph.output[[output.name for output in graph.output].index(logits_name)]
     _score(writer, value, elem_type, rows.vocab_size, outputs)
     remove_dead(graph, logits_name)
-    return ScoringGraph(edited, rows.kind, rows.reason, rows.vocab_size, rows.products)
+    return edited, rows
 
 
 def _logits_of(writer: NodeWriter, rows: PickedRows, logits_name: str, *, has_rows: bool) -> str:

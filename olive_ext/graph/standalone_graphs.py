@@ -176,15 +176,14 @@ def fold_graph(elem_type: int, rank: int) -> bytes:
 
 
 CANDIDATE_OUTPUTS = ("logprobs", "ids")
-"""The outputs of `candidates_graph`."""
 
 
-def candidates_graph(vocab_size: int | None) -> bytes:
+def candidates_graph(vocab_size: int) -> bytes:
     """The most probable tokens of some rows: what a beam search reads of a step. Inputs `logits` float32[K, V], which
     are log-probabilities in nats, `first` and `stop` int64[1], between which the rows lie, `count` int64[1], which is C
     and at most V. Outputs `logprobs` float32[N, C] and `ids` int64[N, C], best first."""
     graph = NewGraph("candidates")
-    logits = graph.input("logits", TensorProto.FLOAT, ["K", "V" if vocab_size is None else vocab_size])
+    logits = graph.input("logits", TensorProto.FLOAT, ["K", vocab_size])
     bounds = [graph.input(name, _INT64, [1]) for name in ("first", "stop")]
     picked = graph.add("Slice", [logits, *bounds, graph.integers([0])])
     kinds = zip(CANDIDATE_OUTPUTS, (TensorProto.FLOAT, _INT64), strict=True)

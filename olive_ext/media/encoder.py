@@ -47,9 +47,17 @@ from olive_ext.media.graphs import (
     real_rows,
 )
 from olive_ext.media.items import ItemStore, Media, MediaItem, token_bucket, token_buckets
-from olive_ext.model.providers.bindings import InputFeed, StackedPart, Stacker, zeros
+from olive_ext.model.providers.bindings import (
+    FAILURES,
+    InputFeed,
+    StackedPart,
+    Stacker,
+    is_memory_error,
+    named_failure,
+    named_ort_failures,
+    zeros,
+)
 from olive_ext.model.providers.devices import Device
-from olive_ext.model.providers.ort_failures import FAILURES, is_memory_error, named_failure, named_ort_failures
 from olive_ext.model.spec.role_inputs import StepArrays, arrays_of
 from olive_ext.model.types import EmbeddingSpec, MediaEncoderSpec, Modality
 
@@ -69,7 +77,9 @@ class EncoderBatches:
         self._has_grid = spec.grid is not None
         self._is_bucketed = is_bucketed
         self._takes_filled = spec.has_mask and not is_bucketed
-        self._filled_problem = ""
+        self.filled_problem = ""
+        """Why items of different lengths do not."""
+
         self._tried: dict[tuple[int, bool], range] = {}
         """The range of token sums that was tried, by the number of items and whether some are padded."""
 
@@ -119,18 +129,13 @@ class EncoderBatches:
     def note_trial(self, is_filled: bool, problem: str) -> None:
         """Because of `problem`, items run one by one; where only padded items have the problem, only those do."""
         if problem and is_filled:
-            self._takes_filled, self._filled_problem = False, problem
+            self._takes_filled, self.filled_problem = False, problem
         elif problem:
             self.problem = problem
 
     def takes(self, is_filled: bool) -> bool:
         """Whether such items may share a run."""
         return not self.problem and (self._takes_filled or not is_filled)
-
-    @property
-    def problems(self) -> Mapping[str, str]:
-        """Why items do not share a run: all items, or those of different lengths."""
-        return {"one_by_one": self.problem, "filled_alone": self._filled_problem}
 
     def _has_room(self, items: Sequence[MediaItem]) -> bool:
         sizes = [item.num_tokens for item in items]
@@ -272,7 +277,9 @@ class MediaEncoder:
     def describe(self) -> Mapping[str, Any]:
         """Counters, by modality."""
         name = "sound" if self.spec.modality is Modality.AUDIO else "image"
-        problems = {**self._batches.problems, "of_any_shape": self._shapes.problem}
+        batches = self._batches
+        problems = {"one_by_one": batches.problem, "filled_alone": batches.filled_problem}
+        problems["of_any_shape"] = self._shapes.problem
         return {
             f"{name}_encoder_device": self._graphs.device.kind,
             f"{name}s_encoded": self.encoded,
@@ -284,8 +291,7 @@ class MediaEncoder:
         }
 
     def warm_up(self, items: Sequence[MediaItem], sizes: Sequence[int]) -> None:
-        """Runs the encoder on items of every shape, and the graphs that put features among those of steps of `sizes`
-        tokens."""
+        """Runs the encoder on items of every shape, and the graphs that put features into steps of `sizes` tokens."""
         self._shapes.learn([item.num_tokens for item in items], [self._arrays(item) for item in items])
         for item in items:
             for count in self._batches.counts(item):
@@ -369,18 +375,15 @@ class MediaEncoder:
             if self._batches.takes(is_padded(arrays, loaded[0][1])):
                 loaded.append((item, arrays))
         loaded = self._batches.whole(loaded)
-        return loaded if len(loaded) > 1 and self._takes_several(loaded) else loaded[:1]
+        # Whether items together have the features of each alone is tried once for each number, size and padding.
+        is_filled = any(is_padded(arrays, loaded[0][1]) for _, arrays in loaded[1:])
+        if len(loaded) > 1 and self._batches.is_trial_due([item for item, _ in loaded], is_filled):
+            self._batches.note_trial(is_filled, company_problem(loaded, self._on_host))
+        return loaded if self._batches.takes(is_filled) else loaded[:1]
 
     def _arrays(self, item: MediaItem) -> Arrays:
         arrays = item.arrays()
         return {tensor.name: fitted(tensor, arrays, self.spec) for tensor in self.spec.inputs}
-
-    def _takes_several(self, loaded: Sequence[Loaded]) -> bool:
-        """Whether items together have the features of each alone: tried once for each number, size and padding."""
-        is_filled = any(is_padded(arrays, loaded[0][1]) for _, arrays in loaded[1:])
-        if self._batches.is_trial_due([item for item, _ in loaded], is_filled):
-            self._batches.note_trial(is_filled, company_problem(loaded, self._on_host))
-        return self._batches.takes(is_filled)
 
     def _on_host(self, loaded: Sequence[Loaded]) -> list[list[Array]]:
         """Each item's rows [N, H], of each output."""

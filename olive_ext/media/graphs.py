@@ -23,6 +23,7 @@ from typing_extensions import override
 from olive_ext.errors import ConfigError, ModelError, RunError
 from olive_ext.graph.standalone_graphs import FEATURES, pick_graph, put_rows_graph
 from olive_ext.media.items import MediaItem, filled_up, token_bucket, token_buckets
+from olive_ext.model.providers.bindings import run_graph
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.spec.role_inputs import DTYPES
 from olive_ext.model.types import ITEM_BYTES, MediaEncoderSpec, TensorSpec
@@ -58,8 +59,6 @@ class EncoderShapes:
         self._grid = spec.grid
         self._lengths: list[int] = []
         self.piece = PIECE
-        """Rows of a piece of features."""
-
         self.is_bucketed = is_bucketed
         self.is_padding_due = is_bucketed and (spec.grid is not None or spec.has_mask)
         """Whether a trial of padding is still to come."""
@@ -146,8 +145,7 @@ _ALIASES = {
 def fitted(tensor: TensorSpec, arrays: Mapping[str, Array], spec: MediaEncoderSpec) -> Array:
     """The processor's array for an encoder's input, by its name or an alias, in its type and shape.
 
-    An axis of size 1 for the item is added or removed. Raises `ModelError` where there is no such array, or its shape
-    does not fit.
+    An axis of size 1 for the item is added or removed. Raises `ModelError` without a fitting array.
     """
     array = arrays.get(tensor.name, arrays.get(_ALIASES.get(tensor.name, "")))
     if array is None:
@@ -200,15 +198,13 @@ class ShapeCount:
 
     def __init__(self, *, is_strict: bool = False) -> None:
         self._is_strict = is_strict
-        self._warmed: set[tuple[int, Shapes]] = set()
-        self._late: set[tuple[int, Shapes]] = set()
-        self._num_sessions = 0
+        self._warmed: set[tuple[CountedSession, Shapes]] = set()
+        self._late: set[tuple[CountedSession, Shapes]] = set()
         self._is_frozen = False
 
     def of(self, session: ort.InferenceSession, name: str) -> CountedSession:
         """`session`, whose runs count from now on. Errors call it `name`."""
-        self._num_sessions += 1
-        return CountedSession(session, name, self, self._num_sessions)
+        return CountedSession(session, name, self)
 
     def freeze(self) -> None:
         """Ends the warm-up: all expected shapes have been run."""
@@ -219,14 +215,14 @@ class ShapeCount:
         if self._is_strict:
             raise ConfigError(f"'engine.strict_shapes' = true: {problem}", "engine.strict_shapes")
 
-    def note(self, number: int, name: str, shapes: Shapes) -> None:
+    def note(self, session: CountedSession, shapes: Shapes) -> None:
         """Counts a run before it happens. Raises `LateShapeError` for a shape that is not allowed."""
-        key = number, shapes
+        key = session, shapes
         if key in self._warmed:
             return
         if self._is_frozen and self._is_strict:
             shown = ", ".join(f"'{tensor}' {list(shape)}" for tensor, shape in shapes)
-            raise LateShapeError(f"'engine.strict_shapes' = true: {name} was not run with {shown} beforehand")
+            raise LateShapeError(f"'engine.strict_shapes' = true: {session.name} was not run with {shown} beforehand")
         (self._late if self._is_frozen else self._warmed).add(key)
 
     def describe(self) -> Mapping[str, Any]:
@@ -236,14 +232,13 @@ class ShapeCount:
         return {"encoder_shapes_warmed": len(self._warmed), "encoder_shapes_late": len(self._late)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CountedSession:
     """A session that counts its runs. It is used as ONNX Runtime's, with bindings that it makes."""
 
     session: ort.InferenceSession
     name: str
     count: ShapeCount
-    number: int
 
     def io_binding(self) -> CountedBinding:
         """A new binding, which knows the shapes of its inputs."""
@@ -251,7 +246,7 @@ class CountedSession:
 
     def run_with_iobinding(self, binding: CountedBinding) -> None:
         """Raises `LateShapeError` for a shape that was to be run beforehand and was not."""
-        self.count.note(self.number, self.name, tuple(binding.shapes.items()))
+        self.count.note(self, tuple(binding.shapes.items()))
         self.session.run_with_iobinding(binding)
 
     def __getattr__(self, name: str) -> Any:
@@ -309,16 +304,8 @@ class SmallGraphs:
         key = (build, *form)
         if key not in self._sessions:
             self._sessions[key] = self.open(build(*form))
-        session, device = self._sessions[key], self._graphs.device
-        binding = session.io_binding()
-        for name, value in features.items():
-            binding.bind_ortvalue_input(name, value)
-        for name, array in numbers.items():
-            binding.bind_cpu_input(name, np.ascontiguousarray(array, np.int64))
-        binding.bind_output(FEATURES, device.kind, device.index)
-        session.run_with_iobinding(binding)
-        (output,) = binding.get_outputs()
-        return output
+        inputs = {**features, **{name: np.ascontiguousarray(one, np.int64) for name, one in numbers.items()}}
+        return run_graph(self._sessions[key], inputs, [FEATURES], self._graphs.device)[FEATURES]
 
 
 class Pieces(NamedTuple):

@@ -32,15 +32,13 @@ class MediaItem:
     """Digest of the content and of how it is prepared."""
 
     num_tokens: int
-    """Number of placeholders in the prompt, as the processor counts: the encoder must return as many rows of features.
-    """
+    """Number of placeholders in the prompt, as the processor counts: the encoder must return as many rows."""
 
     placeholder: int
     """The id of the placeholder token, which the embedding graph replaces by features."""
 
     load: Callable[[], Mapping[str, Array]] = field(compare=False, repr=False)
-    """Loads the processor's arrays of this item by name. They are not kept: the pixels of many pictures would not fit.
-    """
+    """Loads the processor's arrays of this item by name. They are not kept: many pictures would not fit."""
 
     grid: tuple[int, int, int] | None = None
     """Features in time, height and width, for multimodal rotary positions; None where the processor names none."""

@@ -55,7 +55,9 @@ def read_picture(raw: RawMedia) -> Image.Image:
         if not isinstance(raw, (Image.Image, *FILES)):
             kind = type(raw).__name__
             raise MediaError(f"a {kind} is no picture: give a PIL image, a path or the bytes of a file")
-        picture = raw if isinstance(raw, Image.Image) else Image.open(opened(raw), formats=_formats())
+        Image.init()
+        formats = [name for name in Image.ID if name in _FORMATS]
+        picture = raw if isinstance(raw, Image.Image) else Image.open(opened(raw), formats=formats)
         frames = getattr(picture, "n_frames", 1)
         if frames > 1 and picture.format != "MPO":  # a photograph, and what a camera adds to it
             raise MediaError(f"{name_of(raw)} is animated ({frames} frames): give one frame as a picture")
@@ -76,14 +78,6 @@ def read_picture(raw: RawMedia) -> Image.Image:
         raise MediaError(f"{name_of(raw)} cannot be read as a picture: {reason(error)}") from error
 
 
-def _formats() -> list[str]:
-    """The formats of `_FORMATS` that this PIL has."""
-    from PIL import Image
-
-    Image.init()
-    return [name for name in Image.ID if name in _FORMATS]
-
-
 def _of_8_bits(picture: Image.Image, raw: RawMedia) -> Image.Image:
     """The picture with shades from 0 to 255, where PIL would clip all above to 255. Raises `MediaError` for numbers
     whose range is unknown."""
@@ -95,16 +89,6 @@ def _of_8_bits(picture: Image.Image, raw: RawMedia) -> Image.Image:
     if picture.mode == "F" or shades.min() < 0 or shades.max() >= 1 << 16:
         raise MediaError(f"{name_of(raw)} has shades of the mode '{picture.mode}': give 8 or 16 bits")
     return Image.fromarray((shades >> 8).astype(np.uint8))
-
-
-def as_bytes(raw: RawMedia, kind: str = "picture") -> RawMedia:
-    """The source for a process that may not see this one's files. Raises `MediaError` where the file is gone."""
-    if not isinstance(raw, (str, Path)):
-        return raw
-    try:
-        return Path(raw).read_bytes()
-    except OSError as error:
-        raise MediaError(f"{name_of(raw, kind)} cannot be read as a {kind}: {reason(error)}") from error
 
 
 def thumbnail(raw: RawMedia) -> str:

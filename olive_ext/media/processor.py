@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, UnfitTaskError, first_line
 from olive_ext.media.items import ItemLimit, ItemStore, MediaItem, token_bucket, token_buckets
-from olive_ext.media.pictures import RawMedia, as_bytes, blank, content_key, name_of, read_picture
+from olive_ext.media.pictures import RawMedia, blank, content_key, name_of, read_picture
 from olive_ext.media.processors import folders_of, load_image_processor
 from olive_ext.media.sound import NUM_TOKENS, SoundItems, refuse_non_finite
 from olive_ext.model.types import MediaInput, MediaSpec, Modality, ModelFiles
@@ -61,8 +61,9 @@ class ItemArrays:
 
     def __reduce__(self) -> tuple[Any, ...]:
         raw = self.raw
-        with suppress(MediaError):  # of a file that is gone: reported there, where it costs its own requests alone
-            raw = as_bytes(raw, self.modality.kind)
+        if isinstance(raw, (str, Path)):  # the other process may not see this one's files
+            with suppress(OSError):  # of a file that is gone: reported there, where it costs its own requests alone
+                raw = Path(raw).read_bytes()
         return ItemArrays, (None, self.modality, self.key, raw)
 
 
@@ -98,7 +99,11 @@ class MediaProcessor:
             self.kept.put(self._known[content].key, arrays)
         extent = self._known[content]
         load = ItemArrays(self, modality, extent.key, raw)
-        shown = f"{name_of(raw, modality.kind)} of {self._size(modality, read)}"
+        if modality is Modality.IMAGE:
+            size = "{} x {} pixels".format(*read.size)
+        else:
+            size = f"{len(read) / int(self._sounds.extractor.sampling_rate):.1f} s"
+        shown = f"{name_of(raw, modality.kind)} of {size}"
         return MediaItem(modality, extent.key, extent.num_tokens, taken.placeholder, load, extent.grid, shown)
 
     def adopt(self, item: MediaItem) -> MediaItem:
@@ -172,7 +177,7 @@ class MediaProcessor:
 
     def processor_of(self, modality: Modality) -> tuple[Any, Path]:
         """transformers' processor of pictures or of sound, and its file. Raises `ModelError` where there is none."""
-        return self._loaded if modality is Modality.IMAGE else (self._sounds.extractor, self._sounds.file)
+        return self._loaded if modality is Modality.IMAGE else (self._sounds.extractor, self._sounds.loaded[1])
 
     @cached_property
     def _loaded(self) -> tuple[Any, Path]:
@@ -182,11 +187,6 @@ class MediaProcessor:
 
     def _read(self, modality: Modality, raw: RawMedia) -> Any:
         return read_picture(raw) if modality is Modality.IMAGE else self._sounds.read(raw)
-
-    def _size(self, modality: Modality, content: Any) -> str:
-        if modality is Modality.IMAGE:
-            return "{} x {} pixels".format(*content.size)
-        return f"{len(content) / int(self._sounds.extractor.sampling_rate):.1f} s"
 
     def _prepare(self, modality: Modality, content: Any) -> Arrays:
         arrays = self._pixels(content) if modality is Modality.IMAGE else self._sounds.prepare(content)

@@ -126,11 +126,6 @@ def slaney_filters(num_bins: int, num_mels: int, rate: int) -> Any:
     return mel_filter_bank(num_bins, num_mels, 0.0, rate / 2, rate, norm="slaney", mel_scale="slaney")
 
 
-def repeats_silence(extractor: Any) -> bool:
-    """Whether all frames of padding are alike: with Whisper's extractor, unless it adds noise."""
-    return type(extractor).__name__ == "WhisperFeatureExtractor" and not extractor.dither
-
-
 @contextmanager
 def torch_threads(number: int | None) -> Iterator[None]:
     """Within it, torch's operators, which feature extractors use, have `number` threads; None changes nothing."""
@@ -182,8 +177,7 @@ def _without_pictures(content: Mapping[str, Any], folder: Path) -> Any:
 
 
 def _loaded(name: str, folder: Path, **options: Any) -> Any:
-    """What transformers' class `name` loads from `folder`. Python code in the folder does not run and is not asked
-    about. Raises `ModelError`."""
+    """What transformers' class `name` loads from `folder`. Python in the folder does not run. Raises `ModelError`."""
     import transformers
 
     refuse_strangers(folder)

@@ -23,7 +23,6 @@ from olive_ext.media.processors import (
     folders_of,
     load_feature_extractor,
     load_sound_processor,
-    repeats_silence,
     torch_threads,
 )
 from olive_ext.model.types import ModelFiles, TensorSpec
@@ -81,7 +80,7 @@ class SoundProcessor:
         much silence that its last frame holds nothing else, and that frame is repeated."""
         extractor = self._extractor
         whole = length = int(extractor.n_samples)
-        if repeats_silence(extractor):
+        if type(extractor).__name__ == "WhisperFeatureExtractor" and not extractor.dither:
             num_frames = -(-(len(samples_N) + extractor.n_fft) // extractor.hop_length)
             length = min(whole, -(-num_frames // FRAME_GROUP) * FRAME_GROUP * extractor.hop_length)
         try:
@@ -131,7 +130,11 @@ def read_sound(raw: RawMedia) -> tuple[Samples, float]:
     shown = name_of(raw, "sound")
     pair = (raw.get("array"), raw.get("sampling_rate")) if isinstance(raw, Mapping) else raw
     if isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], (int, float, np.number)):
-        array, rate = _array(pair[0], shown), float(pair[1])
+        rate = float(pair[1])
+        try:
+            array = np.asarray(pair[0])
+        except (ValueError, TypeError) as error:
+            raise MediaError(f"{shown} is no array of samples: {first_line(error)}") from error
     elif isinstance(raw, FILES):
         array, rate = _read_wave(raw)
     else:
@@ -150,14 +153,6 @@ def read_sound(raw: RawMedia) -> tuple[Samples, float]:
     if not np.isfinite(samples).all():
         raise MediaError(f"{shown} holds NaN or infinity")
     return samples.mean(int(np.argmin(samples.shape)), dtype=np.float32) if samples.ndim == 2 else samples, rate
-
-
-def _array(raw: Any, shown: str) -> npt.NDArray[Any]:
-    """The array that a user gave. Raises `MediaError` where it is not one."""
-    try:
-        return np.asarray(raw)
-    except (ValueError, TypeError) as error:
-        raise MediaError(f"{shown} is no array of samples: {first_line(error)}") from error
 
 
 def _read_wave(raw: str | Path | bytes | bytearray) -> tuple[npt.NDArray[Any], int]:
@@ -212,12 +207,7 @@ class SoundItems:
     @property
     def extractor(self) -> Any:
         """transformers' feature extractor. Raises `ModelError` where the package has none."""
-        return self._loaded[0].feature_extractor
-
-    @property
-    def file(self) -> Path:
-        """The processor's file."""
-        return self._loaded[1]
+        return self.loaded[0].feature_extractor
 
     def read(self, raw: RawMedia) -> Samples:
         """The samples [N] of a sound that a user gave. Raises `MediaError` for one that cannot be read, or that has
@@ -232,7 +222,7 @@ class SoundItems:
     def prepare(self, samples_N: Samples) -> Mapping[str, npt.NDArray[Any]]:
         """The arrays for the encoder, each [1, ...], and the number of placeholders [1]. Raises `MediaError` for a
         sound that the processor refuses, or whose end it would drop."""
-        processor, rate = self._loaded[0], int(self.extractor.sampling_rate)
+        processor, rate = self.loaded[0], int(self.extractor.sampling_rate)
         text = processor.audio_token
         try:
             with torch_threads(self._num_threads):
@@ -242,19 +232,16 @@ class SoundItems:
             raise MediaError(f"a sound of {seconds:.1f} s is refused: {first_line(error)}") from error
         placeholder = processor.tokenizer.convert_tokens_to_ids(text)
         arrays = {name: np.asarray(value) for name, value in prepared.items() if name not in _OF_TEXT}
-        self._refuse_cut(samples_N, arrays, rate)
-        return {**arrays, NUM_TOKENS: np.count_nonzero(np.asarray(prepared["input_ids"]) == placeholder, keepdims=True)}
-
-    def _refuse_cut(self, samples_N: Samples, arrays: Mapping[str, npt.NDArray[Any]], rate: int) -> None:
-        """Raises `MediaError` where the mask ends before the sound does: extractors silently cut long sounds."""
         mask = next((array for name, array in arrays.items() if "mask" in name), None)
         hop = getattr(self.extractor, "hop_length", None)
-        if mask is None or hop is None:
-            return
-        covered = int(np.count_nonzero(mask)) * hop
-        if covered + rate // 10 < len(samples_N):
-            raise MediaError(f"a sound of {len(samples_N) / rate:.1f} s is longer than {covered / rate:.1f} s: cut it")
+        if mask is not None and hop is not None:  # extractors silently cut long sounds
+            covered = int(np.count_nonzero(mask)) * hop
+            if covered + rate // 10 < len(samples_N):
+                shown = f"a sound of {len(samples_N) / rate:.1f} s is longer than {covered / rate:.1f} s"
+                raise MediaError(f"{shown}: cut it")
+        return {**arrays, NUM_TOKENS: np.count_nonzero(np.asarray(prepared["input_ids"]) == placeholder, keepdims=True)}
 
     @cached_property
-    def _loaded(self) -> tuple[Any, Path]:
+    def loaded(self) -> tuple[Any, Path]:
+        """transformers' processor, and its file."""
         return load_sound_processor(folders_of(self._files))

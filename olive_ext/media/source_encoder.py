@@ -6,7 +6,7 @@ Knows no step and no cache of the decoder. Axes: B rows, T positions of the enco
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,10 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from olive_ext.graph.standalone_graphs import RowTensor
-from olive_ext.media.graphs import CountedSession, ItemGraphs, SmallGraphs
+from olive_ext.media.graphs import ItemGraphs, SmallGraphs
 from olive_ext.media.items import ItemStore, Source, refuse_other_source
-from olive_ext.model.providers.bindings import StackedPart, Stacker, zeros
-from olive_ext.model.providers.ort_failures import named_ort_failures
-from olive_ext.model.spec.encoder_spec import EncoderSpec, FirstStepSpec
+from olive_ext.model.providers.bindings import StackedPart, Stacker, named_ort_failures, run_graph, zeros
+from olive_ext.model.spec.encoder_spec import EncoderSpec
 from olive_ext.model.spec.role_inputs import DTYPES
 from olive_ext.model.types import TensorSpec
 
@@ -36,11 +35,6 @@ class Encoded:
     values: Values
     lengths: tuple[int, ...]
     """The number of encoder positions of each row."""
-
-    def mask(self, tensor: TensorSpec) -> npt.NDArray[Any]:
-        """1 for each of a row's positions, [B, T], in the type that `tensor` declares."""
-        lengths_B1 = np.array(self.lengths)[:, None]
-        return (np.arange(max(self.lengths)) < lengths_B1).astype(DTYPES[tensor.elem_type])
 
 
 class SourceEncoder:
@@ -86,8 +80,9 @@ class SourceEncoder:
             self._batches.put(key, batch)
         for name, value in batch.values.items():
             decoder.bind_ortvalue_input(name, value)
+        mask_BT = np.arange(max(batch.lengths)) < np.array(batch.lengths)[:, None]
         for tensor in self._spec.masks:
-            decoder.bind_cpu_input(tensor.name, batch.mask(tensor))
+            decoder.bind_cpu_input(tensor.name, mask_BT.astype(DTYPES[tensor.elem_type]))
         for tensor in self._spec.unused:
             sizes = [len(present), *(size if isinstance(size, int) else 0 for size in tensor.shape[1:])]
             decoder.bind_ortvalue_input(tensor.name, zeros(sizes, tensor.elem_type))
@@ -142,34 +137,22 @@ class SourceEncoder:
 
     def _encode(self, source: Source) -> Encoded:
         self.num_runs += 1
-        spec = self._spec
-        binding, dtype = self._session.io_binding(), DTYPES[spec.source.elem_type]
-        binding.bind_cpu_input(spec.source.name, np.ascontiguousarray(source.array[None], dtype))
+        spec, device = self._spec, self._graphs.device
+        fed: dict[str, npt.NDArray[Any]] = {
+            spec.source.name: np.ascontiguousarray(source.array[None], DTYPES[spec.source.elem_type])
+        }
         if spec.mask is not None:
-            binding.bind_cpu_input(spec.mask.name, _ones(spec.mask, len(source.array)))
-        outputs = self._run(self._session, binding, (*spec.outputs.values(), spec.states))
+            fed[spec.mask.name] = _ones(spec.mask, len(source.array))
+        outputs = run_graph(self._session, fed, (*spec.outputs.values(), spec.states), device)
         values = {name: outputs[output] for name, output in spec.outputs.items()}
         states = outputs[spec.states]
-        if self._cross is not None and spec.first_step is not None:
-            values.update(self._cross_values(self._cross, spec.first_step, states))
+        if self._cross is not None and (first := spec.first_step) is not None:
+            taken: dict[str, Any] = {first.states: states}
+            taken |= {tensor.name: _ones(tensor, states.shape()[1]) for tensor in first.masks}
+            taken |= {tensor.name: _ones(tensor, 1) for tensor in first.tokens}
+            outputs = run_graph(self._cross, taken, first.outputs.values(), device)
+            values |= {name: outputs[output] for name, output in first.outputs.items()}
         return Encoded(values, (states.shape()[1],))
-
-    def _cross_values(self, session: CountedSession, spec: FirstStepSpec, states: ort.OrtValue) -> Values:
-        binding = session.io_binding()
-        binding.bind_ortvalue_input(spec.states, states)
-        for tensor in spec.masks:
-            binding.bind_cpu_input(tensor.name, _ones(tensor, states.shape()[1]))
-        for tensor in spec.tokens:
-            binding.bind_cpu_input(tensor.name, _ones(tensor, 1))
-        outputs = self._run(session, binding, spec.outputs.values())
-        return {name: outputs[output] for name, output in spec.outputs.items()}
-
-    def _run(self, session: CountedSession, binding: ort.IOBinding, outputs: Iterable[str]) -> Values:
-        names = list(dict.fromkeys(outputs))
-        for name in names:
-            binding.bind_output(name, self._graphs.device.kind, self._graphs.device.index)
-        session.run_with_iobinding(binding)
-        return dict(zip(names, binding.get_outputs(), strict=True))
 
 
 def _ones(tensor: TensorSpec, length: int) -> npt.NDArray[Any]:

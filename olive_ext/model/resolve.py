@@ -58,17 +58,18 @@ def resolve(
         kind, reason = settings.kind, "the setting 'kind'"
         if kind == "auto":
             kind, reason = model_kind(path), "by the files"
+        prefix = "reference." if key == "reference" else ""
         if kind == "hf":
             if settings.variant is not None:
                 raise MismatchError(f"'{path}' is no model package", "variant", settings.variant)
-            return ResolvedModel(settings, kind, reason, locate_hf(path, tokenizer))
+            return ResolvedModel(settings, kind, reason, locate_hf(path, tokenizer), prefix=prefix)
         components = {str(part): name for part, name in settings.components.items()}
         which = settings.variant, first_name(settings.execution_provider)
         files = locate(path, settings.onnx_file_name, tokenizer, tokenizer_candidates, components, *which)
         config, file = files.genai_config, files.directory / GENAI_CONFIG
         library = operators_library(config, file, is_trusted=settings.trust_remote_code)
         operators = None if library is None else inside(files.directory, library, "custom_ops_library")
-        return ResolvedModel(settings, kind, reason, files, operators)
+        return ResolvedModel(settings, kind, reason, files, operators, prefix=prefix)
     except ModelError as error:
         is_of_reference = key == "reference" and error.field.partition(".")[0] in ReferenceConfig.model_fields
         if key == "model" or not (is_of_reference or error.field in ("model", "variant")):
@@ -92,6 +93,9 @@ class ResolvedModel:
     files: ModelFiles
     custom_operators: Path | None = None
     """The library of operators that genai_config.json names: native code, of a package that is trusted."""
+
+    prefix: str = ""
+    """What precedes the keys of its settings in messages: "reference." for a reference."""
 
     is_compared: bool = False
     """Whether it is one of two compared models, whose rows of logits stay where they were computed."""
@@ -128,7 +132,7 @@ class ResolvedModel:
         """The model with other, validated settings. Its files are searched again only where they name another model."""
         settings: ModelSettings = self.settings.model_copy(update=changes)
         if settings.location != self.settings.location:
-            return replace(resolve(settings), is_compared=self.is_compared)
+            return replace(resolve(settings), prefix=self.prefix, is_compared=self.is_compared)
         return self if settings == self.settings else replace(self, settings=settings)
 
     @cached_property
@@ -143,13 +147,13 @@ class ResolvedModel:
             self.settings.provider_options,
             genai_config=self.files.genai_config,
             allow_cpu_fallback=self.settings.allow_cpu_fallback,
+            setting=f"{self.prefix}execution_provider",
             variant=self.files.variant_provider,
         )
 
     def providers_of(self, encoder: MediaEncoderSpec) -> tuple[Provider, ...]:
         """The providers of an encoder: those that `engine.encoder_provider` names for it; else, unless the user has
-        named the model's, those of its own section in genai_config.json or its own in a model package; else the
-        decoder's."""
+        named the model's, those of its section in genai_config.json or its own in a package; else the decoder's."""
         asked: Any = self.settings.engine.encoder_provider
         if isinstance(asked, Mapping):
             asked = asked.get(encoder.part)

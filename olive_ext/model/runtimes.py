@@ -61,8 +61,7 @@ class Runtime(ABC):
         return ""
 
     def alternative(self, files: ModelFiles) -> str:
-        """The end of a sentence that proposes this runtime for a model that another refuses; empty where it does not
-        fit."""
+        """The end of a sentence that proposes this runtime for a model that another refuses, if it fits."""
         return ""
 
     def is_on_host(self, model: Resolved) -> bool:
@@ -79,18 +78,14 @@ class Runtime(ABC):
     @abstractmethod
     def open(self, model: Resolved, profile_prefix: Path | None) -> Any:
         """An `engine.runners.runner.OpenedRunner`. The library is imported here, and not with the runtime's module.
-
         Raises `ModelError` for a model that cannot be scored or run, and `ProviderError` where the library or a
-        provider does not come up. `profile_prefix` asks for a profile, which a runtime may ignore.
-        """
+        provider does not come up. `profile_prefix` asks for a profile, which a runtime may ignore."""
 
 
 def refuse_settings(model: Resolved) -> list[str]:
-    """A sentence for each engine setting without effect, because the model's runtime does not follow it.
-
-    Raises `ConfigError` for settings that a runtime cannot do without. Where `engine.runtime` names the runtime, it
-    raises for all of them; where "auto" chose it, the same recipe may be for other models, too.
-    """
+    """A sentence for each engine setting without effect, because the model's runtime does not follow it. Raises
+    `ConfigError` for settings that a runtime cannot do without. Where `engine.runtime` names the runtime, it raises for
+    all of them; where "auto" chose it, the same recipe may be for other models, too."""
     runtime, engine = model.runtime, model.settings.engine
     with failures_named(runtime, "refuse"):
         runtime.refuse(model)

@@ -27,16 +27,11 @@ from olive_ext.report.metrics import CUT_OFF, LENGTHS, read_metrics
 from olive_ext.report.numbers import FormattedValue
 
 LEVEL = 0.05
-"""Probability of a difference by chance below which one is certain."""
-
 OVER_ALL = f"a verdict finds a loss of equal models in at most {100 * LEVEL:g} %, over all tasks and metrics"
 _QUANTILE, _POWER_QUANTILE = (NormalDist().inv_cdf(share) for share in (1 - LEVEL / 2, 0.8))
 _LEAST_CHANGE = 0.1
-"""The least change of a perplexity, in per cent, and of a graded metric, in points, that counts: much less is certain
-on many documents, and on few whose values all move the same way, and matters to nobody."""
-
-_LEAST_SHARE = 0.05
-"""And the least share of a graded metric: a rate of 0.0005 that doubles has changed."""
+"""The least change of a perplexity, in per cent, that counts: much less is certain on many documents, and on few whose
+values all move the same way, and matters to nobody."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +69,10 @@ class Change:
     """Those documents; None where they are not known, or no more are needed."""
 
     outcome: Outcome | None = None
-    """None for a perplexity."""
+    """None for a perplexity. Where nothing says whether more of it is better, the change is the worse of both senses.
+    """
 
     is_certain: bool = False
-    """Whether the change is significant after the correction for the number of changes."""
-
     is_shown: bool = True
     """Whether a verdict shows its figure without any finding."""
 
@@ -91,9 +85,14 @@ class Change:
         return name_of(self.task, self.metric)
 
     @property
+    def is_unclear(self) -> bool:
+        """Whether a change is certain, and nothing says if it is a loss or a gain."""
+        return self.is_certain and self.outcome is not None and self.outcome.higher_is_better is None
+
+    @property
     def is_lost(self) -> bool:
         """Whether a loss is certain."""
-        return self.is_certain and self.estimate < 0
+        return self.is_certain and self.estimate < 0 and not self.is_unclear
 
     @property
     def is_gained(self) -> bool:
@@ -114,9 +113,9 @@ def changes_of(comparison: Comparison) -> list[Change]:
     """Every metric of every task, all answers together, the perplexities of whole texts, and shares of answers that run
     to their limit.
 
-    A change is certain if its p-value is significant after correction: for the change over all answers (or of the
-    single task with right and wrong answers) below 5 %, for all others below 5 % by Holm's step-down procedure (1979)
-    for their number. A loss is one of two signs, so at most 2.5 % + 2.5 % of equal models are called a loss.
+    A change is certain if its p-value is below 5 %: over all answers (or of the single task with right and wrong ones)
+    as it is, of all others after Holm's correction (1979). A loss is one of two signs, so at most 2.5 % + 2.5 % of
+    equal models are called a loss.
     """
     leading = comparison.overall_outcome()
     lengths = [item for item in comparison.lengths if item.metric == CUT_OFF]
@@ -196,12 +195,11 @@ def difference_texts(item: Outcome) -> tuple[str, str]:
 
 
 def _p(item: Outcome, certainty: ClaimResult | None) -> float:
-    """The exact p-value; where there is none by a normal interval that reaches as far towards zero: of drawn documents,
-    which are not drawn alike, and in old reports. Of a claim, which holds whenever it stops, by its interval."""
-    if item.num_population is None and (item.is_binary or item.mcnemar_p < 1):
-        least = min(_LEAST_CHANGE / item.unit, _LEAST_SHARE * max(abs(item.reference), abs(item.candidate)))
-        is_tiny = item.is_share and not item.is_binary and abs(item.difference) <= least
-        return 1.0 if is_tiny else item.mcnemar_p
+    """The p-value, which always says what the interval does. Drawn documents, which are not drawn alike, have that of a
+    normal interval that reaches as far towards zero; of a claim, which holds whenever it stops, the interval decides.
+    """
+    if item.num_population is None:
+        return item.mcnemar_p
     if certainty is not None and certainty.outcome == (item.task, item.metric, item.filter):
         return 1.0 if item.low <= 0 <= item.high else 0.0
     half = item.high - item.difference if item.difference < 0 else item.difference - item.low
@@ -209,8 +207,10 @@ def _p(item: Outcome, certainty: ClaimResult | None) -> float:
 
 
 def _of_answers(item: Outcome, comparison: Comparison) -> Change:
-    sign, others = item.unit if item.higher_is_better else -item.unit, comparison.outcomes
+    is_worse = item.difference > 0 if item.higher_is_better is None else not item.higher_is_better
+    sign, others = -item.unit if is_worse else item.unit, comparison.outcomes
     low, high = sorted((sign * item.low, sign * item.high))
+    low = min(low, -high) if item.higher_is_better is None else low
     is_one_of_several = sum((other.task, other.metric) == (item.task, item.metric) for other in others) > 1
     metric = f"{item.metric} ({item.filter})" if is_one_of_several else item.metric
     shown, interval = difference_texts(item)
@@ -243,7 +243,6 @@ def perplexity_change(item: Divergence | TextChange) -> FormattedValue:
 
 
 def _perplexity(item: Divergence | TextChange) -> tuple[float, float, float]:
-    """The change of the perplexity in per cent, and its interval's ends."""
     change = item.perplexity_ratio - 1
     low, high = item.interval(change, item.perplexity_ratio_stderr, item.perplexity_ratio_skewness)
     return 100 * change, 100 * low, 100 * high

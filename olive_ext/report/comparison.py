@@ -13,8 +13,6 @@ from olive_ext.report.place import PlaceFinding
 from olive_ext.report.stages import Stage
 
 Status = Literal["ok", "small_loss", "loss", "unknown"]
-"""What every verdict comes to."""
-
 ALL = "all"
 """The task's name in a `Divergence` over the positions of all tasks."""
 
@@ -96,8 +94,6 @@ class TextChange(_OverDocuments):
 
     task: str
     metric: str
-    """The task's metric: "word_perplexity"."""
-
     num_documents: int
     perplexity_ratio: Number
     """Candidate's over reference's, per word or byte."""
@@ -196,8 +192,6 @@ class Outcome:
     reference: Number
     candidate: Number
     difference: Number
-    """Candidate minus reference."""
-
     low: Number
     high: Number
     """95 % interval of the difference, over documents (`stats.paired_answers.difference_interval`)."""
@@ -205,13 +199,15 @@ class Outcome:
     right_to_wrong: int
     wrong_to_right: int
     mcnemar_p: Number
-    """Exact two-sided p-value that flips of both directions are equally likely; of values that are no 0 or 1, that
-    differences of both signs are."""
+    """Two-sided p-value of no change, below 5 % where the interval excludes zero: of 0/1 values that of McNemar's exact
+    test."""
 
     documents_needed: Mapping[str, int | None]
     """Difference to be resolved (for instance "0.01") to documents needed for it at 5 % error and 80 % power."""
 
-    higher_is_better: bool = True
+    higher_is_better: bool | None = True
+    """None where neither the task nor lm-eval says it."""
+
     is_binary: bool = True
     """Whether a document's value is 0 or 1, and its answer so right or wrong."""
 
@@ -222,7 +218,7 @@ class Outcome:
     @property
     def is_silent(self) -> bool:
         """Whether the reference answers no document rightly, so that nothing can be lost."""
-        return self.is_binary and self.reference == 1 - self.higher_is_better
+        return self.is_binary and self.reference == 1 - bool(self.higher_is_better)
 
     @property
     def is_share(self) -> bool:
@@ -478,8 +474,6 @@ class Comparison:
     """Conversion, quantization and provider apart, in this order, where the models between are known."""
 
     place: PlaceFinding | None = None
-    """The finding on two places, where the reference is the same model."""
-
     is_same_content: bool = False
     """Whether both models are one by the content of all that opening them reads."""
 

@@ -26,9 +26,6 @@ tokens of the reasoning, shares that the thinking budget, the length and a stop 
 gain, with two exceptions: if certainly more answers are cut off, by more than what matters, the verdict is a loss; if
 many more end at stop strings, it is not decided."""
 
-MEANS = ("mean", "nanmean")
-"""lm-eval's names of the aggregations that are means over documents."""
-
 MISSING = "missing"
 """The task whose metric "requests" counts the requests without an answer, where there are any."""
 
@@ -55,13 +52,13 @@ class Metric:
     """lm-eval's name without the filter, for instance "acc" or "word_perplexity"."""
 
     filter: str
-    """lm-eval's filter, "none" where the task has none."""
-
     value: Number
     stderr: float | None = None
     """Standard error of `value`; None where lm-eval gives none."""
 
-    higher_is_better: bool = True
+    higher_is_better: bool | None = True
+    """None where neither the task nor lm-eval says it."""
+
     n: int | None = None
     """Documents scored; None where the number does not come from documents."""
 
@@ -87,7 +84,7 @@ def read_metrics(results: Mapping[str, Any]) -> tuple[Metric, ...]:
     """The numbers of every task and group in lm-eval's `results`, in its order.
 
     lm-eval names a number "metric,filter" and its error bar "metric_stderr,filter"; an entry without a filter (name,
-    alias, sample_len) is no metric. A direction that lm-eval leaves open counts as higher-is-better, its own default.
+    alias, sample_len) is no metric.
     """
     return tuple(metric for task in results.get("results", {}) for metric in _of_task(task, results))
 
@@ -114,8 +111,7 @@ def _of_task(task: str, results: Mapping[str, Any]) -> Iterator[Metric]:
             continue
         error = values.get(f"{name}_stderr,{filter_name}")
         stderr = float(error) if _is_number(error) else None
-        is_better = directions.get(name) is not False
-        yield Metric(task, name, filter_name, float(value), stderr, is_better, _count(task, key, results))
+        yield Metric(task, name, filter_name, float(value), stderr, directions.get(name), _count(task, key, results))
 
 
 def as_number(value: object) -> object:

@@ -28,6 +28,7 @@ _STEPS: Mapping[str, str] = {
     "damaged": f"make the model again, or have {_MEND} replace what is damaged",
     "distance_open": 'evaluate all documents (`documents: "all"`)',
     "no_values": "add a task with a value for each document",
+    "no_direction": "write `higher_is_better: true` or `false` beside the metric in the task's `metric_list`",
     "none_right": "read the reference's answers (`sample_log_num: 5`): a filter may find none; or ask easier tasks",
     "nothing_compared": "add a task with a value for each document (`mmlu`)",
     "claim_open": _AGAIN,
@@ -127,7 +128,6 @@ def _of_broken(reasons: Sequence[Reason], comparison: Comparison) -> str:
 
 
 def _of_too_few(reasons: Sequence[Reason], comparison: Comparison, *, is_gated: bool) -> str:
-    """More documents where there are some; else other tasks, a larger loss that matters, or other measures."""
     open_ones, matters = [item for item in reasons if item.code == "too_few"], comparison.matters
     together = (
         "" if comparison.over_all or is_gated else f"decide over all tasks together (`fail_on_loss: {matters:g}`)"
@@ -179,7 +179,6 @@ def _documents(item: Reason, comparison: Comparison, together: str) -> str:
 
 
 def _measures(comparison: Comparison) -> str:
-    """A claim about the distance, if it is near; not if there are bounds, beside which it would be one of several."""
     from olive_ext.report.verdict import band_of
 
     overall = comparison.overall_divergence()

@@ -24,8 +24,6 @@ PASSES = "passes"
 """Key of `Report.model`: the names of the passes that made the measured model, in order."""
 
 COMPARISON = "Comparison"
-"""The kind of a page that holds earlier reports side by side."""
-
 _MEANING = (
     "output_type", "dataset_path", "dataset_name", "test_split", "validation_split", "fewshot_split", "doc_to_text",
     "doc_to_target", "doc_to_choice", "process_docs", "process_results", "description", "target_delimiter",
@@ -55,7 +53,6 @@ class Column:
     """The model's report; None for a reference with known metrics and no report."""
 
     size: float | None = None
-    """Bytes of the model's files, where they are known."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +69,6 @@ class ComparedModels:
     """Whether the comparison's divergences are from another model than `reference`."""
 
     broken: tuple[Reason, ...] = ()
-    """The bounds of this comparison that are broken."""
-
     is_of_reports: bool = False
     """Whether it was made of earlier reports, by a command that takes no settings."""
 
@@ -155,12 +150,8 @@ def short_names(paths: Sequence[Sequence[str]]) -> list[str]:
 
 
 def check_comparable(reports: Sequence[tuple[str, Report]]) -> None:
-    """Raises `ConfigError` where a task that two of the named reports have differs in its requests or its scoring.
-
-    Compared are the task's version, examples in the prompt, number of documents and which were drawn, hash of the task
-    (where lm-eval gave one), its configuration, chat template and system prompt, generation settings, the seed of the
-    examples, the longest context that was asked for, and for tasks that score whole texts the model's.
-    """
+    """Raises `ConfigError` where a task that two of the named reports have differs in its requests or its scoring
+    (`_facts`)."""
     tasks = dict.fromkeys(task for _, report in reports for task in report.results.get("configs", {}))
     problems = [problem for task in tasks for problem in _problems(task, reports)]
     if problems:
@@ -169,7 +160,6 @@ def check_comparable(reports: Sequence[tuple[str, Report]]) -> None:
 
 
 def _problems(task: str, reports: Sequence[tuple[str, Report]]) -> Iterator[str]:
-    """One line for each fact that differs, with the first report and the first that differs from it."""
     having = [(name, report) for name, report in reports if task in report.results.get("configs", {})]
     known = [(name, dict(_facts(task, report))) for name, report in having]
     first_name, first = known[0]

@@ -97,7 +97,6 @@ def verdict_lines(page: Page) -> Iterator[str]:
 
 
 def _notes(report: Report) -> Iterator[str]:
-    """The providers; how a Hugging Face model was run; what was not computed again."""
     if names := ", ".join(str(provider.get("name", provider)) for provider in report.providers):
         yield f"providers: {names}"
     reference = report.comparison.reference if report.comparison is not None else {}

@@ -27,8 +27,8 @@ class PackedAnswers:
 
     task: str
     filter: str
-    higher_is_better: Mapping[str, bool]
-    """By metric, in the task's order."""
+    higher_is_better: Mapping[str, bool | None]
+    """By metric, in the task's order; None where nothing says it."""
 
     num_documents: int
     numbers: str
@@ -64,14 +64,8 @@ class Report:
     """Execution providers in use, in order: name, device, options, origin. Empty for a Hugging Face baseline."""
 
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Distribution name to version."""
-
     hardware: Mapping[str, Any] = field(default_factory=dict)
-    """The machine: processor, cores, memory, GPUs, operating system."""
-
     engine: Mapping[str, Any] = field(default_factory=dict)
-    """The engine's counters, and `seconds`."""
-
     config: Mapping[str, Any] = field(default_factory=dict)
     """The configuration as written, in a workflow without `require`."""
 
@@ -82,13 +76,10 @@ class Report:
     """ISO 8601 time with time zone."""
 
     comparison: Comparison | None = None
-    """The comparison with a reference; None where there was none."""
-
     answers: tuple[PackedAnswers, ...] = ()
     """The value of each document's answer by each metric that is a mean over documents: which are right and wrong."""
 
     broken: tuple[Reason, ...] = ()
-    """The bounds of the evaluation that are broken."""
 
     @property
     def verdict(self) -> Verdict | None:
@@ -109,9 +100,6 @@ def has_several_filters(report: Report, task: str) -> bool:
     return len(seen) > len(set(seen))
 
 
-_CLAIMED = {"kept": "ok", "broken": "loss", "open": "unknown"}
-"""Words of a claim's verdict that earlier versions wrote."""
-
 _JUDGED = ("status", "headline", "reasons", "next_step")
 
 
@@ -131,15 +119,8 @@ def from_json(text: str) -> Report:
     """
     try:
         content = json.loads(text)
-        if isinstance(content, dict):  # the verdict is found anew; the others are what reports had once
+        if isinstance(content, dict):
             content.pop("verdict", None)
-            content.pop("narrowed", None)
-            old, broken = {"code": "bound_broken", "field": "require"}, content.get("broken") or ()
-            content["broken"] = [{**old, "words": one} if isinstance(one, str) else one for one in broken]
-            if isinstance(comparison := content.get("comparison"), dict):
-                comparison.pop("margins", None)
-                if isinstance(claim := comparison.get("certainty"), dict):
-                    claim["verdict"] = _CLAIMED.get(str(claim.get("verdict")), claim.get("verdict"))
         return _reader().validate_python(content)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error

@@ -69,10 +69,7 @@ def write_chain(steps: Sequence[ChainStep], directory: str | Path) -> tuple[Path
 
 def check_writable(directory: str | Path, setting: str = "output_dir") -> None:
     """Raises `ConfigError` where `write` could not make or fill `directory`: it writes a small file to the nearest
-    folder that exists, and removes it.
-
-    For use before hours of evaluation, not after.
-    """
+    folder that exists, and removes it."""
     path = Path(directory).absolute()
     nearest = next(folder for folder in (path, *path.parents) if folder.exists() or folder.is_symlink())
     if not nearest.exists():

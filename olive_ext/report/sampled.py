@@ -14,7 +14,6 @@ from olive_ext.report.numbers import Z95
 _SAME = 1e-9
 
 Key = tuple[str, str, str]
-"""Task, metric and filter."""
 
 
 def certain_comparison(comparison: Comparison, certainty: ClaimResult) -> Comparison:
@@ -96,7 +95,6 @@ def _key(metric: Metric) -> Key:
 
 
 def _leaves(task: str, groups: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """The tasks of a group and of its groups; a task itself."""
     members = groups.get(task)
     if not members:
         yield task

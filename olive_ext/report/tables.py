@@ -52,12 +52,11 @@ def _scores(page: Page) -> Iterator[Sequence[str]]:
         changes = [view.change(metric, baseline, page.compared) for metric, _ in row]
         values = [str(view.shown(metric)) for metric, _ in row]
         cells = [f"{value} ({change})" if change else value for value, change in zip(values, changes, strict=True)]
-        metric = f"{with_filter(first.metric, first.filter)} {'↑' if first.higher_is_better else '↓'}"
-        yield first.task, metric, view.score_documents(row), *cells
+        metric = f"{with_filter(first.metric, first.filter)} {view.ARROWS[first.higher_is_better]}"
+        yield first.task, metric.rstrip(), view.score_documents(row), *cells
 
 
 def _differences(page: Page) -> Iterator[Sequence[str]]:
-    """The difference of each candidate with its 95 % interval, what it lost and won, and the p-value."""
     for group in view.differences(page.compared):
         cells, outcome = {}, group[0][1]
         for candidate, outcome, _ in group:
@@ -98,7 +97,6 @@ def _distances(page: Page) -> Iterator[Sequence[str]]:
 
 
 def _counts(page: Page) -> Iterator[Sequence[str]]:
-    """Rows that are neither metrics of documents nor costs: requests without an answer, for instance."""
     compared = COMPARISON_NAMES if page.compared else ()
     metrics = [
         {(item.task, item.metric): item for item in column.metrics if item.n is None and item.metric not in compared}
@@ -116,7 +114,6 @@ class ChainStep:
     name: str
     values: dict[str, float]
     documents: dict[str, str] = field(default_factory=dict)
-    """For columns of drawn documents, how many of how many they are."""
 
 
 def chain_steps(reports: Sequence[Report]) -> list[ChainStep]:

@@ -3,11 +3,10 @@
 Only what is certain is called a loss. Where none is certain, "no loss found" needs a loss that matters to be excluded,
 and the distributions to be near. A claim about drawn documents settles its own sentence: no finding is dropped for it.
 
-**Bands.** How far apart two models' distributions are, in words: by what is published of real quantizations
-(llama.cpp, tools/perplexity/README.md, Llama 3 8B on WikiText-2, tables "LLaMA 3 8b Scoreboard" and "LLaMA 2 vs. LLaMA
-3", revision f364eb6f), each against FP16. Mean KL in nats: q8_0 0.0014, q6_K 0.0055; q5_K_M 0.011, q4_K_M 0.031, q4_0
-0.072; q3_K_M 0.102, q3_K_S 0.228; iq2_M 0.326, q2_K 0.445, iq1_S 2.2. The limits lie between these. The share of equal
-top tokens is a figure and sets no band: of a weak model, whose tokens nearly tie, 0.75 % were equal at 0.0033 nats.
+**Bands.** How far apart two models' distributions are, in words: the limits lie between what is published of real
+quantizations (llama.cpp, tools/perplexity/README.md, Llama 3 8B on WikiText-2, revision f364eb6f;
+docs/comparison.md has the numbers). The share of equal top tokens is a figure and sets no band: of a weak model, whose
+tokens nearly tie, 0.75 % were equal at 0.0033 nats.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 from olive_ext.errors import counted, listed
 from olive_ext.report import numbers
@@ -29,32 +28,31 @@ from olive_ext.report.changes import (
     uncompared,
     unjudged_tasks,
 )
-from olive_ext.report.comparison import ALL, CONSTANTS, ClaimResult, Comparison, Divergence, Status
+from olive_ext.report.comparison import ALL, CONSTANTS, Comparison, Divergence, Status
 from olive_ext.report.metrics import CUT_OFF, STOPPED
 from olive_ext.report.next_step import next_step
 from olive_ext.report.numbers import SAME_NATS, joined
-from olive_ext.report.place import PlaceFinding, PlaceKind
+from olive_ext.report.place import PlaceFinding
 from olive_ext.report.stages import stage_sentences
 
 EXIT_STATUS: Mapping[Status, int] = {"ok": 0, "small_loss": 0, "loss": 1, "unknown": 3}
 """The exit status of a command that ends with a verdict; 2 is a mistake."""
 
-Code = Literal[
-    "bound_broken", "cannot_tell", "asked", "place_unknown",
-    "loss", "place_different", "cut_off", "far", "claim_broken",
-    "distant", "damaged", "stops", "shorter", "too_few", "distance_open", "no_values", "none_right", "claim_open",
-    "small_loss",
-    "place_kernels", "place_same", "claim_kept", "no_loss_found", "no_difference", "gain", "nothing_compared",
-    "stages", "pooled", "more_stops", "missing", "uncompared", "template", "place", "two_models", "bound_kept",
-]  # fmt: skip
-"""Codes of reasons, the worst first; the codes of the last line are only evidence."""
-
-_CODES: tuple[Code, ...] = get_args(Code)
-_LOST: tuple[Code, ...] = ("bound_broken", "loss", "place_different", "cut_off", "far", "claim_broken")
-_KEPT: tuple[Code, ...] = (
-    *("place_kernels", "place_same", "claim_kept", "no_loss_found", "no_difference", "gain", "pooled"),
+_ORDER: tuple[tuple[str, Status], ...] = (
+    ("bound_broken", "loss"),
+    ("cannot_tell asked place_unknown", "unknown"),
+    ("loss place_different cut_off far claim_broken", "loss"),
+    ("distant damaged stops shorter no_direction too_few distance_open no_values none_right claim_open", "unknown"),
+    ("small_loss", "small_loss"),
+    ("place_kernels place_same claim_kept no_loss_found no_difference gain", "ok"),
+    ("nothing_compared", "unknown"),
+    ("pooled", "ok"),
 )
-_CLAIM_CODES: Mapping[str, Code] = {"ok": "claim_kept", "loss": "claim_broken", "unknown": "claim_open"}
+STATUSES: Mapping[str, Status] = {code: status for codes, status in _ORDER for code in codes.split()}
+"""Codes of reasons, the worst first, and the status of a verdict whose first reason has it. Other codes are evidence.
+"""
+
+_CLAIM_CODES: Mapping[Status, str] = {"ok": "claim_kept", "loss": "claim_broken", "unknown": "claim_open"}
 _MOST_NAMED = 3
 _SAME_GRADE = 1e-5
 """A graded metric that changes by less, while distributions are equal but for rounding, has changed by rounding."""
@@ -66,7 +64,6 @@ weights of 4 bits the quickstart's model moves by 31 points, 21 of them certain;
 SENTENCES = "sentence_accuracy"
 """The share of transcripts in which no word is wrong: a second metric on the documents of a word error rate."""
 
-
 _OTHER_AGREEMENT = 0.05
 """Distributions far apart with fewer equal top tokens are no quantization of one model: at 2 bits 71 % are equal."""
 
@@ -77,8 +74,8 @@ class Band:
 
     words: str
     most_kl: float
-    code: Literal["distant", "far"] | None = None
-    """The verdict of the distance alone: None, a doubt ("distant"), or a loss ("far")."""
+    code: str = ""
+    """The verdict of the distance alone: none, a doubt ("distant"), or a loss ("far")."""
 
 
 BANDS = (
@@ -93,7 +90,7 @@ BANDS = (
 class Reason:
     """A finding by its code; `sentence` says it."""
 
-    code: Code
+    code: str
     task: str = ""
     metric: str = ""
     size: float | None = None
@@ -116,7 +113,6 @@ class Reason:
     """The key of a bound that is broken: `require` or `fail_on_loss`."""
 
     bound: float | None = None
-    """The bound that the value breaks."""
 
     @property
     def name(self) -> str:
@@ -132,15 +128,12 @@ class Verdict:
     headline: str
     reasons: tuple[Reason, ...]
     evidence: tuple[str, ...] = ()
-    """Further findings, a sentence each."""
-
     figures: tuple[Figure, ...] = ()
     num_documents: int = 0
     next_step: str = ""
-    """What to do where nothing is decided or something was lost, in one sentence."""
 
     @property
-    def code(self) -> Code:
+    def code(self) -> str:
         """The headline's."""
         return self.reasons[0].code
 
@@ -166,11 +159,12 @@ def sentence(reasons: Sequence[Reason], matters: float, *, is_headline: bool) ->
     """The sentence for reasons of one code. Below the headline it has no grade."""
     first, names = reasons[0], _few([f"{item.name} ({item.figure})" for item in reasons])
     otherwise = "" if is_headline else "otherwise "
+    words = first.words
     match first.code:
         case "bound_broken":
-            return f"bound broken: {first.words}"
+            return f"bound broken: {words}"
         case "nothing_compared":
-            return f"nothing was compared: {first.words}"
+            return f"nothing was compared: {words}"
         case "loss":
             return f"loss found in {names}"
         case "cut_off":
@@ -178,27 +172,25 @@ def sentence(reasons: Sequence[Reason], matters: float, *, is_headline: bool) ->
             return f"loss found: more answers of {tasks} run to their limit"
         case "far" | "distant":
             of_task = f" of {first.task}" if first.task else ""
-            distance = f"{first.words} (KL {numbers.nats(first.size or 0.0)} nats)"
-            words = f"the distributions{of_task} are far apart, {distance}"
+            words = f"the distributions{of_task} are far apart, {words} (KL {numbers.nats(first.size or 0.0)} nats)"
         case "small_loss":
             grade = "small loss found" if is_headline else "a small loss"
             return f"{grade} in {names}, of less than {matters:g} {first.unit}"
+        case "no_direction":
+            words = f"{names} changed, and nothing says whether more is better (`higher_is_better`)"
         case "too_few":
-            shorter = [possible_loss(item) if item.size is None else _up_to(item) for item in reasons[1:]]
-            words = _few([possible_loss(first), *shorter])
+            words = _few([possible_loss(item, is_short=item is not first) for item in reasons])
         case "no_loss_found":
-            return f"{otherwise}no loss found{f': {first.figure}' * bool(first.figure)}{first.words}"
+            return f"{otherwise}no loss found{f': {first.figure}' * bool(first.figure)}{words}"
         case "no_difference":
-            return f"{otherwise}no difference found{first.words}"
+            return f"{otherwise}no difference found{words}"
         case "gain":
-            return f"{otherwise}no loss found{first.words}, gain in {names}"
+            return f"{otherwise}no loss found{words}, gain in {names}"
         case "pooled":
             where = "over all tasks together" if first.task == ALL else f"in {first.name}"
             return f"{where} a loss of {matters:g} pt is excluded: {first.figure}"
         case "two_models":
-            return f"as two models: {first.words}"
-        case _:
-            words = first.words
+            return f"as two models: {words}"
     return f"{first.grade}: {words}" if first.grade and is_headline else words
 
 
@@ -206,77 +198,54 @@ def _few(texts: Sequence[str]) -> str:
     return listed(texts, _MOST_NAMED) if len(texts) > _MOST_NAMED else joined(texts)
 
 
-def possible_loss(item: Reason) -> str:
-    """The largest loss within the limits."""
+def possible_loss(item: Reason, *, is_short: bool = False) -> str:
+    """The largest loss within the limits; in short without its verb, figure and advice."""
     if item.size is None:
         return f"{item.name} is known of too few texts ({item.words})"
-    is_known = f" ({item.figure})" if item.figure else ""
-    return f"{_up_to(item, f'{is_known} may have lost')}{f' ({item.words})' if item.words else ''}"
+    figure, advice = (f" ({text})" if text else "" for text in (item.figure, item.words))
+    most = f"up to {f'{item.size:.0f}' if item.size > 99.5 else f'{item.size:.2g}'} {item.unit}"
+    return f"{item.name} {most}" if is_short else f"{item.name}{figure} may have lost {most}{advice}"
 
 
-def _up_to(item: Reason, verb: str = "") -> str:
-    size = item.size or 0.0
-    return f"{item.name}{verb} up to {f'{size:.0f}' if size > 99.5 else f'{size:.2g}'} {item.unit}"
-
-
-def _of(reasons: Sequence[Reason], comparison: Comparison, figures: Sequence[Figure] = ()) -> Verdict:
-    """The verdict of reasons, the worst first."""
-    code = reasons[0].code
-    kept: Status = "small_loss" if code == "small_loss" else "ok" if code in _KEPT else "unknown"
-    status: Status = "loss" if code in _LOST else kept
-    together: dict[tuple[Code, str], list[Reason]] = {}
+def verdict(comparison: Comparison, broken: Sequence[Reason] = ()) -> Verdict:
+    """The verdict on a comparison, whose worst findings are `broken` bounds (`run.bounds`)."""
+    found, figures = _found(comparison)
+    kept = (Reason("bound_kept", words=f"bound kept: {line}") for line in comparison.kept_bounds)
+    reasons = (*broken, *found, *kept)
+    together: dict[tuple[str, str], list[Reason]] = {}
     for item in reasons:
-        is_listed = item.code in ("loss", "cut_off", "small_loss", "too_few", "gain")
+        is_listed = item.code in ("loss", "cut_off", "small_loss", "no_direction", "too_few", "gain")
         together.setdefault((item.code, "" if is_listed else repr(item)), []).append(item)
     first, *others = together.values()
     headline = sentence(first, comparison.matters, is_headline=True)
     evidence = dict.fromkeys(sentence(own, comparison.matters, is_headline=False) for own in others)
     if not comparison.over_all and comparison.matters != Comparison.matters:
         evidence[f"a loss of {comparison.matters:g} pt or % matters (`matters`)"] = None
-    known = tuple(figures), num_documents(comparison), next_step(reasons, comparison)
-    return Verdict(status, headline, tuple(reasons), tuple(evidence), *known)
+    known = figures, num_documents(comparison), next_step(reasons, comparison)
+    return Verdict(STATUSES[reasons[0].code], headline, reasons, tuple(evidence), *known)
 
 
-def verdict(comparison: Comparison, broken: Sequence[Reason] = ()) -> Verdict:
-    """The verdict on a comparison, whose worst findings are `broken` bounds (`run.bounds`)."""
-    kept = [Reason("bound_kept", words=f"bound kept: {line}") for line in comparison.kept_bounds]
-    judged = _found(comparison)
-    return _of([*broken, *judged.reasons, *kept], comparison, judged.figures) if broken or kept else judged
+def _found(comparison: Comparison) -> tuple[Sequence[Reason], tuple[Figure, ...]]:
+    """The reasons without bounds, the worst first, and the figures, as docs/comparison.md has it.
 
+    "No loss found" needs three things: every metric of every task excludes a loss that matters, even if all requests
+    without an answer are lost; the distributions are as near as with weights of 4 bits; and every task is judged. So at
+    most 2.5 % of models that lost that much in some metric get it, whatever the number of tasks.
 
-def _found(comparison: Comparison) -> Verdict:
-    """The verdict without bounds.
-
-    A loss or a gain is certain if its p-value is significant after the correction for the number of changes
-    (`changes_of`); a perplexity must also change by more than 0.1 %. A loss is also certain if the distributions are as
-    far apart as with weights of 2 bits (`BANDS`). A loss is small if a loss of `comparison.matters` points is excluded.
-
-    "No loss found" needs three things: the 95 % interval of each metric of each task excludes a loss that matters, even
-    if all requests without an answer are lost; the distributions are as near as with weights of 4 bits; and every task
-    is judged by documents or as texts (`unjudged_tasks`). So at most 2.5 % of models that lost that much in some metric
-    get it, whatever the number of tasks. A loss in one task is a loss of the model.
-
-    "No difference found" needs distributions that are equal but for rounding, or models of one content, and no flip.
-    Few documents suffice for it. A claim about drawn documents comes first. If it is certainly kept, no more documents
-    are asked: what these leave undecided follows as a reason. It removes no other finding.
-
-    Where all tasks together, or the first metric of a single one, are to decide (`over_all`) and exclude a loss that
-    matters, others in points may be undecided: the worst of the other findings decides. So a larger bound never gives a
-    worse status.
+    Where a claim is certainly kept, or all tasks together decide (`over_all`) and exclude a loss that matters, what is
+    undecided follows as a reason; no finding is removed. So a larger bound never gives a worse status.
     """
     if comparison.place is not None:
-        return _of_places(comparison.place, _found(replace(comparison, place=None)), comparison)
+        return _of_places(comparison.place, comparison)
     changes = changes_of(comparison)
     divergence, certainty = comparison.overall_divergence(), comparison.certainty
     figures = tuple(_figures(comparison, changes, divergence))
     if wrong := _non_finite(comparison):
-        unknown = Reason("cannot_tell", words=f"non-finite {joined(wrong)}", grade="cannot tell")
-        return _of([unknown], comparison, figures)
-    if not figures and comparison.missing:
-        return _of([Reason("cannot_tell", words=f"nothing was compared: {comparison.unanswered}")], comparison)
+        return [Reason("cannot_tell", words=f"non-finite {joined(wrong)}", grade="cannot tell")], figures
     if not figures:
+        missing = Reason("cannot_tell", words=f"nothing was compared: {comparison.unanswered}")
         why = _incomparable(comparison) or "the tasks gave neither scores nor answers"
-        return _of([Reason("nothing_compared", words=why)], comparison)
+        return [missing if comparison.missing else Reason("nothing_compared", words=why)], ()
     is_same = _is_same(comparison, divergence)
     against = [] if is_same and not comparison.missing else _against(comparison, changes, divergence)
     damaged = [*_damaged(comparison)]
@@ -300,29 +269,34 @@ def _found(comparison: Comparison) -> Verdict:
     deciding = claimed or (pooled if comparison.over_all else [])
     if deciding and undecided and not comparison.missing:
         findings = [*(item for item in findings if item not in undecided), *deciding]
-    worst = min((item.code for item in findings), key=_CODES.index)
-    first = [item for item in findings if item.code == worst]
-    is_lost = worst in _LOST and worst != "claim_broken"
-    others = [item for item in [*findings, *undecided] if item.code != worst and (not is_lost or item.code in _LOST)]
-    stages = stage_sentences(comparison.stages, _most_kl(certainty))
-    others = [*(Reason("stages", words=words) for words in stages), *(damaged if worst != "damaged" else []), *others]
-    others = [*(item for item in claims if item.code != worst), *others]
-    if worst == "too_few" or (comparison.over_all and worst != "pooled" and not (is_lost or is_same)):
+    worst = min((item.code for item in findings), key=[*STATUSES].index)
+    is_lost = STATUSES[worst] == "loss" and worst != "claim_broken"
+    is_open = not (is_lost or is_same)
+    most_kl = BANDS[0].most_kl  # that a stage alone may have without being noticed
+    if certainty is not None and (certainty.metric, certainty.side) == ("kl_mean", "below"):
+        most_kl = min(most_kl, certainty.bound)
+    others = [
+        *claims,
+        *(Reason("stages", words=words) for words in stage_sentences(comparison.stages, most_kl)),
+        *damaged,
+        *(item for item in [*findings, *undecided] if STATUSES[item.code] == "loss" or not is_lost),
+    ]
+    if worst == "too_few" or (comparison.over_all and is_open):
         others += [item for item in pooled if item.task == ALL]
     if comparison.stops is not None and comparison.stops.more and worst != "stops":
         others.append(Reason("more_stops", words=comparison.stops.more_sentence))
-    others += [item for item in shorter if not is_cut]
+    others += [] if is_cut else shorter
     if comparison.other_template:
-        others.append(
-            Reason("template", words="the chat templates' texts differ; all prompts of these tasks are alike")
-        )
-    others += [item for item in _silent(changes)[0] if item not in first and not (is_lost or is_same)]
-    if _is_decided_by_one(comparison) and not (is_lost or is_same) and (names := uncompared(comparison)):
+        words = "the chat templates' texts differ; all prompts of these tasks are alike"
+        others.append(Reason("template", words=words))
+    others += _silent(changes)[0] if is_open else []
+    if (comparison.over_all or certainty is not None) and is_open and (names := uncompared(comparison)):
         others.append(Reason("uncompared", words=f"not compared, as one score of a whole task: {_few(names)}"))
     if comparison.missing:
         isnt = "and is" if comparison.missing == 1 else "and are"
         others.append(Reason("missing", words=f"{comparison.unanswered} {isnt} not in this"))
-    return _of([*first, *dict.fromkeys(others)], comparison, figures)
+    first = [item for item in findings if item.code == worst]
+    return [*first, *dict.fromkeys(item for item in others if item.code != worst)], figures
 
 
 def worst_status(verdicts: Iterable[Verdict | None]) -> int:
@@ -331,38 +305,24 @@ def worst_status(verdicts: Iterable[Verdict | None]) -> int:
     return next((status for status in (EXIT_STATUS["loss"], EXIT_STATUS["unknown"]) if status in statuses), 0)
 
 
-def _of_places(place: PlaceFinding, answers: Verdict, comparison: Comparison) -> Verdict:
-    """The verdict on one model in two places; that on its answers is evidence, unless they cannot be compared. What is
-    lost as of two models, or has no answer, is never green."""
+def _of_places(place: PlaceFinding, comparison: Comparison) -> tuple[Sequence[Reason], tuple[Figure, ...]]:
+    """One model in two places; the verdict on its answers is evidence, unless they cannot be compared. What is lost as
+    of two models, or has no answer, is never green."""
+    answers = verdict(replace(comparison, place=None, kept_bounds=()))
     if answers.code in ("cannot_tell", "nothing_compared"):
-        return answers
-    first = Reason(_PLACE_CODES[place.kind], words=place.headline)
+        return answers.reasons, answers.figures
+    first = Reason("place_unknown" if place.kind == "cannot_tell" else f"place_{place.kind}", words=place.headline)
     is_incomplete = bool(comparison.missing or comparison.damaged)
-    if first.code in _KEPT and (is_incomplete or answers.status == "loss" or answers.code in ("distant", "stops")):
+    is_other = is_incomplete or answers.status == "loss" or answers.code in ("distant", "stops")
+    if STATUSES[first.code] == "ok" and is_other:
         words = f"{first.words} where both were scored, but not all is the same"
         first = Reason("place_unknown", words=words, grade="cannot tell")
+    evidence = (Reason("place", words=words) for words in place.evidence())
     other = answers.finding if is_incomplete else answers.headline
-    evidence = [*(Reason("place", words=words) for words in place.evidence()), Reason("two_models", words=other)]
-    return _of([first, *evidence], comparison, answers.figures)
-
-
-_PLACE_CODES: Mapping[PlaceKind, Code] = {
-    "same": "place_same",
-    "kernels": "place_kernels",
-    "different": "place_different",
-    "cannot_tell": "place_unknown",
-}
-
-
-def _most_kl(certainty: ClaimResult | None) -> float:
-    """The mean KL that a stage alone may have without being noticed: within the nearest band and the claim's bound."""
-    nearest = BANDS[0].most_kl
-    is_bound = certainty is not None and certainty.metric == "kl_mean" and certainty.side == "below"
-    return min(nearest, certainty.bound) if is_bound and certainty is not None else nearest
+    return [first, *evidence, Reason("two_models", words=other)], answers.figures
 
 
 def _damaged(comparison: Comparison) -> Iterator[Reason]:
-    """A tokenizer and constants that are not the reference's, which the tasks need not have reached."""
     if comparison.asked is not None and comparison.asked.are_alike:
         words = f"{comparison.asked.sentence()}; distributions are not compared"
         yield Reason("damaged", words=words, grade="not decided")
@@ -374,7 +334,6 @@ def _damaged(comparison: Comparison) -> Iterator[Reason]:
 
 
 def _shorter(comparison: Comparison) -> tuple[list[Reason], bool]:
-    """The reason that the candidate's context is shorter, and whether texts filled it: the cost beyond is not known."""
     if comparison.contexts is None:
         return [], False
     candidate, other = comparison.contexts
@@ -386,7 +345,6 @@ def _shorter(comparison: Comparison) -> tuple[list[Reason], bool]:
 
 
 def _against(comparison: Comparison, changes: Sequence[Change], overall: Divergence | None) -> Iterator[Reason]:
-    """Everything that speaks against the candidate."""
     matters = comparison.matters
     if comparison.asked is not None and not comparison.asked.are_alike:
         words = f"{comparison.asked.sentence()}; distributions are not compared"
@@ -400,13 +358,15 @@ def _against(comparison: Comparison, changes: Sequence[Change], overall: Diverge
             yield Reason("stops", ends.task, STOPPED, 100 * ends.difference, "pt", words, grade="not decided")
     least = matters if comparison.over_all else 0.0  # a bound is broken by what was measured
     lost = [item for item in changes if item.is_lost and (-item.estimate > least or not item.may_lose(matters))]
+    unclear = [item for item in changes if item.is_unclear and -item.estimate > least]
+    yield from (replace(reason_of("no_direction", item, -item.estimate), grade="not decided") for item in unclear)
     for item in lost:
         if item.metric != CUT_OFF:
             yield reason_of("loss" if item.may_lose(matters) else "small_loss", item, -item.estimate)
         elif item.may_lose(matters):
             yield reason_of("cut_off", item, -item.estimate)
     yield from _distant(comparison, overall)
-    possible = [item for item in deciding_changes(changes) if item not in lost and item.may_lose(matters)]
+    possible = [item for item in deciding_changes(changes) if item not in [*lost, *unclear] and item.may_lose(matters)]
     for item in sorted(possible, key=lambda item: (not item.is_whole, item.low)):
         open_loss = reason_of("too_few", item, -item.low, item.advice)
         yield replace(open_loss, documents=item.documents, grade="not decided")
@@ -427,7 +387,7 @@ def _silent(changes: Sequence[Change]) -> tuple[list[Reason], bool]:
     return [Reason("none_right", words=words, grade="not decided")], not heard
 
 
-def reason_of(code: Code, item: Change, size: float, words: str = "") -> Reason:
+def reason_of(code: str, item: Change, size: float, words: str = "") -> Reason:
     """A change as a reason, whose `size` is None where it is not finite."""
     is_shown = code != "too_few" or item.is_lost
     figure = ", ".join(filter(None, (item.figure.value, item.figure.note))) if is_shown else ""
@@ -440,7 +400,7 @@ def _distant(comparison: Comparison, overall: Divergence | None) -> Iterator[Rea
     if overall is None:
         return
     whole = band_of(overall)
-    if whole.code is not None:
+    if whole.code:
         yield _far(whole.code, overall, distance_words(overall))
     elif overall.kl.maximum < SAME_NATS:
         return
@@ -449,24 +409,20 @@ def _distant(comparison: Comparison, overall: Divergence | None) -> Iterator[Rea
         yield Reason("distance_open", words=words, grade="not decided")
     for item in comparison.divergences:
         band = band_of(item, -1)
-        if band.code is not None and band.most_kl > whole.most_kl:
+        if band.code and band.most_kl > whole.most_kl:
             yield _far(band.code, item, band.words, item.task)
 
 
-def _far(code: Literal["distant", "far"], item: Divergence, words: str, task: str = "") -> Reason:
+def _far(code: str, item: Divergence, words: str, task: str = "") -> Reason:
     grade: Literal["", "not decided"] = "not decided" if code == "distant" else ""
     return Reason(code, task, size=item.kl.mean, unit="nats", words=words, grade=grade)
 
 
 def _incomparable(comparison: Comparison) -> str:
-    """The sentence on tasks that cannot be judged; empty without any."""
-    names = [*unjudged_tasks(comparison).values(), *(() if _is_decided_by_one(comparison) else uncompared(comparison))]
+    names = [*unjudged_tasks(comparison).values()]
+    if not comparison.over_all and comparison.certainty is None:  # else others are evidence
+        names += uncompared(comparison)
     return f"{joined(names)} {'has' if len(names) == 1 else 'have'} no values by document to compare" if names else ""
-
-
-def _is_decided_by_one(comparison: Comparison) -> bool:
-    """Whether a pooled metric or a claim decides, and others are evidence."""
-    return comparison.over_all or comparison.certainty is not None
 
 
 def _is_same(comparison: Comparison, divergence: Divergence | None) -> bool:
@@ -493,7 +449,6 @@ def _other_ends(comparison: Comparison) -> str:
 
 
 def _non_finite(comparison: Comparison) -> list[str]:
-    """Names of the numbers that are NaN or infinite and must be neither."""
     distances = [f"KL of {item.task}" for item in comparison.divergences if not math.isfinite(item.kl.mean)]
     texts = [item.name for item in changes_of(comparison) if not (item.outcome or math.isfinite(item.estimate))]
     ends = [(item, (item.difference, item.low, item.high)) for item in comparison.outcomes]
@@ -503,7 +458,6 @@ def _non_finite(comparison: Comparison) -> list[str]:
 
 
 def _figures(comparison: Comparison, changes: Sequence[Change], divergence: Divergence | None) -> Iterator[Figure]:
-    """The figures of answers, distributions and whole texts."""
     known = deciding_changes(changes)
     shown = [item for item in changes if (item.is_shown and item in known) or item.is_certain]
     yield from (item.figure for item in shown if item.outcome is not None and item.metric != CUT_OFF)

@@ -17,7 +17,6 @@ from olive_ext.report.numbers import NO_VALUE, Z95, FormattedValue
 from olive_ext.report.page import Column, ComparedModels
 
 _MOST_NAMED = 12
-"""Documents whose numbers are printed; the page lists all."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,6 @@ def with_filter(metric: str, filter_name: str) -> str:
 
 
 def _score_keys(columns: Iterable[Column]) -> list[tuple[str, str, str]]:
-    """Task, metric and filter of every row; a task's rows stand together, in the first model's order."""
     keys = dict.fromkeys(
         (metric.task, metric.metric, metric.filter)
         for column in columns
@@ -127,8 +125,6 @@ PHASES = {
     "candidate": "the model",
     "statistics": "statistics",
 }
-"""The phases of an evaluation, in order, and what is done in each."""
-
 COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "size_on_disk": ("Size on disk", numbers.size),
     "tokens_per_second": ("Tokens per second", numbers.count),
@@ -140,7 +136,6 @@ COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "tokens_fed": ("Tokens computed (prompts and answers)", numbers.count),
     "tokens_generated": ("Tokens generated", numbers.count),
 }
-"""Titles and forms of the costs, by their names."""
 
 
 def cost_rows(columns: Sequence[Column]) -> list[tuple[str, list[str]]]:
@@ -165,7 +160,6 @@ def size_of(column: Column) -> float | None:
 
 
 def _costs(column: Column) -> dict[str, float]:
-    """The engine's counters, and metrics that do not come from documents."""
     counters: Mapping[str, Any] = column.report.engine if column.report is not None else {}
     costs = {key: float(value) for key, value in counters.items() if isinstance(value, int | float)}
     if column.size is not None:
@@ -208,9 +202,13 @@ def _key(outcome: Outcome) -> tuple[str, str, str]:
     return outcome.task, outcome.metric, outcome.filter
 
 
+ARROWS = {True: "\N{UPWARDS ARROW}", False: "\N{DOWNWARDS ARROW}", None: ""}
+"""By whether a higher value is better; None where nothing says it."""
+
+
 def tone(outcome: Outcome) -> Tone:
     """Whether the difference is one, and of which kind."""
-    if outcome.low <= 0 <= outcome.high:
+    if outcome.low <= 0 <= outcome.high or outcome.higher_is_better is None:
         return "unclear"
     return "gain" if (outcome.difference > 0) == outcome.higher_is_better else "loss"
 

@@ -24,7 +24,6 @@ from olive_ext.report.page import (
     model_name,
     short_names,
 )
-from olive_ext.report.verdict import Reason
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.models import damage_of, stops_of
 from olive_ext.run.reference.answers import Answers, Sample
@@ -90,7 +89,8 @@ def load(words: Sequence[str]) -> list[Named]:
     reports = [each for text in words for each in _reports(text)]
     names = [model_name(report) for _, _, report in reports if PASSES in report.model]
     if len(set(names)) < len(reports):  # else a chain's passes, whose folders by Olive are digests
-        names = short_names([_parts(file) for _, file, _ in reports])
+        places = (file.parent if file.name == REPORT_FILE else file.with_suffix("") for _, file, _ in reports)
+        names = short_names([place.resolve().parts for place in places])
     lines = zip(reports, names, strict=True)
     named = [Named(given_name or name, report, file.parent) for (given_name, file, report), name in lines]
     twice = [item.name for item in named if sum(other.name == item.name for other in named) > 1]
@@ -99,14 +99,7 @@ def load(words: Sequence[str]) -> list[Named]:
     return named
 
 
-def _parts(file: Path) -> tuple[str, ...]:
-    """The parts of a report's name: its folder, and the file if that is not the usual one (report-2.json)."""
-    folder = file.parent.resolve().parts
-    return folder if file.name == REPORT_FILE else (*folder, file.stem)
-
-
 def _reports(text: str) -> list[tuple[str, Path, Report]]:
-    """Each report that one argument means, with its name (empty where none is given) and its file."""
     name, separator, place = text.partition("=")
     if not separator or Path(text).exists():
         name, place = "", text
@@ -144,7 +137,6 @@ def _baseline_first(reports: list[Named], baseline: str | None) -> list[Named]:
 
 
 def _refuse_strangers(reports: Sequence[Named]) -> None:
-    """Raises `ConfigError` for a report that has none of the baseline's tasks: nothing can be compared."""
     (first, asked), *others = ((item.name, _tasks(item.report)) for item in reports)
     for name, own in others:
         if (asked or own) and not asked.keys() & own.keys():
@@ -153,7 +145,6 @@ def _refuse_strangers(reports: Sequence[Named]) -> None:
 
 
 def _tasks(report: Report) -> dict[str, None]:
-    """The tasks and groups of a report whose documents have scores, in its order."""
     return dict.fromkeys(
         item.task for item in report.metrics if item.n is not None and item.metric not in COMPARISON_NAMES
     )
@@ -185,15 +176,10 @@ def _compared(first: Named, others: Sequence[Named]) -> Iterator[ComparedModels]
             notes.append(f"a loss of {item.matters:g} pt or % matters, as in the evaluation of {item.name}")
         if comparison.outcomes or comparison.texts or comparison.divergences:
             models = ComparedModels(item.name, first.name, comparison, "; ".join(notes), is_of_another=not is_same)
-            broken = tuple(_beyond_loss(item.report, models.for_verdict))
+            loss, found = item.report.config.get("fail_on_loss"), models.for_verdict
+            bounds = [LossBound.of(float(loss))] if loss and own.certainty is None else []
+            broken = tuple(broken_bounds(bounds, comparison_metrics(found), found))
             yield replace(models, broken=broken, is_of_reports=True)
-
-
-def _beyond_loss(report: Report, comparison: Comparison) -> list[Reason]:
-    """The bounds of the evaluation's `fail_on_loss` that the comparison with the first report breaks."""
-    loss, is_of_drawn = report.config.get("fail_on_loss"), report.comparison and report.comparison.certainty
-    bounds = [LossBound.of(float(loss))] if loss and not is_of_drawn else []
-    return broken_bounds(bounds, comparison_metrics(comparison), comparison)
 
 
 def _is_model(reference: Mapping[str, Any], model: Mapping[str, Any]) -> bool:

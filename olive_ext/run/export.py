@@ -21,7 +21,7 @@ import numpy.typing as npt
 import psutil
 from filelock import FileLock
 
-from olive_ext.engine.runners.hf.hf_model import PlainPass
+from olive_ext.engine.runners.hf_runner import PlainPass
 from olive_ext.errors import OliveExtError, first_line
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.constants import stated_type

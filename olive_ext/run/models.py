@@ -19,7 +19,6 @@ from olive_ext.errors import (
     ModelError,
     NotComparableError,
     OliveExtError,
-    ProviderError,
     RecordsError,
     first_line,
 )
@@ -101,13 +100,7 @@ class Models:
         patch, reference = self.config.reference_patch(), self.config.reference
         if reference is not None and reference.is_same:
             other = resolve(self.given_candidate.settings.in_other_place(patch), key="reference")
-            place = self.given_candidate.place
-            try:
-                is_same = other.place == place
-            except ProviderError as error:
-                text = str(error).replace("execution_provider", "reference.execution_provider")
-                raise error.saying(text) from error
-            if is_same:
+            if other.place == self.given_candidate.place:
                 what = "name what is another there (execution_provider, provider_options, variant, engine, dtype)"
                 raise ContradictionError(f"both places are the same one: {what}", "reference", reference.path)
             return other
@@ -291,7 +284,7 @@ class Models:
         model = self._measured(lm)
         if model.size is not None:
             return model.size
-        from olive_ext.engine.runners.hf.hf_model import load_model
+        from olive_ext.engine.runners.hf_runner import load_model
 
         settings = model.settings
         opened = getattr(lm, "model", None)

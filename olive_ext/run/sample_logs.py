@@ -109,7 +109,6 @@ def _with_texts(answers: Answers, lines: Sequence[Sample], file: Path) -> Answer
 
 
 def _line(file: Path, number: int, text: str) -> Sample:
-    """A logged sample, with the question in place of its prompts, and its target as a text."""
     try:
         line = json.loads(text)
         ours = line.get(OWN, {})

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from olive_ext.config import StrictModel
-from olive_ext.engine.opening import engine_on, open_runner
+from olive_ext.engine.engine import engine_on, open_runner
 from olive_ext.engine.reference.kernels import DivergenceKernels, comparable_tokens, vocab_size_of
 from olive_ext.engine.reference.tap import ReadingTap, ResidentTap, Tap, WritingTap, key_of, known_result
 from olive_ext.engine.requests import NUMBERS, Counters, KeyedRequest, Request, Result

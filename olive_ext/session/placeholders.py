@@ -256,9 +256,10 @@ class Encoding:
     def begin(self) -> list[int]:
         """`start`; `ConfigError` where it is not known."""
         if not self.start:
-            raise MissingError(
+            ids = (
                 "no configuration of this model names 'decoder_start_token_id': give the decoder's first tokens as ids"
             )
+            raise MissingError(ids, "decoder_start_token_id")
         return list(self.start)
 
 
@@ -302,7 +303,8 @@ def decoder_tokens(tokenizer: Tokenizer, prompt: Prompt, encoding: Encoding) -> 
     if isinstance(prompt, str):
         return encoding.begin() + (tokenizer.encode_target(prompt) if prompt else [])
     if is_chat(prompt):
-        raise UnsupportedError("an encoder-decoder takes no chat messages: give 'source', and text or ids as 'prompt'")
+        chat = "an encoder-decoder takes no chat messages: give 'source', and text or ids as 'prompt'"
+        raise UnsupportedError(chat, "prompt")
     return list(prompt) or encoding.begin()
 
 
@@ -328,7 +330,7 @@ def make_sources(
     if source is None and encoding.sound is not None:
         raise MediaError("the request gives no sound; this model takes one in 'audio', or its features in 'source'")
     if source is None:
-        raise UnsupportedError("this model is an encoder-decoder: 'source' must be a text or token ids")
+        raise UnsupportedError("this model is an encoder-decoder: 'source' must be a text or token ids", "source")
     if isinstance(source, np.ndarray) and source.dtype.kind == "f":
         if encoding.sound is None:
             raise ConfigError("an array was given; the encoder of this model takes a text or token ids", "source")

@@ -421,7 +421,7 @@ class _Streamed:
     def __init__(self, session: Session, request: GenerationRequest) -> None:
         if request.think_end_token is not None:
             text = "the answer is what follows the last end of the reasoning: `generate` separates them"
-            raise ConfigError(f"stream: 'think_end_token' = {request.think_end_token!r}: {text}", "think_end_token")
+            raise ConfigError(text, "think_end_token", request.think_end_token)
         self.call = Call(session, to_generation)
         windows, _ = self.call.put(0, request)
         if len(windows) > 1:
@@ -430,7 +430,8 @@ class _Streamed:
         assert converted.generation is not None
         self.generation = converted.generation
         if self.generation.beams is not None:
-            raise UnsupportedError("stream: a beam search has no answer before its end: give 1 beam, or use `generate`")
+            text = "stream: a beam search has no answer before its end: give 1 beam, or use `generate`"
+            raise UnsupportedError(text).about("num_beams", self.generation.beams.num_beams)
         self.item: KeyedRequest = key, replace(converted, generation=replace(self.generation, is_finished=self._watch))
         self.produced: SimpleQueue[int | BaseException | GenerationOutput] = SimpleQueue()
         self.is_abandoned = threading.Event()

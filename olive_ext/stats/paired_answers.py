@@ -6,7 +6,6 @@ Knows no task and no text of an answer.
 from __future__ import annotations
 
 import math
-import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -17,14 +16,9 @@ from olive_ext.report.comparison import Outcome
 FloatArray = npt.NDArray[np.float64]
 
 DIFFERENCES = (0.05, 0.02, 0.01, 0.005)
-"""Differences for which `Outcome.documents_needed` is always computed."""
-
 NUM_DRAWS = 10_000
 _ERROR, _POWER = 0.05, 0.8
 _TAILS = (_ERROR / 2, 1 - _ERROR / 2)
-_FEW_DIFFERENCES = 12
-"""So many differences have at most 4,096 signs, which are enumerated."""
-
 _CHUNK = 1 << 22
 _LEVELS, _HALVINGS = 1000, 40
 
@@ -35,7 +29,7 @@ def compare_outcomes(
     filter_name: str,
     reference: npt.ArrayLike,
     candidate: npt.ArrayLike,
-    higher_is_better: bool = True,
+    higher_is_better: bool | None = True,
     matters: float = 1.0,
     *,
     whole: npt.ArrayLike = (),
@@ -43,10 +37,8 @@ def compare_outcomes(
 ) -> Outcome:
     """One metric of one task from both models' values [D] for the same D documents, at least one.
 
-    `matters` points are one of the differences for which the number of documents needed is reported.
-
-    Where all values are 0 or 1 a document's answer is right (1, or 0 where lower is better) or wrong, and flips are
-    counted. Other metrics have no flips, and their `mcnemar_p` is that of their signs (`sign_p`).
+    `matters` points are one of the differences for which the number of documents needed is reported. Flips are counted
+    where all values are 0 or 1, and it is known which is better.
 
     Of drawn documents, `weights` [D] are the numbers of documents that each stands for, and `whole` the reference's
     values of all documents, whose mean is known; the difference is the weighted mean of those drawn. There is no
@@ -57,10 +49,10 @@ def compare_outcomes(
     is_drawn = weights is not None and len(first) < len(np.asarray(whole))
     everything: FloatArray = np.asarray(whole, np.float64) if is_drawn else first
     differences = second - first
-    is_binary = bool(np.isin(np.concatenate([everything, second]), (0, 1)).all())
-    lost, gained = flips(first, second, higher_is_better) if is_binary else (0, 0)
+    is_binary = higher_is_better is not None and bool(np.isin(np.concatenate([everything, second]), (0, 1)).all())
+    lost, gained = flips(first, second, bool(higher_is_better)) if is_binary else (0, 0)
     reach = max(1.0, *(float(np.abs(each).max()) for each in (everything, second)))  # of one document's difference
-    low, high = difference_interval(differences, reach, weights if is_drawn else None)
+    low, high, p = difference_interval(differences, reach, weights if is_drawn else None)
     mean, known = float(differences.mean()), float(everything.mean())
     if is_drawn:
         mean = float(np.average(differences, weights=np.asarray(weights, np.float64)))
@@ -87,7 +79,7 @@ def compare_outcomes(
     sizes = dict.fromkeys([*DIFFERENCES, matters / outcome.unit])
     return replace(
         outcome,
-        mcnemar_p=mcnemar_p(lost, gained) if is_binary else sign_p(differences),
+        mcnemar_p=p,
         documents_needed={f"{size:g}": documents_needed(differences, size, is_binary) for size in sizes},
     )
 
@@ -99,66 +91,39 @@ def flips(reference: FloatArray, candidate: FloatArray, higher_is_better: bool =
 
 
 def mcnemar_p(right_to_wrong: int, wrong_to_right: int) -> float:
-    """Exact two-sided p-value that a flip is as likely in either direction: a binomial test with 1/2 on the flips.
-
-    McNemar 1947, Psychometrika 12; the exact form: Fagerland, Lydersen and Laake 2013, BMC Medical Research
-    Methodology 13:91. 1 without any flips.
-    """
+    """Exact two-sided p-value that a flip is as likely in either direction: a binomial test with 1/2 on the flips
+    (Fagerland, Lydersen and Laake 2013, BMC Medical Research Methodology 13:91). 1 without any flips."""
     from scipy.special import bdtr
 
     return min(1.0, 2 * float(bdtr(min(right_to_wrong, wrong_to_right), right_to_wrong + wrong_to_right, 0.5)))
 
 
-def sign_p(differences: npt.ArrayLike) -> float:
-    """Two-sided p-value that each of the differences [D] is as likely with the other sign, by the absolute sum.
-
-    Of two models that are equal a document's values may be exchanged, so that the test is exact for any number of
-    documents and any tails (Fisher 1935, The Design of Experiments, 21; of 0/1 values it is McNemar's). All signs of up
-    to 12 differences are enumerated; of more, `NUM_DRAWS` are drawn, and the observed ones count as one more (Phipson
-    and Smyth 2010). NaN where a difference is not finite.
-    """
-    values: FloatArray = np.asarray(differences, np.float64)
-    values = values[values != 0]
-    if not np.isfinite(values).all():
-        return math.nan
-    least = abs(float(values.sum())) - 1e-9 * float(np.abs(values).sum())
-    if len(values) <= _FEW_DIFFERENCES:
-        signs = 1.0 - 2 * (np.arange(2 ** len(values))[:, None] >> np.arange(len(values)) & 1)
-        return float(np.mean(np.abs(signs @ values) >= least))
-    seed = zlib.crc32(np.abs(values).tobytes())  # the same signs for all metrics would err together
-    random, reached = np.random.default_rng(seed), 0
-    for size in _chunks(len(values)):
-        signs = 1.0 - 2 * random.integers(0, 2, (size, len(values)), np.int8)
-        reached += int(np.sum(np.abs(signs @ values) >= least))
-    return (1 + reached) / (1 + NUM_DRAWS)
-
-
 def difference_interval(
     differences: npt.ArrayLike, reach: float = 1.0, weights: npt.ArrayLike | None = None
-) -> tuple[float, float]:
-    """95 % interval of the mean of per-document `differences` [D], each within `reach` of zero; at least one.
+) -> tuple[float, float, float]:
+    """95 % interval of the mean of per-document `differences` [D], each within `reach` of zero; at least one. And the
+    two-sided p-value of no change by the same limits, which is below 5 % exactly where the interval excludes zero.
 
-    Gaffke's (2005) limits: the documents' shares of the population are drawn from a flat Dirichlet distribution
-    (Rubin's bootstrap, 1981), and one more document, which nobody has seen, has the worst difference for the lower end
-    and the best for the upper. So n documents without a change exclude a mean of 1 - 0.025^(1/n) (Clopper and Pearson
-    1934), and differences of -1, 0 and 1, whose limits are computed and not drawn, exclude zero exactly where McNemar's
-    exact test has a p-value below 5 %. No law is assumed: each end is wrong in at most 2.5 % of cases for any
-    differences within the reach, however few the documents and however rare the losses (docs/design/comparison.md has
-    the simulation). `weights` [D] say how many documents each stands for, where they were drawn; the unseen one then
-    stands for the most.
+    Gaffke's (2005) limits: the documents' shares of the population are drawn from a flat Dirichlet distribution, and
+    one more document, which nobody has seen, has the worst difference for the lower end and the best for the upper.
+    Those of -1, 0 and 1 are computed and not drawn, and the p-value is that of McNemar's exact test. No law is assumed
+    (docs/design/comparison.md has the simulation). `weights` [D] say how many documents each stands for, where they
+    were drawn; the unseen one then stands for the most.
     """
     from scipy.special import betaincinv
 
     values: FloatArray = np.asarray(differences, np.float64)
     if not np.isfinite(values).all():
-        return math.nan, math.nan
+        return math.nan, math.nan, math.nan
     if weights is None and {*np.unique(values)} <= {-reach, 0.0, reach}:
         lost, won = (int(np.sum(values == end)) for end in (-reach, reach))
         same = len(values) - lost - won
-        return reach * _least_change(lost, won, same), -reach * _least_change(won, lost, same)
+        ends = reach * _least_change(lost, won, same), -reach * _least_change(won, lost, same)
+        return *ends, mcnemar_p(lost, won)
     if weights is None and not np.ptp(values) > 0:
-        unseen = float(betaincinv(1, len(values), _TAILS[1]))
-        return tuple((1 - unseen) * float(values[0]) + unseen * end for end in (-reach, reach))  # type: ignore[return-value]
+        unseen, size = float(betaincinv(1, len(values), _TAILS[1])), abs(float(values[0]))
+        low, high = ((1 - unseen) * float(values[0]) + unseen * end for end in (-reach, reach))
+        return low, high, min(1.0, 2 * (reach / (size + reach)) ** len(values))
     if weights is None:
         values, numbers = np.unique(values, return_counts=True)
     else:
@@ -171,11 +136,10 @@ def difference_interval(
         parts.append((shares @ (weights_D * values), shares @ weights_D))
     sums, totals = (np.concatenate(each) for each in zip(*parts, strict=True))
     unseen_shares = random.standard_exponential(NUM_DRAWS) * float(weights_D.max())
-    low, high = (
-        float(np.quantile((sums + end * unseen_shares) / (totals + unseen_shares), tail))
-        for end, tail in zip((-reach, reach), _TAILS, strict=True)
-    )
-    return low, high
+    lows, highs = (np.sort((sums + end * unseen_shares) / (totals + unseen_shares)) for end in (-reach, reach))
+    beyond = int(_TAILS[0] * (NUM_DRAWS - 1))
+    reached = min(int(np.sum(lows <= 0)), int(np.sum(highs >= 0)))
+    return float(lows[beyond]), float(highs[-1 - beyond]), min(1.0, 2 * (1 + reached) / (1 + NUM_DRAWS))
 
 
 def _least_change(lost: int, won: int, same: int) -> float:
@@ -206,12 +170,9 @@ def documents_needed(differences: npt.ArrayLike, size: float, is_binary: bool) -
     """Documents on which a two-sided test at the level `error` of 5 % finds a difference of `size` between two models
     with a `power` of 80 %, where per-document differences vary as `differences` [D] do.
 
-    0/1 values with a share psi of flips (Connor 1987, Biometrics 43:207, eq. 3; after Miettinen 1968, Biometrics 24):
-
-        n = (z_{1-error/2} sqrt(psi) + z_power sqrt(psi - size^2))^2 / size^2
-
-    with psi at least `size`, because a difference is made of flips. Other values by the normal formula for a mean:
-    n = ((z_{1-error/2} + z_power) sd / size)^2. None where no document differs: that says nothing of others.
+    0/1 values by the share of flips (Connor 1987, Biometrics 43:207, eq. 3), which is at least `size`, because a
+    difference is made of flips; others by the normal formula for a mean. None where no document differs: that says
+    nothing of others.
     """
     from scipy.special import ndtri
 

@@ -123,6 +123,8 @@ def _matching(declared: Any, sub_type: Any, report: Report) -> Metric:
             code="unknown_name",
         )
     answer = candidates[0]
+    if answer.higher_is_better is None:
+        return replace(answer, higher_is_better=bool(sub_type.higher_is_better))
     if answer.higher_is_better != bool(sub_type.higher_is_better):
         raise ContradictionError(
             f"the declared metric '{declared.name}' says higher_is_better = {str(sub_type.higher_is_better).lower()}, "
@@ -145,7 +147,7 @@ def _meant(name: str, sub_name: str, report: Report) -> list[Metric]:
 
 def _entry(metric: Metric, priority: int) -> dict[str, Any]:
     value = int(metric.value) if metric.task == SIZE_ON_DISK else metric.value
-    return {"value": value, "priority": priority, "higher_is_better": metric.higher_is_better}
+    return {"value": value, "priority": priority, "higher_is_better": metric.higher_is_better is not False}
 
 
 def text_of(name: Any) -> str:

@@ -14,21 +14,23 @@ from olive_ext.session.requests import GenerationRequest, RollingRequest, Scorin
 from tests.agreement.references import RATE, causal, features, noise
 from tests.emulated import IS_EMULATED
 from tests.exports import CONTEXT, TEXT, VOCAB, Export
+from tests.exports.catalog import CATALOG
+from tests.exports.differing import WINDOW
 from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES
 from tests.exports.plain import FEATURES
-from tests.exports.ropes import ORIGINAL
+from tests.exports.ropes import FIRST_MAXIMUM, ORIGINAL
+from tests.exports.step_wide import RARE
+from tests.families.pictures import picture, sound
 
 Request = ScoringRequest | GenerationRequest | RollingRequest
 Calls = Sequence[Sequence[Request]]
 WORDS = TEXT.split()
-STEP = 29
-"""Most tokens of a step on a device: fewer than 32, prime, and equal to no size of the tiny models."""
 
 
 class Drawn:
     """Tokens that follow from a seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | str) -> None:
         self.rng = random.Random(seed)
 
     def words(self, low: int, high: int | None = None) -> list[int]:
@@ -149,6 +151,13 @@ def both_sides(made: Export) -> Calls:
     return [scored, *kept_ones, rolled, answered, *([one] for one in answered)]
 
 
+def one_stem_on_both_sides(made: Export) -> Calls:
+    """Six questions of each side."""
+    stem = Drawn(1).words(ORIGINAL - 12)
+    scored = [ScoringRequest(stem + Drawn(at).words(own), Drawn(at + 9).words(2)) for own in (4, 20) for at in range(6)]
+    return (scored,)
+
+
 def beams_on_one_side(made: Export) -> Calls:
     """Beams of the prompts whose answers do not cross."""
     stay = [prompt for prompt in PROMPTS if not len(prompt) <= ORIGINAL < len(prompt) + SEARCHED - 1]
@@ -169,6 +178,48 @@ def lengths_of_frequencies(made: Export) -> Calls:
     """Around the length from which frequencies grow."""
     text, counts = _words(200), (30, ORIGINAL - 1, ORIGINAL, ORIGINAL + 1, 90, 150, 91)
     return [ScoringRequest(text[:count], text[count : count + 4]) for count in counts], _answered(PROMPTS, SEARCHED)
+
+
+class _Near(Drawn):
+    """Draws lengths near those that decide in a graph."""
+
+    def __init__(self, made: Export, seed: int) -> None:
+        super().__init__(f"{made.name} {seed}")
+        self._limits = FIRST_MAXIMUM.get(made.family, ORIGINAL), WINDOW if made.name in CATALOG else 20
+        longest = {"static": 128, "graph": ORIGINAL}  # a provider that is not used would take the second table
+        self._longest = longest.get(made.name.rpartition("-")[2], CONTEXT) - 30
+        self._stems = [self._tokens(self._length()) for _ in range(4)]
+
+    def _length(self) -> int:
+        """Often just before or behind a length that decides."""
+        limit = self.rng.choice(self._limits)
+        near = [limit + self.rng.randint(-4, 4), limit * 2 // 3, limit + self.rng.randint(1, 80)]
+        length = self.rng.choice([*near, self.rng.randint(1, 30), self.rng.randint(1, self._longest)])
+        return min(max(length, 1), self._longest)
+
+    def _tokens(self, count: int) -> list[int]:
+        tokens = [self.rng.randrange(RARE + 1, 1000) for _ in range(count)]
+        if tokens and self.rng.random() < 0.1:
+            tokens[self.rng.randrange(count)] = RARE
+        return tokens
+
+    def request(self) -> Request:
+        """After a part of a stem and something of its own, so that prefixes are shared and end on either side."""
+        stem, kind = self.rng.choice(self._stems), self.rng.random()
+        kept = self.rng.choice([len(stem), len(stem), min(len(stem), self._length())])
+        more = self.rng.choice([0, 1, 2, self.rng.randint(0, 25)])
+        context = (stem[:kept] + self._tokens(more))[: self._longest]
+        if kind < 0.25:
+            return GenerationRequest(context, max_new_tokens=self.rng.choice([1, 3, 8]))
+        if kind < 0.3:
+            return RollingRequest(context)
+        return ScoringRequest(context, self._tokens(self.rng.choice([1, 1, 2, 4, self.rng.randint(1, 28)])))
+
+
+def near_lengths(made: Export, seed: int) -> Calls:
+    """Random texts on both sides of every length that decides in a graph."""
+    near = _Near(made, seed)
+    return [[near.request()] for _ in range(24)]
 
 
 def after_stems(made: Export) -> Calls:
@@ -257,13 +308,20 @@ def heard(made: Export) -> Calls:
 
 def heard_at_random(made: Export, seed: int) -> Calls:
     """Sounds of any length, each asked about several times."""
-    from tests.families.sounds import sound
-
     rng, words = random.Random(seed), ["old cat", "a", "river number 3", "stone", "the blue"]
     three = [sound(seed * 10 + at, rng.randint(1, 30 * RATE)) for at in range(3)]
     scored = [ScoringRequest("", rng.choice(words), audio=[rng.choice(three)]) for _ in range(8)]
     asked = [GenerationRequest(audio=[rng.choice(three)], max_new_tokens=rng.randint(1, 8)) for _ in range(4)]
     return scored, asked
+
+
+def heard_beside_others(made: Export) -> Calls:
+    """Sounds of many lengths, each answered after one of two prompts, and scored."""
+    start, own = list(range(4, 8)), [sound(seed, length) for seed, length in enumerate(LENGTHS)]
+    answered = [
+        GenerationRequest(start[: 1 + n % 2], max_new_tokens=3 + n % 3, audio=[one]) for n, one in enumerate(own)
+    ]
+    return answered, [ScoringRequest(start, [20 + n, 30, 40][: 1 + n % 3], audio=[one]) for n, one in enumerate(own)]
 
 
 def suppressed_scores(made: Export) -> Calls:
@@ -298,16 +356,12 @@ def noises() -> list[Any]:
 @cache
 def pictures() -> list[Any]:
     """Of three sizes."""
-    from tests.families.pictures import picture
-
     return [picture(0, 40, 40), picture(1, 60, 30), picture(2, 24, 70)]
 
 
 @cache
 def sounds() -> list[Any]:
     """Of three lengths."""
-    from tests.families.sounds import sound
-
     return [sound(0, 9000), sound(1, 24321), sound(2, 50000)]
 
 
@@ -347,8 +401,6 @@ def scored_items(made: Export) -> Calls:
 
 def scored_sounds(made: Export) -> Calls:
     """Those items, two sounds of one length, and one twice."""
-    from tests.families.sounds import sound
-
     word, (_, second, _) = marker(made), sounds()
     pairs = [[second, sound(3, len(second[0]))], [second, second]]
     both = [ScoringRequest(f"Ann hears the {word} and {word} here", " a letter", audio=pair) for pair in pairs]
@@ -368,6 +420,19 @@ def answered_items(made: Export) -> Calls:
     return ([*asked, GenerationRequest("Ann sees the", max_new_tokens=12)],)
 
 
+def picture_and_sound(made: Export) -> Calls:
+    """In one prompt, and the sound without the picture."""
+    text, seen, given = "Ann sees <|image|> and hears <|audio|> here", pictures()[:1], sounds()[:1]
+    both = ScoringRequest(text, " blue stone", images=seen, audio=given)
+    return ([both, ScoringRequest(text.replace("<|image|>", ""), " blue stone", audio=given)],)
+
+
+def texts_without_items(made: Export) -> Calls:
+    """Questions after two stems."""
+    stems = ("Ann sees the quiet engine and ", "Bob carries the heavy " * 3)
+    return ([ScoringRequest(a + b, c) for a in stems for b in ("a", "the") for c in (" wheel", " stone")],)
+
+
 SIZES = [(40, 40), (60, 30), (24, 70), (64, 64), (30, 30), (50, 20), (20, 60), (64, 40), (33, 33), (48, 48)]
 """Of pictures of 4 to 16 tokens."""
 
@@ -376,9 +441,6 @@ LENGTHS = [9000, 16000, 20000, 31000, 5000, 12345, 40000]
 
 def items_of_many_sizes(made: Export) -> Calls:
     """After texts of many lengths: one in a prompt, three, none; scored and answered."""
-    from tests.families.pictures import picture
-    from tests.families.sounds import sound
-
     word, hears = marker(made), made.family in SOUND_FAMILIES
     given = [sound(at, length) for at, length in enumerate(LENGTHS)] if hears else []
     given = given or [picture(at, *size) for at, size in enumerate(SIZES)]
@@ -394,8 +456,6 @@ def items_of_many_sizes(made: Export) -> Calls:
 
 def pictures_of_many_sizes(made: Export, count: int = len(SIZES)) -> Calls:
     """One in each prompt."""
-    from tests.families.pictures import picture
-
     own = [picture(at, *size) for at, size in enumerate(SIZES[:count])]
     return ([ScoringRequest(f"{marker(made)} and", " stone", images=[one]) for one in own],)
 
@@ -411,15 +471,11 @@ def pictures_there_and_back(made: Export) -> Calls:
 
 def pictures_of_one_size(made: Export, count: int) -> Calls:
     """One in each prompt."""
-    from tests.families.pictures import picture
-
     return ([ScoringRequest("<image> and", " stone", images=[picture(at, 32, 32)]) for at in range(count)],)
 
 
 def sounds_that_grow(made: Export, by: int = 4000) -> Calls:
     """Seven, each longer by so many samples than the one before, one in each prompt."""
-    from tests.families.sounds import sound
-
     own = [sound(at, 9000 + by * at) for at in range(7)]
     return ([ScoringRequest(f"{marker(made)} and", " stone", audio=[one]) for one in own],)
 

@@ -13,6 +13,7 @@ from tests.exports.cache import once
 from tests.exports.catalog import CATALOG, GENAI_18
 from tests.exports.genai import whisper_export
 from tests.exports.mobius import mobius_export
+from tests.exports.optimum import optimum_export
 
 ROUNDED = {
     "int4-b32": {"bits": 4, "block_size": 32},
@@ -113,6 +114,13 @@ def _leaking(name: str) -> Export:
     return _media(name, edited_encoder(name, plain_encoder_export("f32", "default"), LEAKS[name]), "llava")
 
 
+def _beside(name: str) -> Export:
+    """With an encoder whose rows depend on what else it is given."""
+    from tests.exports.step_wide import ENCODER_FORMS, step_wide_encoder
+
+    return _media(name, step_wide_encoder(name), ENCODER_FORMS[name][0])
+
+
 def _by_the_mean(name: str) -> Export:
     """Features less their mean over all patches of a run, padding too."""
     from tests.exports.media import plain_items_export
@@ -155,6 +163,20 @@ def _whisper(name: str) -> Export:
     return Export(name, path, hf_model("whisper"), "whisper")
 
 
+def _heard(name: str) -> Export:
+    """Whisper by an EXPORTER with the extractor's file that none of them writes."""
+    import transformers
+
+    others = {"mobius": mobius_export, "optimum": optimum_export}
+    source = others[name]("whisper") if name in others else whisper_export()
+
+    def made(folder: Path) -> None:
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+        transformers.WhisperFeatureExtractor(feature_size=80).save_pretrained(folder)
+
+    return Export(name, once(f"heard-{name}", [source.name], made), hf_model("whisper"), "whisper")
+
+
 @cache
 def suppressed() -> dict[str, list[int]]:
     """Tokens that the model would say without them: its first ones, and what it says most often later."""
@@ -180,8 +202,10 @@ MADE: dict[str, Callable[[str], Export]] = {
     "plain": _plain,
     "padded": _padded,
     "leak": _leaking,
+    "beside": _beside,
     "mean": _by_the_mean,
     "by-hand": _by_hand,
     "checkpoint": _checkpoint,
     "whisper": _whisper,
+    "heard": _heard,
 }

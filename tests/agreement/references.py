@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,16 @@ import numpy as np
 
 from olive_ext.session.requests import GenerationOutput, GenerationRequest
 from tests.exports import Export
-from tests.exports.plain import plain_logits
+from tests.exports.plain import cached_logits, plain_logits
 
 EOS = 1
 STOPS = (EOS, *range(30, 42))
 """Ids that end a search: the tiny models hardly ever say 1."""
 
 RATE = 16000
+BY_THE_TOKEN = ("dynamic", "fed_tokens", "rare_tokens", "batch_size")
+"""Forms of `tests.exports.step_wide` that have no two sides."""
+
 Found = tuple[list[tuple[int, ...]], list[float]]
 """Sequences of a search up to a stop id, the best first, and their scores where it has beams."""
 
@@ -99,6 +102,25 @@ class Plain(Reference):
     def logprobs(self, tokens: Sequence[int], given: Any = ()) -> Any:
         filled = [*tokens, *[5] * (-len(tokens) % self._group)]
         return normal(plain_logits(self._export, filled))[: len(tokens)]
+
+
+class Alone(Plain):
+    """That graph over each text by itself, up to each token of an answer; or `by_the_token`, where answers are what a
+    cache says that no step computes anew, as in transformers' `generate` for dynamic NTK."""
+
+    def __init__(self, export: Export) -> None:
+        super().__init__(export)
+        self._passed = lru_cache(maxsize=512)(super().logprobs)
+        self._by_the_token = export.name.split()[0] in BY_THE_TOKEN
+
+    def logprobs(self, tokens: Sequence[int], given: Any = ()) -> Any:
+        return self._passed(tuple(tokens))
+
+    def rows_after(self, ids: Sequence[int], tokens: Sequence[int], given: Any) -> list[Any]:
+        before = [list(tokens[:at]) for at in range(len(tokens) + 1)]
+        if self._by_the_token:
+            return [normal(cached_logits(self._export, list(ids), own)[None])[0] for own in before]
+        return [self.logprobs([*ids, *own])[-1] for own in before]
 
 
 def load(folder: Path) -> Any:

@@ -25,6 +25,7 @@ from tests.agreement.asked import Drawn, noises
 from tests.agreement.packages import package as package_of
 from tests.agreement.packages import suppressed
 from tests.agreement.references import STOPS, causal, load
+from tests.agreement.test_table import AHEAD, FIVE
 from tests.exports import VOCAB, genai_export, hf_model
 
 
@@ -100,11 +101,6 @@ def test_samples_of_lm_evals_repeats_have_seeds_by_request_and_number() -> None:
 
 
 NUM_TOKENS = 12
-FORMS: list[dict[str, Any]] = [
-    {"num_slots": 1 + 4},
-    {"num_slots": 16, "overlaps_steps": True},
-    {"num_slots": 9, "graph": "untouched", "overlaps_steps": True},
-]
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +108,7 @@ def package() -> Path:
     return package_of("whisper suppressing").path
 
 
-@pytest.fixture(scope="module", params=FORMS, ids=str)
+@pytest.fixture(scope="module", params=[FIVE, *AHEAD], ids=str)
 def session(package: Path, request: pytest.FixtureRequest) -> Iterator[Session]:
     with olive_ext.open(package, engine=request.param) as session:
         session.stop_ids = frozenset(STOPS)

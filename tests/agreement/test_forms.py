@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,10 +13,9 @@ import pytest
 
 import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
-from olive_ext.engine.engine import Engine
+from olive_ext.engine.engine import Engine, open_engine
 from olive_ext.engine.forms.buckets import BucketedRunner, with_buckets
 from olive_ext.engine.forms.tree import check_tree_batches
-from olive_ext.engine.opening import open_engine
 from olive_ext.engine.step import Row, Step, StepOutput
 from olive_ext.errors import ConfigError, OliveExtError, RunError
 from olive_ext.model import resolve
@@ -26,7 +25,8 @@ from olive_ext.model.providers.devices import Provider
 from olive_ext.model.spec.decoder_spec import read_spec
 from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
-from tests.agreement.asked import PROMPTS, SEARCHED, Drawn
+from tests.agreement.asked import PROMPTS, SEARCHED
+from tests.agreement.test_table import LONGROPE, MORE
 from tests.exports import CONTEXT, VOCAB, export, genai_export
 from tests.exports.ropes import ORIGINAL
 from tests.refusals import refused
@@ -157,13 +157,7 @@ def test_tree_batches_that_a_device_computes_wrongly_are_noticed(is_failing: boo
     engine.close()
 
 
-LONGROPE = ["phi3_longrope-genai-0.14", "phi3_longrope-mobius"]
-MORE_LONGROPE = ["phi3_longrope-genai-0.18", "phi4_mini-genai-0.18", "phi4_mini-mobius", "phi3_longrope-mobius-static"]
-
-
-@pytest.mark.parametrize(
-    "name", [*LONGROPE, *(pytest.param(name, marks=pytest.mark.exporters) for name in MORE_LONGROPE)]
-)
+@pytest.mark.parametrize("name", [*LONGROPE, *(pytest.param(name, marks=pytest.mark.exporters) for name in MORE)])
 def test_beams_that_would_cross_the_first_maximum_are_refused(name: str) -> None:
     crossing = [one for one in PROMPTS if len(one) <= ORIGINAL < len(one) + SEARCHED - 1]
     with olive_ext.open(export(name).path, engine={"num_slots": 4}) as session:
@@ -171,23 +165,6 @@ def test_beams_that_would_cross_the_first_maximum_are_refused(name: str) -> None
             with refused(OliveExtError, "unsupported", holds=str(len(prompt))):
                 session.generate([GenerationRequest(prompt, max_new_tokens=SEARCHED, num_beams=3)])
         assert (len(crossing), session.counters.tokens_fed) == (3, 0)
-
-
-def _fed(session: Session, requests: Sequence[ScoringRequest]) -> int:
-    before = session.counters.tokens_fed
-    session.loglikelihood(requests)
-    return session.counters.tokens_fed - before
-
-
-@pytest.mark.parametrize("name", LONGROPE)
-def test_each_side_of_the_first_maximum_shares_its_prefixes(name: str) -> None:
-    """A text of each side and its questions: the stem is computed once for a side and no more."""
-    stem = Drawn(1).words(ORIGINAL - 12)
-    short, long = (
-        [ScoringRequest(stem + Drawn(at).words(own), Drawn(at + 9).words(2)) for at in range(6)] for own in (4, 20)
-    )
-    with olive_ext.open(export(name).path, engine={"num_slots": 8}) as session:
-        assert _fed(session, [*short, *long]) <= 2 * len(stem) + 6 * (4 + 1) + 6 * (20 + 1)
 
 
 def test_slots_that_are_chosen_count_windowed_layers_at_full_length() -> None:

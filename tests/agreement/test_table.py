@@ -11,6 +11,7 @@ More is compared for each export of the catalog (tests/families/test_decoders.py
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -18,10 +19,14 @@ from typing import Any
 import pytest
 
 from olive_ext.engine.runners.trials import GROUPS
+from tests.agreement.asked import LENGTHS
 from tests.agreement.packages import ROUNDED
 from tests.agreement.table import Row, check
+from tests.exports.catalog import CATALOG
 from tests.exports.hf import HEAD_SIZES
 from tests.exports.media import MEDIA_FAMILIES
+from tests.exports.ropes import FIRST_MAXIMUM, ORIGINAL
+from tests.exports.step_wide import ALIKE, FORMS
 
 MARKS = {
     "": [],
@@ -44,15 +49,16 @@ def add(
     *,
     fetched: Iterable[str] = (),
     mark: str = "",
+    is_drawn: bool = False,
     **row: Any,
 ) -> None:
-    """Rows of a group: each package in each form; a sample has one of those that are asked the same. Those that are
-    `fetched` take an exporter that is not at hand."""
+    """Rows of a group: each package in each form; a sample has one of those that are asked the same, or drawn. Those
+    that are `fetched` take an exporter that is not at hand."""
     packages = [packages] if isinstance(packages, str) else list(packages)
     for name, engine in product([*packages, *fetched], list(engines)):
         marks = MARKS[mark if name in packages else "exporters"]
         made = Row(name, asked, nats, engine=engine, **row)
-        ROWS.append(pytest.param(made, marks=marks, id=f"{group} {asked}: {made}"))
+        ROWS.append(pytest.param(made, marks=marks, id=f"{group}{':' * is_drawn} {asked}: {made}"))
 
 
 def forms(shapes: Iterable[tuple[Any, ...]], *names: str, **more: Any) -> list[dict[str, Any]]:
@@ -184,11 +190,55 @@ add(
     "sides", LONGROPE, "both_sides", 1e-4, forms([(3, 7)], graph="untouched"), **BY_GENERATE
 )  # takes no side as an input
 add("sides", LONGROPE, "beams_on_one_side", 1e-4, [{"num_slots": 4}], **BY_GENERATE)
+# The stem is computed once for a side and no more.
+FEW = counts(lambda tokens_fed, **_: tokens_fed <= 2 * (ORIGINAL - 12) + 6 * (4 + 1) + 6 * (20 + 1))
+add("sides", LONGROPE, "one_stem_on_both_sides", 1e-4, [{"num_slots": 8}], facts=FEW, against="generate")
 FURTHER = ["phi3_further-genai-0.18", "phi3_further-mobius"]
 add("sides", FURTHER, "several_chunks", 1e-4, [{}, {"num_slots": 1, "chunk_size": 256}, {"chunk_size": 100}])
 # Dynamic NTK: `generate` keeps keys of other frequencies, which is what an answer by the token is here, too.
 DYNAMIC = [f"step-wide dynamic {exporter}" for exporter in ("mobius", "genai")]
 add("sides", DYNAMIC, "lengths_of_frequencies", 1e-4, forms([(8, 64)]), against="generate")
+
+# Random texts on both sides of every length that decides in a graph, and random settings.
+
+
+def drawn_engine(name: str, seed: int) -> Settings:
+    """Slots, chunks and forms."""
+    rng = random.Random(f"{name} {seed}")
+    rounds = "int4" in name  # one token a step is rounded otherwise: docs/design/engine.md
+    engine: dict[str, Any] = {
+        "chunk_size": rng.choice([7 if rounds else 1, 7, 31, 64, 256, "auto"]),
+        "num_slots": rng.choice([1, 2, 3, 5, 8]),
+        "scoring": rng.choice(["auto", "auto", "rows"]),
+        "graph": rng.choice(["scoring_head", "scoring_head", "untouched"]),
+        "overlaps_steps": rng.choice(["auto", True]),
+        "num_threads": rng.choice([1, 2]),
+        "deterministic": rng.choice(["auto", True, False]),
+    }
+    if "genai" in name and rng.random() < 0.3:
+        engine |= {"shapes": "bucketed", "overlaps_steps": "auto"}
+    return engine
+
+
+COMPUTED = {"fp16": 0.05, "bf16": 0.5}
+"""Bounds by the type that is computed in; integer weights are computed with in fp32."""
+
+NEAR = {name: recipe for name, recipe in CATALOG.items() if recipe.family in FIRST_MAXIMUM and not recipe.not_on_cpu}
+STEP_WIDE = [f"step-wide {form} {exporter}" for form, exporter in product(FORMS, ("mobius", "genai"))]
+STEP_WIDE = [name for name in STEP_WIDE if name.split()[1] not in ALIKE or name.endswith("mobius")]
+EVERY_RUN = (*LONGROPE, "step-wide largest_position mobius", "step-wide dynamic genai")
+for name, seed in [*product(EVERY_RUN, range(2)), *product((*NEAR, *STEP_WIDE), range(2, 12))]:
+    types = (NEAR[name].dtype, NEAR[name].kv_dtype) if name in NEAR else ()
+    add(
+        *("lengths", name, f"near_lengths {seed}", max(2e-4, *(COMPUTED.get(one, 0) for one in ("", *types)))),
+        [drawn_engine(name, seed)],
+        against="alone",
+        order=1 + seed,
+        may_be_refused=name in STEP_WIDE and name.split()[1] not in ALIKE,
+        mark="" if seed < 2 else "exporters",
+        is_drawn=True,
+        provider="cpu",
+    )
 
 # The scoring head takes few rows, whose last bits are its own: up to 1e-5 with AVX2, 2.5e-5 without. Each processor
 # that has been tried has a group.
@@ -255,6 +305,16 @@ for seed in range(8):
     mark = "long" if seed else ""
     add("speech", "whisper export", f"heard_at_random {seed}", 1e-4, [engine], mark=mark)
 
+# Checkpoints on transformers. Those whose layers are windowed or keep a state are not told what a token sees.
+CHECKPOINTS = {"checkpoint llama": "tree", "checkpoint mistral": "rows", "checkpoint mamba": "rows"}
+for name, scoring in CHECKPOINTS.items():
+    facts = {"scoring": scoring}
+    add(
+        "checkpoints", name, "windows 25 60 6", 2e-4, [{"chunk_size": 5}, {}], against="itself", flags=True, facts=facts
+    )
+ONCE = {**shares(1), "tokens_replayed": 0}
+add("checkpoints", "checkpoint llama", "windows 25 60 0", 2e-4, against="itself", facts=ONCE)
+
 # Pictures and sounds, however steps are cut and prefixes shared. States cannot be scored in tree batches.
 PICTURES = ["gemma4_vl", "llava", "llava_clip", "gemma3", "qwen3_vl", "qwen2_5_vl_genai", "gemma4_seen"]
 for name, others, nats, kind in (
@@ -273,6 +333,17 @@ ITSELF: dict[str, Any] = {"engines": [{"chunk_size": "item"}, {"chunk_size": 128
 add("images", "checkpoint qwen2_5_vl", "scored_items + answered_items", 1e-4, fetched=SEEING, **ITSELF)
 HEARING = ["checkpoint gemma4_any"]
 add("sounds", "checkpoint qwen3_asr", "scored_sounds + answered_items", 1e-4, fetched=HEARING, **ITSELF)
+ONE_EACH = {"images_encoded": 1, "sounds_encoded": 1}
+add("sounds", (), "picture_and_sound", 2e-4, facts=ONE_EACH, fetched=["gemma4_any"])
+add("sounds", (), "picture_and_sound", 2e-4, against="itself", fetched=HEARING)
+# A decoder in which a picture's tokens see each other does as any other with what has no picture.
+SHARED = counts(
+    lambda tokens_fed, tokens_distinct, tokens_naive, steps, **_: (
+        tokens_fed == tokens_distinct < tokens_naive / 3 and steps < tokens_fed / 4
+    )
+)
+SHARED |= {"batching": "alike", "notes": holds("4 sliding layers beyond the window of 16")}
+add("images", (), "texts_without_items", 1e-4, [{"num_slots": 3}], facts=SHARED, fetched=["gemma4_seen"])
 TWO_RUNS = {"encoder_runs": 2}
 add("speech", "checkpoint whisper", "heard", 1e-5, [{"chunk_size": 1}, {"chunk_size": 64}], facts=TWO_RUNS)
 add("images", "llava_clip", "answered_items", 1e-4, forms([(2, 17)]))  # no token stands after its placeholders
@@ -288,6 +359,13 @@ for name in (*LEAKS, "the fifth item gets the sixth"):
     one, many = ({"encoder_batch_rows": rows, "num_slots": 3} for rows in (1, 1024))
     facts = {"images_one_by_one": holds("of the largest off those of each alone")}
     add("company", f"leak {name}", "pictures_of_one_size 11", 1e-5, [many], against=one, facts=facts)
+for name, asked in (
+    ("largest_picture", "pictures_of_many_sizes"),
+    ("number_of_pictures", "pictures_of_many_sizes"),
+    ("longest_sound", "sounds_that_grow"),
+):
+    one, many = ({"encoder_batch_rows": rows, "num_slots": 8} for rows in (1, 2048))
+    add("company", f"beside {name}", asked, 1e-4, [many], against=one)
 # As many in a run as `encoder_batch_rows` has room for and a power of two; encoders that have one item built in.
 FAIL: dict[str, Any] = {"images_one_by_one": holds("several together fail: ")}
 for name, asked, most, facts, mark in (
@@ -347,6 +425,21 @@ MET: dict[str, Any] = {"against": WIDE, "provider": "cpu", "facts": {"encoder_sh
 for at, name in enumerate([*SHAPED, "gemma4_vl@", "gemma4_any@"]):
     for engine, mark in zip(KNOWN[:: 1 - 2 * (at % 2)], ("", "long"), strict=True):
         add("known shapes", name, "items_of_many_sizes", 1e-4, [engine], mark=mark, **MET)
+
+# An encoder's states are stacked for as many rows as there are slots.
+STACKED = {"encoder_shapes_late": 0, "encoder_shapes_warmed": lambda found: found >= 5}
+STACKED["encoder_runs"] = lambda found: found >= len(LENGTHS)
+MET |= {"against": {"num_slots": 5}, "provider": "", "facts": STACKED}
+engines = [{"num_slots": 5, "strict_shapes": True}]
+add(
+    "known shapes",
+    "heard genai",
+    "heard_beside_others",
+    1e-6,
+    engines,
+    fetched=["heard mobius", "heard optimum"],
+    **MET,
+)
 
 # Tokens that stay on the device are those that the host reads; who decides that steps begin before the one before them
 # is read, and who said so. A state cannot be cut back: what a dropped row was fed

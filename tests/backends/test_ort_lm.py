@@ -21,7 +21,7 @@ from lm_eval.api.model import CachingLM
 import olive_ext.backends.lm_eval.instances as instances_module
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.engine.requests import Beams, Request
-from olive_ext.errors import ConfigError, OliveExtError, SessionError, TaskError
+from olive_ext.errors import SessionError, TaskError
 from tests.backends.local_tasks import write_tasks
 from tests.backends.reference import EOS, IM_END, MAX_LENGTH, ForwardEngine, hflm, instances, ort_lm, session
 from tests.exports import genai_export
@@ -111,13 +111,6 @@ def test_end_of_reasoning_and_the_stop_behind_it_may_be_special_tokens(
     assert generate(lm, {"until": [until]}, "the") == ["the cat"]
 
 
-def test_enable_thinking_refuses_tasks_that_score() -> None:
-    with refused(ConfigError, "missing", "OrtLM.enable_thinking", holds="think_end_token"):
-        ort_lm(enable_thinking=True)
-    with refused(TaskError, "contradiction", "enable_thinking", holds="task"):
-        score(ort_lm(enable_thinking=True, think_end_token="</think>"), ("a", "b"))
-
-
 @pytest.mark.parametrize("thinks", [True, False])
 def test_enable_thinking_refuses_an_answer_that_is_begun(thinks: bool) -> None:
     """A task's `gen_prefix` would stand where the thoughts begin; without thoughts it begins the answer."""
@@ -150,26 +143,6 @@ def test_equal_greedy_requests_are_generated_once_and_repeats_of_a_sampled_one_d
     assert len(set(texts)) > 3
     assert texts == generate(ort_lm(), kwargs, "the", repeats=6)
     assert texts != generate(ort_lm(seed=1), kwargs, "the", repeats=6)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "named"),
-    [
-        ({"num_beams": 0}, "'num_beams' = 0: give an integer from 1 to 65536"),
-        ({"num_beams": 2, "do_sample": True, "temperature": 0.7}, "'num_beams' = 2: 'do_sample'"),
-        ({"num_beams": 2, "early_stopping": "maybe"}, "'early_stopping' = 'maybe'"),
-        ({"num_beams": 2, "num_return_sequences": 2}, "'num_return_sequences' = 2"),
-        ({"repetition_penalty": 1.2}, "repetition_penalty"),
-        ({"max_gen_toks": 0}, "max_gen_toks"),
-        ({"max_gen_toks": MAX_LENGTH}, "max_gen_toks"),
-        ({"until": 3}, "until"),
-    ],
-)
-def test_generation_settings_that_cannot_be_followed_are_refused(kwargs: dict[str, Any], named: str) -> None:
-    engine = ForwardEngine()
-    with pytest.raises(OliveExtError, match=named):
-        generate(ort_lm(engine=engine), kwargs, "the")
-    assert engine.requests == []
 
 
 def test_settings_of_a_beam_search_reach_the_engine_and_are_left_as_they_were() -> None:
@@ -216,22 +189,6 @@ def _identity(request: Request) -> tuple[Sequence[int], int, bool]:
 def test_batch_size_is_taken_as_lm_eval_writes_it(batch_size: int | str) -> None:
     lm = ort_lm(batch_size=batch_size, max_batch_size=16, device="cpu")
     assert str(lm.batch_size) == str(batch_size)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({"max_lenght": 3}, "max_length"),
-        ({"batch_size": "many"}, "batch_size"),
-        ({"pretrained": "there"}, "pretrained"),
-        ({"session": None}, "pretrained"),
-        ({"max_length": 12}, "max_length"),
-        ({"max_gen_toks": 0}, "max_gen_toks"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        OrtLM(**{"session": session(), **arguments})
 
 
 def test_close_leaves_a_given_session_open_and_may_be_repeated() -> None:

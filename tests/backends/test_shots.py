@@ -21,7 +21,7 @@ from olive_ext.backends.task_loading import Seeds, load_tasks
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import LostRequestsError, TaskError
 from tests.exports.media import CHAT_TEMPLATE, media_export
-from tests.families.pictures import PictureReference
+from tests.families.pictures import MediaReference
 from tests.refusals import refused
 
 TASKS = Path(__file__).parents[2] / "recipes" / "vision" / "tasks"
@@ -29,8 +29,8 @@ NUM_DOCUMENTS, NUM_SHOTS = 4, 2
 
 
 @cache
-def _reference() -> PictureReference:
-    return PictureReference("llava", media_export("llava")[1])
+def _reference() -> MediaReference:
+    return MediaReference("llava", media_export("llava")[1])
 
 
 @cache
@@ -97,12 +97,12 @@ def test_lm_eval_itself_gives_no_pictures_of_examples_which_is_never_silently_wr
     package = str(media_export("llava")[0])
     with OrtLM(package) as lm, refused(LostRequestsError, "incomplete", holds=("1", "3")):
         _by_lm_eval(lm)
-    told = r"has 3 of '<image>', and its request gives 1 picture: those of examples are given by 'olive-ext evaluate'"
+    told = ("3", "'<image>'", "1", "'olive-ext evaluate'")
     with OrtLM(package, max_images=1) as lm:
-        with pytest.raises(TaskError, match=told):
+        with refused(TaskError, "task", holds=told):
             _by_lm_eval(lm)
         lm.tokenizer.chat_template = CHAT_TEMPLATE.replace("MARKER", "<image>")
-        with pytest.raises(TaskError, match=told):
+        with refused(TaskError, "task", holds=told):
             _by_lm_eval(lm, apply_chat_template=True)
 
 

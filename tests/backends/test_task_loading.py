@@ -80,28 +80,14 @@ def test_registered_task_is_found_by_its_file_name_and_groups_need_the_whole_ind
 
 
 def test_unknown_task_is_refused_with_near_names_and_one_without_its_data_by_name(folder: Path) -> None:
-    with refused(TaskError, "unknown_name", "tasks", ["hellaswagg", "tiny_choise"], holds="tiny_choice") as caught:
+    with refused(
+        TaskError, "unknown_name", "tasks", ["hellaswagg", "tiny_choise"], holds=("'tiny_choice'", "'hellaswag'")
+    ) as caught:
         load_tasks(["tiny_choise", "hellaswagg"], str(folder))
-    assert "'hellaswagg': did you mean 'hellaswag'" in str(caught.value)
     assert "\n" not in str(caught.value)
     (folder / "local.py").write_text("def load(**_):\n    raise OSError('no data here')\n")
     with refused(TaskError, "task", holds="tiny_choice"):
         load_tasks(["tiny_choice"], str(folder))
-
-
-@pytest.mark.parametrize(
-    ("specs", "include_path", "code", "field", "value"),
-    [
-        (["tasks/nothing.yaml"], None, "not_found", "tasks", "tasks/nothing.yaml"),
-        (["arc_easy"], "no_such_folder", "not_found", "include_path", "no_such_folder"),
-        ([{"dataset_path": "x"}], None, "missing", "", ...),
-    ],
-)
-def test_what_is_missing_is_named(
-    specs: list[Any], include_path: str | None, code: str, field: str, value: Any
-) -> None:
-    with refused(TaskError, code, field, value, holds="" if field else "dataset_path"):
-        load_tasks(specs, include_path)
 
 
 def test_edited_data_are_read_whatever_their_size_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from olive_ext.config import EngineConfig, ModelSettings
-from olive_ext.engine.engine import Engine
-from olive_ext.engine.opening import open_engine
+from olive_ext.engine.engine import Engine, open_engine
 from olive_ext.engine.requests import Generation, Request
 from olive_ext.model import resolve
 from tests.exports import genai_export

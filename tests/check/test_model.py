@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,14 +25,14 @@ from olive_ext.check import Findings, check_model
 from olive_ext.check.model_check import Section, verify_graphs
 from olive_ext.cli import main
 from olive_ext.config import EvaluationConfig, ModelSettings, StrictModel
-from olive_ext.errors import ConfigError, ModelError, ProviderError
+from olive_ext.errors import ModelError, ProviderError
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.providers.devices import Provider
 from olive_ext.session.requests import ScoringOutput
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.check.tiny import put_model
 from tests.exports import genai_export
-from tests.refusals import refused
+from tests.refusals import assert_says, refused, tells
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +75,6 @@ def test_check_from_python_is_the_commands(folder: Path, capsys: pytest.CaptureF
     assert main(["check", str(folder), "--max-length", "64", "--kind", "onnx"]) == 0
     found = olive_ext.check(folder, max_length=64, model={"kind": "onnx"})
     assert capsys.readouterr().out == str(found)
-    with refused(ConfigError, "unknown_key", "max_lenght"):
-        olive_ext.check(folder, max_lenght=64)
 
 
 SHOWS = "import sys; from olive_ext.run.models import Models; print(Models(None).progress, Models(None, True).progress)"
@@ -99,7 +98,7 @@ def test_work_of_tasks_is_counted_and_a_step_timed(tmp_path: Path, capsys: pytes
     lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
     found = {words[1]: " ".join(words[2:]).strip() for words in lines if len(words) > 2}
     assert found["asked"].startswith("9 documents, ")
-    assert "tokens to compute, at most " in found["asked"]
+    assert re.search(r"\d tokens .*\d", found["asked"])
     assert "with AVX-512, and some 6 s" in found["takes"]
     assert "tokens/s" in found["a step was timed"]
     main(["check", str(genai_export("llama")), *asked[:-1], "--provider", "cuda"])
@@ -128,13 +127,13 @@ def test_hugging_face_model_is_exported_unless_settings_say_otherwise_and_not_ve
     found = [facts(check_model(config(path, **more))) for more in ({}, never)]
     assert [fact["Decisions", "export"] for fact in found] == ["yes", "no"]
     findings = check_model(config(path, model={"path": str(path), "kind": "hf"}), verify=True)
-    assert findings.problems == ["there is nothing to verify: a Hugging Face model has no ONNX graph"]
+    assert [error.code for error in findings.errors] == ["unsupported"]
 
 
 def test_name_that_is_neither_here_nor_on_a_hub_that_answers_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (problem,) = check_model(config(Path("owner/name"))).problems
-    assert problem.startswith("'owner/name' is no file or folder here, nor in the hub's cache")
+    (error,) = check_model(config(Path("owner/name"))).errors
+    assert_says(error, "needs_network", holds="'owner/name'")
 
 
 def test_verification_runs_both_graphs_and_names_the_node_and_the_weight_where_nan_begins(
@@ -154,8 +153,7 @@ def test_verification_runs_both_graphs_and_names_the_node_and_the_weight_where_n
     onnx.save(graph, broken / "model.onnx")
     (problem,) = check_model(config(broken), verify=True).problems
     assert "request" in problem
-    assert "first output that is not finite is 'logits'" in problem
-    assert problem.endswith("(MatMul), whose weight 'head' is not finite")
+    assert tells(problem, "'logits' (MatMul) 'head'")
 
 
 class FakeSession:
@@ -194,7 +192,7 @@ ON_CPU = {"step": 0.3, "logprob": -1.0}
 @pytest.mark.parametrize(
     ("there", "here", "found"),
     [
-        ({"step": 0.3, "logprob": -1.05}, ON_CPU, "0.05 nats on average"),
+        ({"step": 0.3, "logprob": -1.05}, ON_CPU, "0.05 nats"),
         ({"step": 0.3, "logprob": -1.05}, None, "unknown"),
         ({"step": 0.3, "logprob": -1.2}, ON_CPU, ""),
         ({"step": 0.0, "logprob": -1.0}, None, ""),
@@ -219,7 +217,7 @@ def test_device_is_held_to_the_cpu(
     with nullcontext() if found else refused(ProviderError, "provider", holds="npu"):
         verify_graphs(model, section.add, open_session)
     if found:
-        assert {fact.name: fact.value for fact in section.facts}["from the CPU"] == found
+        assert {fact.name: fact.value for fact in section.facts}["from the CPU"].startswith(found)
 
 
 def test_model_that_onnxruntime_genai_runs_is_not_read_as_one_graph(tmp_path: Path) -> None:
@@ -230,4 +228,4 @@ def test_model_that_onnxruntime_genai_runs_is_not_read_as_one_graph(tmp_path: Pa
     assert findings.problems == []
     assert facts(findings)["Decisions", "runtime"] == "genai"
     assert ("Decisions", "context_length") not in facts(findings)
-    assert "nothing to verify" in check_model(config(folder), verify=True).problems[0]
+    assert [error.code for error in check_model(config(folder), verify=True).errors] == ["unsupported"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,42 +15,22 @@ from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.check import check_recipe, mistakes
 from olive_ext.check.recipe import Passes
 from olive_ext.cli import main
-from olive_ext.errors import ConfigError, ProviderError, warn_ignored
+from olive_ext.errors import ConfigError, OliveExtError, ProviderError, warn_ignored
 from olive_ext.model.files.hub import set_offline
 from tests.check.tiny import put_model
-from tests.exports.quickstart import MODEL
+from tests.mistakes.recipes import MEASURE, OURS, QUANTIZE, RECIPE, put, with_value
 from tests.refusals import assert_says, refused
 
-RECIPE: dict[str, Any] = {
-    "input_model": {"type": "HfModel", "model_path": str(MODEL)},
-    "evaluators": {"ours": {"type": "OrtLMEvaluator", "tasks": ["arc_easy"], "batch_size": "auto"}},
-    "passes": {"measure": {"type": "ortlmevaluation", "config": {"tasks": [{"task": "mine"}]}}},
-    "evaluator": "ours",
-}
-SCORE = {"name": "elsewhere", "type": "accuracy", "sub_types": [{"name": "accuracy_score"}]}
-OURS, MEASURE, QUANTIZE = "evaluators.ours", "passes.measure", "passes.q"
-TIME = {"name": "time", "type": "latency", "sub_types": [{"name": "avg"}]}
-
-
-def put(tmp_path: Path, recipe: Mapping[str, Any]) -> Path:
-    path = tmp_path / "recipe.json"
-    path.write_text(json.dumps(recipe), encoding="utf-8")
-    return path
-
-
-def with_value(path: str, value: Any) -> dict[str, Any]:
-    """The recipe with `value` at a dotted path, a copy of its own: Olive puts objects into a list of metrics."""
-    recipe = copy.deepcopy(RECIPE)
-    *parents, last = path.split(".")
-    block: Any = recipe
-    for part in parents:
-        block = block.setdefault(part, {})
-    block[last] = copy.deepcopy(value)
-    return recipe
+METRIC = {"name": "elsewhere", "type": "accuracy", "sub_types": [{"name": "accuracy_score"}]}
 
 
 def problems(tmp_path: Path, recipe: Mapping[str, Any]) -> list[str]:
     return check_recipe(put(tmp_path, recipe)).problems
+
+
+def one_of(tmp_path: Path, recipe: Mapping[str, Any]) -> OliveExtError:
+    (error,) = check_recipe(put(tmp_path, recipe)).errors
+    return error
 
 
 def of_evaluator(**keys: Any) -> dict[str, Any]:
@@ -102,9 +82,7 @@ def test_good_recipe_has_no_problems_and_its_blocks_are_named(tmp_path: Path) ->
     findings = check_recipe(put(tmp_path, RECIPE))
     assert findings.problems == []
     assert "evaluators.ours  OrtLMEvaluator, tasks: arc_easy" in findings.text()
-    assert (
-        "command          olive-ext run  (plain `olive run` knows evaluators by their 'user_script'" in findings.text()
-    )
+    assert re.search("command +olive-ext run .*'user_script'", findings.text())
     assert "passes.measure   ortlmevaluation, tasks: mine" in findings.text()
 
 
@@ -188,14 +166,13 @@ def test_variant_of_a_reference_that_its_package_has_not_is_named_before_a_pass_
         assert problems(tmp_path, of_evaluator(reference={"path": str(package), **named})) == []
     wrong = ({"variant": "gone"}, "'variant' = 'gone'"), ({"execution_provider": "cpu"}, "CPU"), ({}, "CPU")
     for named, told in wrong:
-        (problem,) = problems(tmp_path, of_evaluator(reference={"path": str(package), **named}))
-        assert "evaluators.ours.reference" in problem
-        assert told in problem
+        error = one_of(tmp_path, of_evaluator(reference={"path": str(package), **named}))
+        assert_says(error, "not_found", "evaluators.ours.reference.variant", holds=told)
     for path in (str(package / "gpu"), "input_model"):
-        (problem,) = problems(tmp_path, of_evaluator(reference={"path": path, "variant": "gpu"}))
-        assert "is no model package" in problem
-    (problem,) = problems(tmp_path, with_value("input_model.variant", "gpu"))  # as Olive refuses it after a start
-    assert "'input_model.variant' = 'gpu'" in problem
+        error = one_of(tmp_path, of_evaluator(reference={"path": path, "variant": "gpu"}))
+        assert_says(error, "contradiction", "evaluators.ours.reference.variant", "gpu")
+    error = one_of(tmp_path, with_value("input_model.variant", "gpu"))  # as Olive refuses it after a start
+    assert_says(error, "unknown_key", "input_model.variant", "gpu")
 
 
 @pytest.mark.parametrize("key", ["path", "float_model"])
@@ -205,11 +182,10 @@ def test_package_of_which_several_variants_fit_any_provider_is_named_before_a_pa
     package = put_package(tmp_path / "p.ortpackage", a="CPU", b="CPU")
     for named in ({}, {"execution_provider": "cpu"}):
         reference = {"path": "org/name", key: str(package)}
-        (problem,) = problems(tmp_path, of_evaluator(reference=reference, **named))
-        assert "several variants fit" in problem
-        assert f"evaluators.ours.reference{'' if key == 'path' else '.float_model'}" in problem
-        assert "name one, or its folder" in problem
-        assert ("'variant'" in problem) == (key == "path"), "no key names a variant of a float model"
+        error = one_of(tmp_path, of_evaluator(reference=reference, **named))
+        at = f"{OURS}.reference{'' if key == 'path' else '.float_model'}"
+        assert_says(error, "missing", f"{at}.variant", holds=at)
+        assert ("'variant'" in str(error)) == (key == "path"), "no key names a variant of a float model"
 
 
 GPU = {"device": "gpu", "execution_providers": ["CUDAExecutionProvider"]}
@@ -218,13 +194,13 @@ GPU = {"device": "gpu", "execution_providers": ["CUDAExecutionProvider"]}
 @pytest.mark.parametrize(
     ("accelerators", "eps", "told"),
     [
-        (None, {"a": "CPU", "b": "CPU", "c": "CUDA"}, "several"),
+        (None, {"a": "CPU", "b": "CPU", "c": "CUDA"}, "missing"),
         (None, {"a": "CPU", "c": "CUDA"}, ""),
-        (None, {"c": "CUDA"}, "no variant is for CPU"),
+        (None, {"c": "CUDA"}, "not_found CPU"),
         ([GPU], {"a": "CPU", "b": "CPU", "c": "CUDA"}, ""),
         ([{**GPU, "execution_providers": "CUDAExecutionProvider"}], {"c": "CUDA"}, ""),
-        ([{"device": "gpu"}], {"c": "CUDA", "d": "CUDA"}, "several"),
-        ([{"device": "npu", "execution_providers": ["QNNExecutionProvider"]}], {"c": "CUDA"}, "no variant is for QNN"),
+        ([{"device": "gpu"}], {"c": "CUDA", "d": "CUDA"}, "missing"),
+        ([{"device": "npu", "execution_providers": ["QNNExecutionProvider"]}], {"c": "CUDA"}, "not_found QNN"),
     ],
 )
 @pytest.mark.parametrize("is_built", [False, True])
@@ -237,7 +213,8 @@ def test_variant_of_a_reference_is_for_the_provider_of_the_target(
     system = {"type": "LocalSystem", "accelerators": accelerators}
     target = {"systems": {"here": system}, "target": "here"} if accelerators else {}
     found = [*mistakes(recipe | target)]
-    assert [told in str(one) for one in found] == [True] * bool(told)
+    code, _, provider = told.partition(" ")
+    assert [(one.code, provider in str(one)) for one in found] == [(code, True)] * bool(told)
 
 
 def test_input_model_is_checked_on_the_provider_that_olive_hands_over(tmp_path: Path) -> None:
@@ -277,111 +254,6 @@ def test_file_that_is_no_recipe_is_refused(tmp_path: Path, name: str, text: str,
     (tmp_path / name).write_text(text, encoding="utf-8")
     with refused(ConfigError, "damaged", holds=line):
         check_recipe(tmp_path / name)
-
-
-UNKNOWN, NO_NAME, WRONG, NOT_FOUND, MISSING = "unknown_key", "unknown_name", "wrong_value", "not_found", "missing"
-QUANTIZER = "OnnxKQuantQuantization"
-ALGORITHMS = {"int4_algo_config": "rtn", "algo_config": "k_quant"}
-RENAMING = {"surgeon": "RenameInputs", "old_names": [], "new_name": []}
-
-
-def ort(**arguments: Any) -> dict[str, Any]:
-    return {**RECIPE["evaluators"]["ours"], "model_class": "ort", "model_args": arguments}
-
-
-def surgery(*steps: Any) -> dict[str, Any]:
-    return {"type": "GraphSurgeries", "surgeries": list(steps)}
-
-
-MISTAKES: list[tuple[str, Any, str, str, str]] = [  # path, value, code, field where it is below the path, words
-    (f"{OURS}.tassks", 1, UNKNOWN, "", "'tasks'"),
-    (f"{OURS}.task", 1, UNKNOWN, "", "'tasks'"),
-    (f"{OURS}.batch_size", "foo", WRONG, "", "1 65536"),
-    (f"{OURS}.type", "OrtLmEvaluator", NO_NAME, "", "'OrtLMEvaluator'"),
-    (f"{OURS}.type", "OrtLMEvaluatr", NO_NAME, "", "'OrtLMEvaluator'"),
-    (OURS, {"tasks": ["arc_easy"]}, MISSING, ".type", "'OrtLMEvaluator'"),
-    (MEASURE, {"tasks": ["arc_easy"]}, MISSING, ".type", "'ModelBuilder'"),
-    (f"{OURS}.tasks", ["no/such.yaml"], NOT_FOUND, "", "no/such.yaml"),
-    (f"{OURS}.tasks", ["arc_esy_"], NO_NAME, "", "arc_esy_"),
-    (f"{OURS}.user_script", "no.py", NOT_FOUND, "", ""),
-    (f"{OURS}.reference", "input_mode", WRONG, ".path", "input_model"),
-    (f"{OURS}.reference", "no/such/model", NOT_FOUND, "", ""),
-    (f"{OURS}.require", [{"metric": "kl_mean", "max": 0.02}], MISSING, "", "kl_mean reference"),
-    (f"{OURS}.require", [{"metric": "acc_nrm", "min": 0.5}], NO_NAME, "", "acc_nrm acc_norm"),
-    (f"{OURS}.require", [{"metric": "acc", "task": "piqa", "min": 0.5}], NO_NAME, "", "piqa arc_easy"),
-    (f"{OURS}.metrics", [SCORE], NO_NAME, "", "elsewhere"),
-    (f"{OURS}.metrics", [TIME], WRONG, "", "latency"),
-    (OURS, ort(ep="cuda"), "contradiction", ".model_args", "ep execution_provider"),
-    (OURS, ort(add_bos_tokn=True), UNKNOWN, ".model_args.add_bos_tokn", "add_bos_token"),
-    (OURS, ort(enable_thinking=True), MISSING, ".model_args.enable_thinking", "think_end_token"),
-    (f"{MEASURE}.limt", 1, UNKNOWN, "", "'limit'"),
-    (f"{MEASURE}.require", [{"metric": "acc"}], "contradiction", ".0", "max min"),
-    (MEASURE, {"type": "OrtLMEvaluation", "config": {}}, MISSING, ".tasks", ""),
-    (QUANTIZE, {"type": "OrtLossMap", "tasks": ["arc_easy"], "reference": "input_model"}, "unsupported", "", ""),
-    (
-        QUANTIZE,
-        {"type": "ModelBuilder", "extra_options": ALGORITHMS},
-        UNKNOWN,
-        ".extra_options.algo_config",
-        "int4_algo",
-    ),
-    (QUANTIZE, {"type": QUANTIZER, "block_sise": 32}, UNKNOWN, ".block_sise", "block_size"),
-    (QUANTIZE, {"type": "ModelBuildr", "precision": "int4"}, NO_NAME, ".type", "'ModelBuilder'"),
-    (QUANTIZE, {"type": "OrtLMEvaluatoin"}, NO_NAME, ".type", "'OrtLMEvaluation'"),
-    (
-        *(QUANTIZE, {"type": "OrtTransformersOptimization", "optimization_options": {"enable_gelo": False}}),
-        *(UNKNOWN, ".optimization_options.enable_gelo", "enable_gelu"),
-    ),
-    (
-        *(QUANTIZE, {"type": "OnnxStaticQuantization", "config": {"extra_options": {"SmoothQuantAlfa": 0.4}}}),
-        *(UNKNOWN, ".extra_options.SmoothQuantAlfa", "SmoothQuantAlpha"),
-    ),
-    (
-        *(QUANTIZE, {"type": "OnnxKQuantQuantization", "customized_weight_config": {"/head": {"bits": 8, "bitz": 8}}}),
-        *(UNKNOWN, ".customized_weight_config./head.bitz", "bits group_size"),
-    ),
-    (
-        *(QUANTIZE, {"type": "IncQuantization", "weight_only_config": {"bits": 8, "groupsize": 32}}),
-        *(UNKNOWN, ".weight_only_config.groupsize", "group_size"),
-    ),
-    (QUANTIZE, surgery(RENAMING), UNKNOWN, ".surgeries.0.new_name", "new_names"),
-    (QUANTIZE, surgery({"surgeon": "RenameInput"}), NO_NAME, ".surgeries.0.surgeon", "renameinputs"),
-]
-"""Of blocks: Olive's engine says the same before its first pass (tests/workflow/test_registration.py)."""
-
-OF_RECIPES: list[tuple[str, Any, str, str, str]] = [
-    ("evaluator", "theirs", NO_NAME, "", "evaluators"),
-    ("evaluator", {"type": "OrtLMEvaluator"}, MISSING, ".tasks", ""),
-    ("engine.evaluator", {"type": "OrtLMEvaluator"}, MISSING, ".tasks", ""),
-    ("passes.other", [{"type": "OrtLMEvaluations"}], NO_NAME, ".type", ""),
-    ("host", "lokal", NO_NAME, "", "systems"),
-    ("engine.target", "lokal", NO_NAME, "", "systems"),
-    (f"{MEASURE}.host", "lokal", NO_NAME, "", "systems"),
-    ("passes", [{"type": QUANTIZER}], WRONG, "", ""),
-    (QUANTIZE, QUANTIZER, WRONG, "", ""),
-    ("systems", "local", WRONG, "", ""),
-    ("engine", ["search"], WRONG, "", ""),
-    ("$schema", "x", UNKNOWN, "", ""),
-    ("evalutor", "ours", UNKNOWN, "", "'evaluator'"),
-    ("fail_on_loss", 1, UNKNOWN, "", "evaluators.NAME"),
-    ("engine.fail_on_loss", 1, UNKNOWN, "", "evaluators.NAME"),
-    ("input_model.model_path", None, MISSING, "", ""),
-    ("input_model", {"type": "ONNXModel", "model_pth": "m"}, UNKNOWN, ".model_pth", "did you mean 'model_path'?"),
-    ("input_model", {**RECIPE["input_model"], "model_pth": "m"}, UNKNOWN, ".model_pth", "'model_path', already"),
-    ("input_model.model_path", ["m"], WRONG, "", ""),
-    ("input_model.model_path", {"type": "local_file"}, WRONG, "", "local_file folder"),
-    ("input_model.model_path", {"type": "string_name", "config": {"path": "a/b"}}, MISSING, ".config.name", ""),
-    ("input_model.model_path", {"type": "folder", "config": {"path": "gone"}}, NOT_FOUND, ".config.path", "gone"),
-]
-
-
-@pytest.mark.parametrize(("path", "value", "code", "below", "words"), [*MISTAKES, *OF_RECIPES])
-def test_mistake_is_named(tmp_path: Path, path: str, value: Any, code: str, below: str, words: str) -> None:
-    (error,) = check_recipe(put(tmp_path, with_value(path, value))).errors
-    assert_says(error, code, f"{path}{below}", holds=tuple(words.split()))
-    is_said = code in (UNKNOWN, NO_NAME, WRONG, NOT_FOUND) and not path.endswith(("require", "metrics", "$schema"))
-    if is_said and not below:
-        assert error.value in (value, *(value if isinstance(value, list) else ()))
 
 
 def test_an_evaluator_of_olives_own_beside_ours_is_no_misspelling() -> None:
@@ -435,22 +307,27 @@ def test_option_that_the_installed_builder_would_ignore_is_named_with_those_that
     known = {"int4_algo_config": "rtn", "int4_nodes_to_exclude": "a", "use_qdq": True}  # one by a variable's name
     for keys in ({"extra_options": {**known, name: 1}}, {"config": {"extra_options": {name: 1}}}):
         (error,) = check_recipe(put(tmp_path, with_value(QUANTIZE, {"type": "modelbuilder", **keys}))).errors
-        takes = "onnxruntime-genai takes adapter_path, config_only, disable_qkv_fusion, "
-        assert_says(error, UNKNOWN, f"passes.q.extra_options.{name}", holds=(takes, "int4_block_size"))
+        assert_says(
+            error,
+            "unknown_key",
+            f"passes.q.extra_options.{name}",
+            holds=("adapter_path, config_only, ", "int4_block_size"),
+        )
     two = {"type": "ModelBuilder", "extra_options": {"block_size": 1, "q": 1}}
-    (told, last) = problems(tmp_path, with_value(QUANTIZE, two))
-    assert told.endswith(".block_size': did you mean 'int4_block_size' or 'qmoe_block_size'?")
-    assert "extra_options.q': the installed onnxruntime-genai takes adapter_path, " in last
+    first, last = check_recipe(put(tmp_path, with_value(QUANTIZE, two))).errors
+    assert_says(
+        first, "unknown_key", "passes.q.extra_options.block_size", holds=("'int4_block_size'", "'qmoe_block_size'")
+    )
+    assert_says(last, "unknown_key", "passes.q.extra_options.q", holds="adapter_path, ")
 
 
 def test_arguments_of_a_hugging_face_model_are_lm_evals_and_of_an_onnx_model_ours(tmp_path: Path) -> None:
     eager: dict[str, Any] = {"model_args": {"attn_implementation": "eager"}}
     assert problems(tmp_path, of_evaluator(**eager)) == []
     for recipe in (of_onnx(tmp_path, **eager), built(**eager)):
-        (unknown,) = problems(tmp_path, recipe)
-        assert unknown.startswith("unknown key 'evaluators.ours.model_args.attn_implementation'")
-    found = problems(tmp_path, of_onnx(tmp_path, model_args={"execution_provider": "cudda"}))
-    assert "names the unknown execution provider 'cudda': did you mean 'cuda' (extra 'gpu')?" in found[0]
+        assert_says(one_of(tmp_path, recipe), "unknown_key", "evaluators.ours.model_args.attn_implementation")
+    found, *_ = check_recipe(put(tmp_path, of_onnx(tmp_path, model_args={"execution_provider": "cudda"}))).errors
+    assert_says(found, "unknown_name", "input_model", holds=("'cudda'", "'cuda'"))
 
 
 PUBLIC: dict[str, Any] = {
@@ -460,14 +337,6 @@ PUBLIC: dict[str, Any] = {
     "batch_size": 1,
 }
 """Keys that Olive's public recipes have beside ONNX models on CPUs."""
-
-IGNORED = [
-    "ignored: 'model_class' = 'hf', because the model is an ONNX model",
-    "ignored: the argument 'past_present_share_buffer' of Olive's backend: the graph says whether the KV cache is "
-    "updated in place",
-    "ignored: the option 'enable_skip_layer_norm_strict_mode' is one of CUDAExecutionProvider, and the model runs on "
-    "CPUExecutionProvider",
-]
 
 
 @pytest.mark.parametrize("kind", ["hf", "onnx"])
@@ -479,27 +348,23 @@ def test_what_other_backends_need_is_ignored_with_one_warning_each(
     assert problems(tmp_path, recipe) == []
     OrtLMArguments.of("m", PUBLIC["model_args"], has_session=False)
     warnings = sorted(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
-    assert [line.startswith(ignored) for line, ignored in zip(warnings, IGNORED, strict=True)] == [True] * 3
+    names = ("model_class", "past_present_share_buffer", "enable_skip_layer_norm_strict_mode")
+    assert [f"'{name}'" in line for line, name in zip(warnings, names, strict=True)] == [True] * 3
 
 
 @pytest.mark.parametrize(
-    ("keys", "accelerator", "problem"),
+    ("keys", "accelerator", "code", "holds"),
     [
-        ({"provider_options": {"enable_skip_layer_norm_strict_mod": "1"}}, None, "takes no options, and was given"),
-        (
-            {"execution_provider": "cudda"},
-            None,
-            "unknown execution provider 'cudda': did you mean 'cuda' (extra 'gpu')?",
-        ),
-        ({}, "CUDAExecutionProvidr", "unknown execution provider 'CUDAExecutionProvidr'"),
+        ({"provider_options": {"enable_skip_layer_norm_strict_mod": "1"}}, None, "provider", "strict_mod"),
+        ({"execution_provider": "cudda"}, None, "unknown_name", "'cuda'"),
+        ({}, "CUDAExecutionProvidr", "unknown_name", "'CUDAExecutionProvidr'"),
     ],
 )
 def test_provider_of_what_passes_hand_on_is_checked(
-    tmp_path: Path, keys: dict[str, Any], accelerator: str | None, problem: str
+    tmp_path: Path, keys: dict[str, Any], accelerator: str | None, code: str, holds: str
 ) -> None:
-    (found,) = problems(tmp_path, on(accelerator, built(**keys)))
-    assert found.startswith("'evaluators.ours': ")
-    assert problem in found
+    found = one_of(tmp_path, on(accelerator, built(**keys)))
+    assert_says(found, code, "evaluators.ours", holds=("evaluators.ours", holds))
 
 
 def test_provider_of_another_machine_is_a_problem_as_of_a_run_and_all_else_is_checked(tmp_path: Path) -> None:
@@ -507,7 +372,7 @@ def test_provider_of_another_machine_is_a_problem_as_of_a_run_and_all_else_is_ch
     findings = check_recipe(put(tmp_path, recipe))
     assert [error.field for error in findings.errors] == ["systems.here.accelerators"]
     line = next(line for line in findings.text().splitlines() if "evaluators.ours: provider" in line)
-    assert "CUDAExecutionProvider  (Olive's accelerator, which this machine has not)" in line
+    assert "CUDAExecutionProvider  (Olive's accelerator" in line
     found = problems(tmp_path, on("CUDAExecutionProvider", of_onnx(tmp_path)))
     assert found
     assert all("CUDAExecutionProvider" in problem for problem in found)
@@ -525,8 +390,8 @@ def test_tasks_of_a_folder_are_known_without_their_data_and_unknown_members_name
     block = with_folder(tmp_path, "colours", "size_on_disk")
     assert problems(tmp_path, with_value(OURS, block)) == []
     (tmp_path / "tasks" / "mine.yaml").write_text("group: mine\ntask: [colours, colour]\n", encoding="utf-8")
-    (problem,) = map(str, mistakes({**RECIPE, "evaluators": {"ours": {**block, "tasks": ["mine"]}}}))
-    assert problem.startswith("'evaluators.ours.tasks': unknown task 'colour': did you mean 'colours'")
+    (error,) = mistakes({**RECIPE, "evaluators": {"ours": {**block, "tasks": ["mine"]}}})
+    assert_says(error, "unknown_name", "evaluators.ours.tasks", holds=("'colour'", "'colours'"))
 
 
 def test_functions_of_tasks_that_are_asked_for_are_listed_with_their_file_and_not_imported(tmp_path: Path) -> None:
@@ -544,11 +409,10 @@ def test_functions_of_tasks_that_are_asked_for_are_listed_with_their_file_and_no
     for place in (folder / "code.py", folder / "deep" / "code.py"):
         place.write_text("raise SystemExit('imported')", encoding="utf-8")
     text = check_recipe(put(tmp_path, {**RECIPE, "evaluators": {"ours": block}})).text()
-    lines = [" ".join(line.split()) for line in text.splitlines() if "code of task files" in line]
-    assert lines == [
-        f"code of task files {folder / 'code.py'} (!function Task, score)",
-        f"code of task files {folder / 'deep' / 'code.py'} (!function clean)",
-        "code of task files os (!function getpid)",
+    assert [line.split()[4:] for line in text.splitlines() if "(!function" in line] == [
+        [str(folder / "code.py"), "(!function", "Task,", "score)"],
+        [str(folder / "deep" / "code.py"), "(!function", "clean)"],
+        ["os", "(!function", "getpid)"],
     ]
 
 
@@ -560,10 +424,7 @@ def test_answers_longer_than_the_context_of_the_input_model_are_refused(tmp_path
         "evaluators": {"ours": {**block, "gen_kwargs": {"max_gen_toks": 512}}},
         "evaluator": "ours",
     }
-    assert problems(tmp_path, recipe) == [
-        "task 'quickstart_generate': 'max_gen_toks' = 512 leaves no room for a prompt: it must be below the model's "
-        "max_length of 512"
-    ]
+    assert_says(one_of(tmp_path, recipe), "task", "max_gen_toks", 512, holds=("'quickstart_generate'", "512"))
 
 
 def with_folder(tmp_path: Path, *tasks: str) -> dict[str, Any]:
@@ -576,30 +437,27 @@ def with_folder(tmp_path: Path, *tasks: str) -> dict[str, Any]:
 
 def test_recipe_without_a_block_of_ours_is_a_problem(tmp_path: Path) -> None:
     recipe: dict[str, Any] = {"input_model": RECIPE["input_model"]}
-    problem = (
-        "the recipe has no evaluator OrtLMEvaluator or OrtEvaluator and no pass OrtLMEvaluation or OrtLossMap or "
-        "OrtMending"
-    )
-    assert check_recipe(put(tmp_path, recipe)).problems == [problem]
+    kinds = ("OrtLMEvaluator", "OrtEvaluator", "OrtLMEvaluation", "OrtLossMap", "OrtMending")
+    assert_says(one_of(tmp_path, recipe), "missing", holds=kinds)
     recipe["evaluators"] = {"olives": {"type": "LMEvaluator", "tasks": ["arc_easy"]}}
-    assert check_recipe(put(tmp_path, recipe)).problems == [f"{problem}: make 'evaluators.olives.type' OrtLMEvaluator"]
+    assert_says(one_of(tmp_path, recipe), "missing", holds=(*kinds, "'evaluators.olives.type'"))
 
 
 @pytest.mark.parametrize(
     ("changes", "missing"),
     [
         ({"engine": {"evaluator": "ours"}, "passes": {}}, []),
-        ({"passes": {"q": {"type": QUANTIZER, "evaluator": "ours"}}}, []),
-        ({"evaluators": {"ours": {"metrics": [SCORE]}}}, []),
+        ({"passes": {"q": {"type": "OnnxKQuantQuantization", "evaluator": "ours"}}}, []),
+        ({"evaluators": {"ours": {"metrics": [METRIC]}}}, []),
         ({}, []),
-        ({"passes": {"q": {"type": QUANTIZER}}}, ["evaluator"]),
+        ({"passes": {"q": {"type": "OnnxKQuantQuantization"}}}, ["evaluator"]),
     ],
 )
 def test_evaluator_is_named_elsewhere_or_kept_beside_a_pass_that_evaluates(
     tmp_path: Path, changes: dict[str, Any], missing: list[str]
 ) -> None:
     path = put(tmp_path, {**RECIPE, "evaluator": None, **changes})
-    assert [(error.code, error.field) for error in check_recipe(path).errors] == [(MISSING, key) for key in missing]
+    assert [(error.code, error.field) for error in check_recipe(path).errors] == [("missing", key) for key in missing]
 
 
 def test_command_is_2_with_all_problems_on_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -609,5 +467,3 @@ def test_command_is_2_with_all_problems_on_one_line(tmp_path: Path, capsys: pyte
     assert err.count("\n") == 1
     assert "limt" in err
     assert "seed" in err
-    assert main(["check", str(put(tmp_path, RECIPE)), "--provider", "cpu"]) == 2
-    assert "options are for models" in capsys.readouterr().err

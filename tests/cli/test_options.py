@@ -18,7 +18,6 @@ from olive_ext.errors import (
     RecordsError,
     TaskError,
 )
-from tests.refusals import refused
 
 SAME = {"path": SAME_MODEL, "is_same_model": True}
 
@@ -140,31 +139,6 @@ def test_advice_names_options_and_leaves_what_is_no_key() -> None:
     keys = f'{keys}, `require: ["kl_mean<=0.1"]`, `mmlu` has'
     told = "leave `--limit` out, `--set matters=4`, `--documents all`, `--fail-on-loss 1`"
     assert advised(keys) == f"{told}, `--require 'kl_mean<=0.1'`, `mmlu` has"
-
-
-def test_key_of_another_place_that_nobody_knows_is_named_with_the_nearest() -> None:
-    with refused(ConfigError, "unknown_key", "--against", "threads", holds="'num_threads'"):
-        written("--against", "threads=1")
-
-
-def test_variant_with_a_comma_is_written_as_json() -> None:
-    with refused(ConfigError, "wrong_value", "--against", "variant=a,b", holds='{"NAME": "VALUE"}'):
-        written("--against", "variant=a,b")
-
-
-@pytest.mark.parametrize(
-    ("argv", "field", "value"),
-    [
-        ("--set limit=5 --limit 3", "--set", "limit"),
-        ("--set seed=5 --set seed=6", "--set", "seed"),
-        ("--set engine.num_slots=5 --set engine={}", "--set", "engine"),
-        ("--against provider=cpu,execution_provider=cuda", "--against", "execution_provider"),
-        ("--against provider=cpu --reference float", "--reference", "float"),
-    ],
-)
-def test_two_values_of_one_key_are_refused(argv: str, field: str, value: str) -> None:
-    with refused(ConfigError, "contradiction", field, value):
-        written(*argv.split())
 
 
 def test_claim_is_a_list_of_its_keys_and_absent_options_write_nothing() -> None:

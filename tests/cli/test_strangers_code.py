@@ -187,4 +187,4 @@ def test_weights_that_are_a_pickle_run_nothing(
     (hf / "pytorch_model.bin").write_bytes(b"cposix\nsystem\n(V" + command.encode() + b"\ntR.")
     assert main(["evaluate", str(hf), *tasks, *QUICK]) == 2
     assert not ran.exists()
-    assert "transformers cannot load" in " ".join(capsys.readouterr().err.split())
+    assert "transformers" in capsys.readouterr().err

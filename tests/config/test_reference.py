@@ -8,7 +8,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from olive_ext.config import EvaluationConfig, ReferenceConfig, schema
+from olive_ext.config import EvaluationConfig, EvaluationSettings, ReferenceConfig, schema
+from olive_ext.errors import ConfigError
+from tests.refusals import refused
 
 
 def parsed(reference: Any) -> ReferenceConfig | None:
@@ -39,3 +41,19 @@ def test_schema_takes_a_path_and_a_mapping() -> None:
         jsonschema.validate({"type": "OrtLMEvaluator", "tasks": ["a"], "reference": reference}, block)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"type": "OrtLMEvaluator", "tasks": ["a"], "reference": {"mode": "recorded"}}, block)
+
+
+@pytest.mark.parametrize("word", ["auto", "export"])
+def test_folder_with_the_name_of_a_word_is_never_taken_for_the_word(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Olive makes the word an absolute path where such a folder is in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / word).mkdir()
+    own = str(tmp_path / word)
+    with refused(ConfigError, "wrong_value", "reference.float_model", own, holds=word):
+        EvaluationSettings.parse({"tasks": ["a"], "reference": {"path": "hf", "float_model": own}})
+    for inside in (f"./{word}", str(tmp_path / word / "model.onnx"), word):
+        settings = EvaluationSettings.parse({"tasks": ["a"], "reference": {"path": "hf", "float_model": inside}})
+        assert settings.reference is not None
+        assert settings.reference.float_model == inside

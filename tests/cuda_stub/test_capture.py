@@ -14,10 +14,9 @@ from onnx import helper
 
 import olive_ext
 from olive_ext.config import ModelSettings
-from olive_ext.engine.engine import Engine
+from olive_ext.engine.engine import Engine, open_engine, open_runner
 from olive_ext.engine.forms import kv_store, packed
 from olive_ext.engine.forms.packed import PLAIN_RUNS
-from olive_ext.engine.opening import open_engine, open_runner
 from olive_ext.engine.requests import Generation, Request
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import LogitsRow, Row, Step

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,10 @@ from onnxruntime.capi.onnxruntime_pybind11_state import EPFail, InvalidGraph, No
 import olive_ext
 from olive_ext.check.model_check import check_model
 from olive_ext.config import EvaluationConfig, ModelSettings
-from olive_ext.engine.engine import Engine
+from olive_ext.engine.engine import Engine, open_runner
 from olive_ext.engine.forms import packed
 from olive_ext.engine.forms.attention_trial import attends_otherwise
 from olive_ext.engine.forms.kv_store import COPIED_BYTES
-from olive_ext.engine.opening import open_runner
 from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.requests import Generation, Request
 from olive_ext.engine.step import Copy, LogitsRow, Row, Step, StepOutput
@@ -93,12 +92,38 @@ def _texts(count: int, length: int, seed: int = 1) -> list[list[int]]:
     return [[rng.randrange(4, VOCAB) for _ in range(length)] for _ in range(count)]
 
 
-def test_texts_are_scored_in_the_form_that_was_chosen_and_caches_written_in_place(form: str, session: Session) -> None:
-    facts = session.describe_execution()
+def scored(session: Session, pairs: Sequence[Any]) -> tuple[dict[str, Any], int, Counts]:
+    """What is said of a session that scores pairs, once for what is allocated then; its steps of the second time, and
+    what they launch and send."""
+    session.loglikelihood(pairs)
+    session.gc()
+    counts()
+    before = session.describe_execution()["counters"]["steps"]
+    session.loglikelihood(pairs)
+    facts, found = session.describe_execution(), counts()
+    assert found.wrong_copies == 0
+    return facts, facts["counters"]["steps"] - before, found
+
+
+def _pairs(count: int, context: int, length: int) -> list[tuple[list[int], list[int]]]:
+    return [(text[:context], text[context:]) for text in _texts(count, length)]
+
+
+def test_scoring_in_the_form_that_was_chosen_sends_a_few_numbers_a_target_to_the_host(
+    name: str, form: str, session: Session
+) -> None:
+    """Its caches are written in place."""
+    facts, num_steps, found = scored(session, _pairs(6, 60, TEXT))
     assert facts["scoring"] == form, facts["notes"]
     assert facts["providers"][0] == "CUDAExecutionProvider"
-    assert facts["kv_cache"] == "in_place"
-    assert facts["num_slots"] == SLOTS
+    assert (facts["kv_cache"], facts["num_slots"]) == ("in_place", SLOTS)
+    assert num_steps == STEPS[form](6)
+    assert found.launches <= MODELS[name][form] * num_steps
+    assert found.bytes_to_host <= 20 * 6 * (4 + 8)  # a log-probability in fp32 and a greedy token in int64
+    assert found.largest_to_host <= 20 * 8
+    assert found.copies_to_host <= 3 * num_steps
+    assert found.copies_to_device <= 8 * num_steps
+    assert found.bytes_to_device <= 1_200 * num_steps  # token ids, masks, indices; nothing of KV's size
 
 
 def test_caches_are_zeroed_on_the_device(form: str, name: str) -> None:
@@ -111,25 +136,6 @@ def test_caches_are_zeroed_on_the_device(form: str, name: str) -> None:
     runner.close()
     assert found.bytes_to_device < 1_000
     assert found.launches > 0
-
-
-def test_scoring_sends_a_few_numbers_a_target_to_the_host(name: str, form: str, session: Session) -> None:
-    texts = _texts(6, TEXT)
-    session.loglikelihood([(text[:60], text[60:]) for text in texts])  # what is allocated is allocated now
-    session.gc()
-    counts()
-    before = session.describe_execution()["counters"]["steps"]
-    session.loglikelihood([(text[:60], text[60:]) for text in texts])
-    num_steps = session.describe_execution()["counters"]["steps"] - before
-    found, num_targets = counts(), 20 * len(texts)
-    assert found.wrong_copies == 0
-    assert num_steps == STEPS[form](len(texts))
-    assert found.launches <= MODELS[name][form] * num_steps
-    assert found.bytes_to_host <= num_targets * (4 + 8)  # a log-probability in fp32 and a greedy token in int64
-    assert found.largest_to_host <= 20 * 8
-    assert found.copies_to_host <= 3 * num_steps
-    assert found.copies_to_device <= 8 * num_steps
-    assert found.bytes_to_device <= 1_200 * num_steps  # token ids, masks, indices; nothing of KV's size
 
 
 def test_decoding_step_fed_with_the_last_ones_tokens_sends_a_token_a_row_to_the_host(name: str, form: str) -> None:
@@ -233,32 +239,16 @@ def test_recording_sends_records_and_no_rows_of_logits_to_the_host() -> None:
     assert found.bytes_to_device == rows * 32 * 4
 
 
-@pytest.mark.parametrize("shapes", ["bucketed", "any"])
-def test_rows_of_the_vocabulary_that_nobody_samples_from_stay_on_the_device(shapes: str) -> None:
-    text = _texts(4, 60, seed=5)
-    engine = {"num_slots": SLOTS, "chunk_size": CHUNK, "shapes": shapes}
+def test_rows_of_the_vocabulary_that_nobody_samples_from_stay_on_the_device_in_few_shapes() -> None:
+    engine = {"num_slots": SLOTS, "chunk_size": CHUNK, "shapes": "bucketed"}
     with olive_ext.open(export(LLAMA).path, execution_provider="cuda", engine=engine) as session:
-        session.loglikelihood([(one[:50], one[50:]) for one in text])
-        session.gc()
-        counts()
-        session.loglikelihood([(one[:50], one[50:]) for one in text])
-        assert counts().largest_to_host < VOCAB * 4
+        assert scored(session, _pairs(4, 50, 60))[2].largest_to_host < VOCAB * 4
 
 
 def test_cudnn_makes_no_plan_for_every_length_of_a_prompt() -> None:
     """The variable is read when the provider comes up: without the session's setting it would be absent."""
     with olive_ext.open(export(LLAMA).path, execution_provider="cuda"):
         assert os.environ["ORT_ENABLE_CUDNN_FLASH_ATTENTION"] == "0"
-
-
-def test_greedy_decoding_sends_a_token_a_row_to_the_host(session: Session) -> None:
-    prompts = _texts(SLOTS, 12, seed=2)
-    asked = [GenerationRequest(prompt, max_new_tokens=6) for prompt in prompts]
-    counts()
-    _generate(session, asked)
-    found = counts()
-    assert found.wrong_copies == 0
-    assert found.largest_to_host <= SLOTS * 8
 
 
 def test_shared_prefixes_are_copied_on_the_device(session: Session) -> None:
@@ -313,7 +303,7 @@ def test_attention_that_would_fall_to_the_cpu_is_refused_by_name(export_name: st
 
 def test_allowed_fallback_runs_the_whole_model_on_the_cpu_with_its_numbers() -> None:
     path = genai_export("llama", "0.18.0")
-    pairs = [(text[:60], text[60:]) for text in _texts(4, 80)]
+    pairs = _pairs(4, 60, 80)
     engine = {"scoring": "rows", "chunk_size": CHUNK}
     with olive_ext.open(path, execution_provider="cpu", engine=engine) as session:
         expected = session.loglikelihood(pairs)
@@ -323,15 +313,9 @@ def test_allowed_fallback_runs_the_whole_model_on_the_cpu_with_its_numbers() -> 
 
 
 def test_comparison_with_a_reference_keeps_rows_of_logits_on_the_device(name: str) -> None:
-    path, text = export(name).path, _texts(4, 60, seed=5)
+    path = export(name).path
     with olive_ext.open(path, execution_provider="cuda", engine={"num_slots": 1}, reference=path) as session:
-        session.loglikelihood([(one[:50], one[50:]) for one in text])
-        counts()
-        session.gc()
-        session.loglikelihood([(one[:50], one[50:]) for one in text])
-        found = counts()
-    assert found.wrong_copies == 0
-    assert found.largest_to_host < VOCAB * 4, "no row of logits"
+        assert scored(session, _pairs(4, 50, 60))[2].largest_to_host < VOCAB * 4, "no row of logits"
 
 
 @pytest.mark.parametrize(

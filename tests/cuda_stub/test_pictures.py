@@ -14,8 +14,7 @@ from olive_ext.session import Session
 from olive_ext.session.requests import ScoringRequest
 from tests.cuda_stub.counts import Counts, counts
 from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES, plain_encoder_export, plain_items_export
-from tests.families.pictures import picture
-from tests.families.sounds import sound
+from tests.families.pictures import picture, sound
 
 pytestmark = pytest.mark.cuda_stub
 

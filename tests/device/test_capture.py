@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from olive_ext.config import ModelSettings
-from olive_ext.engine.engine import Engine
-from olive_ext.engine.opening import open_engine
+from olive_ext.engine.engine import Engine, open_engine
 from olive_ext.engine.requests import Generation, Request, Sampling
 from olive_ext.errors import ProviderError
 from olive_ext.model import resolve

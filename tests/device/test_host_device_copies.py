@@ -18,7 +18,7 @@ import pytest
 
 from docs.benchmarks.ort_profile import Node, Tensor, read_runs
 from olive_ext.config import EngineConfig, ModelSettings
-from olive_ext.engine.opening import open_engine
+from olive_ext.engine.engine import open_engine
 from olive_ext.engine.requests import Beams, Generation, Request, Sampling
 from olive_ext.model import resolve
 from olive_ext.model.providers.resolution import register_libraries

@@ -13,10 +13,10 @@ import onnx
 import pytest
 
 from olive_ext.config import ModelSettings
+from olive_ext.engine.engine import open_runner
 from olive_ext.engine.forms.attention_trial import attends_otherwise
 from olive_ext.engine.forms.packed import PagedKv
 from olive_ext.engine.forms.paged_attention import KERNELS
-from olive_ext.engine.opening import open_runner
 from olive_ext.errors import ProviderError
 from olive_ext.model import resolve
 from olive_ext.session import Session

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from olive_ext.config import ModelSettings
-from olive_ext.engine.opening import engine_on, open_runner
+from olive_ext.engine.engine import engine_on, open_runner
 from olive_ext.engine.requests import Request
 from olive_ext.errors import ProviderError, RunError
 from olive_ext.media.items import MediaRun

@@ -15,15 +15,14 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from olive_ext.engine.capacity import UNLIMITED, Blocks
 from olive_ext.engine.forms.base import ONE_ROW, OneRow, StepForm
 from olive_ext.engine.forms.packed import PackedSteps
-from olive_ext.engine.forms.returned import AlikeRows
+from olive_ext.engine.forms.registry import AlikeRows
 from olive_ext.engine.forms.rows import AllSlots, NeighbouringSlots, SlotRows
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
-from olive_ext.engine.step import Candidates, Columns, Row, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, Blocks, Candidates, Columns, Row, Step, StepOutput
 from olive_ext.errors import LostItemError, MemoryShortageError
 from olive_ext.media.items import Media, Source, runs_within
 

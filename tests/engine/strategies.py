@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.packed import PackedSteps
-from olive_ext.engine.forms.returned import AlikeRows
+from olive_ext.engine.forms.registry import AlikeRows
 from olive_ext.engine.requests import Generation, Request, Result, ThinkingBudget
 from olive_ext.engine.scheduling.blocks import BlockTables
 from olive_ext.media.items import MediaItem, MediaRun, Source
@@ -138,7 +138,7 @@ def assert_runs_as_oracle(engine: Engine, calls: Iterable[Sequence[Request]], le
 
 def assert_tables_agree(engine: Engine, runner: FakeRunner) -> None:
     """What the scheduler of an engine that has run counts is what the runner holds."""
-    kept = engine._scoring._scheduler._in_slots.slots._tables
+    kept = engine._scoring.scheduler._in_slots.slots._tables
     if kept is not None:
         slots = range(runner.capacity.num_slots)
         assert _as_shared(kept, slots) == _as_shared(runner.tables, slots)

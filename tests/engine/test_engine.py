@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import MIN_COPY, StepForm
-from olive_ext.engine.forms.returned import AlikeRows
+from olive_ext.engine.forms.registry import AlikeRows
 from olive_ext.engine.requests import Beams, Generation, Request, Result
 from olive_ext.engine.runners.runner import Capacity, Traits
+from olive_ext.engine.step import UNLIMITED
 from olive_ext.errors import MemoryShortageError, OliveExtError
 from olive_ext.media.items import Source
 from tests.engine.fake_runner import ALIKE, FORMS, PACKED, RANGE, SINGLE, VOCAB, FakeRunner, oracle

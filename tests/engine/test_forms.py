@@ -17,21 +17,17 @@ from onnx import TensorProto, helper
 
 import olive_ext
 from olive_ext.config import ModelSettings
-from olive_ext.engine.capacity import UNLIMITED
-from olive_ext.engine.engine import Engine
+from olive_ext.engine.engine import Engine, item_limit
 from olive_ext.engine.forms.base import ReadySequences, ScoredSteps, ScoringRule, StepForm, joined
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore, OpenedDecoder
 from olive_ext.engine.forms.packed import PackedOnGraph, PackedSteps, longest_step
-from olive_ext.engine.forms.registry import FORMS, choose
-from olive_ext.engine.forms.returned import AlikeRows, ReturnedKv
+from olive_ext.engine.forms.registry import FORMS, AlikeRows, ReturnedKv, choose
 from olive_ext.engine.forms.rows import RowsOnGraph, ViewKv, choose_limit
-from olive_ext.engine.opening import item_limit
 from olive_ext.engine.requests import Generation, Request
 from olive_ext.engine.scheduling.sequences import ChosenRow
-from olive_ext.engine.step import Copy, Row
+from olive_ext.engine.step import UNLIMITED, Copy, Row
 from olive_ext.errors import ConfigError
-from olive_ext.graph.nodes import model_of
-from olive_ext.graph.onnx_file import ModelProto
+from olive_ext.graph.nodes import ModelProto, model_of
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.decisions import Decision
 from olive_ext.model.providers.devices import Device, Provider

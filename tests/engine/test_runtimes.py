@@ -13,7 +13,7 @@ import pytest
 
 import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
-from olive_ext.engine.opening import open_runner
+from olive_ext.engine.engine import open_runner
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import ResolvedModel
 from olive_ext.model.runtimes import choose, refuse_settings, with_alternative
@@ -223,7 +223,7 @@ def test_missing_genai_names_what_to_install() -> None:
         "import sys; sys.modules['onnxruntime_genai'] = None\n"
         "from pathlib import Path\n"
         "from olive_ext.config import ModelSettings\n"
-        "from olive_ext.engine.runners.genai.genai_runner import open_genai_runner\n"
+        "from olive_ext.engine.runners.genai_runner import open_genai_runner\n"
         "from olive_ext.model import ResolvedModel\n"
         "from olive_ext.model.providers.devices import Provider\n"
         "from olive_ext.model.types import ModelFiles\n"

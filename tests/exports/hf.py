@@ -31,6 +31,11 @@ class Family:
     """Releases to make it with, where the installed ones cannot."""
 
 
+def _numbered(names: str) -> dict[str, int]:
+    """Ids of special tokens by their names in a configuration."""
+    return {name: MEDIA + number for number, name in enumerate(names.split())}
+
+
 _IDS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 _SMALL = {"vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "initializer_range": 0.2, **_IDS}
 _SHAPE = {
@@ -72,15 +77,9 @@ _GEMMA4_TEXT = {
     "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": VOCAB,
 }
-_GEMMA4_IDS = {
-    "boi_token_id": MEDIA,
-    "image_token_id": MEDIA + 1,
-    "eoi_token_id": MEDIA + 2,
-    "boa_token_id": MEDIA + 3,
-    "audio_token_id": MEDIA + 4,
-    "eoa_token_index": MEDIA + 5,
-    "video_token_id": MEDIA + 6,
-}
+_GEMMA4_IDS = _numbered(
+    "boi_token_id image_token_id eoi_token_id boa_token_id audio_token_id eoa_token_index video_token_id"
+)
 _LINEAR = {
     **_SHAPE,
     "head_dim": 32,
@@ -93,6 +92,8 @@ _LINEAR = {
     "linear_num_value_heads": 4,
     "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.25},
 }
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+_TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 _MROPE = {**_ROPE, "mrope_section": [2, 3, 3]}
 _VISION = {
     "depth": 2,
@@ -105,20 +106,8 @@ _VISION = {
     "temporal_patch_size": 2,
     "out_hidden_size": 64,
 }
-_QWEN_IDS = {
-    "vision_start_token_id": MEDIA,
-    "vision_end_token_id": MEDIA + 1,
-    "image_token_id": MEDIA + 2,
-    "video_token_id": MEDIA + 3,
-}
-_SIGLIP = {
-    "model_type": "siglip_vision_model",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": 32,
-}
+_QWEN_IDS = _numbered("vision_start_token_id vision_end_token_id image_token_id video_token_id")
+_SIGLIP = {"model_type": "siglip_vision_model", **_TOWER, "image_size": 32}
 _TRANSLATION = {
     "vocab_size": VOCAB,
     "max_position_embeddings": CONTEXT,
@@ -140,10 +129,7 @@ _OLDER = ("transformers==5.10.4", "tokenizers==0.22.2", "huggingface_hub==1.5.0"
 
 
 _GEMMA4_VISION = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
+    **_TOWER,
     "num_key_value_heads": 2,
     "head_dim": 16,
     "patch_size": 4,
@@ -177,9 +163,7 @@ def _gemma3(vision: dict[str, Any], num_tokens: int) -> Family:
         {**_GEMMA, "num_hidden_layers": 6, "query_pre_attn_scalar": 16},
         {**_SIGLIP, **vision, "patch_size": 4},
         mm_tokens_per_image=num_tokens,
-        boi_token_index=MEDIA,
-        image_token_index=MEDIA + 1,
-        eoi_token_index=MEDIA + 2,
+        **_numbered("boi_token_index image_token_index eoi_token_index"),
     )
 
 
@@ -357,18 +341,12 @@ FAMILIES = {
         "Qwen3NextConfig",
         {
             **_LINEAR,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
+            **_EXPERTS,
             "shared_expert_intermediate_size": 32,
-            "decoder_sparse_step": 1,
             "mlp_only_layers": [],
         },
     ),
-    "qwen3_moe": Family(
-        "Qwen3MoeConfig",
-        {**_SHAPE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1},
-    ),
+    "qwen3_moe": Family("Qwen3MoeConfig", {**_SHAPE, **_EXPERTS}),
     # Short convolutions and attention.
     "lfm2": Family(
         "Lfm2Config",

@@ -59,25 +59,6 @@ def plain_logits(export: Export, tokens: list[int], given: Mapping[str, np.ndarr
     return logits[0].astype(np.float32)
 
 
-def plain_features(export: Export, name: str, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """[rows, size]: what the "vision" or "audio" encoder makes of a processor's arrays, without rows of padding."""
-    graph = _find(export.path, f"{name}_encoder/model.onnx", f"{name}.onnx")
-    assert graph, f"no {name} encoder in {export.path}"
-    known = {**arrays, **{theirs: arrays[ours] for ours, theirs in _RENAMED.items() if ours in arrays}}
-    for wanted in _session(graph, export.providers).get_inputs():
-        if known[wanted.name].ndim == len(wanted.shape) + 1:
-            known[wanted.name] = known[wanted.name][0]
-    features, *told = _run(graph, known, export).values()
-    rows = features.reshape(-1, features.shape[-1])
-    if not told or int(told[0].sum()) == len(rows):
-        return rows
-    return rows[: int(told[0][0])] if told[0].ndim == 1 else rows[told[0].reshape(-1)]
-
-
-_RENAMED = {"image_position_ids": "pixel_position_ids", "input_features_mask": "feature_attention_mask"}
-"""transformers' names of arrays that exporters call otherwise."""
-
-
 def cached_logits(export: Export, prompt: list[int], answer: list[int]) -> np.ndarray:
     """[V] in fp32 behind the answer: the prompt is fed whole, the answer by the token behind returned caches."""
     graph, cache, outputs = export.path / "model.onnx", dict[str, np.ndarray](), dict[str, np.ndarray]()
@@ -108,7 +89,9 @@ def hf_logits(export: Export, tokens: list[int]) -> np.ndarray:
     """[S, V] in fp32."""
     import torch
 
-    model = _model(export.hf)
+    from tests.agreement.references import causal
+
+    model = causal(export.hf).model
     inputs: dict[str, Any] = {"input_ids": torch.tensor([tokens])}
     if export.family == "whisper":
         inputs = {"input_features": torch.from_numpy(features()), "decoder_input_ids": torch.tensor([tokens])}
@@ -116,15 +99,6 @@ def hf_logits(export: Export, tokens: list[int]) -> np.ndarray:
         inputs = {"input_ids": torch.tensor([SOURCE]), "decoder_input_ids": torch.tensor([tokens])}
     with torch.no_grad():
         return model(**inputs, use_cache=False).logits[0].float().numpy()
-
-
-@lru_cache(maxsize=2)
-def _model(hf: Path) -> Any:
-    import torch
-    import transformers
-
-    architecture = json.loads((hf / "config.json").read_text(encoding="utf-8"))["architectures"][0]
-    return getattr(transformers, architecture).from_pretrained(hf, dtype=torch.float32).eval()
 
 
 @lru_cache(maxsize=8)

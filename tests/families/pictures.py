@@ -1,13 +1,17 @@
-"""Models of transformers that see pictures, as the reference of the same weights.
+"""Models of transformers that see pictures or hear, as the reference of the same weights.
 
-Prompts are built here, by the families' rules, from transformers' own processors: nothing of the package is used.
+Prompts are built here, by the families' rules, from transformers' own processors and from the rows of features that its
+own encoders return: nothing of the package is used.
 """
 
 from __future__ import annotations
 
+import io
+import re
+import wave
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +20,12 @@ import transformers
 from PIL import Image
 
 from olive_ext.media.graphs import Pieces
-from tests.agreement.references import Reference
-from tests.exports.media import MEDIA_FAMILIES
+from tests.agreement.references import RATE, Reference
+from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES
+
+Sound = tuple[npt.NDArray[np.float32], int]
+Item = Image.Image | Sound
+"""A picture, or samples and their rate."""
 
 
 def picture(seed: int, width: int, height: int) -> Image.Image:
@@ -26,55 +34,89 @@ def picture(seed: int, width: int, height: int) -> Image.Image:
     return Image.fromarray(pixels)
 
 
+def sound(seed: int, num_samples: int) -> Sound:
+    """A tone in noise: no two sound alike to an encoder."""
+    rng = np.random.default_rng(seed)
+    tone = np.sin(2 * np.pi * rng.uniform(200, 2000) * np.arange(num_samples) / RATE)
+    return (tone + 0.1 * rng.standard_normal(num_samples)).astype(np.float32), RATE
+
+
+def wav(samples: Any, width: int = 2, channels: int = 1, rate: int = RATE) -> bytes:
+    """A file of integers of `width` bytes."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setparams((channels, width, rate, 0, "NONE", ""))
+        writer.writeframes(np.asarray(samples).tobytes())
+    return file.getvalue()
+
+
 def feature_rows(features: Sequence[Pieces]) -> list[npt.NDArray[np.float32]]:
     """The rows of an item that an encoder has kept, of each output."""
     return [np.concatenate([value.numpy() for value in one.values])[: one.num_rows] for one in features]
 
 
+_GEMMA4, _QWEN = ("<boi>", "<eoi>"), ("<|vision_start|>", "<|vision_end|>")
 AROUND = {
-    "gemma4_vl": ("<boi>", "<eoi>"),
-    "gemma4_seen": ("<boi>", "<eoi>"),
-    "gemma3": ("\n\n<start_of_image>", "<end_of_image>\n\n"),
-    "qwen2_5_vl": ("<|vision_start|>", "<|vision_end|>"),
-    "qwen2_5_vl_genai": ("<|vision_start|>", "<|vision_end|>"),
-    "qwen3_5": ("<|vision_start|>", "<|vision_end|>"),
-    "qwen3_vl": ("<|vision_start|>", "<|vision_end|>"),
+    "images": {
+        **dict.fromkeys(("gemma4_vl", "gemma4_seen", "gemma4_any"), _GEMMA4),
+        **dict.fromkeys(("qwen2_5_vl", "qwen2_5_vl_genai", "qwen3_5", "qwen3_vl"), _QWEN),
+        "gemma3": ("\n\n<start_of_image>", "<end_of_image>\n\n"),
+    },
+    "audio": {"gemma4_any": ("<boa>", "<eoa>"), "qwen3_asr": ("<|audio_start|>", "<|audio_end|>")},
 }
-"""What stands around a picture's placeholders."""
+"""What stands around the placeholders of a picture or a sound."""
 
 
-class PictureReference(Reference):
+class MediaReference(Reference):
     """One model: features, log-probabilities and greedy answers."""
-
-    around: ClassVar = AROUND
 
     def __init__(self, family: str, folder: Path, *, is_as_exported: bool = True) -> None:
         """With `is_as_exported` it computes what the export is known to leave out or add."""
-        self.family = family
-        self._is_as_exported = is_as_exported
-        self.marker = MEDIA_FAMILIES[family].marker
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        self.processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
-        load = transformers.AutoModelForImageTextToText.from_pretrained
-        self.model = load(folder, dtype=torch.float32, attn_implementation="eager").eval()
-        self.placeholder = self.model.config.image_token_id
+        self.family, self._is_as_exported = family, is_as_exported
+        is_heard = family in SOUND_FAMILIES
+        self.marker = {**MEDIA_FAMILIES, **SOUND_FAMILIES}[family].marker
+        self.markers = {"audio" if is_heard else "images": self.marker}
+        """By the fields of a request, what a prompt holds for an item."""
+
+        if family == "gemma4_any":
+            self.markers["images"] = MEDIA_FAMILIES["gemma4_vl"].marker
+        self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+        if "images" in self.markers:
+            self._processor: Any = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+        if is_heard:
+            self._extractor: Any = transformers.AutoFeatureExtractor.from_pretrained(folder)
+        load: Any = transformers.AutoModelForMultimodalLM if is_heard else transformers.AutoModelForImageTextToText
+        self.model = load.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        self._placeholders = {
+            kind: getattr(self.model.config, "audio_token_id" if kind == "audio" else "image_token_id")
+            for kind in self.markers
+        }
         if family in ("llava", "qwen3_vl") and is_as_exported:
             self._as_exported()
 
     def given(self, request: Any) -> Any:
-        return request.images
+        return [*request.images, *request.audio]
 
-    def ids(self, text: str, images: Sequence[Image.Image] = ()) -> list[int]:
-        """The prompt's tokens, each marker replaced by a picture's placeholders as transformers' processors do it."""
-        for image in images:
-            text = text.replace(self.marker, "\0" + "\1" * self.num_tokens(image), 1)
-        placeholder = self.tokenizer.decode([self.placeholder])
-        begin, end = self.around.get(self.family, ("", ""))
-        parts = text.split("\0")
-        whole = parts[0] + "".join(
-            f"{begin}{placeholder * part.count(chr(1))}{end}{part.replace(chr(1), '')}" for part in parts[1:]
-        )
-        return list(self.tokenizer.encode(whole))
+    @property
+    def pattern(self) -> str:
+        """Finds the markers of a prompt."""
+        return "|".join(map(re.escape, self.markers.values()))
+
+    def ids(self, text: Any, items: Sequence[Item] = (), *, is_chat: bool = False) -> list[int]:
+        """The prompt's tokens, each marker replaced by an item's placeholders as transformers' processors do it."""
+        if not isinstance(text, str):
+            return list(text)
+        waiting = {
+            marker: iter([self._placed(kind, one) for one in items if field_of(one) == kind])
+            for kind, marker in self.markers.items()
+        }
+        text = re.sub(self.pattern, lambda found: next(waiting[found[0]]), text)
+        text = f"<user>{text}<assistant>" if is_chat else text
+        return list(self.tokenizer.encode(text, add_special_tokens=not is_chat))
+
+    def _placed(self, kind: str, item: Item) -> str:
+        begin, end = AROUND[kind].get(self.family, ("", ""))
+        return f"{begin}{self.tokenizer.decode([self._placeholders[kind]]) * self.num_tokens(item)}{end}"
 
     def _as_exported(self) -> None:
         """mobius 0.1.0 ends LLaVA's tower with the norm that LLaVA leaves out, and leaves out what Qwen3-VL adds to the
@@ -87,46 +129,53 @@ class PictureReference(Reference):
         norm = model.vision_tower.post_layernorm
         model.multi_modal_projector.register_forward_pre_hook(lambda _, inputs: (norm(inputs[0]),))
 
-    def arrays(self, images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
-        found = self.processor(images=list(images), return_tensors="np") if images else {}
+    def arrays(self, items: Sequence[Item]) -> dict[str, torch.Tensor]:
+        """What the model takes of pictures and sounds."""
+        found: dict[str, Any] = {}
+        if images := [one for one in items if field_of(one) == "images"]:
+            found |= self._processor(images=images, return_tensors="np")
+        if sounds := [one[0] for one in items if isinstance(one, tuple)]:
+            asked = {"sampling_rate": RATE, "padding": True, "return_attention_mask": True, "return_tensors": "np"}
+            heard = self._extractor(sounds, **asked)
+            found |= {"input_features_mask" if "mask" in name else name: value for name, value in heard.items()}
+        found.pop("num_soft_tokens_per_image", None)
         return {name: torch.tensor(np.asarray(value)) for name, value in found.items()}
 
-    def num_tokens(self, image: Image.Image) -> int:
-        found = self.arrays([image])
-        if "num_soft_tokens_per_image" in found:
-            return int(found["num_soft_tokens_per_image"])
-        if "image_grid_thw" in found:
-            return int(found["image_grid_thw"].prod()) // self.processor.merge_size**2
-        return int(self.features([image]).shape[0])
+    def num_tokens(self, item: Item) -> int:
+        return len(self.features([item]))
 
-    def features(self, images: Sequence[Image.Image]) -> torch.Tensor:
-        """[rows, size] of all pictures."""
-        found = self.arrays(images)
-        found.pop("num_soft_tokens_per_image", None)
+    def features(self, items: Sequence[Item]) -> torch.Tensor:
+        """[rows, size] of all items, which are of one kind."""
+        get = "get_audio_features" if field_of(items[0]) == "audio" else "get_image_features"
         with torch.inference_mode():
-            output = self.model.model.get_image_features(**found)
+            output = getattr(self.model.model, get)(**self.arrays(items))
         features = getattr(output, "pooler_output", output)
+        if get == "get_audio_features" and (mask := output.get("attention_mask")) is not None:
+            return features[mask]
         parts = features if isinstance(features, (list, tuple)) else [features]
         return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
-    def logprobs(self, ids: Sequence[int], images: Sequence[Image.Image]) -> Any:
-        found: dict[str, Any] = dict(self.arrays(images))
-        found.pop("num_soft_tokens_per_image", None)
+    def logprobs(self, ids: Sequence[int], items: Sequence[Item]) -> Any:
         tokens = torch.tensor([list(ids)])
+        found: dict[str, Any] = {"input_ids": tokens, **self.arrays(items)}
+        if self.family == "qwen3_asr" and items:  # its encoder gives others of a sound beside a longer one
+            embeds = self.model.get_input_embeddings()(tokens).detach()
+            embeds[tokens == self._placeholders["audio"]] = torch.cat([self.features([one]) for one in items])
+            found = {"inputs_embeds": embeds}
+        is_seen = tokens == self._placeholders.get("images", -1)
         if self.family.startswith(("qwen2_5_vl", "qwen3_5", "qwen3_vl", "gemma4")):
-            found["mm_token_type_ids"] = (tokens == self.placeholder).int()
+            found["mm_token_type_ids"] = is_seen.int()
         if self.family == "gemma3" and not self._is_as_exported:
-            found["token_type_ids"] = (tokens == self.placeholder).int()
+            found["token_type_ids"] = is_seen.int()
         is_masked = self.family == "gemma4_seen" and self._is_as_exported
-        mask = self._masks(tokens[0]) if is_masked else torch.ones_like(tokens)
+        mask = self._masks(is_seen[0]) if is_masked else torch.ones_like(tokens)
         with torch.inference_mode():
-            logits = self.model(input_ids=tokens, attention_mask=mask, **found).logits
+            logits = self.model(attention_mask=mask, **found).logits
         return logits[0].double().log_softmax(-1).numpy()
 
-    def _masks(self, tokens_S: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _masks(self, is_item_S: torch.Tensor) -> dict[str, torch.Tensor]:
         """mobius 0.1.0's for Gemma 4: a picture's tokens see each other in all layers, and beyond the windows, as in
         transformers 5.10. Added to scores [1, 1, S, S]."""
-        is_item_S = tokens_S == self.placeholder
         block_S = (is_item_S & ~is_item_S.roll(1)).cumsum(0) * is_item_S
         is_one_SS = (block_S[:, None] == block_S) & is_item_S
         before_SS = torch.ones_like(is_one_SS).tril()
@@ -136,3 +185,8 @@ class PictureReference(Reference):
         return {
             kind: torch.zeros(seen_SS.shape).masked_fill(~seen_SS, lowest)[None, None] for kind, seen_SS in seen.items()
         }
+
+
+def field_of(item: Item) -> str:
+    """The request's field for it."""
+    return "audio" if isinstance(item, tuple) else "images"

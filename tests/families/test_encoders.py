@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-import transformers
 from onnx import TensorProto
 from PIL import Image
 
@@ -29,16 +26,11 @@ from olive_ext.model import resolve
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.types import Modality
 from olive_ext.session.requests import GenerationRequest, ScoringOutput, ScoringRequest
-from tests.agreement.asked import LENGTHS, pictures
+from tests.agreement.asked import pictures
 from tests.agreement.packages import package as package_of
-from tests.device.watch import late_on_the_way, watching
-from tests.exports.genai import whisper_export
 from tests.exports.media import media_export, plain_encoder_export
-from tests.exports.mobius import mobius_export
-from tests.exports.optimum import optimum_export
 from tests.exports.step_wide import Edit, edited_encoder
 from tests.families.pictures import feature_rows, picture
-from tests.families.sounds import sound
 from tests.refusals import refused
 
 
@@ -199,37 +191,3 @@ def test_encoder_with_room_for_one_picture_says_so_by_its_interface(tmp_path: Pa
     said = check_model(EvaluationConfig.parse(config)).text()
     assert re.search(r"images in a run +one +\('pixel_values' \[1, 3, 32, 32\] has room for 1\)", said), said
     assert (facts["images_encoded"], facts["image_encoder_runs"]) == (3, 3)
-
-
-WHISPERS = [partial(mobius_export, "whisper"), partial(optimum_export, "whisper")]
-"""They have no extractor's file."""
-
-
-@pytest.mark.parametrize(
-    "package", [whisper_export, *(pytest.param(made, marks=pytest.mark.exporters) for made in WHISPERS)]
-)
-def test_encoder_of_speech_is_run_beforehand_with_what_stacks_its_rows(
-    package: Callable[[], Path], tmp_path: Path
-) -> None:
-    folder = tmp_path / "package"
-    shutil.copytree(package(), folder)
-    transformers.WhisperFeatureExtractor(feature_size=80).save_pretrained(folder)
-    sounds = [sound(seed, length) for seed, length in enumerate(LENGTHS)]
-    start = list(range(4, 8))
-    answers = [
-        GenerationRequest(start[: 1 + n % 2], max_new_tokens=3 + n % 3, audio=[one]) for n, one in enumerate(sounds)
-    ]
-    asked = [ScoringRequest(start, [20 + n, 30, 40][: 1 + n % 3], audio=[one]) for n, one in enumerate(sounds)]
-    engine = {"num_slots": 5}
-    with watching() as observed, olive_ext.open(folder, engine={**engine, "strict_shapes": True}) as session:
-        begin = len(observed.runs)
-        tokens = [answer.tokens for answer in session.generate(answers)]
-        found = [output.logprob for output in session.loglikelihood(asked)]
-        late, facts = late_on_the_way(session, observed, begin), session.describe_execution()
-    assert late == []
-    assert facts["encoder_shapes_late"] == 0
-    assert facts["encoder_shapes_warmed"] >= engine["num_slots"]
-    assert facts["encoder_runs"] >= len(sounds)
-    with olive_ext.open(folder, engine=engine) as session:
-        assert tokens == [answer.tokens for answer in session.generate(answers)]
-        assert found == [output.logprob for output in session.loglikelihood(asked)]

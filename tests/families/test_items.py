@@ -26,13 +26,12 @@ from olive_ext.model import resolve
 from olive_ext.model.types import Modality
 from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
-from tests.agreement.asked import items, marker, pictures, sounds, with_items
+from tests.agreement.asked import marker, pictures, sounds, with_items
 from tests.agreement.packages import FEATURES, package
 from tests.agreement.table import reference
 from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES, media_export, plain_encoder_export
 from tests.exports.step_wide import padded_features
-from tests.families.pictures import picture
-from tests.families.sounds import sound
+from tests.families.pictures import sound
 from tests.refusals import refused
 
 IN_DEFAULT_RUN = ("qwen2_5_vl", "qwen3_asr")
@@ -42,7 +41,6 @@ def _marked(*names: str) -> list[Any]:
     return [name if name in IN_DEFAULT_RUN else pytest.param(name, marks=pytest.mark.exporters) for name in names]
 
 
-every_family = pytest.mark.parametrize("name", _marked(*MEDIA_FAMILIES, *SOUND_FAMILIES))
 every_sound = pytest.mark.parametrize("name", _marked(*SOUND_FAMILIES))
 
 
@@ -65,24 +63,6 @@ def test_text_opens_no_encoder(name: str, tmp_path: Path) -> None:
         assert session.loglikelihood([("Ann sees the", " blue stone")])[0].token_count == 2
         with refused(OliveExtError, "no_access", holds=encoder.name):
             session.loglikelihood([ScoringRequest(marker(package(name)), " stone", images=pictures()[:1])])
-
-
-@every_family
-def test_messages_hold_items_or_leave_them_to_the_list(name: str) -> None:
-    made = package(name)
-    kind, one = ("audio" if name in SOUND_FAMILIES else "image"), items(made)[0]
-    text = {"type": "text", "text": "what?"}
-    held, open_ = (
-        [{"role": "user", "content": [{"type": kind, **own}, text]}] for own in ({kind: one}, dict[str, Any]())
-    )
-    tokenizer = reference("transformers", name).tokenizer  # type: ignore[attr-defined]
-    ids = tokenizer.encode(f"<user>{marker(made)}what?<assistant>", add_special_tokens=False)
-    given = with_items(made, [one])
-    with _open(name) as session:
-        asked = [ScoringRequest(held, [50, 60]), *(ScoringRequest(form, [50, 60], **given) for form in (open_, ids))]
-        outputs = session.loglikelihood(asked)
-        assert session.counters.tokens_fed == session.counters.tokens_naive // 3
-    assert len({output.logprob for output in outputs}) == 1
 
 
 Given = Callable[[], list[Any]]
@@ -224,27 +204,6 @@ def test_encoder_that_lacks_one_of_several_features_is_reported_with_both() -> N
         session.loglikelihood([ScoringRequest("<image> and", " stone", images=pictures()[:1])])
 
 
-@pytest.mark.exporters
-def test_text_is_shared_and_batched_where_pictures_see_both_ways() -> None:
-    """A decoder in which a picture's tokens see each other does as any other with what has no picture."""
-    stems = ("Ann sees the quiet engine and ", "Bob carries the heavy " * 3)
-    text = [ScoringRequest(a + b, c) for a in stems for b in ("a", "the") for c in (" wheel", " stone")]
-    alone = []
-    with _open("gemma4_seen", num_slots=1) as session:
-        for request in text:
-            alone.append(session.loglikelihood([request])[0].logprob)
-            session.release_memory()
-        notes = session.describe_execution()["notes"]
-    assert any("4 sliding layers beyond the window of 16" in note for note in notes)
-    with _open("gemma4_seen", num_slots=3) as session:
-        found = [output.logprob for output in session.loglikelihood(text)]
-        counters = session.counters
-        assert session.describe_execution()["batching"] == "alike"
-    assert found == pytest.approx(alone, abs=1e-5)
-    assert counters.tokens_fed == counters.tokens_distinct < counters.tokens_naive / 3
-    assert counters.steps < counters.tokens_fed / 4
-
-
 @every_sound
 def test_requests_of_lm_eval_with_sounds_are_scored_and_answered(name: str) -> None:
     """As `doc_to_audio` gives them; a template gets a part for each "<audio>"."""
@@ -268,24 +227,6 @@ def test_requests_of_lm_eval_with_sounds_are_scored_and_answered(name: str) -> N
     assert texts == [output.text for output in outputs]
     assert len({score for score, _ in scores}) == len(given)
     assert shown == f"<user>what is {SOUND_FAMILIES[name].marker}?<assistant>"
-
-
-@pytest.mark.exporters
-def test_picture_and_sound_share_a_prompt() -> None:
-    text, own = "Ann sees <|image|> and hears <|audio|> here", sounds()[:1]
-    heard = text.replace("<|image|>", "")
-    with _open("gemma4_any") as session:
-        whole, parts = session.loglikelihood(
-            [
-                ScoringRequest(text, " blue stone", images=[picture(0, 40, 40)], audio=own),
-                ScoringRequest(heard, " blue stone", audio=own),
-            ]
-        )
-        execution = session.describe_execution()
-    assert (execution["images_encoded"], execution["sounds_encoded"]) == (1, 1)
-    expected = reference("transformers", "gemma4_any").score(heard, " blue stone", own)
-    assert parts.token_logprobs == pytest.approx(expected, abs=2e-4)
-    assert whole.logprob != pytest.approx(parts.logprob, abs=1e-2)
 
 
 @pytest.mark.exporters

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
-import wave
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
@@ -25,6 +21,7 @@ from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.agreement.references import RATE, features, noise
 from tests.exports.genai import whisper_export
+from tests.families.pictures import wav
 from tests.refusals import refused
 
 TASKS = Path(__file__).parents[2] / "recipes" / "speech" / "tasks"
@@ -63,18 +60,8 @@ def test_long_sound_is_answered_window_by_window(session: Session) -> None:
         session.loglikelihood([ScoringRequest("", "cat", audio=[(samples, RATE)])])
 
 
-def wav(samples: npt.NDArray[np.float32]) -> bytes:
-    file = io.BytesIO()
-    with wave.open(file, "wb") as writer:
-        writer.setnchannels(1)
-        writer.setsampwidth(2)
-        writer.setframerate(RATE)
-        writer.writeframes((samples * 2**14).astype("<i2").tobytes())
-    return file.getvalue()
-
-
 def test_messages_hold_sound_or_leave_it_to_the_list(session: Session) -> None:
-    content = wav(noise(4, 2).clip(-1, 1))
+    content = wav((noise(4, 2).clip(-1, 1) * 2**14).astype("<i2"))
     data = {"data": base64.b64encode(content).decode(), "format": "wav"}
     parts: list[dict[str, Any]] = [
         {"type": "input_audio", "input_audio": data},

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
 NUM_INPUTS, NUM_OUTPUTS = 64, 48
 
@@ -22,6 +23,15 @@ class Stored:
 
     model: onnx.ModelProto
     matrix: Array
+
+
+def to_nearest(model: onnx.ModelProto, bits: int, *, is_symmetric: bool = True) -> onnx.ModelProto:
+    """The graph with its products in blocks of 32 numbers, by ONNX Runtime's tool."""
+    config = DefaultWeightOnlyQuantConfig(block_size=32, is_symmetric=is_symmetric, bits=bits)
+    quantizer = MatMulNBitsQuantizer(model, algo_config=config)
+    quantizer.process()
+    made: onnx.ModelProto = quantizer.model.model
+    return made
 
 
 def random_weight(seed: int = 0) -> Array:

@@ -193,22 +193,22 @@ def test_head_equals_log_softmax_of_the_logits_and_says_where_rows_are_picked(na
     case = CASES[name]
     model = case.model()
     before = model.SerializeToString(deterministic=True)
-    scoring = add_scoring_head(model, "logits")
+    edited, scoring = add_scoring_head(model, "logits")
     assert model.SerializeToString(deterministic=True) == before
     assert scoring.kind == case.kind, scoring.reason
-    assert sorted(scoring.late_products) == sorted(case.products), scoring.reason
+    assert sorted(scoring.products) == sorted(case.products), scoring.reason
     assert case.reason in scoring.reason
     assert scoring.vocab_size == (None if "width" in name and case.kind == "logits" else V)
-    assert_equal(model, scoring.model, case.atol)
+    assert_equal(model, edited, case.atol)
 
 
 def test_no_node_computes_more_than_the_scored_rows():
-    graph = add_scoring_head(decoder(heads.gemm), "logits").model.graph
+    graph = add_scoring_head(decoder(heads.gemm), "logits")[0].graph
     assert not {"logits", "flat_logits", "full"} & {name for node in graph.node for name in node.output}
     assert [node.op_type for node in graph.node].count("Gemm") == 1
     assert "v" not in {tensor.name for tensor in graph.initializer}
-    scoring = add_scoring_head(layer(layers.skip_norms), "logits")
-    made = {name: node for node in scoring.model.graph.node for name in node.output}
+    edited = add_scoring_head(layer(layers.skip_norms), "logits")[0]
+    made = {name: node for node in edited.graph.node for name in node.output}
     assert {"q", "present", "a"} <= made.keys()
     assert not {"o", "m", "sum", "gate", "up", "act", "down", "f", "logits"} & made.keys()
     picks = [node for node in made.values() if node.op_type == "Gather" and made[node.input[0]].op_type == "Reshape"]
@@ -240,23 +240,23 @@ def test_what_else_is_read_is_computed_whole(name):
     model.graph.node.extend(nodes)
     shape = {"peak": [], "flat_logits": ["N", V]}.get(output, ["B", "S", H])
     model.graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, shape))
-    scoring = add_scoring_head(model, "logits")
+    edited, scoring = add_scoring_head(model, "logits")
     assert scoring.kind == "hidden"
-    assert sorted(scoring.late_products) == sorted(products)
+    assert sorted(scoring.products) == sorted(products)
     assert output != "f" or "are needed elsewhere, too" in scoring.reason
-    assert_equal(model, scoring.model, more=(output,))
+    assert_equal(model, edited, more=(output,))
 
 
 def test_nothing_moves_where_nodes_are_out_of_order_or_the_caller_has_a_reason():
     model = layer(layers.skip_norms)
-    scoring = add_scoring_head(model, "logits", keeps_layers="rounding")
-    assert (scoring.late_products, scoring.kind) == ((), "hidden")
+    _, scoring = add_scoring_head(model, "logits", keeps_layers="rounding")
+    assert (scoring.products, scoring.kind) == ((), "hidden")
     assert scoring.reason.endswith("and not further up: rounding")
     nodes = list(model.graph.node)
     del model.graph.node[:]
     model.graph.node.extend([nodes[1], nodes[0], *nodes[2:]])
-    scoring = add_scoring_head(model, "logits")
-    assert scoring.late_products == ()
+    _, scoring = add_scoring_head(model, "logits")
+    assert scoring.products == ()
     assert "stands before what it reads" in scoring.reason
 
 
@@ -265,12 +265,12 @@ def test_names_do_not_collide_when_the_graph_uses_ours():
     model.graph.node[0].name = "olive_ext/scoring/Reshape_0"
     model.graph.node.append(helper.make_node("Neg", ["h"], [name]))
     model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", "S", H]))
-    assert_equal(model, add_scoring_head(model, "logits").model, more=(name,))
+    assert_equal(model, add_scoring_head(model, "logits")[0], more=(name,))
 
 
 def test_graph_that_can_have_no_head_is_refused():
     """A name of the head's is taken, the opset is too old, or the number of banned tokens is not known."""
-    scored = add_scoring_head(decoder(heads.matmul), "logits").model
+    scored = add_scoring_head(decoder(heads.matmul), "logits")[0]
     scored.graph.output.append(helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "S", V]))
     scored.graph.node.append(helper.make_node("MatMul", ["h", "w"], ["logits"]))
     with refused(ModelError, "unsupported", holds="score_rows"):
@@ -286,7 +286,7 @@ def test_logprobs_are_finite_when_logits_are_large():
     logits = session(model).run(["logits"], feeds(model, scale=300.0))[0]
     assert np.abs(logits).max() > 1000
     chosen = picks(B * S, 30, 0)
-    scored = session(add_scoring_head(model, "logits").model).run(OUTPUTS, {**feeds(model, scale=300.0), **chosen})
+    scored = session(add_scoring_head(model, "logits")[0]).run(OUTPUTS, {**feeds(model, scale=300.0), **chosen})
     np.testing.assert_allclose(scored[0], expected(logits, chosen)[0], atol=1e-3)
 
 
@@ -339,12 +339,12 @@ def test_logits_that_are_pruned_or_missing_are_refused():
 def test_rows_of_logits_are_exposed_on_request(name):
     model, atol = CASES[name].model(), CASES[name].atol
     logits = session(model).run(["logits"], feeds(model))[0]
-    exposing = add_scoring_head(model, "logits", HeadOutputs(exposes_rows=True))
-    assert len(exposing.late_products) == len(CASES[name].products)
-    check(exposing.model)
+    edited, exposing = add_scoring_head(model, "logits", HeadOutputs(exposes_rows=True))
+    assert len(exposing.products) == len(CASES[name].products)
+    check(edited)
     names = [*OUTPUTS, "score_logits"]
-    assert [output.name for output in exposing.model.graph.output][-4:] == names
-    opened = session(exposing.model)
+    assert [output.name for output in edited.graph.output][-4:] == names
+    opened = session(edited)
     for chosen in PICKS:
         *scores, rows = opened.run(names, {**feeds(model), **chosen})
         assert rows.dtype == np.float32
@@ -359,7 +359,7 @@ def test_banned_tokens_are_neither_greedy_nor_sampled_and_other_numbers_stay(has
     logits = session(model).run(["logits"], feeds(model))[0]
     best = logits.reshape(-1, V).argmax(-1)
     bans = ((), tuple(sorted(set(best.tolist()))), (*range(V - 1), V + 5))
-    edited = add_scoring_head(model, "logits", HeadOutputs(bans=bans, has_rows=has_rows)).model
+    edited = add_scoring_head(model, "logits", HeadOutputs(bans=bans, has_rows=has_rows))[0]
     onnx.checker.check_model(edited)
     opened = session(edited)
     for chosen in [chosen for chosen in PICKS if len(chosen["score_rows"]) or not has_rows]:
@@ -380,10 +380,10 @@ def test_banned_tokens_are_neither_greedy_nor_sampled_and_other_numbers_stay(has
 def test_head_takes_the_place_of_the_logits_that_a_pass_has_renamed(bits):
     name = f"logits_Q{bits}"
     model = decoder(heads.nbits(bits, None, out=name), logits=name)
-    scoring = add_scoring_head(model, name)
+    edited = add_scoring_head(model, name)[0]
     chosen = picks(4, 6, 2)
-    assert name not in {output.name for output in scoring.model.graph.output}
-    outputs = session(scoring.model).run(OUTPUTS, {**feeds(model), **chosen})
+    assert name not in {output.name for output in edited.graph.output}
+    outputs = session(edited).run(OUTPUTS, {**feeds(model), **chosen})
     assert_scores(outputs, session(model).run([name], feeds(model))[0], chosen)
 
 

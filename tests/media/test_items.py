@@ -7,24 +7,23 @@ fails on a step that cuts one.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.buckets import BucketedRunner, step_sizes
-from olive_ext.engine.forms.returned import AlikeRows
+from olive_ext.engine.forms.registry import AlikeRows
 from olive_ext.engine.requests import Generation, Lost, Request
 from olive_ext.errors import LostRequestsError, MediaError, MemoryShortageError
 from olive_ext.media.items import ItemLimit, ItemStore, MediaItem, MediaRun
-from tests.engine.fake_runner import ALIKE, FORMS, PACKED, RANGE, SINGLE, FakeRunner, oracle
+from tests.engine.fake_runner import ALIKE, RANGE, SINGLE, FakeRunner, oracle
 from tests.engine.strategies import (
     ITEMS,
     LARGEST,
     PLACEHOLDER,
+    RUNNERS,
     assert_equal,
     assert_runs_as_oracle,
     requests_with_items,
@@ -57,41 +56,39 @@ def test_values_used_last_are_kept_within_the_budget(calls: list[tuple[int, int,
     assert kept.get("0") is None
 
 
-def _scored(*parts: MediaItem | int) -> Request:
-    """A text of tokens and items whose last token is scored."""
-    tokens: list[int] = []
-    media: list[MediaRun] = []
-    for part in parts:
-        media += [MediaRun(len(tokens), part)] if isinstance(part, MediaItem) else []
-        tokens += [PLACEHOLDER] * part.num_tokens if isinstance(part, MediaItem) else [part]
-    return Request(tuple(tokens), 1, media=tuple(media))
+SIDED = ("sides", "trees on sides")
+"""Items have no side of a length in the oracle."""
+
+GROUPED = ("one row", "slots", "short answers", "packed", "alike")
+"""Runners that may feed groups of rows."""
 
 
-CALLS = st.lists(requests_with_items(), min_size=1, max_size=3)
-MIXES = st.builds(AlikeRows, st.booleans(), st.booleans(), st.booleans(), st.booleans())
-
-
+@pytest.mark.parametrize("kind", [*(kind for kind in RUNNERS if kind not in SIDED), "padded"])
+@settings(max_examples=settings().max_examples // 3)
 @given(
-    calls=CALLS,
-    num_slots=st.integers(1, 4),
+    data=st.data(),
+    calls=st.lists(requests_with_items(), min_size=1, max_size=3),
     chunk_size=st.integers(1, 20),
-    batching=st.sampled_from(FORMS),
-    overlaps_steps=st.booleans(),
+    row_group=st.sampled_from([1, 2, 4]),
     is_stream=st.booleans(),
-    bad=st.sampled_from(ITEMS),
+    bad=st.sampled_from([None, *ITEMS]),
 )
-def test_item_that_its_encoder_fails_on_loses_its_requests_alone(
+def test_items_are_fed_whole_and_one_that_its_encoder_fails_on_loses_its_requests_alone(
+    kind: str,
+    data: st.DataObject,
     calls: list[list[Request]],
-    num_slots: int,
     chunk_size: int,
-    batching: StepForm,
-    overlaps_steps: bool,
+    row_group: int,
     is_stream: bool,
-    bad: MediaItem,
+    bad: MediaItem | None,
 ) -> None:
-    runner = FakeRunner(num_slots, batching, overlaps_steps=overlaps_steps)
-    runner.bad = bad.key
-    engine, num_requests = Engine(runner, chunk_size), 0
+    """Padding stands for no item behind it; steps without memory are halved at borders."""
+    runner = data.draw(RUNNERS["slots" if kind == "padded" else kind].filter(lambda runner: not runner.traits.lengths))
+    runner.bad, runner.most_tokens = bad.key if bad else "", max(runner.most_tokens, LARGEST)
+    groups = row_group if kind in GROUPED and runner.traits.can_rewind else 1
+    runner.traits = replace(runner.traits, row_group=groups)
+    inner = BucketedRunner(runner, step_sizes(chunk_size)) if kind == "padded" else runner
+    engine, num_requests = Engine(inner, chunk_size), 0
     for requests in calls:
         items = list(enumerate(requests))
         found = dict(engine.run_continuous(items) if is_stream else engine.run_slices([items]))
@@ -109,94 +106,34 @@ def test_item_that_its_encoder_fails_on_loses_its_requests_alone(
         with pytest.raises(LostRequestsError) as caught:
             engine.run(requests)
         assert caught.value.lost == dict.fromkeys(has_it, "planted")
+    most = max(chunk_size, LARGEST) + groups - 1  # a group is filled up
+    for step in runner.steps if kind not in ("padded", "whole texts") else ():
+        prompts = sum(len(row.tokens) for row in step.rows if len(row.tokens) > 1)
+        assert prompts <= most * (len(step.rows) if kind == "alike" else 1)
 
 
-SHORT_ANSWERS: dict[str, Any] = {
-    "chunk_size": 1,
-    "batching": RANGE,
-    "row_mix": AlikeRows(),
-    "can_rewind": True,
-    "overlaps_steps": False,
-    "answer_steps": True,
-}
+def _scored(*parts: MediaItem | int) -> Request:
+    """A text of tokens and items whose last token is scored."""
+    tokens: list[int] = []
+    media: list[MediaRun] = []
+    for part in parts:
+        media += [MediaRun(len(tokens), part)] if isinstance(part, MediaItem) else []
+        tokens += [PLACEHOLDER] * part.num_tokens if isinstance(part, MediaItem) else [part]
+    return Request(tuple(tokens), 1, media=tuple(media))
 
 
-@given(
-    calls=CALLS,
-    num_slots=st.integers(1, 4),
-    chunk_size=st.integers(1, 20),
-    batching=st.sampled_from(FORMS),
-    row_mix=MIXES,
-    can_rewind=st.booleans(),
-    overlaps_steps=st.booleans(),
-    answer_steps=st.booleans(),
-    row_group=st.sampled_from([1, 2, 4]),
+@pytest.mark.parametrize(
+    ("requests", "num_slots", "row_group"),
+    [
+        ([Request((first, last), 1) for first in (0, 1) for last in (0, 1)], 2, 2),
+        ([_scored(ITEMS[0], 3, *end) for end in ((1, 3, 1), (1, 0, 0), (ITEMS[1], 1, 3), (ITEMS[0], 3, 1))], 4, 1),
+    ],
+    ids=["groups of rows", "an item of its own after one that is shared"],
 )
-@example(
-    calls=[[Request((0, 0), 1), Request((0, 1), 1), Request((1, 0), 1), Request((1, 1), 1)]],
-    num_slots=2,
-    row_group=2,
-    **SHORT_ANSWERS,
-)
-@example(
-    calls=[[_scored(ITEMS[0], 3, *end) for end in ((1, 3, 1), (1, 0, 0), (ITEMS[1], 1, 3), (ITEMS[0], 3, 1))]],
-    num_slots=4,
-    row_group=1,
-    **SHORT_ANSWERS,
-)  # a short answer has an item of its own after one that it shares
-def test_run_equals_oracle_and_keeps_to_its_chunks(
-    calls: list[list[Request]],
-    num_slots: int,
-    chunk_size: int,
-    batching: StepForm,
-    row_mix: AlikeRows,
-    can_rewind: bool,
-    overlaps_steps: bool,
-    answer_steps: bool,
-    row_group: int,
-) -> None:
-    has_states = not can_rewind and batching in (SINGLE, ALIKE)
-    runner = FakeRunner(
-        num_slots,
-        batching,
-        can_rewind=not has_states,
-        overlaps_steps=overlaps_steps,
-        answer_steps=answer_steps,
-        row_mix=row_mix,
-    )
-    runner.traits = replace(runner.traits, row_group=1 if has_states else row_group)
-    assert_runs_as_oracle(Engine(runner, chunk_size), calls)
-    most = max(chunk_size, LARGEST) + row_group - 1  # a group is filled up
-    for step in runner.steps:
-        assert sum(len(row.tokens) for row in step.rows if len(row.tokens) > 1) <= most * (
-            len(step.rows) if batching is ALIKE else 1
-        )
-
-
-@given(
-    calls=CALLS,
-    num_slots=st.integers(1, 3),
-    chunk_size=st.integers(1, 20),
-    context_length=st.integers(64, 90),
-    form=st.sampled_from(["tree", "padded", *(SINGLE, RANGE, PACKED)]),
-)
-def test_other_steps_equal_oracle(
-    calls: list[list[Request]], num_slots: int, chunk_size: int, context_length: int, form: Any
-) -> None:
-    """Tree batches; padding, which stands for no item behind it, and where a slot has no room for it the step ends at a
-    border; steps without memory, which are halved at borders."""
-    if form == "padded":
-        calls = [[one for one in requests if one.num_positions <= context_length] for requests in calls]
-        inner = FakeRunner(num_slots, RANGE, context_length)
-        assert_runs_as_oracle(Engine(BucketedRunner(inner, step_sizes(chunk_size)), chunk_size), calls)
-    elif form == "tree":
-        runner = FakeRunner(num_slots, RANGE, has_tree_batches=True)
-        assert_runs_as_oracle(Engine(runner, chunk_size), calls)
-        trees = [step.num_tokens for step in runner.steps if step.first_cell is not None]
-        assert max(trees, default=0) <= max(chunk_size, LARGEST)
-    else:
-        runner = FakeRunner(3, form, has_tree_batches=chunk_size % 2 > 0, most_tokens=LARGEST)
-        assert_runs_as_oracle(Engine(runner, 64), calls)
+def test_short_answers_equal_the_oracle(requests: list[Request], num_slots: int, row_group: int) -> None:
+    runner = FakeRunner(num_slots, RANGE, answer_steps=True)
+    runner.traits = replace(runner.traits, row_group=row_group)
+    assert_runs_as_oracle(Engine(runner, 1), [requests])
 
 
 def test_item_for_which_memory_does_not_suffice_alone_is_told() -> None:

@@ -6,7 +6,6 @@ import base64
 import io
 import math
 import struct
-import wave
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from olive_ext.media.pictures import content_key, data_of_url, media_digest, rea
 from olive_ext.media.processors import torch_threads
 from olive_ext.media.sound import SoundProcessor, read_sound, refuse_non_finite
 from olive_ext.model.types import ModelFiles, TensorSpec
-from tests.families.pictures import picture
+from tests.families.pictures import picture, wav
 from tests.refusals import refused
 
 
@@ -142,16 +141,6 @@ RATE = 16000
 WHISPER = TensorSpec("audio_features", 1, ("batch", 80, 3000))
 
 
-def _wav(samples: Any, width: int = 2, channels: int = 1, rate: int = RATE) -> bytes:
-    file = io.BytesIO()
-    with wave.open(file, "wb") as writer:
-        writer.setnchannels(channels)
-        writer.setsampwidth(width)
-        writer.setframerate(rate)
-        writer.writeframes(np.asarray(samples).tobytes())
-    return file.getvalue()
-
-
 def _processor(folder: Path, source: TensorSpec = WHISPER) -> SoundProcessor:
     return SoundProcessor(ModelFiles(folder / "decoder.onnx", folder, {}, {}, ""), source)
 
@@ -178,7 +167,7 @@ BEFORE = (b"", b"LIST\x1a\0\0\0INFOISFT\x0d\0\0\0Lavf60.16.100\0", b"odd \x03\0\
 ARRAYS = [np.array([128, 192, 64], np.uint8), np.array([0, 2**14, -(2**14)], np.int16), [0, 0.5, -0.5]]
 ARRAYS += [np.array([0, 2**30, -(2**30)], np.int32), np.array([0, 0.5, -0.5])]
 READ: list[Any] = [
-    *(_wav(array, array.itemsize) for array in ARRAYS if isinstance(array, np.ndarray) and array.dtype.kind in "iu"),
+    *(wav(array, array.itemsize) for array in ARRAYS if isinstance(array, np.ndarray) and array.dtype.kind in "iu"),
     *map(_scipy, (np.float32, np.float64)),
     # ffmpeg cannot go back in a pipe, and leaves both sizes open.
     *(_riff(SHORTS, sizes=(size, size), before=before) for size in (0, OPEN) for before in BEFORE),
@@ -198,7 +187,7 @@ def test_sound_of_every_form_is_read(given: Any, tmp_path: Path) -> None:
 
 
 def test_channels_are_averaged() -> None:
-    assert read_sound(_wav(np.array([[0, 2**14], [2**14, 2**14]], np.int16), channels=2))[0].tolist() == [0.25, 0.5]
+    assert read_sound(wav(np.array([[0, 2**14], [2**14, 2**14]], np.int16), channels=2))[0].tolist() == [0.25, 0.5]
     stereo = np.array([[0, 1, 0, 0.5], [0.5, 0, 0, 0.5]])
     for given in (stereo, stereo.T):  # torchaudio's order of axes, and soundfile's
         assert read_sound((given, RATE))[0].tolist() == [0.25, 0.5, 0, 0.5]
@@ -220,8 +209,8 @@ def test_channels_are_averaged() -> None:
         (([0.0, np.nan], RATE), {"code": "media"}),
         ({"array": [np.inf], "sampling_rate": RATE}, {"code": "media"}),
         (b"RIFF....", {"code": "media", "holds": "WAV"}),
-        (_wav(np.zeros(900, np.int16))[:700], {"code": "media", "holds": ("WAV", "EOF")}),
-        (_wav(np.zeros(900, np.int16))[:30], {"code": "media", "holds": "WAV"}),
+        (wav(np.zeros(900, np.int16))[:700], {"code": "media", "holds": ("WAV", "EOF")}),
+        (wav(np.zeros(900, np.int16))[:30], {"code": "media", "holds": "WAV"}),
         (([[0.0], [0.0, 1.0]], RATE), {"code": "media"}),
         ((["a", "b"], RATE), {"code": "media", "holds": ("<U1", "uint8", "int16", "int32")}),
         ((np.zeros(9, np.complex64), RATE), {"code": "media", "holds": "complex64"}),

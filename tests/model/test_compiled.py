@@ -19,6 +19,7 @@ from olive_ext.model.providers.devices import Provider
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.providers.table import CPU, FOLDER, TABLE
 from tests.model.tiny import graph
+from tests.refusals import tells
 
 GRAPH = b"a graph"
 QNN = (Provider("QNNExecutionProvider", "cpu", {"backend_path": "x"}), Provider(CPU, "cpu"))
@@ -109,7 +110,7 @@ def test_what_cannot_be_opened_is_compiled_anew(tmp_path: Path, providers: Seque
 def test_half_written_context_is_not_kept(tmp_path: Path) -> None:
     compiler = Compiler(fails=["writing"])
     found = run(tmp_path, QNN, compiler)
-    assert found["compiled_problem"] == "what is compiled cannot be kept: the disk is full"
+    assert "disk is full" in found["compiled_problem"]
     assert compiler.compiled == 1  # opened without keeping
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
     assert counts(run(tmp_path, QNN, Compiler())) == (1, 0)
@@ -155,10 +156,10 @@ def test_a_folder_that_cannot_be_made_or_that_others_may_write_into_is_told_and_
     (tmp_path / "open").mkdir(mode=0o700)
     assert run(tmp_path / "open", QNN, Compiler())["compiled_new"] == 1
     (tmp_path / "open").chmod(0o777)
-    for name, reason in (("file", ""), ("open", ": others may write into it (chmod go-w)")):
+    for name, reason in (("file", ""), ("open", "(chmod go-w)")):
         compiler = Compiler()
         told = run(tmp_path / name, QNN, compiler)
-        assert told["compiled_problem"].startswith(f"nothing can be kept in '{tmp_path / name}'{reason}")
+        assert tells(told["compiled_problem"], f"'{tmp_path / name}' {reason}")
         assert compiler.compiled == 1
     assert (counts(told), told["compiled_bytes"]) == ((0, 0), 0)
 

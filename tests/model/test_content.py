@@ -101,11 +101,11 @@ def test_size_counts_graph_and_weights_once_and_external_data_are_not_read_with_
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "is a broken graph: it has no nodes, no outputs or no opset"),
-        (b"version https://git-lfs.github.com/spec/v1\nsize 9\n", "is a pointer of Git LFS"),
-        (b"\x08\x0a" * 3, "is a broken graph: it has no nodes, no outputs or no opset"),
-        (b"\xff" * 64, "is a broken graph: Error parsing message"),
-        (graph().SerializeToString()[:-9], "is a broken graph: Error parsing message"),
+        (b"", "broken"),
+        (b"version https://git-lfs.github.com/spec/v1\nsize 9\n", "LFS"),
+        (b"\x08\x0a" * 3, "broken"),
+        (b"\xff" * 64, "parsing"),
+        (graph().SerializeToString()[:-9], "parsing"),
         (None, ""),
     ],
     ids=["empty", "lfs", "other", "noise", "cut", "none"],

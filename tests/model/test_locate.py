@@ -34,7 +34,7 @@ from tests.model.tiny import (
     put_tokenizer,
     put_weight,
 )
-from tests.refusals import refused
+from tests.refusals import refused, tells
 
 Files = Mapping[str, Any]
 Row = tuple[Files, dict[str, Any], dict[str, Any]]
@@ -288,12 +288,6 @@ def test_what_cannot_be_found_is_refused(row: Row, tmp_path: Path) -> None:
         locate(**arguments)
 
 
-def test_missing_external_data_is_named(tmp_path: Path) -> None:
-    (put(tmp_path, PACKAGE) / "model.onnx.data").unlink()
-    with refused(ModelError, "not_found", holds=f"{tmp_path}/model.onnx.data"):
-        locate(tmp_path)
-
-
 def test_relative_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(put(tmp_path, PACKAGE))
     assert locate("model.onnx").decoder == tmp_path / "model.onnx"
@@ -319,7 +313,7 @@ def test_link_to_a_lone_file_finds_data_and_tokenizer_beside_that(tmp_path: Path
     files = locate(link)
     assert (files.decoder.name, files.tokenizer) == ("mine.onnx", str(package))
     assert files.weights == (package / "model.onnx.data",)
-    assert files.origins["tokenizer"] == "beside the file that the model's link leads to"
+    assert "link" in files.origins["tokenizer"]
     put(link.parent, {"tokenizer.json": {}})
     assert locate(link).tokenizer == str(link.parent)
     (package / "model.onnx").unlink()
@@ -376,7 +370,7 @@ def test_kind_of_a_hub_name_is_hf_and_of_neither_is_refused(tmp_path: Path, monk
     put(tmp_path, olive("/out/model", kind="hfmodel"))
     with refused(ModelError, "unsupported", holds=("/out/model", "model_config.json")):
         model_kind(tmp_path)
-    with pytest.raises(ModelError, match=r"not an \.onnx file"):
+    with refused(ModelError, "unsupported", holds=".onnx"):
         model_kind(tmp_path / "config.json")
 
 
@@ -444,10 +438,10 @@ def test_package_of_olive_s_own_command_has_each_variant_s_configuration(tmp_pat
     with refused(ModelError, "untrusted", holds="configs"):
         locate(root, variant="two")
     put_json(root / "manifest.json", {"schema_version": 1, "components": [{}]})
-    with refused(DamagedError, "damaged", holds=("manifest.json", "'components' = [{}]: give a mapping")):
+    with refused(DamagedError, "damaged", holds=("manifest.json", "'components' = [{}]")):
         locate(root)
     (root / "manifest.json").write_text("null")
-    with refused(DamagedError, "damaged", holds="holds null, not a JSON object"):
+    with refused(DamagedError, "damaged", holds="null"):
         choose(root, None, None)
 
 
@@ -587,21 +581,6 @@ def test_variant_of_what_is_no_package_is_refused(tmp_path: Path) -> None:
     assert locate(tmp_path).directory == tmp_path
 
 
-def test_components_are_graphs_by_what_they_do(tmp_path: Path) -> None:
-    components = {}
-    for component, output in {"decoder": "logits", "vision_encoder": "image_features"}.items():
-        put_graph(tmp_path / component / "cpu" / "graph.onnx", output)
-        components[component] = {
-            "variants": {"cpu": {"variant_directory": f"{component}/cpu", "ep": CPU}},
-        }
-    components["decoder"]["variants"]["cpu"]["executor_info"] = {"ort": {"model_file": "graph.onnx"}}
-    put_json(tmp_path / "manifest.json", {"schema_version": 1, "components": components})
-    put_tokenizer(tmp_path)
-    files = locate(tmp_path)
-    assert files.decoder == tmp_path / "decoder" / "cpu" / "graph.onnx"
-    assert files.companions["vision"].graph == tmp_path / "vision_encoder" / "cpu" / "graph.onnx"
-
-
 def put_components(root: Path, **eps: dict[str, str]) -> Path:
     """A package of several graphs: of each component the providers by variant."""
     components: dict[str, Any] = {component: {"variants": {}} for component in eps}
@@ -611,6 +590,12 @@ def put_components(root: Path, **eps: dict[str, str]) -> Path:
         components[component]["variants"][name] = {"variant_directory": folder, "ep": ep}
     put_json(put_tokenizer(root) / "manifest.json", {"schema_version": 1, "components": components})
     return root
+
+
+def test_components_are_graphs_by_what_they_do(tmp_path: Path) -> None:
+    files = locate(put_components(tmp_path, decoder={"cpu": CPU}, vision_encoder={"cpu": CPU}))
+    assert files.decoder == tmp_path / "decoder" / "cpu" / "graph.onnx"
+    assert files.companions["vision"].graph == tmp_path / "vision_encoder" / "cpu" / "graph.onnx"
 
 
 @pytest.mark.parametrize(
@@ -630,7 +615,7 @@ def test_encoder_is_for_the_provider_that_was_asked_for(
     assert {provider: graphs["vision"].graph.parent.name for provider, (_, graphs, _) in found.items()} == chosen
     for decoder, graphs, rule in found.values():
         name = graphs["vision"].graph.parent.name
-        assert rule.endswith(f"; the variant '{name}' of its vision") == (name != decoder.name)
+        assert tells(rule, f"'{name}' vision") == (name != decoder.name)
 
 
 def test_decoder_without_a_past_beside_one_with_it_is_the_first_step(tmp_path: Path) -> None:
@@ -644,7 +629,7 @@ def test_what_is_not_used_of_a_package_is_named(tmp_path: Path) -> None:
     options = {"provider_options": {"device_id": "1"}, "session_options": {}}
     root = put_package(tmp_path, {"one": {"ep": CPU, "executor_info": {"ort": options}}})
     rule = locate(root).origins["variant"]
-    assert rule == f"the only variant, of one ({CPU}); executor_info.ort.provider_options is not applied"
+    assert tells(rule, f"({CPU}) executor_info.ort.provider_options")
 
 
 def test_graph_may_be_an_asset_that_variants_share(tmp_path: Path) -> None:
@@ -678,7 +663,7 @@ def test_component_that_is_no_part_of_a_model_is_left_alone(tmp_path: Path) -> N
     put_json(root / "manifest.json", manifest)
     files = locate(root)
     assert files.companions == {}
-    assert files.origins["variant"].endswith("; the component 'tokenizer' is left alone")
+    assert "'tokenizer'" in files.origins["variant"]
 
 
 def test_another_provider_is_another_variant_and_another_variant_another_provider(tmp_path: Path) -> None:
@@ -701,7 +686,7 @@ def test_variant_runs_on_the_provider_that_it_is_for(ep: str, found: str, tmp_pa
     elif CUDA in available_providers():
         assert model.providers[0].name == CUDA
     else:
-        with refused(ProviderError, "provider", holds=(CUDA, "the package's variant")):
+        with refused(ProviderError, "provider", holds=(CUDA, "variant")):
             _ = model.providers
     named = {"execution_provider": "cpu", "variant": "one"}
     assert resolve(model.settings.model_copy(update=named)).providers[0].name == CPU
@@ -740,12 +725,6 @@ def test_config_of_the_hub_beside_a_manifest_leaves_the_package_one(tmp_path: Pa
     put_json(root / "manifest.json", {"unrelated": True})
     with refused(MismatchError, "contradiction", "variant", "gpu"):
         locate(root, variant="gpu")
-
-
-def test_variant_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    put_json(tmp_path / "config.json", {"model_type": "llama"})
-    with refused(MismatchError, "contradiction", "variant", "x"):
-        resolve(ModelSettings.of({"model": tmp_path, "kind": "hf", "variant": "x"}))
 
 
 def test_doubled_key_of_a_package_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ package that need trust, each by its name, and those that exporters write, which
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import socket
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from olive_ext.config import ModelSettings
-from olive_ext.errors import NOT_TRUSTED, ModelError, ProviderError
+from olive_ext.errors import ModelError, ProviderError
 from olive_ext.media.processors import load_image_processor
 from olive_ext.model.providers.resolution import operators_library
 from olive_ext.model.providers.table import TABLE
@@ -22,8 +21,6 @@ from olive_ext.model.resolve import resolve
 from tests.check.tiny import put_model
 from tests.model.tiny import in_hf_cache, put_genai, put_graph, put_json
 from tests.refusals import refused
-
-LEADS_OUT = "leads out of the model's folder, to '.*elsewhere"
 
 
 @pytest.fixture
@@ -81,7 +78,7 @@ def test_a_link_out_of_the_folder_is_refused(package: Path, tmp_path: Path, name
             (package / "sub").mkdir()
             (package / "model.onnx").rename(package / "sub" / "model.onnx")
     moved_out(package / name, tmp_path / "elsewhere")
-    with pytest.raises(ModelError, match=LEADS_OUT):
+    with refused(ModelError, "unsupported", holds=f"{tmp_path}/elsewhere"):
         opened(package)
 
 
@@ -98,7 +95,7 @@ def test_a_package_below_a_snapshot_of_the_hubs_cache_is_opened(package: Path, t
     opened(snapshot / "cpu")
     (snapshot / "cpu" / "chat_template.jinja").unlink()
     (snapshot / "cpu" / "chat_template.jinja").symlink_to(put_json(tmp_path / "elsewhere.jinja", {}))
-    with pytest.raises(ModelError, match=LEADS_OUT):
+    with refused(ModelError, "unsupported", holds=f"{tmp_path}/elsewhere"):
         opened(snapshot / "cpu")
 
 
@@ -115,7 +112,7 @@ def checkpoint(package: Path) -> Path:
 def test_a_file_of_a_checkpoint_is_no_link_out(checkpoint: Path, tmp_path: Path, name: str) -> None:
     opened(checkpoint)
     moved_out(checkpoint / name, tmp_path / "elsewhere")
-    with pytest.raises(ModelError, match=LEADS_OUT):
+    with refused(ModelError, "unsupported", holds=f"{tmp_path}/elsewhere"):
         opened(checkpoint)
 
 
@@ -130,30 +127,6 @@ def test_a_file_that_a_checkpoint_names_is_inside(checkpoint: Path, file: str, c
     put_json(checkpoint / file, content)
     with refused(ModelError, "untrusted", holds=error):
         opened(checkpoint)
-
-
-@pytest.mark.parametrize(
-    ("section", "place"),
-    [
-        ({"joiner": {"filename": "../x.onnx"}}, "model.joiner.filename"),
-        ({"speech": {"adapter_filename": "/x.onnx_adapter"}}, "model.speech.adapter_filename"),
-        ({"vision": {"pipeline": [{"a": {"filename": "../x.onnx"}}]}}, "model.vision.pipeline.0.a.filename"),
-        ({"mtp": {"shared_initializers": [{"data_file": "../x"}]}}, "model.mtp.shared_initializers.0.data_file"),
-    ],
-)
-def test_a_file_of_a_section_that_only_genai_reads_is_inside(
-    package: Path, section: dict[str, object], place: str
-) -> None:
-    put_genai(package, **section)
-    with refused(ModelError, "untrusted", holds=place):
-        opened(package)
-
-
-def test_a_key_that_is_twice_in_genai_config_is_refused(package: Path) -> None:
-    text = (package / "genai_config.json").read_text()
-    (package / "genai_config.json").write_text(text.replace('"filename"', '"filename": "../x", "filename"'))
-    with refused(ModelError, "damaged", holds=("filename", "JSON")):
-        opened(package)
 
 
 def pipe(path: Path) -> None:
@@ -178,22 +151,16 @@ def test_what_is_no_file_is_refused(package: Path, put: Callable[[Path], None], 
         opened(package)
 
 
-@pytest.mark.parametrize("name", ["/dev/null", "/dev/zero"])
-def test_a_device_is_no_model(name: str) -> None:
-    with refused(ModelError, "no_access", holds=name):
-        resolve(ModelSettings(model=name))
-
-
 def test_files_of_processors_are_no_links_out(tmp_path: Path) -> None:
     folder = tmp_path / "package"
     put_json(folder / "preprocessor_config.json", {"image_processor_type": "CLIPImageProcessor"})
     load_image_processor([folder], None)
     moved_out(put_json(folder / "chat_template.json", {}), tmp_path / "elsewhere")
-    with pytest.raises(ModelError, match=LEADS_OUT):
+    with refused(ModelError, "unsupported", holds=f"{tmp_path}/elsewhere"):
         load_image_processor([folder], None)
     put_json(tmp_path / "other" / "processor_config.json", {"image_processor": {"image_processor_type": "x"}})
     moved_out(tmp_path / "other" / "processor_config.json", tmp_path / "elsewhere")
-    with pytest.raises(ModelError, match=LEADS_OUT):
+    with refused(ModelError, "unsupported", holds=f"{tmp_path}/elsewhere"):
         load_image_processor([tmp_path / "other"], None)
 
 
@@ -265,18 +232,8 @@ def test_option_that_names_more_than_numbers_is_refused_by_its_name(
     provider: str, option: str, value: str, section: str
 ) -> None:
     place = f"model.{section}.session_options.provider_options.{provider}.{option}"
-    with refused(ModelError, "untrusted", place, value, holds=("x.json", f"an option of {provider}")):
+    with refused(ModelError, "untrusted", place, value, holds=("x.json", provider)):
         operators_library(genai([{"cpu": {}}, {provider: {option: value}}], section), Path("x.json"))
-
-
-@pytest.mark.parametrize("where", ["pipeline", "draft", "list"])
-def test_an_option_anywhere_in_the_file_is_refused(where: str) -> None:
-    inner = genai([{"openvino": {"load_config": "x"}}])["model"]
-    forms: dict[str, Any] = {"pipeline": {"pipeline": [{"stage": inner["decoder"]}]}, "draft": inner, "list": [[inner]]}
-    stage = {"pipeline": ".pipeline.stage", "draft": ".decoder", "list": ".decoder"}[where]
-    place = f"model.more{stage}.session_options.provider_options.openvino.load_config"
-    with refused(ModelError, "untrusted", place, "x"):
-        operators_library({"model": {"decoder": {}, "more": forms[where]}}, Path("x"))
 
 
 HARMLESS: dict[str, dict[str, Any]] = {
@@ -323,11 +280,13 @@ def test_the_switch_and_the_users_own_settings_are_free(tmp_path: Path) -> None:
     put_genai(package, context_length=64)
     named = {"device_type": "CPU", "load_config": "evil.json"}
     own = ModelSettings.of({"model": str(package), "execution_provider": "openvino", "provider_options": named})
-    with pytest.raises(ProviderError, match=r"OpenVINOExecutionProvider .* is not in this build"):
+    with refused(ProviderError, "provider", holds="OpenVINOExecutionProvider"):
         _ = resolve(own).providers
     section = {"session_options": {"provider_options": [{"openvino": named}]}}
     put_genai(package, context_length=64, decoder={"filename": "model.onnx", **section})
-    with pytest.raises(ModelError, match=re.escape(NOT_TRUSTED)):
+    with refused(
+        ModelError, "untrusted", "model.decoder.session_options.provider_options.openvino.load_config", "evil.json"
+    ):
         resolve(ModelSettings(model=str(package)))
-    with pytest.raises(ProviderError, match=r"OpenVINOExecutionProvider .* is not in this build"):
+    with refused(ProviderError, "provider", holds="OpenVINOExecutionProvider"):
         _ = resolve(ModelSettings(model=str(package), trust_remote_code=True)).providers

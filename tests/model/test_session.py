@@ -9,7 +9,7 @@ import pytest
 
 from olive_ext.config import EngineConfig, ExecutionSettings
 from olive_ext.errors import ConfigError, ModelError, ProviderError
-from olive_ext.graph.onnx_file import external_locations
+from olive_ext.graph.nodes import external_locations
 from olive_ext.model.files.content import relocated, weight_files
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.providers.ort_session import open_session
@@ -79,7 +79,7 @@ def test_file_opens_by_path_and_one_whose_weights_are_short_does_not(tmp_path: P
     assert run(session) == 1
     assert session.get_providers() == [CPU]
     (tmp_path / "provider" / "w.data").write_bytes(b"123")
-    with pytest.raises(ModelError, match="out of bounds"):
+    with refused(ModelError, "unsupported", holds="w0"):
         open_session(decoder, CPU_ONLY)
 
 
@@ -95,7 +95,7 @@ def test_session_option_that_is_misspelt_is_refused_and_another_unknown_one_warn
         _open_with(session__intra_op__allow_spining="0", session__set_denormal_as_zero="1")
     _open_with(mine__x__y="0", session__intra_op__allow_spinning="0", ep__mine__x="1")
     (record,) = caplog.records
-    assert "has no entry 'mine.x.y', as far" in record.getMessage()
+    assert "'mine.x.y'" in record.getMessage()
 
 
 def test_settings_reach_the_session(tmp_path: Path) -> None:
@@ -120,9 +120,8 @@ def test_broken_model_is_one_line(tmp_path: Path) -> None:
         (b"nonsense", None, "the edited graph"),
         (b"nonsense", "my model", "my model"),
     ):
-        with pytest.raises(ModelError, match=r"(?i)protobuf parsing failed") as caught:
+        with refused(ModelError, "unsupported", holds=name) as caught:
             open_session(model, CPU_ONLY, label=label)
-        assert str(caught.value).startswith(f"ONNX Runtime cannot open {name}: ")
         assert "\n" not in str(caught.value)
 
 
@@ -166,7 +165,7 @@ def test_plugin_provider_runs_and_is_listed_once(webgpu: tuple[Provider, ...], t
 
 @pytest.mark.webgpu
 def test_plugin_provider_refuses_a_built_in_one_beside_it_and_a_broken_model(webgpu: tuple[Provider, ...]) -> None:
-    with pytest.raises(ProviderError, match=f"{CUDA} cannot be combined with a provider from a plugin library"):
+    with refused(ProviderError, "contradiction", holds=CUDA):
         open_session(graph().SerializeToString(), (webgpu[0], Provider(CUDA, "cuda"), *CPU_ONLY))
-    with pytest.raises(ModelError, match=r"(?i)protobuf parsing failed"):
+    with refused(ModelError, "unsupported"):
         open_session(b"nonsense", webgpu)

@@ -16,7 +16,7 @@ from olive_ext.model.files.package_config import GenaiConfig, read_json
 from olive_ext.model.spec.attention import embedding_rows
 from olive_ext.model.spec.decoder_spec import read_embedding, read_spec
 from olive_ext.model.types import InputSpec, KvTensor, Role, StateTensor, TensorSpec
-from tests.refusals import refused
+from tests.refusals import refused, tells
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
 Shape = Sequence[int | str]
@@ -171,7 +171,7 @@ def test_kv_may_be_quantized():
 def test_context_length_is_the_smallest_stated(configured, hf_config, rows, max_length, expected, winner):
     spec = read_spec(model(cos_rows=rows), changed("model", context_length=configured), max_length, hf_config)
     assert spec.context_length == expected
-    assert any(f"the context length {expected} is that of {winner}" in note for note in spec.notes)
+    assert any(tells(note, f"context {expected} {winner}") for note in spec.notes)
 
 
 @pytest.mark.parametrize(("max_length", "warnings"), [(512, 0), (513, 1)])
@@ -179,7 +179,7 @@ def test_length_beyond_the_models_own_is_warned_of(max_length, warnings, caplog)
     with caplog.at_level("WARNING", logger="olive_ext"):
         spec = read_spec(model(), changed("model", context_length=512), max_length)
     assert spec.context_length == 512
-    assert caplog.text.count("'max_length' = 513 is beyond the model's context length, which is used: 512") == warnings
+    assert len([line for line in caplog.messages if tells(line, "'max_length' = 513 512")]) == warnings
 
 
 STATES = [
@@ -237,17 +237,17 @@ def second(graph: onnx.ModelProto) -> None:
 
 
 NOTED: dict[str, tuple[onnx.ModelProto, Any, Mapping[str, Any], bool, str]] = {
-    "another operator": (model(op="MultiHeadAttention"), None, GENAI_CONFIG, False, "read by one GroupQueryAttention"),
-    "a second reader": (model(), second, GENAI_CONFIG, False, "'past_key_values.1.value' is not read by one"),
-    "a cast": (model(), cast, {}, False, "'present.0.value' does not come from the GroupQueryAttention"),
-    "a window": (model(sliding_window_cache=1, local_window_size=16), None, {}, True, "keep 16 positions in the file"),
+    "another operator": (model(op="MultiHeadAttention"), None, GENAI_CONFIG, False, "GroupQueryAttention"),
+    "a second reader": (model(), second, GENAI_CONFIG, False, "'past_key_values.1.value'"),
+    "a cast": (model(), cast, {}, False, "'present.0.value'"),
+    "a window": (model(sliding_window_cache=1, local_window_size=16), None, {}, True, "keep 16 positions"),
     "a larger vocabulary": (model(), None, changed("model", vocab_size=90), True, "100 entries, as in 'logits'; the"),
     "logits by prefix": (
         model(outputs=[("logits_Q4", FLOAT, ["B", "S", 100])]),
         None,
         GENAI_CONFIG,
         True,
-        "the logits are 'logits_Q4'",
+        "'logits_Q4'",
     ),
 }
 
@@ -320,7 +320,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Any, str]] = {
     "KV without an output": ({}, without_output, KV),
     "no KV": ({"layers": []}, None, KV),
     "no tokens": ({"tokens": []}, None, f"input_ids {KV}"),
-    **{name: ({"extra": [(name, FLOAT, ["B"])]}, None, f"{name} is not understood; input_ids") for name in UNKNOWN},
+    **{name: ({"extra": [(name, FLOAT, ["B"])]}, None, f"{name} input_ids") for name in UNKNOWN},
     **{
         f"{past} without an output": ({"extra": [(past, FLOAT, ["B", 8, 3])]}, None, f"{past} {present}")
         for past, present in STATES

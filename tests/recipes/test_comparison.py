@@ -158,7 +158,7 @@ def test_distance_flips_and_p_value_are_those_of_plain_passes(
     assert metric(report, "acc") == after.mean()
     assert metric(report, "accuracy_difference") == pytest.approx(after.mean() - before.mean())
     ends = [metric(report, f"accuracy_difference_{end}") for end in ("low", "high")]
-    assert ends == list(difference_interval(after.astype(float) - before))
+    assert ends == list(difference_interval(after.astype(float) - before)[:2])
     expected = stats.binomtest(lost, lost + won).pvalue if lost + won else 1.0
     assert metric(report, "mcnemar_p") == pytest.approx(expected)
     assert report.comparison is not None
@@ -189,7 +189,7 @@ def test_flips_and_intervals_are_those_of_two_separate_runs(name: str, reports: 
         pooled.append(after - before)
     differences = np.concatenate(pooled)
     whole = next(item for item in comparison.outcomes if item.task == ALL)
-    assert (whole.low, whole.high) == difference_interval(differences)
+    assert (whole.low, whole.high) == difference_interval(differences)[:2]
     down, up = int((differences < 0).sum()), int((differences > 0).sum())
     assert (whole.num_documents, whole.right_to_wrong, whole.wrong_to_right) == (3 * NUM_DOCUMENTS, down, up)
     assert whole.mcnemar_p == pytest.approx(stats.binomtest(down, down + up).pvalue if down + up else 1)

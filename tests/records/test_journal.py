@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import zlib
 from contextlib import closing
@@ -44,7 +45,7 @@ def test_answers_come_back_bit_by_bit_to_their_owner_and_one_writer_unless_it_be
     assert len(found(path)) == 30
     with closing(Journal(path, FACTS, resume=False)) as journal:
         assert journal.num_known == 0
-        with pytest.raises(RecordsError, match="another run is writing"):
+        with refused(RecordsError, "records", holds=str(path)):
             Journal(path, FACTS)
     assert found(path) == {}
 
@@ -77,8 +78,7 @@ def test_damage_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
     whole = write(tmp_path / "a.jsonl")
     (tmp_path / "a.jsonl").write_bytes(whole.replace(b"logprobs", b"logprobz", 1)[:-7])
     assert len(found(tmp_path / "a.jsonl")) == 20
-    assert "1 damaged lines are passed over" in caplog.text
-    assert "the 20 answers in the others are used" in caplog.text
+    assert re.search(r"\b1 damaged .*\b20 ", caplog.text)
 
 
 def test_a_full_disk_ends_the_writing_and_not_the_evaluation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -89,7 +89,7 @@ def test_a_full_disk_ends_the_writing_and_not_the_evaluation(tmp_path: Path, cap
         write(path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert caplog.text.count("takes no more answers ([Errno 27] File too large)") == 1
+    assert caplog.text.count("[Errno 27]") == 1
     assert path.read_bytes().endswith(b"\n")
     assert 0 < len(found(path)) < 30
 

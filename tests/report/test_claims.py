@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from olive_ext.report.comparison import ALL, ClaimResult, Comparison, Divergence, Outcome
 from olive_ext.report.html.render import TONES, tone_of
 from olive_ext.report.sampled import certain_comparison
-from olive_ext.report.verdict import EXIT_STATUS, Code, Status, Verdict, verdict
+from olive_ext.report.verdict import EXIT_STATUS, STATUSES, Status, Verdict, verdict
 from olive_ext.stats.paired_answers import compare_outcomes
 from olive_ext.stats.sampling_design import difference_population
 from olive_ext.stats.stopping import Claim, Sampler
 from tests.report.test_comparison import divergence, outcome
 
-CODES = get_args(Code)
+CODES = [*STATUSES]
 COLOURS = ("loss", "doubt", "plain", "unclear", "fine", "gain")
 """Classes of a page, from the worst on."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,40 +13,13 @@ import pytest
 
 from olive_ext.check import check_model
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import OliveExtError, ProviderError, warn_ignored
+from olive_ext.errors import OliveExtError, warn_ignored
 from olive_ext.run import evaluate
 from tests.backends.local_tasks import write_tasks
 from tests.check.tiny import put_model
-from tests.refusals import refused
+from tests.refusals import refused, tells
 
 GENERATE, CHOICE = ["tiny_generate"], ["tiny_choice"]
-
-
-def config_file(name: str, **content: Any) -> Callable[[Path], object]:
-    return lambda folder: (folder / name).write_text(json.dumps(content))
-
-
-def chat(text: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / "chat_template.jinja").write_text(text)
-
-
-PACKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "eos of a generation": (config_file("generation_config.json", eos_token_id="x"), "'eos_token_id' = 'x'"),
-    "suppressed tokens": (config_file("generation_config.json", suppress_tokens=5), "'suppress_tokens' = 5"),
-    "forced tokens": (config_file("generation_config.json", forced_decoder_ids=[[1]]), "'forced_decoder_ids' = [[1]]"),
-    "chat template": (chat("{% for x in %}"), "refuses the messages: Expected an expression"),
-    "chat template that fails": (chat("{{ a.b.c }}"), "refuses the messages: 'a' is undefined"),
-}
-HERE = {"path": "same_model", "engine": {"num_threads": 1}, "repro": str(Path(__file__).parent)}
-SETTINGS: dict[str, tuple[list[str], dict[str, Any], str]] = {
-    "no template": (CHOICE, {"apply_chat_template": True}, "'apply_chat_template': the tokenizer in"),
-    "unknown template": (CHOICE, {"apply_chat_template": "x"}, "'apply_chat_template' = 'x': give true"),
-    "setting of a generation": (GENERATE, {"gen_kwargs": {"bogus": 1}}, "'bogus' = 1: "),
-    "beams that are drawn": (GENERATE, {"gen_kwargs": {"num_beams": 2, "do_sample": True}}, "'num_beams' = 2: "),
-    "bound on a group": (["tiny_group"], {"require": ["ac<=1"]}, "'require': no metric 'ac' is measured: did you mean"),
-    "longer than the context": (GENERATE, {"gen_kwargs": {"max_gen_toks": 64}}, "model's max_length of 64"),
-    "repro that is there": (CHOICE, {"reference": HERE}, "'reference.repro' = '"),
-}
 
 
 @pytest.fixture
@@ -67,31 +39,6 @@ def config(folder: Path, tasks: list[str], **more: Any) -> EvaluationConfig:
     return EvaluationConfig.parse({"model": given, "tasks": tasks, "include_path": str(folder / "tasks"), **more})
 
 
-def test_model_cannot_be_opened(folder: Path) -> None:
-    with pytest.raises(OliveExtError, match="cannot open"):
-        evaluate(config(folder, GENERATE))
-
-
-@pytest.mark.parametrize("mistake", PACKAGES)
-def test_mistake_of_a_package_is_known_before_opening_and_by_a_check(mistake: str, folder: Path) -> None:
-    make, expected = PACKAGES[mistake]
-    make(folder / "model")
-    is_chat = mistake.startswith("chat")
-    with pytest.raises(OliveExtError) as raised:
-        evaluate(config(folder, GENERATE, apply_chat_template=is_chat))
-    assert expected in str(raised.value)
-    problems = check_model(config(folder, GENERATE)).problems
-    assert any(expected in problem for problem in problems), problems
-
-
-@pytest.mark.parametrize("mistake", SETTINGS)
-def test_mistake_of_settings_is_known_before_opening(mistake: str, folder: Path) -> None:
-    tasks, settings, expected = SETTINGS[mistake]
-    with pytest.raises(OliveExtError) as raised:
-        evaluate(config(folder, tasks, **settings))
-    assert expected in str(raised.value)
-
-
 @pytest.mark.parametrize(
     ("given", "unread"),
     [
@@ -108,56 +55,19 @@ def test_sampling_that_a_greedy_task_leaves_out_is_told(
     settings = "{until: [a], max_gen_toks: 4, do_sample: false}"
     greedy = f"include: tiny_generate.yaml\ntask: greedy\ngeneration_kwargs: {settings}\n"
     (folder / "tasks" / "greedy.yaml").write_text(greedy)
-    with pytest.raises(OliveExtError, match="cannot open"):
+    with refused(OliveExtError, "unsupported"):
         evaluate(config(folder, ["greedy"], gen_kwargs=given))
     told = [line for line in caplog.messages if "'gen_kwargs'" in line]
     assert [part in line for part, line in zip(unread, told, strict=True)] == [True] * len(unread)
 
 
-def test_metric_that_no_file_of_a_task_lists_is_refused_before_its_data_is_read(folder: Path) -> None:
-    gone = "include: tiny_choice.yaml\ntask: gone\ntest_split: gone\n"
-    (folder / "tasks" / "gone.yaml").write_text(gone)
-    for metric, code in (("ac", "unknown_name"), ("acc", "task")):
-        with pytest.raises(OliveExtError) as raised:
-            evaluate(config(folder, ["gone"], require=[f"{metric}>=0.5"]))
-        assert raised.value.code == code, str(raised.value)
-
-
-def test_provider_that_nobody_knows_is_refused_of_a_checkpoint(folder: Path) -> None:
-    """Which would run on the CPU, as no provider is asked for."""
-    (folder / "model" / "model.onnx").unlink()
-    (folder / "model" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    (folder / "model" / "model.safetensors").touch()
-    with refused(ProviderError, "unknown_name", holds="'cudda'"):
-        evaluate(config(folder, CHOICE, execution_provider="cudda"))
-
-
-@pytest.mark.parametrize("mode", ["resident", "recorded"])
-@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer.json"])
-def test_mistake_of_a_package_is_known_before_its_reference_is_opened(folder: Path, mode: str, name: str) -> None:
-    shutil.copytree(folder / "model", folder / "reference")
-    (folder / "model" / name).write_text('{"eos_token_id": "x"}')
-    reference = {"path": str(folder / "reference"), "mode": mode}
-    with pytest.raises(OliveExtError, match=r"'eos_token_id' = 'x'|no tokenizer can be loaded from .*/model'"):
-        evaluate(config(folder, CHOICE, reference=reference))
-
-
-def test_task_that_has_no_right_answers_for_enough_documents_is_known_before_the_reference_is_opened(
-    folder: Path,
-) -> None:
-    shutil.copytree(folder / "model", folder / "reference")
-    given = config(folder, [*CHOICE, "tiny_rolling"], reference=str(folder / "reference"), documents="enough")
-    with pytest.raises(OliveExtError, match="task 'tiny_rolling' has no right answers"):
-        evaluate(given)
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"gen_kwargs": {"bogus": 1}}, "'bogus' = 1: "),
-        ({"gen_kwargs": {"max_gen_toks": 64}}, "model's max_length of 64"),
-        ({"apply_chat_template": True}, "'apply_chat_template': the tokenizer in"),
-        ({"tasks": ["empty"]}, "group 'empty' has no tasks"),
+        ({"gen_kwargs": {"bogus": 1}}, "'bogus' 1"),
+        ({"gen_kwargs": {"max_gen_toks": 64}}, "max_length 64"),
+        ({"apply_chat_template": True}, "'apply_chat_template'"),
+        ({"tasks": ["empty"]}, "'empty'"),
     ],
 )
 def test_check_of_a_recipe_tells_it(folder: Path, changes: dict[str, Any], expected: str) -> None:
@@ -172,16 +82,16 @@ def test_check_of_a_recipe_tells_it(folder: Path, changes: dict[str, Any], expec
     }
     (folder / "recipe.json").write_text(json.dumps(recipe))
     problems = check_recipe(folder / "recipe.json").problems
-    assert any(expected in problem for problem in problems), problems
+    assert any(tells(problem, expected) for problem in problems), problems
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"decoder_start_token_id": None}, "no configuration of this model names 'decoder_start_token_id'"),
-        ({"decoder_start_token_id": 10**6}, "'decoder_start_token_id' names the token 1000000: give one from 0 to"),
-        ({"decoder_start_token_id": -1}, "'decoder_start_token_id' names the token -1"),
-        ({"suppress_tokens": [10**6]}, "'suppress_tokens' names the token 1000000: give one from 0 to"),
+        ({"decoder_start_token_id": None}, "'decoder_start_token_id'"),
+        ({"decoder_start_token_id": 10**6}, "'decoder_start_token_id' 1000000 0"),
+        ({"decoder_start_token_id": -1}, "'decoder_start_token_id' -1"),
+        ({"suppress_tokens": [10**6]}, "'suppress_tokens' 1000000 0"),
     ],
 )
 def test_first_token_of_a_decoder_is_known_before_opening(
@@ -197,4 +107,4 @@ def test_first_token_of_a_decoder_is_known_before_opening(
             section.pop("decoder_start_token_id", None)
         file.write_text(json.dumps({"decoder_start_token_id": 1, **content, **more} if more else content))
     problems = check_model(config(tmp_path, ["x"])).problems
-    assert any(expected in problem for problem in problems), problems
+    assert any(tells(problem, expected) for problem in problems), problems

@@ -23,7 +23,7 @@ from olive_ext.run.evaluation import evaluate, load_requested_tasks
 from olive_ext.run.models import Models
 from tests.backends.local_tasks import write_tasks
 from tests.exports.hf import hf_model
-from tests.refusals import refused
+from tests.refusals import refused, tells
 from tests.report.synthetic import comparison
 from tests.report.test_comparison import outcome
 
@@ -98,10 +98,10 @@ def test_loss_is_told_in_points_as_fail_on_loss_is_written() -> None:
 @pytest.mark.parametrize(
     ("bound", "holds"),
     [
-        ({"metric": "acc"}, ("'acc' stands for several metrics: choice/acc, letters/acc",)),
+        ({"metric": "acc"}, ("'acc'", "choice/acc, letters/acc")),
         ({"metric": "f2", "task": "choice"}, ("'f2'", "'choice'", "choice/acc")),
-        ({"metric": "tokens_per_second"}, ("'tokens_per_second'", "counts no requests")),
-        ({"metric": "requests_per_second", "task": "requests_per_second"}, ("counts no requests",)),
+        ({"metric": "tokens_per_second"}, ("'tokens_per_second'",)),
+        ({"metric": "requests_per_second", "task": "requests_per_second"}, ("requests_per_second",)),
         ({"metric": "exact_match"}, ("'exact_match'", "generate/exact_match,strict, ")),
     ],
 )
@@ -125,7 +125,7 @@ def test_metric_whose_filter_is_empty_has_any() -> None:
 def test_number_of_drawn_documents_alone_holds_no_bound() -> None:
     drawn = Metric("wiki", "word_perplexity", "none", 9.0, n=5, num_population=40, is_estimate=False)
     (line,) = broken([drawn], metric="word_perplexity", max=10)
-    assert line.startswith("wiki/word_perplexity is of the drawn documents only (5 of 40, unweighted), and the bound")
+    assert tells(line, "wiki/word_perplexity (5 of 40")
     for whole in replace(drawn, is_estimate=True), replace(drawn, n=40), replace(drawn, num_population=None):
         assert broken([whole], metric="word_perplexity", max=10) == []
 
@@ -190,25 +190,6 @@ def test_name_that_some_report_will_have_passes_before_anything_runs(
             check_names([(task, name)], {"other": {"f1"}} if tasks else None, (), "passes.g.require")
 
 
-@pytest.mark.parametrize(
-    ("task", "name", "code", "holds"),
-    [
-        (None, "ac", "unknown_name", ("'ac'", "did you mean 'acc'?")),
-        ("choice", "word_perplexity", "unknown_name", ("'word_perplexity'", "'choice'", "there are acc, acc_norm")),
-        ("choise", "acc", "unknown_name", ("'choise'", "did you mean 'choice'?")),
-        (None, "kl_mean", "missing", ("'kl_mean'", "'reference'")),
-        ("choice", "kl_p99", "missing", ("'kl_p99'", "'choice'", "'reference'")),
-        (None, "all/kl_mean", "missing", ("'all/kl_mean'", "'reference'")),
-        ("generate", "exact_match,strict", "unknown_name", ("'exact_match,strict'", "'exact_match,strict-match'")),
-    ],
-)
-def test_name_that_no_report_will_have_is_refused_with_the_nearest(
-    task: str | None, name: str, code: str, holds: tuple[str, ...]
-) -> None:
-    with refused(ConfigError, code, "w", holds=("'w': no ", *holds)):
-        check_names([(task, name)], TASKS, (), "w")
-
-
 LISTED = {"metric": "acc_norm", "task": "tiny_group"}
 
 
@@ -242,7 +223,7 @@ LISTED = {"metric": "acc_norm", "task": "tiny_group"}
             "unknown_name",
             ("'accuracy_difference'", "kl_mean"),
         ),
-        ({"metric": "acc@tiny_group"}, {}, "unknown_name", ("did you mean 'tiny_group/acc'?",)),
+        ({"metric": "acc@tiny_group"}, {}, "unknown_name", ("'tiny_group/acc'",)),
         # names of a group pass where nothing is loaded
         ({"metric": "ac"}, {"loads": False}, "", ()),
         ({"metric": "kl_mean"}, {"loads": False}, "missing", ("'reference'",)),
@@ -258,13 +239,6 @@ def test_names_of_bounds_are_refused_by_the_tasks(
     settings = EvaluationSettings.parse({**given, "require": [{"max": 0.5, **bound}], **more})
     with refused(ConfigError, code, "passes.g.require", holds=holds) if code else nullcontext():
         refuse_names(settings, metrics_of(settings, **how), "passes.g")
-
-
-def test_loss_is_of_answers_or_of_texts_alone_and_refused_by_its_own_name_without_either() -> None:
-    settings = EvaluationSettings.parse({"tasks": ["size_on_disk"], "reference": "m", "fail_on_loss": 2})
-    refuse_names(settings, {"tiny_rolling": ["word_perplexity"]})
-    with refused(ConfigError, "not_comparable", "fail_on_loss", holds=("answers or whole texts",)):
-        refuse_names(settings, {})
 
 
 @pytest.mark.parametrize(("loss", "lines"), [(0.01, 1), (1, 0)])
@@ -289,11 +263,3 @@ def test_bound_on_a_model_against_itself_is_refused_before_anything_is_measured(
         load_requested_tasks(models, None)
     scores = models.config.model_copy(update={"fail_on_loss": None, "require": [Bound(metric="acc", min=0.5)]})
     assert load_requested_tasks(Models(scores), None) is not None
-
-
-@pytest.mark.parametrize("name", ["kl_max", "all/kl_p99", "flips_right_to_wrong", "mcnemar_p,none"])
-def test_bound_on_what_drawn_documents_do_not_tell_is_refused(name: str) -> None:
-    given = {"tasks": ["a"], "reference": "r", "documents": "enough", "certain": {"within": 0.01}}
-    settings = EvaluationSettings.parse({**given, "require": [{"metric": name, "max": 0.5}]})
-    with refused(ConfigError, "not_comparable", "passes.g.require", holds=("documents", "enough", "all")):
-        refuse_names(settings, None, "passes.g")

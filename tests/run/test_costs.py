@@ -8,14 +8,11 @@ from typing import Any
 import pytest
 
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report
 from olive_ext.run import evaluate
 from olive_ext.run.costs import cost_metrics
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.backends.reference import ForwardEngine, hflm, ort_lm
-from tests.exports import genai_export
-from tests.refusals import refused
 
 
 def costs(lm: Any, folder: Path) -> tuple[Report, dict[str, Metric]]:
@@ -68,9 +65,3 @@ def test_memory_and_speed_are_metrics_beside_quality(folder: Path) -> None:
     seconds = report.engine["seconds_candidate"]
     assert found["tokens_per_second"].value == pytest.approx(1000 / seconds)
     assert found["requests_per_second"].value == pytest.approx(36 / seconds)
-
-
-def test_speed_without_a_task_to_run_is_refused() -> None:
-    with refused(ConfigError, "missing", "tasks", ["size_on_disk", "tokens_per_second"]):
-        model = {"path": str(genai_export("llama"))}
-        evaluate(EvaluationConfig.parse({"model": model, "tasks": ["size_on_disk", "tokens_per_second"]}))

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from lm_eval.api.metrics import mean
 from lm_eval.loggers import EvaluationTracker
 
 from olive_ext.errors import RunError
@@ -75,7 +76,7 @@ def test_first_documents_of_every_filter_with_own_fields_under_one_key(tmp_path:
 
 def test_texts_of_a_log_are_read_back(tmp_path: Path) -> None:
     task = SimpleNamespace(
-        aggregation=lambda: {"acc": "mean"},
+        aggregation=lambda: {"acc": mean},
         higher_is_better=dict,
         doc_to_text=lambda doc: doc["question"],
         doc_to_choice=lambda doc: ["red", "green"],

@@ -22,6 +22,7 @@ from olive_ext.run import evaluate
 from olive_ext.session.requests import GenerationOutput
 from tests.backends.local_tasks import write_tasks
 from tests.exports import genai_export
+from tests.refusals import refused
 
 END, BUDGET, MOST = "t", 6, 20
 WORDS = "the cat sat on the mat and the dog ran off with the hat".split()  # noqa: SIM905
@@ -136,16 +137,16 @@ def test_several_answers_have_mean_lengths(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("number", "code", "field", "value"),
     [
-        ({"gen_kwargs": {"max_gen_toks": 512}}, "'max_gen_toks' = 512 leaves no room for a prompt"),
-        ({"gen_kwargs": {"max_gen_toks": 6}}, "'thinking_budget' = 6 leaves no room for an answer.*which is 6"),
-        ({"gen_kwargs": {"max_gen_toks": 7}}, "'thinking_budget' = 6: its end takes 1 of 7 new tokens: none is left"),
+        (512, "task", "max_gen_toks", 512),
+        (6, "task", "thinking_budget", 6),
+        (7, "contradiction", "thinking_budget", 6),
     ],
 )
-def test_what_has_no_room_is_told_with_its_task(folder: Path, settings: dict[str, Any], named: str) -> None:
-    with pytest.raises(OliveExtError, match=f"task 'tiny_generate'.*{named}"):
-        evaluate(_config(folder, **settings))
+def test_what_has_no_room_is_told_with_its_task(folder: Path, number: int, code: str, field: str, value: int) -> None:
+    with refused(OliveExtError, code, field, value, holds="'tiny_generate'"):
+        evaluate(_config(folder, gen_kwargs={"max_gen_toks": number}))
 
 
 def test_more_answers_are_drawn_beside_those_that_are_kept(folder: Path, tmp_path: Path) -> None:

@@ -10,10 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from olive_ext.errors import ModelError
 from olive_ext.session.generation_bounds import StopChecker, other_search, read_search, read_stop_ids
 from olive_ext.session.tokenizer import Tokenizer
-from tests.refusals import refused
 from tests.session.tiny import BOS, EOS, IM_END, byte_fallback, byte_level, model_files
 
 TOKENIZERS = pytest.mark.parametrize("make", [byte_level, byte_fallback])
@@ -148,12 +146,6 @@ def test_read_stop_ids_takes_the_file_that_the_runtime_reads(
             (tmp_path / name).write_text(json.dumps(content))
     stops = read_stop_ids(model_files(tmp_path, genai), EOS)
     assert (stops.ids, stops.unused) == ({*expected}, unused)
-
-
-def test_read_stop_ids_names_a_broken_file(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text("{")
-    with refused(ModelError, "damaged", holds=("generation_config.json", "JSON")):
-        read_stop_ids(model_files(tmp_path, {}), EOS)
 
 
 def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:

@@ -58,14 +58,10 @@ def test_settings_open_the_model_that_their_fields_open() -> None:
     assert facts[0] == facts[1]
 
 
-def test_mistakes_in_keywords_are_named_with_what_is_accepted() -> None:
-    with refused(ConfigError, "contradiction", "max_length"):
-        olive_ext.open(ModelSettings.of({"model": "x"}), max_length=8)
+def test_unknown_keyword_is_a_type_error_with_the_nearest() -> None:
     given: dict[str, Any] = {"batchsize": 3}
-    with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize': did you mean 'batch_size'"):
+    with pytest.raises(TypeError, match=r"'batchsize'.*'batch_size'"):
         olive_ext.open("x", **given)
-    with refused(ConfigError, "wrong_value", "max_length", 0):
-        olive_ext.open("x", max_length=0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")

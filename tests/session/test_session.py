@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 from collections.abc import Iterator
 
@@ -85,7 +86,7 @@ def test_generate_keeps_the_order_and_as_completed_gives_each_index() -> None:
     assert sorted(seen, key=lambda item: item[0]) == list(enumerate(outputs))
 
 
-def test_settings_of_a_call_are_those_of_each_prompt_and_mistakes_are_one_line() -> None:
+def test_settings_of_a_call_are_those_of_each_prompt() -> None:
     session = make_session({"on": " the mat. stop here", "a": "cat<eos>dog"})
     stopped = GenerationRequest("on", stop=["top h"])
     outputs = session.generate([stopped, "a", GenerationRequest("on", max_new_tokens=2)])
@@ -96,17 +97,6 @@ def test_settings_of_a_call_are_those_of_each_prompt_and_mistakes_are_one_line()
     ]
     assert len(outputs[2].tokens) == 2
     assert session.generate(["on"], max_new_tokens=2) + session.generate(["on"], stop=["top h"]) == outputs[::-2]
-    mistakes: list[tuple[object, dict[str, object], str]] = [
-        ("a", {"max_new_token": 2}, "unknown_key"),
-        ("a", {"max_new_tokens": 0}, "wrong_value"),
-        (GenerationRequest("a"), {"stop": "b"}, "contradiction"),
-    ]
-    for request, settings, code in mistakes:
-        with refused(ConfigError, code, next(iter(settings))) as caught:
-            session.generate([request], **settings)  # type: ignore[list-item,arg-type]
-        assert "\n" not in str(caught.value)
-    with refused(ConfigError, "unknown_key", "max_new_token"):
-        session.generate([], max_new_token=2)
 
 
 def test_repr_says_model_runtime_and_device_and_whether_it_is_closed() -> None:
@@ -139,33 +129,7 @@ def test_generate_cuts_a_long_prompt_on_the_left(caplog: pytest.LogCaptureFixtur
     asked = [long, GenerationRequest([5], max_new_tokens=9)]
     assert len(dict(session.run_slices("generate", [[*enumerate(asked)]], ["gsm8k", "mbpp"].__getitem__))) == 2
     assert engine_of(session).requests[0].tokens == tuple(range(19, 25))
-    assert "1 of 2 requests were cut on the left to fit into 10 tokens: 1 of gsm8k" in caplog.text
-
-
-def test_a_wrong_request_is_named_and_nothing_runs() -> None:
-    session = make_session(context_length=10)
-    with refused(ConfigError, "wrong_value", "max_new_tokens", 10):
-        session.generate([GenerationRequest("a", max_new_tokens=1), GenerationRequest("a", max_new_tokens=10)])
-    with refused(ConfigError, "wrong_value", "target", holds="0"):
-        session.loglikelihood([("a", "")])
-    with refused(ConfigError, "wrong_value", "text", holds=("1", "2")):
-        session.loglikelihood_rolling(["a", "ab\ud800"])
-    with refused(ConfigError, "wrong_value", "prompt", holds=("0", "2")):
-        session.generate(["ab\ud800"])
-    chat = [{"role": "user", "content": "ab\ud800"}]
-    with refused(ConfigError, "wrong_value", "context[0][content]", holds=("0", "2")):
-        session.loglikelihood([(chat, "a")])
-    with refused(ConfigError, "wrong_value", holds="0"):
-        session.loglikelihood(["ab"])  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match="loglikelihood takes a list of requests, not one text"):
-        session.loglikelihood("ab")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="generate takes a list of requests, not one dict"):
-        session.generate({"role": "user", "content": "ab"})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="loglikelihood takes a list of requests, not one ScoringRequest"):
-        session.loglikelihood(ScoringRequest("a", "b"))  # type: ignore[arg-type]
-    with refused(ConfigError, "unsupported", holds=("byte_level", "0")):
-        session.generate([[{"role": "user", "content": "the"}]])
-    assert engine_of(session).requests == []
+    assert re.search("1 of 2 requests .* 10 tokens: 1 of gsm8k", caplog.text)
 
 
 def test_outputs_come_as_they_are_complete_and_slices_are_read_as_there_is_room() -> None:
@@ -188,17 +152,6 @@ def test_outputs_come_as_they_are_complete_and_slices_are_read_as_there_is_room(
     rolled = dict(session.as_completed("loglikelihood_rolling", [["the", ""], ["a"]]))
     assert [rolled[index] for index in range(3)] == session.loglikelihood_rolling(["the", "", "a"])
     session.gc()
-
-
-def test_mistakes_of_as_completed_are_one_line() -> None:
-    session = make_session()
-    with refused(ConfigError, "wrong_value", "call", "score", holds="loglikelihood_rolling"):
-        session.as_completed("score", [])  # type: ignore[call-overload]
-    with pytest.raises(ConfigError, match="generate takes a list of requests, not one text"):
-        list(session.as_completed("generate", ["a", "b"]))
-    session.close()
-    with refused(SessionError, "closed"):
-        session.as_completed("generate", [])
 
 
 def test_close_waits_for_a_list_of_answers() -> None:
@@ -259,6 +212,7 @@ def test_close_is_idempotent_and_a_closed_session_says_so() -> None:
     for use in (
         lambda: session.generate([]),
         lambda: session.generate_continuous([]),
+        lambda: session.as_completed("generate", []),
         lambda: session.loglikelihood([("a", "b")]),
         lambda: session.loglikelihood_rolling([]),
         session.gc,

@@ -72,19 +72,6 @@ def test_other_calls_wait_for_the_stream_and_those_inside_a_call_are_refused(ses
     assert not threads()
 
 
-def test_what_has_no_text_before_its_end_is_refused(session: Session) -> None:
-    for settings, named in [
-        ({"think_end_token": "x"}, "'think_end_token' = 'x'"),
-        ({"num_beams": 2}, "a beam search"),
-        ({"max_new_token": 3}, "did you mean 'max_new_tokens'"),
-        ({"max_new_tokens": 0}, "'max_new_tokens' = 0"),
-    ]:
-        with pytest.raises(ConfigError, match=named):
-            session.stream("the", **settings)
-    with refused(ConfigError, "contradiction", "max_new_tokens"):
-        session.stream(GenerationRequest("the"), max_new_tokens=3)
-
-
 def test_errors_reach_the_reader_and_a_closed_session_streams_nothing() -> None:
     with olive_ext.open(genai_export("llama", None)) as session:
         stream = session.stream("the", max_new_tokens=5)

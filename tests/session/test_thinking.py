@@ -78,12 +78,6 @@ def test_answers_under_other_budgets_are_other_answers_in_the_journal() -> None:
     assert request_digest(_converted(_asked(thinking_budget=3), _session())) in found
 
 
-@pytest.mark.parametrize("budget", [-1, 2.5, True, "8"])
-def test_budget_that_is_no_number_of_tokens_is_refused(budget: object) -> None:
-    with refused(ConfigError, "wrong_value", "thinking_budget", holds="0"):
-        _asked(thinking_budget=budget)
-
-
 @pytest.mark.parametrize(("prompt", "is_over"), [("the</think>\n\n", True), ("</think>", True), ("</think>the", False)])
 @pytest.mark.parametrize("end", ["</think>", IM_START])
 def test_prompt_that_ends_with_the_end_of_reasoning_leaves_none_to_bound(

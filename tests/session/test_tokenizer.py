@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import re
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 from olive_ext.errors import ConfigError, ModelError, TaskError
 from olive_ext.session.tokenizer import Tokenizer, load_tokenizer
 from olive_ext.session.tokenizer_fit import PromptFormat, hold_to_files, refuse_other_tokenizer, tokenizer_traits
-from tests.refusals import refused
+from tests.refusals import refused, tells
 from tests.session.tiny import BOS, EOS, NO_SYSTEM, TEMPLATE, byte_fallback, byte_level
 
 WORDS = st.lists(st.sampled_from(["the", "thing", "no", " ", "\n", "s", "t", "東", "é", "<eos>"]), max_size=8)
@@ -87,7 +86,7 @@ def test_encode_pair_scores_the_token_that_covers_the_join_and_white_space_befor
     assert tokenizer.encode_pair("on t", "he") == (tokenizer.encode("on"), [the])
     assert tokenizer.encode_pair("on ", "the") == tokenizer.encode_pair("on", " the")
     assert tokenizer.encode_pair("", "<bos>") == ([BOS], [BOS]), "a prefix that is all there is"
-    with pytest.raises(TaskError, match="target is empty"):
+    with refused(TaskError, "task"):
         tokenizer.encode_pair("the ", "")
 
 
@@ -126,16 +125,6 @@ def test_render_chat_drops_the_system_message_when_the_template_refuses_it() -> 
     assert tokenizer.render_chat(CHAT) == "[Hi]"
 
 
-def test_render_chat_names_the_problem_when_there_is_no_template_or_it_refuses() -> None:
-    with refused(ConfigError, "unsupported", holds="byte_level"):
-        byte_level().render_chat(CHAT)
-    refusing = byte_level(template="{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(ConfigError, match="roles must alternate"):
-        refusing.render_chat(CHAT)
-    with refused(ConfigError, "wrong_value", holds="byte_level"):
-        byte_level(template="{% for m in messages %}").render_chat(CHAT[1:])
-
-
 LOADS = """
 import sys
 from olive_ext.session.tokenizer import load_tokenizer
@@ -162,29 +151,6 @@ def test_load_tokenizer_gives_back_what_was_saved(tmp_path: Path) -> None:
     assert loaded.has_chat_template
     assert (loaded.bos_token_id, loaded.eos_token_id, loaded.pad_token_id) == (BOS, EOS, 0)
     assert loaded.special_ids == {0, 1, 2, 3, 4}
-
-
-@pytest.mark.parametrize("content", [None, "{", json.dumps({"version": "1.0"})])
-def test_load_tokenizer_is_a_model_error_when_files_are_missing_or_broken(tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(ModelError, match="no tokenizer can be loaded from") as caught:
-        load_tokenizer(str(tmp_path))
-    assert "\n" not in str(caught.value)
-
-
-def test_panic_of_the_tokenizers_library_is_a_model_error_and_prints_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    byte_level().hf.save_pretrained(tmp_path)
-    file = tmp_path / "tokenizer.json"
-    content = json.loads(file.read_text(encoding="utf-8"))
-    content["model"]["continuing_subword_prefix"] = "{{x}}"
-    file.write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(ModelError, match=r"no tokenizer can be loaded from '.*': range end index"):
-        load_tokenizer(str(tmp_path))
-    os.write(2, b"open again")
-    assert capfd.readouterr().err == "open again"
 
 
 @pytest.mark.parametrize(
@@ -257,14 +223,12 @@ def test_same_tokenizers_pass_whatever_their_template_and_begin() -> None:
 
 def test_another_vocabulary_other_merges_and_another_pre_tokenizer_are_refused_by_name() -> None:
     message = refusal(byte_fallback(), byte_level())
-    assert message.startswith(
-        "the tokenizer of the reference 'ref' differs from that of 'own' in its vocabulary, merges"
-    )
+    assert tells(message, "'ref' 'own' vocabulary, merges")
     assert f"({len(byte_fallback().hf.get_vocab())} and {len(byte_level().hf.get_vocab())} tokens)" in message
     merges = json.loads(byte_level().hf.backend_tokenizer.to_str())["model"]["merges"]
-    assert "in its merges" in refusal(changed(["model", "merges"], merges[:-3]), byte_level())
+    assert "merges" in refusal(changed(["model", "merges"], merges[:-3]), byte_level())
     prefixing = json.loads(pre_tokenizers.ByteLevel(add_prefix_space=True).__getstate__())
-    assert "in its encoding:" in refusal(changed(["pre_tokenizer"], prefixing), byte_level())
+    assert "encoding:" in refusal(changed(["pre_tokenizer"], prefixing), byte_level())
 
 
 def with_added(text: str, **kwargs: object) -> Tokenizer:
@@ -277,7 +241,7 @@ def test_added_token_is_refused_where_it_is_used_or_lost() -> None:
     """One more that nothing uses makes no other tokenizer: it was refused as another model's."""
     unused, plain = with_added("<new>"), byte_level()
     refuse_other_tokenizer(tokenizer_traits(plain), tokenizer_traits(unused), "ref", "own")
-    assert "in its added tokens (321 and 320 tokens)" in refusal(unused, plain), "lost"
+    assert "added tokens (321 and 320 tokens)" in refusal(unused, plain), "lost"
     assert "added tokens" in refusal(with_added("<other>"), unused), "another in its place"
     assert "added tokens" in refusal(plain, with_added("<turn>", template="<turn>" + TEMPLATE)), "its template's"
     unused.hf.pad_token = "<new>"
@@ -330,7 +294,7 @@ def test_tokenizer_that_cuts_other_tokens_than_its_files_say_is_named_and_unread
     tokenizer = put(tmp_path, "LlamaTokenizer")
     assert hold_to_files(tokenizer) == ""  # releases of transformers until 5.21 drop the spaces here
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
-    with pytest.raises(ModelError, match=r"tokenizer.json' is not readable by tokenizers alone: "):
+    with refused(ModelError, "damaged", holds="tokenizer.json'"):
         hold_to_files(tokenizer)
 
 

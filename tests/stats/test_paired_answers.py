@@ -16,7 +16,6 @@ from olive_ext.stats.paired_answers import (
     difference_interval,
     documents_needed,
     mcnemar_p,
-    sign_p,
 )
 
 
@@ -35,7 +34,7 @@ def test_interval_of_shares_is_clopper_and_pearsons(share: int, total: int) -> N
     values = np.repeat([1.0, 0.0], [share, total - share])
     exact = stats.binomtest(share, total).proportion_ci(0.95, method="exact")
     # Half as wide: from -1/2 to 1/2 a document's value is one of both ends.
-    low, high = difference_interval(values - 0.5, 0.5)
+    low, high, _ = difference_interval(values - 0.5, 0.5)
     assert (low + 0.5, high + 0.5) == pytest.approx((exact.low, exact.high), abs=1e-9)
 
 
@@ -45,7 +44,7 @@ def test_interval_excludes_zero_where_the_exact_test_does(same: int, counts: Seq
     told = []
     for flipped in counts:
         for lost in range(flipped + 1):
-            low, high = difference_interval(np.repeat([-1.0, 1.0, 0.0], [lost, flipped - lost, same]))
+            low, high, _ = difference_interval(np.repeat([-1.0, 1.0, 0.0], [lost, flipped - lost, same]))
             told += [(lost, flipped - lost)] * ((low > 0 or high < 0) != (mcnemar_p(lost, flipped - lost) < 0.05))
             assert low <= (flipped - 2 * lost) / (flipped + same) <= high
     assert told == []
@@ -55,27 +54,27 @@ def test_interval_excludes_zero_where_the_exact_test_does(same: int, counts: Seq
 def test_interval_of_flips_is_that_of_drawn_shares(lost: int, won: int, same: int) -> None:
     """Equal weights, which are drawn."""
     differences = np.repeat([-1.0, 1.0, 0.0], [lost, won, same])
-    drawn = difference_interval(differences, weights=np.ones(len(differences)))
-    assert difference_interval(differences) == pytest.approx(drawn, abs=0.05 * (drawn[1] - drawn[0]))
+    drawn = difference_interval(differences, weights=np.ones(len(differences)))[:2]
+    assert difference_interval(differences)[:2] == pytest.approx(drawn, abs=0.05 * (drawn[1] - drawn[0]))
 
 
 def test_interval_repeats() -> None:
     differences = np.random.default_rng(0).normal(size=50) / 9
     assert difference_interval(differences) == difference_interval(differences)
     many = np.random.default_rng(0).normal(size=2000) / 9
-    drawn = difference_interval(many, weights=np.ones(2000))
-    assert drawn == pytest.approx(difference_interval(many), abs=3e-4), "equal weights are none"
+    drawn = difference_interval(many, weights=np.ones(2000))[:2]
+    assert drawn == pytest.approx(difference_interval(many)[:2], abs=3e-4), "equal weights are none"
 
 
 def test_interval_reaches_where_a_direction_was_not_seen() -> None:
-    low, high = difference_interval(np.zeros(400))
+    low, high, _ = difference_interval(np.zeros(400))
     exact = stats.binomtest(0, 400).proportion_ci(0.95, method="exact").high
     assert (low, high) == pytest.approx((-exact, exact))
     assert high == pytest.approx(3.69 / 400, rel=0.01)
-    low, high = difference_interval(np.array([1.0] + [0.0] * 399))
+    low, high, _ = difference_interval(np.array([1.0] + [0.0] * 399))
     assert low < -2.9 / 400
     assert high > 1 / 400
-    low, _ = difference_interval(np.array([1.0] * 50 + [0.0] * 350))
+    low, *_ = difference_interval(np.array([1.0] * 50 + [0.0] * 350))
     assert low > 0.08
 
 
@@ -93,22 +92,29 @@ def test_a_loss_is_excluded_as_seldom_as_is_said(law: str, count: int) -> None:
     rare loss was drawn."""
     random = np.random.default_rng(5)
     mean = float(LAWS[law](random, 1_000_000).mean())
-    missed = [low > mean for low, _ in (difference_interval(LAWS[law](random, count)) for _ in range(200))]
+    missed = [low > mean for low, *_ in (difference_interval(LAWS[law](random, count)) for _ in range(200))]
     assert sum(missed) <= 12
 
 
+@pytest.mark.parametrize("law", ["one side", "both", "alike", "unbounded"])
+@pytest.mark.parametrize("count", [1, 5, 20, 200])
+def test_p_is_below_five_per_cent_where_the_interval_excludes_zero(law: str, count: int) -> None:
+    """A test of its own contradicts it: one of signs is sure of 6 values of one sign."""
+    for seed in range(30):
+        random = np.random.default_rng(seed)
+        values = random.normal(0.1 * seed / math.sqrt(count), 0.3, count)
+        values = {"one side": np.abs(values) / 9, "alike": np.full(count, seed / 30)}.get(law, values)
+        middle = 200.0 if law == "unbounded" else 0.5
+        found = compare_outcomes("t", "f1", "none", middle - values / 2, middle + values / 2)
+        assert (found.mcnemar_p < 0.05) == (not found.low <= 0 <= found.high)
+
+
 @pytest.mark.parametrize("count", [1, 2, 5, 12, 13, 40])
-def test_signs_of_equal_models_are_as_likely_as_is_said(count: int) -> None:
+def test_a_change_of_equal_models_is_as_unlikely_as_is_said(count: int) -> None:
     """With tails as heavy as Cauchy's: p below 5 % in at most 5 % of cases, of 300 at most 26 (0.3 % chance)."""
     random = np.random.default_rng(1)
-    assert sum(sign_p(random.standard_cauchy(count)) < 0.05 for _ in range(300)) <= 26
-
-
-def test_signs_of_flips_are_mcnemars() -> None:
-    assert sign_p([-1.0] * 6 + [1.0] + [0.0] * 90) == pytest.approx(mcnemar_p(6, 1))
-    assert sign_p([-1.0] * 20 + [1.0] * 6) == pytest.approx(mcnemar_p(20, 6), abs=0.004)
-    assert sign_p([0.0, 0.0]) == 1.0
-    assert math.isnan(sign_p([math.nan, 1.0]))
+    drawn = (random.standard_cauchy(count) for _ in range(300))
+    assert sum(difference_interval(each, float(np.abs(each).max()))[2] < 0.05 for each in drawn) <= 26
 
 
 def power(discordance: float, size: float, documents: int) -> float:

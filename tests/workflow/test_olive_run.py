@@ -22,7 +22,7 @@ from olive_ext.workflow import cli_run
 from olive_ext.workflow.olive_run import watched_runs
 from tests.backends.local_tasks import write_tasks
 from tests.exports import genai_export, hf_model
-from tests.refusals import refused
+from tests.refusals import refused, tells
 from tests.workflow.recipes import TWO_SIZES, recipe, saved, search_blocks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,22 +84,23 @@ def metrics(path: Path) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("keys", "has_traceback", "line"),
+    ("keys", "has_traceback", "words"),
     [
-        pytest.param(
-            *({"tassks": ["a"]}, False, "unknown key 'evaluators.mine.tassks': did you mean 'tasks'?"),
-            marks=pytest.mark.long,
-        ),
-        ({"type": None}, True, "the recipe is wrong: 'evaluators.mine.type': missing: give 'OrtLMEvaluator'"),
+        pytest.param({"tassks": ["a"]}, False, "'evaluators.mine.tassks' 'tasks'", marks=pytest.mark.long),
+        ({"type": None}, True, "'evaluators.mine.type' 'OrtLMEvaluator'"),
     ],
 )
-def test_plain_olive_run_ends_with_our_line(folder: Path, keys: dict[str, Any], has_traceback: bool, line: str) -> None:
+def test_plain_olive_run_ends_with_our_line(
+    folder: Path, keys: dict[str, Any], has_traceback: bool, words: str
+) -> None:
     (folder / "olive_ext_plugin.py").write_text("import olive_ext.workflow\n")
     block = {name: value for name, value in evaluator(user_script="olive_ext_plugin.py", **keys).items() if value}
     builds = {"fp32": {"type": "ModelBuilder", "precision": "fp32"}}
     written = recipe(folder, hf(), passes=builds, evaluators={"mine": block}, evaluator="mine")
     code, text = run_outside(PLAIN, saved(folder, written))
-    assert (code, text.splitlines()[-1]) == (1, f"olive-ext: error: {line}")
+    line = text.splitlines()[-1]
+    assert (code, line[:18]) == (1, "olive-ext: error: ")
+    assert tells(line, words)
     assert ("Traceback" in text) == has_traceback
 
 
@@ -133,7 +134,7 @@ def test_import_before_olives_run_is_enough_and_a_failure_ends_the_process(folde
     path = saved(folder, recipe(folder, onnx(), evaluators={"e": block}, evaluator="e"))
     code, text = run_outside(PYTHON, path)
     assert code == 1
-    assert "unknown task 'tiny_choise': did you mean 'tiny_choice'" in text.strip().splitlines()[-1]
+    assert tells(text.strip().splitlines()[-1], "'tiny_choise' 'tiny_choice'")
 
 
 @pytest.mark.long  # a run of Olive in a process of its own, interrupted midway
@@ -318,7 +319,7 @@ def test_model_of_olives_own_conversion_has_its_originals_answers(
 
     convert["use_dynamo_exporter"] = False
     assert main(["run", "--config", saved(folder, recipe(folder, hf(), **blocks))]) == 1
-    assert "'list' object has no attribute" in capfd.readouterr().err
+    assert "'list' object" in capfd.readouterr().err
 
 
 @pytest.mark.long

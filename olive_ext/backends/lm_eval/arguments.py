@@ -115,11 +115,13 @@ class OrtLMArguments(OpenSettings):
         path = pretrained.settings.model if isinstance(pretrained, ResolvedModel) else pretrained
         parsed = cls.parse({"pretrained": path, **arguments}, where="OrtLM")
         if has_session == (parsed.pretrained is not None):
-            raise ContradictionError("OrtLM takes either 'pretrained', the path of a model, or an open 'session'")
+            either = "OrtLM takes either 'pretrained', the path of a model, or an open 'session'"
+            raise ContradictionError(either).about("OrtLM.pretrained", parsed.pretrained)
         opening = (_OPENING | {"reference", "record_to"}) - _HANDED_OVER
         idle = sorted(parsed.model_fields_set & opening) if has_session else []
         if idle:
-            raise ContradictionError(f"OrtLM: {', '.join(idle)} cannot be changed on a session that is open")
+            fixed = f"OrtLM: {', '.join(idle)} cannot be changed on a session that is open"
+            raise ContradictionError(fixed).about(f"OrtLM.{idle[0]}")
         return parsed
 
     def to_open(self, pretrained: str | ResolvedModel | None) -> tuple[ResolvedModel, Any, Any]:

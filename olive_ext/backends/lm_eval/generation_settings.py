@@ -123,7 +123,7 @@ class GenerationSettings:
         if context_length is None or self.max_length is not None:
             return
         if problem := too_long("max_gen_toks", self.max_gen_toks, context_length):
-            raise TaskError(f"task '{task}': {problem}")
+            raise TaskError(f"task '{task}': {problem}", "max_gen_toks", self.max_gen_toks)
 
     def request(
         self, prompt: Sequence[int], max_length: int, repeat: int, fields: Mapping[str, Any], task: str
@@ -137,7 +137,7 @@ class GenerationSettings:
             longest = f"'max_length' = {self.max_length}"
             raise TaskError(f"task '{task}': {longest}, and the prompt has {len(prompt)} tokens", code="contradiction")
         if problem := too_long("max_length", budget, max_length):
-            raise TaskError(f"task '{task}': {problem}")
+            raise TaskError(f"task '{task}': {problem}", "max_gen_toks", self.max_gen_toks)
         seed = _stream(self.sampling["seed"], prompt, repeat) if self.is_sampled else 0
         own = {"prompt": list(prompt), "max_new_tokens": budget, "stop": self.until, **self.sampling, "seed": seed}
         return GenerationRequest(**{**own, **self.beams, **fields})
@@ -173,11 +173,13 @@ def refuse_generations(
                 warn_ignored(f"'gen_kwargs' has {key} = {gen_kwargs[key]}, and {greedy}")
         if (config.get("repeats") or 1) > 1 and not settings.is_sampled:
             same = f"'repeats' = {config['repeats']} of a greedy generation is one answer"
-            raise TaskError(f"task '{name}': {same}: give 'gen_kwargs' with do_sample=true and a temperature")
+            why = f"task '{name}': {same}: give 'gen_kwargs' with do_sample=true and a temperature"
+            raise TaskError(why, "repeats", config["repeats"])
         budget = None if settings.max_length is not None else (model_args or {}).get("thinking_budget")
         if isinstance(budget, int) and budget >= settings.max_gen_toks:
             long = f"'thinking_budget' = {budget} leaves no room for an answer"
-            raise TaskError(f"task '{name}': {long}: it must be below 'max_gen_toks', which is {settings.max_gen_toks}")
+            why = f"task '{name}': {long}: it must be below 'max_gen_toks', which is {settings.max_gen_toks}"
+            raise TaskError(why, "thinking_budget", budget)
 
 
 def _beams(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -24,7 +24,7 @@ from olive_ext.engine.step import FloatArray
 from olive_ext.errors import ModelError, ProviderError, RunError
 from olive_ext.graph.nodes import attribute, model_of
 from olive_ext.model.decisions import BLOCK_SIZE
-from olive_ext.model.providers.ort_failures import named_ort_failures
+from olive_ext.model.providers.bindings import named_ort_failures
 from olive_ext.model.types import KvTensor
 
 QUERY, KEY, VALUE, COS, SIN, SINK, Q_NORM, K_NORM = 0, 1, 2, 8, 9, 11, 12, 13
@@ -330,9 +330,12 @@ def attends_otherwise(runner: Runner, trials: Sequence[AttentionTrial], most: in
 
 
 def _difference(trial: AttentionTrial, runner: Runner, most: int) -> tuple[float, str]:
-    """The largest difference of a step, and where it is."""
+    """The largest difference of a step, and where it is. Raises `RunError` for what numpy does not compute here."""
     assert runner.open_graph is not None
-    _check(trial.node)
+    for entry in trial.node.attribute:
+        value = helper.get_attribute_value(entry)
+        if entry.name not in KEPT and value not in _NEUTRAL.get(entry.name, ()):
+            raise RunError(f"attention over a paged cache has {entry.name} {value}, which no trial knows")
     texts = _texts(trial)
     expected = [attended(trial.node, text, trial.heads, trial.head_size, trial.elem_type) for text in texts]
     session = runner.open_graph(trial.graph)
@@ -355,14 +358,6 @@ def _difference(trial: AttentionTrial, runner: Runner, most: int) -> tuple[float
     return worst, where
 
 
-def _check(node: onnx.NodeProto) -> None:
-    """Raises `RunError` for what numpy does not compute here."""
-    for entry in node.attribute:
-        value = helper.get_attribute_value(entry)
-        if entry.name not in KEPT and value not in _NEUTRAL.get(entry.name, ()):
-            raise RunError(f"attention over a paged cache has {entry.name} {value}, which no trial knows")
-
-
 def _rows_of(texts: Sequence[FloatArray], rows: Iterable[Span]) -> FloatArray:
     """The texts' values [S, ...] at the tokens of a step."""
     return np.concatenate([texts[row.text][row.start : row.stop] for row in rows])
@@ -375,7 +370,11 @@ def _texts(trial: AttentionTrial) -> list[dict[int, FloatArray]]:
     for place, (shape, _) in trial.inputs.items():
         if place > VALUE:
             constants[place] = _constant(place, rng.standard_normal(shape, np.float32), constants)
-    gains = _gains(trial, constants)
+    node, size = trial.node, trial.head_size
+    # Factors of queries [D] of variance 1: scores are `EVEN` at the first number and what it is rotated with.
+    gains = np.full(size, SHARPNESS / (score_scale(node, size) * size**0.5), np.float32)
+    partner = (1 if attribute(node, "rotary_interleaved", 0) else constants[COS].shape[1]) if COS in constants else 0
+    gains[[0, partner]] *= EVEN / SHARPNESS
     if Q_NORM in constants:
         constants[Q_NORM] *= gains
         gains = np.ones_like(gains)
@@ -398,16 +397,6 @@ def _constant(place: int, value: FloatArray, others: Mapping[int, FloatArray]) -
     if place != SINK:
         raise RunError(f"attention over a paged cache has an input {place} that no trial knows")
     return value
-
-
-def _gains(trial: AttentionTrial, constants: Mapping[int, FloatArray]) -> FloatArray:
-    """The factor of queries [D] of variance 1, with which scores are `EVEN` at the first number and what it is rotated
-    with, and `SHARPNESS` at the others."""
-    node, size = trial.node, trial.head_size
-    gains = np.full(size, SHARPNESS / (score_scale(node, size) * size**0.5), np.float32)
-    partner = (1 if attribute(node, "rotary_interleaved", 0) else constants[COS].shape[1]) if COS in constants else 0
-    gains[[0, partner]] *= EVEN / SHARPNESS
-    return gains
 
 
 def _tokens(

@@ -13,11 +13,9 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from olive_ext.config import ExecutionSettings
-from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.scheduling.prefix_tree import TreeBatches
 from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence
-from olive_ext.engine.step import IDLE_TOKEN, Row
+from olive_ext.engine.step import IDLE_TOKEN, UNLIMITED, Capacity, Row
 from olive_ext.media.items import chunk_end
 
 MIN_COPY, MIN_FORK = 16, 4
@@ -175,12 +173,6 @@ class ScoringRule:
 
     is_open: bool = False
     reason: str = "engine.chunk_size"
-
-    @classmethod
-    def of(cls, settings: ExecutionSettings) -> ScoringRule:
-        """Whether to choose by cost: the settings name neither the form nor the chunk size."""
-        is_open = settings.engine.scoring != "tree" and settings.engine.chunk_size == "auto"
-        return cls(is_open, "engine.scoring")
 
 
 class ScoredSteps:

@@ -22,10 +22,9 @@ import numpy.typing as npt
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.kv_store import TARGETS, Text, disagreement, read_end, targets_of, two_ends_problem
 from olive_ext.engine.runners.runner import Runner
-from olive_ext.engine.step import Candidates, FloatArray, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import Candidates, Capacity, FloatArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
 from olive_ext.media.items import border, chunk_end
 from olive_ext.model.decisions import BUCKET_FORMS, BucketPlan
@@ -127,7 +126,14 @@ class BucketedRunner(Runner):
             logprobs_T[is_first_T], logprobs_T[~is_first_T] = first.target_logprobs, rest.target_logprobs
             return replace(rest, target_logprobs=logprobs_T, greedy_ids=greedy_R)
         if self._is_shaped(step):
-            self._note(shape_of(padded))
+            shape = shape_of(padded)
+            if self._is_strict and shape not in self._warmed:
+                shown = f"{shape.rows} x {shape.tokens} tokens with {shape.reads} reads were not run beforehand"
+                raise RunError(
+                    f"'engine.strict_shapes' = true: {shown}; rows have up to {self._sizes[-1]} tokens, and as many "
+                    f"targets or {FEW_READS}"
+                )
+            self._late |= {shape} - self._warmed
         output = self.inner.run(padded)
         logprobs_NC, ids_NC = output.candidates
         return replace(
@@ -205,16 +211,6 @@ class BucketedRunner(Runner):
             for reads in _up_to(max(num_slots, FEW_READS)):
                 yield _step(num_slots, 1, reads, 0)
                 yield _step(num_slots, 1, reads, 2)
-
-    def _note(self, shape: Shape) -> None:
-        if shape in self._warmed or shape in self._late:
-            return
-        if self._is_strict:
-            raise RunError(
-                f"'engine.strict_shapes' = true: {shape.rows} x {shape.tokens} tokens with {shape.reads} reads were "
-                f"not run beforehand; rows have up to {self._sizes[-1]} tokens, and as many targets or {FEW_READS}"
-            )
-        self._late.add(shape)
 
 
 def shape_of(step: Step) -> Shape:
@@ -383,10 +379,7 @@ def run_options(number: int) -> ort.RunOptions:
 
 def with_buckets(runner: Runner, vocab_size: int, chunk_size: int, plan: BucketPlan, notes: list[str]) -> Runner:
     """`runner`, or a runner around it that gives its steps few shapes. Where `plan` has buckets that cannot be used,
-    adds the reason to `notes`.
-
-    Raises `ConfigError` where the model must have them.
-    """
+    adds the reason to `notes`. Raises `ConfigError` where the model must have them."""
     if plan.steps == "none":
         return runner
     sizes = DECODING if plan.steps == "decoding" else step_sizes(chunk_size)

@@ -15,13 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.runners.runner import Runner
-from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Move, Row, Step
+from olive_ext.engine.step import UNLIMITED, Capacity, Copy, FloatArray, LogitsRow, Move, Row, Step
 from olive_ext.errors import ModelError, RunError
 from olive_ext.graph.edits import WHOLE_LENGTH, with_full_length_kv, with_total_of_all_rows, with_whole_length
-from olive_ext.graph.onnx_file import ModelProto
+from olive_ext.graph.nodes import ModelProto
 from olive_ext.graph.scoring_head import check_scoring
 from olive_ext.graph.standalone_graphs import equal_parts
 from olive_ext.model import ResolvedModel
@@ -137,8 +136,7 @@ COPIED_BYTES = 128
 """The most bytes of a pool for which one index stands, and so the most that one thread of ScatterND on CUDA copies.
 Whole blocks, of 262,144 bytes an index, took 10.1 ms a tensor and 98 % of the device's time. Rows of 128 bytes take
 0.007 ms, and scoring went from 20 to 622 questions a second (one H200, 27 November 2026, onnxruntime-gpu 1.31.1,
-Llama-3.2-1B, fp16). They are words of 8 bytes, because CUDA's Gather counts elements in 32 bits: that allows 16 GiB a
-tensor."""
+Llama-3.2-1B, fp16). They are words of 8 bytes, because CUDA's Gather counts elements in 32 bits: 16 GiB a tensor."""
 
 WORDS = {1: UINT8, 2: 5, 4: 6, 8: 7}
 """ONNX's integer types by their bytes: CUDA does not copy fp8 by its own type."""

@@ -23,7 +23,6 @@ import numpy.typing as npt
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.capacity import UNLIMITED, Blocks, Capacity
 from olive_ext.engine.forms.attention_trial import AttentionTrial, attends_otherwise, attention_trials
 from olive_ext.engine.forms.base import MIN_FORK, ReadySequences, ScoredSteps, ScoringRule, StepForm
 from olive_ext.engine.forms.buckets import PADDING, Capture, Shape, filled, shape_of
@@ -46,21 +45,21 @@ from olive_ext.engine.forms.kv_store import (
     targets_of,
     two_ends_problem,
 )
-from olive_ext.engine.forms.paged_attention import KERNELS, gathered_bytes, with_packed_inputs, with_paged_attention
+from olive_ext.engine.forms.paged_attention import KERNELS, gathered_bytes, with_paged_attention
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
 from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence
-from olive_ext.engine.step import Columns, Copy, FloatArray, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, Blocks, Capacity, Columns, Copy, FloatArray, LogitsRow, Row, Step
 from olive_ext.errors import ConfigError, ProviderError, RunError
 from olive_ext.graph.edits import WHOLE_LENGTH
-from olive_ext.graph.onnx_file import ModelProto
+from olive_ext.graph.nodes import ModelProto
 from olive_ext.graph.standalone_graphs import RowTensor, copy_positions_graph, move_graph
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import BLOCK_SIZE, Decision, against_buckets, against_capture, planned_positions
 from olive_ext.model.providers.bindings import KeptBinding
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.spec.role_inputs import ceiling
-from olive_ext.model.types import DecoderSpec, EmbeddingSpec, Role
+from olive_ext.model.types import DecoderSpec, Role
 
 IDLE_SLOT = -2
 """The slot of rows that pad a step, after the other rows: they write into a block that no slot holds."""
@@ -255,8 +254,7 @@ class PackedOnGraph(GraphForm):
     def against(cls, model: ResolvedModel) -> str | None:
         engine, spec, device = model.settings.engine, model.spec, model.device.kind
         if spec.is_paged:
-            _check_step(engine.chunk_size, device)
-            _check_whole(spec, device)
+            _refuse_long_steps(model)
             return None
         if engine.scoring not in ("auto", "packed") or (engine.scoring == "auto" and device not in KERNELS):
             return ""
@@ -274,7 +272,7 @@ class PackedOnGraph(GraphForm):
             return "packed steps add up in another order, which the rounding of activations would show"
         if others := {tensor.elem_type for tensor in spec.kv} - KERNELS[device].caches:
             return f"the {device} device has no paged attention over caches of ONNX's element type {min(others)}"
-        _check_step(engine.chunk_size, device, " or 'engine.scoring' = \"rows\"")
+        _refuse_long_steps(model, " or 'engine.scoring' = \"rows\"")
         return None
 
     @classmethod
@@ -350,30 +348,19 @@ class PackedOnGraph(GraphForm):
             self.model.buckets.without(problem)
 
 
-def _check_step(chunk_size: int | str, device: str, otherwise: str = "") -> None:
-    """Raises `ConfigError` for steps of more tokens than the device's kernel is known to handle."""
+def _refuse_long_steps(model: ResolvedModel, otherwise: str = "") -> None:
+    """Raises `ConfigError` for steps of more tokens than the device's kernel is known to handle, and for texts that are
+    fed in one step and have more tokens than that."""
+    size, spec, device = model.settings.engine.chunk_size, model.spec, model.device.kind
     most = longest_step(device)
-    if isinstance(chunk_size, int) and chunk_size > most:
-        raise ConfigError(f"{_too_long(device, most)}; give {most}{otherwise}", "engine.chunk_size", chunk_size)
-
-
-def _check_whole(spec: DecoderSpec, device: str) -> None:
-    """Raises `ConfigError` for texts that are fed in one step and have more tokens than that."""
-    if not spec.is_splittable and spec.context_length > (most := longest_step(device)):
+    problem = f"steps over a paged cache on the {device} device have at most {most} tokens"
+    problem += ", because longer ones crash near a full context"
+    if isinstance(size, int) and size > most:
+        raise ConfigError(f"{problem}; give {most}{otherwise}", "engine.chunk_size", size)
+    if not spec.is_splittable and spec.context_length > most:
         why = next((note for note in spec.notes if "fed whole" in note), "each request is fed whole")
-        shown = f"'max_length': texts may have {spec.context_length} tokens, and {why}; {_too_long(device, most)}"
+        shown = f"'max_length': texts may have {spec.context_length} tokens, and {why}; {problem}"
         raise ConfigError(f"{shown}; give {most} at most, or another 'execution_provider'")
-
-
-def _too_long(device: str, most: int) -> str:
-    why = f"steps over a paged cache on the {device} device have at most {most} tokens"
-    return f"{why}, because longer ones crash near a full context"
-
-
-def packed_embedding(proto: ModelProto, spec: EmbeddingSpec) -> tuple[ModelProto, EmbeddingSpec]:
-    """The graph that embeds tokens, for the tokens of all rows of a step in sequence."""
-    inputs = tuple(replace(entry, tensor=replace(entry.tensor, shape=("N",))) for entry in spec.inputs)
-    return with_packed_inputs(proto, [entry.tensor.name for entry in inputs]), replace(spec, inputs=inputs)
 
 
 def check_packed_steps(runner: Runner, vocab_size: int) -> str | None:
@@ -402,8 +389,7 @@ ROUNDS = PLAIN_RUNS
 """Steps of the trial, which run plainly first, then captured."""
 
 MOST_OTHERS = 0.25
-"""The part of the greedy tokens that may differ in the trial: two tokens may be equally probable but for the last bit.
-"""
+"""The part of the greedy tokens that may differ in the trial: two may be equally probable but for the last bit."""
 
 
 class PackedCapture(Capture):
@@ -463,10 +449,10 @@ def check_captured_steps(runner: Runner, vocab_size: int, chunk_size: int) -> st
         for past in range(0, longest, chunk_size):
             runner.run(Step((Row(0, past, text[past : past + chunk_size]),)))
         copies = tuple(Copy(0, slot, length) for slot, length in enumerate(lengths) if slot)
-        runs = [_num_replayed(runner)]
-        outputs: list[list[StepOutput]] = []
+        steps[0] = replace(steps[0], copies=copies)
+        runs, outputs = [_num_replayed(runner)], []
         for _ in range(2):
-            outputs.append([runner.run(replace(step, copies=() if i else copies)) for i, step in enumerate(steps)])
+            outputs.append([runner.run(step) for step in steps])
             runs.append(_num_replayed(runner))
     except RunError as error:
         return f"a captured step fails: {error}"

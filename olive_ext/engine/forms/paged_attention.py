@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper
 
-from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.forms.kv_store import NotFittingError
+from olive_ext.engine.step import UNLIMITED
 from olive_ext.graph.head_pattern import label
 from olive_ext.graph.nodes import all_names, attribute, reads, remove_dead
 
@@ -117,8 +117,7 @@ def with_paged_attention(
     model: onnx.ModelProto, caches: Caches, tokens: Sequence[str], masks: Sequence[str], kernel: PagedKernel
 ) -> onnx.ModelProto:
     """A copy of `model` in which every attention over `caches` is PagedAttention. `tokens`: inputs [B, S] of one number
-    a token. `masks`: masks and lengths, which the attention no longer reads. Raises `NotFittingError` with the reason
-    where that cannot be done."""
+    a token. `masks`: masks and lengths, which the attention no longer reads. Raises `NotFittingError`."""
     edited = deepcopy(model)
     graph = edited.graph
     if taken := {*INPUTS, _AXIS} & set(all_names(graph)):
@@ -132,14 +131,19 @@ def with_paged_attention(
     del graph.node[:]
     graph.node.extend(nodes.node)
     graph.initializer.append(helper.make_tensor(_AXIS, onnx.TensorProto.INT64, [1], [0]))
-    for value in lengths:
-        remove_dead(graph, value)
+    for length in lengths:
+        remove_dead(graph, length)
     for name in masks:
         if reader := next((node for node in graph.node if name in reads([node])), None):
             raise NotFittingError(f"'{name}' is read by {label(reader)} besides the attention")
     _remove_inputs(graph, set(masks))
     _pack(graph, tokens)
-    _change_caches(graph, caches)
+    sizes = dict(caches)  # of caches, old and new, which are declared as blocks
+    for node in (node for node in graph.node if node.op_type == "PagedAttention"):
+        sizes |= {present: sizes[past] for past, present in zip(node.input[3:5], node.output[1:3], strict=False)}
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        if value.name in sizes:
+            _declare(value, ["blocks", "block_size", *sizes[value.name]])
     for name, shape in INPUTS.items():
         if name != BOUNDS or kernel.has_bounds:
             graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.INT32, shape))
@@ -221,17 +225,6 @@ def _check(node: onnx.NodeProto, kernel: PagedKernel) -> None:
         raise NotFittingError("the attention norms queries and keys, which this device's PagedAttention does not")
     if attribute(node, "softcap", 0.0) and not kernel.has_softcap:
         raise NotFittingError("the attention has a soft cap, which this device's PagedAttention lacks")
-
-
-def _change_caches(graph: onnx.GraphProto, caches: Caches) -> None:
-    """Declares caches, old and new, as blocks."""
-    sizes = dict(caches)
-    for node in graph.node:
-        if node.op_type == "PagedAttention":
-            sizes |= {present: sizes[past] for past, present in zip(node.input[3:5], node.output[1:3], strict=False)}
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        if value.name in sizes:
-            _declare(value, ["blocks", "block_size", *sizes[value.name]])
 
 
 def _pack(graph: onnx.GraphProto, names: Iterable[str]) -> None:

@@ -31,7 +31,6 @@ import numpy.typing as npt
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.base import OneRow, ReadySequences, ScoredSteps, ScoringRule, StepForm
 from olive_ext.engine.forms.buckets import with_buckets
 from olive_ext.engine.forms.kv_store import (
@@ -47,7 +46,7 @@ from olive_ext.engine.forms.kv_store import (
 )
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence
-from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Move, Row, Step
+from olive_ext.engine.step import Capacity, Copy, FloatArray, LogitsRow, Move, Row, Step
 from olive_ext.errors import ConfigError
 from olive_ext.graph.standalone_graphs import RowTensor, copy_graph, move_graph
 from olive_ext.model import ResolvedModel
@@ -192,26 +191,25 @@ class ViewKv(KvStore):
 
     @override
     def copy(self, copies: Items[Copy]) -> None:
-        for copy in copies:
-            if self._device.kind != "cpu":
-                self._copy_on_device(copy)
-                continue
-            for buffer in self._buffers:
-                buffer.copy(copy)
-
-    def _copy_on_device(self, copy: Copy) -> None:
-        if self._copier is None:
+        if self._copier is None and self._device.kind != "cpu":
             self._copier = self._open_graph(copy_graph([UINT8] * len(self._buffers)))  # CUDA copies no fp8 by its type
-        binding = self._copier.io_binding()
-        for i, buffer in enumerate(self._buffers):
-            binding.bind_input(f"x{i}", *buffer.bytes_of(copy.source))
-            binding.bind_output(f"y{i}", *buffer.bytes_of(copy.target))
-        self._copier.run_with_iobinding(binding)
+        for copy in copies:
+            if self._copier is None:
+                positions = slice(copy.num_equal, copy.length)
+                for buffer in self._buffers:
+                    buffer.by_position[copy.target, positions] = buffer.by_position[copy.source, positions]
+                continue
+            binding = self._copier.io_binding()
+            for i, buffer in enumerate(self._buffers):
+                binding.bind_input(f"x{i}", *buffer.bytes_of(copy.source))
+                binding.bind_output(f"y{i}", *buffer.bytes_of(copy.target))
+            self._copier.run_with_iobinding(binding)
 
+    @override
     def move(self, move: Move) -> None:
-        """Moves positions of slot 0, in the host's memory."""
-        for buffer in self._buffers:
-            buffer.move(move)
+        for buffer in self._buffers:  # in the host's memory; the positions of slot 0 may overlap
+            memory = buffer.by_position[0]
+            memory[move.target : move.target + len(move.source_N)] = memory[move.source_N]
 
     @override
     def bind(self, rows: Items[Row]) -> ort.IOBinding:
@@ -258,22 +256,11 @@ class _Buffer:
         self._slot_bytes = math.prod(shape[1:])
         if place.device.kind == "cpu":
             memory: Bytes = np.zeros(shape, np.uint8)
-            self._bytes_by_position = memory.swapaxes(1, tensor.position_axis)
+            self.by_position = memory.swapaxes(1, tensor.position_axis)
             self._address = memory.ctypes.data
         else:
             self._value = device_zeros(place.open_graph, shape, place.device)
             self._address = self._value.data_ptr()
-
-    def copy(self, copy: Copy) -> None:
-        """Copies positions between slots in the host's memory."""
-        memory = self._bytes_by_position
-        positions = slice(copy.num_equal, copy.length)
-        memory[copy.target, positions] = memory[copy.source, positions]
-
-    def move(self, move: Move) -> None:
-        """Moves positions of slot 0, which may overlap, in the host's memory."""
-        memory = self._bytes_by_position[0]
-        memory[move.target : move.target + len(move.source_N)] = memory[move.source_N]
 
     def bytes_of(self, slot: int) -> tuple[str, int, int, list[int], int]:
         """Arguments of IOBinding for one slot as bytes [1, 1, 1, bytes]."""

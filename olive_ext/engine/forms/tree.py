@@ -27,7 +27,6 @@ import onnxruntime as ort
 from onnx import helper
 from typing_extensions import override
 
-from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.base import ScoredSteps, ScoringRule
 from olive_ext.engine.forms.kv_store import (
     ONE_BY_ONE,
@@ -47,10 +46,9 @@ from olive_ext.engine.requests import integers
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.prefix_tree import TreeBatches
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, FloatArray, LogitsRow, Move, Row, Step, visible_cells
+from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, Capacity, FloatArray, LogitsRow, Move, Row, Step
 from olive_ext.graph.edits import WHOLE_LENGTH
-from olive_ext.graph.nodes import all_names, attribute, makers_of, reads, take_attribute
-from olive_ext.graph.onnx_file import ModelProto
+from olive_ext.graph.nodes import ModelProto, all_names, attribute, makers_of, reads, take_attribute
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import DEFAULT_CHUNK, Decision, against_buckets
 from olive_ext.model.types import DecoderSpec, InputSpec, Role, TensorSpec
@@ -82,19 +80,18 @@ def step_cost(tokens: float, cells: float) -> float:
 
 def cost_of_rows(parts: Iterable[tuple[int, int]], size: int) -> float:
     """The cost of the parts, each (tokens to feed, tokens resident before), one by one in steps of `size`."""
-    return sum(_cost_of_text(tokens, past, size) for tokens, past in parts)
+    cost = 0.0
+    for tokens, past in parts:
+        full, rest = divmod(tokens, size)
+        cost += sum(step_cost(size, past + size * number) for number in range(1, full + 1))
+        cost += step_cost(rest, past + tokens) if rest else 0.0
+    return cost
 
 
 def cost_of_trees(parts: Iterable[tuple[int, int]], size: int) -> float:
     """The cost of the same parts in steps of `size` tokens, as each part's share of them. What does not fit continues
     in the next step, after its own beginning."""
     return sum(step_cost(size, past + size + max(0, tokens - size) / 2) * tokens / size for tokens, past in parts)
-
-
-def _cost_of_text(tokens: int, past: int, size: int) -> float:
-    full, rest = divmod(tokens, size)
-    whole = sum(step_cost(size, past + size * number) for number in range(1, full + 1))
-    return whole + (step_cost(rest, past + tokens) if rest else 0.0)
 
 
 class TreeSteps(ScoredSteps):
@@ -235,6 +232,25 @@ class TreeKv(ViewKv):
         self._cells.close()
 
 
+def visible_cells(rows: Items[Row], first_cell: int, window: int | None) -> npt.NDArray[np.bool_]:
+    """[1, 1, S, T] for S tokens of a tree batch and T cells: a token sees the cells of its own row and of the row's
+    past, within the window. Cells after the token itself count as seen, because attention hides those."""
+    num_tokens = sum(len(row.tokens) for row in rows)
+    visible_ST = np.zeros((num_tokens, first_cell + num_tokens), np.bool_)
+    positions_T = np.arange(first_cell + num_tokens) - FIRST_CELL
+    start = 0
+    for row in rows:
+        stop = start + len(row.tokens)
+        assert row.cells_P is not None
+        visible_ST[start:stop, row.cells_P] = True
+        visible_ST[start:stop, first_cell + start : first_cell + stop] = True
+        positions_T[first_cell + start : first_cell + stop] = row.past + np.arange(stop - start)
+        start = stop
+    if window is not None:
+        visible_ST &= positions_T[first_cell:, None] - positions_T < window
+    return visible_ST[None, None]
+
+
 def visible_positions(rows: Items[Row], window: int | None) -> npt.NDArray[np.bool_]:
     """[1 or B, 1, S, T]: what all positions are masked by, or only those within the window."""
     num_tokens = len(rows[0].tokens)
@@ -296,8 +312,8 @@ def with_tree_attention(
     the reason where that cannot be done.
     """
     edited = deepcopy(model)
-    nodes = list(_attentions(edited.graph, set(past_names)))
     elem_types = {value.name: value.type.tensor_type.elem_type for value in edited.graph.input}
+    nodes = list(_attentions(edited.graph, set(past_names), elem_types))
     if any(name.startswith((POSITIONS, BIAS, TABLE)) for name in all_names(edited.graph)):
         raise NotFittingError("the graph has values with the names of the new inputs")
     rotates = {bool(attribute(node, "do_rotary", 0)) for node in nodes}
@@ -306,7 +322,6 @@ def with_tree_attention(
     biases: dict[tuple[int, int | None], BiasInput] = {}
     tables: dict[str, str] = {}
     for node in nodes:
-        _check(node, elem_types[node.input[3]])
         window = take_attribute(node, "local_window_size", -1)
         key = (elem_types[node.input[3]], window if window > 0 else None)
         bias = biases.setdefault(key, BiasInput(f"{BIAS}_{len(biases)}", *key))
@@ -339,8 +354,8 @@ def _doubled(graph: onnx.GraphProto, table: str, made: dict[str, str]) -> str:
     return made[table]
 
 
-def _attentions(graph: onnx.GraphProto, past_names: set[str]) -> Iterator[onnx.NodeProto]:
-    """The nodes that read the caches, all of which are GroupQueryAttention."""
+def _attentions(graph: onnx.GraphProto, past_names: set[str], types: Mapping[str, int]) -> Iterator[onnx.NodeProto]:
+    """The nodes that read the caches, all of which are GroupQueryAttention without a bias."""
     seen: set[str] = set()
     for node in graph.node:
         caches = past_names.intersection(node.input)
@@ -348,14 +363,11 @@ def _attentions(graph: onnx.GraphProto, past_names: set[str]) -> Iterator[onnx.N
             continue
         if node.op_type != "GroupQueryAttention":
             raise NotFittingError(f"a cache is read by {node.op_type}, which is not GroupQueryAttention")
+        if (elem_type := types[node.input[3]]) not in BIASES:
+            raise NotFittingError(f"the cache has the type {onnx.TensorProto.DataType.Name(elem_type)}")
+        if any(node.input[_BIAS_AT : _BIAS_AT + 1]):
+            raise NotFittingError("the attention has a bias already")
         seen |= caches
         yield node
     if seen != past_names:
         raise NotFittingError(f"nothing reads the cache '{min(past_names - seen)}'")
-
-
-def _check(node: onnx.NodeProto, elem_type: int) -> None:
-    if elem_type not in BIASES:
-        raise NotFittingError(f"the cache has the type {onnx.TensorProto.DataType.Name(elem_type)}")
-    if len(node.input) > _BIAS_AT and node.input[_BIAS_AT]:
-        raise NotFittingError("the attention has a bias already")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,8 @@ from olive_ext.engine.step import LogitsRow, Row, Step
 from olive_ext.errors import NotComparableError
 from olive_ext.graph.row_comparison import divergence_graph, record_graph, recorded_graph
 from olive_ext.media.items import Source
-from olive_ext.model.providers.bindings import InputFeed
+from olive_ext.model.providers.bindings import InputFeed, named_ort_failures
 from olive_ext.model.providers.devices import Device
-from olive_ext.model.providers.ort_failures import named_ort_failures
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.providers.resolution import resolve_providers
 from olive_ext.model.types import SourceKind
@@ -32,11 +31,15 @@ Array: TypeAlias = npt.NDArray[Any]
 
 _FLOAT = 1
 CPU_BYTES = 1 << 22
-"""The most logits that one run of a graph takes on the CPU: its intermediate values then stay in the processor's cache.
-"""
+"""The most logits that one run of a graph takes on the CPU: intermediate values then stay in the processor's cache."""
 
 DEVICE_BYTES = 1 << 28
 """The most bytes of logits that one run of a graph takes on other devices, to bound the memory."""
+
+
+class _RowsGraph(NamedTuple):
+    session: ort.InferenceSession
+    feed: InputFeed
 
 
 class DivergenceKernels:
@@ -104,47 +107,34 @@ class DivergenceKernels:
     def _graph(self, build: Callable[..., bytes], *sizes: int) -> _RowsGraph:
         key = (build, *sizes)
         if key not in self._graphs:
-            self._graphs[key] = _RowsGraph(self._open_graph(build(*sizes)), self._device)
+            session = self._open_graph(build(*sizes))
+            self._graphs[key] = _RowsGraph(session, InputFeed(session, self._device))
         return self._graphs[key]
 
     def _run(self, graph: _RowsGraph, rows: Mapping[str, LogitRows], arrays: Mapping[str, Array]) -> dict[str, Array]:
-        num_rows, vocab_size = shape_of(next(iter(rows.values())))
-        with named_ort_failures(f"to compare {num_rows} rows of {vocab_size} logits"):
-            outputs = graph.run(rows, arrays)
-        self.host_bytes += sum(array.nbytes for array in outputs.values())
-        return outputs
-
-
-class _RowsGraph:
-    """A graph over rows of logits and small arrays with as many rows, which is run on some rows at a time."""
-
-    def __init__(self, session: ort.InferenceSession, device: Device) -> None:
-        self._session = session
-        self._device = device
-        self._feed = InputFeed(session, device)
-        self._names = [output.name for output in session.get_outputs()]
-
-    def run(self, rows: Mapping[str, LogitRows], arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Runs the graph; returns all its outputs, on the host."""
+        """All outputs of a graph over rows of logits and small arrays with as many rows, on the host. It is run on some
+        rows at a time."""
         placed = {name: self._place(value) for name, value in rows.items()}
         num_rows, vocab_size = shape_of(next(iter(placed.values())))
         most = CPU_BYTES if self._device.kind == "cpu" else DEVICE_BYTES
         step = max(1, most // (4 * vocab_size)) if self._device.has_pointers else num_rows
+        names = [output.name for output in graph.session.get_outputs()]
         parts = []
-        for start in range(0, num_rows, step):
-            stop = min(num_rows, start + step)
-            binding = self._session.io_binding()
-            for name, value in placed.items():
-                self._bind_rows(binding, name, value, start, stop)
-            for name, array in arrays.items():
-                self._feed.bind(binding, name, np.ascontiguousarray(array[start:stop]))
-            for name in self._names:
-                binding.bind_output(name)
-            self._session.run_with_iobinding(binding)
-            parts.append([value.numpy() for value in binding.get_outputs()])
-        return {
-            name: np.concatenate(column) for name, column in zip(self._names, zip(*parts, strict=True), strict=True)
-        }
+        with named_ort_failures(f"to compare {num_rows} rows of {vocab_size} logits"):
+            for start in range(0, num_rows, step):
+                stop = min(num_rows, start + step)
+                binding = graph.session.io_binding()
+                for name, value in placed.items():
+                    self._bind_rows(binding, name, value, start, stop)
+                for name, array in arrays.items():
+                    graph.feed.bind(binding, name, np.ascontiguousarray(array[start:stop]))
+                for name in names:
+                    binding.bind_output(name)
+                graph.session.run_with_iobinding(binding)
+                parts.append([value.numpy() for value in binding.get_outputs()])
+        outputs = {name: np.concatenate(column) for name, column in zip(names, zip(*parts, strict=True), strict=True)}
+        self.host_bytes += sum(array.nbytes for array in outputs.values())
+        return outputs
 
     def _place(self, rows: LogitRows) -> LogitRows:
         if isinstance(rows, ort.OrtValue) and rows.device_name() == self._device.kind:

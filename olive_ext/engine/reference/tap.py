@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.forms.base import joined
 from olive_ext.engine.reference.kernels import DivergenceKernels, shape_of
 from olive_ext.engine.requests import KeyedRequest, Notes, Request, Result, source_key
 from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
-from olive_ext.engine.step import IntArray, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, IntArray, Step, StepOutput
 from olive_ext.errors import NotComparableError, RecordsError
 from olive_ext.media.items import Media, MediaItem, media_key
 from olive_ext.records import Records, request_key, scored_targets
@@ -146,15 +145,14 @@ class ResidentTap(Tap):
 
     @override
     def own_media(self, media: Media) -> Media:
-        prepared = tuple(replace(run, item=self._own(run.item)) for run in media)
+        prepared: Media = ()
+        for run in media:
+            with run.item.or_lost():
+                prepared = (*prepared, replace(run, item=self._own_item(run.item)))
         if not self._has_warned and media != prepared:
             self._has_warned = True
             logger.warning("the reference prepares pictures otherwise than the model: that is compared, too")
         return prepared
-
-    def _own(self, item: MediaItem) -> MediaItem:
-        with item.or_lost():
-            return self._own_item(item)
 
     @override
     def describe(self) -> Mapping[str, Any]:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import ONE_ROW, StepForm
-from olive_ext.engine.step import Side, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, Capacity, Side, Step, StepOutput
 from olive_ext.errors import OliveExtError
 from olive_ext.media.items import ItemLimit, Media, MediaItem, Source
 from olive_ext.model.providers.devices import Device
@@ -32,8 +31,7 @@ class Traits:
     """Whether a slot can be cut back to any position; otherwise only to those that were kept as checkpoints."""
 
     chunked_prefill: bool = True
-    """Whether an input may be fed in several steps, and after what another sequence has computed; else a step has one
-    row."""
+    """Whether an input may be fed in several steps, and after what another has computed; else a step has one row."""
 
     overlaps_steps: bool = False
     """Whether the runner takes a step that is fed with the greedy tokens of the step before."""

@@ -22,6 +22,7 @@ from olive_ext.errors import RunError
 from olive_ext.graph.standalone_graphs import INPUTS, OUTPUT, attention_graph
 from olive_ext.media.items import Source
 from olive_ext.model.decisions import SHORT_STEP, is_attention_at_risk
+from olive_ext.model.providers.bindings import run_graph
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.types import DecoderSpec, SourceKind
 
@@ -35,8 +36,7 @@ HEAD_SIZE = 16
 """Small, because a software device compiles the shader of size 64 for minutes. The fault shows at every size."""
 
 OpenGraph = Callable[[bytes], Any]
-_FLOAT = 1
-"""ONNX's element type."""
+_FLOAT = 1  # ONNX's element type
 
 GROUPS = (2, 4, 8, 16)
 """Groups of rows that are tried. A single token is not: it has kernels of its own, for attention at least, and rounding
@@ -78,14 +78,8 @@ def _attend(session: Any, tokens: FloatArray) -> FloatArray:
     length = tokens.shape[2]
     past = np.zeros((1, NUM_HEADS, 0, HEAD_SIZE), np.float32)
     arrays = (*tokens, past, past, np.array([length - 1], np.int32), np.array(length, np.int32))
-    binding = session.io_binding()
-    for name, array in zip(INPUTS, arrays, strict=True):
-        binding.bind_cpu_input(name, np.ascontiguousarray(array))
-    binding.bind_output(OUTPUT)
-    session.run_with_iobinding(binding)
-    (attended,) = binding.get_outputs()
-    result: FloatArray = attended.numpy()
-    return result
+    fed = dict(zip(INPUTS, map(np.ascontiguousarray, arrays), strict=True))
+    return np.asarray(run_graph(session, fed, [OUTPUT], Device("cpu"))[OUTPUT].numpy())
 
 
 def group_rows(runner: Runner, spec: DecoderSpec, device: Device, chunk_size: int, notes: list[str]) -> None:
@@ -126,17 +120,13 @@ def _is_cut_by(runner: Runner, text: list[int], group: int) -> bool:
     return _last_rows(runner, text, stops, group) == _last_rows(runner, text, [length], group)
 
 
-def _example_source(runner: Runner) -> Source | None:
-    if (encoder := runner.encoder) is None:
-        return None
-    shape = [size if isinstance(size, int) else EXAMPLE for size in encoder.source.shape[1:]]
-    return Source(np.zeros(shape, np.float32 if encoder.kind is SourceKind.FEATURES else np.int64))
-
-
 def _last_rows(runner: Runner, text: list[int], stops: Sequence[int], num_rows: int) -> bytes:
     """The bits of what follows each of the last `num_rows` tokens of `text`, fed in steps up to each of `stops`. Only
     equal numbers of rows can be compared, because the scoring head's last bits depend on how many it takes."""
-    source = _example_source(runner)
+    source = None
+    if (encoder := runner.encoder) is not None:
+        shape = [size if isinstance(size, int) else EXAMPLE for size in encoder.source.shape[1:]]
+        source = Source(np.zeros(shape, np.float32 if encoder.kind is SourceKind.FEATURES else np.int64))
     starts = [0, *stops[:-1]]
     rows = [Row(0, start, tuple(text[start:stop]), source=source) for start, stop in zip(starts, stops, strict=True)]
     for row in rows[:-1]:

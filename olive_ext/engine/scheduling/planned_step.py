@@ -72,12 +72,10 @@ class BeamGroup:
         """All sequences, whether they continue or not."""
         return [*(beam.sequence for beam in self._running), *self._others]
 
-    def put(self, sequence: Sequence, logprobs_C: FloatArray, ids_C: IntArray) -> None:
-        """Takes the candidates of one sequence."""
+    def advance(self, sequence: Sequence, logprobs_C: FloatArray, ids_C: IntArray) -> int:
+        """Takes the candidates that may follow one of the sequences, best first. When all are known, continues the
+        sequences or ends the search. Returns the number of forks, which are made before the next step of slots."""
         self._candidates[sequence.slot] = logprobs_C[: self.num_candidates], ids_C[: self.num_candidates]
-
-    def advance(self) -> int:
-        """When all candidates are known, continues the sequences or ends the search. Returns the number of forks."""
         if len(self._candidates) < len(self._running):
             return 0
         rows = zip(*(self._candidates[beam.sequence.slot] for beam in self._running), strict=True)
@@ -108,7 +106,11 @@ class BeamGroup:
             if reason is None and len(going) < self._beams.num_beams:
                 going.append(child)
             elif reason is not None and rank < self._beams.num_beams:
-                self._finish(child, reason)
+                score, is_stopped = self._penalized(child.score, len(child.tokens)), reason is FinishReason.STOP_ID
+                ended = (child.tokens[:-1], score, reason, token) if is_stopped else (child.tokens, score, reason)
+                self._finished.append(Hypothesis(*ended))
+                self._finished.sort(key=lambda hypothesis: -hypothesis.score)
+                del self._finished[self._beams.num_beams :]
         return going
 
     def _end_of(self, beam: _Beam) -> FinishReason | None:
@@ -117,14 +119,6 @@ class BeamGroup:
         if beam.is_finished is not None and beam.is_finished(beam.tokens):
             return FinishReason.STOPPED
         return FinishReason.LENGTH if len(beam.tokens) >= self._generation.max_new_tokens else None
-
-    def _finish(self, beam: _Beam, reason: FinishReason) -> None:
-        tokens, score = beam.tokens, self._penalized(beam.score, len(beam.tokens))
-        is_stopped = reason is FinishReason.STOP_ID
-        ended = (tokens[:-1], score, reason, tokens[-1]) if is_stopped else (tokens, score, reason)
-        self._finished.append(Hypothesis(*ended))
-        self._finished.sort(key=lambda hypothesis: -hypothesis.score)
-        del self._finished[self._beams.num_beams :]
 
     def _is_over(self, going: list[_Beam]) -> bool:
         if not going:
@@ -339,8 +333,14 @@ class StepThread:
             # is closed and waits for it.
             self._ends = weakref.finalize(self, self._executor.shutdown, wait=False)
             self._ends.atexit = False
-        before = self._begun[-1] if self._begun else None
-        self._begun.append(self._executor.submit(_run_after, before, self._run, step))
+        before, run = self._begun[-1] if self._begun else None, self._run
+
+        def run_after() -> StepOutput:
+            if before is not None and before.exception() is not None:
+                raise RunError("the step before this one failed")
+            return run(step)
+
+        self._begun.append(self._executor.submit(run_after))
 
     def wait(self, work: Callable[[], bool]) -> None:
         """Calls `work` until the first output is there, or until it returns False."""
@@ -371,9 +371,3 @@ class StepThread:
             self._executor.shutdown()
             self._ends.detach()
             self._executor = None
-
-
-def _run_after(before: Future[StepOutput] | None, run: Callable[[Step], StepOutput], step: Step) -> StepOutput:
-    if before is not None and before.exception() is not None:
-        raise RunError("the step before this one failed")
-    return run(step)

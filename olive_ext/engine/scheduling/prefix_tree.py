@@ -100,8 +100,7 @@ def plan_in_parts(
     """Plans `(key, request)` pairs: yields None after each part of the work, then the plan. Every request has an input
     token to read from, and its targets lie after it. Without `can_share`, only equal inputs are computed once.
 
-    `side_of` gives the side of an input of so many tokens; the number is the whole length that is fed, without a scored
-    text's last target.
+    `side_of` gives the side of an input of so many tokens; the number is the whole length that is fed.
     """
     items = list(requests)
     inputs: list[bytes] = []
@@ -142,11 +141,19 @@ def plan_in_parts(
             sequence = _sequence(tokens, result, side)
             sequence.num_shared = border(request.media, min(shared, length - 1))
             sequences.append(sequence)
-            sequence.parent = _parent(sequence.num_shared, owners)
+            if sequence.num_shared:  # the parent computes the last of these tokens, and is marked there
+                parent = next(owner for end, owner in owners if end >= sequence.num_shared)
+                parent.checkpoints.add(sequence.num_shared)
+                parent.num_children += 1
+                sequence.parent = parent
             if length > shared:
                 owners.append((length, sequence))
-        if request.num_targets:
-            _place_targets(result, owners)
+        first = 0
+        for end, owner in owners if request.num_targets else ():  # read where the token before a target is computed
+            stop = min(end - result.before, request.num_targets)
+            if first < stop:
+                owner.targets.append(Targets(result, first, stop))
+                first = stop
     yield Plan(tuple(sequences), naive, distinct)
 
 
@@ -165,26 +172,6 @@ def _sequence(tokens: TokenArray, result: PendingResult, side: Side) -> Sequence
     if not generation.sampling.is_greedy:
         sequence.rng = np.random.default_rng(generation.sampling.seed)
     return sequence
-
-
-def _parent(length: int, owners: list[tuple[int, Sequence]]) -> Sequence | None:
-    """The sequence that computes the last of the first `length` tokens, which the next shares; it is marked there."""
-    if not length:
-        return None
-    parent = next(owner for end, owner in owners if end >= length)
-    parent.checkpoints.add(length)
-    parent.num_children += 1
-    return parent
-
-
-def _place_targets(result: PendingResult, owners: list[tuple[int, Sequence]]) -> None:
-    """Has each target read where the token before it is computed."""
-    begin, count, before = 0, result.request.num_targets, result.before
-    for end, owner in owners:
-        stop = min(end - before, count)
-        if begin < stop:
-            owner.targets.append(Targets(result, begin, stop))
-            begin = stop
 
 
 MOST_TOKENS, LEAST_TOKENS = 16384, 4096
@@ -262,30 +249,23 @@ class TreeBatches:
     def __init__(self, capacity: int, num_tokens: int) -> None:
         """`capacity`: cells of the shared-prefix cache. `num_tokens`: the most tokens of a step."""
         self._num_tokens = num_tokens
-        self._waiting: deque[Sequence] = deque()
+        self.waiting: deque[Sequence] = deque()
+        """The sequences that are not computed to their end, in sorted order."""
+
         self._tokens_P = np.zeros(capacity, np.int32)
         self._cells_P: CellArray = np.zeros(capacity, np.int32)
         self._length = 0
-
-    @property
-    def num_waiting(self) -> int:
-        """The number of sequences that are not computed to their end."""
-        return len(self._waiting)
-
-    def add(self, sequence: Sequence) -> None:
-        """Takes sequences in sorted order."""
-        self._waiting.append(sequence)
 
     def plan(self, limit: int, counters: Counters) -> tuple[list[ChosenRow], tuple[Move, ...], int]:
         """The rows of the next step, the moves before them, and the cell of their first token. The rows have up to
         `limit` tokens together: fewer where no more wait or an item would be cut, more where the first row begins with
         a larger item. The last row may end before its sequence does, which then waits as the first."""
-        moves = self._settle(_to_join(self._waiting[0]))
+        moves = self._settle(_to_join(self.waiting[0]))
         first_cell = top = FIRST_CELL + self._length
         room = min(limit, self._num_tokens, len(self._cells_P) - top)
         rows: list[ChosenRow] = []
-        while room > 0 and self._waiting:
-            sequence = self._waiting[0]
+        while room > 0 and self.waiting:
+            sequence = self.waiting[0]
             shared = self._join(_to_join(sequence))
             if not sequence.computed:
                 counters.prefix_hits += shared > 0
@@ -304,7 +284,7 @@ class TreeBatches:
             self._length, top, room = stop, top + len(tokens), room - len(tokens)
             if stop < sequence.end:
                 break
-            self._waiting.popleft()
+            self.waiting.popleft()
         counters.moves += len(moves)
         return rows, moves, first_cell
 

@@ -10,12 +10,12 @@ be planned before it has run; its scores and tokens are taken in when it is read
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import ReadySequences, ScoredSteps
 from olive_ext.engine.requests import Counters
 from olive_ext.engine.runners.runner import Traits
@@ -29,7 +29,17 @@ from olive_ext.engine.scheduling.planned_step import (
 )
 from olive_ext.engine.scheduling.sequences import ChosenRow, PendingResult, Sequence
 from olive_ext.engine.scheduling.slots import Slots
-from olive_ext.engine.step import IDLE_TOKEN, ONE_SIDE, FloatArray, IntArray, Row, Side, Step, StepOutput
+from olive_ext.engine.step import (
+    IDLE_TOKEN,
+    ONE_SIDE,
+    UNLIMITED,
+    Capacity,
+    IntArray,
+    Row,
+    Side,
+    Step,
+    StepOutput,
+)
 
 
 class Scheduler:
@@ -92,7 +102,7 @@ class Scheduler:
             return
         if self._waiting_sides and not (self._in_slots.has_work or self._num_without_slots):
             self._begin_side(self._waiting_sides[0].side)
-        if self._scored is not None and self._scored.num_waiting:
+        if self._scored is not None and self._scored.waiting:
             chosen, moves, first_cell = self._scored.plan(self._in_slots.limit, self._counters)
             plan = planned(chosen, {}, moves=moves, first_cell=first_cell, whole_length=self._side.first)
             self._present = self._committed(plan)
@@ -128,7 +138,8 @@ class Scheduler:
             if sequence.has_ended:
                 continue
             if sequence.num_slots > 1:
-                self._in_slots.advance_beams(sequence, next(candidates))
+                self._counters.copies += self._in_slots.beams[sequence.slot].advance(sequence, *next(candidates))
+                num_generated += sequence.has_ended and len(sequence.result.generated)
             else:
                 drawn_from = None
                 if sequence.needs_rows:
@@ -162,13 +173,13 @@ class Scheduler:
 
     def _place(self, sequence: Sequence) -> None:
         if self._scored is not None and sequence.generation is None:
-            self._scored.add(sequence)
+            self._scored.waiting.append(sequence)
         else:
             self._in_slots.waiting.add(sequence)
 
     @property
     def _num_without_slots(self) -> int:
-        return self._scored.num_waiting if self._scored else 0
+        return len(self._scored.waiting) if self._scored else 0
 
     def _committed(self, plan: PlannedStep) -> PlannedStep:
         """Returns `plan`, which runs before any other step: its tokens count as computed and resident from now on."""
@@ -246,17 +257,17 @@ class SlotSteps:
             self._close_gaps()
             chosen = self._rows(ready)
             if self.slots.make_room([row for _, row in chosen], self.waiting.wanted):
-                return self._step(chosen, expected)
+                copies, self.slots.copies = tuple(self.slots.copies), []
+                follows = tuple([expected.get(sequence, -1) for sequence, _ in chosen]) if expected else ()
+                more: dict[str, Any] = {"copies": copies, "whole_length": self._side.first, "follows": follows}
+                return planned(chosen, self.beams, **more)
             if before is not None:
                 return None
-            self._preempt()
-
-    def _preempt(self) -> None:
-        """Preempts the sequence that came last: its blocks become free, and it is computed again later."""
-        last = next(sequence for sequence in reversed([*self._running.values()]) if sequence.num_slots == 1)
-        self.release(last)
-        self.waiting.put_back(last)
-        self._counters.preemptions += 1
+            # The sequence that came last is preempted: its blocks become free, and it is computed again later.
+            last = next(sequence for sequence in reversed([*self._running.values()]) if sequence.num_slots == 1)
+            self.release(last)
+            self.waiting.put_back(last)
+            self._counters.preemptions += 1
 
     def _expected(self, before: PlannedStep) -> tuple[dict[Sequence | None, int], bool]:
         """The sequences whose next token that step finds, each with its logits row, and whether these are all that
@@ -273,15 +284,6 @@ class SlotSteps:
             elif sequence.end < sequence.room and sequence.expect():
                 expected[sequence] = number
         return expected, is_complete
-
-    def advance_beams(self, sequence: Sequence, candidates: tuple[FloatArray, IntArray]) -> None:
-        """Takes in the candidates that may follow one of the sequences, best first, [C] each: log-probabilities and
-        token ids. Forks are made before the next step of slots."""
-        beams = self.beams[sequence.slot]
-        beams.put(sequence, *candidates)
-        self._counters.copies += beams.advance()
-        if sequence.has_ended:
-            self._counters.tokens_generated += len(sequence.result.generated)
 
     def retire(self, sequence: Sequence, overlapped: PlannedStep | None) -> None:
         """Frees the slot of a generation that is complete, unless a step that has begun still writes there."""
@@ -303,7 +305,7 @@ class SlotSteps:
 
     def _admit(self) -> None:
         """Gives slots to waiting sequences: to as many as form and blocks have room for, and to short answers."""
-        if not (self.waiting.num_waiting and self.slots.has_free):
+        if not (self.waiting.num_waiting and self.slots.free):
             return
         running = self._running.values()
         inputs = [sequence for sequence in running if sequence.computed < sequence.num_input and not sequence.is_short]
@@ -325,7 +327,7 @@ class SlotSteps:
         if not all(sequence.is_input_computed for sequence in self._running.values()):
             return
         taken = sorted(self._running)
-        for target in [slot for slot in range(taken[0], taken[-1]) if self.slots.is_free(slot)]:
+        for target in [slot for slot in range(taken[0], taken[-1]) if slot in self.slots.free]:
             source = taken.pop()
             if source < target:
                 return
@@ -345,12 +347,6 @@ class SlotSteps:
         idle = (Row(slot, self.slots.idle_position(slot), (IDLE_TOKEN,)) for slot in span if slot not in rows)
         rows |= {row.slot: (None, row) for row in idle}
         return [rows[slot] for slot in span]
-
-    def _step(self, chosen: list[ChosenRow], expected: Mapping[Sequence | None, int]) -> PlannedStep:
-        copies, self.slots.copies = tuple(self.slots.copies), []
-        follows = tuple([expected.get(sequence, -1) for sequence, _ in chosen]) if expected else ()
-        more: dict[str, Any] = {"copies": copies, "whole_length": self._side.first, "follows": follows}
-        return planned(chosen, self.beams, **more)
 
 
 LOOK_AHEAD = 256
@@ -400,9 +396,11 @@ class Admission:
         """Admits up to `most` inputs while the next step has `room` for their tokens, and any number of short answers.
         Each gets a slot, to which the prefix that it shares is copied. `blocks_due`: the blocks that running sequences
         will still take."""
-        while room > 0 and most > 0 and self._slots.has_free and (sequence := self._next()) is not None:
+        while room > 0 and most > 0 and self._slots.free and (sequence := self._next()) is not None:
             blocks_due += self._slots.blocks_due(sequence)
-            if not self._slots.reclaim(blocks_due, self.wanted) and not self._slots.is_idle:
+            is_idle = self._slots.is_idle
+            has_room = self._slots.reclaim(partial(int, blocks_due), self.wanted, spares=not is_idle)
+            if not has_room and not is_idle:
                 self._inputs.appendleft(sequence)
                 return
             likely = 0
@@ -421,7 +419,7 @@ class Admission:
             most_fed = self._answer_tokens and self._answer_tokens + self._slots.min_copy - 1
             sequence.is_short = self._is_short(sequence, sequence.computed, most_fed)
             if not sequence.is_short:
-                room -= sequence.pending
+                room -= sequence.end - sequence.computed
                 most -= 1
             yield sequence
 
@@ -449,7 +447,7 @@ class Admission:
 
     def _take_out(self, wanted: set[int]) -> Sequence | None:
         """The first sequence that need not wait for a prefix, nor for a slot that is not `wanted`."""
-        num_free = self._slots.num_free(wanted)
+        num_free = len(self._slots.free) - sum([slot in self._slots.free for slot in wanted])
         kinds = [(self._inputs, 1 if self._answers else LOOK_AHEAD), (self._answers, LOOK_AHEAD)]
         if self._answers and sum([last.num_children for last in self._last.values()]) >= num_free:
             kinds.reverse()
@@ -474,7 +472,7 @@ class Admission:
         if parent is not None and parent.num_children == 1 and self._last.get(parent.slot) is parent:
             is_wanted = parent.slot in wanted
             num_wanted -= is_wanted
-            num_free += is_wanted and self._slots.is_free(parent.slot)
+            num_free += is_wanted and parent.slot in self._slots.free
         is_kept = not sequence.num_children or 2 * num_wanted < self._slots.num_slots
         return is_kept and num_free >= sequence.num_slots
 

@@ -128,8 +128,7 @@ class Targets(NamedTuple):
 class Sequence:
     """Tokens to compute in one slot: `tokens[:computed]` are resident there, `tokens[computed:end]` are pending.
 
-    `targets` are those that are read from it. `checkpoints` are the numbers of tokens after which later sequences
-    branch off.
+    `targets` are those that are read from it. Later sequences branch off after `checkpoints` tokens.
     """
 
     tokens: TokenArray
@@ -180,11 +179,6 @@ class Sequence:
 
         self.has_bans = self.generation is not None and bool(self.generation.suppressed)
         """Whether some tokens are not allowed as its next one."""
-
-    @property
-    def pending(self) -> int:
-        """The number of tokens that are left to compute."""
-        return self.end - self.computed
 
     @property
     def is_input_computed(self) -> bool:
@@ -258,9 +252,7 @@ class Sequence:
         return [targets for targets in parts if targets.begin < targets.stop]
 
     def ban_at(self, position: int) -> Ban:
-        """Which tokens are not allowed as the one that is generated after that position."""
-        if not self.has_bans:
-            return Ban.NONE
+        """Which of its banned tokens are not allowed as the one that is generated after that position."""
         return Ban.FIRST if position < len(self.result.request.tokens) else Ban.LATER
 
     def first_read(self) -> int:

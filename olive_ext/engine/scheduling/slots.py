@@ -12,12 +12,11 @@ from collections.abc import Sequence as Items
 
 import numpy as np
 
-from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.requests import TokenArray, common_prefix, integers, source_key
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.blocks import BlockTables
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.step import Columns, Copy, IntArray, Row
+from olive_ext.engine.step import Capacity, Columns, Copy, IntArray, Row
 from olive_ext.media.items import Media, border
 
 
@@ -39,7 +38,7 @@ class Slots:
         self._has_sources = False
         self._lengths_S = np.zeros(num_slots, np.int64)
         self._busy: set[int] = set()
-        self._free = dict.fromkeys(range(num_slots))
+        self.free = dict.fromkeys(range(num_slots))
         """The free slots, the least recently used first."""
 
         self.copies: list[Copy] = []
@@ -52,26 +51,12 @@ class Slots:
             self.copies += [Copy(slot, slot, 0) for slot in range(num_slots)]  # runners may hold what was there before
 
     @property
-    def has_free(self) -> bool:
-        """Whether a slot is free."""
-        return bool(self._free)
-
-    @property
     def is_idle(self) -> bool:
         """Whether all slots are free."""
         return not self._busy
 
-    def is_free(self, slot: int) -> bool:
-        """Whether the slot is free."""
-        return slot in self._free
-
-    def num_free(self, wanted: set[int]) -> int:
-        """The number of free slots that are not `wanted`."""
-        return len(self._free) - sum([slot in self._free for slot in wanted])
-
     def idle_position(self, slot: int) -> int:
-        """The position where an idle row writes: after the resident tokens, or the last unshared position of a full
-        slot."""
+        """The position where an idle row writes: after the resident tokens, or the last one of a full slot."""
         return min(int(self._lengths_S[slot]), self.capacity - 1)
 
     def take(self, sequence: Sequence, limit: int, wanted: Container[int], likely: int = 0) -> bool:
@@ -88,20 +73,24 @@ class Slots:
             giver, longest = self._giver(tokens[:limit], source, likely)
             equal = {slot: self._num_equal(tokens[:limit], slot, longest - self.min_copy + 1), giver: longest}
         else:
-            equal = self._num_equal_everywhere(tokens[:limit])
+            wanted_P = tokens[:limit]
+            differs_SP = np.empty((self.num_slots, len(wanted_P) + 1), np.bool_)
+            differs_SP[:, -1] = True  # ends what is equal
+            np.not_equal(self._tokens_SP[:, : len(wanted_P)], wanted_P, out=differs_SP[:, :-1])
+            equal = dict(enumerate(np.minimum(differs_SP.argmax(1), self._lengths_S).tolist()))
         shared = self._reusable(equal, source, media)
         if not self._has_blocks:
             kept = wanted if self._keeps_wanted else ()
-            slot = min(self._free, key=lambda free: (free in kept, -shared[free]))
+            slot = min(self.free, key=lambda free: (free in kept, -shared[free]))
         givers = shared if self._has_blocks or self._keeps_wanted else self._busy
         giver = max(givers, key=shared.__getitem__, default=slot)
         copy = None
         if shared[giver] >= shared[slot] + self.min_copy:
             slot = oldest
             copy = self._copied(Copy(giver, slot, shared[giver]))
-            if giver in self._free:
-                del self._free[giver]
-                self._free[giver] = None
+            if giver in self.free:
+                del self.free[giver]
+                self.free[giver] = None
         length = shared[giver] if copy else shared[slot]
         checkpoints = self._checkpoints[slot]
         self._checkpoints[slot] = [length] if copy else [kept for kept in checkpoints if kept <= length]
@@ -149,32 +138,24 @@ class Slots:
         is_resident = parent is not None and parent.slot >= 0
         return tables.covering(stop) - is_resident * (sequence.num_shared // tables.block_size)
 
-    def reclaim(self, num_blocks: int, wanted: Container[int]) -> bool:
-        """Whether so many blocks are free, or become free by emptying free slots: the least recently used first, and no
-        `wanted` slot while any slot is taken."""
-        return self._reclaim(lambda tables: num_blocks, wanted, spares=not self.is_idle)
-
     def make_room(self, rows: Items[Row], wanted: Container[int]) -> bool:
         """Gives the rows blocks for their tokens. False where there are too few even after emptying free slots, the
         `wanted` ones last."""
-        if self._tables is None:
+        if (tables := self._tables) is None:
             return True
-
-        due = self._tables.without_room(Columns.of(rows))
-
-        def missing(tables: BlockTables) -> int:
-            return sum([tables.missing(*row) for row in due])
-
-        if not self._reclaim(missing, wanted, spares=False):
+        due = tables.without_room(Columns.of(rows))
+        if not self.reclaim(lambda: sum([tables.missing(*row) for row in due]), wanted, spares=False):
             return False
         for row in due:
-            self._tables.make_room(*row)
+            tables.make_room(*row)
         return True
 
-    def _reclaim(self, missing: Callable[[BlockTables], int], wanted: Container[int], *, spares: bool) -> bool:
+    def reclaim(self, missing: Callable[[], int], wanted: Container[int], *, spares: bool) -> bool:
+        """Whether the `missing` blocks are free, or become free by emptying free slots: the least recently used first,
+        the `wanted` ones last or, if it `spares` them, never."""
         tables = self._tables
-        while tables is not None and missing(tables) > tables.num_free:
-            holding = [slot for slot in self._free if tables.table(slot)]
+        while tables is not None and missing() > tables.num_free:
+            holding = [slot for slot in self.free if tables.table(slot)]
             slot = min(holding, key=lambda slot: slot in wanted, default=None)
             if slot is None or (spares and slot in wanted):
                 return False
@@ -193,8 +174,7 @@ class Slots:
         return copy
 
     def extend(self, rows: Columns, tokens_N: IntArray, places: Items[int], checkpoints: Iterable[int]) -> None:
-        """Adds the tokens of the rows at `places` to their slots. For slots in `checkpoints`, what they hold then is
-        kept."""
+        """Adds the tokens of the rows at `places` to their slots. What slots in `checkpoints` hold then is kept."""
         places_F = integers(places)
         slots_F, lengths_F, starts_F = rows.slots_B[places_F], rows.lengths_B[places_F], rows.starts_B[places_F]
         resident_F = self._lengths_S[slots_F]
@@ -211,15 +191,15 @@ class Slots:
     def release(self, slot: int) -> None:
         """Frees the slot. In a slot that can be rewound, one position stays unused, where an idle row may write."""
         self._busy.remove(slot)
-        self._free[slot] = None
+        self.free[slot] = None
         if self._can_rewind:
             self._lengths_S[slot] = min(self._lengths_S[slot], self.capacity - 1)
 
     def _oldest(self, wanted: Container[int]) -> int:
-        return next((slot for slot in self._free if slot not in wanted), next(iter(self._free)))
+        return next((slot for slot in self.free if slot not in wanted), next(iter(self.free)))
 
     def _seize(self, slot: int) -> None:
-        del self._free[slot]
+        del self.free[slot]
         self._busy.add(slot)
 
     def _giver(self, tokens: TokenArray, source: str, likely: int) -> tuple[int, int]:
@@ -245,12 +225,6 @@ class Slots:
         if least > 0 and self._tokens_SP[slot, least - 1] != tokens[least - 1]:
             return 0
         return common_prefix(tokens, self._tokens_SP[slot, : self._lengths_S[slot]])
-
-    def _num_equal_everywhere(self, tokens: TokenArray) -> dict[int, int]:
-        differs_SP = np.empty((self.num_slots, len(tokens) + 1), np.bool_)
-        differs_SP[:, -1] = True  # ends what is equal
-        np.not_equal(self._tokens_SP[:, : len(tokens)], tokens, out=differs_SP[:, :-1])
-        return dict(enumerate(np.minimum(differs_SP.argmax(1), self._lengths_S).tolist()))
 
     def _reusable(self, equal: Mapping[int, int], source: str, media: Media) -> dict[int, int]:
         """How many of the tokens that slots share need not be fed again."""

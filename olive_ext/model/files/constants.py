@@ -26,8 +26,7 @@ import onnx.numpy_helper
 from onnx import TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-from olive_ext.graph.nodes import attribute, nested_graphs
-from olive_ext.graph.onnx_file import external_locations
+from olive_ext.graph.nodes import attribute, external_locations, nested_graphs
 from olive_ext.model.files.content import weight_files
 from olive_ext.model.files.package_config import json_object
 from olive_ext.model.spec.attention import rotary_nodes
@@ -129,8 +128,7 @@ class Constants:
         return np.transpose(whole, attribute(node, "perm", None))
 
     def numbers(self, name: str) -> Array:
-        """The numbers of a tensor, mapped from the file where they are external; of 4 bits, they are read, one to a
-        byte."""
+        """The numbers of a tensor, mapped from the file where they are external; of 4 bits, read, one to a byte."""
         tensor = self.tensors[name]
         if not uses_external_data(tensor) or tensor.data_type in (TensorProto.INT4, TensorProto.UINT4):
             return onnx.numpy_helper.to_array(self.tensor(name))

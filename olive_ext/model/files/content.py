@@ -90,8 +90,7 @@ def _is_data(folder: Path, file: Path) -> bool:
 
 def model_digest(files: ModelFiles, *more: Path) -> str:
     """Digest (32 hex digits) of the content of every file that opening the model reads (`read_files`), and of `more`.
-    It is the same wherever the files lie. Every file is read whole, once in a process unless it changes (about 1 s/GB).
-    """
+    It is the same wherever the files lie. Every file is read whole, once in a process unless it changes (1 s/GB)."""
     parts: list[tuple[str, Path | bytes]] = [*sorted(read_files(files).items()), *((file.name, file) for file in more)]
     return digest_of(parts if Path(files.tokenizer).is_dir() else [*parts, ("tokenizer", files.tokenizer.encode())])
 
@@ -152,11 +151,8 @@ def refuse_pointer(file: Path) -> None:
 def relocated(decoder: Path, model: onnx.ModelProto) -> tuple[Path, onnx.ModelProto]:
     """The folder with which to open `model`, which was read from `decoder`, from memory, and a copy whose weights are
     named relative to that folder. Where no name changes it is the model itself, because a copy of inline weights would
-    take their size in memory.
-
-    Raises `ModelError` as `weight_files` does, and where the files lie on different drives.
-    """
-    from olive_ext.graph.onnx_file import external_locations, tensors_of
+    take their size in memory. Raises `ModelError` as `weight_files` does, and for files on different drives."""
+    from olive_ext.graph.nodes import external_locations, tensors_of
 
     files = {location: file.resolve() for location, file in weight_files(decoder, external_locations(model)).items()}
     try:
@@ -225,7 +221,7 @@ def read_outline(path: Path) -> Outline:
     """What `load_graph` would find, as an outline; raises `ModelError` as that does."""
     import onnx
 
-    from olive_ext.graph.onnx_file import tensors_of  # imported here: they bring onnx along
+    from olive_ext.graph.nodes import tensors_of  # imported here: they bring onnx along
     from olive_ext.model.spec.attention import graph_inputs, tensor_spec
 
     model = load_graph(path)

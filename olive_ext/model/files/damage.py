@@ -64,11 +64,13 @@ _BY_FORM = ("do_rotary", "rotary_interleaved", "interleaved", "is_causal", "unid
 REACHED = ("scale", "num_heads", "kv_num_heads")
 """Attributes that decide every position of every text."""
 
+_SHOWN = (*_BY_FORM, "epsilon")
+"""Attributes that every text shows a little: weights in another order, or scaled, may have others."""
+
 _ABSENT: Mapping[str, Any] = {
     "softcap": 0.0, "scale": 0.0, "local_window_size": -1, "epsilon": 1e-5, "activation_alpha": 1.0,
 }  # fmt: skip
-"""The defaults of attributes; 0 for all others. This epsilon is ONNX's; ONNX Runtime's operators "Skip..." have 1e-12.
-"""
+"""The defaults of attributes; 0 for all others. This epsilon is ONNX's; ONNX Runtime's "Skip..." have 1e-12."""
 
 _EXPERTS = {
     "k": ("experts_per_tok", "experts_per_token", "top_k"),
@@ -135,12 +137,12 @@ def damage(
     the reference's, NaN and infinity, a single vector that differs, and a product that is farther from the float one
     than rounding explains. To nodes: other numbers, except `REACHED` where texts gave nearly the same distributions
     (`is_near`), because a scale may be folded into the weights, and heads repeated. Where texts gave the same
-    distributions (`is_same`), vectors that every text reaches do not count. A window of the model's `longest` text is
-    not one. Rows of `vocab_sizes` beyond the tokenizer's `num_tokens`, and rotary ones beyond `longest`, are never
-    read. No text shows differences in the parts that are `unreached`. The reference is an ONNX model, a checkpoint, or
-    not on disk. Raises `ModelError`."""
+    distributions (`is_same`), vectors and numbers that every text reaches do not count. A window of the model's
+    `longest` text is not one. Rows of `vocab_sizes` beyond the tokenizer's `num_tokens`, and rotary ones beyond
+    `longest`, are never read. No text shows differences in the parts that are `unreached`. The reference is an ONNX
+    model, a checkpoint, or not on disk. Raises `ModelError`."""
     findings, uncompared = dict[str, str](), 0
-    floats, config, others, without = {}, {}, {}, REACHED if is_near else ()
+    floats, config, others, without = {}, {}, {}, REACHED * is_near + _SHOWN * is_same
     if reference is not None and reference.decoder.suffix == ".onnx":
         others = _graphs(reference)
     elif reference is not None:
@@ -160,7 +162,7 @@ def damage(
             _without_idle_windows(other.model, longest)
             known, apart_by, held = other.floats(), distances(other, own), quantized_weights(other)
             alike = {name for name in grids.keys() & held.keys() if all(map(np.array_equal, grids[name], held[name]))}
-            numbers = differing_numbers(other, own, without)
+            numbers = differing_numbers(other, own, () if part in unreached else without)
         elif config and not part:
             known = floats | rotary_tables(config, constants)
             numbers, apart_by = numbers_against(config, own.model, without, longest), checkpoint_distances(floats, own)

@@ -98,7 +98,9 @@ def set_offline() -> Iterator[None]:
 
 def why_unreachable() -> str | None:
     """Why the hub, or the proxy before it, cannot be asked; None where it accepts connections."""
-    if _is_offline():
+    constants: ModuleType | None = sys.modules.get(_READERS[0])
+    is_set = os.environ.get(_SWITCH, "").upper() in ("1", "ON", "YES", "TRUE")
+    if is_set if constants is None else getattr(constants, _SWITCH, False):
         return f"{_SWITCH} is set"
     address = urlsplit(_endpoint())
     host, scheme = address.hostname or "", address.scheme
@@ -128,10 +130,3 @@ def why_unreachable() -> str | None:
 
 def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-
-
-def _is_offline() -> bool:
-    constants: ModuleType | None = sys.modules.get(_READERS[0])
-    if constants is not None:
-        return bool(getattr(constants, _SWITCH, False))
-    return os.environ.get(_SWITCH, "").upper() in ("1", "ON", "YES", "TRUE")

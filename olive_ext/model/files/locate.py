@@ -21,10 +21,10 @@ from olive_ext.model.files.package_config import (
     contents,
     inside,
     is_hub_name,
+    named_files,
     olive_record,
     read_json,
     real_path,
-    refuse_names_outside,
     refuse_shards_outside,
     refuse_strangers,
     within,
@@ -88,7 +88,11 @@ def locate(
     elif variant is not None:
         raise MismatchError(f"'{root}' is no model package", "variant", variant)
     overlaid = with_overlay(root if root.is_dir() else root.parent, *(one.graph.parent for one in graphs.values()))
-    stated |= {part: _component(root, part, name) for part, name in (components or {}).items()}
+    beside = root.parent if root.is_file() else root
+    for part, written in (components or {}).items():
+        if not (beside / written).is_file():
+            raise NotFoundError(f"it is not in '{beside}': {contents(beside)}", f"components.{part}", written)
+        stated[part] = real_path(beside / written), _BY_USER
     decoder, rule = _find_decoder(root, onnx_file_name, stated.pop("decoder", None), overlaid and overlaid[0])
     outline = read_outline(decoder)
     weights = _weights(decoder, outline)
@@ -99,7 +103,11 @@ def locate(
         genai_config, shared = overlaid
         config_rule = f"{shared.name}/{GENAI_CONFIG} with the variant's {OVERLAY}"
         extra_tokenizer_candidates = (shared, *extra_tokenizer_candidates)
-    stages = _pipeline_of(decoder, directory, genai_config)
+    stages = _stages(directory, genai_config)
+    if not any(file.is_file() and file.samefile(decoder) for file in stages.values()):
+        stages = {}  # another graph in the same folder is a model of its own
+    elif problem := _missing_stage(directory, stages):
+        raise ModelError(problem)
     for graph in dict.fromkeys(file for file in stages.values() if not file.samefile(decoder)):
         weights += (graph, *_weights(graph, read_outline(graph)))
     candidates = list(_tokenizer_candidates(extra_tokenizer_candidates, root, decoder))
@@ -107,7 +115,8 @@ def locate(
     named = {**find_companions(decoder, directory, genai_config, stated), **stated}
     companions = _companions(root, decoder, outline, named)
     _refuse_strangers_in(Path(tokenizer_place), *([directory] if config_file else []))
-    refuse_names_outside(directory, genai_config)
+    for key, name_of_file in named_files(genai_config):  # onnxruntime-genai opens those of unknown sections, too
+        inside(directory, name_of_file, key)
     folders = (decoder.parent, directory, *([Path(tokenizer_place)] if companions or overlaid else []))
     eps = {one.graph: one.provider for one in graphs.values()}
     return ModelFiles(
@@ -168,14 +177,6 @@ def _companions(
         if file == decoder and rule == _BY_USER:
             raise MismatchError("it is the decoder itself: name the graph of that part", f"components.{part}", file)
     return {part: (file, graphs[file], rule) for part, (file, rule) in settled.items()}
-
-
-def _component(root: Path, part: str, name: str) -> Named:
-    folder = root.parent if root.is_file() else root
-    file = folder / name
-    if not file.is_file():
-        raise NotFoundError(f"it is not in '{folder}': {contents(folder)}", f"components.{part}", name)
-    return real_path(file), _BY_USER
 
 
 def _weights(graph: Path, outline: Outline) -> tuple[Path, ...]:
@@ -348,17 +349,6 @@ def _stages(folder: Path, genai_config: Mapping[str, Any]) -> dict[str, Path]:
     return {name: inside(folder, stage.get("filename") or "", f"the stage '{name}'") for name, stage in stages}
 
 
-def _pipeline_of(graph: Path, folder: Path, genai_config: Mapping[str, Any]) -> dict[str, Path]:
-    """The stages of the pipeline, if `graph` is one of them; else none, since another graph in the same folder is a
-    model of its own. Raises `ModelError` that names a stage whose file is missing."""
-    stages = _stages(folder, genai_config)
-    if not any(file.is_file() and file.samefile(graph) for file in stages.values()):
-        return {}
-    if problem := _missing_stage(folder, stages):
-        raise ModelError(problem)
-    return stages
-
-
 def _missing_stage(folder: Path, stages: Mapping[str, Path]) -> str:
     for name, file in stages.items():
         if not file.is_file():
@@ -409,11 +399,16 @@ def _find_tokenizer(
 ) -> tuple[str, str]:
     """Folder or hub name of the tokenizer, and the rule that found it: the option, genai_config's `tokenizer_dir`, the
     model's folder and the three above, then `candidates` (folder, file or hub name; where it comes from) in order.
-
-    Raises `ModelError` that lists the folders searched.
-    """
+    Raises `ModelError` that lists the folders searched."""
     if option is not None:
-        return _tokenizer_of_user(option)
+        path = Path(option).expanduser()
+        if folder := _tokenizer_folder(path):
+            return str(folder), "the setting 'tokenizer'"
+        if path.exists():
+            raise NotFoundError(f"'tokenizer' = '{option}' has none of {', '.join(_MARKS)}", "tokenizer", option)
+        if is_hub_name(option):
+            return option, "the setting 'tokenizer' (a hub name)"
+        raise NotFoundError(f"'tokenizer' = '{option}' does not exist", "tokenizer", option)
     locations = [(str(folder), origin) for folder, origin in _upwards(model_folder)]
     if tokenizer_dir := genai_config.get("model", {}).get("tokenizer_dir"):
         key, is_asset = "model.tokenizer_dir", tokenizer_dir.startswith(ASSET)
@@ -429,17 +424,6 @@ def _find_tokenizer(
     looked = ", ".join(dict.fromkeys(f"'{location}'" for location, _ in locations))
     problem = f"no tokenizer found: none of {', '.join(_MARKS)} is in {looked}; set 'tokenizer'"
     raise NotFoundError(problem).about("tokenizer")
-
-
-def _tokenizer_of_user(option: str) -> tuple[str, str]:
-    path = Path(option).expanduser()
-    if folder := _tokenizer_folder(path):
-        return str(folder), "the setting 'tokenizer'"
-    if path.exists():
-        raise NotFoundError(f"'tokenizer' = '{option}' has none of {', '.join(_MARKS)}", "tokenizer", option)
-    if is_hub_name(option):
-        return option, "the setting 'tokenizer' (a hub name)"
-    raise NotFoundError(f"'tokenizer' = '{option}' does not exist", "tokenizer", option)
 
 
 def _tokenizer_folder(path: Path) -> Path | None:

@@ -121,10 +121,8 @@ def why_missing(kind: str, path: Any, onnx_file_name: str | None) -> str:
 
 def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant, dict[str, GraphFiles], str]:
     """The variant of a package's decoder: by its `name`, else for the `provider` (a full name), else the only one, else
-    the one for the CPU. Also the other graphs by part, and the rule that chose.
-
-    Raises `ModelError`, with all variants, where there is no such variant or more than one.
-    """
+    the one for the CPU. Also the other graphs by part, and the rule that chose. Raises `ModelError`, with all variants,
+    where there is no such variant or more than one."""
     components = _components(root)
     roles = _ROLES | ({"decoder": "first_step"} if "decoder_with_past" in components else {})
     parts: dict[str, list[Variant]] = {}

@@ -89,11 +89,8 @@ def refuse_strangers(folder: Path) -> None:
 
 
 def json_object(path: Path, *, largest: int = LARGEST, is_strict: bool = False) -> dict[str, Any]:
-    """The object in a JSON file; with `is_strict` one that has no key twice.
-
-    Raises `ModelError` where the file leads out of its folder, has more bytes than `largest`, holds something else, or
-    is not JSON.
-    """
+    """The object in a JSON file; with `is_strict` one that has no key twice. Raises `ModelError` where the file leads
+    out of its folder, has more bytes than `largest`, holds something else, or is not JSON."""
     within(path)
     try:
         size = path.stat().st_size
@@ -112,13 +109,6 @@ def json_object(path: Path, *, largest: int = LARGEST, is_strict: bool = False) 
     if not isinstance(value, dict):
         raise DamagedError(f"'{path}' holds {json.dumps(value):.40}, not a JSON object")
     return value
-
-
-def refuse_names_outside(folder: Path, genai_config: Mapping[str, Any]) -> None:
-    """Raises `ModelError` for a file that genai_config.json in `folder` names and that is not inside the folder:
-    onnxruntime-genai also opens files of sections that this package does not know."""
-    for key, name in named_files(genai_config):
-        inside(folder, name, key)
 
 
 def named_files(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -314,11 +304,9 @@ class Manifest(ConfigSection):
 
 
 def read_json(path: Path, form: type[ConfigSection] | None = None) -> Mapping[str, Any]:
-    """The object in a JSON file. A key whose value is null counts as missing, except for a package's names.
-
-    Raises `ModelError` as `json_object` does, and where a value is not of the type that `form` declares: with the key,
-    the value and what is accepted.
-    """
+    """The object in a JSON file. A key whose value is null counts as missing, except for a package's names. Raises
+    `ModelError` as `json_object` does, and where a value is not of the type that `form` declares: with the key, the
+    value and what is accepted."""
     is_of_package = form in (Manifest, ComponentFile)
     value = json_object(path, is_strict=is_of_package or form is GenaiConfig)
     if form is not None:

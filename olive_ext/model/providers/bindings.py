@@ -1,4 +1,5 @@
-"""Values on a device, and how sessions of ONNX Runtime are bound to them. Knows no step and no cache.
+"""Values on a device, how sessions of ONNX Runtime are bound to them, and what they, their providers and allocators
+raise: memory that ran out, or anything else, with what was being done. Knows no step and no cache.
 
 Axes: S tokens of a row, T cells or positions.
 """
@@ -7,21 +8,24 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as library
 from typing_extensions import override
 
+from olive_ext.errors import MemoryShortageError, RunError
 from olive_ext.graph.standalone_graphs import RowTensor, stack_graph, zeros_graph
 from olive_ext.model.providers.devices import Device
+from olive_ext.model.providers.ort_session import reason_of
 from olive_ext.model.spec.role_inputs import COMPUTE, StepArrays, input_array
 from olive_ext.model.types import ITEM_BYTES, InputSpec
 
-UINT8 = 2
-"""ONNX's element type."""
+UINT8 = 2  # ONNX's element type
 
 MOST_FILLED = 2**30
 """Bytes that one run fills with zeros: CUDA's kernel counts them in 32 bits."""
@@ -58,6 +62,20 @@ def device_zeros(open_graph: Callable[[bytes], ort.InferenceSession], shape: lis
     return value
 
 
+def run_graph(
+    session: Any, inputs: Mapping[str, ort.OrtValue | npt.NDArray[Any]], outputs: Iterable[str], device: Device
+) -> dict[str, ort.OrtValue]:
+    """The `outputs` of a session by name, on `device`, for values on devices and arrays in the host's memory."""
+    binding, names = session.io_binding(), list(dict.fromkeys(outputs))
+    for name, value in inputs.items():
+        bind = binding.bind_ortvalue_input if isinstance(value, ort.OrtValue) else binding.bind_cpu_input
+        bind(name, value)
+    for name in names:
+        binding.bind_output(name, device.kind, device.index)
+    session.run_with_iobinding(binding)
+    return dict(zip(names, binding.get_outputs(), strict=True))
+
+
 KEPT_VALUES = 64
 """The most device values that are kept for updating; the least recently used goes first."""
 
@@ -74,7 +92,6 @@ class InputFeed:
         self._device = device
         self._kept = kept
         self._values: OrderedDict[tuple[str, tuple[int, ...]], tuple[ort.OrtValue, bytes]] = OrderedDict()
-        """By name and shape the values and their contents."""
 
     def bind(self, binding: ort.IOBinding, name: str, array: npt.NDArray[Any]) -> None:
         """Binds `array` as the input `name`. It may be changed only after the run."""
@@ -171,15 +188,53 @@ class Stacker:
         if form not in self._sessions:
             self._sessions[form] = self._open_graph(stack_graph(self._tensors, form[0], is_whole=form[1]))
         session = self._sessions[form]
-        binding = session.io_binding()
         taken = {entry.name for entry in session.get_inputs()}
+        inputs: dict[str, Any] = {}
         for place, part in enumerate(parts):
-            for i, value in enumerate(part.values):
-                binding.bind_ortvalue_input(f"x{i}_{place}", value)
-            for name, numbers in ((f"rows_{place}", part.rows), (f"positions_{place}", part.positions)):
-                if name in taken:
-                    binding.bind_cpu_input(name, np.array(numbers, np.int64))
-        for i in range(len(self._tensors)):
-            binding.bind_output(f"y{i}", self._device.kind, self._device.index)
-        session.run_with_iobinding(binding)
-        return tuple(binding.get_outputs())
+            inputs |= {f"x{i}_{place}": value for i, value in enumerate(part.values)}
+            numbers = {f"rows_{place}": part.rows, f"positions_{place}": part.positions}
+            inputs |= {name: np.array(values, np.int64) for name, values in numbers.items() if name in taken}
+        outputs = [f"y{i}" for i in range(len(self._tensors))]
+        return tuple(run_graph(session, inputs, outputs, self._device).values())
+
+
+MEMORY_WORDS = (
+    "to allocate",
+    "smaller than requested bytes",
+    "out of memory",
+    "outofmemory",
+    "alloc_failed",
+    "bad_alloc",
+    "bad allocation",
+)
+"""How ONNX Runtime's arena (two), CUDA, DirectML, cuBLAS, cuDNN, C++ and numpy say that memory ran out."""
+
+FAILURES: tuple[type[Exception], ...] = (
+    RuntimeError,
+    MemoryError,
+    *(kind for kind in vars(library).values() if isinstance(kind, type) and issubclass(kind, Exception)),
+)
+"""What ONNX Runtime, providers and allocators raise."""
+
+
+@contextmanager
+def named_ort_failures(doing: str) -> Iterator[None]:
+    """Raises errors of ONNX Runtime as `named_failure`."""
+    try:
+        yield
+    except FAILURES as error:
+        raise named_failure(error, doing) from error
+
+
+def named_failure(error: Exception, doing: str) -> Exception:
+    """`MemoryShortageError` or `RunError` for what ONNX Runtime and allocators raise. Raises any other `error`."""
+    if not isinstance(error, FAILURES):
+        raise error
+    shown = f"ONNX Runtime failed {doing}: {reason_of(error)}"
+    return MemoryShortageError(shown) if is_memory_error(error) else RunError(shown)
+
+
+def is_memory_error(error: Exception) -> bool:
+    """Whether the message of ONNX Runtime, a provider or numpy says that memory ran out."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in text for words in MEMORY_WORDS)

@@ -40,7 +40,6 @@ Files: TypeAlias = Mapping[Path, tuple[int, int]]
 """Size and time of files."""
 
 LIMIT_BYTES = 50 << 30
-"""The most bytes that are kept."""
 
 NEW = ".new-"
 _DAY_S = 86400
@@ -82,25 +81,23 @@ class Compiled:
     def opened(self, graph: bytes, weights: Iterable[Path], providers: Sequence[Provider], open_graph: Open) -> Any:
         """A session by `open_graph` for `graph`, whose external data is in `weights`. Raises what `open_graph` does."""
         keeper = next((provider for provider in providers if provider.name in _CACHES), None)
-        if keeper is None or self._root is None or self._is_kept_by_user(keeper):
+        if keeper is None or self._root is None:
+            return open_graph(graph, providers, {})
+        cache = _CACHES[keeper.name]
+        is_kept_by_user = any(name in keeper.options for name in (*cache.options, *cache.user_options))
+        if is_kept_by_user or any(name.startswith(_CONTEXT) for name in self._config.session_options):
             return open_graph(graph, providers, {})
         folder = self._root / key_of(graph, weights, facts_of(providers, self._config))
         try:
             refuse_shared(make_own_folder(self._root))
             keep_within(self._root)
-            if _CACHES[keeper.name].options:
+            if cache.options:
                 return self._with_files(folder, keeper, graph, providers, open_graph)
             with FileLock(f"{folder}.lock"):  # another process compiles the same once
                 return self._with_context(folder, graph, providers, open_graph)
         except OSError as error:
             self._tell(f"nothing can be kept in '{self._root}': {first_line(error)}")
             return open_graph(graph, providers, {})
-
-    def _is_kept_by_user(self, keeper: Provider) -> bool:
-        cache = _CACHES[keeper.name]
-        return any(name in keeper.options for name in (*cache.options, *cache.user_options)) or any(
-            name.startswith(_CONTEXT) for name in self._config.session_options
-        )
 
     def _with_context(self, folder: Path, graph: bytes, providers: Sequence[Provider], open_graph: Open) -> Any:
         """A session for what was compiled of the graph; else for the graph, whose compiled form is then kept."""

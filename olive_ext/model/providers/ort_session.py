@@ -41,8 +41,7 @@ lines go to stderr, in colour, past Python; OLIVE_EXT_DEBUG=1 shows them."""
 _CODES = re.compile(r"\[ONNXRuntimeError\] : \d+ : (?P<code>[A-Z_]+) : ")
 _SIGNATURE = r"[^()]*(\(\))?\(([^()]|\([^()]*\))*\)( const)?\s*"
 _SOURCE = re.compile(rf"\S*/onnxruntime(_src)?/\S+\.(cc|h|cu|cpp):\d+ ({_SIGNATURE})?")
-"""A C++ source location, and the signature after it, up to the bracket that closes its parameters ("operator()(...)").
-"""
+"""A C++ source location, and the signature after it, up to the bracket that closes it ("operator()(...)")."""
 
 _NO_CUDNN_ATTENTION = ("ORT_ENABLE_CUDNN_FLASH_ATTENTION", "0")
 """ONNX Runtime prefers cuDNN's attention for prompts on compute capability 9.0, which makes a plan for every length of
@@ -196,7 +195,13 @@ def _open(
     if any(provider.name in devices for provider in providers):
         # Named through `providers=` a plugin is dropped without a word, and with `providers=` given at all the
         # devices in the options are ignored: a session takes one road or the other.
-        _add_devices(options, providers, devices)
+        built_in = {device.ep_name: device for device in reversed(onnxruntime.get_ep_devices())}
+        for provider in providers:
+            device = devices.get(provider.name, built_in.get(provider.name))
+            if device is None:
+                problem = f"{provider.name} cannot be combined with a provider from a plugin library"
+                raise ProviderError(f"{problem} ({', '.join(devices)})")
+            options.add_provider_for_devices([device], dict(provider.options))
     else:
         arguments["providers"] = [(provider.name, dict(provider.options)) for provider in providers]
     if any(provider.device == "cuda" for provider in providers):
@@ -219,18 +224,6 @@ def _open(
             f"(a library or a device is missing; OLIVE_EXT_DEBUG=1 shows its log, which says which)"
         )
     return session
-
-
-def _add_devices(options: Any, providers: Sequence[Provider], plugins: Mapping[str, Any]) -> None:
-    import onnxruntime
-
-    built_in = {device.ep_name: device for device in reversed(onnxruntime.get_ep_devices())}
-    for provider in providers:
-        device = plugins.get(provider.name, built_in.get(provider.name))
-        if device is None:
-            names = ", ".join(plugins)
-            raise ProviderError(f"{provider.name} cannot be combined with a provider from a plugin library ({names})")
-        options.add_provider_for_devices([device], dict(provider.options))
 
 
 def _refusal(error: Exception, providers: Sequence[Provider], name: str) -> OliveExtError:

@@ -126,10 +126,8 @@ def known_providers() -> list[str]:
 
 def register_libraries(libraries: Mapping[str, str]) -> None:
     """Registers plugin provider libraries: a name of the user's choice, and the library's path or the Python package
-    that ships it (its `get_library_path()`). A library that is registered already stays as it is.
-
-    Raises `ProviderError` where there is no such library, or ONNX Runtime refuses it.
-    """
+    that ships it (its `get_library_path()`). A library that is registered already stays as it is. Raises
+    `ProviderError` where there is no such library, or ONNX Runtime refuses it."""
     if not libraries:
         return
     import onnxruntime
@@ -223,8 +221,8 @@ def _with_options(written: list[Written], options: Any, origin: str) -> list[Wri
         )
     merged: list[Written] = []
     for (name, own), more in zip(written, extra, strict=True):
-        if own and more and origin == "execution_provider":
-            raise ProviderError(f"options of {name} are in execution_provider and in provider_options; give them once")
+        if own and more and origin.endswith("execution_provider"):
+            raise ProviderError(f"options of {name} are in {origin} and in provider_options; give them once")
         merged.append((name, {**own, **(more or {})}))
     return merged
 
@@ -300,9 +298,8 @@ _OPERATORS = "a library of operators, native code that would run here"
 
 
 def operators_library(genai_config: Mapping[str, Any], file: Path, *, is_trusted: bool = False) -> str | None:
-    """The library of operators that genai_config.json, read from `file`, names; None where it names none.
-
-    Raises `ModelError` that names the first setting that needs trust, unless the package `is_trusted`."""
+    """The library of operators that genai_config.json, read from `file`, names; None where it names none. Raises
+    `ModelError` that names the first setting that needs trust, unless the package `is_trusted`."""
     settings = list(_untrusted(genai_config, ""))
     if settings and not is_trusted:
         key, value, what = settings[0]

@@ -20,8 +20,7 @@ POSITIONS = (
 """Keys of config.json for the most positions of a decoder, in the order in which they are looked for."""
 
 _TOWERS = {Modality.IMAGE: "vision_config", Modality.AUDIO: "audio_config"}
-_FLOAT, _INT64 = 1, 7
-"""ONNX's element types."""
+_FLOAT, _INT64 = 1, 7  # ONNX's element types
 
 
 def read_media(config: Mapping[str, Any]) -> MediaSpec | None:
@@ -66,8 +65,7 @@ def context_limit(
     num_cells: int | None = None,
 ) -> tuple[int, str]:
     """The context length, the least of genai_config.json's `model`, config.json, the rotary tables, the setting
-    `max_length` and a static cache of `num_cells`; and a sentence on whose it is. Raises `ModelError` where none says
-    it."""
+    `max_length` and a static cache of `num_cells`; and a sentence on whose it is. Raises `ModelError` without any."""
     limits = {
         "genai_config.json": genai_model.get("context_length"),
         "config.json": read_length(hf_config),

@@ -49,19 +49,14 @@ def read_spec(
     hf_config: Config | None = None,
     provided: Container[str] = (),
 ) -> DecoderSpec:
-    """The decoder's interface. `genai_config` may be empty; `hf_config` is the config.json beside it, if any; inputs
-    in `provided` are filled by others (adapters) and left out.
-
-    Raises ModelError, naming the input or output, for a graph that is not understood.
-    """
+    """The decoder's interface. `genai_config` may be empty; `hf_config` is the config.json beside it, if any; inputs in
+    `provided` are filled by others (adapters) and left out. Raises ModelError, naming the input or output."""
     return _Reader(model, genai_config, hf_config or {}, provided).read(max_length)
 
 
 def read_embedding(model: onnx.ModelProto, wanted: Iterable[str]) -> EmbeddingSpec:
-    """The interface of an embedding graph that returns the decoder's inputs `wanted`.
-
-    Raises ModelError where it does not return them, or takes something that text does not have.
-    """
+    """The interface of an embedding graph that returns the decoder's inputs `wanted`. Raises ModelError where it does
+    not return them, or takes something that text does not have."""
     return _Reader(model, {}, {}).read_embedding(tuple(wanted))
 
 
@@ -90,9 +85,11 @@ class _Reader:
         embeddings = tuple(name for name in self._inputs if name in tensor_names.EMBEDDING_NAMES)
         embeddings += tuple(name for name in self._inputs if embeddings and name in tensor_names.GATES)
         cross = read_cross_inputs(self._inputs, self._model_config)
-        self._refuse_others(
-            {entry.tensor.name for entry in roles} | {*kv_names, *state_names, *embeddings, *cross.names}
-        )
+        known = {one.tensor.name for one in roles} | {*kv_names, *state_names, *embeddings, *cross.names}
+        if others := [name for name in self._inputs if name not in known]:
+            is_adapter = "lora" in others[0].lower()
+            hint = " (name the .onnx_adapter file of its weights in engine.adapters)" if is_adapter else ""
+            raise ModelError(f"input '{others[0]}' is not understood{hint}; the decoder takes {listed(self._inputs)}")
         tokens = next((entry.tensor.name for entry in roles if entry.role is Role.INPUT_IDS), None)
         if not embeddings and tokens is None:
             raise ModelError(f"the decoder has no input 'input_ids'; it has {listed(self._inputs)}")
@@ -185,12 +182,6 @@ class _Reader:
             ranks = " or ".join(map(str, accepted_ranks))
             raise ModelError(f"input '{tensor.name}' has rank {len(tensor.shape)}; rank {ranks} is supported")
         return InputSpec(role, tensor)
-
-    def _refuse_others(self, known: set[str]) -> None:
-        if others := [name for name in self._inputs if name not in known]:
-            is_adapter = "lora" in others[0].lower()
-            hint = " (name the .onnx_adapter file of its weights in engine.adapters)" if is_adapter else ""
-            raise ModelError(f"input '{others[0]}' is not understood{hint}; the decoder takes {listed(self._inputs)}")
 
     def _pairs(self, names: Iterable[Names]) -> dict[str, str]:
         pairs: dict[str, tuple[int, str]] = {}

@@ -92,10 +92,7 @@ def read_encoder(
     first_step: onnx.ModelProto | None = None,
 ) -> EncoderSpec:
     """How the encoder `model` gives what a decoder takes. `first_step` is a decoder that returns cross-attention KV, if
-    any.
-
-    Raises `ModelError` where the encoder is not understood, or does not give all of it.
-    """
+    any. Raises `ModelError` where the encoder is not understood, or does not give all of it."""
     inputs, outputs = graph_inputs(model.graph), {value.name for value in model.graph.output}
     section = model_config.get("encoder", {})
     source = _source(inputs, section)

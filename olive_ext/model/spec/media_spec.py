@@ -191,22 +191,21 @@ def read_media(
         if not taken:
             shown = listed(f"'{tensor.name}'" for tensor in interface.features) or "no features"
             raise ModelError(f"'{files.graph}' encodes an {modality.value}; the embedding graph takes {shown}")
-        outputs, inputs = _outputs(files, proto, taken), tuple(graph_inputs(proto.graph).values())
+        returned, inputs = [value.name for value in proto.graph.output], tuple(graph_inputs(proto.graph).values())
+        unnamed = [tensor.name for tensor in taken if tensor.name not in returned]
+        if len(taken) > 1 and unnamed:  # several are told apart by their names alone
+            shown = f"'{unnamed[0]}' of the embedding graph"
+            raise ModelError(f"'{files.graph}' returns {listed(returned)}, and not {shown}")
+        outputs = tuple(_output(files, proto, tensor) for tensor in taken)
         placeholder = _placeholder(modality, graph.graph, taken, interface, configs)
-        real = _real_rows(proto, outputs[0])
+        others = [tensor_spec(value) for value in proto.graph.output if value.name != outputs[0].name]
+        whole = [tensor for tensor in others if tensor.elem_type in _WHOLE and len(tensor.shape) in (1, 2)]
+        marks = [tensor for tensor in whole if any(word in tensor.name for word in ("mask", "length", "size"))]
+        real = marks[0] if marks and len(outputs[0].shape) == 3 else None  # beside features [B, rows, size]
         specs.append(MediaEncoderSpec(modality, placeholder, part, files, inputs, outputs, tuple(taken), real))
     positions = next((entry.tensor for entry in spec.inputs if entry.role is Role.POSITION_IDS), None)
     notes = known_faults({one.part: (encoders[one.part][1], one.outputs) for one in specs}, configs, spec.item_masks)
     return MediaSpec(tuple(specs), positions is not None and len(positions.shape) == 3, tuple(notes))
-
-
-def _outputs(files: GraphFiles, proto: onnx.ModelProto, features: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """The outputs that are these inputs of the embedding graph. Several are told apart by their names alone."""
-    returned = [value.name for value in proto.graph.output]
-    missing = [feature.name for feature in features if feature.name not in returned]
-    if len(features) > 1 and missing:
-        raise ModelError(f"'{files.graph}' returns {listed(returned)}, and not '{missing[0]}' of the embedding graph")
-    return tuple(_output(files, proto, feature) for feature in features)
 
 
 def _output(files: GraphFiles, proto: onnx.ModelProto, feature: TensorSpec) -> TensorSpec:
@@ -224,14 +223,6 @@ def _output(files: GraphFiles, proto: onnx.ModelProto, feature: TensorSpec) -> T
             f"'{files.graph}' returns {listing}; '{feature.name}' of the embedding graph has {feature.shape[-1]}"
         )
     return named or fitting[0]
-
-
-def _real_rows(proto: onnx.ModelProto, output: TensorSpec) -> TensorSpec | None:
-    """The output beside features [B, rows, size] that marks padding: a mask, or the number of other rows."""
-    others = [tensor_spec(value) for value in proto.graph.output if value.name != output.name]
-    whole = [tensor for tensor in others if tensor.elem_type in _WHOLE and len(tensor.shape) in (1, 2)]
-    named = [tensor for tensor in whole if any(word in tensor.name for word in ("mask", "length", "size"))]
-    return named[0] if named and len(output.shape) == 3 else None
 
 
 def _placeholder(

@@ -57,8 +57,7 @@ _REPEATING = frozenset({"Loop", "Scan"})
 """Operators that may never end: nothing after them is run."""
 
 MOST_VALUES = 2**25
-"""The most numbers of a tensor that an operator may make by sizes that it reads. Masks (`media_spec.MOST_TOKENS`) have
-fewer."""
+"""The most numbers of a tensor that an operator may make by sizes that it reads. Masks have fewer."""
 
 
 def repeats(node: onnx.NodeProto) -> bool:
@@ -172,30 +171,26 @@ class PositionalNodes:
             arrays = arrays_of(rows)
             step = {name: input_array(self._inputs[name], arrays) for name in fed if name in self._inputs}
             step |= made_up | {name: np.array(is_beyond) for name in fixed}
-            step |= {node.output[0]: self._shape(node, rows, step) for node in shapes}
+            step |= {node.output[0]: self._shape(node, rows) for node in shapes}
             return run(step)
 
         return computed
 
-    def _shape(self, node: onnx.NodeProto, rows: Rows, step: Mapping[str, Array]) -> Array:
+    def _shape(self, node: onnx.NodeProto, rows: Rows) -> Array:
         name = self._shapes[node.output[0]]
         num_rows, past = len(rows), max(row[0] for row in rows)
         cache = self._caches.get(name)
         if cache is not None:
             shape = cache.shape(num_rows, past)
         else:
-            sizes = self._sizes(rows)
+            arrays = arrays_of(rows)
+            sizes: dict[str, int] = {}
+            for entry in self._inputs.values():
+                taken = zip(entry.tensor.shape, input_array(entry, arrays).shape, strict=True)
+                sizes |= {dim: size for dim, size in taken if isinstance(dim, str)}
             dims = self._hints[name].type.tensor_type.shape.dim
             shape = [dim.dim_value if dim.HasField("dim_value") else sizes[dim.dim_param] for dim in dims]
         return np.array(shape, np.int64)[attribute(node, "start", 0) : attribute(node, "end", len(shape))]
-
-    def _sizes(self, rows: Rows) -> dict[str, int]:
-        arrays = arrays_of(rows)
-        sizes: dict[str, int] = {}
-        for entry in self._inputs.values():
-            shape = input_array(entry, arrays).shape
-            sizes |= {dim: size for dim, size in zip(entry.tensor.shape, shape, strict=True) if isinstance(dim, str)}
-        return sizes
 
 
 def _bounded(operator: type[OpRun], size: Callable[..., float]) -> type[OpRun]:
@@ -286,8 +281,7 @@ MOST_TOKENS = 32
 """The most token ids with which nodes compare; the smallest are tried."""
 
 MOST_CHOICES = 16
-"""The most truth values that change once with the length. If there are more, the model was not made with such a choice.
-"""
+"""The most truth values that change once with the length. With more, the model was not made with such a choice."""
 
 
 Pairs = Iterator[tuple[dict[str, Array], dict[str, Array]]]

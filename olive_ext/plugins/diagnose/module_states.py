@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.runners.hf.hf_model import PlainPass
+from olive_ext.engine.runners.hf_runner import PlainPass
 from olive_ext.model.files.constants import Constants
 from olive_ext.model.files.damage import replace_weights
 

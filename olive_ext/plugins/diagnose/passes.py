@@ -17,7 +17,7 @@ from olive_ext.config import EvaluationSettings
 from olive_ext.config.model import ModelConfig
 from olive_ext.config.work import NEEDS_ONNX
 from olive_ext.errors import UnsupportedError
-from olive_ext.graph.onnx_file import external_locations
+from olive_ext.graph.nodes import external_locations
 from olive_ext.model.files.content import load_graph, weight_files
 from olive_ext.model.files.package_config import GENAI_CONFIG
 from olive_ext.plugins.diagnose.remedy.bill import refuse_broken, show

@@ -54,7 +54,6 @@ class GateBound:
     name: str
     status: Status
     text: str
-    """The figures: difference, interval, documents, flips, p-value."""
 
 
 def of_claim(certainty: ClaimResult, comparison: Comparison) -> GateBound:
@@ -78,6 +77,8 @@ def bounds_of(comparison: Comparison, found: Verdict) -> list[GateBound]:
         elif change.is_lost:
             status = "loss" if change.may_lose(comparison.matters) else "small_loss"
             note = f"loss of less than {comparison.matters:g} {change.unit}" * (status == "small_loss")
+        elif change.is_unclear:
+            status, note = "unknown", "nothing says whether more is better (`higher_is_better`)"
         elif change in deciding and change.may_lose(comparison.matters):
             status, note = "unknown", possible_loss(reason_of("too_few", change, -change.low, change.advice))
         text = f"perplexity {change.figure.value} ({change.figure.note})"
@@ -103,6 +104,7 @@ _ALIKE = 0.95
 of the quickstart's 0.998 and more at 4 bits, 0.67 to 0.94 with two heads of one layer exchanged. Margins near 0 are
 mostly rounding: only choices that are as far apart as with weights of 3 bits count."""
 
+_DIRECTIONS = {True: "", False: " (less is better)", None: " (without `higher_is_better`)"}
 _NO_FAULTS = Comparison({})
 
 
@@ -159,7 +161,6 @@ def gate(run: str, file: str, within: float | None = None, *, update: bool = Fal
 
 
 def _written(run: Named, file: str) -> Baseline:
-    """The baseline of a run, in its file. Raises `MissingError` where it has no finite answer to each request."""
     report = run.report
     if report.comparison is not None and report.comparison.certainty is not None:
         raise MissingError(
@@ -200,9 +201,9 @@ def gate_answers(
     names: tuple[str, str] = ("the baseline", "the run"),
     dates: str = "",
 ) -> GateResult:
-    """The decision on answers under the digests of baselines. Documents are paired where prompts, choices and target
-    are the same. `faults` has what matters, and requests without an answer. Raises `ConfigError` where tasks or metrics
-    differ, or a task has no common document, which `dates` explains."""
+    """The decision on answers under the digests of baselines. `faults` has what matters, and requests without an
+    answer. Raises `ConfigError` where tasks or metrics differ, or one has no common document, which `dates` explains.
+    """
     _refuse_others(before, after, names)
     theirs = {(item.task, item.filter): item for item in before}
     pairs = [(theirs[item.task, item.filter], item) for item in after]
@@ -284,10 +285,9 @@ def _renumbered(first: Answers, second: Answers) -> Answers:
 
 
 def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: tuple[str, str]) -> None:
-    """Raises where only one side has a metric: it would go unnoticed."""
     one, two = (
         {
-            f"{item.task}/{name},{item.filter}{'' if better else ' (less is better)'}"
+            f"{item.task}/{name},{item.filter}{_DIRECTIONS[better]}"
             for item in own
             for name, better in item.judged.items()
             if name not in LENGTHS
@@ -309,7 +309,6 @@ def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: t
 
 
 def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline) -> GateResult:
-    """Evaluates as many documents as make the claim certain; the baseline's answers are the reference's."""
     from olive_ext.run.evaluation import load_requested_tasks
     from olive_ext.run.models import Models
     from olive_ext.run.reference.answers import read_answers
@@ -348,9 +347,8 @@ def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline
 
 
 def _decided(comparison: Comparison, notes: tuple[str, ...]) -> GateResult:
-    """A claim about drawn documents decides by itself: it is about the baseline's documents, all of which are known. It
-    does not where these show that answers end elsewhere or that the model is damaged, or make a loss certain that the
-    claim is not about."""
+    """A claim about drawn documents decides by itself, as all of the baseline's are known; but not where these show
+    that answers end elsewhere, that the model is damaged, or a certain loss that the claim is not about."""
     judged, certainty = verdict(comparison), comparison.certainty
     judged = replace(judged, next_step=next_step(judged.reasons, comparison, is_gated=True))
     notes = (*notes, *(one.words for one in judged.reasons if one.code == "uncompared"))
@@ -399,7 +397,6 @@ class Baseline:
     metrics: tuple[Metric, ...]
     documents: tuple[PackedAnswers, ...]
     definitions: Mapping[str, str]
-    """By task, what `definitions` gives."""
 
     def answers(self) -> list[Answers]:
         """The answers, under short digests. Raises `ValueError` as `unpacked` does."""

@@ -18,16 +18,16 @@ from typing import Any
 from olive_ext.errors import counted
 from olive_ext.report import numbers, view
 from olive_ext.report.changes import OVER_ALL, difference_texts, perplexity_change
-from olive_ext.report.comparison import Divergence, Status
+from olive_ext.report.comparison import Divergence
 from olive_ext.report.numbers import NO_VALUE, Bin
 from olive_ext.report.page import Column, ComparedModels, Page, page_of
 from olive_ext.report.report import Report
 from olive_ext.report.stages import Stage
-from olive_ext.report.verdict import Code, Verdict
+from olive_ext.report.verdict import Verdict
 from olive_ext.report.view import SIGNS, WORDS, cost_rows, size_of, task_title
 
 _TEMPLATES = Path(__file__).with_name("templates")
-TONES: dict[Status | Code, str] = {
+TONES: dict[str, str] = {
     "ok": "fine",
     "small_loss": "doubt",
     "unknown": "doubt",
@@ -40,16 +40,11 @@ TONES: dict[Status | Code, str] = {
     "no_difference": "unclear",
     "place_same": "unclear",
 }
-"""CSS classes, which are colours."""
-
 MARKERS = "●■▲◆▼✚"
-"""Signs of the candidates in a chart, beside their colours."""
-
 StagePart = tuple[str, float, str]
 """Name of a stage, its part of the bar in per cent, and its numbers."""
 
 Tile = tuple[str, str, str]
-"""Name of a number, the number, and a note that is set smaller."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +54,9 @@ class Lead:
     name: str
     against: str
     basis: str
-    """How much was compared."""
-
     tone: str
     sentence: str
     evidence: Sequence[str]
-    """Further findings, a sentence each."""
-
     tiles: Sequence[Tile]
     stages: Sequence[StagePart] = ()
     """One bar: what each stage between the reference and the model moved."""
@@ -157,7 +148,6 @@ def tone_of(judged: Verdict) -> str:
 
 
 def _stage_parts(stages: Sequence[Stage]) -> Iterator[StagePart]:
-    """A part for each stage, by its share of their mean KL."""
     total = sum(stage.kl_mean for stage in stages)
     for stage in stages if math.isfinite(total) and total > 0 else ():
         mean = numbers.nats_with_error(stage.kl_mean, stage.kl_stderr)
@@ -183,7 +173,6 @@ def _basis(models: ComparedModels) -> str:
 
 
 def _sizes(columns: Sequence[Column], candidate: str, reference: str = "") -> list[Tile]:
-    """The size of the candidate, and the reference's beside it."""
     sizes = {column.name: numbers.size(size) for column in columns if (size := size_of(column)) is not None}
     note = f"of {sizes[reference]}" if reference in sizes else ""
     return [("Size on disk", sizes[candidate], note)] if candidate in sizes else []
@@ -219,7 +208,6 @@ of the widest, and its number as a text."""
 
 
 def _charts(page: Page) -> Iterator[tuple[str, list[Chart]]]:
-    """The charts of all tasks together, and of each task."""
     for group in view.divergences(page.compared):
         if len(group) == len(page.compared):
             divergences = [item for _, item in group]
@@ -250,7 +238,6 @@ def _bar(value: float | None, widest: float, shown: Callable[[float], str]) -> t
 
 
 def _decades(bins: Sequence[Bin]) -> dict[str, float | None]:
-    """Per cent of the positions by decade of their KL."""
     total = sum(item.count for item in bins) or 1
     shares: dict[str, float | None] = {}
     label = ""
@@ -265,17 +252,13 @@ CHUNK = 500
 """Flips in one piece of JSON."""
 
 MAX_CHARACTERS = 4000
-"""The most characters of one text of a flip; the sample logs have longer texts as a whole."""
-
 _PICTURE = "data:image/jpeg;base64,"
 """How a thumbnail begins: the page shows nothing from outside itself."""
 
 FactRow = tuple[str, tuple[str, ...], bool]
-"""Name of a fact, its value in each report, and whether the values differ."""
 
 
 def _fact_tables(reports: Sequence[Report]) -> dict[str, list[FactRow]]:
-    """Tables by title: model, hardware, providers, versions, configuration, counters, where any report has them."""
     facts: dict[str, list[Mapping[str, Any]]] = {
         "Model": [report.model for report in reports],
         "Hardware": [_hardware(report.hardware) for report in reports],
@@ -306,7 +289,6 @@ def _provider(provider: Mapping[str, Any]) -> str:
 
 
 def _task_rows(reports: Sequence[Report]) -> Iterator[tuple[str, ...]]:
-    """Name, kind, version, shots and documents of each task, from the first report that ran it."""
     first = {task: report.results for report in reversed(reports) for task in report.results.get("n-samples", {})}
     for task in dict.fromkeys(task for report in reports for task in report.results.get("n-samples", {})):
         results = first[task]
@@ -352,10 +334,7 @@ def _cut(text: str) -> str:
 
 
 def _script_json(value: Any) -> str:
-    """JSON in which nothing can end the `<script>` element or begin a comment, whatever the texts contain.
-
-    Lone halves of surrogate pairs, which UTF-8 cannot hold, stay escaped.
-    """
+    """JSON in which nothing can end the `<script>` element or begin a comment; lone surrogates stay escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from olive_ext.backends.word_errors import word_errors
 from olive_ext.errors import ANY_FAILURE, TaskError
 from olive_ext.media.pictures import media_digest
-from olive_ext.report.metrics import CUT_OFF, LENGTHS, MEANS, STOPPED
+from olive_ext.report.metrics import CUT_OFF, LENGTHS, STOPPED
 
 FloatArray = npt.NDArray[np.float64]
 OWN = "olive_ext"
@@ -75,15 +75,16 @@ class Answers:
 
     task: str
     filter: str
-    metrics: Mapping[str, bool]
-    """Whether higher is better, by metric, in the task's order: only for metrics that are means over documents."""
+    metrics: Mapping[str, bool | None]
+    """Whether higher is better, by metric, in the task's order: only for metrics that are means over documents. None
+    where neither the task nor lm-eval says it."""
 
     by_document: Mapping[int, DocumentAnswer]
     text_metric: str = ""
     """The perplexity that judges the task's whole texts; empty for other tasks."""
 
     @property
-    def judged(self) -> dict[str, bool]:
+    def judged(self) -> dict[str, bool | None]:
         """All metrics that two models can be compared by, and whether higher is better."""
         return {**self.metrics, **({self.text_metric: False} if self.text_metric else {})}
 
@@ -98,7 +99,7 @@ class Answers:
 
     def binary_metrics(self) -> dict[str, bool]:
         """The metrics by which every answer that has a value is right or wrong, and whether any is right."""
-        judged = [name for name in self.metrics if name not in LENGTHS]
+        judged = [name for name, better in self.metrics.items() if name not in LENGTHS and better is not None]
         right = {name: set(self.with_value(name).right(name)) for name in judged}
         return {name: 1.0 in values for name, values in right.items() if values <= {0.0, 1.0}}
 
@@ -108,11 +109,13 @@ class Answers:
         return values if self.metrics[metric] else 1 - values
 
 
-def mean_metrics(task: Any) -> dict[str, bool]:
+def mean_metrics(task: Any) -> dict[str, bool | None]:
     """The metrics of lm-eval's `task` that have a value for each document, and whether a higher one is better."""
     functions, directions = task.aggregation(), task.higher_is_better()
-    called = {key: one if isinstance(one, str) else getattr(one, "__name__", "") for key, one in functions.items()}
-    return {key: directions.get(key) is not False for key in called if called[key] in MEANS or key == WER}
+    from olive_ext.backends.samples import means_of  # imports lm-eval
+
+    means = {*means_of(functions), WER}
+    return {name: directions.get(name) for name in functions if name in means}
 
 
 def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, Any]) -> list[Answers]:

@@ -297,7 +297,6 @@ def is_own_reference(config: EvaluationConfig, kind: str) -> bool:
 
 
 def _arguments(config: EvaluationConfig) -> str:
-    """The models, the tasks and the settings that decide their documents, as a shell takes them in this folder."""
     assert config.reference is not None
     here = f"{Path.cwd()}{os.sep}"
     tasks = [task for task in requested_tasks(config) if isinstance(task, str)]
@@ -321,7 +320,6 @@ def _arguments(config: EvaluationConfig) -> str:
 
 
 def _prompts(samples: Mapping[str, Any]) -> _Prompts:
-    """The texts of each request: the context, and what follows it with the context before."""
     return {
         (task, line["doc_id"], number): [*accumulate(text for text in arguments[:2] if isinstance(text, str))]
         for task, lines in samples.items()

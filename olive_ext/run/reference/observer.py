@@ -277,7 +277,6 @@ def _by_row(rows: npt.NDArray[Any], task: str, weights: Weights | None) -> Float
 
 
 def _parts(request: Scoring) -> tuple[Prompt, Text]:
-    """The context of a request, and its targets."""
     if isinstance(request, ScoringRequest):
         return request.context, request.target
     return () if request.prefix is None else (request.prefix,), request.text

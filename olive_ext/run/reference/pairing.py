@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from olive_ext.errors import ANY_FAILURE, first_line
 from olive_ext.media.pictures import thumbnail
-from olive_ext.report.changes import LEVEL
 from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Flip, Outcome, TextChange, primary_outcomes
 from olive_ext.report.metrics import GENERATED_TOKENS, LENGTHS
 from olive_ext.run.reference.answers import (
@@ -39,13 +38,10 @@ FloatArray = npt.NDArray[np.float64]
 logger = logging.getLogger(__name__)
 
 MOST_THUMBNAILS = 4
-"""The most thumbnails of one document."""
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """One metric of one task: both models' values [D] for `documents`."""
-
     reference: Answers
     candidate: Answers
     metric: str
@@ -56,7 +52,7 @@ class _Pair:
     """How many documents each one stands for; None where all were asked."""
 
     @property
-    def higher_is_better(self) -> bool:
+    def higher_is_better(self) -> bool | None:
         return self.candidate.metrics[self.metric]
 
     @property
@@ -86,12 +82,10 @@ def compare_answers(
     has_same_prompts: bool = True,
 ) -> Comparison:
     """The comparison with outcomes of each task, metric and filter, the one over all tasks where there are several, the
-    flips of each task's primary metric (`primary_outcomes`), and the outcomes of answers' lengths, apart. `samples` are
-    the candidate's, which give flips their texts, `tasks` lm-eval's objects by name. Where the candidate answered drawn
-    documents alone, `weights` say how many documents each one stands for. Raises `TaskError` where the prompts of the
-    two runs differ but for those that `has_same_prompts` allows. Of answers that are not separated from their reasoning
-    only the share that is cut off is known: its outcome is given where it certainly (exact p below 5 %) changed.
-    """
+    flips of each task's primary metric, and the outcomes of answers' lengths, apart: of answers that are not separated
+    from their reasoning where these certainly changed. `samples` are the candidate's, which give flips their texts,
+    `tasks` lm-eval's objects by name. Of drawn documents `weights` say how many each one stands for. Raises `TaskError`
+    where the prompts of the two runs differ but for those that `has_same_prompts` allows."""
     matters, scores = comparison.matters, comparison.metrics.get("results", {})
     every = list(_pairs(reference, candidate, weights, has_same_prompts=has_same_prompts))
     pairs = [pair for pair in every if pair.metric not in LENGTHS]
@@ -100,12 +94,7 @@ def compare_answers(
     for pair in every:
         if pair.metric in LENGTHS and (pair.candidate.task, pair.metric) not in measured:
             measured[pair.candidate.task, pair.metric] = pair.outcome(matters)
-    lengths = [
-        item  # drawn documents have no exact p-value
-        for item in measured.values()
-        if item.task in thinking
-        or (item.mcnemar_p < LEVEL if item.num_population is None else not item.low <= 0 <= item.high)
-    ]
+    lengths = [item for item in measured.values() if item.task in thinking or not item.low <= 0 <= item.high]
     outcomes = [pair.outcome(matters) for pair in pairs]
     spoken = primary_outcomes(outcomes).values()
     firsts = {item.task: pair for pair, item in zip(pairs, outcomes, strict=True) if item in spoken}

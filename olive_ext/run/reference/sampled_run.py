@@ -85,17 +85,20 @@ def question_of(
 def refuse_unanswerable(certain: ClaimConfig, tasks: LoadedTasks) -> None:
     """Raises `TaskError` for a task of which `certain` cannot be asked, whatever the reference answers."""
     if certain.metric == "accuracy_difference":
-        _refuse_without_answers(name for name, task in tasks.tasks.items() if not mean_metrics(task).keys() - LENGTHS)
+        for name, task in tasks.tasks.items():
+            known = {metric for metric, better in mean_metrics(task).items() if better is not None}
+            _refuse_without_answers([] if known - {*LENGTHS} else [name])
 
 
 def _refuse_without_answers(tasks: Iterable[str]) -> None:
     for task in tasks:
-        problem = f"task '{task}' has no right answers: give 'certain.metric' = 'kl_mean'"
+        problem = (
+            f"task '{task}' has no right answers (metrics with 'higher_is_better'): give 'certain.metric' = 'kl_mean'"
+        )
         raise TaskError(problem, "documents", "enough")
 
 
 def _accuracy(certain: ClaimConfig, answers: Sequence[Answers], generated: Sequence[Generated]) -> Question:
-    """The difference of the shares of right answers, by each task's primary metric."""
     firsts = primary_answers(answers)
     _refuse_without_answers(item.task for item in answers if item.task not in firsts)
     documents = [(item.task, number) for item, _ in firsts.values() for number in item.by_document]

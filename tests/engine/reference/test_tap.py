@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import onnxruntime as ort
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
@@ -22,6 +22,7 @@ from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.reference.tap import ReadingTap, ResidentTap, WritingTap
 from olive_ext.engine.requests import Generation, Request, Result, join_compared
 from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Traits
+from olive_ext.engine.step import UNLIMITED
 from olive_ext.errors import ConfigError, OliveExtError, RecordsError
 from olive_ext.media.items import Source
 from olive_ext.model.providers.devices import Device
@@ -129,25 +130,36 @@ def scored(draw: st.DrawFn) -> list[Request]:
     return [Request(tuple(tokens), 1 + targets % (len(tokens) - 1)) for tokens, targets in asked]
 
 
+MEMORY = st.one_of(st.just(UNLIMITED), st.integers(1, 30))
+
+
+@settings(max_examples=2 * settings().max_examples)
 @given(
-    requests=scored(),
+    calls=st.lists(scored(), min_size=1, max_size=3),
     batchings=st.tuples(st.sampled_from(FORMS), st.sampled_from(FORMS)),
     slots=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     trunks=st.tuples(st.booleans(), st.booleans()),
+    most=st.tuples(MEMORY, MEMORY),
     chunk_size=st.integers(1, 20),
 )
 def test_pair_equals_the_definitions_whatever_both_runners_can_do(
-    requests: list[Request],
+    calls: list[list[Request]],
     batchings: tuple[StepForm, StepForm],
     slots: tuple[int, int],
     trunks: tuple[bool, bool],
+    most: tuple[int, int],
     chunk_size: int,
 ) -> None:
-    candidate = Nudged(slots[0], batchings[0], has_tree_batches=trunks[0])
-    reference = FakeRunner(slots[1], batchings[1], has_tree_batches=trunks[1])
+    """Steps are the same for both; those without memory on either model are halved on both."""
+    candidate = Nudged(slots[0], batchings[0], has_tree_batches=trunks[0], most_tokens=most[0])
+    reference = FakeRunner(slots[1], batchings[1], has_tree_batches=trunks[1], most_tokens=most[1])
     engine = compared_engine(candidate, reference, chunk_size)
-    assert_compared(requests, engine.run(requests))
-    assert candidate.steps == reference.steps
+    for requests in calls:
+        assert_compared(requests, engine.run(requests))
+    assert candidate.steps == reference.steps or min(most) < UNLIMITED
+    longest = [max(step.num_tokens for step in runner.steps) for runner in (candidate, reference)]
+    assert max(longest) <= max(most)
+    assert min(longest) <= min(most)
 
 
 def traits_of(candidate: FakeRunner, reference: FakeRunner) -> tuple[Traits, Capacity]:
@@ -317,32 +329,6 @@ def test_rows_on_a_device_and_on_the_host_are_compared_alike_in_blocks() -> None
         np.testing.assert_array_equal(array, on_device[name])
     p, q = np.array([log_softmax(row) for row in reference]), np.array([log_softmax(row) for row in candidate])
     np.testing.assert_allclose(on_host["kl"], (np.exp(p) * (p - q)).sum(-1), atol=2e-6)
-
-
-@given(
-    calls=st.lists(scored(), min_size=1, max_size=3),
-    batchings=st.tuples(*[st.sampled_from([SINGLE, RANGE, PACKED])] * 2),
-    slots=st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    has_tree_batches=st.booleans(),
-    most=st.tuples(st.integers(1, 30), st.integers(1, 30)),
-    chunk_size=st.integers(1, 20),
-)
-def test_steps_without_memory_on_either_model_are_halved_on_both(
-    calls: list[list[Request]],
-    batchings: tuple[StepForm, StepForm],
-    slots: tuple[int, int],
-    has_tree_batches: bool,
-    most: tuple[int, int],
-    chunk_size: int,
-) -> None:
-    candidate = Nudged(slots[0], batchings[0], has_tree_batches=has_tree_batches, most_tokens=most[0])
-    reference = FakeRunner(slots[1], batchings[1], has_tree_batches=has_tree_batches, most_tokens=most[1])
-    engine = compared_engine(candidate, reference, chunk_size)
-    for requests in calls:
-        assert_compared(requests, engine.run(requests))
-    longest = max(step.num_tokens for step in (*candidate.steps, *reference.steps))
-    assert longest <= max(most)
-    assert min(max(step.num_tokens for step in runner.steps) for runner in (candidate, reference)) <= min(most)
 
 
 USES = st.sampled_from(["score", "generate", "mixed", "reference scores", "reference generates", "continuous"])

@@ -15,7 +15,7 @@ import pytest
 from olive_ext.config import EngineConfig
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import FinishReason, Generation, Request, Sampling
-from olive_ext.engine.runners.genai.genai_runner import (
+from olive_ext.engine.runners.genai_runner import (
     Continues,
     GenaiRunner,
     GeneratorTraits,

@@ -99,17 +99,6 @@ def test_export_in_fp32_is_as_far_from_its_checkpoint_as_rounding(family: str, t
         assert one.reference_logprobs == pytest.approx(other.reference_logprobs, abs=1e-4)
 
 
-@pytest.mark.exporters
-def test_picture_and_sound_in_one_prompt_are_fed_together() -> None:
-    package, checkpoint = media_export("gemma4_any")
-    text = "Ann sees <|image|> and hears <|audio|> here"
-    request = ScoringRequest(text, " blue stone", images=asked.pictures()[:1], audio=asked.sounds()[:1])
-    with olive_ext.open(package, reference=str(checkpoint)) as session:
-        compared = session.loglikelihood([request])[0].compared
-    assert compared is not None
-    assert compared.kl.max() < 1e-5
-
-
 def _other_processor(checkpoint: Path, folder: Path, **changed: Any) -> Path:
     """The checkpoint with another processor."""
     shutil.copytree(checkpoint, folder)

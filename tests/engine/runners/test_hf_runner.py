@@ -1,4 +1,4 @@
-"""Hugging Face models behind the engine against one whole forward pass for each request."""
+"""Hugging Face models behind the engine beside the table of agreement: tree batches, steps of a runner, refusals."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, Result
-from olive_ext.engine.runners.hf.hf_model import context_length, load_model
-from olive_ext.engine.runners.hf.hf_runner import HfRunner
+from olive_ext.engine.requests import Beams, Generation, Request, Result
+from olive_ext.engine.runners.hf_runner import HfRunner, context_length, load_model
 from olive_ext.engine.step import SHARED_PREFIX, LogitsRow, Row, Step
 from olive_ext.errors import ModelError, OliveExtError, RunError
 from olive_ext.media.items import Source
@@ -41,8 +40,6 @@ def make(family: str) -> Any:
     config: Any
     if family == "llama":
         config = transformers.LlamaConfig(**SHAPE)
-    elif family == "sliding":
-        config = transformers.MistralConfig(**SHAPE, sliding_window=6)
     else:
         config = transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, state_size=4, num_hidden_layers=2)
     return transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -73,30 +70,6 @@ def assert_scored(model: Any, asked: list[Request], results: list[Result], atol:
         targets = [(logprobs[place - 1], request.tokens[place]) for place in range(first, len(request.tokens))]
         np.testing.assert_allclose(result.logprobs, [row[token] for row, token in targets], atol=atol)
         assert result.is_greedy == tuple(row.argmax() == token for row, token in targets)
-
-
-@pytest.mark.parametrize("family", ["llama", "sliding", "mamba"])
-@pytest.mark.parametrize("chunk_size", [5, 64])
-def test_scores_and_tokens_equal_whole_passes(family: str, chunk_size: int) -> None:
-    model = make(family)
-    runner = HfRunner(model, {})
-    assert runner.traits.tree_batches is (family == "llama")  # others are not told what a token sees
-    asked, generation = requests(25), Generation(6)
-    results = Engine(runner, chunk_size).run([*asked, *(Request(one.tokens, 0, generation) for one in asked[:4])])
-    assert_scored(model, asked, results[:25], 2e-4)
-    for request, result in zip(asked, results[25:], strict=False):
-        tokens = list(request.tokens)
-        for _ in range(6):
-            tokens.append(int(naive(model, tokens)[-1].argmax()))
-        assert result.tokens == tuple(tokens[len(request.tokens) :])
-        assert result.finish_reason is FinishReason.LENGTH
-
-
-def test_shared_prefixes_are_computed_once_where_the_cache_can_be_cut() -> None:
-    engine = Engine(HfRunner(make("llama"), {}), 64)
-    engine.run(requests(25))
-    assert engine.counters.tokens_fed == engine.counters.tokens_distinct < engine.counters.tokens_naive
-    assert engine.describe()["tokens_replayed"] == 0
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -8,15 +8,14 @@ import pytest
 
 import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
-from olive_ext.engine.engine import Engine
+from olive_ext.engine.engine import Engine, open_engine
 from olive_ext.engine.forms.rows import ViewKv
-from olive_ext.engine.opening import open_engine
 from olive_ext.engine.requests import Generation, Request
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.errors import MemoryShortageError
 from olive_ext.model import resolve
+from olive_ext.model.providers.bindings import is_memory_error
 from olive_ext.model.providers.devices import Provider
-from olive_ext.model.providers.ort_failures import is_memory_error
 from olive_ext.model.providers.resolution import resolve_providers
 from tests.exports import genai_export
 from tests.refusals import refused
@@ -90,7 +89,7 @@ def test_slots_grow_by_a_quarter_at_least_and_by_no_more_than_is_wanted_beyond_t
 
 def _touched(store: ViewKv) -> int:
     """Positions of slots in which something lies."""
-    memory = store._buffers[0]._bytes_by_position
+    memory = store._buffers[0].by_position
     return int(memory.reshape(*memory.shape[:2], -1).any(axis=-1).sum())
 
 

@@ -34,7 +34,7 @@ FAILED: dict[str, tuple[str, str | tuple[str, ...]]] = {
     "no_python": ("def add(a, b) return", "failed: "),
     "raises": ("raise ValueError('as it likes')", "failed: as it likes"),
     "asks_for_input": (RIGHT + "input()", "failed: "),
-    "exits_early": ("import os\nos._exit(0)", "failed: ended with status 0"),
+    "exits_early": ("import os\nos._exit(0)", "failed: "),
     "exits_politely": ("import sys\nsys.exit(0)", "failed: 0"),
     "prints_the_verdict": ("print('passed')\nimport os\nos.write(1, b'passed')\nos._exit(0)", "failed: ended"),
     "writes_to_every_file": (
@@ -64,7 +64,7 @@ FAILED: dict[str, tuple[str, str | tuple[str, ...]]] = {
         "        signal.signal(one, signal.SIG_IGN)\n    except OSError:\n        pass\nwhile True:\n    pass",
         ("failed: ended", "timed out"),
     ),
-    "looks_for_objects": ("import gc\nx = [o for o in gc.get_objects()]", "failed: gc.get_objects is not allowed"),
+    "looks_for_objects": ("import gc\nx = [o for o in gc.get_objects()]", "failed: gc.get_objects "),
 }
 CONFINED = {
     "connects": "import socket\nsocket.create_connection(('127.0.0.1', {port}), 2)",

@@ -80,11 +80,11 @@ M, D = "evaluators.e.metrics", "data_configs.tones.pre_process_data_config.param
         ((*FIRST, "sub_types"), [], "missing", f"{M}.speech.sub_types", "wer, rtfx, exact_match"),
         ((*FIRST, "sub_types", 0, "name"), "werr", "unknown_name", f"{M}.speech.sub_types", "'wer'"),
         ((*FIRST, "sub_types", 0, "name"), "zz", "unknown_name", f"{M}.speech.sub_types", "wer, rtfx, exact_match"),
-        ((*FIRST, "sub_types", 0, "name"), "exact_match", "contradiction", f"{M}.speech.sub_types", "wer and rtfx"),
+        ((*FIRST, "sub_types", 0, "name"), "exact_match", "contradiction", f"{M}.speech.sub_types", "wer"),
         ((*FIRST, "data_config"), "tone", "unknown_name", f"{M}.speech.data_config", "tones"),
         ((*FIRST, "data_config"), None, "missing", f"{M}.speech.data_config", "'data_configs'"),
         (PARAMS, {"audio_cols": "a"}, "unknown_key", f"{D}.audio_cols", "'audio_col'"),
-        (METRICS, [METRIC, METRIC], "contradiction", M, "'speech' is there twice"),
+        (METRICS, [METRIC, METRIC], "contradiction", M, "'speech'"),
         (
             METRICS,
             [METRIC, {**METRIC, "name": "speech_sentences", "type": "custom"}],

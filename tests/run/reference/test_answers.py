@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +15,16 @@ from olive_ext.backends.word_errors import word_error_rate
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import TaskError
 from olive_ext.run.reference import answers as answers_module
-from olive_ext.run.reference.answers import Answers, check_same_questions, question_of, read_answers, target_of
+from olive_ext.run.reference.answers import (
+    Answers,
+    check_same_questions,
+    mean_metrics,
+    question_of,
+    read_answers,
+    target_of,
+)
 from olive_ext.run.reference.packed_answers import packed, unpacked
-from tests.backends.local_tasks import NAMES, write_tasks
+from tests.backends.local_tasks import CHOICE, NAMES, write_tasks
 from tests.backends.reference import ort_lm
 from tests.refusals import refused
 
@@ -148,6 +156,29 @@ def test_word_errors_of_documents_average_to_the_rate_of_all() -> None:
     )  # as a task has them whose rate of a document is a number
     assert as_numbers.values.keys() == {"wer"}
     assert unpacked([as_numbers])[0].by_document[3].values == {"wer": values[3]}
+
+
+def test_means_are_known_by_their_function_and_directions_by_task_or_lm_eval(tmp_path: Path) -> None:
+    """A task's own aggregation may be called as one of lm-eval's; nobody knows which way its own metric is better."""
+    folder = write_tasks(tmp_path)
+    own = "def own(doc, results):\n    return {}\n\n\ndef mean(values):\n    return min(values)\n"
+    (folder / "own.py").write_text(own, encoding="utf-8")
+    listed = "".join(
+        f"  - {{metric: {name}, aggregation: {how}}}\n"
+        for name, how in [
+            ("acc", "mean"),
+            ("error", "mean"),
+            ("bad", "mean, higher_is_better: false"),
+            ("lowest", "!function own.mean"),
+        ]
+    )
+    (folder / "own.yaml").write_text(
+        CHOICE.replace("tiny_choice", "own").replace("  - metric: acc\n  - metric: acc_norm\n", listed)
+        + "process_results: !function own.own\n",
+        encoding="utf-8",
+    )
+    task = load_tasks(["own"], str(folder)).tasks["own"]
+    assert mean_metrics(task) == {"acc": True, "error": None, "bad": False}
 
 
 def test_word_errors_are_looked_for_where_a_task_has_them(run: Ran, monkeypatch: pytest.MonkeyPatch) -> None:

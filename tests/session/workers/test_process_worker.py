@@ -33,7 +33,7 @@ from olive_ext.session.workers.crew import Crew, _job_of
 from olive_ext.session.workers.worker import OWN, ProcessWorker, ServedModel, Watchdog, WorkerJob, WorkerLostError
 from tests.engine.fake_runner import oracle
 from tests.exports import genai_export
-from tests.refusals import refused
+from tests.refusals import refused, tells
 from tests.session.workers.fake_model import CHILD, CRASH, FAIL, HANG, SLOW
 
 GOOD = Request((1, 2, 3, 4), 2)
@@ -71,9 +71,7 @@ def test_chunks_are_run_and_errors_come_back_whole(served: ProcessWorker) -> Non
     assert served.pid == pid
 
 
-@pytest.mark.parametrize(
-    ("tokens", "reason"), [(CRASH, "ended by SIGSEGV"), (HANG, "ended because it hung")], ids=["crash", "hang"]
-)
+@pytest.mark.parametrize(("tokens", "reason"), [(CRASH, "SIGSEGV"), (HANG, "hung")], ids=["crash", "hang"])
 def test_a_lost_worker_says_how(served: ProcessWorker, tokens: int, reason: str) -> None:
     with pytest.raises(WorkerLostError, match=reason):
         served.run(OWN, [token(tokens)])
@@ -95,8 +93,9 @@ def test_a_killed_worker_costs_the_chunk_in_flight_only(
     found: dict[int, Any] = dict(crew.run(OWN, [slow, [GOOD, token(CRASH)]]))
     timer.join()
     assert [type(result) for result in found[0] + found[1]] == [Result, Result, Result, Result, Lost]
-    assert found[1][1] == Lost("each worker that ran it ended by SIGSEGV")
-    assert "ended by SIGKILL, as the system does where memory is short; its chunk is run again" in caplog.text
+    assert isinstance(found[1][1], Lost)
+    assert "SIGSEGV" in found[1][1].reason
+    assert "SIGKILL" in caplog.text
     assert crew.num_lost == 4, "the kill, and the chunk that crashes: once, again, and its second request alone"
     crew.stop()
 
@@ -153,7 +152,7 @@ def test_a_worker_repeats_no_warning_of_resolving_the_model(
 
 def test_lost_requests_are_raised_behind_all_others() -> None:
     error = LostRequestsError({3: "each worker that ran it hung", 5: "so did this"})
-    assert str(error) == "request 3 has no answer, and 1 more: each worker that ran it hung"
+    assert tells(error, "3 1 hung")
 
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.{})"
@@ -162,23 +161,19 @@ SERVES = TALKS.replace("(b'", "(b'\\0olive_ext\\n' + b'")
 
 
 @pytest.mark.parametrize(
-    ("child", "line"),
+    ("child", "words"),
     [
-        (
-            KILLED.format("SIGKILL"),
-            "worker ended by SIGKILL, as the system does where memory is short while it opened the model: close other "
-            "programs, or take less ('engine.num_slots', 'max_length', 'workers', 'reference.mode')",
-        ),
-        (KILLED.format("SIGSEGV"), "worker ended by SIGSEGV while it opened the model: what it printed is above"),
-        ("raise SystemExit(3)", "worker ended with status 3 while it opened the model: what it printed is above"),
-        (SERVES, "worker sent what cannot be read"),
-        (TALKS, "worker did not begin to serve within 3 s"),
-        ("import sys; sys.stdin.read()", "worker did not begin to serve within 3 s"),
+        (KILLED.format("SIGKILL"), "SIGKILL 'engine.num_slots' 'max_length' 'workers' 'reference.mode'"),
+        (KILLED.format("SIGSEGV"), "SIGSEGV"),
+        ("raise SystemExit(3)", "status 3"),
+        (SERVES, "read"),
+        (TALKS, "3 s"),
+        ("import sys; sys.stdin.read()", "3 s"),
     ],
     ids=["SIGKILL", "SIGSEGV", "status", "no message", "talks", "silent"],
 )
 def test_child_that_ends_while_it_opens_the_model_is_status_1(
-    child: str, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    child: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(python_processes, "START_S", 3.0)
 
@@ -188,7 +183,8 @@ def test_child_that_ends_while_it_opens_the_model_is_status_1(
 
     assert main(["schema"], {"schema": command}) == 1
     error = capsys.readouterr().err
-    assert error.startswith(f"olive-ext: error: {line}")
+    assert error.startswith("olive-ext: error: worker ")
+    assert tells(error, words)
     assert error.count("\n") == 1
 
 
@@ -210,13 +206,13 @@ def test_a_worker_that_comes_later_refuses_changed_files(tmp_path: Path) -> None
     config = folder / "genai_config.json"
     config.write_text(config.read_text().replace('"eos_token_id"', '"eos_token_id" '))
     for changed in (job, replace(job, digests=(resolve(model.settings).digest, model.digest))):
-        with refused(MismatchError, "contradiction", holds="have changed since the run began"):
+        with refused(MismatchError, "contradiction", holds=str(folder)):
             ServedModel().open(changed)
 
 
 def test_no_room_for_a_process_is_said() -> None:
     worker = ProcessWorker(WorkerJob({}), Watchdog(), child="\0")  # as no system starts
-    with pytest.raises(WorkerError, match="worker cannot be started: ValueError: embedded null byte"):
+    with refused(WorkerError, "worker", holds="ValueError: embedded null byte"):
         Crew([worker])
 
 

@@ -21,7 +21,7 @@ import onnxruntime as ort
 from olive_ext.engine.step import IntArray, Row, Step
 from olive_ext.errors import MismatchError
 from olive_ext.graph.edits import constants_as_inputs
-from olive_ext.graph.onnx_file import ModelProto
+from olive_ext.graph.nodes import ModelProto
 from olive_ext.media.items import MediaItem, rotary_positions, runs_within
 from olive_ext.model.files.content import digest_of
 from olive_ext.model.providers.devices import Device
@@ -79,8 +79,7 @@ def _place_media(rows: Sequence[Row], tokens_N: Array, positions_N: Array) -> tu
 class Adapters:
     """The parameters of LoRA adapters (.onnx_adapter), by the names of the inputs that take them; read once.
 
-    They are bound like other inputs, because ONNX Runtime ignores the adapters of its run options where inputs are
-    bound.
+    They are bound like other inputs, because ONNX Runtime ignores its run options' adapters where inputs are bound.
     """
 
     def __init__(self, paths: Iterable[str]) -> None:

@@ -23,7 +23,8 @@ from olive_ext.engine.forms.kv_store import (
     OpenedDecoder,
     decoder_graph,
 )
-from olive_ext.engine.forms.packed import PackedCapture, packed_embedding
+from olive_ext.engine.forms.packed import PackedCapture
+from olive_ext.engine.forms.paged_attention import with_packed_inputs
 from olive_ext.engine.forms.registry import choose
 from olive_ext.engine.runners.ort.inputs import Adapters, BoundWeights
 from olive_ext.engine.runners.ort.ort_runner import OrtParts, OrtRunner, ScoringHead, SeparateHead, with_head
@@ -32,7 +33,7 @@ from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.engine.runners.trials import affordable, check_steps, fitting_attention, group_rows
 from olive_ext.errors import ModelError, ProviderError, reading
 from olive_ext.graph.edits import NUM_ROWS, clips_as_max, cross_graph, drop_shape_hints, pad_rows, with_attention_bias
-from olive_ext.graph.onnx_file import ModelProto, external_locations
+from olive_ext.graph.nodes import ModelProto, external_locations
 from olive_ext.graph.scoring_head import HeadOutputs, scoring_graph
 from olive_ext.media.encoder import Embedding, MediaEncoder
 from olive_ext.media.graphs import ItemGraphs, ShapeCount
@@ -42,7 +43,7 @@ from olive_ext.model.decisions import choose_encoder_rows, choose_num_slots, sha
 from olive_ext.model.files.content import load_graph, relocated
 from olive_ext.model.files.package_config import read_suppressed
 from olive_ext.model.providers.compiled import Compiled
-from olive_ext.model.providers.devices import Device, Provider
+from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.spec.decoder_spec import read_embedding
 from olive_ext.model.spec.encoder_spec import read_encoder
@@ -58,12 +59,10 @@ class PartsDifferError(Exception):
 def open_ort_runner(
     model: ResolvedModel, profile_prefix: Path | None = None, weights: Mapping[Path, BoundWeights] | None = None
 ) -> OpenedRunner:
-    """A runner of the model's graphs in sessions of ONNX Runtime.
-
-    Raises `ModelError` for a graph that cannot be scored or run, and `ProviderError` where a provider does not come up
-    or has no kernel for nodes with large values. `profile_prefix` makes ONNX Runtime write a profile;
-    `weights` are bound to the runs of the graphs in these files.
-    """
+    """A runner of the model's graphs in sessions of ONNX Runtime. Raises `ModelError` for a graph that cannot be scored
+    or run, and `ProviderError` where a provider does not come up or has no kernel for nodes with large values.
+    `profile_prefix` makes ONNX Runtime write a profile; `weights` are bound to the runs of the graphs in these
+    files."""
     if weights:  # a captured step reads the same ones ever after
         model = _plain(model)
     with reading(model.files.decoder):
@@ -136,7 +135,13 @@ def _open_in(form: GraphForm, sessions: Sessions, notes: tuple[str, ...]) -> Ope
         form.trial(decoder)
         group_rows(decoder.runner, spec, model.device, decoder.chunk_size, decoder.notes)
         form.finish(decoder)
-        _refuse_parts(decoder)
+        if not model.parts_failure:
+            is_open = model.device.kind == "cpu" and model.settings.engine.chunk_size == "auto"
+            is_limited = not is_open or decoder.chunk_size < model.chunk_size[0] or model.buckets.steps != "none"
+            longest = decoder.chunk_size if is_limited else spec.context_length
+            most = affordable(model.size)
+            if problem := check_steps(decoder.runner, spec.num_ids, longest, spec.choices.numbers, most):
+                raise PartsDifferError(problem)
     except (NotFittingError, NotCapturedError, PartsDifferError, ProviderError):
         decoder.runner.close()
         raise
@@ -149,14 +154,19 @@ def _decoder(
     opened: tuple[ort.InferenceSession, ScoringHead, DecoderSpec],
     adapters: Adapters,
 ) -> OpenedDecoder:
-    """The runner of an open session, before it is tried."""
+    """The runner of an open session, before it is tried, with steps that the device attends to rightly. Raises
+    `ProviderError` where these are too short for a model that takes its input whole."""
     (session, head, spec), model = opened, sessions.model
     device = sessions.device(session)
     num_slots, origin = choose_num_slots(model.settings, spec, device)
     place = KvPlace(session, spec, num_slots, device, sessions.helper, shared_positions(model.settings, spec, device))
     store = form.allocate(place)
-    chunk_size, notes = _trusted_steps(sessions, spec)
-    notes = [*spec.notes, *notes]
+    chunk_size = model.chunk_size[0]
+    longest = chunk_size if spec.is_splittable else spec.context_length
+    fitting, cut = fitting_attention(longest, model.device, spec, sessions.helper)
+    if cut and (spec.cross or not spec.is_splittable):
+        raise ProviderError(f"{cut[0]}, and this model takes its input whole: use another provider")
+    notes = [*spec.notes, *cut]
     if reason := model.capture(spec).reason:
         notes.append(f"steps are not captured: {reason}")
     captured_by = PackedCapture if spec.is_paged else Capture
@@ -179,30 +189,7 @@ def _decoder(
         capture=captured_by(session, device) if model.capture(spec).is_captured else None,
         overlaps_steps=model.overlaps_steps[0] and (spec.is_paged or model.buckets.steps == "none"),
     )
-    return OpenedDecoder(model, spec, OrtRunner(place, store, head, facts, parts), chunk_size, notes)
-
-
-def _trusted_steps(sessions: Sessions, spec: DecoderSpec) -> tuple[int, list[str]]:
-    """The most tokens of a step that the device attends to rightly, and a note where these are few. Raises
-    `ProviderError` for a model that takes its input whole."""
-    model = sessions.model
-    size = model.chunk_size[0]
-    longest = size if spec.is_splittable else spec.context_length
-    fitting, notes = fitting_attention(longest, model.device, spec, sessions.helper)
-    if notes and (spec.cross or not spec.is_splittable):
-        raise ProviderError(f"{notes[0]}, and this model takes its input whole: use another provider")
-    return min(size, fitting), notes
-
-
-def _refuse_parts(decoder: OpenedDecoder) -> None:
-    model, spec, chunk_size = decoder.model, decoder.spec, decoder.chunk_size
-    if model.parts_failure:
-        return
-    is_open = model.device.kind == "cpu" and model.settings.engine.chunk_size == "auto"
-    is_limited = not is_open or chunk_size < model.chunk_size[0] or model.buckets.steps != "none"
-    longest = chunk_size if is_limited else spec.context_length
-    if problem := check_steps(decoder.runner, spec.num_ids, longest, spec.choices.numbers, affordable(model.size)):
-        raise PartsDifferError(problem)
+    return OpenedDecoder(model, spec, OrtRunner(place, store, head, facts, parts), min(chunk_size, fitting), notes)
 
 
 _STOPS_SPINNING = {"session.force_spinning_stop": "1"}
@@ -239,26 +226,22 @@ class Sessions:
             head = self.helper(graph.SerializeToString())
             return session, SeparateHead(*facts, self.device(session), session=head, logits=logits.name)
         is_captured = self.model.capture(spec).is_captured
-        scoring = with_head(proto, spec, replace(outputs, has_rows=is_captured))
-        session = self._opened(scoring.model, self.model.files.decoder, caches=caches, is_captured=is_captured)
-        return session, ScoringHead(*facts, self.device(session), scoring.kind, scoring.reason, scoring.late_products)
+        scored, rows = with_head(proto, spec, replace(outputs, has_rows=is_captured))
+        session = self._opened(scored, self.model.files.decoder, caches=caches, is_captured=is_captured)
+        return session, ScoringHead(*facts, self.device(session), rows.kind, rows.reason, rows.products)
 
-    def _opened(self, proto: ModelProto, file: Path, **how: Any) -> ort.InferenceSession:
-        """As `_bound`. Raises `MisplacedError` where the first provider, whose numbers are asked for, runs no product
-        of it, too: QNN's takes none of a decoder in float32, and says nothing."""
-        session = self._bound(proto, file, **how)
-        if problem := untaken(session, self.model.providers[0].name):
-            raise MisplacedError(f"'{file}': {problem}")
-        return session
-
-    def _bound(self, proto: ModelProto, file: Path, **how: Any) -> ort.InferenceSession:
-        """As `_from_memory`, with the weights of `file` that are bound as inputs."""
+    def _opened(self, proto: ModelProto, file: Path, *, multiplies: bool = True, **how: Any) -> ort.InferenceSession:
+        """As `_from_memory`, with the weights of `file` that are bound as inputs. Raises `MisplacedError` where the
+        first provider, whose numbers are asked for, runs no product of a graph that `multiplies`, too: QNN's takes none
+        of a decoder in float32, and says nothing."""
         weights = self.weights.get(file)
         if weights is not None:
             weights.edit(proto)  # last: what rewrites a graph looks at constants
         session = self._from_memory(proto, file, **how)
         if weights is not None:
             weights.attach(self.device(session))
+        if multiplies and (problem := untaken(session, self.model.providers[0].name)):
+            raise MisplacedError(f"'{file}': {problem}")
         return session
 
     def embedding(self, spec: DecoderSpec, device: Device) -> Embedding:
@@ -272,11 +255,13 @@ class Sessions:
         clips_as_max(proto.graph)
         read = read_embedding(proto, spec.embeddings)
         if spec.is_paged:
-            proto, read = packed_embedding(proto, read)
+            inputs = [replace(entry, tensor=replace(entry.tensor, shape=("N",))) for entry in read.inputs]
+            proto = with_packed_inputs(proto, [entry.tensor.name for entry in inputs])
+            read = replace(read, inputs=tuple(inputs))
         encoders = self.model.media.encoders if self.model.media is not None else ()
         graphs = self._item_graphs(device)
         opened = [self._media_encoder(encoder, graphs) for encoder in encoders]
-        return Embedding(self._bound(proto, file), read, opened, graphs, self._bind_weights(file))
+        return Embedding(self._opened(proto, file, multiplies=False), read, opened, graphs, self._bind_weights(file))
 
     def _item_graphs(self, device: Device) -> ItemGraphs:
         count = ShapeCount(is_strict=self.model.settings.engine.strict_shapes)
@@ -349,11 +334,9 @@ class Sessions:
         is_captured: bool = False,
         floats_only: bool = False,
     ) -> ort.InferenceSession:
-        """Opens `proto` from memory; its external weights stay in the folder of `file`, symbolic links followed.
-
-        Raises `MisplacedError` where nodes with large values (`floats_only`: with floats), or inputs and outputs named
-        in `caches`, would not be on the device.
-        """
+        """Opens `proto` from memory; its external weights stay in the folder of `file`, symbolic links followed. Raises
+        `MisplacedError` where nodes with large values (`floats_only`: with floats), or inputs and outputs named in
+        `caches`, would not be on the device."""
         folder, proto = relocated(file, proto)
         serialized = proto.SerializeToString()
         weights = [folder / name for name in sorted(external_locations(proto))]
@@ -365,16 +348,13 @@ class Sessions:
         return session
 
     def _open(self, graph: bytes, file: Path, *, is_captured: bool = False, **places: Any) -> ort.InferenceSession:
-        providers = _capturing(self.model.providers) if is_captured else self.model.providers
+        providers = self.model.providers
+        if is_captured and (option := providers[0].capture_option):
+            first = replace(providers[0], options={**providers[0].options, option: "1"})
+            providers = (first, *providers[1:])
         places.update(custom_operators=self.model.custom_operators, compiled=self.compiled)
         settings, engine = self.model.settings, self.model.settings.engine
         if self.model.files.companions or self.model.is_compared:
             options = {**_STOPS_SPINNING, **engine.session_options}
             settings = settings.model_copy(update={"engine": engine.model_copy(update={"session_options": options})})
         return open_session(graph, providers, settings, label=str(file), **places)
-
-
-def _capturing(providers: tuple[Provider, ...]) -> tuple[Provider, ...]:
-    first, *others = providers
-    assert first.capture_option is not None
-    return replace(first, options={**first.options, first.capture_option: "1"}), *others

@@ -16,31 +16,32 @@ import numpy as np
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.buckets import NOT_CAPTURED, Capture, Captured, run_options
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
 from olive_ext.engine.requests import integers
 from olive_ext.engine.runners.ort.inputs import Adapters, BoundWeights, Layout
 from olive_ext.engine.runners.runner import Runner, Traits
-from olive_ext.engine.step import NO_CANDIDATES, Candidates, IntArray, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, Candidates, Capacity, IntArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, first_line, reading
-from olive_ext.graph.onnx_file import ModelProto
-from olive_ext.graph.scoring_head import BANNED, SCORES_ONLY, HeadOutputs, ScoringGraph, add_scoring_head
+from olive_ext.graph.head_pattern import PickedRows
+from olive_ext.graph.nodes import ModelProto
+from olive_ext.graph.scoring_head import BANNED, SCORES_ONLY, HeadOutputs, add_scoring_head
 from olive_ext.graph.standalone_graphs import CANDIDATE_OUTPUTS, candidates_graph
 from olive_ext.media.encoder import Embedding
 from olive_ext.media.source_encoder import SourceEncoder
-from olive_ext.model.providers.bindings import InputFeed
+from olive_ext.model.providers.bindings import InputFeed, is_memory_error, named_failure, run_graph
 from olive_ext.model.providers.compiled import Compiled
 from olive_ext.model.providers.devices import Device
-from olive_ext.model.providers.ort_failures import is_memory_error, named_failure
 from olive_ext.model.types import DecoderSpec
 
 OUTPUTS = ("target_logprobs", "greedy_ids", "sample_logits")
 ROWS_OUTPUT = "score_logits"
 
 
-def with_head(proto: ModelProto, spec: DecoderSpec, outputs: HeadOutputs = SCORES_ONLY) -> ScoringGraph:
-    """The decoder with the scoring head. Raises `ModelError` where it cannot be scored."""
+def with_head(
+    proto: ModelProto, spec: DecoderSpec, outputs: HeadOutputs = SCORES_ONLY
+) -> tuple[ModelProto, PickedRows]:
+    """The decoder with the scoring head, and the rows that it picks. Raises `ModelError` where it cannot be scored."""
     keeps = "few rows take other kernels, which the rounding of activations would show" if spec.rounds_rows else ""
     with reading(proto.graph.name or "the decoder"):
         return add_scoring_head(proto, spec.logits.name, outputs, keeps_layers=keeps)
@@ -95,14 +96,14 @@ class ScoringHead:
     def read(self, outputs: Sequence[ort.OrtValue], step: Step) -> StepOutput:
         """The scores of a step that has run, without those of its padding."""
         logprobs_T, greedy_R, samples_KV = outputs[: len(OUTPUTS)]
-        num_sampled, candidates = len(step.samples), NO_CANDIDATES
+        num_sampled = len(step.samples)
         read_T = logprobs_T.numpy()[: len(step.targets)] if step.targets else np.zeros(0, np.float32)
         empty_KV = np.zeros((0, samples_KV.shape()[1]), np.float32)
         sampled_KV = samples_KV.numpy()[:num_sampled] if step.samples else empty_KV
+        output = StepOutput(read_T, greedy_R.numpy()[: len(step.logits_rows)], sampled_KV)
         if step.beams:
             rows = range(num_sampled, num_sampled + len(step.beams))
-            candidates = self._candidates(samples_KV, rows, step.num_candidates)
-        output = StepOutput(read_T, greedy_R.numpy()[: len(step.logits_rows)], sampled_KV, candidates=candidates)
+            output = replace(output, candidates=self._candidates(samples_KV, rows, step.num_candidates))
         rest = outputs[len(OUTPUTS) :]
         return replace(output, logits_RV=rest[0]) if rest else output
 
@@ -111,14 +112,9 @@ class ScoringHead:
         vocab_size = logits_KV.shape()[1]
         if self._beams_session is None:
             self._beams_session = self.open_graph(candidates_graph(vocab_size))
-        binding = self._beams_session.io_binding()
-        binding.bind_ortvalue_input("logits", logits_KV)
-        for name, number in (("first", rows.start), ("stop", rows.stop), ("count", min(count, vocab_size))):
-            binding.bind_cpu_input(name, np.array([number], np.int64))
-        for name in CANDIDATE_OUTPUTS:
-            binding.bind_output(name)
-        self._beams_session.run_with_iobinding(binding)
-        logprobs, ids = binding.get_outputs()
+        numbers = {"first": rows.start, "stop": rows.stop, "count": min(count, vocab_size)}
+        inputs = {"logits": logits_KV, **{name: np.array([number], np.int64) for name, number in numbers.items()}}
+        logprobs, ids = run_graph(self._beams_session, inputs, CANDIDATE_OUTPUTS, Device("cpu")).values()
         logprobs_NC = logprobs.numpy()
         return Candidates(np.where(logprobs_NC > BANNED / 2, logprobs_NC, np.float32(-np.inf)), ids.numpy())
 
@@ -278,8 +274,16 @@ class OrtRunner(Runner):
     def release_memory(self) -> None:
         """Frees slots and shared prefix, captured steps and kept encoder outputs, and shrinks the decoder's arena."""
         self._parts.forget()
-        if self.encoder is None:
-            self._shrink_arena()
+        self._kv.release_memory()
+        if self.encoder is not None or (arena := self.device.arena) is None:
+            return
+        self.reserve(1)  # a token in the smallest slots: ONNX Runtime shrinks an arena after a run
+        normal, self._run_options = self._run_options, run_options(NOT_CAPTURED)
+        self._run_options.add_run_config_entry(ARENA_SHRINKAGE, arena)
+        try:
+            self.run(Step((Row(0, 0, (0,)),), (LogitsRow(0, 0),)))
+        finally:
+            self._run_options = normal
         self._kv.release_memory()
 
     @override
@@ -300,19 +304,6 @@ class OrtRunner(Runner):
     def close(self) -> None:
         self._kv.close()
         self._parts.forget()
-
-    def _shrink_arena(self) -> None:
-        """Runs a token in the smallest slots (no encoder-decoder's): ONNX Runtime shrinks an arena after a run."""
-        if (arena := self.device.arena) is None:
-            return
-        self._kv.release_memory()
-        self.reserve(1)
-        normal, self._run_options = self._run_options, run_options(NOT_CAPTURED)
-        self._run_options.add_run_config_entry(ARENA_SHRINKAGE, arena)
-        try:
-            self.run(Step((Row(0, 0, (0,)),), (LogitsRow(0, 0),)))
-        finally:
-            self._run_options = normal
 
     def _reserve_slots(self, capacity: int) -> None:
         """Allocates the slots; where there is no memory for them, half as many, or half as many blocks."""
@@ -352,7 +343,8 @@ class OrtRunner(Runner):
                 self._kv.collect(padded.rows, [ort.OrtValue(values[i]) for i in range(num_caches)])
             outputs = [ort.OrtValue(values[i]) for i in range(num_caches, len(values))]
         output = self._head.read(outputs, step)
-        self.host_bytes += output.scores_nbytes
+        read = output.target_logprobs, output.greedy_ids, output.sample_logits_KV, *output.candidates
+        self.host_bytes += sum([array.nbytes for array in read])
         self._greedy_ids = output.greedy_ids
         return output
 

@@ -17,8 +17,7 @@ import onnxruntime as ort
 
 from olive_ext.engine.forms.paged_attention import KERNELS
 from olive_ext.errors import ProviderError, listed
-from olive_ext.graph.nodes import attribute
-from olive_ext.graph.onnx_file import ModelProto
+from olive_ext.graph.nodes import ModelProto, attribute
 from olive_ext.graph.value_shapes import Shapes
 from olive_ext.model.providers.table import CPU
 
@@ -43,8 +42,7 @@ def large_nodes(model: onnx.ModelProto, *, floats_only: bool = False) -> dict[st
 
     An output is small where it is known to have at most `SMALL` elements. So is one of integers or truth values with at
     most two axes, besides axes of few elements: token ids, masks and positions come from the host in each step. With
-    `floats_only`, integers and truth values are always small: grids and patches of an encoder, which runs once for a
-    picture.
+    `floats_only`, integers and truth values are always small: an encoder's, which runs once for a picture.
     """
     shapes, types = Shapes(model.graph), _types(model.graph)
     described = {}

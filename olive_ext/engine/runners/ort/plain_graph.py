@@ -13,11 +13,12 @@ import onnxruntime as ort
 from olive_ext.engine.runners.ort.inputs import Layout
 from olive_ext.engine.step import Row, Step
 from olive_ext.errors import ModelError, first_line
-from olive_ext.graph.onnx_file import weights_of, with_outputs
+from olive_ext.graph.nodes import weights_of, with_outputs
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.constants import graph_nodes
 from olive_ext.model.files.content import load_graph, relocated
-from olive_ext.model.providers.bindings import zeros
+from olive_ext.model.providers.bindings import run_graph, zeros
+from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.spec.role_inputs import input_array
 from olive_ext.model.types import DecoderSpec
@@ -79,27 +80,20 @@ def run_plainly(session: ort.InferenceSession, inputs: Mapping[str, ort.OrtValue
 
     ONNX Runtime 1.27 makes no tensor for some outputs of nodes that it optimizes away, as in exports by mobius.
     """
-    binding = session.io_binding()
-    for taken in session.get_inputs():
-        binding.bind_ortvalue_input(taken.name, inputs[taken.name])
+    taken = {value.name: inputs[value.name] for value in session.get_inputs()}
     names = [output.name for output in session.get_outputs()]
-    for name in names:
-        binding.bind_output(name)
     try:
-        session.run_with_iobinding(binding)
+        values = run_graph(session, taken, names, Device("cpu"))
     except RuntimeError as error:
         raise ModelError(f"the graph does not run over a whole text: {first_line(error)}") from error
-    values = zip(names, binding.get_outputs(), strict=True)
-    return {name: value.numpy() for name, value in values if value.has_value() and value.is_tensor()}
+    return {name: value.numpy() for name, value in values.items() if value.has_value() and value.is_tensor()}
 
 
 def first_non_finite(model: ResolvedModel, tokens: Sequence[int]) -> str | None:
     """A sentence on the first node, in the graph's order, whose output has NaN or +inf where the decoder is fed
     `tokens` without a past, and on its weight if that has them already; None where there is no such node. -inf is
-    valid, because masks have it.
-
-    Raises `ModelError` where the decoder takes more than tokens, or ONNX Runtime does not open the edited graph.
-    """
+    valid, because masks have it. Raises `ModelError` where the decoder takes more than tokens, or ONNX Runtime does not
+    open the edited graph."""
     graph = PlainGraph(model)
     wrong = {name for name, value in graph.run(tokens).items() if _is_wrong(value)}
     for node in graph.proto.graph.node:

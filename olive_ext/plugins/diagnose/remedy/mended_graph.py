@@ -21,8 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
 from olive_ext.errors import ModelError, RunError
-from olive_ext.graph.nodes import all_names, attribute, delete_at, reads, remove_dead
-from olive_ext.graph.onnx_file import tensors_of
+from olive_ext.graph.nodes import all_names, attribute, delete_at, reads, remove_dead, tensors_of
 from olive_ext.model.files.constants import Array, Constants
 from olive_ext.plugins.diagnose.remedy.pairing import BIAS, DATA, TABLES, Sources, Target, bias_of
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, PackedWeight, Precision, WeightUse

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from olive_ext.errors import ConfigError, RunError
-from olive_ext.graph.onnx_file import external_locations
+from olive_ext.graph.nodes import external_locations
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.constants import Constants
 from olive_ext.model.files.content import load_graph, weight_files

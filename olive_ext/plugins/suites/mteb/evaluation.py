@@ -120,8 +120,8 @@ def _paired(task: str, values: Mapping[Any, float], other: Mapping[Any, float]) 
     differences = np.array([values[query] - other[query] for query in values if query in other])
     if len(differences) < 2:
         return []
-    interval = difference_interval(differences)
-    return _change(task, "ndcg_at_10", float(differences.mean()), interval, len(differences))
+    low, high, _ = difference_interval(differences)
+    return _change(task, "ndcg_at_10", float(differences.mean()), (low, high), len(differences))
 
 
 def _correlations(

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from olive_ext.config.embeddings import EmbeddingSettings
-from olive_ext.engine.opening import open_engine
+from olive_ext.engine.engine import open_engine
 from olive_ext.engine.reference.kernels import to_host
 from olive_ext.engine.reference.tap import Tap, target_arrays
 from olive_ext.engine.requests import Ids, Notes, Request

@@ -68,7 +68,7 @@ def test_planted_kernel_is_found_on_webgpu(tmp_path: Path, precision: str, opera
 def test_healthy_kernels_are_all_within_their_tolerance(precision: str) -> None:
     """Rounding has no first node: the same export, and fp16 on WebGPU against fp32 on the CPU."""
     candidate = genai_export("llama", precision=precision, provider="webgpu" if precision == "fp16" else "cpu")
-    with pytest.raises(NotLocatedError, match=r"roundings of many nodes add up|shows no difference") as raised:
+    with pytest.raises(NotLocatedError, match=r"many nodes|no difference") as raised:
         found(candidate, genai_export("llama", precision="fp32" if precision == "fp16" else precision))
     print(f"\n{raised.value}")
 

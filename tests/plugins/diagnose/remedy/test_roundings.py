@@ -14,7 +14,6 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
 import olive_ext
 from olive_ext.model.files.constants import Array, distances
@@ -157,20 +156,9 @@ def test_static_pairs_are_measured_one_by_one(tmp_path: Path) -> None:
     assert not found.unpaired
 
 
-def rounded(matrix: Array, bits: int, *, is_symmetric: bool) -> onnx.ModelProto:
-    config = DefaultWeightOnlyQuantConfig(block_size=32, is_symmetric=is_symmetric, bits=bits)
-    quantizer = MatMulNBitsQuantizer(graphs.plain(matrix), algo_config=config)
-    quantizer.process()
-    model: onnx.ModelProto = quantizer.model.model
-    return model
-
-
 def share(floats: Array, others: Array, bits: int, *, is_symmetric: bool = True) -> float:
-    of_graph = (
-        GraphWeights(graphs.plain(floats), Path()),
-        GraphWeights(rounded(others, bits, is_symmetric=is_symmetric), Path()),
-    )
-    (distance,) = distances(*of_graph).values()
+    rounded = graphs.to_nearest(graphs.plain(others), bits, is_symmetric=is_symmetric)
+    (distance,) = distances(*(GraphWeights(one, Path()) for one in (graphs.plain(floats), rounded))).values()
     return distance.share
 
 

@@ -74,7 +74,7 @@ def test_settings_reach_the_model() -> None:
         ({"trust_remote_code": True}, {}, "'trust_remote_code'"),
         ({}, {"tokenizer_kwargs": {"use_fast": False}}, "'tokenizer_kwargs'"),
         ({}, {"tokenizer": object()}, "'tokenizer_path'"),
-        ({"device": "cpu", "execution_provider": "cpu"}, {}, "'device' and 'execution_provider'"),
+        ({"device": "cpu", "execution_provider": "cpu"}, {}, "'device'.*'execution_provider'"),
         ({"engine": {"nope": 1}}, {}, "nope"),
     ],
 )
@@ -97,9 +97,9 @@ def test_empty_lists_give_empty_lists(session: OrtInferenceSession) -> None:
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (GenerationRequest(), "'prompt', 'messages' or 'input_ids'"),
-        (GenerationRequest(prompt="a", num_beams=100), "'num_beams' = 100 needs a slot for each beam"),
-        (GenerationRequest(prompt="a", num_beams=4, do_sample=True, temperature=0.5), "beams are not drawn"),
+        (GenerationRequest(), "'messages'"),
+        (GenerationRequest(prompt="a", num_beams=100), "'num_beams' = 100"),
+        (GenerationRequest(prompt="a", num_beams=4, do_sample=True, temperature=0.5), "beams"),
         (GenerationRequest(prompt="a", do_sample=True), "'temperature' = 0"),
         (GenerationRequest(prompt="a", max_new_tokens=CONTEXT), "max_new_tokens"),
     ],

@@ -31,8 +31,7 @@ from lmms_eval.utils import load_yaml_config
 from olive_ext.errors import LostRequestsError, TaskError
 from olive_ext.plugins.suites.lmms_eval.ort_lmms import OrtChat, OrtSimple
 from tests.exports.media import SOUND_FAMILIES, media_export
-from tests.families.pictures import PictureReference
-from tests.families.sounds import RATE, SoundReference, sound
+from tests.families.pictures import RATE, MediaReference, sound
 from tests.plugins.suites.lmms_eval.local_documents import SPLITS, WORDS, drawn, write
 
 pytestmark = pytest.mark.other_env
@@ -41,12 +40,12 @@ NEW_TOKENS = 6
 
 
 @pytest.fixture(scope="module")
-def reference() -> PictureReference:
-    return PictureReference("llava", media_export("llava")[1])
+def reference() -> MediaReference:
+    return MediaReference("llava", media_export("llava")[1])
 
 
 @pytest.fixture(scope="module")
-def theirs(reference: PictureReference, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def theirs(reference: MediaReference, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """lmms-eval's LLaVA, with the weights of the export in fp32."""
     folder = tmp_path_factory.mktemp("llava")
     reference.model.save_pretrained(folder)
@@ -109,7 +108,7 @@ def asked(kind: str, *arguments: Any) -> Instance:
     return Instance(kind, arguments, 0, {"task": "drawn", "doc_id": 0, "repeats": 1})
 
 
-def test_choices_behind_pictures_have_transformers_log_probabilities(ours: Any, reference: PictureReference) -> None:
+def test_choices_behind_pictures_have_transformers_log_probabilities(ours: Any, reference: MediaReference) -> None:
     """Of the simple class, behind two pictures, by a plain pass of transformers."""
     pictures = [drawn("north", 0), drawn("42", 1)]
     simple = OrtSimple(session=ours.session)
@@ -126,7 +125,7 @@ def test_what_is_not_taken_is_refused_by_the_documents_name(ours: Any) -> None:
     model = OrtChat(session=ours.session)
     model.task_dict = {"drawn": {"test": [{}]}}
     video = [{"role": "user", "content": [{"type": "video", "url": "a.mp4"}]}]
-    with pytest.raises(TaskError, match="task 'drawn', document 0: a part of its messages is of type 'video'"):
+    with pytest.raises(TaskError, match=r"'drawn', document 0: .*'video'"):
         model.generate_until([asked("generate_until", "", lambda _: video, {}, 0, "drawn", "test")])
     with pytest.raises(TaskError, match="several rounds"):
         model.generate_until_multi_round([asked("generate_until_multi_round")])
@@ -162,7 +161,7 @@ def test_choices_behind_sounds_have_transformers_log_probabilities(model: OrtCha
     simple.task_dict = {"heard": {"test": SOUNDS}}
     rest = (lambda given: [form(given)], "heard", "test")
     requests = [asked("loglikelihood", "What?", " blue stone", rest[0], at, *rest[1:]) for at in range(len(SOUNDS))]
-    reference = SoundReference(FAMILY, media_export(FAMILY)[1])
+    reference = MediaReference(FAMILY, media_export(FAMILY)[1])
     prompt = f"<user>{SOUND_FAMILIES[FAMILY].marker}What?<assistant>"
     for (found, _), given in zip(simple.loglikelihood(requests), SOUNDS, strict=True):
         assert found == pytest.approx(sum(reference.score(prompt, " blue stone", [given])), abs=2e-4)

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from olive_ext.graph.onnx_file import external_locations
+from olive_ext.graph.nodes import external_locations
 from olive_ext.model.files.content import relocated
 from tests.graph.heads import decoder, matmul
 from tests.model.tiny import put_weight

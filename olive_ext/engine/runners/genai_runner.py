@@ -1,5 +1,6 @@
 """Runs steps on one generator of onnxruntime-genai, one sequence at a time. Trials find what generators can do: what
-they refuse depends on the model, the device and the release, and some give wrong logits instead of refusing.
+they refuse depends on the model, the device and the release, and some give wrong logits instead of refusing. Knows no
+scheduler, and no graph but its rotary cache.
 
 Axes: S tokens of a row, R logits rows, T targets, K sampled rows, V vocabulary.
 """
@@ -23,9 +24,8 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from olive_ext.config import EngineConfig
-from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
-from olive_ext.engine.step import FloatArray, Step, StepOutput
+from olive_ext.engine.step import Capacity, FloatArray, Step, StepOutput
 from olive_ext.errors import ModelError, NonFiniteError, OliveExtError, ProviderError, RunError, joined_lines
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_chunk_size
@@ -110,7 +110,7 @@ class _GeneratorTrial:
         self._logits_name = logits_name
         self._is_refused = False
         generator = self._fed(tokens)
-        self._expected_V = _last(generator)
+        self._expected_V: Logits = generator.get_logits().reshape(-1).astype(np.float64)
         if not (self._expected_V < np.inf).all():  # no comparison of such logits shows anything
             raise NonFiniteError(f"the model's output after {len(tokens)} tokens, tried as it opens, is not finite")
         self.returns_all_rows = len(self._rows(generator)) == len(tokens)
@@ -166,16 +166,11 @@ class _GeneratorTrial:
         except RuntimeError:
             self._is_refused = True
             return False
-        return self._is_close(_last(generator))
+        return self._is_close(generator.get_logits().reshape(-1).astype(np.float64))
 
     def _is_close(self, logits_V: Logits) -> bool:
         spread = np.linalg.norm(self._expected_V - self._expected_V.mean())
         return bool(np.linalg.norm(logits_V - self._expected_V) <= MAX_DEVIATION * spread and spread > 0)
-
-
-def _last(generator: GenaiGenerator) -> Logits:
-    logits_V: Logits = generator.get_logits().reshape(-1).astype(np.float64)
-    return logits_V
 
 
 CAPACITY_STEP = 64
@@ -183,18 +178,17 @@ CAPACITY_STEP = 64
 
 
 def open_genai_runner(model: ResolvedModel, profile_prefix: Path | None = None) -> OpenedRunner:
-    """A model that runs on onnxruntime-genai.
-
-    Raises `ProviderError` where onnxruntime-genai is not installed or the provider does not come up, `ModelError` for a
-    package that it does not open or that gives different logits for the same tokens.
-    """
+    """A model that runs on onnxruntime-genai. Raises `ProviderError` where onnxruntime-genai is not installed or the
+    provider does not come up, `ModelError` for a package that it does not open or that gives different logits for the
+    same tokens."""
     settings, config = model.settings, model.settings.engine
     with tempfile.TemporaryDirectory(prefix="olive-ext-") as made:
         files = _in_one_folder(model.files, Path(made).resolve())
         overlay = overlay_of(files, config, profile_prefix)
         opened = GenaiModel(files, model.providers, overlay, settings.max_length)
-    if not settings.allow_cpu_fallback:
-        opened.check_device(model.providers)
+    if not settings.allow_cpu_fallback and model.providers[0].device != "cpu" and opened.device.upper() == "CPU":
+        name, origin = model.providers[0].name, model.providers[0].origin
+        raise ProviderError(f"onnxruntime-genai has the CPU only, not {name} ({origin}); see 'allow_cpu_fallback'")
     facts = {
         "model": str(model.files.decoder),
         "num_slots": 1,
@@ -312,8 +306,7 @@ class GenaiRunner(Runner):
         self._model.close()
 
     def _forget(self) -> None:
-        self._generator = None
-        self._tokens = []
+        self._generator, self._tokens = None, []
 
     def _at(self, past: int) -> GenaiGenerator:
         """A generator that holds exactly the first `past` tokens of the slot."""
@@ -419,79 +412,64 @@ class GenaiModel:
     def __init__(
         self, files: ModelFiles, providers: tuple[Provider, ...], overlay: Mapping[str, Any], max_length: int | None
     ) -> None:
-        self._og = _import()
-        self._notes: list[str] = []
+        try:
+            import onnxruntime_genai
+        except ImportError as error:
+            raise ProviderError(
+                f"this model needs onnxruntime-genai, which cannot be imported ({joined_lines(error)}): install "
+                f"the extra 'cpu' or 'gpu' ('.[cpu]' in a clone), or set 'engine.runtime' to \"onnxruntime\""
+            ) from error
+        self._og: Any = onnxruntime_genai
         decoder = _decoder_config(files)
-        window = decoder.get("sliding_window") or {}
-        self._least_capacity = int(window.get("window_size", 0)) + 1  # a smaller cache than the window is refused
+        held = (decoder.get("sliding_window") or {}).get("window_size", 0)
+        self._least_capacity = int(held) + 1  # a smaller cache than the window is refused
         self.logits_name = str(decoder.get("outputs", {}).get("logits", "logits"))
-        self.context_length = self._context_length(files, max_length)
+        graphs = map(load_graph, (files.decoder, *files.stages))
+        rows = min(filter(None, (rotary_rows(model.graph) for model in graphs)), default=None)
+        written = files.genai_config["model"], files.hf_config
+        self.context_length, self._note = context_limit(*written, rows, max_length)
         try:
             config = self._og.Config(str(files.directory))
             config.overlay(json.dumps(overlay, ensure_ascii=False))  # it reads no \u escapes
             self._used = set_providers(config, providers)
             self._model: Any = self._og.Model(config)
-            self.traits = self._find_traits(files)
+            window, vocab_size = input_window(files), files.genai_config["model"].get("vocab_size")
+            size = max(NUM_TOKENS, window)
+            spread = int(vocab_size or size + 1) - 1
+            tokens = [1 + number * 7919 % spread for number in range(size)]  # 0 is often the pad
+            new_generator = partial(self.new_generator, size + 1)
+            slides = bool(decoder.get("sliding_window"))
+            self.traits = find_traits(
+                new_generator, tokens, self.logits_name, may_rewind=not slides, window_size=window
+            )
         except (RuntimeError, MemoryError) as error:
             raise _refusal(error, files, providers) from error
 
     def new_generator(self, capacity: int) -> GenaiGenerator:
-        """An empty generator with memory for `capacity` positions; without max_length it would be for the whole
-        context."""
+        """An empty generator with memory for `capacity` positions; without max_length, for the whole context."""
         params = self._og.GeneratorParams(self._model)
         size = min(max(capacity, self._least_capacity), self.context_length)
         params.set_search_options(max_length=size, **_SEARCH)
         generator: GenaiGenerator = self._og.Generator(self._model, params)
         return generator
 
-    def check_device(self, providers: tuple[Provider, ...]) -> None:
-        """Raises `ProviderError` where the model runs on the CPU although a provider with its own memory was chosen."""
-        wanted = providers[0]
-        device = str(self._model.device_type)
-        if wanted.device != "cpu" and device.upper() == "CPU":
-            raise ProviderError(
-                f"onnxruntime-genai has the CPU only, not {wanted.name} ({wanted.origin}); see 'allow_cpu_fallback'"
-            )
+    @property
+    def device(self) -> str:
+        """The device type, as the library names it."""
+        return str(self._model.device_type) if self._model is not None else "closed"
 
     def describe(self) -> Mapping[str, Any]:
         """Facts of the open model."""
         return {
             "runtime_version": self._og.__version__,
             "providers": self._used,
-            "device": str(self._model.device_type) if self._model is not None else "closed",
-            "notes": list(self._notes),
+            "device": self.device,
+            "notes": [self._note],
         }
 
     def close(self) -> None:
         """Releases the model's memory."""
         self._model = None
-
-    def _find_traits(self, files: ModelFiles) -> GeneratorTraits:
-        window = input_window(files)
-        size = max(NUM_TOKENS, window)
-        vocab_size = int(files.genai_config["model"].get("vocab_size") or size + 1)
-        tokens = [1 + number * 7919 % (vocab_size - 1) for number in range(size)]  # spread, and 0 is often the pad
-        new_generator = partial(self.new_generator, size + 1)
-        may_rewind = not _decoder_config(files).get("sliding_window")
-        return find_traits(new_generator, tokens, self.logits_name, may_rewind=may_rewind, window_size=window)
-
-    def _context_length(self, files: ModelFiles, max_length: int | None) -> int:
-        graphs = map(load_graph, (files.decoder, *files.stages))
-        rows = min(filter(None, (rotary_rows(model.graph) for model in graphs)), default=None)
-        length, note = context_limit(files.genai_config["model"], files.hf_config, rows, max_length)
-        self._notes.append(note)
-        return length
-
-
-def _import() -> Any:
-    try:
-        import onnxruntime_genai
-    except ImportError as error:
-        raise ProviderError(
-            f"this model needs onnxruntime-genai, which cannot be imported ({joined_lines(error)}): install "
-            f"the extra 'cpu' or 'gpu' ('.[cpu]' in a clone), or set 'engine.runtime' to \"onnxruntime\""
-        ) from error
-    return onnxruntime_genai
 
 
 def _decoder_config(files: ModelFiles) -> Mapping[str, Any]:
