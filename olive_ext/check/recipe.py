@@ -204,7 +204,6 @@ def refuse(errors: Iterable[OliveExtError]) -> None:
 def _mistakes_of(
     recipe: Mapping[str, Any], block: Block, settings: Settings, passes: Passes | None, *, has_model: bool
 ) -> Iterator[OliveExtError]:
-    """The mistakes in a block of this package whose own keys are valid."""
     missing = list(what_is_missing(block, settings))
     yield from missing
     kind, keys = input_model(recipe)
@@ -268,7 +267,6 @@ def metrics_of(settings: EvaluationSettings, *, loads: bool) -> Declared | None:
 
 
 def _raised(check: Callable[..., object], *args: Any, **kwargs: Any) -> Iterator[OliveExtError]:
-    """The error that a check raises."""
     try:
         check(*args, **kwargs)
     except OliveExtError as error:
@@ -358,7 +356,6 @@ def gets_onnx(recipe: Mapping[str, Any], block: Block, passes: Passes) -> bool:
 
 
 def _passes_before(recipe: Mapping[str, Any], block: Block) -> list[Block]:
-    """All passes, before an evaluator."""
     every = [other for other in blocks(recipe) if other.is_pass]
     return every[: every.index(block)] if block.is_pass else every
 
@@ -388,7 +385,6 @@ def accelerator(recipe: Mapping[str, Any]) -> str | None:
 
 
 def _accelerator(system: Mapping[str, Any]) -> tuple[list[str], str]:
-    """The providers that a system's first accelerator names, and its device."""
     first = next(iter(mappings({**mapping(system.get("config")), **system}.get("accelerators"))), {})
     names = first.get("execution_providers") or []
     named = [names] if isinstance(names, str) else names
@@ -462,7 +458,6 @@ def blocks(recipe: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def _evaluator_references(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Where Olive takes an evaluator's name or block, and what stands there."""
     yield "evaluator", recipe.get("evaluator")
     yield "engine.evaluator", mapping(recipe.get("engine")).get("evaluator")
     for name, entry in mapping(recipe.get("passes")).items():

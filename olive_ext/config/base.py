@@ -153,7 +153,6 @@ def _problem(model: type[BaseModel], item: dict[str, Any], where: str, values: M
 
 
 def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[type[BaseModel], list[str]]:
-    """The keys on the way to the field that `loc` is about, and the model that owns the last of them."""
     names: list[str] = []
     for part in loc:
         names.append(str(part))

@@ -137,7 +137,6 @@ class LossBound(Bound):
 
 
 def _read(value: Any) -> Any:
-    """The mapping that a text stands for."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*([^<>=]+?)\s*([<>])=\s*([^<>=]+)", value)

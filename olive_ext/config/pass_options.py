@@ -169,7 +169,6 @@ def _folders(package: str) -> list[Path]:
 
 @cache
 def _known(source: _Source) -> frozenset[str]:
-    """The options that the source reads."""
     return frozenset(name for tree in _trees(source) for name in _read(tree, source.names))
 
 
@@ -202,7 +201,6 @@ def _read(tree: ast.Module, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def _texts(node: ast.AST) -> list[str]:
-    """The texts that are written within an expression."""
     return [item.value for item in ast.walk(node) if isinstance(item, ast.Constant) and isinstance(item.value, str)]
 
 
@@ -232,7 +230,6 @@ def _arguments(source: _Source, root: str) -> Mapping[str, frozenset[str]]:
 
 @cache
 def _fields() -> frozenset[str]:
-    """The keys that Olive takes at the top of a recipe, those of its engine too."""
     nodes = [node for tree in _trees(_RECIPE) for node in tree.body if isinstance(node, ast.ClassDef)]
     fields = [item for node in nodes if node.name in _RECIPE_CLASSES for item in node.body]
     targets = [item.target for item in fields if isinstance(item, ast.AnnAssign)]

@@ -104,7 +104,6 @@ def schema(kind: SchemaKind) -> Json:
 
 
 def _block_of(pass_type: str) -> str:
-    """The name of a pass's block in the schema of a recipe."""
     return "pass" if pass_type == PASS_TYPE else pass_type
 
 

@@ -148,7 +148,6 @@ class ReferenceConfig(ModelConfig):
 
     @model_validator(mode="after")
     def _check_records(self) -> Self:
-        """Records are used as they were made."""
         where = ("execution_provider", "provider_options", "engine", "dtype", "device", "top", "drawn", "repro")
         if self.is_records and (given := [name for name in where if getattr(self, name) is not None]):
             problem = f"records ('{self.path}') were made with settings of their own: leave it out"

@@ -143,7 +143,6 @@ class GrowingFiles:
         return np.cumsum([0, *(chunk["counts"][name] for chunk in self.chunks)])
 
     def _valid(self, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The numbers of the items of all chunks but the damaged ones."""
         parts = zip(ends, ends[1:], self.chunks, strict=False)
         sound = [np.arange(first, end) for first, end, chunk in parts if not chunk.get(DAMAGED)]
         return np.concatenate([np.empty(0, np.int64), *sound])
@@ -197,7 +196,6 @@ def write_index(folder: Path, index: Mapping[str, Any]) -> None:
 
 
 def _checksum(index: Mapping[str, Any]) -> int:
-    """The checksum of an index without its own checksum, as it is read back."""
     content = {key: value for key, value in index.items() if key != "checksum"}
     return zlib.crc32(json.dumps(json.loads(json.dumps(content)), sort_keys=True).encode())
 

@@ -73,7 +73,6 @@ def unpack(file: Path, root: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _manifest(file: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
-    """The manifest, if every part is one that such a file has."""
     names = [part.filename for part in archive.infolist()]
     if wrong := [name for name in names if not _is_part(name)]:
         raise ValueError(f"it has a part '{wrong[0][:80]}'")

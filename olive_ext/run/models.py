@@ -34,6 +34,7 @@ from olive_ext.report.page import SIZE
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, requested_costs
 from olive_ext.run.machine import Clock
 from olive_ext.run.reference.observer import Observer
+from olive_ext.run.task_fit import with_length
 from olive_ext.session.tokenizer_fit import TEMPLATE, PromptFormat, excerpts, unwritten_specials
 
 if TYPE_CHECKING:
@@ -173,7 +174,8 @@ class Models:
             other = None if other is None or other.decoder == self.candidate.files.decoder else other
             models = [self.candidate, *([] if other is None else [self.reference])]
             num_tokens = max(self._tokenizer(one).num_ids for one in models)
-            sizes, longest = {size for one in models for size in Rows.of(one)}, self.candidate.context_length
+            sizes = {size for one in models for size in Rows.of(with_length(one))}
+            longest = self.candidate.context_length
             facts: dict[str, Any] = {"longest": longest, "num_tokens": num_tokens, "vocab_sizes": sizes}
             damaged = damage(self.candidate.files, other, **texts, **facts)
             return damaged._replace(uncompared=0) if other is None and self.records_file is None else damaged

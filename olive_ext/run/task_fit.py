@@ -14,6 +14,11 @@ DEFAULT_LENGTH = 2048
 """The context length where a model names none and no reference is open yet."""
 
 
+def with_length(model: ResolvedModel) -> ResolvedModel:
+    """The model, whose graph cannot be read without a context length, with one where no file of it names any."""
+    return model if model.context_length is not None else model.patched({"max_length": DEFAULT_LENGTH})
+
+
 def refuse_texts(model: ResolvedModel, config: EvaluationConfig) -> None:
     """Raises `ConfigError` for a chat template that is asked for and not there or broken, and for an encoder-decoder
     none of whose configurations says what its decoder begins with; beside a reference, which is opened or even run
@@ -26,8 +31,7 @@ def refuse_texts(model: ResolvedModel, config: EvaluationConfig) -> None:
     from olive_ext.session.local import open_tokenizer, read_texts
     from olive_ext.session.tokenizer_fit import chosen_template, refuse_template
 
-    if is_ours and model.context_length is None:  # it takes the reference's, which is not open yet
-        model = model.patched({"max_length": DEFAULT_LENGTH})
+    model = with_length(model) if is_ours else model
     tokenizer = open_tokenizer(model)
     encoding = read_texts(model, tokenizer).encoding if is_ours else None
     if encoding is not None:

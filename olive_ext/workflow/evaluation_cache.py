@@ -167,7 +167,6 @@ def _meant(place: Path, text: str) -> Iterator[Path]:
 
 
 def _texts_of_data(value: Any, keys: Collection[str] = ("dataset_path", "dataset_kwargs")) -> Iterator[str]:
-    """The texts under keys of a task that name data."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
@@ -338,12 +337,10 @@ def cache_evaluation(engine: Any, arguments: dict[str, Any], original: Callable[
 
 
 def _beside(engine: Any, key: str) -> Path:
-    """The file of the report that goes with Olive's file of the metrics."""
     return Path(engine.cache.get_evaluation_json_path(key)).with_name(f"{key}.report.json")
 
 
 def _kept_report(engine: Any, key: str, folder: Path | None) -> Report | None:
-    """The report that was kept under `key`, for `folder`; None without one that can be read."""
     with suppress(OSError, ValueError):
         report = from_json(_beside(engine, key).read_text(encoding="utf-8"))
         config = {name: value for name, value in report.config.items() if name != "output_dir"}

@@ -142,7 +142,6 @@ def text_decoder(model: Any) -> Any:
 
 
 def _parts(decoder: str, handlers: Mapping[str, ONNXModelHandler], outlines: Mapping[str, Outline]) -> dict[str, str]:
-    """The files of the other components by what they do for the component `decoder`."""
     files = {name: Path(part.model_path).resolve() for name, part in handlers.items() if name != decoder}
     known = find_parts(outlines[decoder], {file: outlines[name] for name, file in files.items()})
     named = {
@@ -174,7 +173,6 @@ def _in_package(
 
 
 def _with_components(model: Any, decoder: ONNXModelHandler, parts: Mapping[str, str]) -> ONNXModelHandler:
-    """The decoder's handler; where it needs other components, one that names these."""
     if not parts:
         return decoder
     attributes = {**(model.model_attributes or {}), **(decoder.model_attributes or {}), COMPONENTS: dict(parts)}

@@ -229,7 +229,6 @@ def end_in_lines() -> None:
 
 @contextmanager
 def _logged_errors() -> Iterator[list[str]]:
-    """The exceptions that Olive logs inside."""
     reasons: list[str] = []
     handler, olive = logging.Handler(logging.WARNING), logging.getLogger("olive")
 

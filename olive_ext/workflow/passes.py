@@ -310,6 +310,5 @@ def refresh_reports(model_config: Mapping[str, Any], folder: Path) -> None:
 
 
 def _report_files(model_config: Mapping[str, Any]) -> dict[Path, int]:
-    """The reports among the files that travel with a model, each with its number in the chain."""
     files = additional_files(model_config.get("model_attributes"))
     return {path: int(match[1] or 1) for path in files if (match := _REPORT.fullmatch(path.name))}

@@ -33,6 +33,7 @@ from olive_ext.run import evaluate
 from olive_ext.run.models import Models
 from olive_ext.run.reference.observer import Observer
 from tests.backends.local_tasks import NAMES, write_tasks
+from tests.check.tiny import put_model
 from tests.exports import edited, genai_export, hf_model
 from tests.refusals import refused, tells
 
@@ -683,6 +684,14 @@ def test_constants_that_cannot_be_compared_are_a_finding(tmp_path: Path) -> None
     config = EvaluationConfig.parse({"tasks": ["a"], "model": {"path": model}, "reference": reference})
     ((name, how),) = Models(config).damage(is_near=True, unreached=()).findings.items()
     assert f"{name} {how}".startswith("the files' constants are not compared: ")
+
+
+def test_constants_of_a_graph_without_a_context_length_are_compared(tmp_path: Path) -> None:
+    """As of what Olive's OnnxConversion writes: a lossless one was not decided."""
+    one, two = (str(put_model(tmp_path / name)) for name in ("one", "two"))
+    models = Models(EvaluationConfig.parse({"tasks": ["a"], "model": {"path": one}, "reference": two}))
+    assert models.given_candidate.context_length is None
+    assert models.damage(is_near=True, unreached=()) == ({}, 0)
 
 
 def test_what_is_not_judged_is_never_green(folder: Path, tmp_path: Path, capsys: Any) -> None:

@@ -345,7 +345,6 @@ def rotary_tables(config: Mapping[str, Any], constants: Mapping[str, Array]) -> 
 
 
 def _ropes(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """config.json's rotary entries, and those inside of them."""
     return [*entries({key: text.get(key) for key in ("rope_parameters", "rope_scaling")})]
 
 

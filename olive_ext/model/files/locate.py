@@ -321,7 +321,6 @@ def _upwards(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _find_genai_config(root: Path, decoder: Path) -> tuple[Path | None, str]:
-    """The genai_config.json of `root` or of the decoder's folder, else one above that names this decoder."""
     for folder, rule in ((root, "in the folder asked for"), *_upwards(decoder.parent)):
         config = folder / GENAI_CONFIG
         if config.is_file() and (folder in (root, decoder.parent) or _names(config, decoder)):
@@ -351,7 +350,6 @@ def _stages(folder: Path, genai_config: Mapping[str, Any]) -> dict[str, Path]:
 
 
 def _missing_stage(folder: Path, stages: Mapping[str, Path]) -> str:
-    """A sentence on the first stage whose file is missing; empty where all exist."""
     for name, file in stages.items():
         if not file.is_file():
             written = "no file" if file == folder else f"the file '{file.name}', which is not there: {contents(folder)}"
@@ -382,7 +380,6 @@ def find_companions(
 
 
 def _by_name(decoder: Path) -> dict[str, Named]:
-    """The graphs that have an exporter's names beside that of `decoder`."""
     folder = decoder.parent
     named: dict[str, Named] = {}
     stem = next((stem for stem in (_WITH_PAST, _MERGED, _WITHOUT_PAST) if decoder.stem.startswith(stem)), None)

@@ -150,7 +150,6 @@ class _Reader:
         return 2 if self._number(past, "kv_cache_bit_width") == 4 else 1
 
     def _head_size(self, tensor: KvTensor) -> int:
-        """The attention's head size."""
         return tensor.head_size * self._per_item(tensor.past)
 
     def read_embedding(self, wanted: tuple[str, ...]) -> EmbeddingSpec:
