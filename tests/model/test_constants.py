@@ -403,6 +403,25 @@ def test_two_products_that_make_up_for_each_other_are_no_damage_where_distributi
         assert len(found) == (0 if is_near else 2)
 
 
+@pytest.mark.parametrize(("is_near", "folded", "num_named"), [(True, 3, 0), (True, 0, 1), (False, 3, 1)])
+def test_a_norm_that_is_folded_into_one_product_alone_makes_it_no_damage(
+    is_near: bool, folded: int, num_named: int, tmp_path: Path
+) -> None:
+    """Attention's norms and the last one were folded before int8, the others were not: the head was "damaged"."""
+    rows, scale = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32), np.linspace(0.2, 4, 64)
+    own, reference = graphs.plain(rows.T), graphs.plain(rows.T)
+    for number in range(4):
+        for model in (own, reference):
+            norm = np.ones(64) if model is own and number < folded else scale
+            name = f"layers.{number}.norm"
+            model.graph.initializer.append(numpy_helper.from_array(norm.astype(np.float32), name))
+            model.graph.node.append(helper.make_node("Mul", ["x", name], [f"{name}.y"]))
+            product = rows * scale[None, :] if model is own and number == 3 else rows
+            with_product(model, f"/{'abch'[number]}/MatMul", product.T.astype(np.float32))
+    found = damaged(tmp_path, graphs.to_nearest(own, 8), reference, is_near=is_near)
+    assert len(found) == num_named
+
+
 def test_rounding_of_every_kind_has_no_row_of_damage() -> None:
     rng = np.random.default_rng(0)
     for drawn in (rng.normal(size=(256, 128)), rng.standard_t(3, (256, 128)), np.exp(rng.normal(size=(256, 1))) + 0):

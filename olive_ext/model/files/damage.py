@@ -174,8 +174,10 @@ def damage(
         if part in unreached:
             causes = {name: what.sentence(constants[name]) for name, what in differing.items()} | outliers(apart_by)
         else:
+            vectors = (name for name in known.keys() & constants.keys() - differing.keys() if known[name].ndim == 1)
+            is_folded = is_near and not all(is_one(known[name], constants[name]) for name in vectors)
             texts = {"is_near": is_near, "is_same": is_same, "is_quantized": quantizing_operator(own.model) != ""}
-            causes = hidden(differing, apart_by, constants, **texts)
+            causes = hidden(differing, apart_by, constants, is_folded=is_folded, **texts)
         causes |= broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in causes.items()}
     return Damage(findings, uncompared)
@@ -262,6 +264,7 @@ def hidden(
     is_near: bool = False,
     is_same: bool = False,
     is_quantized: bool = False,
+    is_folded: bool = False,
 ) -> dict[str, str]:
     """The damage that texts need not show, among constants that are `others` and `products` far from their float ones.
     Any text reaches a constant that differs in half of its numbers or more, and a matrix that differs in all rows (or
@@ -269,8 +272,9 @@ def hidden(
     Rotations, smoothing and folded norms change several constants that way, a folded multiplier changes one matrix, and
     the model computes the same. Then these are left out, and so is a vector alone where texts gave the same
     distributions (`is_same`). Up to a quarter of the products do not count as such where no vector changed with them
-    and texts gave other distributions (not `is_near`). A norm of ones may be in quantized products. Nothing is folded
-    into fewer than half of the rows of a table or head."""
+    and texts gave other distributions (not `is_near`). A norm of ones may be in quantized products. Where vectors
+    were changed on purpose (`is_folded`), no product is damage for being far. Nothing is folded into fewer than half of
+    the rows of a table or head."""
     tables = (array.shape for name, array in constants.items() if array.ndim == 2 and not ROTARY.search(name))
     widest, whole, far = max(map(max, tables), default=0), set(), outliers(products)
     for name, what in others.items():
@@ -284,12 +288,13 @@ def hidden(
             whole.add(name)
     is_smooth = is_near or is_same or any(constants[name].ndim < 2 for name in whole)
     is_meant = len(whole) + len(far) > max(1, 0 if is_smooth else len(products) // 4)
-    is_folded = {name: is_quantized and bool((constants[name] == 1).all()) for name in whole}
-    meant = whole if is_meant or is_same else {name for name in whole if constants[name].ndim > 1 or is_folded[name]}
+    ones = {name for name in whole if is_quantized and (constants[name] == 1).all()}
+    meant = whole if is_meant or is_same else {name for name in whole if constants[name].ndim > 1} | ones
     findings = {name: what.sentence(constants[name]) for name, what in others.items() if name not in meant}
     in_part = {name for name, one in products.items() if 0 < 2 * len(one.rows) < one.num_rows}
     in_part = {name for name in in_part if _TABLES.search(name) or "lm_head" in name}
-    return {**findings, **{name: how for name, how in far.items() if not is_meant or name in in_part}}
+    is_expected = is_meant or is_folded
+    return {**findings, **{name: how for name, how in far.items() if not is_expected or name in in_part}}
 
 
 def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[str, Array]:
