@@ -19,7 +19,7 @@ DIFFERENCES = (0.05, 0.02, 0.01, 0.005)
 NUM_DRAWS = 10_000
 _ERROR, _POWER = 0.05, 0.8
 _TAILS = (_ERROR / 2, 1 - _ERROR / 2)
-_CHUNK = 1 << 22
+_MOST_DRAWN = 1 << 22
 _LEVELS, _HALVINGS = 1000, 40
 
 
@@ -137,8 +137,9 @@ def difference_interval(
         numbers = np.ones(len(values), np.int64)
     weights_D: FloatArray = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
     random, parts = np.random.default_rng(0), []
-    for size in _chunks(len(values)):
-        shape = size, len(values)
+    at_once = max(1, _MOST_DRAWN // len(values))
+    for done in range(0, NUM_DRAWS, at_once):
+        shape = min(at_once, NUM_DRAWS - done), len(values)
         shares = random.standard_exponential(shape) if numbers.max() == 1 else random.standard_gamma(numbers, shape)
         parts.append((shares @ (weights_D * values), shares @ weights_D))
     sums, totals = (np.concatenate(each) for each in zip(*parts, strict=True))
@@ -165,12 +166,6 @@ def _least_change(lost: int, won: int, same: int) -> float:
         low, high = (low, middle) if is_above else (middle, high)
         middle = (low + high) / 2
     return middle
-
-
-def _chunks(width: int) -> list[int]:
-    """Rows at a time that keep `NUM_DRAWS` of so many numbers in bounded memory."""
-    at_once = max(1, _CHUNK // width)
-    return [min(at_once, NUM_DRAWS - done) for done in range(0, NUM_DRAWS, at_once)]
 
 
 def documents_needed(differences: npt.ArrayLike, size: float, is_binary: bool) -> int | None:
