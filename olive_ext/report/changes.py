@@ -113,9 +113,9 @@ def changes_of(comparison: Comparison) -> list[Change]:
     """Every metric of every task, all answers together, the perplexities of whole texts, and shares of answers that run
     to their limit.
 
-    A change is certain if its p-value is below 5 %: over all answers (or of the single task with right and wrong ones)
-    as it is, of all others after Holm's correction (1979). A loss is one of two signs, so at most 2.5 % + 2.5 % of
-    equal models are called a loss.
+    A change is certain if its p-value is significant after correction: for the change over all answers (or of the
+    single task with right and wrong answers) below 5 %, for all others below 5 % by Holm's step-down procedure (1979)
+    for their number. A loss is one of two signs, so at most 2.5 % + 2.5 % of equal models are called a loss.
     """
     leading = comparison.overall_outcome()
     lengths = [item for item in comparison.lengths if item.metric == CUT_OFF]

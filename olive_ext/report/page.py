@@ -150,8 +150,12 @@ def short_names(paths: Sequence[Sequence[str]]) -> list[str]:
 
 
 def check_comparable(reports: Sequence[tuple[str, Report]]) -> None:
-    """Raises `ConfigError` where a task that two of the named reports have differs in its requests or its scoring
-    (`_facts`)."""
+    """Raises `ConfigError` where a task that two of the named reports have differs in its requests or its scoring.
+
+    Compared are the task's version, examples in the prompt, number of documents and which were drawn, hash of the task
+    (where lm-eval gave one), its configuration, chat template and system prompt, generation settings, the seed of the
+    examples, the longest context that was asked for, and for tasks that score whole texts the model's.
+    """
     tasks = dict.fromkeys(task for _, report in reports for task in report.results.get("configs", {}))
     problems = [problem for task in tasks for problem in _problems(task, reports)]
     if problems:

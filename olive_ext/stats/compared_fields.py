@@ -143,8 +143,9 @@ class Positions:
 def token_class(text: str, is_special: bool = False) -> int:
     """The class of a token by itself: its text with the white space in front of it.
 
-    A word's piece without white space in front, and a part of a UTF-8 sequence, count as the inside of a word. Letters
-    win over digits ("3rd" is a word), digits over signs ("3.5" and "50%" are numbers).
+    A word's piece without white space in front counts as the inside of a word; `TokenClasses.of` knows the token
+    before it. Letters win over digits ("3rd" is a word), digits over signs ("3.5" and "50%" are numbers). What is no
+    text by itself (a part of a UTF-8 sequence) is the inside of a word.
     """
     if is_special:
         return SPECIAL

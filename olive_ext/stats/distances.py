@@ -34,6 +34,8 @@ def measure_divergence(
     estimates for all documents; quantiles, bins and the largest value are of the drawn ones.
 
     Percentiles interpolate linearly between ordered values (Hyndman and Fan 1996, type 7; numpy's and llama.cpp's).
+    The differences of probabilities are candidate's minus reference's: of the reference's most likely token, and of the
+    target (llama.cpp's mean and RMS "delta p").
     """
     if not len(rows := positions.rows):
         return None
@@ -90,9 +92,14 @@ def clustered_mean(
     `weights` [N]: how many positions each one stands for, where documents were drawn with unequal probabilities; n_d
     and S_d are then sums of weights and of weighted values, and N is the sum of all weights (Hajek's estimator).
 
-    `documents` [N] are numbers from 0 without gaps. With D documents of n_d values and sums S_d the mean m is a ratio
-    of two totals, and se = sqrt(D / (D - 1) * sum_d (S_d - m n_d)^2) / N (Cochran 1977, Sampling Techniques, eq. 6.13;
-    the cluster-robust error of Liang and Zeger 1986). With one value a document it is that of a mean.
+    `documents` [N] are numbers from 0 without gaps. With D documents of n_d values and sums S_d the mean m = sum S_d /
+    sum n_d is a ratio of two totals, and
+
+        se = sqrt(D / (D - 1) * sum_d (S_d - m n_d)^2) / N
+
+    (Cochran 1977, Sampling Techniques, eq. 6.13, for documents drawn from infinitely many; the cluster-robust error of
+    Liang and Zeger 1986; Miller 2024, Adding Error Bars to Evals, eq. 4, has it without D / (D - 1)). With one value a
+    document it is the ordinary standard error of a mean.
     """
     if weights is None:
         weights = np.ones(len(values))

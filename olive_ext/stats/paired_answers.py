@@ -19,7 +19,7 @@ DIFFERENCES = (0.05, 0.02, 0.01, 0.005)
 NUM_DRAWS = 10_000
 _ERROR, _POWER = 0.05, 0.8
 _TAILS = (_ERROR / 2, 1 - _ERROR / 2)
-_CHUNK = 1 << 22
+_MOST_DRAWN = 1 << 22
 _LEVELS, _HALVINGS = 1000, 40
 
 
@@ -37,8 +37,10 @@ def compare_outcomes(
 ) -> Outcome:
     """One metric of one task from both models' values [D] for the same D documents, at least one.
 
-    `matters` points are one of the differences for which the number of documents needed is reported. Flips are counted
-    where all values are 0 or 1, and it is known which is better.
+    `matters` points are one of the differences for which the number of documents needed is reported.
+
+    Where all values are 0 or 1, and it is known which is better, a document's answer is right or wrong, and flips are
+    counted. Other metrics have no flips.
 
     Of drawn documents, `weights` [D] are the numbers of documents that each stands for, and `whole` the reference's
     values of all documents, whose mean is known; the difference is the weighted mean of those drawn. There is no
@@ -91,8 +93,11 @@ def flips(reference: FloatArray, candidate: FloatArray, higher_is_better: bool =
 
 
 def mcnemar_p(right_to_wrong: int, wrong_to_right: int) -> float:
-    """Exact two-sided p-value that a flip is as likely in either direction: a binomial test with 1/2 on the flips
-    (Fagerland, Lydersen and Laake 2013, BMC Medical Research Methodology 13:91). 1 without any flips."""
+    """Exact two-sided p-value that a flip is as likely in either direction: a binomial test with 1/2 on the flips.
+
+    McNemar 1947, Psychometrika 12; the exact form: Fagerland, Lydersen and Laake 2013, BMC Medical Research
+    Methodology 13:91. 1 without any flips.
+    """
     from scipy.special import bdtr
 
     return min(1.0, 2 * float(bdtr(min(right_to_wrong, wrong_to_right), right_to_wrong + wrong_to_right, 0.5)))
@@ -104,11 +109,13 @@ def difference_interval(
     """95 % interval of the mean of per-document `differences` [D], each within `reach` of zero; at least one. And the
     two-sided p-value of no change by the same limits, which is below 5 % exactly where the interval excludes zero.
 
-    Gaffke's (2005) limits: the documents' shares of the population are drawn from a flat Dirichlet distribution, and
-    one more document, which nobody has seen, has the worst difference for the lower end and the best for the upper.
-    Those of -1, 0 and 1 are computed and not drawn, and the p-value is that of McNemar's exact test. No law is assumed
-    (docs/design/comparison.md has the simulation). `weights` [D] say how many documents each stands for, where they
-    were drawn; the unseen one then stands for the most.
+    Gaffke's (2005) limits: the documents' shares of the population are drawn from a flat Dirichlet distribution
+    (Rubin's bootstrap, 1981), and one more document, which nobody has seen, has the worst difference for the lower end
+    and the best for the upper. So n documents without a change exclude a mean of 1 - 0.025^(1/n) (Clopper and Pearson
+    1934), and the p-value of differences of -1, 0 and 1, whose limits are computed and not drawn, is that of McNemar's
+    exact test. No law is assumed: each end is wrong in at most 2.5 % of cases for any differences within the reach,
+    however few the documents and however rare the losses (docs/design/comparison.md has the simulation). `weights` [D]
+    say how many documents each stands for, where they were drawn; the unseen one then stands for the most.
     """
     from scipy.special import betaincinv
 
@@ -130,8 +137,9 @@ def difference_interval(
         numbers = np.ones(len(values), np.int64)
     weights_D: FloatArray = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
     random, parts = np.random.default_rng(0), []
-    for size in _chunks(len(values)):
-        shape = size, len(values)
+    at_once = max(1, _MOST_DRAWN // len(values))
+    for done in range(0, NUM_DRAWS, at_once):
+        shape = min(at_once, NUM_DRAWS - done), len(values)
         shares = random.standard_exponential(shape) if numbers.max() == 1 else random.standard_gamma(numbers, shape)
         parts.append((shares @ (weights_D * values), shares @ weights_D))
     sums, totals = (np.concatenate(each) for each in zip(*parts, strict=True))
@@ -160,19 +168,16 @@ def _least_change(lost: int, won: int, same: int) -> float:
     return middle
 
 
-def _chunks(width: int) -> list[int]:
-    """Rows at a time that keep `NUM_DRAWS` of so many numbers in bounded memory."""
-    at_once = max(1, _CHUNK // width)
-    return [min(at_once, NUM_DRAWS - done) for done in range(0, NUM_DRAWS, at_once)]
-
-
 def documents_needed(differences: npt.ArrayLike, size: float, is_binary: bool) -> int | None:
     """Documents on which a two-sided test at the level `error` of 5 % finds a difference of `size` between two models
     with a `power` of 80 %, where per-document differences vary as `differences` [D] do.
 
-    0/1 values by the share of flips (Connor 1987, Biometrics 43:207, eq. 3), which is at least `size`, because a
-    difference is made of flips; others by the normal formula for a mean. None where no document differs: that says
-    nothing of others.
+    0/1 values with a share psi of flips (Connor 1987, Biometrics 43:207, eq. 3; after Miettinen 1968, Biometrics 24):
+
+        n = (z_{1-error/2} sqrt(psi) + z_power sqrt(psi - size^2))^2 / size^2
+
+    with psi at least `size`, because a difference is made of flips. Other values by the normal formula for a mean:
+    n = ((z_{1-error/2} + z_power) sd / size)^2. None where no document differs: that says nothing of others.
     """
     from scipy.special import ndtri
 

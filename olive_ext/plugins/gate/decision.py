@@ -201,9 +201,9 @@ def gate_answers(
     names: tuple[str, str] = ("the baseline", "the run"),
     dates: str = "",
 ) -> GateResult:
-    """The decision on answers under the digests of baselines. `faults` has what matters, and requests without an
-    answer. Raises `ConfigError` where tasks or metrics differ, or one has no common document, which `dates` explains.
-    """
+    """The decision on answers under the digests of baselines. Documents are paired where prompts, choices and target
+    are the same. `faults` has what matters, and requests without an answer. Raises `ConfigError` where tasks or metrics
+    differ, or a task has no common document, which `dates` explains."""
     _refuse_others(before, after, names)
     theirs = {(item.task, item.filter): item for item in before}
     pairs = [(theirs[item.task, item.filter], item) for item in after]
@@ -347,8 +347,9 @@ def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline
 
 
 def _decided(comparison: Comparison, notes: tuple[str, ...]) -> GateResult:
-    """A claim about drawn documents decides by itself, as all of the baseline's are known; but not where these show
-    that answers end elsewhere, that the model is damaged, or a certain loss that the claim is not about."""
+    """A claim about drawn documents decides by itself: it is about the baseline's documents, all of which are known. It
+    does not where these show that answers end elsewhere or that the model is damaged, or make a loss certain that the
+    claim is not about."""
     judged, certainty = verdict(comparison), comparison.certainty
     judged = replace(judged, next_step=next_step(judged.reasons, comparison, is_gated=True))
     notes = (*notes, *(one.words for one in judged.reasons if one.code == "uncompared"))

@@ -334,7 +334,10 @@ def _cut(text: str) -> str:
 
 
 def _script_json(value: Any) -> str:
-    """JSON in which nothing can end the `<script>` element or begin a comment; lone surrogates stay escaped."""
+    """JSON in which nothing can end the `<script>` element or begin a comment, whatever the texts contain.
+
+    Lone halves of surrogate pairs, which UTF-8 cannot hold, stay escaped.
+    """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")

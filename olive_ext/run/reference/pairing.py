@@ -82,10 +82,12 @@ def compare_answers(
     has_same_prompts: bool = True,
 ) -> Comparison:
     """The comparison with outcomes of each task, metric and filter, the one over all tasks where there are several, the
-    flips of each task's primary metric, and the outcomes of answers' lengths, apart: of answers that are not separated
-    from their reasoning where these certainly changed. `samples` are the candidate's, which give flips their texts,
-    `tasks` lm-eval's objects by name. Of drawn documents `weights` say how many each one stands for. Raises `TaskError`
-    where the prompts of the two runs differ but for those that `has_same_prompts` allows."""
+    flips of each task's primary metric (`primary_outcomes`), and the outcomes of answers' lengths, apart. `samples` are
+    the candidate's, which give flips their texts, `tasks` lm-eval's objects by name. Where the candidate answered drawn
+    documents alone, `weights` say how many documents each one stands for. Raises `TaskError` where the prompts of the
+    two runs differ but for those that `has_same_prompts` allows. Of answers that are not separated from their reasoning
+    only the share that is cut off is known: its outcome is given where it certainly (exact p below 5 %) changed.
+    """
     matters, scores = comparison.matters, comparison.metrics.get("results", {})
     every = list(_pairs(reference, candidate, weights, has_same_prompts=has_same_prompts))
     pairs = [pair for pair in every if pair.metric not in LENGTHS]
