@@ -11,17 +11,18 @@ import re
 import wave
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-import transformers
 from PIL import Image
 
 from olive_ext.media.graphs import Pieces
 from tests.agreement.references import RATE, Reference
 from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES
+
+if TYPE_CHECKING:  # an emulated processor takes a minute to import it
+    import torch
 
 Sound = tuple[npt.NDArray[np.float32], int]
 Item = Image.Image | Sound
@@ -72,6 +73,9 @@ class MediaReference(Reference):
 
     def __init__(self, family: str, folder: Path, *, is_as_exported: bool = True) -> None:
         """With `is_as_exported` it computes what the export is known to leave out or add."""
+        import torch
+        import transformers
+
         self.family, self._is_as_exported = family, is_as_exported
         is_heard = family in SOUND_FAMILIES
         self.marker = {**MEDIA_FAMILIES, **SOUND_FAMILIES}[family].marker
@@ -131,6 +135,8 @@ class MediaReference(Reference):
 
     def arrays(self, items: Sequence[Item]) -> dict[str, torch.Tensor]:
         """What the model takes of pictures and sounds."""
+        import torch
+
         found: dict[str, Any] = {}
         if images := [one for one in items if field_of(one) == "images"]:
             found |= self._processor(images=images, return_tensors="np")
@@ -146,6 +152,8 @@ class MediaReference(Reference):
 
     def features(self, items: Sequence[Item]) -> torch.Tensor:
         """[rows, size] of all items, which are of one kind."""
+        import torch
+
         get = "get_audio_features" if field_of(items[0]) == "audio" else "get_image_features"
         with torch.inference_mode():
             output = getattr(self.model.model, get)(**self.arrays(items))
@@ -156,6 +164,8 @@ class MediaReference(Reference):
         return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
     def logprobs(self, ids: Sequence[int], items: Sequence[Item]) -> Any:
+        import torch
+
         tokens = torch.tensor([list(ids)])
         found: dict[str, Any] = {"input_ids": tokens, **self.arrays(items)}
         if self.family == "qwen3_asr" and items:  # its encoder gives others of a sound beside a longer one
@@ -176,6 +186,8 @@ class MediaReference(Reference):
     def _masks(self, is_item_S: torch.Tensor) -> dict[str, torch.Tensor]:
         """mobius 0.1.0's for Gemma 4: a picture's tokens see each other in all layers, and beyond the windows, as in
         transformers 5.10. Added to scores [1, 1, S, S]."""
+        import torch
+
         block_S = (is_item_S & ~is_item_S.roll(1)).cumsum(0) * is_item_S
         is_one_SS = (block_S[:, None] == block_S) & is_item_S
         before_SS = torch.ones_like(is_one_SS).tril()
