@@ -243,7 +243,7 @@ def test_what_else_is_read_is_computed_whole(name):
     edited, scoring = add_scoring_head(model, "logits")
     assert scoring.kind == "hidden"
     assert sorted(scoring.products) == sorted(products)
-    assert output != "f" or "are needed elsewhere, too" in scoring.reason
+    assert output != "f" or "elsewhere" in scoring.reason
     assert_equal(model, edited, more=(output,))
 
 
@@ -257,7 +257,7 @@ def test_nothing_moves_where_nodes_are_out_of_order_or_the_caller_has_a_reason()
     model.graph.node.extend([nodes[1], nodes[0], *nodes[2:]])
     _, scoring = add_scoring_head(model, "logits")
     assert scoring.products == ()
-    assert "stands before what it reads" in scoring.reason
+    assert "before" in scoring.reason
 
 
 def test_names_do_not_collide_when_the_graph_uses_ours():
@@ -277,7 +277,7 @@ def test_graph_that_can_have_no_head_is_refused():
         add_scoring_head(scored, "logits")
     with refused(ModelError, "unsupported", holds=("10", "11")):
         add_scoring_head(decoder(heads.matmul, opset=10), "logits")
-    with pytest.raises(ModelError, match="tokens are suppressed, and the graph does not show how many there are"):
+    with refused(ModelError, "unsupported", holds="suppressed"):
         scoring_graph(TensorProto.FLOAT, None, outputs=HeadOutputs(bans=((), (1,), (1,))))
 
 
