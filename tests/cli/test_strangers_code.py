@@ -22,7 +22,7 @@ from tests.workflow.recipes import recipe
 pytestmark = pytest.mark.usefixtures("forked_exports")
 
 QUICK = ["--limit", "2", "--set", "bootstrap_iters=0"]
-REFUSAL = "('auto_map'); nothing of a model's folder is run unless 'trust_remote_code' = true"
+REFUSAL = "'trust_remote_code' = true"
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from olive_ext.run.reference.observer import Observer
 from olive_ext.run.reference.sampled_run import question_of
 from tests.backends.local_tasks import CHOICE, LOADER, write_tasks
 from tests.backends.reference import model
-from tests.refusals import refused
+from tests.refusals import refused, tells
 from tests.run.duo import TwoModels, perturbed
 
 COUNT = 160
@@ -151,8 +151,8 @@ def test_stops_when_a_claim_is_certain(stopped: Callable[[Mode], Run], whole: Ru
     lines = found.results["samples"]["many_choice"]
     assert len({line["doc_id"] for line in lines}) == len(lines) == certainty.num_evaluated
     assert found.results["n-samples"]["many_choice"]["effective"] == certainty.num_evaluated
-    line = f"{certainty.num_evaluated} of 160 documents, stopped: loss below 20 points is certain (95 % for this model)"
-    assert any(text.startswith(line) for text in verdict(found.comparison).lines)
+    words = f"{certainty.num_evaluated} of 160 documents, 20 (95 %"
+    assert any(tells(text, words) for text in verdict(found.comparison).lines)
 
 
 def test_modes_draw_the_same_documents(stopped: Callable[[Mode], Run]) -> None:
