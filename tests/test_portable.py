@@ -118,4 +118,4 @@ def test_planted_use_is_found(source: str, uses: list[str]) -> None:
 )
 def test_path_of_windows_is_no_name_on_the_hub(path: str) -> None:
     assert not is_hub_name(path)
-    assert why_missing("hfmodel", path, None) == f"'input_model.model_path' = '{path}': no such file or folder"
+    assert why_missing("hfmodel", path, None).startswith(f"'input_model.model_path' = '{path}': ")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from olive_ext.registry import plugins
+from tests.refusals import tells
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -49,34 +50,18 @@ def test_command_of_another_distribution_is_listed_and_runs(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "entry", "told"),
+    ("text", "entry", "words"),
     [
-        (
-            "raise RuntimeError('no licence')",
-            "stranger",
-            "plug-in 'stranger': 'stranger:plugin' cannot be loaded: no licence",
-        ),
-        (
-            STRANGER.replace("NAME:", "'gate':"),
-            "stranger",
-            "plug-in 'stranger': its commands have 'gate', which is there already",
-        ),
-        (
-            STRANGER.replace("NAME:", "'check':"),
-            "stranger",
-            "plug-in 'stranger': its commands have 'check', which is there already",
-        ),
-        (
-            STRANGER.replace("NAME:", "'greet':"),
-            "gate",
-            "plug-in 'gate': 'stranger:plugin' has the name of another plug-in",
-        ),
+        ("raise RuntimeError('no licence')", "stranger", "'stranger': 'stranger:plugin' licence"),
+        (STRANGER.replace("NAME:", "'gate':"), "stranger", "'stranger': 'gate'"),
+        (STRANGER.replace("NAME:", "'check':"), "stranger", "'stranger': 'check'"),
+        (STRANGER.replace("NAME:", "'greet':"), "gate", "'gate': 'stranger:plugin'"),
     ],
 )
-def test_plugin_that_fails_or_takes_a_name_is_refused(tmp_path: Path, text: str, entry: str, told: str) -> None:
+def test_plugin_that_fails_or_takes_a_name_is_refused(tmp_path: Path, text: str, entry: str, words: str) -> None:
     done = olive_ext(installed(tmp_path, text, entry), "--help")
     assert done.returncode == 2
-    assert told in done.stderr
+    assert tells(done.stderr, words)
     assert done.stderr.count("\n") == 1
 
 

@@ -34,8 +34,7 @@ def check(target: str | Path, *, verify: bool = False, against: str | Path | Non
     """
     if str(target).lower().endswith(RECIPE_SUFFIXES):
         if settings or against is not None:
-            first = next(iter(settings), "against")
-            raise ConfigError("options are for models; a recipe says everything itself", first)
+            raise ConfigError("options are for models; a recipe says all itself", next(iter(settings), "against"))
         return check_recipe(target, verify=verify)
     model = {"path": str(target), **settings.get("model", {})}
     config = EvaluationConfig.of({"tasks": ["size_on_disk"], **settings, "model": model}, {})

@@ -255,8 +255,7 @@ class ModelWork(StrictModel):
             given = given.model_dump(exclude_unset=True)
         elif isinstance(given, str | Path):
             if "model" in settings:
-                twice = f"{cls.call}: the model is given twice, as '{given}' and as 'model'"
-                raise ContradictionError(twice).about("model", given)
+                raise ContradictionError(f"{cls.call}: it is given twice, the other time as '{given}'", "model")
             given = {"model": given}
         elif given is not None and not isinstance(given, Mapping):
             raise ConfigError(

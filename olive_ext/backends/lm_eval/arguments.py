@@ -115,13 +115,10 @@ class OrtLMArguments(OpenSettings):
         path = pretrained.settings.model if isinstance(pretrained, ResolvedModel) else pretrained
         parsed = cls.parse({"pretrained": path, **arguments}, where="OrtLM")
         if has_session == (parsed.pretrained is not None):
-            either = "OrtLM takes either 'pretrained', the path of a model, or an open 'session'"
-            raise ContradictionError(either).about("OrtLM.pretrained", parsed.pretrained)
+            raise ContradictionError("give either the path of a model or an open 'session'", "OrtLM.pretrained")
         opening = (_OPENING | {"reference", "record_to"}) - _HANDED_OVER
-        idle = sorted(parsed.model_fields_set & opening) if has_session else []
-        if idle:
-            fixed = f"OrtLM: {', '.join(idle)} cannot be changed on a session that is open"
-            raise ContradictionError(fixed).about(f"OrtLM.{idle[0]}")
+        if has_session and (idle := sorted(parsed.model_fields_set & opening)):
+            raise ContradictionError("it cannot be changed on a session that is open", f"OrtLM.{idle[0]}")
         return parsed
 
     def to_open(self, pretrained: str | ResolvedModel | None) -> tuple[ResolvedModel, Any, Any]:

@@ -172,13 +172,11 @@ def refuse_generations(
                 greedy = f"answers of '{name}' are greedy without do_sample=true"
                 warn_ignored(f"'gen_kwargs' has {key} = {gen_kwargs[key]}, and {greedy}")
         if (config.get("repeats") or 1) > 1 and not settings.is_sampled:
-            same = f"'repeats' = {config['repeats']} of a greedy generation is one answer"
-            why = f"task '{name}': {same}: give 'gen_kwargs' with do_sample=true and a temperature"
+            why = f"task '{name}': a greedy generation is one answer: give 'gen_kwargs' do_sample and temperature"
             raise TaskError(why, "repeats", config["repeats"])
         budget = None if settings.max_length is not None else (model_args or {}).get("thinking_budget")
         if isinstance(budget, int) and budget >= settings.max_gen_toks:
-            long = f"'thinking_budget' = {budget} leaves no room for an answer"
-            why = f"task '{name}': {long}: it must be below 'max_gen_toks', which is {settings.max_gen_toks}"
+            why = f"task '{name}': no room for an answer: give less than 'max_gen_toks', {settings.max_gen_toks}"
             raise TaskError(why, "thinking_budget", budget)
 
 

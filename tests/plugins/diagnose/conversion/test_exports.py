@@ -87,4 +87,4 @@ def test_graph_of_one_token_a_run_names_no_layer() -> None:
     found = held(package.path, package.hf)
     assert found.equal_up_to == 0
     assert found.state_difference is None
-    assert "does not run over a whole text" in found.states_note
+    assert "whole text" in found.states_note

@@ -71,10 +71,10 @@ def test_fault_of_another_form_alone_is_told(faulty: Faulty) -> None:
     """Right as it was evaluated, and wrong by rows of few tokens: that place is not the same to rounding."""
     place = place_of(faulty(lambda step: step.first_cell is None, off))
     assert place.kind in ("cannot_tell", "different")
-    assert place.kind == "different" or "gives other numbers by rows" in place.reason
+    assert place.kind == "different" or "by rows" in place.reason
 
 
-@pytest.mark.parametrize(("noise", "reason"), [(1.0, "does not repeat itself"), (0.04, "shows no difference")])
+@pytest.mark.parametrize(("noise", "reason"), [(1.0, "repeat"), (0.04, "no difference")])
 def test_place_that_does_not_repeat_itself_is_no_scale(faulty: Faulty, noise: float, reason: str) -> None:
     """Random numbers in place of rounding make every scale that is measured there as large as they are. Those of 3e-4
     nats are a scale as good as rounding's, and no plain pass over the nodes shows them."""
@@ -96,7 +96,7 @@ def test_what_decoding_steps_alone_make_wrong_is_different(faulty: Faulty, capsy
     assert main([*map(str, argv), "--set", f"reference={json.dumps(place)}"]) == 1
     said = capsys.readouterr().out
     assert "different: first at position" in said
-    assert "of the generated answer is another one" in said
+    assert "generated answer" in said
 
 
 GATE = 14
@@ -134,7 +134,7 @@ def test_fault_within_rounding_of_activations_is_found_by_its_node_and_not_besid
     record(EvaluationConfig.of(model, WORK), tmp_path / "float.records")
     reference = {"path": str(tmp_path / "float.records"), "is_same_model": True}
     place = place_against(reference, tmp_path / "model")
-    assert (place.kind, "both places are on one machine" in place.reason) == ("cannot_tell", True)
+    assert (place.kind, "one machine" in place.reason) == ("cannot_tell", True)
     assert place_against(reference, model, engine={"num_threads": 1}).kind == "same"
 
 

@@ -36,7 +36,7 @@ MODELS: dict[str, Callable[[], Path]] = {
         ("int4", "float", {"tops": 3}, {"code": "unknown_key", "field": "tops", "value": 3, "holds": "top"}),
         ("int4", "float", {"reference": {"path": "x", "mode": "resident"}}, {"code": "contradiction"}),
         ("int4", "float", {"workers": 2}, {"code": "contradiction", "holds": "process"}),
-        ("int4", "int4", {}, {"code": "contradiction", "holds": "is the model itself"}),
+        ("int4", "int4", {}, {"code": "contradiction", "holds": "itself"}),
         ("float", "int4", {}, {"code": "wrong_value", "holds": "(MatMulNBits)"}),
         ("int4", "llama", {}, {"code": "not_comparable"}),
         ("llama_int4", "lfm2", {}, {"code": "not_comparable"}),

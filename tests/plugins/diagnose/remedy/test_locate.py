@@ -100,7 +100,7 @@ def test_planted_noise_is_found_first(tmp_path: Path, capsys: pytest.CaptureFixt
         quickstart.quantized(4, 128), tmp_path / "broken", "layers.0.attn.qkv_proj.MatMul.weight_Q4", noise
     )
     found = located(broken, top=1, limit=16, progress=True)
-    assert "; answers are kept only with an output folder\n" in capsys.readouterr().err, "the folder of records goes"
+    assert "output folder\n" in capsys.readouterr().err, "the folder of records goes"
     assert found.entries[0].name == "/model/layers.0/attn/qkv_proj/MatMul"
     assert found.entries[0].is_certain
     assert found.entries[0].gained == pytest.approx(found.entries[0].kl, rel=0.5)
