@@ -83,29 +83,21 @@ class EncoderBatches:
         self._tried: dict[tuple[int, bool], range] = {}
         """The range of token sums that was tried, by the number of items and whether some are padded."""
 
-        self._waiting: dict[str, MediaItem] = {}
-
-    def expect(self, items: Iterable[MediaItem]) -> None:
-        """Adds items of requests that wait: they may be encoded together with others."""
-        for item in items:
-            self._waiting.setdefault(item.key, item)
-
-    def forget(self) -> None:
-        """Drops all waiting items."""
-        self._waiting.clear()
+        self.waiting: dict[str, MediaItem] = {}
+        """Items of requests that wait, which may be encoded together with others."""
 
     def take(self, item: MediaItem) -> list[MediaItem]:
         """The item that is needed now, and the waiting items that are encoded with it, nearest in length first."""
-        self._waiting.pop(item.key, None)
+        self.waiting.pop(item.key, None)
         chosen = [item]
         if self.problem or self.max_rows <= item.num_tokens:
             return chosen
-        for one in sorted(self._waiting.values(), key=lambda other: abs(other.num_tokens - item.num_tokens)):
+        for one in sorted(self.waiting.values(), key=lambda other: abs(other.num_tokens - item.num_tokens)):
             if self._has_room([*chosen, one]):
                 chosen.append(one)
         chosen = self.whole(chosen)
         for one in chosen[1:]:
-            del self._waiting[one.key]
+            del self.waiting[one.key]
         return chosen
 
     def whole(self, items: list[Item]) -> list[Item]:
@@ -308,13 +300,15 @@ class MediaEncoder:
 
     def expect(self, items: Iterable[MediaItem]) -> None:
         """Adds items of requests that wait: they may be encoded together."""
-        self._batches.expect(item for item in items if item.key not in self.kept)
+        for item in items:
+            if item.key not in self.kept:
+                self._batches.waiting.setdefault(item.key, item)
 
     def close(self) -> None:
         """Releases the features."""
         self.kept.clear()
         self._early.clear()
-        self._batches.forget()
+        self._batches.waiting.clear()
 
     def features(self, item: MediaItem) -> Features:
         """The rows [N, H] of an item on the device, for each of the embedding graph's inputs."""

@@ -210,7 +210,7 @@ class ResolvedModel:
                 sources = [written, settings.provider_options, settings.execution_provider]
                 used = [dict(entry.options) for entry in self.providers] if table_offset(sources) is not None else []
                 failure = self.parts_failure
-                if spec.lengths and settings.engine.graph == "untouched":
+                if spec.choices.lengths and settings.engine.graph == "untouched":
                     failure = "the graph, left as it is, takes a step's length for the text's"
                 return as_opened(spec, failure, table_offset(used), table_offset(written))
         except ModelError as error:

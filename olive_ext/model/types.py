@@ -311,11 +311,6 @@ class DecoderSpec:
         return (*self.kv, *self.states)
 
     @property
-    def lengths(self) -> tuple[int, ...]:
-        """Positions beyond which texts are computed otherwise, ascending."""
-        return self.choices.lengths
-
-    @property
     def bytes_per_position(self) -> int:
         """Bytes of KV that one position of one slot takes, all layers together."""
         return sum(tensor.heads * tensor.head_size * ITEM_BYTES[tensor.elem_type] for tensor in self.kv)

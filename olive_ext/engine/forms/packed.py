@@ -270,7 +270,8 @@ class PackedOnGraph(GraphForm):
             return "positions are on three axes"
         if device == "webgpu" and spec.rounds_rows:
             return "packed steps add up in another order, which the rounding of activations would show"
-        if others := {tensor.elem_type for tensor in spec.kv} - KERNELS[device].caches:
+        taken = KERNELS[device].quantized | set(KERNELS[device].floats.values())
+        if others := {tensor.elem_type for tensor in spec.kv} - taken:
             return f"the {device} device has no paged attention over caches of ONNX's element type {min(others)}"
         _refuse_long_steps(model, " or 'engine.scoring' = \"rows\"")
         return None

@@ -74,11 +74,6 @@ class PagedKernel:
     most_tokens: int = UNLIMITED
     """The most tokens in a step that the device is known to handle without a crash."""
 
-    @property
-    def caches(self) -> frozenset[int]:
-        """All types of caches."""
-        return self.quantized | frozenset(self.floats.values())
-
 
 KERNELS: Mapping[str, PagedKernel] = {
     "cuda": PagedKernel(

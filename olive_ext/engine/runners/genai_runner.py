@@ -241,14 +241,10 @@ class GenaiRunner(Runner):
 
     def __init__(self, model: GenaiModel, facts: Mapping[str, Any], spec: DecoderSpec | None = None) -> None:
         """`spec`: the decoder's, where it is a single graph."""
-        super().__init__(
-            Traits(
-                model.context_length,
-                can_rewind=model.traits.rewinds,
-                chunked_prefill=spec is None or (spec.is_splittable and not spec.lengths),
-                lengths=() if spec is None else spec.lengths,
-            )
-        )
+        lengths = () if spec is None else spec.choices.lengths
+        is_splittable = spec is None or (spec.is_splittable and not lengths)
+        traits = Traits(model.context_length, can_rewind=model.traits.rewinds, lengths=lengths)
+        super().__init__(replace(traits, chunked_prefill=is_splittable))
         self.tokens_replayed = 0
         self._model = model
         self._generators = model.traits

@@ -8,8 +8,7 @@ Axes: S tokens of a row or of a tree batch, T cells, R logits rows, V vocabulary
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
@@ -410,20 +409,6 @@ def load_model(
     return placed, {**facts, **runtime, "dtype": dtype_name, "device": str(placed.device)}
 
 
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Within it, no progress of loading weights is shown."""
-    from transformers.utils import logging
-
-    was_shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_shown:
-            logging.enable_progress_bar()
-
-
 def _class_for(config: Any) -> Any:
     """transformers' class for a configuration. `ModelError` for encoder-decoders except those of text and Whisper."""
     import transformers
@@ -486,12 +471,18 @@ class PlainPass:
     def __init__(
         self, model: ResolvedModel, dtype: str | None = None, changes: Mapping[str, Any] | None = None
     ) -> None:
-        settings = model.settings
+        from transformers.utils import logging
+
+        settings, shows_bars = model.settings, logging.is_progress_bar_enabled()
         trust = settings.trust_remote_code
-        with without_bars():
+        logging.disable_progress_bar()
+        try:
             self.model: Any = load_model(
                 settings.model, dtype or settings.dtype, settings.device, trust_remote_code=trust, changes=changes
             )[0]
+        finally:
+            if shows_bars:
+                logging.enable_progress_bar()
         text: Any = self.model.config.get_text_config(decoder=True)
         self.context_length = context_length(self.model.config) or DEFAULT_LENGTH
         self.vocab_size = int(text.vocab_size)

@@ -14,7 +14,7 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -177,7 +177,11 @@ def facts_of(providers: Sequence[Provider], config: EngineConfig) -> Mapping[str
 
 def keep_within(root: Path, limit: int = LIMIT_BYTES) -> None:
     """Deletes what was used least recently until `limit` bytes are left, and what dead sessions left a day ago."""
-    entries = sorted(_folders(root))
+    entries: list[tuple[float, Path]] = []
+    for path in root.iterdir():
+        with suppress(FileNotFoundError):
+            entries += [(path.stat().st_mtime, path)] if path.is_dir() else []
+    entries.sort()
     sizes = {path: sum(size for size, _ in _files(path).values()) for _, path in entries}
     total, left = sum(sizes.values()), time.time() - _DAY_S
     for used, path in entries:
@@ -193,13 +197,6 @@ def delete(folder: Path) -> None:
     gone = folder.with_name(f"{NEW}{os.getpid()}-{folder.name}")
     folder.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
-
-
-def _folders(root: Path) -> Iterator[tuple[float, Path]]:
-    for path in root.iterdir():
-        with suppress(FileNotFoundError):
-            if path.is_dir():
-                yield path.stat().st_mtime, path
 
 
 def _files(folder: Path, pattern: str = "*") -> Files:

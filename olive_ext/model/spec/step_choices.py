@@ -76,7 +76,7 @@ class PositionalNodes:
         self._caches = {cache.past: cache for cache in caches}
         graph = model.graph
         self._known = {tensor.name for tensor in graph.initializer}
-        self._tokens = {name for name, entry in self._inputs.items() if entry.role is Role.INPUT_IDS}
+        self.tokens = {name for name, entry in self._inputs.items() if entry.role is Role.INPUT_IDS}
         is_endless = any(repeats(node) for function in model.functions for node in function.node)
         self._domains = {*_DEFAULT, *(function.domain for function in model.functions if not is_endless)}
         self._hints = {value.name: value for value in graph.value_info}
@@ -102,9 +102,9 @@ class PositionalNodes:
         is_run = node.domain in self._domains and not repeats(node)
         is_run = is_run and all(name in self._values or name in self._known for name in read)
         # A table that is looked up by token ids holds what tokens mean.
-        if is_run and not (node.op_type == "Gather" and read[0] in self._known and read[1] in self._tokens):
+        if is_run and not (node.op_type == "Gather" and read[0] in self._known and read[1] in self.tokens):
             (self._known if self._values.isdisjoint(read) else self._values).update(node.output)
-            self._tokens.update(() if self._tokens.isdisjoint(read) else node.output)
+            self.tokens.update(() if self.tokens.isdisjoint(read) else node.output)
             self.nodes.append(node)
             return
         for name in filter(self._values.__contains__, read):
@@ -133,19 +133,12 @@ class PositionalNodes:
 
     def count(self, wanted: Iterable[str]) -> int:
         """The number of nodes that compute the values `wanted`."""
-        return len(self._makers(set(wanted), set())[0])
+        return len(self.makers(wanted)[0])
 
-    def reads_tokens(self, wanted: Iterable[str]) -> bool:
-        """Whether the values `wanted` depend on token ids."""
-        return not self._tokens.isdisjoint(self._makers(set(wanted), set())[1] - set(wanted))
-
-    def values(self, wanted: Iterable[str]) -> list[str]:
-        """The outputs of the nodes that make the values `wanted`."""
-        return [name for node in reversed(self._makers(set(wanted), set())[0]) for name in node.output if name]
-
-    def _makers(self, wanted: set[str], fixed: set[str]) -> tuple[list[onnx.NodeProto], set[str]]:
+    def makers(self, wanted: Iterable[str], fixed: Collection[str] = ()) -> tuple[list[onnx.NodeProto], set[str]]:
         """The nodes that compute the values `wanted`, last first, and all values that these read or make."""
-        needed, kept = wanted - fixed, []
+        fixed = set(fixed)
+        needed, kept = set(wanted) - fixed, []
         for node in reversed(self.nodes):
             if needed.intersection(node.output) and not fixed.issuperset(node.output):
                 kept.append(node)
@@ -157,7 +150,7 @@ class PositionalNodes:
     def cut(self, wanted: Iterable[str], fixed: Iterable[str] = ()) -> Run:
         """Computes values of a step, where the values `fixed` are one truth. Both may raise `UnrunnableError`."""
         wanted, fixed = list(wanted), set(fixed)
-        kept, needed = self._makers(set(wanted), fixed)
+        kept, needed = self.makers(wanted, fixed)
         shapes = [node for node in kept if node.output[0] in self._shapes]
         nodes, made_up = _without_weights([node for node in reversed(kept) if node not in shapes])
         weights = [tensor for tensor in self._model.graph.initializer if tensor.name in needed]
@@ -333,7 +326,7 @@ class StepComparison:
 
     def _first_difference_by_tokens(self) -> str | None:
         """The first value, of those that nodes compare with, that changes with a later token or another row's."""
-        if not self._part.reads_tokens(self._frontier):
+        if self._part.tokens.isdisjoint(self._part.makers(self._frontier)[1] - set(self._frontier)):
             return None
         run, row = self._part.cut(self._frontier), (CHUNK, PART)
 
@@ -397,7 +390,8 @@ class StepComparison:
 
     def _length_choices(self) -> list[LengthChoice]:
         """The truth values of a step that change once with the length of a text, fed in one pass or token by token."""
-        truths = self._part.values(self._frontier)
+        makers, _ = self._part.makers(self._frontier)
+        truths = [name for node in reversed(makers) for name in node.output if name]
         first = self._part.cut(truths)([(0, BASE_LENGTH)], False)
         truths = [name for name in truths if first[name].dtype.kind == "b" and first[name].size == 1]
         if not truths:

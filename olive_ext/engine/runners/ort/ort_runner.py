@@ -208,7 +208,7 @@ class OrtRunner(Runner):
         self, place: KvPlace, kv: KvStore, head: ScoringHead, facts: Mapping[str, Any], parts: OrtParts
     ) -> None:
         spec, encoder = place.spec, parts.encoder
-        length, lengths = spec.context_length, spec.lengths
+        length, lengths = spec.context_length, spec.choices.lengths
         traits = Traits(length, kv.form, kv.has_cells, not spec.states, lengths=lengths)
         traits = replace(traits, overlaps_steps=parts.overlaps_steps)
         if encoder is not None or not spec.is_splittable:
