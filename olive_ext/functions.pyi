@@ -7,8 +7,7 @@ from typing import Any, Literal
 from olive_ext.backends.lm_eval_run import LM
 from olive_ext.check import Findings
 from olive_ext.config import EvaluationConfig, ModelSettings
-from olive_ext.plugins.diagnose.remedy.bill import Bill
-from olive_ext.plugins.diagnose.remedy.loss_map import LossMap
+from olive_ext.plugins.diagnose.remedy.pages import Bill, LossMap
 from olive_ext.plugins.diagnose.settings import LocationConfig, MendingConfig
 from olive_ext.report import Report
 from olive_ext.session.local import RecordTo

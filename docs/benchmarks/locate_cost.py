@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from harness import parser_of, table, write
 
-from olive_ext.plugins.diagnose.remedy.race import FIRST_SHARE, LEAST
+from olive_ext.plugins.diagnose.remedy.locate import FIRST_SHARE, LEAST
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import harness
 import numpy as np
 
 from olive_ext.plugins.diagnose.remedy import locate as location
-from olive_ext.plugins.diagnose.remedy.race import Race, estimate
+from olive_ext.plugins.diagnose.remedy.locate import Race, estimate
 
 SHARES = (16, 8, 4, 2, 1)
 """An interval is of one of so many documents."""

@@ -24,10 +24,9 @@ from train_models import exported
 
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import size_on_disk
-from olive_ext.plugins.diagnose.remedy.locate import Location, opened_location
+from olive_ext.plugins.diagnose.remedy.locate import Floats, Location, estimate, opened_location
 from olive_ext.plugins.diagnose.remedy.mend import Mender
 from olive_ext.plugins.diagnose.remedy.mended_package import copy_of
-from olive_ext.plugins.diagnose.remedy.race import Floats, estimate
 from olive_ext.plugins.diagnose.remedy.variants import Material
 from olive_ext.plugins.diagnose.settings import MendingConfig
 
@@ -87,7 +86,7 @@ class Losses:
         """Weights in int8 in the largest blocks, in this order, each where it still fits."""
         menu, answer = self._menu, [0] * len(self._menu.targets)
         for number in order:
-            alone = {n: one.precision for n, one in enumerate(menu.of_target(number)) if one.together is None}
+            alone = {n: one.precision for n, one in enumerate(menu.choices[number]) if one.together is None}
             finer = next(n for n, one in alone.items() if one is not None and one.bits == 8)
             grown = menu.num_bytes([*answer[:number], finer, *answer[number + 1 :]]) - menu.num_bytes([0] * len(answer))
             if self._mender.own_size + grown <= size:
@@ -97,9 +96,9 @@ class Losses:
     def _made(self, answer: tuple[int, ...], mended: Floats | None = None) -> tuple[Floats, Row]:
         with tempfile.TemporaryDirectory() as work:
             draft = Path(work, "draft")
-            self._mender.drafts.package(answer).write(draft)
+            self._mender.package(answer).write(draft)
             sums = self._sums(copy_of(self._mender.model, draft))
-        return sums, self._row(self._mender.drafts.num_bytes(answer), sums, mended)
+        return sums, self._row(self._mender.num_bytes(answer), sums, mended)
 
     def _sums(self, model: ResolvedModel) -> Floats:
         return self._part.variants.compared(model, self._part.documents)

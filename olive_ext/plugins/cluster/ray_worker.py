@@ -172,8 +172,10 @@ class RayWorker(Worker):
             served: Served = self._result(self._sent("open", self._job), timeout)
         except TimeoutError:
             self.stop()
+            free = self._cluster.ray.available_resources()
+            room = {name: free[name] for name in ("CPU", "GPU", *self._cluster.wanted.resources) if name in free}
             raise RunError(
-                f"{self.name} did not come up within {timeout} s: the cluster has {self._room()} ('workers.resources', "
+                f"{self.name} did not come up within {timeout} s: the cluster has {room} ('workers.resources', "
                 "'workers.start_timeout')"
             ) from None
         return served
@@ -222,10 +224,6 @@ class RayWorker(Worker):
             self.stop()
             raise WorkerLostError(f"was lost ({one_line(problem, 160)})") from problem
         return content_of(answer)
-
-    def _room(self) -> dict[str, float]:
-        room = self._cluster.ray.available_resources()
-        return {name: room[name] for name in ("CPU", "GPU", *self._cluster.wanted.resources) if name in room}
 
 
 @contextmanager

@@ -23,12 +23,6 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any, NoReturn
 
-NONCE = 32
-"""Bytes in front of the program's text: what is sent back where the program has ended by itself."""
-
-TIMED_OUT = 124
-"""Exit status of a child whose program was stopped by the clock."""
-
 _ENDING_S = 4.0
 """The most seconds that ending a program's remaining processes takes; less than its sender waits."""
 
@@ -66,7 +60,12 @@ def main() -> NoReturn:
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         if options["mode"] == "namespaces":
-            _unshare()
+            user, group = os.getuid(), os.getgid()
+            _called("unshare", _libc.unshare(_NAMESPACES | (_NEW_USER if user else 0)))
+            if user:  # nobody else, in a user namespace of its own
+                maps = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
+                for name, text in maps.items():
+                    Path("/proc/self", name).write_text(text)
             first = partial(_first_process, options, job, verdict)
         else:
             _called("prctl", _libc.prctl(36, 1, 0, 0, 0))  # PR_SET_CHILD_SUBREAPER: what leaves its group comes here
@@ -77,19 +76,10 @@ def main() -> NoReturn:
         os.write(verdict, f"refused: {error}".encode())
         os._exit(1)
     os.close(verdict)
-    status = _wait(child, options["wall_s"])
+    status = _wait(child, options["wall_s"], options["timed_out"])
     if options["mode"] != "namespaces":
         _end_descendants()
     os._exit(status)
-
-
-def _unshare() -> None:
-    """New namespaces; without root in a user namespace of its own, in which the user is nobody else."""
-    user, group = os.getuid(), os.getgid()
-    _called("unshare", _libc.unshare(_NAMESPACES | (_NEW_USER if user else 0)))
-    if user:
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-            Path("/proc/self", name).write_text(text)
 
 
 def _first_process(options: Mapping[str, Any], job: list[bytes], verdict: int) -> NoReturn:
@@ -98,7 +88,7 @@ def _first_process(options: Mapping[str, Any], job: list[bytes], verdict: int) -
     _new_root(options)
     child = _forked(partial(_run, options, job, verdict), verdict)
     os.close(verdict)
-    os._exit(_wait(child, None))
+    os._exit(_wait(child))
 
 
 def _new_root(options: Mapping[str, Any]) -> None:
@@ -159,32 +149,29 @@ def _run(options: Mapping[str, Any], job: list[bytes], verdict: int) -> NoReturn
     sys.argv[:] = [""]
     _refuse(frozenset(_INTROSPECTION + (_WITHOUT_NAMESPACES if is_bare else ())), is_bare)
     try:
-        deque(map(methodcaller("__call__"), _calls(job.pop(), verdict)), maxlen=0)
+        deque(map(methodcaller("__call__"), _calls(job.pop(), options["nonce"], verdict)), maxlen=0)
     except BaseException as error:  # noqa: BLE001 - an answer's own
         message = f"failed: {_text(error)}"
     os.write(verdict, message.encode("utf-8", "replace")[:2000])
     os._exit(0)
 
 
-def _calls(job: bytes, verdict: int) -> tuple[Callable[[], Any], ...]:
-    program: Any = partial(exec, job[NONCE:].decode("utf-8", "surrogatepass"), {})
-    return program, partial(os.write, verdict, job[:NONCE]), partial(os._exit, 0)
+def _calls(job: bytes, size: int, verdict: int) -> tuple[Callable[[], Any], ...]:
+    program: Any = partial(exec, job[size:].decode("utf-8", "surrogatepass"), {})
+    return program, partial(os.write, verdict, job[:size]), partial(os._exit, 0)
 
 
 def _refuse(events: frozenset[str], is_bare: bool) -> None:
     """Hooks of Python's auditing cannot be taken away again by Python."""
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in events or (event == "open" and _is_of_processes(arguments[0], is_bare)):
+        is_path = event == "open" and isinstance(arguments[0], str | bytes)
+        path = os.fsdecode(arguments[0]) if is_path else ""
+        # The memory of a process, and without namespaces anything of the system's processes.
+        if event in events or ("/proc/" in path and (is_bare or path.endswith("mem"))):
             raise PermissionError(f"{event} is not allowed here")
 
     sys.addaudithook(hook)
-
-
-def _is_of_processes(path: Any, is_bare: bool) -> bool:
-    """Whether a path leads to the memory of a process, or without namespaces to anything of the system's processes."""
-    text = os.fsdecode(path) if isinstance(path, str | bytes) else ""
-    return "/proc/" in text and (is_bare or text.endswith("mem"))
 
 
 def _text(error: BaseException) -> str:
@@ -207,10 +194,9 @@ def _forked(run: Callable[[], NoReturn], verdict: int) -> int:
     return child
 
 
-def _wait(child: int, seconds: float | None) -> int:
-    """The child's exit status, 128 and its signal where it was killed; `TIMED_OUT`, and the child killed, where it runs
-    for more `seconds`."""
-    end = math.inf if seconds is None else time.monotonic() + seconds
+def _wait(child: int, seconds: float = math.inf, timed_out: int = 1) -> int:
+    """The child's exit status, 128 and its signal where it was killed; `timed_out` where that is after `seconds`."""
+    end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         found, status = os.waitpid(-1, os.WNOHANG)
         if found == child:
@@ -219,7 +205,7 @@ def _wait(child: int, seconds: float | None) -> int:
         if not found:
             signal.sigtimedwait([signal.SIGCHLD], min(left, 60.0))
     os.kill(child, signal.SIGKILL)
-    return TIMED_OUT
+    return timed_out
 
 
 def _end_descendants() -> None:

@@ -31,11 +31,11 @@ def locate_command(arguments: Namespace) -> int:
     config = LocationConfig.parse(written_values(arguments, arguments.model, LOCATE_OPTIONS))
     with going_on(config.output_dir and Path(config.output_dir, "journal")):
         from olive_ext.plugins.diagnose.remedy.locate import locate
-        from olive_ext.plugins.diagnose.remedy.loss_map import PAGE_NAME, show
+        from olive_ext.plugins.diagnose.remedy.pages import show_map
 
-        show(locate(config, progress=True))
+        show_map(locate(config, progress=True))
     if config.output_dir is not None:
-        sys.stdout.write(f"page: {Path(config.output_dir, PAGE_NAME)}\n")
+        sys.stdout.write(f"page: {Path(config.output_dir, 'loss_map.html')}\n")
     return 0
 
 
@@ -44,11 +44,11 @@ def mend_command(arguments: Namespace) -> int:
     documents that chose nothing."""
     config = MendingConfig.parse(written_values(arguments, arguments.model, MEND_OPTIONS))
     with going_on(config.unfinished):
-        from olive_ext.plugins.diagnose.remedy.bill import PAGE_NAME, refuse_broken, show
         from olive_ext.plugins.diagnose.remedy.mend import mend
+        from olive_ext.plugins.diagnose.remedy.pages import refuse_broken, show_bill
 
         bill = mend(config, progress=True)
-    sys.stdout.write(f"model: {config.output_dir}\npage: {Path(config.output_dir, PAGE_NAME)}\n")
-    show(bill, advised)
+    sys.stdout.write(f"model: {config.output_dir}\npage: {Path(config.output_dir, 'bill.html')}\n")
+    show_bill(bill, advised)
     refuse_broken(bill)
     return 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,92 @@ from olive_ext.graph.nodes import few_bits, half_type, quantizing_operator
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.constants import Constants
 from olive_ext.model.files.content import load_graph
-from olive_ext.plugins.diagnose.module_states import EMBEDDED, NORMED, Rotated, layers_of, regroup, reweight, states_of
+from olive_ext.model.files.damage import replace_weights
 from olive_ext.run.export import LARGEST_DIFFERENCE, logprobs
 from olive_ext.session.opening import open_model
 from olive_ext.session.tokenizer import load_tokenizer
+
+EMBEDDED, NORMED = "embeddings", "last hidden states"
+"""Names in `states_of` of the inputs of the first layer and of the head."""
+
+_TURNED = ("q_proj", "k_proj", "q_norm", "k_norm")
+"""Modules whose outputs rotary positions rotate, or that are scaled before."""
+
+Rotated = Literal["halves", "neighbours"]
+Floats = npt.NDArray[np.float32]
+
+
+def layers_of(plain: PlainPass) -> str:
+    """The name of the module that holds the decoder's layers; empty where there is none of their number."""
+    import torch
+
+    model = plain.model
+    number = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    modules = model.get_decoder().modules() if hasattr(model, "get_decoder") else ()
+    lists = {id(part) for part in modules if isinstance(part, torch.nn.ModuleList) and len(part) == number}
+    return next((name for name, part in model.named_modules() if id(part) in lists), "")
+
+
+def states_of(plain: PlainPass, tokens: Sequence[int]) -> dict[str, Floats]:
+    """What each module returns for S `tokens` [S, size], by its name, in the order of the computation; by the names
+    `EMBEDDED` and `NORMED` what the first layer and the head are given. Modules whose output has no row for each
+    token are left out."""
+    import torch
+
+    states: dict[str, Floats] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(_: object, inputs: Any, output: Any = None, result: Any = None) -> None:
+            value = next((one for one in (result, output) if one is not None), inputs)
+            value = value[0] if isinstance(value, tuple) and value else value
+            if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.ndim < 2 or name in states:
+                return
+            rows = value[0] if value.ndim > 2 and len(value) == 1 else value
+            if len(rows) == len(tokens):
+                kept = rows.detach().clone()  # what comes after may write into it, as OLMo's clipping does
+                states[name] = kept.reshape(len(tokens), -1).float().cpu().numpy()
+
+        return hook
+
+    modules = dict(plain.model.named_modules())
+    hooks = [part.register_forward_hook(keep(name)) for name, part in modules.items() if name]
+    hooked = {EMBEDDED: modules.get(f"{layers_of(plain)}.0"), NORMED: plain.model.get_output_embeddings()}
+    hooks += [part.register_forward_pre_hook(keep(name)) for name, part in hooked.items() if part is not None]
+    try:
+        plain.run(tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return states
+
+
+def reweight(plain: PlainPass, model: Constants) -> bool:
+    """What `replace_weights` returns for a graph and the module's parameters. A head that is its table becomes one of
+    its own."""
+    import torch
+
+    plain.untie_head()
+    tensors = {name: one.detach() for name, one in plain.model.named_parameters()}
+    arrays = {name: one.float().cpu().numpy() for name, one in tensors.items()}
+    result = replace_weights(arrays, model)
+    for name, one in tensors.items():
+        one.copy_(torch.from_numpy(arrays[name]))
+    return result
+
+
+def regroup(plain: PlainPass, rotated: Rotated) -> None:
+    """Makes rotary positions rotate `rotated` where the model rotates the other: the first r numbers of each head in
+    halves (i with i + r / 2), or neighbours (2 i with 2 i + 1). The weights of queries and keys are reordered."""
+    config = plain.config
+    share = {**config, **(config.get("rope_parameters") or {})}.get("partial_rotary_factor") or 1.0
+    size = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    turned = np.arange(int(size * share))
+    halves = turned.reshape(2, -1).T if rotated == "halves" else turned.reshape(-1, 2).T
+    order = [*halves.reshape(-1).tolist(), *range(len(turned), size)]
+    for name, part in plain.model.named_modules():
+        for tensor in part.parameters(recurse=False) if name.rpartition(".")[2] in _TURNED else ():
+            tensor.data = tensor.data.view(-1, size, *tensor.shape[1:])[:, order].reshape(tensor.shape)
+
 
 Text = tuple[int, ...]
 Logprobs = npt.NDArray[np.float64]
@@ -45,22 +127,18 @@ SHORTEST, LONGEST = 4, 1024
 
 @dataclass(frozen=True)
 class _Scored:
-    """The same texts by both."""
-
     checkpoint: ResolvedModel
     plain: PlainPass
     texts: list[Text]
     expected: list[Logprobs]
     given: list[Logprobs]
     num_ids: int
-    """Those that are tokens."""
-
     parts: str = ""
-    """As `Agreement.parts`."""
 
     @classmethod
     def by(cls, model: ResolvedModel, checkpoint: ResolvedModel) -> _Scored:
-        """Raises `ModelError` for other vocabularies."""
+        """On random texts of growing length, among them one beyond each number of tokens in the checkpoint's
+        configuration. Raises `ModelError` for other vocabularies."""
         plain = PlainPass(checkpoint)
         num_tokens = load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code).num_ids
         sizes = {plain.vocab_size, model.spec.vocab_size or plain.vocab_size}
@@ -68,13 +146,19 @@ class _Scored:
             problem = f"'{model.name}' has {model.spec.vocab_size} tokens, '{checkpoint.name}' {plain.vocab_size}"
             raise ModelError(problem, code="not_comparable")
         num_ids = min(num_tokens, *sizes)
-        texts = _texts(model, plain, num_ids)
+        longest = min(plain.context_length, model.spec.context_length, model.settings.max_length or LONGEST)
+        doubled = [SHORTEST << power for power in range(longest.bit_length())]
+        lengths = sorted({min(number, longest) for number in (*doubled, *plain.lengths_beyond)})
+        random, ids = np.random.default_rng(0), [token for token in range(num_ids) if token not in plain.media_tokens]
+        texts: list[Text] = [tuple(random.choice(ids, length).tolist()) for length in lengths]
         with open_model(model) as session:
             rows_left, parts = logprobs(session, texts), session.describe_execution().get("parts_failure", "")
         expected = [plain.logprobs(text) for text in texts]
-        if num_tokens < plain.vocab_size:
-            rows = zip(texts, rows_left, expected, strict=True)
-            rows_left = [_without_taken(plain, num_tokens, *row) for row in rows]
+        for number, text in enumerate(texts if num_tokens < plain.vocab_size else ()):
+            left, exact = rows_left[number], expected[number]
+            if not _apart(left, exact).max() <= LARGEST_DIFFERENCE:
+                # What a graph takes from ids that belong to no token, as by a mask of -inf, costs nothing.
+                rows_left[number] = left - np.clip(left - exact, 0, plain.logprobs(text, num_tokens) - exact)
         return cls(checkpoint, plain, texts, expected, rows_left, num_ids, parts)
 
     def with_weights_of(self, model: ResolvedModel) -> _Scored:
@@ -121,7 +205,14 @@ def hold_against(model: ResolvedModel, checkpoint: ResolvedModel) -> Agreement:
     Raises `ConfigError` for models that are not such, `ModelError` for those that do not take text alone or have other
     vocabularies.
     """
-    _refuse(model, checkpoint)
+    if checkpoint.kind != "hf":
+        problem = "is no checkpoint: give a Hugging Face model, in a folder or by name"
+        raise UnsupportedError(f"'{checkpoint.settings.model}' {problem}")
+    if model.kind != "onnx" or not model.runtime.runs_graph:
+        problem = f"the runtime '{model.runtime.name}' runs it; only a graph that ONNX Runtime runs can be compared"
+        raise UnsupportedError(f"'{model.settings.model}' cannot be held against a checkpoint: {problem}")
+    if model.source is not None or checkpoint.source is not None:
+        raise ModelError(f"'{model.name}' has an encoder: only models of text alone are held against a checkpoint")
     graph, scored = load_graph(model.files.decoder), _Scored.by(model, checkpoint)
     agreement = Agreement(
         checkpoint=checkpoint.name,
@@ -149,7 +240,13 @@ def hold_against(model: ResolvedModel, checkpoint: ResolvedModel) -> Agreement:
     first = next((place for place, text in enumerate(agreement.texts) if not text.nats <= agreement.bound), None)
     if first is None:
         return agreement
-    agreement = _placed(agreement, scored, first)
+    wrong = int(np.argmax(~(scored.apart[first] <= agreement.bound))) + 1
+    before = len(scored.texts[first - 1]) if first else 0
+    equal = [*scored.apart[:first], scored.apart[first][: wrong - 1]]
+    is_everywhere = max((float(row.max()) for row in equal if len(row)), default=0.0) > agreement.nats / SHARP
+    is_by_text = wrong < before and not is_everywhere
+    equal_up_to = 0 if is_everywhere or wrong < SHORTEST else wrong
+    agreement = replace(agreement, equal_up_to=before if is_by_text else equal_up_to, is_by_text=is_by_text)
     agreement = replace(agreement, omission=_omission(scored, agreement))
     shown = next((text for text in reversed(scored.texts[first:]) if len(text) <= MOST_TOKENS), scored.texts[first])
     try:
@@ -173,53 +270,8 @@ def _rounding(dtype: str, scored: _Scored) -> tuple[float, float]:
     return (nats, states) if np.isfinite(nats) else (0.0, 0.0)
 
 
-def _placed(agreement: Agreement, scored: _Scored, first: int) -> Agreement:
-    """Adds the number of tokens that are equal; `first` is the first text that differs. Where the texts before it come
-    near the bound, there is a small difference everywhere, and no length causes it."""
-    wrong = int(np.argmax(~(scored.apart[first] <= agreement.bound))) + 1
-    before = len(scored.texts[first - 1]) if first else 0
-    equal = [*scored.apart[:first], scored.apart[first][: wrong - 1]]
-    if max((float(row.max()) for row in equal if len(row)), default=0.0) > agreement.nats / SHARP:
-        return replace(agreement, equal_up_to=0)
-    if wrong < before:
-        return replace(agreement, equal_up_to=before, is_by_text=True)
-    return replace(agreement, equal_up_to=wrong if wrong >= SHORTEST else 0)
-
-
-def _refuse(model: ResolvedModel, checkpoint: ResolvedModel) -> None:
-    if checkpoint.kind != "hf":
-        raise UnsupportedError(
-            f"'{checkpoint.settings.model}' is no checkpoint: give a Hugging Face model, in a folder or by name"
-        )
-    if model.kind != "onnx" or not model.runtime.runs_graph:
-        problem = f"the runtime '{model.runtime.name}' runs it; only a graph that ONNX Runtime runs can be compared"
-        raise UnsupportedError(f"'{model.settings.model}' cannot be held against a checkpoint: {problem}")
-    if model.source is not None or checkpoint.source is not None:
-        raise ModelError(f"'{model.name}' has an encoder: only models of text alone are held against a checkpoint")
-
-
-def _texts(model: ResolvedModel, plain: PlainPass, num_tokens: int) -> list[Text]:
-    """Random texts of growing length, among them one beyond each number of tokens in the checkpoint's configuration.
-    Tokens that stand for pictures and sounds are left out, even if a checkpoint has no tower for them."""
-    context = min(plain.context_length, model.spec.context_length)
-    longest = min(context, model.settings.max_length or LONGEST)
-    doubled = [SHORTEST << power for power in range(longest.bit_length())]
-    lengths = sorted({min(number, longest) for number in (*doubled, *plain.lengths_beyond)})
-    random, ids = np.random.default_rng(0), [token for token in range(num_tokens) if token not in plain.media_tokens]
-    return [tuple(random.choice(ids, length).tolist()) for length in lengths]
-
-
 def _apart(one: Logprobs, other: Logprobs) -> Logprobs:
-    """Nats of each token; infinite where one is no number."""
     return np.nan_to_num(np.abs(one - other), nan=np.inf)
-
-
-def _without_taken(plain: PlainPass, num_tokens: int, text: Text, given: Logprobs, expected: Logprobs) -> Logprobs:
-    """`given` with the share of ids that belong to no token as it was: what a graph takes from them, as by a mask of
-    -inf, costs nothing, as in a verdict on distributions."""
-    if _apart(given, expected).max() <= LARGEST_DIFFERENCE:
-        return given
-    return given - np.clip(given - expected, 0, plain.logprobs(text, num_tokens) - expected)
 
 
 def _omission(scored: _Scored, agreement: Agreement) -> Omission | None:
@@ -257,13 +309,6 @@ LEAST_LENGTH = 1e-3
 MOST_TOKENS = 128
 """Up to so many tokens, every value of the graph is kept for a text; for a longer one the states of its beginning."""
 
-Floats = npt.NDArray[np.float32]
-
-
-class _Nearest(NamedTuple):
-    name: str
-    errors_S: Floats
-
 
 def first_state_difference(
     plain: PlainPass, model: ResolvedModel, tokens: Sequence[int], bound: float
@@ -275,24 +320,21 @@ def first_state_difference(
     values = None
     if len(tokens) > MOST_TOKENS:
         begin = tokens[:MOST_TOKENS]
-        values = [best.name for best in _nearest(states_of(plain, begin), PlainGraph(model).run(begin), bound).values()]
+        values = [value for _, value in _nearest(states_of(plain, begin), PlainGraph(model).run(begin), bound).values()]
     states = states_of(plain, tokens)
     nearest = _nearest(states, PlainGraph(model, values).run(tokens), bound)
     if not nearest:
         raise ModelError("which layer it is cannot be found: no value of the graph has the size of a hidden state")
-    wrong = {name: best for name, best in nearest.items() if best.errors_S.max() > bound}
+    wrong = {name for name, (errors_S, _) in nearest.items() if errors_S.max() > bound}
     layers = layers_of(plain)
-    layers_outputs = [
-        name for name in states if layers and name.startswith(f"{layers}.") and name[len(layers) + 1 :].isdecimal()
-    ]
-    borders = [EMBEDDED, *layers_outputs, NORMED]
-    borders = [name for name in borders if name in nearest]
+    outputs = [name for name in states if layers and name.removeprefix(f"{layers}.").isdecimal()]
+    borders = [name for name in (EMBEDDED, *outputs, NORMED) if name in nearest]
 
     def parts(layer: str) -> list[str]:
         return [name for name in nearest if name.startswith(f"{layer}.") and "." not in name[len(layer) + 1 :]]
 
-    if borders[-1] == NORMED and len(borders) > 1 and (last := parts(borders[-2])) and not wrong.keys() & set(last):
-        wrong.pop(borders[-2], None)  # a fused norm adds its parts up and returns no sum
+    if borders[-1] == NORMED and len(borders) > 1 and (last := parts(borders[-2])) and not wrong & set(last):
+        wrong.discard(borders[-2])  # a fused norm adds its parts up and returns no sum
     first = _after_last_equal(borders, wrong)
     if first is None:
         return None
@@ -300,43 +342,37 @@ def first_state_difference(
     side_by_side = next((name for name in inside if name in wrong), None)  # as attention and MLP are in some models
     part = _after_last_equal(inside, wrong) or side_by_side
     equal = [name for name in states if name in nearest and name not in wrong]
-    best = nearest[part or first]
+    errors_S = nearest[part or first][0]
+    places = {NORMED: "the last norm", EMBEDDED: "the embeddings"}
     return StateDifference(
-        place=_place(first, layers),
+        place=places.get(first, f"layer {first[len(layers) + 1 :]}"),
         part="" if part is None else part.removeprefix(f"{first}."),
         behind=equal[-1] if equal else "",
-        token=int(np.argmax(best.errors_S > bound)) + 1,
-        error=float(best.errors_S.max()),
+        token=int(np.argmax(errors_S > bound)) + 1,
+        error=float(errors_S.max()),
     )
 
 
-def _after_last_equal(names: Sequence[str], wrong: Mapping[str, object]) -> str | None:
+def _after_last_equal(names: Sequence[str], wrong: Collection[str]) -> str | None:
     """The first of `names` after the last that is not in `wrong`; None where the last of all is not."""
     last = max((place for place, name in enumerate(names) if name not in wrong), default=-1)
     return names[last + 1] if last + 1 < len(names) else None
 
 
-def _place(name: str, layers: str) -> str:
-    if name == NORMED:
-        return "the last norm"
-    return "the embeddings" if name == EMBEDDED else f"layer {name[len(layers) + 1 :]}"
-
-
-def _nearest(states: Mapping[str, Floats], values: Mapping[str, npt.NDArray[Any]], bound: float) -> dict[str, _Nearest]:
-    """For each state, the value of the graph with the most equal tokens, and of these the smallest error."""
+def _nearest(
+    states: Mapping[str, Floats], values: Mapping[str, npt.NDArray[Any]], bound: float
+) -> dict[str, tuple[Floats, str]]:
+    """For each state the errors [S] and name of the graph's value with the most equal tokens, and the least error."""
     by_size: dict[int, list[tuple[str, Floats]]] = defaultdict(list)
     for name, value in values.items():
         if value.dtype.kind == "f":
             by_size[value.size].append((name, value.astype(np.float32)))
 
-    def candidates(state: Floats) -> Iterator[_Nearest]:
-        for name, value in by_size[state.size]:
-            yield _Nearest(name, _errors(value.reshape(state.shape), state))
-
-    def rank(one: _Nearest) -> tuple[int, float]:
-        return int((one.errors_S > bound).sum()), float(one.errors_S.mean())
-
-    return {name: min(candidates(state), key=rank) for name, state in states.items() if by_size[state.size]}
+    nearest = {}
+    for name, state in states.items():
+        if found := [(_errors(value.reshape(state.shape), state), other) for other, value in by_size[state.size]]:
+            nearest[name] = min(found, key=lambda one: (int((one[0] > bound).sum()), float(one[0].mean())))
+    return nearest
 
 
 def _errors(value: Floats, state: Floats) -> Floats:
@@ -349,27 +385,15 @@ def _errors(value: Floats, state: Floats) -> Floats:
     return np.minimum(errors_S, MOST_ERROR)
 
 
-FAR = 1 << 30
-"""A window that no text leaves."""
-
 WINDOWED, FULL = "sliding_attention", "full_attention"
-"""Types of layers."""
-
 _OFF: Mapping[str, Any] = {
-    "sliding_window": FAR,
-    "attn_logit_softcapping": None,
-    "final_logit_softcapping": None,
-    "clip_qkv": None,
+    "sliding_window": 1 << 30,  # which no text leaves
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "clip_qkv")),
     "alibi": False,
-    "logit_scale": 1.0,
-    "logits_scaling": 1.0,
-    "embedding_multiplier": 1.0,
-    "residual_multiplier": 1.0,
-    "routed_scaling_factor": 1.0,
-    "partial_rotary_factor": 1.0,
+    **dict.fromkeys(("logit_scale", "logits_scaling", "embedding_multiplier", "residual_multiplier"), 1.0),
+    **dict.fromkeys(("routed_scaling_factor", "partial_rotary_factor"), 1.0),
 }
 """Values without effect, by key."""
-
 
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "layernorm_epsilon")
 _SWITCHES = ("norm_topk_prob", "attention_bias", "mlp_bias", "use_qk_norm")
@@ -390,10 +414,10 @@ class Hypothesis(NamedTuple):
 
 def hypotheses(config: Mapping[str, Any]) -> list[Hypothesis]:
     """The changes to try in the decoder's configuration: each alone, then pairs that leave out different values."""
-    missing, altered = list(_missing(config)), list(_altered(config))
+    missing = list(_missing(config))
     pairs = [(one, other) for one, other in combinations(missing, 2) if not one.changes.keys() & other.changes.keys()]
     together = [Hypothesis(f"{one.text} and {other.text}", {**one.changes, **other.changes}) for one, other in pairs]
-    return missing + altered + together
+    return [*missing, *_altered(config), *together]
 
 
 def _missing(config: Mapping[str, Any]) -> Iterator[Hypothesis]:
@@ -406,13 +430,20 @@ def _missing(config: Mapping[str, Any]) -> Iterator[Hypothesis]:
         yield Hypothesis(
             f"'query_pre_attn_scalar' = {config['query_pre_attn_scalar']} is missing", {"query_pre_attn_scalar": size}
         )
-    for name, off in (
-        ("rope_type", "default"),
-        ("partial_rotary_factor", 1.0),
-        ("rope_theta", 10000.0),
-        ("attention_factor", None),
-    ):
-        yield from _rotary(config.get("rope_parameters"), name, off)
+    ropes = config.get("rope_parameters")  # one mapping, or one for each type of layers
+    ropes = ropes if isinstance(ropes, Mapping) else {}
+    inner = [key for key, rope in ropes.items() if isinstance(rope, Mapping)]
+    defaults: Mapping[str, Any] = {
+        "rope_type": "default",
+        "partial_rotary_factor": 1.0,
+        "rope_theta": 10000.0,
+        "attention_factor": None,
+    }
+    for name, off in defaults.items():
+        values = [rope[name] for rope in [ropes[key] for key in inner] or [ropes] if rope.get(name) not in (None, off)]
+        if values:
+            changed: Mapping[str, Any] = {key: {**ropes[key], name: off} for key in inner} or {**ropes, name: off}
+            yield Hypothesis(f"'{name}' = {values[0]} is missing", {"rope_parameters": changed})
     types = config.get("layer_types") or ()
     if set(types) == {WINDOWED, FULL}:
         exchanged = [FULL if kind == WINDOWED else WINDOWED for kind in types]
@@ -447,36 +478,20 @@ def _altered(config: Mapping[str, Any]) -> Iterator[Hypothesis]:
         yield Hypothesis(f"the last {what} missing", shorter)
 
 
-def _rotary(ropes: Any, name: str, off: Any) -> Iterator[Hypothesis]:
-    """Hypotheses about the rotary positions, which are one mapping or one for each type of layers."""
-    if not isinstance(ropes, Mapping):
-        return
-    inner = [key for key, rope in ropes.items() if isinstance(rope, Mapping)]
-    entries = [ropes[key] for key in inner] or [ropes]
-    values = [entry[name] for entry in entries if entry.get(name) not in (None, off)]
-    if values:
-        changed: Mapping[str, Any] = {key: {**ropes[key], name: off} for key in inner} or {**ropes, name: off}
-        yield Hypothesis(f"'{name}' = {values[0]} is missing", {"rope_parameters": changed})
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The difference on one text."""
+class Difference(NamedTuple):
+    """The difference on one text: its tokens, and the largest difference of a token's log-probability."""
 
     num_tokens: int
     nats: float
-    """The largest difference of a token's log-probability."""
 
 
-@dataclass(frozen=True)
-class Omission:
-    """A change of transformers with which they compute the same as the graph."""
+class Omission(NamedTuple):
+    """A change of transformers with which they compute the same as the graph, and how far they are from it then."""
 
     text: str
     """ "a sliding window of 16 is missing"."""
 
     nats: float
-    """How far transformers are from the graph with that change."""
 
     def sentence(self) -> str:
         """The text and its proof."""
@@ -502,16 +517,8 @@ class StateDifference:
     error: float
     """The largest error of a token's state, relative to its length."""
 
-    def sentence(self) -> str:
-        """ "hidden states part in layer 0 (self_attn), from token 17 on"."""
-        part = f" ({self.part})" if self.part else ""
-        behind = f"; '{self.behind}' is still equal" if self.behind else ""
-        error = f"by {self.error:.2g} of their size"
-        return f"hidden states part in {self.place}{part}, from token {self.token} on, {error}{behind}"
-
 
 USUAL = "of the quickstart's model 0.2 to 0.8 nats at 8 bits, 6 to 8 at 4 bits, whose mean KL on tasks is 0.004"
-"""What is known of healthy models."""
 
 
 @dataclass(frozen=True)
@@ -526,8 +533,6 @@ class Agreement:
     """Nats that are rounding."""
 
     bound_reason: str
-    """Why `bound` is not smaller."""
-
     equal_up_to: int | None = None
     """Tokens of a text that are equal, counted from its first; None where all texts are."""
 
@@ -578,13 +583,16 @@ class Agreement:
             usual = f"which says little of a quantized model ({self.quantized_by}; {USUAL})"
             measured = "`olive-ext evaluate --reference` measures what it lost"
             return f"not decided: {apart}, {usual}; {self.states_note}; {measured}"
-        where = self._where() + (f": {self.omission.sentence()}" if self.omission is not None else "")
-        layer = self.state_difference.sentence() if self.state_difference is not None else self.states_note
-        return "; ".join(filter(None, (f"differs from '{self.checkpoint}'{weights}, {apart}", where, layer)))
-
-    def _where(self) -> str:
+        where = f"equal up to {self.equal_up_to} tokens, not beyond"
         if not self.equal_up_to:
-            return "at every length"
-        if self.is_by_text:
-            return f"texts of up to {self.equal_up_to} tokens are equal, longer ones differ from their first tokens on"
-        return f"equal up to {self.equal_up_to} tokens, not beyond"
+            where = "at every length"
+        elif self.is_by_text:
+            equal = f"texts of up to {self.equal_up_to} tokens are equal"
+            where = f"{equal}, longer ones differ from their first tokens on"
+        where += f": {self.omission.sentence()}" if self.omission is not None else ""
+        layer = self.states_note
+        if (state := self.state_difference) is not None:
+            part, behind = f" ({state.part})" * bool(state.part), f"; '{state.behind}' is still equal"
+            error = f"by {state.error:.2g} of their size{behind * bool(state.behind)}"
+            layer = f"hidden states part in {state.place}{part}, from token {state.token} on, {error}"
+        return "; ".join(filter(None, (f"differs from '{self.checkpoint}'{weights}, {apart}", where, layer)))

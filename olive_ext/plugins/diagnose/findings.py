@@ -35,7 +35,7 @@ from olive_ext.model.files.package_config import is_same_path
 from olive_ext.model.providers.table import CPU
 from olive_ext.package_versions import runtimes
 from olive_ext.report import Report
-from olive_ext.report.comparison import ClaimResult, Comparison
+from olive_ext.report.comparison import Comparison
 from olive_ext.report.numbers import nats
 from olive_ext.report.place import FirstPosition, PlaceFinding
 from olive_ext.report.stages import Stage, StageName
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("olive.olive_ext")
 
 Compare = Callable[[EvaluationConfig], Comparison | None]
-"""Evaluates, and gives the comparison alone."""
-
 LOST_NATS = 1e-4
 """A conversion is examined from this mean KL on: rounding in fp32 gives 1e-7."""
 
@@ -117,7 +115,11 @@ def stage_of(name: StageName, alone: Comparison, whole: Comparison) -> Stage:
     """A stage by its own comparison, which has a divergence; `whole` has the claim about all stages."""
     divergence, outcome = alone.overall_divergence(), alone.overall_outcome()
     assert divergence is not None
-    judged = verdict(alone)
+    judged, claim = verdict(alone), whole.certainty
+    of_claim = [item for item in alone.outcomes if claim and claim.outcome == (item.task, item.metric, item.filter)]
+    losses = [item.difference if item.higher_is_better else -item.difference for item in of_claim]
+    # Claims on distributions are held against their intervals by the report.
+    breaks = claim is not None and claim.side != "below" and any(loss < claim.bound for loss in losses)
     flips = (outcome.right_to_wrong, outcome.wrong_to_right) if outcome is not None and outcome.is_binary else (0, 0)
     return Stage(
         name,
@@ -127,18 +129,8 @@ def stage_of(name: StageName, alone: Comparison, whole: Comparison) -> Stage:
         *flips,
         top1_agreement_stderr=divergence.top1_agreement_stderr,
         kl_margin=divergence.kl_interval[1] - divergence.kl.mean,
-        is_loss=judged.status in ("loss", "small_loss") or judged.code == "distant" or _breaks(alone, whole.certainty),
+        is_loss=judged.status in ("loss", "small_loss") or judged.code == "distant" or breaks,
     )
-
-
-def _breaks(alone: Comparison, claim: ClaimResult | None) -> bool:
-    """Whether the stage alone loses more of the answers than is claimed of all stages; claims on distributions are held
-    against their intervals by the report."""
-    outcomes = {(item.task, item.metric, item.filter): item for item in alone.outcomes}
-    outcome = outcomes.get(claim.outcome) if claim is not None and claim.outcome is not None else None
-    if claim is None or outcome is None or claim.side == "below":
-        return False
-    return (outcome.difference if outcome.higher_is_better else -outcome.difference) < claim.bound
 
 
 def _evaluations(models: Models) -> dict[StageName, EvaluationConfig]:
@@ -222,13 +214,9 @@ model, 1.8 % were beyond it in float16, and none in float32."""
 
 
 def finish_report(report: Report, models: Models, task_run: TaskRun, compare: Compare) -> Report:
-    """The report with the stages of its difference, or with the finding on two places."""
-    return with_place(with_stages(report, models, compare), models, task_run)
-
-
-def with_place(report: Report, models: Models, task_run: TaskRun) -> Report:
-    """The report with the finding on two places, where the evaluated model was held against itself; what cannot be
-    measured is said in it, since the numbers may have taken hours."""
+    """The report with the stages of its difference, or with the finding on two places, where the evaluated model was
+    held against itself; what cannot be measured is said in it, since the numbers may have taken hours."""
+    report = with_stages(report, models, compare)
     comparison, observer, reference = report.comparison, task_run.observer, task_run.reference
     if comparison is None or observer is None or observer.sample is None or reference is None:
         return report
@@ -332,7 +320,7 @@ def _looked_into(
             raise RunError("nodes are run of ONNX models and texts alone")
         distance = first.distance if is_green else None
         settings = model.settings, reference.settings
-        fault = first_difference(*settings, tokens, len(tokens) - 1, repro=repro, distance=distance)
+        fault = first_difference(*settings, tokens, repro=repro, distance=distance)
     except OliveExtError as error:
         why = first_line(error)
         is_held = isinstance(error, HeldError) or (is_seen and not isinstance(error, NotLocatedError))

@@ -20,10 +20,9 @@ from olive_ext.errors import UnsupportedError
 from olive_ext.graph.nodes import external_locations
 from olive_ext.model.files.content import load_graph, weight_files
 from olive_ext.model.files.package_config import GENAI_CONFIG
-from olive_ext.plugins.diagnose.remedy.bill import refuse_broken, show
 from olive_ext.plugins.diagnose.remedy.locate import locate
-from olive_ext.plugins.diagnose.remedy.loss_map import write_loss_map
 from olive_ext.plugins.diagnose.remedy.mend import mend
+from olive_ext.plugins.diagnose.remedy.pages import refuse_broken, show_bill, write_loss_map
 from olive_ext.plugins.diagnose.settings import LocationConfig, LocationSettings, MendingConfig, MendingSettings
 from olive_ext.workflow.current_run import settled
 from olive_ext.workflow.evaluator import surfaced
@@ -78,7 +77,7 @@ class OrtMending(ConfiguredPass):
                 bill = mend(MendingConfig(**values, output_dir=str(folder)), progress=True)
             finally:
                 shutil.rmtree(gathered, ignore_errors=True)
-            show(bill)
+            show_bill(bill)
             refuse_broken(bill)
         if isinstance(model, CompositeModelHandler):
             return composite_in(folder, model, root)
@@ -102,29 +101,24 @@ def in_one_folder(model: Any, values: Mapping[str, Any], gathered: Path) -> tupl
     places are relative to. Where none has all of them their files are copied into `gathered`, which is new: a link that
     leads out of a package is refused."""
     graphs = {Path(part.model_path).resolve() for _, part in model.get_model_components()}
-    model_config: ModelConfig = values["model"]
-    model_path = model.get_resource("model_path")
-    for root in (Path(model_config.path).resolve(), *([Path(model_path).resolve()] if model_path else [])):
-        if root.is_dir() and all(graph.is_relative_to(root) for graph in graphs):
-            return {**values, "model": _placed(model_config, root, root)}, root
-    root = Path(os.path.commonpath([graph.parent for graph in graphs]))
-    for graph in graphs:
-        _copy(graph, gathered / graph.relative_to(root))
-        for location, file in weight_files(graph, external_locations(load_graph(graph))).items():
-            _copy(file, gathered / graph.parent.relative_to(root) / location)
-    for file in additional_files(model.model_attributes):
-        if file.is_file():
-            _copy(file, gathered / file.name)
-    return {**values, "model": _placed(model_config, root, gathered)}, root
-
-
-def _placed(model: ModelConfig, root: Path, folder: Path) -> ModelConfig:
-    """The model in `folder`, with the places that it has in `root`."""
-    path = Path(model.path).resolve()
-    decoder = path / model.onnx_file_name if model.onnx_file_name else path
-    components = {part: Path(file).resolve().relative_to(root).as_posix() for part, file in model.components.items()}
-    name = decoder.relative_to(root).as_posix()
-    return ModelConfig.parse({"path": str(folder), "kind": "onnx", "onnx_file_name": name, "components": components})
+    own: ModelConfig = values["model"]
+    resource = model.get_resource("model_path")
+    roots = (Path(place).resolve() for place in (own.path, resource) if place)
+    root = next((one for one in roots if one.is_dir() and all(graph.is_relative_to(one) for graph in graphs)), None)
+    folder = root or gathered
+    if root is None:
+        root = Path(os.path.commonpath([graph.parent for graph in graphs]))
+        for graph in graphs:
+            _copy(graph, gathered / graph.relative_to(root))
+            for location, file in weight_files(graph, external_locations(load_graph(graph))).items():
+                _copy(file, gathered / graph.parent.relative_to(root) / location)
+        for file in additional_files(model.model_attributes):
+            if file.is_file():
+                _copy(file, gathered / file.name)
+    name = (Path(own.path).resolve() / (own.onnx_file_name or "")).relative_to(root).as_posix()
+    components = {part: Path(file).resolve().relative_to(root).as_posix() for part, file in own.components.items()}
+    placed = {"path": str(folder), "kind": "onnx", "onnx_file_name": name, "components": components}
+    return {**values, "model": ModelConfig.parse(placed)}, root
 
 
 def composite_in(folder: Path, model: Any, root: Path) -> CompositeModelHandler:

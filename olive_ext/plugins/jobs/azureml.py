@@ -135,7 +135,6 @@ def make_azureml_job(recipe: str | Path, compute: str, output: str | Path, num_n
 
 
 def _job(name: str, moved: PortableRecipe, compute: str, num_nodes: int, output: Path) -> str:
-    """job.yml."""
     links = [f'ln -s "${{{{inputs.{key}}}}}" inputs/{key}' for key in moved.inputs]
     run, variables, more = "olive-ext run --config recipe.json", {"OLIVE_DISABLE_TELEMETRY": "1"}, {}
     if num_nodes > 1:
@@ -188,10 +187,6 @@ class PortableRecipe:
         name = _named(self.inputs, whole, re.sub(r"\W+", "_", whole.stem).strip("_").lower() or "input")
         return f"inputs/{name}" if whole == path else f"inputs/{name}/{path.name}"
 
-    def script_path(self, path: Path) -> str:
-        """The path at which the job finds a script: its own name, with a number if another folder's has that."""
-        return _named(self.scripts, path, path.stem, path.suffix)
-
 
 def _named(known: dict[str, Path], path: Path, stem: str, suffix: str = "") -> str:
     """The name of `path` among those that are `known`, or a new one, which nothing else there has."""
@@ -220,7 +215,6 @@ def portable(recipe: Mapping[str, Any], num_nodes: int = 1) -> PortableRecipe:
 
 
 def _moved(moved: PortableRecipe, key: str, value: Any) -> Any:
-    """`value` at `key` with every path that exists moved."""
     if isinstance(value, Mapping):
         return {name: _moved(moved, str(name), item) for name, item in value.items()}
     if isinstance(value, list):
@@ -230,4 +224,5 @@ def _moved(moved: PortableRecipe, key: str, value: Any) -> Any:
     path = Path(value).expanduser()
     if not value or not path.exists():
         return value
-    return (moved.script_path if key in _SCRIPTS else moved.input_path)(path.resolve())
+    path = path.resolve()
+    return _named(moved.scripts, path, path.stem, path.suffix) if key in _SCRIPTS else moved.input_path(path)

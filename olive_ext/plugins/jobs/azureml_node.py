@@ -45,9 +45,11 @@ def run_node(command: Sequence[str], environment: Mapping[str, str]) -> int:
     if not environment.get(TOKEN):
         return _refuse(f"'{TOKEN}' is not set: submit the job as its README.md says")
     host, port = socket.gethostbyname(environment["MASTER_ADDR"]), int(environment["MASTER_PORT"])
-    is_first = int(environment["NODE_RANK"]) == 0
-    if not is_first and not _wait_for(host, port):
-        return _refuse(f"no first node at {host}:{port} within {JOIN_S} s")
+    is_first, deadline = int(environment["NODE_RANK"]) == 0, time.monotonic() + JOIN_S
+    while not is_first and not _listens(host, port):
+        if time.monotonic() > deadline:
+            return _refuse(f"no first node at {host}:{port} within {JOIN_S} s")
+        time.sleep(_BEAT_S)
     first = ("--head", f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false")
     ray = _started(*first) if is_first else _started(f"--address={host}:{port}")
     if ray is None:
@@ -104,13 +106,6 @@ def _end(ray: subprocess.Popen[str]) -> None:
         ray.wait(_CLOSING_S)
     ray.kill()
     ray.wait()
-
-
-def _wait_for(host: str, port: int) -> bool:
-    deadline = time.monotonic() + JOIN_S
-    while not (is_there := _listens(host, port)) and time.monotonic() < deadline:
-        time.sleep(_BEAT_S)
-    return is_there
 
 
 def _listens(host: str, port: int) -> bool:

@@ -19,7 +19,7 @@ plugin = Plugin(
     },
     hooks={
         "settle_recipe": f"{_ROOM}.settings:with_named_metrics",
-        "refuse_package": f"{_ROOM}.transducer_files:refuse_transducer",
-        "package_without_scores": f"{_ROOM}.transducer_files:transducer_in",
+        "refuse_package": f"{_ROOM}.transducer:refuse_transducer",
+        "package_without_scores": f"{_ROOM}.transducer:transducer_in",
     },
 )

@@ -168,17 +168,29 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
                     result, beside = timed(metric, session, self.settings)
                 entries = {text_of(name): entry for name, entry in result.root.items()}
                 declared |= {joint_metric_key(metric.name, name): entry for name, entry in entries.items()}
-                measured += _metrics(metric.name, entries, beside, count)
+                for name, entry in entries.items():
+                    stderr = beside.pop(f"{name}_stderr", None)
+                    measured.append(
+                        Metric(metric.name, name, "none", entry.value, stderr, entry.higher_is_better, count)
+                    )
+                for name, value in beside.items():
+                    measured.append(Metric(metric.name, name, "none", value, None, name.endswith("_per_second"), count))
             peak, execution = memory.bytes, session.describe_execution()
         measured.append(Metric(PEAK_MEMORY, "bytes", "none", float(peak), higher_is_better=False))
-        comparison = self._comparison(models, answers)
+        reference, comparison = models.config.reference, None
+        if reference is not None and answers and not is_same_path(models.config.model.path, reference.path):
+            with models.clock.phase("reference"), self._opened(models.reference, models, []) as session:
+                other = [answered(one.metric, session, self.settings) for one in answers]
+            size = models.given_reference.size
+            facts: dict[str, Any] = {"path": reference.path, "kind": models.given_reference.kind, "mode": "answers"}
+            facts |= {} if size is None else {SIZE: size}
+            comparison = compared(answers, other, facts, self.settings.matters)
         measured += comparison_metrics(comparison) if comparison is not None else ()
         report = self._report(models, path, execution, measured, comparison)
         return {**to_metric_result(report, (), self.settings.bounds).root, **declared}
 
     @contextmanager
     def _opened(self, model: ResolvedModel, models: Models, metrics: Sequence[Any]) -> Iterator[Session]:
-        """A session on a model whose answers are kept where the settings say."""
         spoken = {"language": self.settings.language, "speech_task": self.settings.speech_task}
         patch = {name: value for name, value in spoken.items() if value is not None}
         with models.clock.phase("load"):
@@ -190,17 +202,6 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
                 logger.warning("'resume' = true: a transducer's transcripts are not kept, all are computed anew")
             session.keep_answers(self.settings.journal, resume=resume)
             yield session
-
-    def _comparison(self, models: Models, own: Sequence[Answers]) -> Comparison | None:
-        """With the reference, which answers by itself; None without one, and for the reference itself."""
-        reference = models.config.reference
-        if reference is None or not own or is_same_path(models.config.model.path, reference.path):
-            return None
-        with models.clock.phase("reference"), self._opened(models.reference, models, []) as session:
-            other = [answered(one.metric, session, self.settings) for one in own]
-        size = models.given_reference.size
-        facts = {"path": reference.path, "kind": models.given_reference.kind, "mode": "answers"}
-        return compared(own, other, facts if size is None else {**facts, SIZE: size}, self.settings.matters)
 
     def _report(
         self,
@@ -221,16 +222,6 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         if (run := running.get()) is not None and (folder is not None or comparison is not None):
             run.add(report)
         return report
-
-
-def _metrics(task: str, entries: Mapping[str, Any], beside: Mapping[str, float], count: int | None) -> Iterator[Metric]:
-    """Olive's entries with their standard errors, and the values reported beside them."""
-    for name, entry in entries.items():
-        stderr = beside.get(f"{name}_stderr")
-        yield Metric(task, name, "none", entry.value, stderr, entry.higher_is_better, count)
-    for name, value in beside.items():
-        if not name.endswith("_stderr"):
-            yield Metric(task, name, "none", value, None, name.endswith("_per_second"), count)
 
 
 FloatArray = npt.NDArray[np.float64]
@@ -278,13 +269,6 @@ class Document:
 
     question: str = ""
 
-    @property
-    def digest(self) -> str:
-        """The digest of questions and right answers, whatever form the model is asked in."""
-        asked = self.request
-        media = [] if asked is None else [*asked.images, *(samples_N for samples_N, _ in asked.audio)]
-        return media_digest([*media, self.question, self.target])
-
 
 @dataclass(frozen=True)
 class Answers:
@@ -327,14 +311,6 @@ class Answers:
     def word_counts(self) -> FloatArray:
         """[D, 2]: wrong words and words that were said, by jiwer on the texts as they are. Raises `TaskError`."""
         return np.array(word_errors(zip(self.targets, self.texts, strict=True)), np.float64)
-
-    def samples(self) -> list[dict[str, Any]]:
-        """What is shown of a document that flips, as for lm-eval's."""
-        asked = zip(self.asked, self.targets, strict=True)
-        return [
-            {"doc_id": number, "filter": "none", "arguments": [(question,)], "target": target}
-            for number, ((question, _), target) in enumerate(asked)
-        ]
 
     def of_tasks(self) -> Iterator[TaskAnswers]:
         """The answers as those of tasks: of the metric, and of its sentences where it counts words."""
@@ -383,7 +359,13 @@ def compared(
     candidate, reference = ([task for one in answers for task in one.of_tasks()] for answers in (own, other))
     if not candidate:
         return None
-    samples = {name: one.samples() for one in own for name in (one.metric.name, sentences_of(one.metric.name))}
+    samples: dict[str, list[dict[str, Any]]] = {}
+    for one in own:  # what is shown of a document that flips, as for lm-eval's
+        shown = [
+            {"doc_id": number, "filter": "none", "arguments": [(question,)], "target": target}
+            for number, ((question, _), target) in enumerate(zip(one.asked, one.targets, strict=True))
+        ]
+        samples |= {one.metric.name: shown, sentences_of(one.metric.name): shown}
     return compare_answers(Comparison(facts, matters=matters), reference, candidate, samples, dict.fromkeys(samples))
 
 
@@ -421,25 +403,22 @@ def _batch(metric: Any, session: Session, settings: MetricSettings) -> Sequence[
     """One batch of the data config's first documents; without one a text of this package's."""
     data, name = metric.data_config, metric.name
     size = 1 if data is None else int(data.dataloader_params.get("batch_size") or 1)
-    if data is not None and of_documents(data):
+    if data is not None and data.pre_process_data_config.type in _COLUMNS:  # sounds or pictures
         found = (document.request for document in documents(metric, session, settings))
         requests = list(islice((request for request in found if request is not None), size))
     else:
         if session.encoding is not None:
             raise MissingError(f"'metrics.{name}.data_config' is missing: this model needs a source to answer to")
         most = max(1, min(_NEW_TOKENS, session.max_length // 2))
-        prompts = [_PROMPT] if data is None else [_ids(given, name) for given, _ in islice(items_of(data), size)]
-        requests = [GenerationRequest(prompt, max_new_tokens=most) for prompt in prompts]
+        requests = [GenerationRequest(_PROMPT, max_new_tokens=most)] if data is None else []
+        for given, _ in () if data is None else islice(items_of(data), size):
+            if not hasattr(given, "keys") or "input_ids" not in given:
+                raise TaskError(f"'metrics.{name}': its data config gives no 'input_ids', no sound and no picture")
+            ids = [int(token) for token in np.asarray(given["input_ids"]).reshape(-1)]
+            requests.append(GenerationRequest(ids, max_new_tokens=most))
     if not requests:
         raise TaskError(f"'metrics.{name}': its data config has no documents", f"metrics.{name}")
     return requests
-
-
-def _ids(ids: Any, name: str) -> list[int]:
-    """The token ids of a document of Olive's text data."""
-    if not hasattr(ids, "keys") or "input_ids" not in ids:
-        raise TaskError(f"'metrics.{name}': its data config gives no 'input_ids', no sound and no picture")
-    return [int(token) for token in np.asarray(ids["input_ids"]).reshape(-1)]
 
 
 def answered(metric: Any, session: Session, settings: MetricSettings) -> Answers:
@@ -463,7 +442,9 @@ def answered(metric: Any, session: Session, settings: MetricSettings) -> Answers
             text = "" if document.request is None else next(outputs).text.strip()
             answers.texts.append(chosen(text, document.num_choices))
             answers.targets.append(document.target)
-            answers.asked.append((document.question, document.digest))
+            given = document.request  # whose form differs between models: its digest is of question and answer
+            media = [] if given is None else [*given.images, *(samples_N for samples_N, _ in given.audio)]
+            answers.asked.append((document.question, media_digest([*media, document.question, document.target])))
     return answers
 
 
@@ -474,11 +455,6 @@ def chosen(text: str, num_choices: int) -> str:
         return text
     number = re.search(rf"\b([1-{num_choices}])\b", text) or re.search(rf"([1-{num_choices}])", text)
     return number[1] if number else text
-
-
-def of_documents(data: Any) -> bool:
-    """Whether a data config has sounds or pictures to answer to."""
-    return data.pre_process_data_config.type in _COLUMNS
 
 
 def documents(metric: Any, session: Session, settings: MetricSettings) -> Iterator[Document]:
@@ -528,13 +504,20 @@ def _wave_files(made: Any, rate: int) -> Iterator[tuple[Any, Any]]:
 
 def _transcription(session: Session, settings: MetricSettings, params: Mapping[str, Any]) -> Callable[[Any], Document]:
     """Makes the document that asks a model of speech, from samples [N] or [1, N]."""
-    rate, most = params.get("sample_rate") or _RATE, _most_tokens(session)
-    prompt: Any = "" if settings.language is not None or session.encoding is None else _first_tokens(session) or ""
+    rate, search = params.get("sample_rate") or _RATE, {}
+    if session.model is not None:
+        search = session.model.files.genai_config.get("search", {})
+    prompt: Any = ""
+    if session.encoding is not None and settings.language is None:
+        known, is_english = session.tokenizer.hf.get_vocab(), session.tokenizer.rows.embedding == _ENGLISH_ONLY
+        start = (_START[0], _START[3]) if is_english else _START
+        prompt = [known[name] for name in start] if known.keys() >= {*start} else ""  # as Olive begins Whisper's text
     if session.encoding is None:
         system = params.get("system_prompt", _SYSTEM)
         content = [{"type": "audio"}, {"type": "text", "text": params.get("instruction", _INSTRUCTION)}]
         messages = [{"role": "system", "content": system}, {"role": "user", "content": content}]
         prompt = messages[0 if system else 1 :]
+    most = int(search.get("max_length") or (1024 if session.encoding is None else 448))  # or Olive's own numbers
     asked = GenerationRequest(prompt, max_new_tokens=session.max_length - 1, max_length=most)
 
     def make(row: Any) -> Document:
@@ -543,20 +526,6 @@ def _transcription(session: Session, settings: MetricSettings, params: Mapping[s
         return Document(replace(asked, audio=[(samples_N, rate)]), "", seconds, question=f"{seconds:.1f} s of sound")
 
     return make
-
-
-def _most_tokens(session: Session) -> int:
-    """The most tokens of prompt and transcript, as genai_config.json gives it for Olive; else Olive's own numbers."""
-    search = {} if session.model is None else session.model.files.genai_config.get("search", {})
-    return int(search.get("max_length") or (1024 if session.encoding is None else 448))
-
-
-def _first_tokens(session: Session) -> list[int]:
-    """The tokens that Olive gives Whisper's decoder, if the tokenizer names all of them; else none."""
-    known = session.tokenizer.hf.get_vocab()
-    is_english = session.tokenizer.rows.embedding == _ENGLISH_ONLY
-    tokens = [known.get(name) for name in (_START[0], _START[3])] if is_english else list(map(known.get, _START))
-    return [] if None in tokens else [token for token in tokens if token is not None]
 
 
 def _answer(session: Session) -> Callable[[Any], Document]:

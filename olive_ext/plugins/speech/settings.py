@@ -3,7 +3,7 @@ wrong with them as they are written. Imports no Olive, whose names of types and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, model_validator
@@ -78,28 +78,23 @@ def with_named_metrics(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
     evaluators = mapping(recipe.get("evaluators"))
     if not any(mapping(block).get("type") == METRICS_TYPE for block in evaluators.values()):
         return recipe
-    known = {item.get("name"): item for item in mappings(recipe.get("metrics"))}
-    settled = {
-        name: {**block, "metrics": _named(block["metrics"], known, name)}
-        if isinstance(mapping(block).get("metrics"), list)
-        else block
-        for name, block in evaluators.items()
-    }
+    known: dict[Any, Any] = {item.get("name"): item for item in mappings(recipe.get("metrics"))}
+    settled = dict(evaluators)
+    for name, block in evaluators.items():
+        if isinstance(metrics := mapping(block).get("metrics"), list):
+            for number, item in enumerate(metrics):
+                if isinstance(item, str) and item not in known:
+                    has = f"which has {listed(known)}" if known else "which the recipe does not have"
+                    where = f"evaluators.{name}.metrics.{number}"
+                    raise ConfigError(f"not in 'metrics', {has}", where, item, code="unknown_name")
+            meant = [dict(known[item]) if isinstance(item, str) else item for item in metrics]
+            settled[name] = {**block, "metrics": meant}
     changed = {**{name: value for name, value in recipe.items() if name != "metrics"}, "evaluators": settled}
     engine = recipe.get("engine") or {}
     if len(evaluators) == 1 and not recipe.get("passes") and "evaluator" not in recipe and "evaluator" not in engine:
         used = {"evaluator": next(iter(evaluators)), "evaluate_input_model": True}
         changed |= {"engine": {**engine, **used}} if isinstance(engine, Mapping) and engine else used
     return changed
-
-
-def _named(metrics: list[Any], known: Mapping[Any, Any], evaluator: str) -> list[Any]:
-    for number, item in enumerate(metrics):
-        if isinstance(item, str) and item not in known:
-            has = f"which has {listed(known)}" if known else "which the recipe does not have"
-            where = f"evaluators.{evaluator}.metrics.{number}"
-            raise ConfigError(f"not in 'metrics', {has}", where, item, code="unknown_name")
-    return [dict(known[item]) if isinstance(item, str) else item for item in metrics]
 
 
 def metric_mistakes(
@@ -124,7 +119,10 @@ def metric_mistakes(
         place, names = f"{where}.metrics.{metric.get('name', number)}", _sub_types(metric)
         yield from _kind(place, metric, names)
         yield from _data(place, metric.get("data_config"), names, data)
-        given = _measured(metric, names)
+        name, beside = str(metric.get("name")), _BESIDE_TIMES if metric.get("type") in TIMED else ()
+        given = {name: [*names, *beside]}  # as bounds may name it
+        if "wer" in names:
+            given = {name: [*names, *beside, "wer_jiwer"], sentences_of(name): []}
         if twice := [name for name in given if name in measured]:
             problem = f"'{twice[0]}' is there twice (a wer of 'm' is also 'm_sentences'): rename one"
             yield ContradictionError(problem, f"{where}.metrics")
@@ -145,15 +143,6 @@ def metric_mistakes(
 def sentences_of(name: str) -> str:
     """The task that has the sentences of a metric of transcripts."""
     return f"{name}_sentences"
-
-
-def _measured(metric: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[str]]:
-    """What a metric gives, as bounds may name it."""
-    name = str(metric.get("name"))
-    beside = _BESIDE_TIMES if metric.get("type") in TIMED else ()
-    if "wer" in names:
-        return {name: [*names, *beside, "wer_jiwer"], sentences_of(name): []}
-    return {name: [*names, *beside]}
 
 
 def described(metrics: Any, settings: MetricSettings) -> str:

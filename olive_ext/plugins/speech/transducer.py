@@ -1,7 +1,7 @@
-"""A session on a streaming transducer (RNN-T): sounds in, transcripts out. It generates as `Session` does, and scores
-none. Greedy search, several sounds side by side: chunk by chunk as log-mel features (as
-NeMo's streaming models were trained on and onnxruntime-genai computes them) through the encoder, whose caches stay on
-the device, and frame by frame through prediction and joint network.
+"""A streaming transducer (RNN-T): its package as genai_config.json describes it, and a session on it, sounds in and
+transcripts out. It generates as `Session` does, and scores none. Greedy search, several sounds side by side: chunk by
+chunk as log-mel features (as NeMo's streaming models were trained on and onnxruntime-genai computes them) through the
+encoder, whose caches stay on the device, and frame by frame through prediction and joint network.
 
 Axes: B sounds, N samples of a chunk, F frames, T encoded frames, H their size, V vocabulary, K bins of a spectrum, M
 mels.
@@ -10,33 +10,191 @@ mels.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
+from pydantic import BeforeValidator, Field
 
+from olive_ext.config.base import not_bool
 from olive_ext.engine.requests import FinishReason
-from olive_ext.errors import ConfigError, MediaError, ModelError, NonFiniteError, named_failures, reading
+from olive_ext.errors import ConfigError, MediaError, ModelError, NonFiniteError, NotFoundError, named_failures, reading
 from olive_ext.media.processors import slaney_filters
 from olive_ext.media.sound import read_samples
 from olive_ext.model import ResolvedModel
+from olive_ext.model.files.package_config import ConfigSection, PositiveSize, Vocabulary, inside, mistakes_in, read_json
 from olive_ext.model.providers.ort_session import open_session
-from olive_ext.plugins.speech.transducer_files import (
-    TransducerConfig,
-    blank_penalty,
-    graph_file,
-    read_pieces,
-    read_transducer,
-    transducer_type,
-)
 from olive_ext.session.opening import open_model
 from olive_ext.session.requests import GenerationOutput, GenerationRequest
 from olive_ext.session.session import Session
+
+Count = Annotated[int, Field(ge=0, le=2**24), BeforeValidator(not_bool)]
+
+
+class _EncoderInputs(ConfigSection):
+    audio_features: str
+    input_lengths: str = "length"
+    cache_last_channel: str = "cache_last_channel"
+    cache_last_time: str = "cache_last_time"
+    cache_last_channel_len: str = "cache_last_channel_len"
+    lang_id: str = "lang_id"
+
+
+class _EncoderOutputs(ConfigSection):
+    encoder_outputs: str = "encoder_outputs"
+    output_lengths: str = "encoded_lengths"
+    cache_last_channel_next: str = "cache_last_channel_next"
+    cache_last_time_next: str = "cache_last_time_next"
+    cache_last_channel_len_next: str = "cache_last_channel_len_next"
+
+
+class _Encoder(ConfigSection):
+    filename: str = "encoder.onnx"
+    hidden_size: PositiveSize
+    num_hidden_layers: PositiveSize
+    inputs: _EncoderInputs
+    outputs: _EncoderOutputs
+
+
+class _DecoderInputs(ConfigSection):
+    targets: str
+    lstm_hidden_state: str
+    lstm_cell_state: str
+
+
+class _DecoderOutputs(ConfigSection):
+    outputs: str
+    lstm_hidden_state: str
+    lstm_cell_state: str
+
+
+class _Decoder(ConfigSection):
+    filename: str = "decoder.onnx"
+    hidden_size: PositiveSize
+    num_hidden_layers: PositiveSize
+    inputs: _DecoderInputs
+    outputs: _DecoderOutputs
+
+
+class _JoinerInputs(ConfigSection):
+    encoder_outputs: str = "encoder_outputs"
+    decoder_outputs: str = "decoder_outputs"
+
+
+class _JoinerOutputs(ConfigSection):
+    logits: str = "outputs"
+
+
+class _Joiner(ConfigSection):
+    filename: str = "joiner.onnx"
+    inputs: _JoinerInputs
+    outputs: _JoinerOutputs
+
+
+class TransducerConfig(ConfigSection):
+    """The section `model` of genai_config.json; lengths in samples are at `sample_rate`."""
+
+    type: str
+    vocab_size: Vocabulary
+    num_mels: PositiveSize
+    fft_size: PositiveSize
+    hop_length: PositiveSize
+    win_length: PositiveSize
+    preemph: Annotated[float, Field(allow_inf_nan=False)]
+    log_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    left_context: PositiveSize
+    conv_context: PositiveSize
+    pre_encode_cache_size: PositiveSize
+    sample_rate: PositiveSize
+    chunk_samples: Annotated[int, Field(ge=1, le=2**24), BeforeValidator(not_bool)]
+    blank_id: Count
+    max_symbols_per_step: PositiveSize
+    encoder: _Encoder
+    decoder: _Decoder
+    joiner: _Joiner
+    vad: Mapping[str, Any] | None = None
+
+
+class _Search(ConfigSection):
+    blank_penalty: Annotated[float, Field(allow_inf_nan=False), BeforeValidator(not_bool)] = 0.0
+
+
+def transducer_type(config: Mapping[str, Any]) -> str | None:
+    """The model's type in the parsed genai_config.json, where that is a transducer's; else None."""
+    section = config.get("model")
+    kind = section.get("type") if isinstance(section, Mapping) else None
+    return kind if kind == "nemotron_speech" else None
+
+
+def refuse_transducer(config: Mapping[str, Any], folder: Path) -> None:
+    """Raises `ModelError` for a transducer's package where a model with a KV cache is wanted."""
+    if (kind := transducer_type(config)) is not None:
+        raise ModelError(
+            f"'{folder / 'genai_config.json'}' is of the type '{kind}', a transducer, which writes down what it hears "
+            "and does no task: measure wer and rtfx, by an evaluator of the type 'OrtEvaluator'"
+        )
+
+
+def transducer_in(path: Path, tasks: Iterable[Any]) -> str:
+    """What `olive-ext check` says of a transducer's package, or of a graph in one; empty for others. Raises
+    `ModelError` where it cannot be run, and where there are `tasks`, which it cannot do."""
+    folder = path if path.is_dir() else path.parent
+    file = folder / "genai_config.json"
+    config = read_json(file) if file.is_file() else {}
+    if transducer_type(config) is None:
+        return ""
+    if any(True for _ in tasks):
+        refuse_transducer(config, folder)
+    read_transducer(config, folder)
+    return "a transducer: sounds are transcribed, chunk by chunk"
+
+
+def read_transducer(config: Mapping[str, Any], folder: Path) -> TransducerConfig:
+    """The package in `folder`. Raises `ModelError` for a key that is missing, of a wrong value, or contradicts another,
+    and for a graph that is not there."""
+    file = folder / "genai_config.json"
+    with mistakes_in(file):
+        read = TransducerConfig.parse(dict(config.get("model", {})), "model")
+    most = f"at most 'model.fft_size', which is {read.fft_size}"
+    for name, is_right, accepted in (
+        ("win_length", read.win_length <= read.fft_size, most),
+        ("blank_id", read.blank_id < read.vocab_size, f"below 'model.vocab_size', which is {read.vocab_size}"),
+        ("chunk_samples", read.chunk_samples >= read.fft_size, most.replace("most", "least")),
+    ):
+        if not is_right:
+            raise ModelError(f"'{file}': 'model.{name}' = {getattr(read, name)}: {accepted}")
+    for part in ("encoder", "decoder", "joiner"):
+        graph_file(folder, getattr(read, part).filename, part)
+    return read
+
+
+def graph_file(folder: Path, name: str, part: str) -> Path:
+    """The graph of a part. Raises `ModelError` where it is not in the folder."""
+    graph = inside(folder, name, f"model.{part}.filename")
+    if not graph.is_file():
+        raise NotFoundError(f"'model.{part}.filename' = '{name}' in genai_config.json: no such file in '{folder}'")
+    return graph
+
+
+def read_pieces(folder: Path) -> Mapping[int, str]:
+    """The vocabulary's pieces by id, of tokenizer.json; special tokens, which are no text, are left out."""
+    path = folder / "tokenizer.json"
+    tokenizer = read_json(path)
+    try:
+        written = tokenizer["model"]["vocab"]
+        pairs = {name: number for number, (name, _) in enumerate(written)} if isinstance(written, list) else written
+        pieces = {int(number): str(name) for name, number in pairs.items()}
+        special = {int(token["id"]) for token in tokenizer.get("added_tokens", ()) if token.get("special")}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        problem = f"'{path}': 'model.vocab' is no list of [piece, score], and no mapping of pieces to ids"
+        raise ModelError(problem) from error
+    return {number: piece for number, piece in pieces.items() if number not in special}
+
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +218,7 @@ class Graph:
         self.session, self._part = session, part
         self.inputs = {value.name: value for value in session.get_inputs()}
         outputs = [value.name for value in session.get_outputs()]
-        names, results = _names(section.inputs), _names(section.outputs)
+        names, results = dict(section.inputs), dict(section.outputs)
         names = {key: name for key, name in names.items() if key not in optional or name in self.inputs}
         for kind, written, known in (("inputs", names, [*self.inputs]), ("outputs", results, outputs)):
             for key, name in written.items():
@@ -97,10 +255,6 @@ class Graph:
         return [value.numpy() for value in binding.get_outputs()[: len(asked)]]
 
 
-def _names(section: Any) -> dict[str, str]:
-    return {key: getattr(section, key) for key in type(section).model_fields}
-
-
 class _Group:
     """Sounds that are searched side by side, each with its own place in the chunk's frames."""
 
@@ -120,7 +274,14 @@ class _Group:
             names.cache_last_time: (batch, layers, size, config.conv_context),
             names.cache_last_channel_len: (batch,),
         }
-        self._caches, self._spare = (model.zeros(model.encoder, shapes) for _ in range(2))
+        device, graph = model.model.device, model.encoder
+        self._caches, self._spare = (
+            {
+                name: ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, graph.type_of(name)), device.kind, device.index)
+                for name, shape in shapes.items()
+            }
+            for _ in range(2)
+        )
         self._mel = LogMel(config, model.filters_KM, batch)
         self._tokens: list[list[int]] = [[] for _ in sounds]
         self._last_B = np.full(batch, config.blank_id)
@@ -173,7 +334,18 @@ class _Group:
         frame_B, symbols_B = np.zeros_like(rows_B), np.zeros_like(rows_B)
         while (live_B := frame_B < ends_B).any():
             frames = encoded[rows_B, np.minimum(frame_B, encoded.shape[1] - 1)][:, None]
-            best_B = self._model.best(frames, self._predicted)
+            names, batch = config.joiner, len(frames)
+            predicted = self._predicted.reshape(batch, 1, -1)
+            feed = {names.inputs.encoder_outputs: frames, names.inputs.decoder_outputs: predicted}
+            logits = self._model.joiner.run(feed, [names.outputs.logits], {})[0]
+            logits_BV = logits.reshape(batch, -1).astype(np.float32)
+            if logits_BV.shape[1] != config.vocab_size:
+                problem = f"'model.vocab_size' = {config.vocab_size} in genai_config.json"
+                raise ModelError(f"{problem}: the joint network gives {logits_BV.shape[1]} logits")
+            if not np.isfinite(logits_BV).all():
+                raise NonFiniteError("the joint network's logits are NaN or infinite")
+            logits_BV[:, config.blank_id] -= self._model.penalty
+            best_B = logits_BV.argmax(-1)
             said_B = live_B & (best_B != config.blank_id)
             symbols_B = np.where(said_B, symbols_B + 1, 0)
             is_full_B = symbols_B >= config.max_symbols_per_step
@@ -261,7 +433,10 @@ class TransducerSession(AbstractContextManager["TransducerSession"]):
         if config.vad:
             logger.warning("genai_config.json names a detector of speech ('model.vad'): no chunk is dropped here")
         self._pieces = read_pieces(Path(files.tokenizer))
-        self._penalty = blank_penalty(files.genai_config, files.directory)
+        with mistakes_in(files.directory / "genai_config.json"):
+            if not isinstance(search := files.genai_config.get("search", {}), Mapping):
+                raise ConfigError("give a mapping", "search", search)
+            self.penalty = _Search.parse(search, "search").blank_penalty
         self.filters_KM = slaney_filters(config.fft_size // 2 + 1, config.num_mels, config.sample_rate)
         with reading(files.directory):
             self.encoder = self._opened("encoder", ("input_lengths", "lang_id"))
@@ -304,35 +479,12 @@ class TransducerSession(AbstractContextManager["TransducerSession"]):
             heard |= zip(numbers, group.tokens(), strict=True)
         self.counters.requests += len(sounds)
         self.counters.tokens_generated += sum(map(len, heard.values()))
-        return [self._output(heard[number], limit) for number, limit in enumerate(most)]
-
-    def _output(self, tokens: list[int], limit: int) -> GenerationOutput:
-        """The text of token ids, without the space before its first word, and why it ended."""
-        text = "".join(self._pieces.get(token, "") for token in tokens).replace(_SPACE, " ").removeprefix(" ")
-        end = FinishReason.LENGTH if len(tokens) == limit else FinishReason.STOPPED
-        return GenerationOutput(text, tuple(tokens), end)
-
-    def zeros(self, graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, ort.OrtValue]:
-        """Values of zeros on the device, for inputs of the graph."""
-        device = self.model.device
-        return {
-            name: ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, graph.type_of(name)), device.kind, device.index)
-            for name, shape in shapes.items()
-        }
-
-    def best(self, frames: Array, predicted: Array) -> Array:
-        """The most likely token [B] of frames [B, 1, H] after what the prediction network gave [B, U, 1]."""
-        names = self.config.joiner
-        batch = len(frames)
-        feed = {names.inputs.encoder_outputs: frames, names.inputs.decoder_outputs: predicted.reshape(batch, 1, -1)}
-        logits_BV = self.joiner.run(feed, [names.outputs.logits], {})[0].reshape(batch, -1).astype(np.float32)
-        if logits_BV.shape[1] != self.config.vocab_size:
-            problem = f"'model.vocab_size' = {self.config.vocab_size} in genai_config.json"
-            raise ModelError(f"{problem}: the joint network gives {logits_BV.shape[1]} logits")
-        if not np.isfinite(logits_BV).all():
-            raise NonFiniteError("the joint network's logits are NaN or infinite")
-        logits_BV[:, self.config.blank_id] -= self._penalty
-        return np.asarray(logits_BV.argmax(-1))
+        outputs = []
+        for number, limit in enumerate(most):
+            text = "".join(self._pieces.get(token, "") for token in heard[number]).replace(_SPACE, " ")
+            end = FinishReason.LENGTH if len(heard[number]) == limit else FinishReason.STOPPED
+            outputs.append(GenerationOutput(text.removeprefix(" "), tuple(heard[number]), end))
+        return outputs
 
     def describe_execution(self) -> dict[str, Any]:
         """Facts of the execution, for a report."""

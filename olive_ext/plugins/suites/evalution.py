@@ -57,13 +57,24 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
         """A copy, which encodes in one thread at a time: suites change it (padding, truncation), and a running
         generation must not look for stops with the changed one."""
 
-        self._template_defaults = _template_defaults(Path(session.tokenizer.where))
+        file = Path(session.tokenizer.where, "generation_config.json")
+        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        self._template_defaults = dict(config.get("default_chat_template_kwargs") or {})
         self._prefix_id = _prefix_id(session.tokenizer)
         self._prefix_text = session.tokenizer.decode([self._prefix_id], skip_special_tokens=False)
         self._max_new_tokens = max_new_tokens
         self._seed = seed
         self._num_sampled = count()
-        self._execution = _execution(facts, fallback)
+        self._execution = {
+            "generation_backend": "olive_ext",
+            "attention_backend": f"{facts['runtime']}, as the model's graph has it",
+            "device": facts.get("device", next(iter(facts.get("providers", ())), None)),
+            "fallback": fallback,
+            "tensor_parallel_size": 1,
+            **{name: facts[name] for name in _STABLE if name in facts},
+        }
+        """What Evalution's guide requires, without counters, seconds and capacities."""
+
         self.batch_size: int = facts.get("num_slots", 1)
         """Sequences that are decoded together: what suites read to size their own queues."""
 
@@ -125,7 +136,11 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
         self, requests: Sequence[base.RollingLoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[base.RollingLoglikelihoodOutput]:
         """Log-probability in nats of each whole text."""
-        outputs = self._session.loglikelihood_rolling(self._rolling(requests))
+        with self._lock:
+            texts = self._contexts({request.text for request in requests if request.input_ids is None})
+        # Every token is scored, after the prefix token: a BOS that the tokenizer adds is one of them.
+        asked = [RollingRequest(_given(r.input_ids, texts, r.text), self._prefix_id) for r in requests]
+        outputs = self._session.loglikelihood_rolling(asked)
         return [
             base.RollingLoglikelihoodOutput(output.logprob, output.token_count, dict(request.metadata))
             for request, output in zip(requests, outputs, strict=True)
@@ -202,12 +217,6 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
             for request in requests
         ]
 
-    def _rolling(self, requests: Sequence[base.RollingLoglikelihoodRequest]) -> list[RollingRequest]:
-        """Every token is scored, after the prefix token: a BOS that the tokenizer adds is one of them."""
-        with self._lock:
-            texts = self._contexts({request.text for request in requests if request.input_ids is None})
-        return [RollingRequest(_given(r.input_ids, texts, r.text), self._prefix_id) for r in requests]
-
     def _render(self, request: base.GenerationRequest) -> str:
         if request.rendered_prompt is not None:
             return str(request.rendered_prompt)
@@ -241,18 +250,6 @@ def _scored(request: base.LoglikelihoodRequest, output: ScoringOutput) -> base.L
     return base.LoglikelihoodOutput(output.logprob, output.is_greedy, output.token_count, dict(request.metadata))
 
 
-def _execution(facts: dict[str, Any], fallback: str) -> dict[str, Any]:
-    """The facts of an execution that Evalution's guide requires, without counters, seconds and capacities."""
-    return {
-        "generation_backend": "olive_ext",
-        "attention_backend": f"{facts['runtime']}, as the model's graph has it",
-        "device": facts.get("device", next(iter(facts.get("providers", ())), None)),
-        "fallback": fallback,
-        "tensor_parallel_size": 1,
-        **{name: facts[name] for name in _STABLE if name in facts},
-    }
-
-
 @dataclass(slots=True)  # as its base: without slots a field of that one has no default
 class OrtEngine(base.BaseEngineDeviceConfig, base.SharedEngineConfig):  # type: ignore[misc] # Evalution has no types
     """Runs ONNX models on ONNX Runtime (and Hugging Face models on transformers, as `olive_ext.open` does).
@@ -271,15 +268,32 @@ class OrtEngine(base.BaseEngineDeviceConfig, base.SharedEngineConfig):  # type: 
         Raises `ConfigError`, a ValueError, for what cannot be followed: a revision, code from the model's repository,
         arguments of the tokenizer, and a tokenizer that is an object.
         """
-        _refuse(model, trusts_code=bool(self.trust_remote_code or model.trust_remote_code))
+        refused = {
+            "'revision': download it, and give its folder as 'path'": model.revision is not None,
+            "'trust_remote_code': code from a model's repository is never run": self.trust_remote_code
+            or model.trust_remote_code,
+            "'tokenizer_kwargs': save the tokenizer with them": model.tokenizer_kwargs,
+            "'tokenizer' is an object: save it, and give its folder as 'tokenizer_path'": not isinstance(
+                model.tokenizer, str | Path | None
+            ),
+        }
+        if problems := [text for text, is_given in refused.items() if is_given]:
+            raise UnsupportedError("; ".join(problems))
         arguments = {
             "batch_size": self.batch_size,
             "dtype": self.dtype or "auto",
             "engine": self.engine,
             "tokenizer": model.tokenizer_path or model.tokenizer,
-            **self._placement(),
-            **model.model_kwargs,
+            "execution_provider": self.execution_provider,
+            "provider_options": self.provider_options,
         }
+        if self.device is not None:
+            if self.execution_provider or self.provider_options:
+                raise ConfigError("'device' and 'execution_provider' both say where the model runs: give one of them")
+            name, _, index = self.device.partition(":")
+            options = {"device_id": index} if index else None
+            arguments |= {"device": self.device, "execution_provider": name, "provider_options": options}
+        arguments |= model.model_kwargs
         session = open_session(model.path, **arguments)
         self.resolved_engine = type(self).__name__  # type: ignore[misc] # a slot of the base, which has no types
         return OrtInferenceSession(
@@ -288,31 +302,6 @@ class OrtEngine(base.BaseEngineDeviceConfig, base.SharedEngineConfig):  # type: 
             seed=self.seed or 0,
             fallback="cpu" if arguments.get("allow_cpu_fallback") else "none",
         )
-
-    def _placement(self) -> dict[str, Any]:
-        """Arguments of `open` that determine where the model runs."""
-        provider = {"execution_provider": self.execution_provider, "provider_options": self.provider_options}
-        if self.device is None:
-            return provider
-        if any(provider.values()):
-            raise ConfigError("'device' and 'execution_provider' both say where the model runs: give one of them")
-        name, _, index = self.device.partition(":")
-        options = {"device_id": index} if index else None
-        return {"device": self.device, "execution_provider": name, "provider_options": options}
-
-
-def _refuse(model: Model, *, trusts_code: bool) -> None:
-    """Raises an error for what `olive_ext.open` has no argument for."""
-    refused = {
-        "'revision': download it, and give its folder as 'path'": model.revision is not None,
-        "'trust_remote_code': code from a model's repository is never run": trusts_code,
-        "'tokenizer_kwargs': save the tokenizer with them": bool(model.tokenizer_kwargs),
-        "'tokenizer' is an object: save it, and give its folder as 'tokenizer_path'": not isinstance(
-            model.tokenizer, str | Path | None
-        ),
-    }
-    if problems := [text for text, is_given in refused.items() if is_given]:
-        raise UnsupportedError("; ".join(problems))
 
 
 def register() -> None:
@@ -336,8 +325,6 @@ def run_spec(spec: Path) -> dict[str, Any]:
 
     Raises `ConfigError` for a specification that Evalution refuses.
     """
-    if not spec.is_file():
-        raise ConfigError(f"there is no file '{spec}'", code="not_found")
     with redirect_stdout(sys.stderr):
         register()
         try:
@@ -360,13 +347,6 @@ def _prefix_id(tokenizer: Tokenizer) -> int:
         if tokenizer.pad_token_id is None:
             raise
         return tokenizer.pad_token_id
-
-
-def _template_defaults(folder: Path) -> dict[str, Any]:
-    """Variables of the chat template that the model's generation_config.json gives ("default_chat_template_kwargs")."""
-    file = folder / "generation_config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return dict(config.get("default_chat_template_kwargs") or {})
 
 
 Item = tuple[Any, Any]
@@ -420,11 +400,10 @@ def stream(name: str, requests: Iterable[Item], process: Callable[[Arrivals], It
                 return  # ends the session's call, too
             put(key, output)
 
-    results: Iterator[Item] = stream_request_results(
+    yield from stream_request_results(
         requests,
         producer_name=f"olive_ext {name} requests",
         consumer_name=f"olive_ext {name}",
         process_requests=consume,
         request_queue_max_size=BATCH,
     )
-    return results

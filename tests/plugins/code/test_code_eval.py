@@ -17,8 +17,7 @@ from olive_ext.backends import code_eval
 from olive_ext.backends.task_loading import load_tasks, loaded_metrics
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import OliveExtError, TaskError
-from olive_ext.plugins.code.code_eval import CODE_EVAL, CodeEval
-from olive_ext.plugins.code.sandbox import Outcome, Sandbox
+from olive_ext.plugins.code.code_eval import CODE_EVAL, CodeEval, Outcome, Sandbox
 from olive_ext.report import Report
 from olive_ext.run import evaluate
 from tests.backends.known_answers import Knows

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from olive_ext.errors import RunError
-from olive_ext.plugins.code.sandbox import Limits, Outcome, Sandbox
+from olive_ext.plugins.code.code_eval import Limits, Outcome, Sandbox
 from tests.refusals import refused
 
 TEST = "\nassert add(2, 3) == 5\nassert add(-1, 1) == 0\n"

@@ -20,8 +20,7 @@ from olive_ext.config import ModelSettings
 from olive_ext.errors import ConfigError, MediaError, ModelError
 from olive_ext.model import resolve
 from olive_ext.plugins.speech.settings import METRICS_TYPE
-from olive_ext.plugins.speech.transducer import TransducerSession
-from olive_ext.plugins.speech.transducer_files import transducer_in
+from olive_ext.plugins.speech.transducer import TransducerSession, transducer_in
 from olive_ext.session import open as open_session
 from olive_ext.session.requests import GenerationRequest
 from olive_ext.workflow import cli_run

@@ -7,8 +7,9 @@ place's values at the cut: errors are not carried on, and each piece shows its o
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -18,7 +19,7 @@ import onnx
 from onnx.external_data_helper import load_external_data_for_model
 
 from olive_ext.config import ModelSettings
-from olive_ext.errors import ConfigError, ModelError
+from olive_ext.errors import ModelError
 from olive_ext.graph.nodes import layer_of
 from olive_ext.model.providers.devices import memory_of
 from olive_ext.model.providers.ort_session import LEVELS
@@ -120,24 +121,21 @@ def first_difference(
     candidate: ModelSettings,
     other: ModelSettings,
     tokens: Sequence[int],
-    position: int,
     *,
     repro: Path | None = None,
     distance: float | None = None,
 ) -> FirstDifference:
-    """Where the two places part on `tokens`, whose logits differ at `position`, counted from 0.
+    """Where the two places part on `tokens`, after the last of which their logits differ.
 
     `repro` is a folder, which gets the node's graph, its inputs and a script that shows the difference. `distance` in
     nats is the measured difference of a log-probability: a plain pass must show about as much. Raises `HeldError` where
     only rounding makes the difference, `NotLocatedError` where a plain pass does not show it or no node is known that
     makes it, and `ModelError` for models of another kind, or without values of the same name.
     """
-    if not 0 <= position < len(tokens):
-        raise ConfigError(f"the document has {len(tokens)} tokens", "position", position)
     if repro is not None:
         refuse_filled(repro, "repro")
     runs = Runs()
-    own, theirs = (PlacedDecoder(settings, tokens[: position + 1], runs) for settings in (candidate, other))
+    own, theirs = (PlacedDecoder(settings, tokens, runs) for settings in (candidate, other))
     (mine, unit), (others, other_unit) = own.plain(), theirs.plain()
     apart, last_bit = float(np.abs(mine - others).max()), max(unit, other_unit)
     if apart <= last_bit and distance is not None and distance <= 2 * last_bit:
@@ -166,8 +164,8 @@ def first_difference(
         shapes={**{name: array.shape for name, array in arrays.items()}, nodes.value: nodes.shape},
         largest_error=nodes.deviation.error,
         tolerance=nodes.deviation.tolerance,
-        providers=(own.provider, theirs.provider),
-        runs=place.runs.rounded_up,
+        providers=(own.model.providers[0].name, theirs.model.providers[0].name),
+        runs=math.ceil(place.runs.spent),
         optimization_level=level,
         explained=nodes.explained,
     )
@@ -195,7 +193,13 @@ def _write_repro(
         inputs = _shared(work, _INPUTS, _arrays)
         results = zip(("one", "other"), graphs, inputs, places, strict=True)
         first, second = (_result(*result) for result in results)
-        facts = {"what": what.replace("\n", " "), "libraries": _libraries(places), "tolerance": tolerance}
+        libraries = [item for place in places for item in place.model.settings.provider_libraries.items()]
+        paths = {
+            name: repr(written) if Path(written).exists() else f"__import__({written!r}).get_library_path()"
+            for name, written in libraries
+        }
+        lines = [f"ort.register_execution_provider_library({name!r}, {path})\n" for name, path in paths.items()]
+        facts = {"what": what.replace("\n", " "), "libraries": "".join(lines), "tolerance": tolerance}
         script = _SCRIPT.format(**facts, first=first, second=second)
         (work / "repro.py").write_text(script, encoding="utf-8")
 
@@ -216,7 +220,6 @@ def _arrays(path: Path) -> dict[str, tuple[Any, ...]]:
 
 
 def _result(name: str, graph: str, inputs: str, place: PlacedDecoder) -> str:
-    """The lines that compute it."""
     engine, provider = place.model.settings.engine, place.model.providers[0]
     lines = ["options = ort.SessionOptions()"]
     lines += [f"options.add_session_config_entry({key!r}, {entry!r})" for key, entry in engine.session_options.items()]
@@ -232,24 +235,13 @@ def _result(name: str, graph: str, inputs: str, place: PlacedDecoder) -> str:
     return "\n".join(lines)
 
 
-def _libraries(places: Sequence[PlacedDecoder]) -> str:
-    """The lines that register plugin providers."""
-    libraries = {name: written for place in places for name, written in place.model.settings.provider_libraries.items()}
-    paths = {
-        name: repr(written) if Path(written).exists() else f"__import__({written!r}).get_library_path()"
-        for name, written in libraries.items()
-    }
-    return "".join(f"ort.register_execution_provider_library({name!r}, {path})\n" for name, path in paths.items())
-
-
 T = TypeVar("T")
 
 CUTS = 32
 """The most places at which a graph, or a piece of it, is cut at once."""
 
 LEAF = 32
-"""The number of values of a piece that is split into nodes. Smaller pieces would cut through what an optimizer fuses.
-"""
+"""Values of a piece that is split into nodes: smaller pieces would cut through what an optimizer fuses."""
 
 MEMORY = 0.25
 """Share of the free memory that values may take; of each there are up to four arrays."""
@@ -299,7 +291,8 @@ class Search:
         options = [place.model.settings.engine.session_options for place in (own, other)]
         self._is_one_provider = own.model.providers == other.model.providers
         self._are_alike = self._is_one_provider and rounded[0] == rounded[1] and options[0] == options[1]
-        self._makers, sizes = own.graph.makers, own.sizes()
+        self._makers = own.graph.makers
+        sizes = own.graph.sizes({name: value.shape() for name, value in own.inputs.items()})
         self._sizes = {name: sizes[name] for name in self._values}
         self._known: dict[str, Array] = {}
         self._closest = Deviation(0.0, 1.0), ""
@@ -365,19 +358,20 @@ class Search:
             )
             for first, last in pieces
         ]
-        for number in _tried([one.ratio for one in worst]):
+        beyond = [number for number, one in enumerate(worst) if one.ratio > 1]
+        others = [number for number in range(len(pieces)) if number not in beyond]
+        others.sort(key=lambda number: -worst[number].ratio)  # the nearest to their tolerance first
+        for number in (*beyond, *others[:GUESSES]):
             piece = pieces[number]
             fault = self._in_piece(*piece)
-            if fault is None and worst[number].ratio > 1 and (self._is_one_provider or not self._quantizes(*piece)):
+            nodes = own.graph.nodes[slice(*piece)]
+            # Where activations are rounded to 8 bits inside, the last bit of another kernel becomes a step.
+            rounds = any(node.op_type in _QUANTIZERS for node in nodes) or own.rounding(range(*piece))
+            if fault is None and number in beyond and (self._is_one_provider or not rounds):
                 fault = self._fused(*piece, [name for name in deviations if deviations[name].ratio > 1])
             if fault is not None:
                 return fault
         return None
-
-    def _quantizes(self, begin: int, end: int) -> bool:
-        """Whether a piece rounds activations to 8 bits inside, where the last bit of another kernel becomes a step."""
-        nodes = self.own.graph.nodes[begin:end]
-        return any(node.op_type in _QUANTIZERS for node in nodes) or bool(self.own.rounding(range(begin, end)))
 
     def _borders(self, begin: int, end: int, count: int) -> list[int]:
         """As many places as fit into memory."""
@@ -478,10 +472,3 @@ def _first(items: Sequence[T], holds: Callable[[T], bool]) -> T:
     """The first item for which it holds after one for which it does not, by bisection; it is assumed to hold for the
     last."""
     return items[bisect_left(range(len(items) - 1), True, key=lambda place: holds(items[place]))]
-
-
-def _tried(ratios: Sequence[float]) -> Iterator[int]:
-    """Pieces that exceed their tolerance, in order; then a few of the others, the nearest to their tolerance first."""
-    beyond = [number for number, ratio in enumerate(ratios) if ratio > 1]
-    others = sorted(set(range(len(ratios))) - set(beyond), key=lambda number: -ratios[number])
-    yield from [*beyond, *others[:GUESSES]]

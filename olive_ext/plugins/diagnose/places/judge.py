@@ -46,7 +46,7 @@ from olive_ext.errors import OliveExtError, RunError, first_line
 from olive_ext.graph.nodes import attribute
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import load_graph
-from olive_ext.plugins.diagnose.remedy.documents import asked
+from olive_ext.plugins.diagnose.remedy.variants import asked
 from olive_ext.python_processes import usable_processors
 from olive_ext.report.numbers import nats
 from olive_ext.report.place import FirstPosition, Noise, PlaceFinding, PlaceKind
@@ -70,11 +70,6 @@ class Probe:
     """Tokens before each target that the models attended to, [T]."""
 
     targets: npt.NDArray[np.int64]
-
-    @property
-    def size(self) -> int:
-        """Tokens to be fed, about."""
-        return int(self.positions.max(initial=0)) + 1 if isinstance(self.request, ScoringRequest) else len(self.own)
 
     @property
     def apart(self) -> FloatArray:
@@ -199,8 +194,7 @@ def tail_limit(noise: FloatArray, num_positions: int, alpha: float) -> float:
 
 
 def _rms(parts: Sequence[FloatArray]) -> float:
-    values = np.concatenate(list(parts))
-    return math.sqrt(float(np.mean(values**2)))
+    return math.sqrt(float(np.mean(np.concatenate(list(parts)) ** 2)))
 
 
 CHUNK = 24
@@ -468,7 +462,10 @@ def _jobs(places: Places, unit: str) -> Iterator[tuple[str, ResolvedModel, bool,
     """Name and model of the place, whether it is the evaluated one, and how it is run. One has changed inputs."""
     both = list(zip(places.names, (places.model, places.reference), (True, False), strict=True))
     there = [(name, model, is_own) for name, model, is_own in both if model is not None]
-    kinds = {_kind_of(model): (name, model, is_own) for name, model, is_own in reversed(there)}
+    kinds = {}  # two places of one kind have the same noise
+    for name, model, is_own in reversed(there):
+        providers = (model.runtime.name, *(provider.name for provider in model.providers))
+        kinds[model.kind, (model.settings.dtype,) if model.kind == "hf" else providers] = name, model, is_own
     for name, model, is_own in reversed(kinds.values()):
         yield name, model, is_own, form_of(model)
     graphs = [one for one in there if one[1].kind == "onnx" and one[1].runtime.name == "onnxruntime"]
@@ -477,19 +474,13 @@ def _jobs(places: Places, unit: str) -> Iterator[tuple[str, ResolvedModel, bool,
         yield from ((name, model, is_own, variant) for variant in moved(unit))
 
 
-def _kind_of(model: ResolvedModel) -> tuple[str, ...]:
-    """All that decides how a place computes: two places of one kind have the same noise."""
-    if model.kind == "hf":
-        return model.kind, model.settings.dtype
-    return model.kind, model.runtime.name, *(provider.name for provider in model.providers)
-
-
 def _affordable(sample: Sample, most_tokens: int) -> list[Probe]:
     """The first documents with so many tokens in all, and at least a few."""
     chosen: list[Probe] = []
     num_positions = 0
     for kept in sample.documents():
-        most_tokens -= kept.size
+        is_choice = isinstance(kept.request, ScoringRequest)
+        most_tokens -= int(kept.positions.max(initial=0)) + 1 if is_choice else len(kept.own)
         if most_tokens < 0 and len(chosen) >= LEAST_DOCUMENTS and num_positions >= LEAST_POSITIONS:
             break
         chosen.append(kept)

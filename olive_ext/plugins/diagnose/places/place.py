@@ -116,8 +116,7 @@ def judge(
 
 
 def _distances(one: Array, other: Array) -> Array:
-    """The distance of two numbers. Equal infinities have none, and neither have two NaN; a single NaN has an infinite
-    one."""
+    """The distance of two numbers: 0 of equal infinities and of two NaN, infinite of a single NaN."""
     with np.errstate(all="ignore"):
         apart: Array = np.abs(one - other).astype(np.float64)
     apart[(one == other) | (np.isnan(one) & np.isnan(other))] = 0
@@ -158,11 +157,6 @@ class Runs:
             raise NotLocatedError(f"no node was found within {MOST_RUNS} runs of the document")
         self.spent += share
 
-    @property
-    def rounded_up(self) -> int:
-        """Rounded up."""
-        return math.ceil(self.spent)
-
 
 class PlacedDecoder:
     """The decoder that the settings name, in the place that they name."""
@@ -184,27 +178,14 @@ class PlacedDecoder:
         self.inputs = plain_inputs(spec, tokens)
         exact = (provider for provider in self.model.providers if provider.options.get("use_tf32") != "0")
         self.coarse = max((_COARSE.get(one.name, 0.0) for one in exact), default=0.0)
+        self.logits = spec.logits.name
         self._types: dict[str, npt.DTypeLike] = {}
-
-    @property
-    def logits(self) -> str:
-        """The output of this name."""
-        return self.model.spec.logits.name
 
     def plain(self) -> tuple[Array, float]:
         """The last token's logits [V] of the graph as it is, and the unit of their type times the largest."""
         logits = self.run({}, self.graph.outputs)[self.logits]
         row = last_row(logits)
         return row, unit_of(logits) * float(np.abs(row).max())
-
-    @property
-    def provider(self) -> str:
-        """The first provider's full name."""
-        return self.model.providers[0].name
-
-    def sizes(self) -> dict[str, int]:
-        """Elements of the values between nodes."""
-        return self.graph.sizes({name: value.shape() for name, value in self.inputs.items()})
 
     def run(self, given: Mapping[str, Array], wanted: Collection[str], level: str | None = None) -> dict[str, Array]:
         """`wanted` values, computed from `given` ones, at a level of optimizations. Raises `ModelError` where ONNX
@@ -277,7 +258,6 @@ class Part(NamedTuple):
 
     wanted: tuple[str, ...]
     types: Types
-    """The types of the given values."""
 
 
 class ProbedGraph:

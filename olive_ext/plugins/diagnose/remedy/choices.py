@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 from scipy import optimize, sparse
 
 from olive_ext.graph.nodes import attribute
-from olive_ext.plugins.diagnose.remedy.mended_graph import alternative, mended_alone
+from olive_ext.plugins.diagnose.remedy.mended_package import alternative, mended_alone
 from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target
 from olive_ext.plugins.diagnose.remedy.weights import FLOAT, Precision, WeightUse
 
@@ -67,52 +67,24 @@ class WeightChoices:
         weight that stays quantized is charged its share, by its size. `damaged`: names of those that are never left as
         they are, if they have another choice."""
         self.targets = tuple(choices)
-        self._choices = [list(choices[target]) for target in self.targets]
+        self.choices = [list(choices[target]) for target in self.targets]
         self._damaged = damaged
         whole = sum(target.float_bytes for target in self.targets) or 1
         self._shares = [max(0.0, kernels) * target.float_bytes / whole for target in self.targets]
 
-    @classmethod
-    def of(
-        cls,
-        losses: Mapping[Target, float],
-        tables: Mapping[Target, Target],
-        sources: Mapping[str, Sources],
-        kernels: float = 0.0,
-        damaged: Collection[str] = (),
-    ) -> WeightChoices:
-        """For weights whose losses were measured as they are; `tables` are those that are tied to a table, with it;
-        `sources` by part of the package."""
-        return cls(
-            {
-                target: [*_choices(target, kl, tables.get(target), sources[target.part], target.name in damaged)]
-                for target, kl in losses.items()
-            },
-            kernels,
-            damaged,
-        )
-
-    def of_target(self, number: int) -> Sequence[Choice]:
-        """The choices of one weight."""
-        return self._choices[number]
-
     def learn(self, number: int, choice: int, kl: float) -> None:
         """Puts a measured loss in the place of an estimated one."""
-        self._choices[number][choice] = replace(self._choices[number][choice], kl=max(0.0, kl), is_measured=True)
+        self.choices[number][choice] = replace(self.choices[number][choice], kl=max(0.0, kl), is_measured=True)
 
     @property
     def unchanged(self) -> Selection:
         """Every weight as it is."""
         return (0,) * len(self.targets)
 
-    @property
-    def cured(self) -> Selection:
-        """Every weight as it is, but what is damaged in the smallest other form."""
-        return self._cured(self.unchanged)
-
-    def _cured(self, selection: Selection) -> Selection:
+    def cured(self, selection: Selection) -> Selection:
+        """The selection with what is damaged in the smallest other form."""
         cured = list(selection)
-        for number, offered in enumerate(self._choices):
+        for number, offered in enumerate(self.choices):
             if self.targets[number].name in self._damaged and len(offered) > 1 and not selection[number]:
                 cured[number] = 1 + int(np.argmin([one.bytes for one in offered[1:]]))
         return tuple(cured)
@@ -120,62 +92,60 @@ class WeightChoices:
     def smallest(self, most_kl: float) -> Selection:
         """The choice of each weight with the fewest bytes whose losses sum up to at most `most_kl`; the least loss
         where none has so little."""
-        return self._cured(cheapest(self._bytes, self._kl, most_kl) or self.finest)
+        return self.cured(cheapest(self.sizes, self.losses, most_kl) or self.finest)
 
     def best(self, most_bytes: float) -> Selection:
         """The selection with the least loss in at most so many bytes; every weight as it is where nothing fits."""
-        return self._cured(cheapest(self._kl, self._bytes, most_bytes) or self.unchanged)
-
-    def front(self, num_points: int) -> list[Selection]:
-        """Choices that nothing beats in both bytes and loss, small to large."""
-        return front(self._kl, self._bytes, num_points)
+        return self.cured(cheapest(self.losses, self.sizes, most_bytes) or self.unchanged)
 
     def uniform(self, precision: Precision | None) -> Selection:
         """All weights in one precision, as they are where they cannot have it."""
         return tuple(
-            next((n for n, one in enumerate(choices) if one.precision == precision), 0) for choices in self._choices
+            next((n for n, one in enumerate(choices) if one.precision == precision), 0) for choices in self.choices
         )
 
     @property
     def finest(self) -> Selection:
         """The choice of each weight with the least loss."""
-        return tuple(int(np.argmin(losses)) for losses in self._kl)
+        return tuple(int(np.argmin(losses)) for losses in self.losses)
 
     def kl(self, selection: Sequence[int]) -> float:
         """The sum of the losses, with what is charged for kernels."""
-        return total(self._kl, selection)
+        return total(self.losses, selection)
 
     def num_bytes(self, selection: Sequence[int]) -> int:
         """The bytes of all weights together."""
-        return int(total(self._bytes, selection))
+        return int(total(self.sizes, selection))
 
     @property
     def least(self) -> Selection:
         """The choice of each weight with the fewest bytes."""
-        return tuple(int(np.argmin(sizes)) for sizes in self._bytes)
+        return tuple(int(np.argmin(sizes)) for sizes in self.sizes)
 
     def precisions(self, selection: Sequence[int]) -> dict[Target, Precision | None]:
         """By weight, or by weight with its table, None for one that stays."""
         return {
             choices[choice].together or target: choices[choice].precision
-            for target, choices, choice in zip(self.targets, self._choices, selection, strict=True)
+            for target, choices, choice in zip(self.targets, self.choices, selection, strict=True)
         }
 
     @property
-    def _kl(self) -> list[list[float]]:
+    def losses(self) -> list[list[float]]:
+        """By weight and choice, with what is charged for kernels."""
         return [
             [choice.kl + (0.0 if choice.precision == FLOAT else share) for choice in choices]
-            for choices, share in zip(self._choices, self._shares, strict=True)
+            for choices, share in zip(self.choices, self._shares, strict=True)
         ]
 
     @property
-    def _bytes(self) -> list[list[float]]:
-        return [[float(choice.bytes) for choice in choices] for choices in self._choices]
+    def sizes(self) -> list[list[float]]:
+        """Bytes by weight and choice."""
+        return [[float(choice.bytes) for choice in choices] for choices in self.choices]
 
 
-def _choices(
+def choices_of(
     target: Target, kl: float, together: Target | None, sources: Sources, is_damaged: bool = False
-) -> Iterable[Choice]:
+) -> Iterator[Choice]:
     """The weight as it is, then what is finer and larger; of one that is tied to a table (`together`) with the bytes
     of both, and with what is as fine for both in one."""
     kl = max(0.0, kl)
@@ -188,7 +158,11 @@ def _choices(
     offered = [precision for precision in CANDIDATES if bits and sources.offers(target, precision)]
     if not offered:
         return
-    error, width = sources.error(target), min(_width(own, sources) for own in target.floats)
+    error, width = sources.error(target), UNCUT
+    for own in target.floats:  # the shortest axis that is cut into blocks
+        numbers = sources.floats.view(own.value)
+        is_last = own.part or own.node.op_type == "Gather" or own.is_transposed
+        width = min(width, UNCUT if numbers is None else int(numbers.shape[-1 if is_last else 0]))
     for precision in offered:
         form, own_form = (precision.bits, -precision.block_size), (bits, -block_size)
         if precision.block_size > width:
@@ -232,13 +206,6 @@ def _float_bytes(target: Target, sources: Sources) -> int:
     return size
 
 
-def _width(float_use: WeightUse, sources: Sources) -> int:
-    """The length of the axis that is cut into blocks; `UNCUT` for a weight that cannot be cut."""
-    numbers = sources.floats.view(float_use.value)
-    is_last = float_use.part or float_use.node.op_type == "Gather" or float_use.is_transposed
-    return UNCUT if numbers is None else int(numbers.shape[-1 if is_last else 0])
-
-
 Table: TypeAlias = Sequence[Sequence[float]]
 """By item and option."""
 
@@ -246,8 +213,7 @@ SLACK = 1e-5
 """The share of the limit that is left free where a selection breaks it: HiGHS tolerates 1e-6."""
 
 SMALLEST = 1e-8
-"""The share of the limit, or of the largest cost, below which a number counts as zero: HiGHS drops such coefficients.
-"""
+"""The share of the limit, or of the largest cost, below which a number counts as zero, as HiGHS drops it."""
 
 STDOUT = 1
 

@@ -1,20 +1,23 @@
 """`locate`: which weights of a quantized model its loss comes from, measured in the graph of the float model.
 
 The tasks' documents are asked as in an evaluation; the float model's own answers are the targets of what is generated.
-Each weight alone is given its quantized numbers, and those of the others stay.
+Each weight alone is given its quantized numbers, and those of the others stay. All are measured on a first part of the
+documents, and those that may be among the largest on more, until it is certain which these are (`Race`). Axes: Q
+quantities, N documents.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-import onnx
-from onnx import helper
+import numpy.typing as npt
+from scipy import stats
 
 from olive_ext.backends.progress import progress_bar
 from olive_ext.backends.task_files import refuse_unknown, task_folders
@@ -22,33 +25,140 @@ from olive_ext.config.base import takes
 from olive_ext.errors import ConfigError, ContradictionError, ModelError, NotComparableError
 from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model import ResolvedModel
-from olive_ext.model.files.constants import plain_name
 from olive_ext.model.files.hub import offline_if_unreachable
 from olive_ext.model.types import MEDIA_PARTS
 from olive_ext.package_versions import runtimes
-from olive_ext.plugins.diagnose.remedy.documents import answered
-from olive_ext.plugins.diagnose.remedy.loss_map import Entry, LossMap, write_loss_map
 from olive_ext.plugins.diagnose.remedy.mended_package import refuse_inside
-from olive_ext.plugins.diagnose.remedy.pairing import (
-    Pairing,
-    Sources,
-    Target,
-    pair,
-    refuse_nothing,
-    whole_experts,
-    with_tables,
-)
-from olive_ext.plugins.diagnose.remedy.race import Race, estimate
-from olive_ext.plugins.diagnose.remedy.roundings import OUTPUT, Rounding, Site, quantized_caches
-from olive_ext.plugins.diagnose.remedy.variants import Material, Variants, grouped
-from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, WeightUse
+from olive_ext.plugins.diagnose.remedy.pages import Entry, Estimate, LossMap, write_loss_map
+from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target, pair, refuse_nothing, whole_experts, with_tables
+from olive_ext.plugins.diagnose.remedy.variants import Material, Rounding, Variants, answered, grouped, static_roundings
 from olive_ext.plugins.diagnose.settings import LocationConfig
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.report.report_files import check_writable
 from olive_ext.run.models import Models
 
-EMBEDDING = "embedding"
-"""The part of a package that embeds tokens."""
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+CONFIDENCE = 0.95
+
+FIRST_SHARE = 32
+"""All quantities are measured on this part of the documents (one of so many), and at least on `LEAST`."""
+
+LEAST = 24
+"""Documents from which on Student's quantiles at the chances of many pairs are near the normal distribution's."""
+
+Measure: TypeAlias = Callable[[int, Sequence[int]], Floats]
+"""From a quantity and the numbers of documents to the sum over each document's positions [N]."""
+
+Progress: TypeAlias = Callable[[Sequence[int], int], Iterable[int]]
+"""Yields the quantities that are measured on so many documents next, each when the one before it is measured."""
+
+
+class Race:
+    """Measurements of Q quantities, each on the first of the documents in one random order."""
+
+    def __init__(self, num_quantities: int, num_positions: npt.ArrayLike, measure: Measure, seed: int = 0) -> None:
+        """`num_positions` [N]: the positions of each document, over which a mean is."""
+        self._positions_N = np.asarray(num_positions, np.float64)
+        self.order = np.random.default_rng(seed).permutation(len(self._positions_N))
+        """The numbers of the documents [N], in the order in which they are measured."""
+
+        self._positions_N = self._positions_N[self.order]
+        self._sums_QN = np.zeros((num_quantities, len(self.order)))
+        self._counts_Q = np.zeros(num_quantities, np.int64)
+        self._measure = measure
+        self.num_passes = 0.0
+        """Measured positions, in passes over all documents."""
+
+    def run(self, num_largest: int, progress: Progress = lambda quantities, many: quantities) -> frozenset[int]:
+        """Measures until the `num_largest` largest quantities are certain, or every document is measured; the numbers
+        of those that are certain to be among them.
+
+        What is called certain is wrong in at most 5 % of races. A mistake calls a quantity certain that is none of the
+        largest, or gives up one that is. It needs one that is not among the largest to be measured larger than one that
+        is, so the chance is divided by the number of such pairs and of looks (Bonferroni).
+        """
+        total = len(self.order)
+        looks = [min(total, max(LEAST, math.ceil(total / FIRST_SHARE)))]
+        while looks[-1] < total:
+            looks.append(min(total, 2 * looks[-1]))
+        contested = list(range(len(self._counts_Q)))
+        for many in looks:
+            for quantity in progress(contested, many):
+                self.extend(quantity, many)
+            others = len(self._counts_Q) - num_largest
+            if others <= 0:
+                return frozenset(contested)
+            # Out where `num_largest` others are larger, certain where all but `num_largest` - 1 are out or smaller.
+            larger_QQ = self._larger((1 - CONFIDENCE) / len(looks) / (num_largest * others))
+            is_out_Q = larger_QQ.sum(0) >= num_largest
+            is_certain_Q = ~is_out_Q & ((larger_QQ | is_out_Q).sum(1) >= others)
+            contested = np.flatnonzero(~is_certain_Q & ~is_out_Q).tolist()
+            if not contested:
+                break
+        return frozenset(np.flatnonzero(is_certain_Q).tolist())
+
+    def extend(self, quantity: int, many: int) -> None:
+        """Measures a quantity on the first `many` documents, as far as it has not been measured."""
+        start = int(self._counts_Q[quantity])
+        if many > start:
+            self._sums_QN[quantity, start:many] = self._measure(quantity, self.order[start:many].tolist())
+            self._counts_Q[quantity] = many
+            self.num_passes += float(self._positions_N[start:many].sum() / self._positions_N.sum())
+
+    def estimate(self, quantity: int) -> Estimate:
+        """The mean of a quantity on the documents that it was measured on."""
+        many = int(self._counts_Q[quantity])
+        return estimate(self._sums_QN[quantity, :many], self._positions_N[:many])
+
+    def estimate_sum(self) -> Estimate:
+        """The mean of the sum of all quantities, on the documents on which all were measured."""
+        many = int(self._counts_Q.min())
+        return estimate(self._sums_QN[:, :many].sum(0), self._positions_N[:many])
+
+    def _larger(self, alpha: float) -> npt.NDArray[np.bool_]:
+        """[Q, Q]: where the first quantity of a pair is larger than the second with an error of at most `alpha`, by
+        their differences on the documents that both have seen."""
+        larger_QQ = np.zeros((len(self._counts_Q),) * 2, np.bool_)
+        for many in np.unique(self._counts_Q).tolist():
+            if many < 2:
+                continue
+            quantities = np.flatnonzero(self._counts_Q >= many)
+            sums_QN, positions_N = self._sums_QN[quantities, :many], self._positions_N[:many]
+            means_Q = sums_QN.sum(1) / positions_N.sum()
+            residuals_QN = sums_QN - means_Q[:, None] * positions_N
+            products_QQ = residuals_QN @ residuals_QN.T
+            own_Q = np.diag(products_QQ)
+            variance_QQ = np.maximum(own_Q[:, None] + own_Q - 2 * products_QQ, 0) * many / (many - 1)
+            bound_QQ = np.sqrt(variance_QQ) / positions_N.sum() * stats.t.isf(alpha, many - 1)
+            is_pair_QQ = np.minimum.outer(self._counts_Q[quantities], self._counts_Q[quantities]) == many
+            difference_QQ = means_Q[:, None] - means_Q
+            larger_QQ[np.ix_(quantities, quantities)] |= is_pair_QQ & (difference_QQ > bound_QQ) & (difference_QQ > 0)
+        return larger_QQ
+
+
+def estimate(sums_N: Floats, positions_N: Floats) -> Estimate:
+    """The mean over positions of sums by document, with a 95 % interval; documents are drawn, so the mean is a
+    ratio of two totals (Cochran 1977, Sampling Techniques, eq. 6.13). One document has no interval.
+
+    Losses are skewed, a few documents have most of them: Student's interval holds in 86 % of draws of 30 documents of
+    the quickstart's, and 93 % of 240. Without the skewness (Hall 1992, On the Removal of Skewness by Transformation)
+    it is 94 and 95 % (docs/benchmarks/loss_intervals.py).
+    """
+    count, total = len(sums_N), float(positions_N.sum())
+    mean = float(sums_N.sum()) / total
+    if count < 2:
+        return Estimate(mean, -math.inf, math.inf, count)
+    residuals_N = sums_N - mean * positions_N
+    squares = float(residuals_N @ residuals_N)
+    stderr = math.sqrt(squares * count / (count - 1)) / total
+    skewness = float((residuals_N**3).mean()) / (squares / count) ** 1.5 if squares else 0.0
+    quantile = float(stats.t.isf((1 - CONFIDENCE) / 2, count - 1))
+    sides = [quantile, -quantile]
+    if abs(skewness) >= 1e-6:  # the quantiles of a skewed mean's error: the inverse of Hall's cubic
+        inner = [1 + skewness * (side / math.sqrt(count) - skewness / (6 * count)) for side in sides]
+        sides = [math.sqrt(count) * 3 / skewness * (float(np.cbrt(one)) - 1) for one in inner]
+    return Estimate(mean, mean - stderr * sides[0], mean - stderr * sides[1], count)
 
 
 @takes(LocationConfig)
@@ -86,10 +196,9 @@ def opened_location(config: LocationConfig, progress: bool | None) -> Iterator[L
 
 
 class Location:
-    """A quantized model and the float one, with their weights in pairs."""
+    """A quantized model and the float one, with their weights in pairs, those of other graphs than the decoder, too."""
 
     def __init__(self, config: LocationConfig, models: Models) -> None:
-        """Raises `ConfigError` for models that are not comparable."""
         self._config = config
         self._models = models
         self.model, self.reference = _comparable(models)
@@ -98,7 +207,7 @@ class Location:
             given = f"'reference' = '{self.reference.name}'"
             raise ConfigError(f"{given} is quantized itself ({operator}): give the float model")
         self.floats, self.quantized = decoders.floats, decoders.quantized
-        self.pairing: Pairing = pair(self.floats, self.quantized)
+        self.pairing = pair(self.floats, self.quantized)
         if self.pairing.damaged:  # a constant may be NaN
             self.model, self.reference = (one.patched({"non_finite": "report"}) for one in (self.model, self.reference))
         self.sources = {"": decoders}
@@ -109,40 +218,33 @@ class Location:
 
         self.targets = list(self.pairing.targets)
         self._roundings: list[Rounding] = []
-
-    def with_parts(self) -> Location:
-        """Takes the weights of encoders of pictures and sound and of the embedding graph as targets, too."""
-        for part in (*MEDIA_PARTS, EMBEDDING) if self.reference.media is not None else ():
-            self._pair_part(part)
-        return self
+        for part in (*MEDIA_PARTS, "embedding") if self.reference.media is not None else ():
+            companions = [model.files.companions.get(part) for model in (self.reference, self.model)]
+            files = [companion.graph for companion in companions if companion is not None]
+            if len(files) < len(companions):
+                continue
+            try:
+                sources = Sources.of(*files)
+            except ModelError as error:
+                self.pairing.unpaired[part] = str(error)
+                continue
+            pairing = pair(sources.floats, sources.quantized, part)
+            self.sources[part] = sources
+            self.targets += pairing.targets
+            self.pairing.unpaired |= {f"{node}, {part}": why for node, why in pairing.unpaired.items()}
+            self.pairing.damaged |= pairing.damaged
+            self.pairing.shares |= pairing.shares
 
     def with_whole_experts(self) -> Location:
-        """As `with_parts`, with a node's experts as one target, which have one number of bits; and `tables`."""
-        self.targets = whole_experts(self.with_parts().targets)
+        """Takes a node's experts as one target, which have one number of bits, and fills `tables`."""
+        self.targets = whole_experts(self.targets)
         self.tables = with_tables(self.targets, self.sources)
         return self
 
     def with_more(self) -> Location:
-        """As `with_parts`, with activations that the graph rounds; a quantized KV cache is named as not compared."""
-        self.with_parts()
-        self.pairing.unpaired |= quantized_caches(self.floats, self.quantized)
+        """Takes activations that the graph rounds, too."""
         self._roundings = list(static_roundings(self.pairing, self.floats, self.quantized))
         return self
-
-    def _pair_part(self, part: str) -> None:
-        companions = [model.files.companions.get(part) for model in (self.reference, self.model)]
-        files = [companion.graph for companion in companions if companion is not None]
-        if len(files) < len(companions):
-            return
-        try:
-            sources = Sources.of(*files)
-        except ModelError as error:
-            self.pairing.unpaired[part] = str(error)
-            return
-        pairing = pair(sources.floats, sources.quantized, part)
-        self.sources[part] = sources
-        self.targets += pairing.targets
-        self.pairing.add(pairing, part)
 
     @contextmanager
     def measuring(self) -> Iterator[Material]:
@@ -169,7 +271,7 @@ class Location:
             documents = list(asked.values())
             journal = None
             if stem is not None:
-                facts = {**variants.describe(), "quantized": self.model.digest, "versions": runtimes()}
+                facts = {**variants.facts, "quantized": self.model.digest, "versions": runtimes()}
                 file = folder / f"losses_{facts_key(facts)}.jsonl"
                 journal = stack.enter_context(closing(Journal(file, facts, resume=self._config.resume)))
             names = [task for task, _ in asked]
@@ -180,40 +282,41 @@ class Location:
         variants, documents, positions = material.variants, material.documents, material.positions
         targets = variants.targets
         groups = grouped(targets, self._config.by)
-        race = Race(
-            len(groups),
-            positions,
-            lambda group, numbers: material.kl(groups[group].targets, numbers),
-            self._config.seed or 0,
-        )
+        members = list(groups.values())
+
+        def measure(group: int, numbers: Sequence[int]) -> Floats:
+            return material.kl(members[group], numbers)
+
+        race = Race(len(groups), positions, measure, self._config.seed or 0)
         certain = race.run(self._config.top, lambda quantities, many: self._with_progress(quantities, many, variants))
         order = race.order.tolist()
         positions_N = np.asarray(positions, np.float64)[order]
         total = material.kl(targets, order)
         gained = {}
         for number in sorted(certain) if with_gains else ():
-            rest = [target for target in targets if target not in groups[number].targets]
+            rest = [target for target in targets if target not in members[number]]
             gained[number] = float((total - material.kl(rest, order)).sum()) / float(positions_N.sum())
         whole = variants.compared(self.model, [documents[number] for number in order])
         known = self.pairing.damaged
-        damaged = {group.name for group in groups if any(target.name in known for target in group.targets)}
-        entries = [
-            Entry(
-                name=group.name,
-                layer=group.layer,
-                kind=group.kind,
-                nodes=tuple(node for target in group.targets for node in target.nodes),
+        damaged = {name for name, group in groups.items() if any(target.name in known for target in group)}
+        entries = []
+        for number, (name, group) in enumerate(groups.items()):
+            loss, layers, kinds = race.estimate(number), {one.layer for one in group}, {one.kind for one in group}
+            entry = Entry(
+                name=name,
+                layer=layers.pop() if len(layers) == 1 else None,
+                kind=kinds.pop() if len(kinds) == 1 else group[0].what.strip(", "),
+                nodes=tuple(node for target in group for node in target.nodes),
                 kl=loss.mean,
                 low=loss.low,
                 high=loss.high,
                 num_documents=loss.num_documents,
                 is_certain=number in certain,
                 gained=gained.get(number),
-                float_bytes=sum(target.float_bytes for target in group.targets),
-                bytes=sum(target.bytes for target in group.targets),
+                float_bytes=sum(target.float_bytes for target in group),
+                bytes=sum(target.bytes for target in group),
             )
-            for number, (group, loss) in enumerate(zip(groups, map(race.estimate, range(len(groups))), strict=True))
-        ]
+            entries.append(entry)
         return LossMap(
             model=self.model.name,
             reference=self.reference.name,
@@ -264,73 +367,3 @@ def _comparable(models: Models) -> tuple[ResolvedModel, ResolvedModel]:
         )
     length = {"max_length": min(quantized.spec.context_length, other.spec.context_length)}
     return quantized.patched(length), other.patched({**tokenizer, **length})
-
-
-def static_roundings(pairing: Pairing, floats: GraphWeights, quantized: GraphWeights) -> Iterator[Rounding]:
-    """The pairs of QuantizeLinear and DequantizeLinear of which both graphs have the nodes. The others are named in
-    `pairing`."""
-    nodes = quantized.model.graph.node
-    for first in (node for node in nodes if node.op_type == "QuantizeLinear"):
-        seconds = [one for one in nodes if one.op_type == "DequantizeLinear" and one.input[0] == first.output[0]]
-        rounding = _static(first, seconds, floats, quantized)
-        if isinstance(rounding, Rounding):
-            yield rounding
-        else:
-            pairing.unpaired[first.name] = rounding
-
-
-def _static(
-    first: onnx.NodeProto, seconds: Sequence[onnx.NodeProto], floats: GraphWeights, quantized: GraphWeights
-) -> Rounding | str:
-    """The rounding that a pair is in the float graph, or why it is none there."""
-    names = {name for node in (first, *seconds) for name in node.input[1:] if name}
-    if not seconds or not names <= quantized.initializers.keys():
-        return "its scale is not a constant, or integers are computed with"
-    uses = {use.node.name: use for use in floats.uses.values() if use.inputs[0] == 1}
-    sites = _output_site(first, quantized, uses) or _input_sites(seconds, floats, quantized, uses)
-    if isinstance(sites, str):
-        return sites
-    tensors = tuple(quantized.tensor(name) for name in sorted(names))
-    scale_type = quantized.initializers[first.input[1]].data_type
-    weighed = [uses[site.node] for site in sites if site.weight]
-    index = sites[0].index
-    which = ", output" if index == OUTPUT else f", input {index}" if index else ""
-    return Rounding(
-        f"{plain_name(sites[0].node)}{which}",
-        tuple(node.name for node in (first, *seconds)),
-        tuple(sites),
-        (first, seconds[0]),
-        tensors,
-        elem_type=helper.np_dtype_to_tensor_dtype(floats.matrix(weighed[0]).dtype) if weighed else scale_type,
-        scale_type=scale_type,
-    )
-
-
-def _output_site(first: onnx.NodeProto, quantized: GraphWeights, uses: Mapping[str, WeightUse]) -> list[Site]:
-    """The float graph's product whose output is rounded for all that read it; none where it is another value."""
-    value, maker = first.input[0], quantized.maker.get(first.input[0])
-    wanted = None if maker is None else plain_name(maker.name)
-    float_use = next((use for name, use in uses.items() if plain_name(name) == wanted), None)
-    graph = quantized.model.graph
-    is_read = any(value in node.input for node in graph.node if node is not first)
-    if float_use is None or is_read or any(value == output.name for output in graph.output):
-        return []
-    return [Site(float_use.node.name, OUTPUT, float_use.value)]
-
-
-def _input_sites(
-    seconds: Sequence[onnx.NodeProto], floats: GraphWeights, quantized: GraphWeights, uses: Mapping[str, WeightUse]
-) -> list[Site] | str:
-    """The inputs of the float graph's nodes that are rounded, or why they are not known."""
-    own_names: dict[str, list[onnx.NodeProto]] = {}
-    for node in floats.model.graph.node:
-        own_names.setdefault(plain_name(node.name), []).append(node)
-    outputs, sites = {node.output[0] for node in seconds}, []
-    for node in quantized.model.graph.node:
-        for index in (n for n, name in enumerate(node.input) if name in outputs):
-            readers = own_names.get(plain_name(node.name), [])
-            if len(readers) != 1 or len(readers[0].input) <= index:
-                return f"the float graph has no node '{node.name}' that reads it"
-            use = None if index else uses.get(readers[0].name)
-            sites.append(Site(readers[0].name, index, use.value if use is not None else ""))
-    return sites or "no node reads it"

@@ -23,15 +23,22 @@ from olive_ext.model.files.content import size_on_disk
 from olive_ext.model.files.locate import locate as locate_files
 from olive_ext.model.files.model_package import refuse_shared
 from olive_ext.model.files.package_config import real_path
-from olive_ext.plugins.diagnose.remedy.bill import Bill, Line, Measured, Option, Point, Trial, bill_texts, with_interval
-from olive_ext.plugins.diagnose.remedy.choices import CANDIDATES, Selection, WeightChoices
-from olive_ext.plugins.diagnose.remedy.documents import Document, document_key
-from olive_ext.plugins.diagnose.remedy.locate import Location, opened_location
-from olive_ext.plugins.diagnose.remedy.mended_graph import alternative
-from olive_ext.plugins.diagnose.remedy.mended_package import Package, copy_of, mended, refuse_inside
-from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target
-from olive_ext.plugins.diagnose.remedy.race import Estimate, Floats, estimate
-from olive_ext.plugins.diagnose.remedy.variants import Material
+from olive_ext.plugins.diagnose.remedy.choices import CANDIDATES, Selection, WeightChoices, choices_of, front
+from olive_ext.plugins.diagnose.remedy.locate import Floats, Location, estimate, opened_location
+from olive_ext.plugins.diagnose.remedy.mended_package import Package, alternative, copy_of, mended, refuse_inside
+from olive_ext.plugins.diagnose.remedy.pages import (
+    Bill,
+    Estimate,
+    Line,
+    Measured,
+    Option,
+    Point,
+    Trial,
+    bill_texts,
+    with_interval,
+)
+from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target, input_of
+from olive_ext.plugins.diagnose.remedy.variants import Document, Material, document_key
 from olive_ext.plugins.diagnose.remedy.weights import Matrix, PackedWeight, Precision
 from olive_ext.plugins.diagnose.settings import MendingConfig
 from olive_ext.report import numbers
@@ -63,37 +70,31 @@ def mend(
     refuse_filled(output)
     work = config.unfinished
     was_there = work.exists()
+    size = config.at_most if config.like is None else size_on_disk(locate_files(config.like))
+    limit = f"'{'at_most' if config.like is None else 'like'}' = {numbers.size(size or 0)}"
     try:
-        bill = _mended(config, output, is_shown(progress))
+        with opened_location(config.location(), is_shown(progress)) as location:
+            refuse_inside(location.model, output)
+            files = location.with_whole_experts().model.files
+            for part in {target.part for target in location.targets}:
+                graph = files.companions[part].graph if part else files.decoder
+                refuse_shared(real_path(location.model.settings.model), graph)
+            problem = f"{limit}: the quantized model itself takes {numbers.size(size_on_disk(files))}"
+            if size is not None and size_on_disk(files) > size and not location.tables:
+                raise ConfigError(problem)
+            with location.measuring() as material:
+                mender = Mender(config.most_kl, size, location, material, work / "drafts", is_shown(progress))
+                if size is not None and (least := mender.least) > size:
+                    raise ConfigError(f"{problem}, and {numbers.size(least)} with its table and its head as one")
+                draft, bill = mender.run()
+                write_texts({draft / name: text for name, text in bill_texts(bill).items()}, draft, "the bill")
+                with named_failures(f"cannot put the mended model at '{output}'"):
+                    take_place(draft, output)
     except OliveExtError as error:
         if isinstance(error, RequirementError) or not (was_there or isinstance(error, RunError)):
             shutil.rmtree(work, ignore_errors=True)
         raise
     shutil.rmtree(work, ignore_errors=True)
-    return bill
-
-
-def _mended(config: MendingConfig, output: Path, progress: bool) -> Bill:
-    size = config.at_most if config.like is None else size_on_disk(locate_files(config.like))
-    with opened_location(config.location(), progress) as location:
-        refuse_inside(location.model, output)
-        files = location.with_whole_experts().model.files
-        for part in {target.part for target in location.targets}:
-            graph = files.companions[part].graph if part else files.decoder
-            refuse_shared(real_path(location.model.settings.model), graph)
-        own_size = size_on_disk(files)
-        limit = f"'{'at_most' if config.like is None else 'like'}' = {numbers.size(size or 0)}"
-        problem = f"{limit}: the quantized model itself takes {numbers.size(own_size)}"
-        if size is not None and own_size > size and not location.tables:
-            raise ConfigError(problem)
-        with location.measuring() as material:
-            mender = Mender(config.most_kl, size, location, material, config.unfinished / "drafts", progress)
-            if size is not None and (least := mender.least) > size:
-                raise ConfigError(f"{problem}, and {numbers.size(least)} with its table and its head as one")
-            draft, bill = mender.run()
-            write_texts({draft / name: text for name, text in bill_texts(bill).items()}, draft, "the bill")
-            with named_failures(f"cannot put the mended model at '{output}'"):
-                take_place(draft, output)
     return bill
 
 
@@ -128,23 +129,32 @@ class Mender:
         folder: Path,
         progress: bool,
     ) -> None:
-        """One of bound and size may be None; `folder` is for models that are measured."""
-        self._most_kl, self._size, self.location = most_kl, size, location
+        """One of bound and size may be None; `folder` is for models that are measured. With `progress` each is
+        announced before it is written."""
+        self._most_kl, self._size, self._location = most_kl, size, location
+        self._material, self._folder, self._progress = material, folder, progress
         self.model = location.model
         self.own_size = size_on_disk(location.model.files)
         self.choosing, self.held_out = split(material.documents, material.tasks)
         self._map = location.map(material.part(self.choosing), with_gains=False)
         losses = {entry.name: entry.kl for entry in self._map.entries}
         kernels = self._map.kernels.mean if self._map.kernels.low > 0 else 0.0
-        by_target = {target: losses[target.name] for target in location.targets}
-        self.menu = WeightChoices.of(by_target, location.tables, location.sources, kernels, self._map.damaged)
+        tables, damaged = location.tables, self._map.damaged
+        choices = {
+            one: [*choices_of(one, losses[one.name], tables.get(one), location.sources[one.part], one.name in damaged)]
+            for one in location.targets
+        }
+        self.menu = WeightChoices(choices, kernels, damaged)
         self._others = self.own_size - self.menu.num_bytes(self.menu.unchanged)  # bytes beside the weights
+        self._beside = self.own_size - mended(self.model, location.sources, {}).graph_bytes
         self._trials: dict[Selection, Trial] = {}
-        self.drafts = Drafts(location, self.menu, material, folder, progress)
-        for number in range(len(self.menu.targets)):
-            for choice, option in enumerate(self.menu.of_target(number)):
+        self._places: dict[Selection, Path] = {}
+        self._num_written = 0
+        shutil.rmtree(folder, ignore_errors=True)  # of a call that was ended by force
+        for number, offered in enumerate(self.menu.choices):
+            for choice, option in enumerate(offered):
                 if option.together and not option.is_measured:  # a head with its table: nothing predicts its loss
-                    self.drafts.learn(number, choice, self.choosing)
+                    self._learn(number, choice)
 
     @property
     def least(self) -> int:
@@ -153,8 +163,8 @@ class Mender:
 
     def run(self) -> tuple[Path, Bill]:
         """Chooses, measures what was chosen; the folder with the model, and its bill."""
-        menu, drafts, before = self.menu, self.drafts, self._map.model_kl
-        unchanged = Measured(before, drafts.loss(menu.unchanged, self.held_out))
+        menu, before = self.menu, self._map.model_kl
+        unchanged = Measured(before, self._loss(menu.unchanged, self.held_out))
         if self._most_kl is not None:
             selection = self._smallest(self._most_kl)
         else:
@@ -162,63 +172,51 @@ class Mender:
             selection = self.best_in(self._size)
         loss = unchanged
         if any(selection):
-            loss = Measured(drafts.loss(selection, self.choosing), drafts.loss(selection, self.held_out))
-        draft = drafts.place(selection)
+            loss = Measured(self._loss(selection, self.choosing), self._loss(selection, self.held_out))
+        draft = self._place(selection)
         uniform = [(precision.name, menu.uniform(precision)) for precision in CANDIDATES]
+        lines = [
+            Line(
+                name=target.name,
+                nodes=target.nodes,
+                layer=target.layer,
+                kind=target.kind,
+                choices=tuple(Option(one.name, one.bytes, one.kl, one.is_measured) for one in offered),
+                chosen=chosen,
+            )
+            for target, offered, chosen in zip(menu.targets, menu.choices, selection, strict=True)
+        ]
         bill = Bill(
             model=self.model.name,
-            reference=self.location.reference.name,
+            reference=self._location.reference.name,
             tasks=self._map.tasks,
             goal=self._goal,
             bound=self._most_kl,
-            lines=tuple(self._lines(selection)),
-            front=tuple(self._point("", one) for one in menu.front(FRONT_POINTS)),
+            lines=tuple(lines),
+            front=tuple(self._point("", one) for one in front(menu.losses, menu.sizes, FRONT_POINTS)),
             uniform=tuple(self._point(f"all {name}", one) for name, one in uniform if any(one)),
             unchanged=self._point("as it was", menu.unchanged),
             unchanged_loss=unchanged,
             chosen=Point("mended", size_on_disk(copy_of(self.model, draft).files), menu.kl(selection)),
             chosen_loss=loss,
             trials=tuple(self._trials.values()),
-            unpaired=dict(self.location.pairing.unpaired),
+            unpaired=dict(self._location.pairing.unpaired),
             beyond_rounding=self._map.beyond_rounding,
             damaged=self._map.damaged,
-            olive=self._settings(selection),
+            olive=olive_settings(menu.precisions(selection), self._location.sources[""]),
         )
         return draft, bill
 
     def _point(self, name: str, selection: Selection) -> Point:
         return Point(name, self._others + self.menu.num_bytes(selection), self.menu.kl(selection))
 
-    def _lines(self, selection: Selection) -> list[Line]:
-        return [
-            Line(
-                name=target.name,
-                nodes=tuple(use.node.name for use in target.quantized),
-                layer=target.layer,
-                kind=target.kind,
-                choices=tuple(
-                    Option(one.name, one.bytes, one.kl, one.is_measured) for one in self.menu.of_target(number)
-                ),
-                chosen=selection[number],
-            )
-            for number, target in enumerate(self.menu.targets)
-        ]
-
-    def _settings(self, selection: Selection) -> dict[str, Any]:
-        precisions = self.menu.precisions(selection)
-        of_decoder = {target: precision for target, precision in precisions.items() if not target.part}
-        made = olive_settings(of_decoder, self.location.sources[""])
-        others = sorted({target.part for target, precision in precisions.items() if precision and target.part})
-        notes = (f"the settings are the decoder's, not the graph's of {part}" for part in others)
-        return {**made, "notes": (*made["notes"], *notes)}
-
     def best_in(self, size: int) -> Selection:
         """The choices with the least loss in at most so many bytes; the model as it is where nothing fits."""
         room = size
         while True:
             selection = self._priced(partial(self.menu.best, room - self._others))
-            over = self.drafts.num_bytes(selection) - size
-            if over <= 0 or selection == self.menu.cured:
+            over = self.num_bytes(selection) - size
+            if over <= 0 or selection == self.menu.cured(self.menu.unchanged):
                 return selection
             room -= over
 
@@ -226,7 +224,7 @@ class Mender:
         """The choices with the fewest bytes of a model that keeps the bound, and the size. Raises `RequirementError`
         where none does."""
         menu, size, before = self.menu, self._size, self._map.model_kl
-        kept = menu.unchanged if before.high <= most_kl and not any(menu.cured) else None
+        kept = menu.unchanged if before.high <= most_kl and not any(menu.cured(menu.unchanged)) else None
         if kept is not None and not any(menu.least):
             return kept
         ratio = _ratio(before, menu.kl(menu.unchanged))
@@ -236,37 +234,30 @@ class Mender:
             selection = menu.finest
             if rounds < MOST_ROUNDS or kept is not None:
                 selection = self._priced(partial(menu.smallest, limit), limit)
-            wanted = self.drafts.num_bytes(selection)
+            wanted = self.num_bytes(selection)
             last = f"every weight in its finest precision ({numbers.size(wanted)})" if selection == menu.finest else ""
             if size is not None and wanted > size:
                 selection = self.best_in(size)
                 last = f"the least loss in {numbers.size(size)} (the bound is predicted to take {numbers.size(wanted)})"
             if kept is not None and menu.num_bytes(selection) >= WORTH_WRITING * menu.num_bytes(kept):
                 break
-            trial = self._tried(selection)
+            if selection not in self._trials:
+                loss = self._loss(selection, self.choosing)
+                self._trials[selection] = Trial(self.num_bytes(selection), menu.kl(selection), loss)
+            trial = self._trials[selection]
             if trial.measured.high <= most_kl:
                 kept = selection
             elif last:
+                each = zip(menu.targets, menu.choices, selection, strict=True)
+                worst, offered, choice = max(each, key=lambda one: one[1][one[2]].kl)
+                lost, stuck = offered[choice].kl, ""
+                if len(offered) == 1 and lost:
+                    stuck = f"; '{worst.name}', which loses {numbers.nats(lost)}, has no finer form that can be written"
                 measured = f"with {last} kl_mean is {with_interval(trial.measured)}"
-                raise RequirementError(f"{self._goal}: not reached; {measured}{self._stuck(selection)}")
+                raise RequirementError(f"{self._goal}: not reached; {measured}{stuck}")
             ratio = _ratio(trial.measured, menu.kl(selection))
         assert kept is not None  # the last round is of the finest
         return kept
-
-    def _stuck(self, selection: Selection) -> str:
-        """The weight that loses most, where it has no other choice."""
-        chosen = [self.menu.of_target(number)[choice].kl for number, choice in enumerate(selection)]
-        worst = max(range(len(chosen)), key=chosen.__getitem__)
-        if len(self.menu.of_target(worst)) > 1 or not chosen[worst]:
-            return ""
-        target, lost = self.menu.targets[worst], numbers.nats(chosen[worst])
-        return f"; '{target.name}', which loses {lost}, has no finer form that can be written"
-
-    def _tried(self, selection: Selection) -> Trial:
-        if selection not in self._trials:
-            loss = self.drafts.loss(selection, self.choosing)
-            self._trials[selection] = Trial(self.drafts.num_bytes(selection), self.menu.kl(selection), loss)
-        return self._trials[selection]
 
     def _priced(self, solve: Callable[[], Selection], limit: float | None = None) -> Selection:
         """The selection, with the estimates that matter for it measured."""
@@ -274,19 +265,78 @@ class Mender:
         while True:
             selection = solve()
             wanted = WORTH_MEASURING * (menu.kl(selection) if limit is None else limit)
-            options = [(number, choice, menu.of_target(number)[choice]) for number, choice in enumerate(selection)]
+            options = [(number, choice, menu.choices[number][choice]) for number, choice in enumerate(selection)]
             unsure = [(n, choice) for n, choice, option in options if not option.is_measured and option.kl > wanted]
             if not unsure:
                 return selection
             for number, choice in unsure:
-                self.drafts.learn(number, choice, self.choosing)
+                self._learn(number, choice)
+
+    def _learn(self, number: int, choice: int) -> None:
+        """Measures one weight in one precision on the documents that choose, and puts its loss into the menu."""
+        one = self.menu.choices[number][choice]
+        target, precision = one.together or self.menu.targets[number], one.precision
+        assert precision is not None
+        other, weights = alternative(target, precision, self._location.sources[target.part])
+        alternatives = self._material.variants.alternatives
+
+        def measure(documents: Sequence[Document]) -> Floats:
+            alternatives[other] = weights
+            try:
+                return self._material.variants.kl([other], documents)
+            finally:
+                del alternatives[other]
+
+        lost = self._material.kept(other.name, self.choosing, measure).sum()
+        self.menu.learn(number, choice, float(lost / self._material.positions[self.choosing].sum()))
+
+    def package(self, selection: Selection) -> Package:
+        """The model with these choices, not written yet."""
+        precisions = self.menu.precisions(selection)
+        chosen = {target: precision for target, precision in precisions.items() if precision is not None}
+        return mended(self.model, self._location.sources, chosen)
+
+    def num_bytes(self, selection: Selection) -> int:
+        """The bytes of graph and weights, at most."""
+        return self._beside + self.package(selection).graph_bytes
+
+    def _place(self, selection: Selection) -> Path:
+        """The folder with this model, which is written where it is missing; other models are removed."""
+        if selection not in self._places:
+            for other in self._places.values():
+                shutil.rmtree(other, ignore_errors=True)  # a system may hold its files yet
+            package = self.package(selection)
+            self._num_written += 1
+            folder = self._folder / str(self._num_written)
+            if self._progress:
+                say(f"writing {numbers.size(package.num_bytes)} to {folder}")
+            self._places = {selection: folder}
+            package.write(folder)
+        return self._places[selection]
+
+    def _loss(self, selection: Selection, documents: Sequence[int]) -> Estimate:
+
+        def measure(some: Sequence[Document]) -> Floats:
+            model = copy_of(self.model, self._place(selection)) if any(selection) else self.model
+            return self._material.variants.compared(model, some)
+
+        changed = [
+            f"{target.name} as {precision.name}"
+            for target, precision in self.menu.precisions(selection).items()
+            if precision is not None
+        ]
+        sums = self._material.kept(repr(sorted(changed) or AS_IT_IS), documents, measure)
+        return estimate(sums, self._material.positions[list(documents)].astype(np.float64))
 
     @property
     def _goal(self) -> str:
-        """What was asked for, in words."""
         parts = [] if self._most_kl is None else [f"kl_mean of at most {numbers.nats(self._most_kl)}"]
         parts += [] if self._size is None else [f"at most {numbers.size(self._size)}"]
         return " in ".join(parts)
+
+
+AS_IT_IS = "the quantized model"
+"""Its name in the journal."""
 
 
 def split(documents: Sequence[Document], tasks: Sequence[str]) -> tuple[list[int], list[int]]:
@@ -318,8 +368,10 @@ def olive_settings(choices: Mapping[Target, Precision | None], sources: Sources)
     """For all targets of a model, each with its new precision or None where it stays: `passes` of Olive 0.13 for a
     recipe whose model is the float ONNX model at this place; `builder_passes`, the same for the checkpoint, with
     ModelBuilder, empty where it could not have made the model; `notes` on what they leave open. Names of nodes are the
-    float graph's.
+    float graph's. `sources` are the decoder's: of other graphs there are no settings.
     """
+    others = sorted({target.part for target, precision in choices.items() if precision and target.part})
+    choices = {target: precision for target, precision in choices.items() if not target.part}
     floats = sources.floats.model
     kept = [target for target, precision in choices.items() if precision is None]
     passes: dict[str, dict[str, Any]] = {}
@@ -333,20 +385,21 @@ def olive_settings(choices: Mapping[Target, Precision | None], sources: Sources)
             names_of = by_precision.setdefault(precision, [])
             names_of += [own.node.name for own in target.floats]
     for precision, names_of in by_precision.items():
-        own_form = {
+        passes[f"int{precision.bits}_b{precision.block_size}"] = {
+            "type": QUANTIZATION,
             "bits": precision.bits,
             "block_size": precision.block_size,
             "is_symmetric": precision.bits == 8 or bool(passes.get("quantize", {}).get("is_symmetric", True)),
             **_level(next(target for target, one in choices.items() if one == precision)),
-        }
-        passes[f"int{precision.bits}_b{precision.block_size}"] = {
-            "type": QUANTIZATION,
-            **own_form,
             "nodes_to_include": names_of,
         }
     algorithm = _algorithm(min(kept, key=lambda target: target.bytes), sources) if kept else DEFAULT
-    both = {"passes": _named(passes, floats), "builder_passes": _named(_with_builder(passes, algorithm), floats)}
-    return {**both, "notes": tuple(_notes(choices, sources, algorithm))}
+    notes = [f"the settings are the decoder's, not the graph's of {part}" for part in others]
+    return {
+        "passes": _named(passes, floats),
+        "builder_passes": _named(_with_builder(passes, algorithm), floats),
+        "notes": (*_notes(choices, sources, algorithm), *notes),
+    }
 
 
 def _named(passes: Mapping[str, dict[str, Any]], floats: onnx.ModelProto) -> dict[str, dict[str, Any]]:
@@ -391,11 +444,10 @@ def _form(target: Target) -> dict[str, Any] | None:
     node = target.quantized[0].node
     if node.op_type not in ("MatMulNBits", "GatherBlockQuantized"):
         return None
-    zeros = 3
     return {
         "bits": attribute(node, "bits", 4),
         "block_size": attribute(node, "block_size", 0),
-        "is_symmetric": not (len(node.input) > zeros and node.input[zeros]),
+        "is_symmetric": not input_of(node, 3),
         **_level(target),
     }
 
@@ -406,7 +458,6 @@ def _level(target: Target) -> dict[str, int]:
 
 
 def _quantizable(model: onnx.ModelProto) -> Iterator[str]:
-    """Names of the nodes whose weight the pass would quantize."""
     initializers = {tensor.name for tensor in model.graph.initializer}
     for node in model.graph.node:
         weight = _WEIGHT.get(node.op_type)
@@ -415,7 +466,6 @@ def _quantizable(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _notes(choices: Mapping[Target, Precision | None], sources: Sources, algorithm: str) -> Iterator[str]:
-    """A sentence for each thing that the passes cannot express."""
     kept = [target for target, precision in choices.items() if precision is None]
     forms = {tuple((_form(target) or {}).items()) for target in kept}
     if any(_form(target) is None for target in kept):
@@ -452,103 +502,22 @@ def _algorithm(target: Target, sources: Sources) -> str:
     if form is None or weight is None or use.node.op_type != "MatMulNBits":
         return DEFAULT
     name = use.node.input[1]
+    if name not in sources.quantized.initializers:
+        return ""
     precision = Precision(form["bits"], form["block_size"])
     dtype = sources.quantized.numbers(use.node.input[2]).dtype
     packed = PackedWeight(weight, dtype, precision, is_symmetric=form["is_symmetric"])
-    made = np.concatenate(list(packed.packed())).reshape(-1)
-    if name not in sources.quantized.initializers:
-        return ""
-    packed_by = {DEFAULT: made, **({RTN: _rtn(weight().T, form["block_size"])} if form["bits"] == 4 else {})}
+    packed_by: dict[str, Matrix] = {DEFAULT: np.concatenate(list(packed.packed())).reshape(-1)}
+    if form["bits"] == 4:
+        columns_NK, size = weight().T.astype(np.float32), form["block_size"]
+        blocks = np.pad(columns_NK, ((0, 0), (0, -columns_NK.shape[1] % size))).reshape(len(columns_NK), -1, size)
+        largest = np.abs(blocks).max(axis=-1, keepdims=True)
+        levels = np.clip(np.rint(blocks / np.where(largest, largest, 1) * 7.5) + 8, 0, 15).astype(np.uint8)
+        packed_by[RTN] = np.asarray(levels[..., ::2] | levels[..., 1::2] << 4).reshape(-1)
     stored = sources.quantized.numbers(name).reshape(-1)
-    return next(
-        (name for name, float_use in packed_by.items() if np.mean(float_use == stored[: len(float_use)]) > 0.99), ""
-    )
-
-
-def _rtn(columns: Matrix, block_size: int) -> Matrix:
-    """The integers of 4 bits, two a byte, of a weight [N, K]."""
-    padded = np.pad(columns.astype(np.float32), ((0, 0), (0, -columns.shape[1] % block_size)))
-    blocks = padded.reshape(len(columns), -1, block_size)
-    largest = np.abs(blocks).max(axis=-1, keepdims=True)
-    levels = np.clip(np.rint(blocks / np.where(largest, largest, 1) * 7.5) + 8, 0, 15).astype(np.uint8)
-    return np.asarray(levels[..., ::2] | levels[..., 1::2] << 4).reshape(-1)
+    return next((name for name, made in packed_by.items() if np.mean(made == stored[: len(made)]) > 0.99), "")
 
 
 def _ratio(measured: Estimate, predicted: float) -> float:
     """Measured nats for each predicted one; 1 where either is 0, as for a constant that no text reaches."""
     return measured.high / predicted if predicted and measured.high else 1.0
-
-
-AS_IT_IS = "the quantized model"
-
-
-class Drafts:
-    """The models that a menu's selections give, in a working folder. What they lose is in the material's journal."""
-
-    def __init__(
-        self, location: Location, menu: WeightChoices, material: Material, folder: Path, progress: bool
-    ) -> None:
-        """With `progress` each model is announced before it is written."""
-        self._model, self._sources, self._menu, self._material = location.model, location.sources, menu, material
-        self._folder, self._progress = folder, progress
-        self._beside = size_on_disk(self._model.files) - mended(self._model, self._sources, {}).graph_bytes
-        self._places: dict[Selection, Path] = {}
-        self._num_written = 0
-        shutil.rmtree(folder, ignore_errors=True)  # of a call that was ended by force
-
-    def package(self, selection: Selection) -> Package:
-        """The model with these choices, not written yet."""
-        precisions = self._menu.precisions(selection)
-        chosen = {target: precision for target, precision in precisions.items() if precision is not None}
-        return mended(self._model, self._sources, chosen)
-
-    def num_bytes(self, selection: Selection) -> int:
-        """The bytes of graph and weights, at most."""
-        return self._beside + self.package(selection).graph_bytes
-
-    def place(self, selection: Selection) -> Path:
-        """The folder with this model, which is written where it is missing; other models are removed."""
-        if selection not in self._places:
-            for other in self._places.values():
-                shutil.rmtree(other, ignore_errors=True)  # a system may hold its files yet
-            package = self.package(selection)
-            self._num_written += 1
-            folder = self._folder / str(self._num_written)
-            if self._progress:
-                say(f"writing {numbers.size(package.num_bytes)} to {folder}")
-            self._places = {selection: folder}
-            package.write(folder)
-        return self._places[selection]
-
-    def loss(self, selection: Selection, numbers: Sequence[int]) -> Estimate:
-        """The loss of the model with these choices, run by its own kernels, on documents by their numbers."""
-
-        def measure(documents: Sequence[Document]) -> Floats:
-            model = copy_of(self._model, self.place(selection)) if any(selection) else self._model
-            return self._material.variants.compared(model, documents)
-
-        changed = [
-            f"{target.name} as {precision.name}"
-            for target, precision in self._menu.precisions(selection).items()
-            if precision is not None
-        ]
-        sums = self._material.kept(repr(sorted(changed) or AS_IT_IS), numbers, measure)
-        return estimate(sums, self._material.positions[list(numbers)].astype(np.float64))
-
-    def learn(self, number: int, choice: int, numbers: Sequence[int]) -> None:
-        """Measures one weight in one precision, on documents by their numbers, and puts its loss into the menu."""
-        one = self._menu.of_target(number)[choice]
-        target, precision = one.together or self._menu.targets[number], one.precision
-        assert precision is not None
-        other, weights = alternative(target, precision, self._sources[target.part])
-        alternatives = self._material.variants.alternatives
-
-        def measure(documents: Sequence[Document]) -> Floats:
-            alternatives[other] = weights
-            try:
-                return self._material.variants.kl([other], documents)
-            finally:
-                del alternatives[other]
-
-        lost = self._material.kept(other.name, numbers, measure).sum()
-        self._menu.learn(number, choice, float(lost / self._material.positions[list(numbers)].sum()))

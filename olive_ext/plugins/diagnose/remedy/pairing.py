@@ -99,6 +99,8 @@ class Target:
 
     @property
     def values(self) -> tuple[str, ...]:
+        """The switch."""
+
         """The float graph's constants that are replaced."""
         return tuple(own.value for own in self.floats)
 
@@ -123,12 +125,6 @@ class Pairing:
 
     shares: dict[str, float] = field(default_factory=dict)
     """The share of each weight's numbers beyond rounding (`Distance`)."""
-
-    def add(self, other: Pairing, part: str) -> None:
-        """Adds what cannot be paired, and what is damaged, of another part of the package."""
-        self.unpaired |= {f"{node}, {part}": why for node, why in other.unpaired.items()}
-        self.damaged |= other.damaged
-        self.shares |= other.shares
 
 
 Couple: TypeAlias = tuple[list[WeightUse], list[WeightUse]]
@@ -185,8 +181,14 @@ def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairi
         if any(use.name in strange for use in uses):
             pairing.damaged[target.name] = f"is not the float model's (relative error {error:.2g})"
         pairing.targets.append(target)
-    missing = {own.node.name: _missing(own, quantized) for name, own in floats.uses.items() if name not in met}
-    pairing.unpaired |= missing
+    named = {plain_name(node.name): node for node in reversed(quantized.model.graph.node)}
+    for own in (own for name, own in floats.uses.items() if name not in met):
+        node = named.get(plain_name(own.node.name))
+        why = "the quantized graph has no node of that name"
+        if node is not None:
+            form = f"{node.op_type}, has its weight in a form that is not compared"  # as MatMulInteger's
+            why = f"the quantized graph's node of that name, {form}"
+        pairing.unpaired[own.node.name] = why
     far = distances(floats, quantized)
     pairing.shares = {name + what: one.share for name, one in far.items()}
     pairing.damaged = {**{name + what: how for name, how in outliers(far).items()}, **pairing.damaged}
@@ -238,7 +240,6 @@ def _couple(name: str, floats: Mapping[str, WeightUse], quantized: Mapping[str, 
 
 
 def _renamed(name: str, word: str, other: str) -> str:
-    """The name with another word in a step of its path."""
     return re.sub(rf"(?<![^/.]){word}(?![^/.])", other, name)
 
 
@@ -281,15 +282,6 @@ def _shared(
 
 def _bytes(weights: GraphWeights, uses: Iterable[WeightUse]) -> int:
     return sum({use.roots: weights.num_bytes(use) for use in uses}.values())
-
-
-def _missing(float_use: WeightUse, quantized: GraphWeights) -> str:
-    """Why a float weight has no counterpart, as one in a form that is not compared (MatMulInteger)."""
-    named = (node for node in quantized.model.graph.node if plain_name(node.name) == plain_name(float_use.node.name))
-    node = next(named, None)
-    if node is None:
-        return "the quantized graph has no node of that name"
-    return f"the quantized graph's node of that name, {node.op_type}, has its weight in a form that is not compared"
 
 
 def refuse_nothing(pairing: Pairing, num_weights: int) -> None:
@@ -346,9 +338,9 @@ class Sources:
     def is_symmetric(self, use: WeightUse) -> bool:
         """Whether a quantized weight is stored without zero points."""
         if use.is_packed:
-            return not _input(use.node, use.inputs[2])
+            return not input_of(use.node, use.inputs[2])
         makers = self.quantized.makers(use.value)
-        return not any(_input(node, 2) for node in makers if node.op_type == "DequantizeLinear")
+        return not any(input_of(node, 2) for node in makers if node.op_type == "DequantizeLinear")
 
     def weight(self, float_use: WeightUse) -> Callable[[], Array] | None:
         """A function that reads a float weight as [K, N], a table [V, H] as [H, V], experts as [E, N, K]; None where
@@ -385,20 +377,21 @@ class Sources:
         own, node = target.floats[0].node, target.quantized[0].node
         if (own.op_type, node.op_type) != ("MoE", "QMoE") or len({use.node.name for use in target.quantized}) > 1:
             return False
-        if {use.value for use in target.quantized} != {name for n in _EXPERTS if (name := _input(node, n))}:
+        if {use.value for use in target.quantized} != {name for n in _EXPERTS if (name := input_of(node, n))}:
             return False
         if not precision.bits:
-            return not _input(node, _ROUTER_WEIGHTS)
+            return not input_of(node, _ROUTER_WEIGHTS)
         weights = [self.floats.view(use.value) for use in target.floats]
         return not any(weight is None or weight.shape[2] % precision.block_size for weight in weights)
 
 
 def bias_of(node: onnx.NodeProto) -> str:
     """The input of a node that is added to its product; empty where it has none."""
-    return _input(node, BIAS.get(node.op_type, -1))
+    return input_of(node, BIAS.get(node.op_type, -1))
 
 
-def _input(node: onnx.NodeProto, number: int) -> str:
+def input_of(node: onnx.NodeProto, number: int) -> str:
+    """The name of a node's input; empty where it has none."""
     return str(node.input[number]) if 0 <= number < len(node.input) else ""
 
 
@@ -409,48 +402,45 @@ def whole_experts(targets: Sequence[Target]) -> list[Target]:
         node = target.quantized[0].node
         key = (target.part, *node.output) if target.is_of_experts and not target.is_joined else (target.name, "")
         groups.setdefault(key, []).append(target)
-    return [_whole(group) if group[0].is_of_experts else group[0] for group in groups.values()]
-
-
-def _whole(parts: Sequence[Target]) -> Target:
-    first = parts[0]
-    return replace(
-        first,
-        name=first.name.removesuffix(first.what).removesuffix(f"/{first.floats[0].part}") + first.what,
-        floats=tuple(own for part in parts for own in part.floats),
-        quantized=tuple(use for part in parts for use in part.quantized),
-        float_bytes=sum(part.float_bytes for part in parts),
-        bytes=sum(part.bytes for part in parts),
-    )
+    for group in (group for group in groups.values() if group[0].is_of_experts):
+        first, parts = group[0], [*group]
+        whole = replace(
+            first,
+            name=first.name.removesuffix(first.what).removesuffix(f"/{first.floats[0].part}") + first.what,
+            floats=tuple(own for part in parts for own in part.floats),
+            quantized=tuple(use for part in parts for use in part.quantized),
+            float_bytes=sum(part.float_bytes for part in parts),
+            bytes=sum(part.bytes for part in parts),
+        )
+        group[:] = [whole]
+    return [group[0] for group in groups.values()]
 
 
 def with_tables(targets: Sequence[Target], sources: Mapping[str, Sources]) -> dict[Target, Target]:
-    """Quantized products, each with the table of the same weight; `sources` by part of the package."""
-    pairs = {target: _with_table(target, sources[target.part]) for target in targets}
-    return {target: pair for target, pair in pairs.items() if pair is not None}
-
-
-def _with_table(target: Target, sources: Sources) -> Target | None:
-    """A quantized product with the table of the same weight, which is float in the quantized graph and read by one
-    lookup alone; None where there is none. They are one weight where the float graph's are equal."""
-    float_use, use = target.floats[0], target.quantized[0]
-    if len(target.floats) > 1 or len(target.quantized) > 1 or use.node.op_type != "MatMulNBits":
-        return None
-    read = list(reads(sources.quantized.model.graph.node))
-    for name, lookup in sources.quantized.uses.items():
-        table = sources.floats.uses.get(name)
-        if lookup.node.op_type != "Gather" or table is None or table.node.op_type != "Gather":
+    """Quantized products, each with the table of the same weight, which is float in the quantized graph and read by one
+    lookup alone. They are one weight where the float graph's are equal. `sources` by part of the package."""
+    wholes: dict[Target, Target] = {}
+    for target in targets:
+        own, other = sources[target.part].floats, sources[target.part].quantized
+        (float_use, *more), (use, *others) = target.floats, target.quantized
+        if more or others or use.node.op_type != "MatMulNBits":
             continue
-        if all(read.count(root) == 1 for root in lookup.roots) and _is_one(table, float_use, sources):
-            return replace(
-                target,
-                name=f"{target.name} and its table",
-                floats=(float_use, table),
-                quantized=(use, lookup),
-                float_bytes=_bytes(sources.floats, (float_use, table)),
-                bytes=target.bytes + sources.quantized.num_bytes(lookup),
-            )
-    return None
+        read = list(reads(other.model.graph.node))
+        for name, lookup in other.uses.items():
+            table = own.uses.get(name)
+            if lookup.node.op_type != "Gather" or table is None or table.node.op_type != "Gather":
+                continue
+            is_read_once = all(read.count(root) == 1 for root in lookup.roots)
+            if target not in wholes and is_read_once and _is_one(table, float_use, sources[target.part]):
+                wholes[target] = replace(
+                    target,
+                    name=f"{target.name} and its table",
+                    floats=(float_use, table),
+                    quantized=(use, lookup),
+                    float_bytes=_bytes(own, (float_use, table)),
+                    bytes=target.bytes + other.num_bytes(lookup),
+                )
+    return wholes
 
 
 def _is_one(table: WeightUse, head: WeightUse, sources: Sources) -> bool:

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 from onnx.external_data_helper import uses_external_data
 
 from olive_ext.errors import ModelError
-from olive_ext.graph.nodes import attribute
+from olive_ext.graph.nodes import attribute, makers_of
 from olive_ext.model.files.constants import FLOATS, WEIGHTS, Constants, packed_grid, part_name
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.providers.ort_session import open_session
@@ -37,10 +37,6 @@ _INPUTS = {**WEIGHTS, "MatMulNBits": {"": (1, 2, 3, 4)}}
 
 _PACKED = ("MatMulNBits", "GatherBlockQuantized", "QMoE")
 """Operators that take packed numbers."""
-
-_EXPERT_BITS = (4, 8)
-
-HOST = Provider(CPU, "cpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +99,8 @@ class GraphWeights(Constants):
                 if (node.name, part) in named:
                     raise ModelError(f"two nodes are called '{use.name}': weights are known by their nodes' names")
                 named.add((node.name, part))
-                free = self._free(use.name)
+                names = (f"{use.name} {n}" if n > 1 else use.name for n in itertools.count(1))
+                free = next(name for name in names if name not in self.uses)  # nodes may differ in counters alone
                 self.uses[free] = replace(use, name=free)
 
     def constant(self, name: str) -> WeightUse | None:
@@ -132,13 +129,7 @@ class GraphWeights(Constants):
 
     def makers(self, value: str) -> list[onnx.NodeProto]:
         """The nodes that make a constant, in an order in which they can run; none for an initializer."""
-        if value in self.initializers or not value:
-            return []
-        node = self.maker[value]
-        order: list[onnx.NodeProto] = []
-        for name in node.input:
-            order += [one for one in self.makers(name) if all(one is not other for other in order)]
-        return [*order, node]
+        return [] if value in self.initializers else makers_of(self.model.graph.node, [value])
 
     def element_type(self, value: str) -> int:
         """ONNX's type of the numbers of a constant, as far as quantizers and exporters make them."""
@@ -159,18 +150,12 @@ class GraphWeights(Constants):
             for tensor in tensors
         )
 
-    def _free(self, name: str) -> str:
-        """The name, or with a number after it where nodes differ in their counters alone."""
-        if name not in self.uses:
-            return name
-        return next(free for n in itertools.count(2) if (free := f"{name} {n}") not in self.uses)
-
     def _use(self, node: onnx.NodeProto, part: str) -> WeightUse | None:
         inputs = _INPUTS[node.op_type][part]
         names = [node.input[i] for i in inputs if i < len(node.input) and node.input[i]]
         if not node.name or inputs[0] >= len(node.input) or not node.input[inputs[0]]:
             return None
-        if node.op_type == "QMoE" and attribute(node, "expert_weight_bits", 4) not in _EXPERT_BITS:
+        if node.op_type == "QMoE" and attribute(node, "expert_weight_bits", 4) not in (4, 8):
             return None
         roots = self._roots_of_all(names)
         if not roots or not any(len(self.initializers[name].dims) >= 2 for name in roots):
@@ -209,7 +194,7 @@ class GraphWeights(Constants):
         graph = helper.make_graph(nodes, "weight", [], [onnx.ValueInfoProto(name=name)], stored)
         opsets, ir_version = self.model.opset_import, self.model.ir_version
         model = helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)
-        (value,) = open_session(model.SerializeToString(), [HOST]).run([name], {})
+        (value,) = open_session(model.SerializeToString(), [Provider(CPU, "cpu")]).run([name], {})
         return np.asarray(value)
 
 
@@ -253,8 +238,18 @@ class PackedWeight:
 
     def packed(self) -> Iterator[Matrix]:
         """The integers [N, B, bytes of a block], by rows; scales and zero points are kept for after them."""
+        from onnxruntime.quantization import matmul_nbits_quantizer as nbits  # imported here: it takes seconds
+
+        config = nbits.DefaultWeightOnlyQuantConfig(
+            block_size=self._precision.block_size, is_symmetric=self._is_symmetric, bits=self._precision.bits
+        )
+        quantizer = nbits.DefaultWeightOnlyQuantizer(config)
+        in_tool = self._dtype if self._dtype in (np.float32, np.float16) else np.dtype(np.float32)
+        columns = max(1, SLAB_BYTES // (self._num_inputs * in_tool.itemsize))
         self._scales, self._zeros = [], []
-        for packed, scales, zeros in self._slabs():
+        for first in range(0, self._num_outputs, columns):
+            slab = np.ascontiguousarray(self._weight()[:, first : first + columns].astype(self._dtype).astype(in_tool))
+            packed, scales, zeros = quantizer.qbits_block_quant(slab)
             self._scales.append(scales.astype(self._dtype))
             self._zeros.append(zeros)
             yield packed
@@ -273,16 +268,3 @@ class PackedWeight:
         if sum(len(slab) for slab in self._scales) < self._num_outputs:
             for _ in self.packed():
                 pass
-
-    def _slabs(self) -> Iterator[tuple[Matrix, Matrix, Matrix]]:
-        from onnxruntime.quantization import matmul_nbits_quantizer as nbits  # imported here: it takes seconds
-
-        config = nbits.DefaultWeightOnlyQuantConfig(
-            block_size=self._precision.block_size, is_symmetric=self._is_symmetric, bits=self._precision.bits
-        )
-        quantizer = nbits.DefaultWeightOnlyQuantizer(config)
-        in_tool = self._dtype if self._dtype in (np.float32, np.float16) else np.dtype(np.float32)
-        columns = max(1, SLAB_BYTES // (self._num_inputs * in_tool.itemsize))
-        for first in range(0, self._num_outputs, columns):
-            slab = self._weight()[:, first : first + columns]
-            yield quantizer.qbits_block_quant(np.ascontiguousarray(slab.astype(self._dtype).astype(in_tool)))

@@ -75,7 +75,6 @@ class _OrtLMMS(lmms):  # type: ignore[misc] # lmms-eval has no types
         raise NotImplementedError
 
     def _document(self, request: Instance) -> Any:
-        """The document itself, with its pictures: requests carry only its place."""
         *_, doc_id, task, split = request.args
         return self.task_dict[task][split][doc_id]
 
@@ -83,20 +82,20 @@ class _OrtLMMS(lmms):  # type: ignore[misc] # lmms-eval has no types
         self, kind: str, requests: Sequence[Instance], read: Callable[[Instance], tuple[Messages, Any]]
     ) -> list[TextInstance]:
         """The requests of `OrtLM`; `read` gives one's messages, and its generation settings or its continuation."""
-        return [self._text_instance(kind, place, one, *read(one)) for place, one in enumerate(requests)]
-
-    def _text_instance(self, kind: str, place: int, request: Instance, messages: Messages, second: Any) -> TextInstance:
-        if isinstance(second, Mapping):
-            second = {name: value for name, value in second.items() if name not in _OF_OTHERS}
-        whose = str(request.args[-2]) if len(request.args) > 2 else str(request.task_name)
-        media: dict[str, list[Any]] = {"visual": [], "audio": []}
-        try:
-            conversation = [_opened(message, media) for message in messages]
-        except TaskError as error:
-            raise error.inside(f"task '{whose}', document {request.doc_id}") from error
-        present = {name: items for name, items in media.items() if items}
-        context = self._context(conversation)
-        return TextInstance(kind, {}, (context, second, present), place, metadata=(whose, request.doc_id, 1))
+        instances = []
+        for place, request in enumerate(requests):
+            messages, second = read(request)
+            if isinstance(second, Mapping):
+                second = {name: value for name, value in second.items() if name not in _OF_OTHERS}
+            whose = str(request.args[-2]) if len(request.args) > 2 else str(request.task_name)
+            media: dict[str, list[Any]] = {"visual": [], "audio": []}
+            try:
+                conversation = [_opened(message, media) for message in messages]
+            except TaskError as error:
+                raise error.inside(f"task '{whose}', document {request.doc_id}") from error
+            asked = self._context(conversation), second, {name: items for name, items in media.items() if items}
+            instances.append(TextInstance(kind, {}, asked, place, metadata=(whose, request.doc_id, 1)))
+        return instances
 
     def _context(self, conversation: Messages) -> str:
         """The prompt: by the chat template where there is one. A model of speech gets no text: its answer would begin
@@ -161,7 +160,11 @@ def _opened(message: Mapping[str, Any], media: Mapping[str, list[Any]]) -> dict[
         kind = "audio" if _kind(part["url"]) == "audio" else part["type"]
         if kind not in _MEDIA:
             raise UnfitTaskError(f"a part of its messages is of type '{kind}': text, image and audio are accepted")
-        media[_MEDIA[kind]].append(_samples(part["url"]))
+        item = part["url"]
+        if hasattr(item, "get_all_samples"):  # what a decoder of datasets' `Audio` columns decodes
+            decoded = item.get_all_samples()
+            item = {"array": np.asarray(decoded.data), "sampling_rate": decoded.sample_rate}
+        media[_MEDIA[kind]].append(item)
         parts.append({"type": kind})
     return {**message, "content": parts}
 
@@ -177,11 +180,3 @@ def _kind(visual: Any) -> str:
         return "audio"
     is_video = is_file and Path(visual).suffix.lower() in (".mp4", ".avi", ".mov", ".mkv", ".webm")
     return "video" if is_video else "image"
-
-
-def _samples(item: Any) -> Any:
-    """What a decoder of datasets' `Audio` columns decodes, as a sound's mapping; any other item as it is."""
-    if not hasattr(item, "get_all_samples"):
-        return item
-    decoded = item.get_all_samples()
-    return {"array": np.asarray(decoded.data), "sampling_rate": decoded.sample_rate}

@@ -51,13 +51,18 @@ def evaluate_tasks(
     are apart. Raises `ConfigError` for an unknown task, and errors as `TextEncoder` does."""
 
     def scored(evaluated: ResolvedModel, how: EmbeddingSettings) -> tuple[Any, ...]:
-        tasks = load_tasks(settings.tasks)  # before the model is opened; each model's are its own
+        try:  # before the model is opened; each model's are its own
+            tasks = [mteb.get_task(name) for name in settings.tasks]
+        except KeyError as error:
+            raise ConfigError(f"'tasks': mteb {mteb.__version__}: {error.args[0]}", "tasks") from error
         queries, pairs = keep_queries(tasks), keep_pairs(tasks)
         opened = YesNoReranker if how.reranker == "yes_no" else TextEncoder
         with closing(opened(evaluated, how)) as encoder:
-            driven = mteb_model(encoder, keeps=reference is not None)
-            scores = run_tasks(driven, tasks, how)
-            return scores, queries, pairs, getattr(driven, "embedded", None), encoder.describe()
+            embeds = None
+            if isinstance(encoder, TextEncoder) and encoder.states.scores_output is None:
+                embeds = OrtEncoder(encoder, keeps=reference is not None)
+            scores = run_tasks(embeds or OrtCrossEncoder(encoder), tasks, how)
+            return scores, queries, pairs, embeds and embeds.embedded, encoder.describe()
 
     scores, queries, pairs, embedded, execution = scored(model, settings)
     metrics = [
@@ -70,7 +75,12 @@ def evaluate_tasks(
             change = scores[task]["main_score"] - other["main_score"]
             metrics.append(Metric(task, "reference_main_score", "none", other["main_score"], None, True))
             metrics.append(Metric(task, "main_score_change", "none", change, None, True))
-        metrics += [metric for task in queries for metric in _paired(task, queries[task], other_queries[task])]
+        for task, values in queries.items():
+            others = other_queries[task]
+            differences = np.array([values[query] - others[query] for query in values if query in others])
+            if len(differences) > 1:
+                low, high, _ = difference_interval(differences)  # 95 %, over queries
+                metrics += _change(task, "ndcg_at_10", float(differences.mean()), (low, high), len(differences))
         metrics += [metric for task in pairs for metric in _correlations(task, pairs[task], other_pairs[task])]
         if embedded and other_embedded:
             agreement, worst = _agreement(embedded, other_embedded)
@@ -94,7 +104,14 @@ def _agreement(
     texts = (f"{prompt}{text}" for prompt, text in keys)
     worst = sorted(zip(texts, cosines.tolist(), strict=True), key=itemgetter(1))[:_WORST]
     taken = np.unique(np.linspace(0, count - 1, min(count, _NEIGHBOURS)).astype(int))
-    ranks = _rank_correlation(ours[taken], theirs[taken])
+    ranks = float("nan")
+    if len(taken) > 2:  # the mean Spearman correlation of a text's cosines to the others
+        others = ~np.eye(len(taken), dtype=bool)
+        cosines_of = [(side[taken] @ side[taken].T)[others].reshape(len(taken), -1) for side in (ours, theirs)]
+        ranked = [rankdata(one, axis=1) for one in cosines_of]
+        first, second = (rank - rank.mean(1, keepdims=True) for rank in ranked)
+        scale = np.sqrt((first**2).sum(1) * (second**2).sum(1))
+        ranks = float(np.mean((first * second).sum(1) / np.maximum(scale, 1e-12)))
     error = float(cosines.std(ddof=1) / np.sqrt(count)) if count > 1 else None
     metrics = [
         Metric("embeddings", "cosine_mean", "none", float(cosines.mean()), error, True, count),
@@ -102,26 +119,6 @@ def _agreement(
         Metric("embeddings", "neighbour_rank_correlation", "none", ranks, None, True, count),
     ]
     return metrics, worst
-
-
-def _rank_correlation(ours: Array, theirs: Array) -> float:
-    """Mean Spearman correlation of a text's cosines to the others; NaN of fewer than three texts."""
-    if len(ours) < 3:
-        return float("nan")
-    others = ~np.eye(len(ours), dtype=bool)
-    ranks = [rankdata((side @ side.T)[others].reshape(len(ours), -1), axis=1) for side in (ours, theirs)]
-    first, second = (rank - rank.mean(1, keepdims=True) for rank in ranks)
-    scale = np.sqrt((first**2).sum(1) * (second**2).sum(1))
-    return float(np.mean((first * second).sum(1) / np.maximum(scale, 1e-12)))
-
-
-def _paired(task: str, values: Mapping[Any, float], other: Mapping[Any, float]) -> list[Metric]:
-    """The mean change of nDCG@10 by query, and its 95 % interval over queries."""
-    differences = np.array([values[query] - other[query] for query in values if query in other])
-    if len(differences) < 2:
-        return []
-    low, high, _ = difference_interval(differences)
-    return _change(task, "ndcg_at_10", float(differences.mean()), (low, high), len(differences))
 
 
 def _correlations(
@@ -213,21 +210,6 @@ class OrtCrossEncoder(_Driven):
             return self.encoder.score_pairs(queries, documents)
         instructions = [text for batch in batches for text in batch.get("instruction", ())]
         return self.encoder.score_pairs(queries, documents, instructions)
-
-
-def mteb_model(encoder: TextEncoder | YesNoReranker, *, keeps: bool = False) -> OrtEncoder | OrtCrossEncoder:
-    """The model as mteb drives it: a cross-encoder where it scores pairs."""
-    if isinstance(encoder, YesNoReranker) or getattr(encoder.states, "scores_output", None) is not None:
-        return OrtCrossEncoder(encoder)
-    return OrtEncoder(encoder, keeps=keeps)
-
-
-def load_tasks(names: Sequence[str]) -> list[Any]:
-    """mteb's tasks of these names. Raises `ConfigError` for one that it does not have."""
-    try:
-        return [mteb.get_task(name) for name in names]
-    except KeyError as error:
-        raise ConfigError(f"'tasks': mteb {mteb.__version__}: {error.args[0]}", "tasks") from error
 
 
 def keep_queries(tasks: Sequence[Any]) -> dict[str, dict[tuple[str, str, str], float]]:

@@ -64,17 +64,27 @@ def read_sentence_files(files: ModelFiles) -> SentenceFiles:
     folder = next((folder for folder in folders if (folder / "modules.json").is_file()), None)
     if folder is None:
         return SentenceFiles()
-    pooling = answers = None
-    for module in _modules(folder / "modules.json"):
+    file, pooling, answers = folder / "modules.json", None, None
+    try:
+        modules = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"'{file}' cannot be read: {error}", code="no_access") from error
+    if not isinstance(modules, list) or not all(isinstance(module, Mapping) for module in modules):
+        raise DamagedError(f"'{file}' is no list of modules")
+    for module in modules:
         kind = str(module.get("type", "")).rpartition(".")[2]
+        of_module = folder / str(module.get("path", "")) / "config.json"
         if kind == "Pooling":
-            file = folder / str(module.get("path", "")) / "config.json"
-            pooling = _pooling(read_json(file), file)
+            pooling = _pooling(read_json(of_module), of_module)
         elif kind == "LogitScore":
-            file = folder / str(module.get("path", "")) / "config.json"
-            answers = _answers(read_json(file), file)
+            scored = read_json(of_module)
+            yes, no = scored.get("true_token_id"), scored.get("false_token_id")
+            if not isinstance(yes, int) or not isinstance(no, int):
+                problem = "scores one answer: those with 'true_token_id' and 'false_token_id' are run"
+                raise ModelError(f"'{of_module}' {problem}")
+            answers = yes, no
         elif kind not in ("Transformer", "Normalize"):
-            raise ModelError(f"'{folder / 'modules.json'}' has a layer '{kind}', which is not run here")
+            raise ModelError(f"'{file}' has a layer '{kind}', which is not run here")
     names = "config_sentence_transformers.json", "sentence_bert_config.json"
     config, bert = (read_json(folder / name) if (folder / name).is_file() else {} for name in names)
     prompts = {str(name): text for name, text in (config.get("prompts") or {}).items() if text}
@@ -85,23 +95,6 @@ def read_sentence_files(files: ModelFiles) -> SentenceFiles:
         raise ModelError(f"'{folder / names[0]}' has no prompt of its 'default_prompt_name' = {default!r}")
     length = bert.get("max_seq_length")
     return SentenceFiles(pooling, prompts, default, length if isinstance(length, int) else None, answers)
-
-
-def _modules(file: Path) -> list[Mapping[str, Any]]:
-    try:
-        modules = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"'{file}' cannot be read: {error}", code="no_access") from error
-    if not isinstance(modules, list) or not all(isinstance(module, Mapping) for module in modules):
-        raise DamagedError(f"'{file}' is no list of modules")
-    return modules
-
-
-def _answers(config: Mapping[str, Any], file: Path) -> tuple[int, int]:
-    yes, no = config.get("true_token_id"), config.get("false_token_id")
-    if not isinstance(yes, int) or not isinstance(no, int):
-        raise ModelError(f"'{file}' scores one answer: those with 'true_token_id' and 'false_token_id' are run")
-    return yes, no
 
 
 def _pooling(config: Mapping[str, Any], file: Path) -> str:
@@ -165,9 +158,11 @@ class FeatureGraph:
         self.scores_output = scores[0] if scores else None
         """The output of a cross-encoder's scores, where the graph has one."""
 
-        self.padding_offset = _first_position(model.files.hf_config)
-        length = model.files.hf_config.get("max_position_embeddings")
-        self.max_length = length - self.padding_offset if isinstance(length, int) else 1 << 30
+        config = model.files.hf_config
+        is_robertas = any(name in str(config.get("model_type", "")) for name in ("roberta", "camembert", "mpnet"))
+        self._first = int(config.get("pad_token_id", 1)) + 1 if is_robertas else 0  # after the padding's positions
+        length = config.get("max_position_embeddings")
+        self.max_length = length - self._first if isinstance(length, int) else 1 << 30
         self.counters = {"texts": 0, "runs": 0, "tokens": 0, "tokens_fed": 0}
 
     def pooled(self, texts: Sequence[Sequence[int]], pooling: str) -> Array:
@@ -192,7 +187,11 @@ class FeatureGraph:
             values = self._run(output, ids_BS, mask_BS, type_BS)
             lengths_B = mask_BS.sum(1)
             for row, place in enumerate(places):
-                vectors[place] = values[row] if values.ndim == 2 else _pool(values[row, : lengths_B[row]], pooling)
+                vectors[place] = values[row]
+                if values.ndim == 3:
+                    states_SH = values[row, : lengths_B[row]]
+                    at = -1 if pooling == "last" else 0
+                    vectors[place] = states_SH.mean(0) if pooling == "mean" else states_SH[at]
         return np.stack([vectors[place] for place in range(len(texts))]).astype(np.float32)
 
     def _batches(self, texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
@@ -225,7 +224,7 @@ class FeatureGraph:
     def _run(
         self, output: str, ids: npt.NDArray[np.int64], mask: npt.NDArray[np.int64], types: npt.NDArray[np.int64] | None
     ) -> Array:
-        positions = np.maximum(mask.cumsum(1) - 1, 0) + self.padding_offset
+        positions = np.maximum(mask.cumsum(1) - 1, 0) + self._first
         made = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
         made["token_type_ids"] = np.zeros_like(ids) if types is None else types
         feeds = {name: made[name].astype(kind or np.int64) for name, kind in self._inputs.items()}
@@ -248,18 +247,6 @@ class FeatureGraph:
     def close(self) -> None:
         """Releases the model."""
         del self._session
-
-
-def _pool(states_SH: Array, pooling: str) -> Array:
-    if pooling == "mean":
-        return np.asarray(states_SH.mean(0), np.float32)
-    return np.asarray(states_SH[-1 if pooling == "last" else 0], np.float32)
-
-
-def _first_position(config: Any) -> int:
-    """Positions as in RoBERTa, which begin after the padding's."""
-    is_robertas = any(name in str(config.get("model_type", "")) for name in ("roberta", "camembert", "mpnet"))
-    return int(config.get("pad_token_id", 1)) + 1 if is_robertas else 0
 
 
 OUTPUTS = ("hidden_states", "last_hidden_state")
@@ -304,6 +291,8 @@ class DecoderStates:
     once and shares steps between texts: the states take the place of the graph's logits, whose head is dropped, and a
     tap keeps the rows that are read."""
 
+    pooled_output = scores_output = None
+
     def __init__(self, model: ResolvedModel) -> None:
         """Raises `ModelError`, `ProviderError` or `ConfigError`."""
         section = model.files.genai_config.get("model", {}).get("decoder", {})
@@ -328,7 +317,8 @@ class DecoderStates:
     def _pooled(self, texts: Sequence[Sequence[int]], pooling: str) -> Array:
         # A request for each position: what requests have in common is computed once. The token after the last is never
         # fed; as a target it has to be one of H.
-        ends = [_ends(len(tokens), pooling) for tokens in texts]
+        read = {"mean": lambda n: range(1, n + 1), "cls": lambda n: range(1, 2), "last": lambda n: range(n, n + 1)}
+        ends = [read[pooling](len(tokens)) for tokens in texts]
         asked = [(*tokens[:end], 0) for tokens, stops in zip(texts, ends, strict=True) for end in stops]
         requests = [Request(Ids(tokens), 1) for tokens in asked]
         notes = [result.notes for result in self._engine.run(requests)]
@@ -344,11 +334,6 @@ class DecoderStates:
     def close(self) -> None:
         """Releases the model."""
         self._engine.close()
-
-
-def _ends(length: int, pooling: str) -> range:
-    """How many tokens there are up to each position that is read, itself included."""
-    return {"mean": range(1, length + 1), "cls": range(1, 2), "last": range(length, length + 1)}[pooling]
 
 
 _NO_LIMIT = 1_000_000
@@ -381,20 +366,15 @@ class TextEncoder:
         inputs = [one.name for one in load_graph(files.decoder).graph.input]
         self.states: DecoderStates | FeatureGraph
         self.states = DecoderStates(model) if any("past" in name for name in inputs) else FeatureGraph(model)
-        self.pooling = self._pooling(sentence_files.pooling)
+        own = "graph" if self.states.pooled_output else sentence_files.pooling
+        usual = own or ("mean" if isinstance(self.states, FeatureGraph) else "last")
+        self.pooling = usual if self.settings.pooling == "auto" else self.settings.pooling
         most = self._hf.model_max_length if self._hf.model_max_length < _NO_LIMIT else self.states.max_length
         wanted = model.settings.max_length or sentence_files.max_length or most
         self.max_length = min(wanted, self.states.max_length)
         """Tokens of a text; what is after them is cut off."""
 
         self._ranges: tuple[Array, Array] | None = None
-
-    def _pooling(self, of_files: str | None) -> str:
-        if self.settings.pooling != "auto":
-            return self.settings.pooling
-        if isinstance(self.states, FeatureGraph):
-            return "graph" if self.states.pooled_output else of_files or "mean"
-        return of_files or "last"
 
     def encode(self, texts: Iterable[str], prompt: str = "") -> Array:
         """[N, H] embeddings of the texts, each after `prompt`; equal texts are computed once. Raises `RunError`."""
@@ -410,7 +390,16 @@ class TextEncoder:
         if self.settings.normalize:
             vectors = unit(vectors)
         place = {text: number for number, text in enumerate(distinct)}
-        return self._rounded(vectors)[[place[text] for text in listed]]
+        vectors = vectors[[place[text] for text in listed]]
+        if self.settings.embedding_precision == "float32":
+            return vectors
+        if self.settings.embedding_precision == "binary":
+            return np.where(vectors > 0, 1, -1).astype(np.float32)
+        if self._ranges is None:
+            low, high = vectors.min(0), vectors.max(0)
+            self._ranges = low, np.maximum(high - low, 1e-9) / 255
+        low, steps = self._ranges
+        return np.asarray(np.clip(np.floor((vectors - low) / steps) - 128, -128, 127), np.float32)
 
     def score_pairs(self, queries: Sequence[str], documents: Sequence[str]) -> Array:
         """[N] a cross-encoder's score of each pair: its logit, or with two labels the second one's less the first's.
@@ -432,17 +421,6 @@ class TextEncoder:
         if empty := [text for text, ids in zip(texts, encoded, strict=True) if not ids]:
             raise ConfigError(f"the text {empty[0]!r} has no tokens: it has no embedding")
         return encoded
-
-    def _rounded(self, vectors: Array) -> Array:
-        if self.settings.embedding_precision == "float32":
-            return vectors
-        if self.settings.embedding_precision == "binary":
-            return np.where(vectors > 0, 1, -1).astype(np.float32)
-        if self._ranges is None:
-            low, high = vectors.min(0), vectors.max(0)
-            self._ranges = low, np.maximum(high - low, 1e-9) / 255
-        low, steps = self._ranges
-        return np.asarray(np.clip(np.floor((vectors - low) / steps) - 128, -128, 127), np.float32)
 
     def describe(self) -> dict[str, Any]:
         """JSON-ready facts of the execution."""
@@ -482,19 +460,17 @@ class YesNoReranker:
         self.max_length = min(self._session.max_length, model.settings.max_length or _MOST_TOKENS)
         self._before, self._behind = (self._hf.encode(text, add_special_tokens=False) for text in (_BEFORE, _BEHIND))
         try:
-            self._answers = sentence_files.answers or self._yes_no(files.tokenizer)
+            known = self._hf.get_vocab()
+            if sentence_files.answers is None and not known.keys() >= {"yes", "no"}:
+                problem = f"the tokenizer in '{files.tokenizer}' has no tokens 'yes' and 'no'"
+                raise ModelError(f"'reranker' = 'yes_no': {problem}")
+            self._answers = sentence_files.answers or (known["yes"], known["no"])
             if (room := self.max_length - len(self._before) - len(self._behind)) < 1:
                 raise ConfigError(f"the template alone has {self.max_length - room}", "max_length", self.max_length)
         except (ModelError, ConfigError):
             self.close()
             raise
         self._room = room
-
-    def _yes_no(self, where: Any) -> tuple[int, int]:
-        known = self._hf.get_vocab()
-        if "yes" not in known or "no" not in known:
-            raise ModelError(f"'reranker' = 'yes_no': the tokenizer in '{where}' has no tokens 'yes' and 'no'")
-        return known["yes"], known["no"]
 
     def score_pairs(
         self, queries: Sequence[str], documents: Sequence[str], instructions: Sequence[str] | None = None

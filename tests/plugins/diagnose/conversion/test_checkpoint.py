@@ -25,8 +25,7 @@ from olive_ext.engine.runners.hf_runner import PlainPass
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.plugins.diagnose import conversion
-from olive_ext.plugins.diagnose.conversion import USUAL, Agreement, Hypothesis, hold_against
-from olive_ext.plugins.diagnose.module_states import regroup
+from olive_ext.plugins.diagnose.conversion import USUAL, Agreement, Hypothesis, hold_against, regroup
 from olive_ext.run.export import LARGEST_DIFFERENCE
 from tests.exports import export, genai_export, hf_model
 from tests.exports.edited import change, edited, weight

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from olive_ext.plugins.diagnose.remedy.choices import Choice, WeightChoices, cheapest, front, total
+from olive_ext.plugins.diagnose.remedy.choices import Choice, WeightChoices, cheapest, choices_of, front, total
+from olive_ext.plugins.diagnose.remedy.locate import Race, estimate
 from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target, pair, whole_experts, with_tables
-from olive_ext.plugins.diagnose.remedy.race import Race, estimate
 from olive_ext.plugins.diagnose.remedy.weights import FLOAT, GraphWeights, Precision
 from tests.graph import quantized as graphs
 from tests.plugins.diagnose.remedy.test_mended_graph import tied
@@ -24,12 +24,13 @@ def menu_of(stored: graphs.Stored, kl: float = 1e-3, damaged: bool = False) -> t
     floats = graphs.plain(origin)
     own, other = GraphWeights(floats, Path()), GraphWeights(stored.model, Path())
     (target,) = pair(own, other).targets
-    return WeightChoices.of({target: kl}, {}, {"": Sources(own, other)}, damaged=[target.name] * damaged), target
+    choices = [*choices_of(target, kl, None, Sources(own, other), damaged)]
+    return WeightChoices({target: choices}, damaged=[target.name] * damaged), target
 
 
 def test_finer_precisions_are_offered_with_bytes_and_estimated_loss() -> None:
     menu, target = menu_of(graphs.nbits(4, 64, has_zero_points=False))
-    choices = menu.of_target(0)
+    choices = menu.choices[0]
     assert [one.name for one in choices] == ["as it is", "int4 in blocks of 32", "int8 in blocks of 32", "float"]
     assert choices[0] == Choice(None, target.bytes, 1e-3, is_measured=True)
     assert choices[-1] == Choice(FLOAT, graphs.NUM_INPUTS * graphs.NUM_OUTPUTS * 4, 0.0, is_measured=True)
@@ -41,10 +42,10 @@ def test_finer_precisions_are_offered_with_bytes_and_estimated_loss() -> None:
 
 def test_damaged_weight_is_never_left_as_it_is_and_may_be_rounded_again() -> None:
     menu, target = menu_of(graphs.nbits(4, 32, has_zero_points=False), damaged=True)
-    assert [one.name for one in menu.of_target(0)][:2] == ["as it is", "int4 in blocks of 32"]
+    assert [one.name for one in menu.choices[0]][:2] == ["as it is", "int4 in blocks of 32"]
     assert menu.unchanged == (0,)
-    assert menu.cured == menu.smallest(1.0) == menu.best(target.bytes) == (1,)
-    assert menu.precisions(menu.cured)[target] == Precision(4, 32)
+    assert menu.cured((0,)) == menu.smallest(1.0) == menu.best(target.bytes) == (1,)
+    assert menu.precisions((1,))[target] == Precision(4, 32)
 
 
 def test_weights_that_are_fine_have_fewer_choices_and_a_negative_estimate_of_a_loss_is_none() -> None:
@@ -52,7 +53,7 @@ def test_weights_that_are_fine_have_fewer_choices_and_a_negative_estimate_of_a_l
         (graphs.nbits(8, 32, has_zero_points=False), ["as it is", "float"]),
         (graphs.qdq(None), ["as it is", "int8 in blocks of 32", "float"]),
     ):
-        assert [one.name for one in menu_of(stored)[0].of_target(0)] == names
+        assert [one.name for one in menu_of(stored)[0].choices[0]] == names
     assert menu_of(graphs.nbits(4, 64, has_zero_points=False), -1e-6)[0].kl((0,)) == 0
 
 
@@ -70,12 +71,12 @@ def test_experts_of_a_node_are_one_weight() -> None:
     (target,) = whole_experts(parts)
     assert (target.name, target.kind, target.layer) == ("/layers.0/moe/MoE", "moe", 0)
     assert target.bytes == sum(part.bytes for part in parts)
-    choices = WeightChoices.of({target: 1e-3}, {}, {"": of_graph}).of_target(0)
+    choices = [*choices_of(target, 1e-3, None, of_graph)]
     assert [one.name for one in choices] == ["as it is", "int8 in blocks of 32", "float"]
     assert [one.bytes for one in choices] == sorted(one.bytes for one in choices)
     assert choices[-1].bytes == target.float_bytes
-    alone = WeightChoices.of(dict.fromkeys(parts, 1e-3), {}, {"": of_graph})
-    assert [[one.name for one in alone.of_target(number)] for number in range(2)] == [["as it is"], ["as it is"]]
+    alone = [choices_of(part, 1e-3, None, of_graph) for part in parts]
+    assert [[one.name for one in choices] for choices in alone] == [["as it is"], ["as it is"]]
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
@@ -96,7 +97,7 @@ def test_head_and_a_table_that_is_stored_apart_may_become_one(is_tied: bool) -> 
     (target,) = pair(own, other).targets
     of_graph = {"": Sources(own, other)}
     tables = with_tables([target], of_graph)
-    choices = WeightChoices.of({target: 1e-3}, tables, of_graph).of_target(0)
+    choices = [*choices_of(target, 1e-3, tables[target], of_graph[""])]
     sizes = {one.name: one.bytes for one in choices}
     num_numbers = weight_HV.size
     assert sizes["as it is"] == tables[target].bytes == target.bytes + 4 * num_numbers
@@ -130,12 +131,12 @@ def test_smallest_within_a_bound_best_within_a_size_and_the_front_between(menu: 
     assert menu.best(400) == (1, 0, 0)
     assert menu.num_bytes((1, 0, 0)) == 400
     assert menu.kl((1, 0, 0)) == pytest.approx(2.15e-3)
-    sizes = [menu.num_bytes(one) for one in menu.front(30)]
+    sizes = [menu.num_bytes(one) for one in front(menu.losses, menu.sizes, 30)]
     assert (sizes[0], sizes[-1]) == (300, 2400)
     assert menu.uniform(Precision(8, 32)) == (1, 1, 1)
     assert menu.uniform(Precision(4, 32)) == (0, 0, 0)
     menu.learn(0, 1, 4e-3)  # a measured loss replaces an estimate
-    assert menu.of_target(0)[1].is_measured
+    assert menu.choices[0][1].is_measured
     assert menu.smallest(3e-3) == (2, 0, 0)
 
 

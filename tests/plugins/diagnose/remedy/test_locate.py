@@ -17,8 +17,7 @@ import pytest
 
 import olive_ext
 from olive_ext.errors import ModelError
-from olive_ext.plugins.diagnose.remedy.loss_map import LossMap, interval, write_loss_map
-from olive_ext.plugins.diagnose.remedy.race import Estimate
+from olive_ext.plugins.diagnose.remedy.pages import Estimate, LossMap, interval, write_loss_map
 from olive_ext.plugins.diagnose.settings import LocationConfig, MendingConfig
 from olive_ext.report.verdict import verdict
 from tests.exports import quickstart

@@ -20,12 +20,11 @@ from olive_ext.cli import main
 from olive_ext.errors import ConfigError, ModelError, RequirementError, TaskError, counted
 from olive_ext.model.files.content import model_digest, size_on_disk
 from olive_ext.model.files.locate import locate as locate_files
-from olive_ext.plugins.diagnose.remedy.bill import Bill, points_table, with_interval
-from olive_ext.plugins.diagnose.remedy.documents import document_key
 from olive_ext.plugins.diagnose.remedy.locate import opened_location
 from olive_ext.plugins.diagnose.remedy.mend import olive_settings, split
+from olive_ext.plugins.diagnose.remedy.pages import Bill, points_table, with_interval
 from olive_ext.plugins.diagnose.remedy.pairing import Sources, pair
-from olive_ext.plugins.diagnose.remedy.variants import Variants
+from olive_ext.plugins.diagnose.remedy.variants import Variants, document_key
 from olive_ext.plugins.diagnose.settings import LocationConfig
 from olive_ext.session.requests import RollingRequest, ScoringRequest
 from tests.exports import quickstart

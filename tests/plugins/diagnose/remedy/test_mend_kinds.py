@@ -11,7 +11,7 @@ import olive_ext
 from olive_ext.errors import ConfigError, RequirementError
 from olive_ext.model.files.content import load_graph, size_on_disk
 from olive_ext.model.files.locate import locate as locate_files
-from olive_ext.plugins.diagnose.remedy.bill import Bill
+from olive_ext.plugins.diagnose.remedy.pages import Bill
 from tests.backends import local_tasks
 from tests.exports import genai_export
 from tests.exports.cache import ROOT

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from olive_ext.errors import ModelError
 from olive_ext.model.files.constants import Array
-from olive_ext.plugins.diagnose.remedy.mended_graph import Mending
+from olive_ext.plugins.diagnose.remedy.mended_package import Mending
 from olive_ext.plugins.diagnose.remedy.pairing import Pairing, Sources, pair, whole_experts
 from olive_ext.plugins.diagnose.remedy.weights import FLOAT, GraphWeights, Precision
 from tests.graph import quantized as graphs
@@ -30,8 +30,7 @@ def mended(
     pairing = pair(own, other)
     sources = Sources(own, other)
     edited = copy.deepcopy(quantized)
-    mending = Mending(edited, sources)
-    mending.apply(dict.fromkeys(whole_experts(pairing.targets), precision))
+    mending = Mending(edited, sources, dict.fromkeys(whole_experts(pairing.targets), precision))
     for new in mending.tensors.values():
         numbers = np.concatenate([part.reshape(-1) for part in new.pieces()]).reshape(new.dims)
         assert numbers.nbytes == new.num_bytes
@@ -269,7 +268,7 @@ def test_experts_that_cannot_have_a_precision_are_refused_by_name() -> None:
     (target,) = whole_experts(targets)
     for graph_case, precision in ((targets[0], FLOAT), (target, Precision(8, 64))):
         with refused(ModelError, "unsupported", holds=(graph_case.name, precision.name)):
-            Mending(copy.deepcopy(quantized), sources).apply({graph_case: precision})
+            Mending(copy.deepcopy(quantized), sources, {graph_case: precision})
 
 
 def test_nodes_whose_first_output_is_left_out_stay() -> None:

@@ -20,8 +20,9 @@ from olive_ext.errors import ConfigError, RunError
 from olive_ext.model import resolve
 from olive_ext.model.files.content import load_graph, model_digest, size_on_disk
 from olive_ext.model.files.locate import locate
-from olive_ext.plugins.diagnose.remedy.mended_graph import INLINE_BYTES, SMALL
 from olive_ext.plugins.diagnose.remedy.mended_package import (
+    INLINE_BYTES,
+    SMALL,
     Package,
     copy_of,
     mended,
@@ -256,9 +257,9 @@ from pathlib import Path
 import numpy as np, onnx
 from onnx import TensorProto, helper
 from olive_ext.model.files.constants import Constants
-from olive_ext.plugins.diagnose.remedy.mended_graph import GraphFile
+from olive_ext.plugins.diagnose.remedy.mended_package import GraphFile
 from olive_ext.plugins.diagnose.remedy.weights import PackedWeight, Precision
-from olive_ext.plugins.diagnose.remedy.mended_graph import NewTensor, as_new
+from olive_ext.plugins.diagnose.remedy.mended_package import NewTensor, as_new
 import onnxruntime.quantization.matmul_nbits_quantizer
 folder, K, N = Path(sys.argv[1]), 4096, 24576
 model = helper.make_model(helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"], "n")], "g", [], [],

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 import olive_ext
 from olive_ext.errors import ModelError
-from olive_ext.plugins.diagnose.remedy.roundings import quantized_caches
+from olive_ext.plugins.diagnose.remedy.variants import quantized_caches
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights
 from tests.backends import local_tasks
 from tests.exports.genai import genai_export

@@ -17,10 +17,9 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 
 import olive_ext
 from olive_ext.model.files.constants import Array, distances
-from olive_ext.plugins.diagnose.remedy.locate import static_roundings
-from olive_ext.plugins.diagnose.remedy.loss_map import doubt
+from olive_ext.plugins.diagnose.remedy.pages import doubt
 from olive_ext.plugins.diagnose.remedy.pairing import pair
-from olive_ext.plugins.diagnose.remedy.roundings import Rounding, put_switches
+from olive_ext.plugins.diagnose.remedy.variants import Rounding, put_switches, static_roundings
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights
 from tests.exports import quickstart
 from tests.graph import quantized as graphs

@@ -20,7 +20,7 @@ from evalution.engines import OpenAICompatible, TransformersCompat, build_openai
 from evalution.engines.base import BaseInferenceSession, GenerationRequest, LoglikelihoodRequest
 
 from olive_ext.cli import main
-from olive_ext.plugins.suites.evalution import Arrivals, Item, OrtEngine, register, run_spec, stream
+from olive_ext.plugins.suites.evalution import Arrivals, Item, OrtEngine, register, stream
 from tests.exports import genai_export, hf_model
 from tests.exports.cache import ROOT
 from tests.plugins.suites.evalution.local import Draw, all_suites, hellaswag_rows, mmlu_rows, onnx_model, open_ours
@@ -134,9 +134,9 @@ def test_wrong_specification_is_a_users_error(
     assert out == ""
 
 
-def test_missing_file_is_a_users_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nothing\.yaml"):
-        run_spec(tmp_path / "nothing.yaml")
+def test_missing_file_is_a_users_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["evalution", str(tmp_path / "nothing.yaml")]) == 2
+    assert "nothing.yaml" in capfd.readouterr().err
 
 
 @pytest.fixture(scope="module")
