@@ -29,7 +29,7 @@ from olive_ext.report.changes import (
     uncompared,
     unjudged_tasks,
 )
-from olive_ext.report.comparison import ALL, CONSTANTS, KV_CACHE, Comparison, Divergence, Status
+from olive_ext.report.comparison import ALL, CONSTANTS, Comparison, Divergence, Status
 from olive_ext.report.metrics import CUT_OFF, STOPPED
 from olive_ext.report.next_step import next_step
 from olive_ext.report.numbers import SAME_NATS, joined
@@ -59,9 +59,8 @@ _SAME_GRADE = 1e-5
 """A graded metric that changes by less, while distributions are equal but for rounding, has changed by rounding."""
 
 _MANY = 0.25
-"""The share of answers that are other ones, or certainly no longer end by themselves, from which it is much. With sound
-weights of 4 bits 31 points of the quickstart's model's end otherwise, 21 of them certain; without its end token 58, 46.
-"""
+"""The share of answers that certainly no longer end by themselves, from which a model may have lost its end. With sound
+weights of 4 bits the quickstart's model moves by 31 points, 21 of them certain; without its end token by 58, 46."""
 
 SENTENCES = "sentence_accuracy"
 """The share of transcripts in which no word is wrong: a second metric on the documents of a word error rate."""
@@ -211,8 +210,6 @@ def possible_loss(item: Reason, *, is_short: bool = False) -> str:
 
 def verdict(comparison: Comparison, broken: Sequence[Reason] = ()) -> Verdict:
     """The verdict on a comparison, whose worst findings are `broken` bounds (`run.bounds`)."""
-    if what := _other_steps(comparison):
-        comparison = replace(comparison, damaged={KV_CACHE: what, **comparison.damaged})
     found, figures = _found(comparison)
     kept = (Reason("bound_kept", words=f"bound kept: {line}") for line in comparison.kept_bounds)
     reasons = (*broken, *found, *kept)
@@ -324,19 +321,6 @@ def _of_places(place: PlaceFinding, comparison: Comparison) -> tuple[Sequence[Re
     evidence = (Reason("place", words=words) for words in place.evidence())
     other = answers.finding if is_incomplete else answers.headline
     return [first, *evidence, Reason("two_models", words=other)], answers.figures
-
-
-def _other_steps(comparison: Comparison) -> str:
-    """How many answers differ, if whole texts say that they must not: these are scored at once, answers are written in
-    steps of one token. Near ties change at most so many tokens as the probabilities of equal ones differ by."""
-    written = [item for item in comparison.divergences if item.along_answer]
-    documents, changed = sum(item.num_documents for item in written), comparison.changed_answers
-    by_ties = sum(item.num_positions * math.sqrt(2 * max(item.kl.maximum, 0)) for item in written)
-    stops = comparison.stops
-    is_elsewhere = stops is not None and (stops.differ or bool(stops.more))
-    if not written or is_elsewhere or not changed - by_ties > _MANY * documents:
-        return ""
-    return f"makes {changed:,} of {counted(documents, 'answer')} differ, though both models score whole texts alike"
 
 
 def _damaged(comparison: Comparison) -> Iterator[Reason]:

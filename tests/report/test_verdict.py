@@ -18,7 +18,6 @@ from olive_ext.report.comparison import (
     GENERATED,
     KV_CACHE,
     PACKAGE_TOKENIZER,
-    Bin,
     Comparison,
     Coverage,
     Divergence,
@@ -41,7 +40,6 @@ SAFE = {"difference": -0.002, "low": -0.008, "high": 0.004}
 
 LOST = {"difference": -0.03, "low": -0.05, "high": -0.01}
 UNSAID = {"difference": 0.03, "low": 0.01, "high": 0.05, "higher_is_better": None, "is_binary": False}
-ALONG = {"along_answer": (Bin("0-15", 3, 1e-9),), "num_positions": 4000}
 NAN = float("nan")
 A_BOUND = Reason("bound_broken", words="kl_mean = 0.2, required at most 0.1", field="require")
 
@@ -129,7 +127,6 @@ CORPUS_F1: dict[str, Any] = {"results": {"choice": {"acc,none": 0.5, "f1,none": 
 DAMAGED = {"cos_cache": "rows 450 to 511 of 512 are not the reference's", "norm": "is missing"}
 MORE = StopTokens((1,), "a", (1, 2), "b")
 WRITES = {"configs": {"colours": {}, "solve": {"output_type": "generate_until"}}}
-SOLVES = {"configs": {"solve": {"output_type": "generate_until"}}}
 
 CASES: dict[str, tuple[Comparison, str]] = {
     # A loss that matters is excluded, or it is not.
@@ -454,22 +451,6 @@ CASES: dict[str, tuple[Comparison, str]] = {
     ),
     # More ends are in doubt where no answer shows what they cost, unless another file of the reference has them.
     "an end lost": (of(outcome(**SAFE), stops=StopTokens((1, 2), "a", (1,), "b")), "unknown: stops"),
-    "other answers beside equal distributions": (
-        of(same("solve", **ALONG), outcome("solve", **SAFE), changed_answers=60),
-        "unknown: damaged",
-    ),
-    "few other answers beside them": (
-        of(same("solve", **ALONG), outcome("solve", **SAFE), changed_answers=40),
-        "ok: no_loss_found",
-    ),
-    "other answers that near ties explain": (
-        of(divergence("solve", kl=0.001, **ALONG), outcome("solve", **SAFE), changed_answers=200),
-        "ok: no_loss_found",
-    ),
-    "other answers that other ends explain": (
-        of(same("solve", **ALONG), outcome("solve", **SAFE), changed_answers=60, metrics=SOLVES, stops=MORE),
-        "ok: no_loss_found, more_stops",
-    ),
     "an end more": (of(outcome(**SAFE), stops=MORE), "unknown: stops"),
     "another search": (
         of(outcome(**SAFE), stops=StopTokens((1,), "a", (1,), "b", ("min_length 60 for 0",))),
@@ -564,9 +545,6 @@ SENTENCES = {
     "most cut off": "loss found: more answers of solve (+75.0 pt, +53.9 to +87.3) run to their limit",
     "ends lost": (
         "not decided: more answers of solve (+58.0 pt, +46.2 to +67.8) only end at a stop string of the task"
-    ),
-    "other answers beside equal distributions": (
-        "damaged: 'the KV cache' makes 60 of 200 answers differ, though both models score whole texts alike"
     ),
     "an end more": "not decided: the candidate also stops at 2 (b), and no task has it write answers",
     "an end that is known": f"no loss found: {SAFE_CHANGE}; the candidate also stops at 2 (b)",
