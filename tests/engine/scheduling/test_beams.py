@@ -196,6 +196,13 @@ def test_searches_of_equal_size_share_every_step(batching: StepForm, options: di
     assert engine.counters.copies <= 2 * 3 * len(decoding)
 
 
+def test_search_that_never_stops_early_reaches_to_the_last_length_for_any_positive_penalty() -> None:
+    """Random searches hardly ever end otherwise by that."""
+    stops = frozenset({0, 3, 7, 8, 10, 18})
+    searches = [Generation(12, stops, beams=Beams(2, penalty, "never", 2)) for penalty in (0.0, 0.6, 1.0)]
+    assert_found(Engine(FakeRunner(2, PACKED), 64), [Request((at, 0), 0, one) for at in range(12) for one in searches])
+
+
 def test_search_that_waits_for_its_slots_is_not_passed_by_others() -> None:
     """Of five slots two run short answers; those behind the search begin when it has begun."""
     runner = FakeRunner(5, PACKED)
