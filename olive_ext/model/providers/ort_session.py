@@ -101,7 +101,7 @@ def open_session(
         return open_on(providers)
     except ProviderError as error:
         if not settings.allow_cpu_fallback:
-            raise ProviderError(f"{error}; 'allow_cpu_fallback' would make this a warning") from error
+            raise error.saying(f"{error}; 'allow_cpu_fallback' would make this a warning") from error
         logger.warning("%s; running on the CPU", error)
         return open_on([Provider(CPU, "cpu")])
 
@@ -200,7 +200,7 @@ def _open(
             device = devices.get(provider.name, built_in.get(provider.name))
             if device is None:
                 problem = f"{provider.name} cannot be combined with a provider from a plugin library"
-                raise ProviderError(f"{problem} ({', '.join(devices)})")
+                raise ProviderError(f"{problem} ({', '.join(devices)})", code="contradiction")
             options.add_provider_for_devices([device], dict(provider.options))
     else:
         arguments["providers"] = [(provider.name, dict(provider.options)) for provider in providers]
