@@ -53,7 +53,7 @@ def test_section_on_pictures_tells_encoder_placeholder_positions_and_budgets() -
     assert_told(section(SEEING, "Pictures and sound"), SEEN)
     facts = section(SEEING, "Pictures and sound", engine={"chunk_size": 32, "encoder_batch_rows": 64})
     assert facts["tokens of an item"] == ("32", "'engine.chunk_size' = 32 allows fewer")
-    assert facts["images in a run"][0] == "up to 64 rows"
+    assert facts["images in a run"][0] == "up to 64 rows of features"
 
 
 def test_section_on_speech_tells_windows_start_languages_and_suppressed_tokens(tmp_path: Path) -> None:

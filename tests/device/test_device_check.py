@@ -33,7 +33,7 @@ class FakeAttention:
     def bind_cpu_input(self, name: str, array: Any) -> None:
         self.arrays[name] = array
 
-    def bind_output(self, name: str) -> None:
+    def bind_output(self, name: str, *place: object) -> None:
         assert name == "attended"
 
     def run_with_iobinding(self, binding: FakeAttention) -> None:
