@@ -408,8 +408,9 @@ class StopTokens:
         return f"the candidate does not stop at {tokens}, as the reference does ({sources})"
 
 
-GENERATED = "answer generated token by token"
-"""Without one, steps of one token were tried at opening alone, at few lengths."""
+GENERATED, SHARED = "answer generated token by token", "text in a step with others"
+"""Without the first, steps of one token were tried at opening alone, at few lengths. Without the second, the graph lets
+others of a step change a text's numbers, and servers that batch requests get other ones."""
 
 
 @dataclass(frozen=True)
@@ -424,7 +425,7 @@ class Coverage:
     """Share of the vocabulary's tokens that were read or scored; None where they are not known."""
 
     unseen: tuple[str, ...] = ()
-    """ "picture", "sound": what the model takes besides texts, and no task had; and `GENERATED`."""
+    """ "picture", "sound": what the model takes besides texts, and no task had; and `GENERATED`, `SHARED`."""
 
     uncompared: int = 0
     """Constants of the model's files that none of the reference corresponds to."""

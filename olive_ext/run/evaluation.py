@@ -31,7 +31,7 @@ from olive_ext.model.files.hub import offline_if_unreachable
 from olive_ext.model.types import MEDIA_PARTS
 from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
-from olive_ext.report.comparison import GENERATED, KV_CACHE, NAME, VARIANT, Comparison
+from olive_ext.report.comparison import GENERATED, KV_CACHE, NAME, SHARED, VARIANT, Comparison
 from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
 from olive_ext.report.numbers import SAME_NATS
 from olive_ext.report.page import SIZE
@@ -122,9 +122,10 @@ def evaluate_models(
 
 def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Models, task_run: TaskRun) -> Comparison:
     """The comparison, with what it has reached of the model, and with the constants of its files, reached or not."""
-    observer, vocab_size, length, contexts = task_run.observer, None, None, None
+    observer, vocab_size, is_alone, length, contexts = task_run.observer, None, False, None, None
     with suppress(ModelError):  # neither need be known, where the evaluation itself names a length
-        vocab_size = models.candidate.spec.vocab_size if models.candidate.kind == "onnx" else None
+        if models.candidate.kind == "onnx":
+            vocab_size, is_alone = models.candidate.spec.vocab_size, not models.candidate.spec.is_splittable
         contexts, length = models.contexts, models.candidate.context_length
     reach = None if observer is None else observer.reach(contexts[1] if contexts else length, vocab_size)
     taken = () if models.candidate.media is None else models.candidate.media.modalities
@@ -136,8 +137,9 @@ def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Mo
         is_near=is_near, is_same=is_same, unreached=[part for part, one in MEDIA_PARTS.items() if one in unseen]
     )
     if reach is not None:
-        kinds = (*(one.kind for one in unseen), *([] if comparison.is_generated else [GENERATED]))
-        reach = replace(reach, unseen=kinds, uncompared=constants.uncompared)
+        kinds = [*(one.kind for one in unseen), *([] if comparison.is_generated else [GENERATED])]
+        kinds += [SHARED] if is_alone else []
+        reach = replace(reach, unseen=tuple(kinds), uncompared=constants.uncompared)
     damaged = damage_of(comparison.reference, model) | constants.findings
     asked = None if task_run.reference is None else task_run.reference.observer
     if observer is not None and asked is not None and (cache := observer.contradicted(asked)):

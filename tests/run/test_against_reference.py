@@ -27,7 +27,7 @@ from olive_ext.cli import main
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
 from olive_ext.report import Report, from_json
-from olive_ext.report.comparison import ALL, Comparison, Divergence, PromptDiff
+from olive_ext.report.comparison import ALL, SHARED, Comparison, Divergence, PromptDiff
 from olive_ext.report.verdict import verdict
 from olive_ext.run import evaluate
 from olive_ext.run.models import Models
@@ -35,6 +35,7 @@ from olive_ext.run.reference.observer import Observer
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.check.tiny import put_model
 from tests.exports import edited, genai_export, hf_model
+from tests.exports.step_wide import step_wide_export
 from tests.refusals import refused, tells
 
 NOISE = 0.05
@@ -568,6 +569,17 @@ def test_a_model_that_only_continues_texts_wrongly_is_named_where_none_is_contin
     assert divergence is not None
     assert divergence.kl.maximum < 1e-4
     assert (found.status, found.code, [*compared(report).damaged]) == ("unknown", "damaged", ["the KV cache"])
+
+
+def test_a_graph_whose_texts_cannot_share_a_step_is_named_beside_equal_distributions(
+    folder: Path, tmp_path: Path
+) -> None:
+    """A server that batches requests gets other numbers. Alone each is right: "no difference found" said no more."""
+    alone, plain = step_wide_export("batch_size", "genai"), genai_export("llama", None)
+    for model, is_named in ((alone, True), (edited.edited(plain, tmp_path / "model", lambda model: None), False)):
+        reach = compared(answered(model, plain, folder, tmp_path, model.name, tasks=["tiny_choice"])).reach
+        assert reach is not None
+        assert (SHARED in reach.unseen) == is_named
 
 
 def test_answers_that_contradict_the_models_own_scores_are_damage(
