@@ -90,7 +90,7 @@ def unknown_values(path: str, values: Mapping[str, Any], where: str) -> Iterator
     """An error for each text that is none of the enumeration that the pass's parameter takes; words of Olive's search
     are in capitals."""
     for name, known in pass_parameters(path).items():
-        value, known = values.get(name), known & _accepted(path).get(name, known)
+        value = values.get(name)
         if known and isinstance(value, str) and not value.isupper() and value.lower() not in {*map(str.lower, known)}:
             yield ConfigError(f"give {', '.join(sorted(known))}", f"{where}.{name}", value, code="unknown_name")
 
@@ -278,50 +278,16 @@ def pass_parameters(path: str) -> Mapping[str, frozenset[str]]:
     return parameters
 
 
-@cache
-def _accepted(path: str) -> Mapping[str, frozenset[str]]:
-    """By parameter the members of an enumeration with which Olive runs the pass, where `validate_config` lists them:
-    with others it leaves the pass out."""
-    module, _, name = path.rpartition(".")
-    accepted: dict[str, frozenset[str]] = {}
-    methods = (item for item in ast.iter_child_nodes(_module(module)[0].get(name, ast.Pass())))
-    nodes = [node for item in methods if getattr(item, "name", "") == "validate_config" for node in ast.walk(item)]
-    tests: list[tuple[type[ast.cmpop], ast.AST | None]]
-    tests = [(ast.In, node.value) for node in nodes if isinstance(node, ast.Return)]
-    tests += [
-        (ast.NotIn, node.test) for node in nodes if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return)
-    ]
-    for operator, test in tests:
-        for one in test.values if isinstance(test, ast.BoolOp) else [test]:
-            if (
-                isinstance(one, ast.Compare)
-                and isinstance(one.ops[0], operator)
-                and isinstance(one.left, ast.Attribute)
-            ):
-                members = getattr(one.comparators[0], "elts", ())
-                texts = [
-                    _enumerated(f"{module}.{item.value.id}", item.attr)
-                    for item in members
-                    if isinstance(item, ast.Attribute) and isinstance(item.value, ast.Name)
-                ]
-                if texts and len(texts) == len(members):
-                    accepted[one.left.attr] = frozenset().union(*texts)
-    return accepted
-
-
-def _enumerated(path: str, member: str = "") -> frozenset[str]:
-    """The texts of an enumeration, or of one of its members; none of another class."""
+def _enumerated(path: str) -> frozenset[str]:
+    """The texts of an enumeration; none of another class."""
     module, _, name = path.rpartition(".")
     defined, imported = _module(module)
     node = defined.get(name)
     if node is None and name in imported:
-        return _enumerated(imported[name], member)
+        return _enumerated(imported[name])
     if not isinstance(node, ast.ClassDef) or not any("Enum" in getattr(base, "id", "") for base in node.bases):
         return frozenset()
-    members = (item for item in node.body if isinstance(item, ast.Assign))
-    return frozenset(
-        text for item in members if member in ("", getattr(item.targets[0], "id", "")) for text in _texts(item.value)
-    )
+    return frozenset(text for item in node.body if isinstance(item, ast.Assign) for text in _texts(item.value))
 
 
 @cache
