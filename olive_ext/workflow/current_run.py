@@ -100,13 +100,15 @@ class Run:
         }
         return {file: (stat.st_size, stat.st_mtime_ns) for file, stat in stats.items()}
 
-    def refuse_changed(self) -> None:
-        """Raises `MismatchError` where a pass has written over the model that the recipe starts from: it would be
-        compared with itself."""
+    def refuse_changed(self, references: Sequence[str]) -> None:
+        """Raises `MismatchError` where a pass has written over the model that the recipe starts from, and one of
+        `references` is that: it would be compared with itself."""
         now = self._files()
-        if file := next((file for file, facts in self._begun_with.items() if now.get(file) != facts), None):
-            problem = f"a pass has written over its input, '{file}'; give another copy's path"
-            raise MismatchError(problem, "reference", INPUT_MODEL)
+        for file in (file for file, facts in self._begun_with.items() if now.get(file) != facts):
+            for path in references:
+                if path == INPUT_MODEL or file.resolve().is_relative_to(os.path.realpath(path)):
+                    problem = f"a pass has written over its input, '{file}'; give another copy's path"
+                    raise MismatchError(problem, "reference", path)
 
     def add(self, report: Report) -> None:
         """Adds the report of an evaluation that has ended."""
@@ -171,9 +173,11 @@ def with_reference(settings: EvaluationSettings) -> EvaluationSettings:
     """The settings in which "input_model" as the reference, and a float model at hand, are replaced by their paths; the
     same object where there is neither."""
     reference = settings.reference
-    if reference is None or not {INPUT_MODEL, AT_HAND} & {reference.path, reference.float_model}:
+    if reference is None:
         return settings
     replaced, run = settled(reference), running.get()
+    if replaced is reference:
+        return settings
     if (
         reference.float_model == AT_HAND
         and replaced.float_model is None
@@ -192,16 +196,18 @@ def settled(reference: ReferenceConfig) -> ReferenceConfig:
     """The reference with "input_model" replaced by that model's path, and a float model at hand by its path, or left
     out where there is none; others unchanged.
 
-    Raises `ConfigError` where the input model is not known, or where its path alone does not define it.
+    Raises `ConfigError` where the input model is not known, where its path alone does not define it, or where it was
+    written over.
     """
+    run, paths = running.get(), {reference.path, reference.float_model}
     if reference.float_model == AT_HAND:
         reference = reference.model_copy(update={"float_model": _float_at_hand()})
-    if INPUT_MODEL not in (reference.path, reference.float_model):
+    if run is not None:
+        run.refuse_changed([path for path in paths if path is not None])
+    if INPUT_MODEL not in paths:
         return reference
-    run = running.get()
     if run is None:
         raise ContradictionError("no workflow is running: give the model's path", "reference", INPUT_MODEL)
-    run.refuse_changed()
     return of_input_model(reference, run.input_model.type, run.input_model.config)
 
 

@@ -70,8 +70,10 @@ def test_input_model_that_a_pass_has_written_over_is_refused(tmp_path: Path, nam
         (tmp_path / "other.onnx").write_text("another model")
         assert found(settings()).path == str(tmp_path / name)
         (tmp_path / changed).write_text("in another precision")
-        with refused(MismatchError, "contradiction", "reference", "input_model", holds=changed):
-            found(settings())
+        for path in ("input_model", str(tmp_path)):
+            with refused(MismatchError, "contradiction", "reference", path, holds=changed):
+                found(settings(path))
+        assert with_reference(settings("owner/name")) == settings("owner/name")
 
 
 def test_output_of_a_pass_on_a_variant_may_have_the_tokenizer_of_its_package(tmp_path: Path) -> None:
