@@ -30,7 +30,7 @@ from olive_ext.config import (
     evaluator_settings,
 )
 from olive_ext.engine.requests import NUMBERS
-from olive_ext.errors import ModelError, OliveExtError
+from olive_ext.errors import ModelError, OliveExtError, RequirementError
 from olive_ext.model import resolve
 from olive_ext.model.files.content import digest_of, unchanged_facts
 from olive_ext.model.files.model_package import is_package
@@ -229,7 +229,11 @@ def evaluate_model(engine: Any, arguments: dict[str, Any], original: Callable[..
         with surfaced("the evaluation stopped"):
             signal = _evaluated(model, evaluator, original, known)
         is_input = run is not None and engine.input_passes_configs and model is run.input_model
-        _judge(evaluator, signal if not is_input else None, known)
+        try:
+            _judge(evaluator, signal if not is_input else None, known)
+        except RequirementError:
+            engine.footprint.nodes[arguments["model_id"]].metrics = None  # a search chooses among all that have metrics
+            raise
     return signal
 
 

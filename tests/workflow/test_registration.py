@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from olive.engine.config import RunPassConfig
+from olive.engine.footprint import Footprint, FootprintNodeMetric
 from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
 from olive.hardware.accelerator import AcceleratorSpec
 from olive.model import ModelConfig
@@ -410,10 +411,15 @@ def evaluated(evaluator: Any, *, is_search: bool = False, has_passes: bool = Tru
             return Output(True, 1)
 
         def _evaluate_model(self, model_config: Any, model_id: str, evaluator_config: Any, spec: Any) -> Any:
-            return to_metric_result(REPORT)
+            signal = to_metric_result(REPORT)
+            metrics = FootprintNodeMetric(value=signal, if_goals_met=False)
+            self.footprint.record(model_id=model_id, parent_model_id="another", metrics=metrics)
+            return signal
 
     hook_engine(Engine)
-    return Engine(evaluator)
+    engine = Engine(evaluator)
+    engine.footprint = Footprint()
+    return engine
 
 
 GROUP = {"group": "g", "task": ["arc_easy"]}
@@ -425,6 +431,8 @@ def test_candidate_of_a_search_is_out_at_once_and_the_input_model_where_there_is
     with pytest.raises(RequirementError):
         engine.run(model)
     assert engine.seen == ["input"]  # which is not judged
+    engine.footprint.create_pareto_frontier()  # the output was the smallest of all, one that is out, too
+    assert engine.footprint.output_model_ids == ["input"]
     engine = evaluated(ours(tasks=[GROUP], require=[{"metric": "size_on_disk", "max": 1}]), has_passes=False)
     with refused(RequirementError, "bound_broken", holds=("size_on_disk/bytes", "1024")):
         engine.run(model)
