@@ -7,17 +7,18 @@ import logging
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from olive_ext.check.recipe import of_input_model
 from olive_ext.config import AT_HAND, EXPORT, INPUT_MODEL, EvaluationSettings, ReferenceConfig
-from olive_ext.errors import ContradictionError, MismatchError, OliveExtError, RequirementError
-from olive_ext.graph.nodes import quantizing_operator
-from olive_ext.model.files.content import BESIDE_WEIGHTS, load_graph
+from olive_ext.errors import ContradictionError, MismatchError, ModelError, OliveExtError, RequirementError
+from olive_ext.graph.nodes import external_locations, quantizing_operator
+from olive_ext.model.files.content import BESIDE_WEIGHTS, load_graph, weight_files
 from olive_ext.report import Report, to_json
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.verdict import Reason
@@ -83,28 +84,26 @@ class Run:
     """The id of the model that is evaluated, or that a pass is running on."""
 
     def __post_init__(self) -> None:
-        self._begun_with = self._files()
+        self._begun_with = {file: _facts(file) for file in self._watched()}
 
-    def _files(self) -> dict[Path, tuple[int, int]]:
-        """Sizes and times of the input model's files on this machine. Not the times of their status: Olive links to
-        them."""
-        path = self.input_model.config.get("model_path")
-        if not isinstance(path, str) or not (place := Path(path)).exists():
-            return {}
+    def _watched(self) -> Iterator[Path]:
+        """The input model's files on this machine: graphs, weights wherever they lie, and what says how it is asked."""
+        path, name = self.input_model.config.get("model_path"), self.input_model.config.get("onnx_file_name") or ""
+        if not isinstance(path, str) or not (place := Path(path, name)).exists():
+            return
         folder, stem = (place, "") if place.is_dir() else (place.parent, place.stem)
-        stats = {
-            file: file.stat()
-            for file in folder.iterdir()
-            if file.is_file()
-            and ((file.name.startswith(stem) and file.suffix in _WRITTEN) or any(map(file.match, BESIDE_WEIGHTS)))
-        }
-        return {file: (stat.st_size, stat.st_mtime_ns) for file, stat in stats.items()}
+        for file in chain(*(one.iterdir() for one in {folder, Path(path)} if one.is_dir())):
+            is_of_graph = file.name.startswith(stem) and file.suffix in _WRITTEN
+            if file.is_file() and (is_of_graph or any(map(file.match, BESIDE_WEIGHTS))):
+                yield file
+        with suppress(ModelError):  # whoever opens it says what is wrong with it
+            if place.suffix == ".onnx" and place.is_file():
+                yield from weight_files(place, external_locations(load_graph(place))).values()
 
     def refuse_changed(self, references: Sequence[str]) -> None:
         """Raises `MismatchError` where a pass has written over the model that the recipe starts from, and one of
         `references` is that: it would be compared with itself."""
-        now = self._files()
-        for file in (file for file, facts in self._begun_with.items() if now.get(file) != facts):
+        for file in (file for file, facts in self._begun_with.items() if _facts(file) != facts):
             for path in references:
                 if path == INPUT_MODEL or file.resolve().is_relative_to(os.path.realpath(path)):
                     problem = f"a pass has written over its input, '{file}'; give another copy's path"
@@ -138,6 +137,11 @@ class Run:
         """The folder of the files that Olive writes next to the output model."""
         is_file = self.output_dir.suffix and not self.output_dir.is_dir()
         return self.output_dir.parent if is_file else self.output_dir
+
+
+def _facts(file: Path) -> tuple[int, int] | None:
+    """Size and time of a file that is there. Not the time of its status: Olive links to it."""
+    return (file.stat().st_size, file.stat().st_mtime_ns) if file.exists() else None
 
 
 running: ContextVar[Run | None] = ContextVar("running", default=None)

@@ -10,9 +10,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from olive.model import ModelConfig
+from onnx import numpy_helper
 
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, MismatchError
@@ -74,6 +76,23 @@ def test_input_model_that_a_pass_has_written_over_is_refused(tmp_path: Path, nam
             with refused(MismatchError, "contradiction", "reference", path, holds=changed):
                 found(settings(path))
         assert with_reference(settings("owner/name")) == settings("owner/name")
+
+
+@pytest.mark.parametrize("config", [{"model_path": "", "onnx_file_name": "onnx/m.onnx"}, {"model_path": "onnx/m.onnx"}])
+@pytest.mark.parametrize("changed", ["m.onnx", "weights.data"])
+def test_graphs_in_folders_and_weights_of_any_name_are_watched_for_a_pass_that_writes_over_them(
+    config: dict[str, str], changed: str, tmp_path: Path
+) -> None:
+    (folder := tmp_path / "onnx").mkdir()
+    weight = numpy_helper.from_array(np.ones(2000, np.float32), "w")
+    output = onnx.helper.make_empty_tensor_value_info("y")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["w"], ["y"])], "g", [], [output], [weight])
+    onnx.save(onnx.helper.make_model(graph), folder / "m.onnx", save_as_external_data=True, location="weights.data")
+    with run_of("ONNXModel", **{**config, "model_path": str(tmp_path / config["model_path"])}):
+        found(settings())
+        (folder / changed).write_bytes(b"others")
+        with refused(MismatchError, "contradiction", "reference", "input_model", holds=changed):
+            found(settings())
 
 
 def test_output_of_a_pass_on_a_variant_may_have_the_tokenizer_of_its_package(tmp_path: Path) -> None:
