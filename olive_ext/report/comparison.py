@@ -408,9 +408,9 @@ class StopTokens:
         return f"the candidate does not stop at {tokens}, as the reference does ({sources})"
 
 
-GENERATED, SHARED = "answer generated token by token", "text in a step with others"
+GENERATED, SHARED = "answer generated token by token", "text in parts or in a step with others"
 """Without the first, steps of one token were tried at opening alone, at few lengths. Without the second, the graph lets
-others of a step change a text's numbers, and servers that batch requests get other ones."""
+the rest of a step change a text's numbers: in a batch, or continued after a past, they may be others."""
 
 
 @dataclass(frozen=True)
