@@ -86,7 +86,7 @@ class MediaReference(Reference):
             self.markers["images"] = MEDIA_FAMILIES["gemma4_vl"].marker
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
         if "images" in self.markers:
-            self._processor: Any = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+            self.processor: Any = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
         if is_heard:
             self._extractor: Any = transformers.AutoFeatureExtractor.from_pretrained(folder)
         load: Any = transformers.AutoModelForMultimodalLM if is_heard else transformers.AutoModelForImageTextToText
@@ -139,7 +139,7 @@ class MediaReference(Reference):
 
         found: dict[str, Any] = {}
         if images := [one for one in items if field_of(one) == "images"]:
-            found |= self._processor(images=images, return_tensors="np")
+            found |= self.processor(images=images, return_tensors="np")
         if sounds := [one[0] for one in items if isinstance(one, tuple)]:
             asked = {"sampling_rate": RATE, "padding": True, "return_attention_mask": True, "return_tensors": "np"}
             heard = self._extractor(sounds, **asked)
