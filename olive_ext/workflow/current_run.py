@@ -103,11 +103,12 @@ class Run:
     def refuse_changed(self, references: Sequence[str]) -> None:
         """Raises `MismatchError` where a pass has written over the model that the recipe starts from, and one of
         `references` is that: it would be compared with itself."""
-        for file in (file for file, facts in self._begun_with.items() if _facts(file) != facts):
-            for path in references:
-                if path == INPUT_MODEL or file.resolve().is_relative_to(os.path.realpath(path)):
-                    problem = f"a pass has written over its input, '{file}'; give another copy's path"
-                    raise MismatchError(problem, "reference", path)
+        changed = [file for file, facts in self._begun_with.items() if _facts(file) != facts]
+        for path in references if changed else ():
+            held = (file.resolve().is_relative_to(os.path.realpath(path)) for file in self._begun_with)
+            if path == INPUT_MODEL or any(held):
+                problem = f"a pass has written over its input, '{changed[0]}'; give another copy's path"
+                raise MismatchError(problem, "reference", path)
 
     def add(self, report: Report) -> None:
         """Adds the report of an evaluation that has ended."""

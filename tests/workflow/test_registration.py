@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from olive_ext.check.recipe import Passes, plain_path
 from olive_ext.config import EVALUATOR_TYPE
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, RequirementError, RunError, TaskError
 from olive_ext.report import Report, from_json
+from olive_ext.report.comparison import Comparison
 from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.environment_process import evaluate_in_environment, restore_run
 from olive_ext.workflow.metric_results import to_metric_result
@@ -33,6 +35,7 @@ from tests.exports import genai_export, hf_model
 from tests.mistakes.recipes import with_value
 from tests.mistakes.table import BLOCKS
 from tests.refusals import refused
+from tests.report.test_sampled import sampled_report
 from tests.workflow.recipes import REPORT, Measure, saved
 from tests.workflow.test_passes import make
 
@@ -393,8 +396,10 @@ def test_run_without_our_types_is_left_alone() -> None:
     assert engine.num_evaluations == 1
 
 
-def evaluated(evaluator: Any, *, is_search: bool = False, has_passes: bool = True) -> Any:
-    """An engine that evaluates the input model and then one output model; the numbers are known."""
+def evaluated(
+    evaluator: Any, *, is_search: bool = False, has_passes: bool = True, found: Comparison | None = None
+) -> Any:
+    """An engine that evaluates the input model and then one output model; the numbers and what is `found` are known."""
 
     class Engine(FakeEngine):
         input_passes_configs = {"q": [RunPassConfig(type="OnnxKQuantQuantization")]} if has_passes else {}
@@ -412,6 +417,8 @@ def evaluated(evaluator: Any, *, is_search: bool = False, has_passes: bool = Tru
 
         def _evaluate_model(self, model_config: Any, model_id: str, evaluator_config: Any, spec: Any) -> Any:
             signal = to_metric_result(REPORT)
+            if found is not None and (run := running.get()) is not None:
+                run.add(replace(REPORT, comparison=found))
             metrics = FootprintNodeMetric(value=signal, if_goals_met=False)
             self.footprint.record(model_id=model_id, parent_model_id="another", metrics=metrics)
             return signal
@@ -424,6 +431,16 @@ def evaluated(evaluator: Any, *, is_search: bool = False, has_passes: bool = Tru
 
 GROUP = {"group": "g", "task": ["arc_easy"]}
 STRICT = {"metric": "acc", "min": 0.75}
+
+
+def test_candidate_whose_claim_is_broken_is_out_of_a_search(model: ModelConfig) -> None:
+    """It was saved, and a sound one passed over: a claim is no bound of the evaluator's numbers."""
+    lost = {"verdict": "loss", "estimate": -0.03, "low": -0.06, "high": -0.01}
+    engine = evaluated(ours(tasks=[GROUP]), is_search=True, found=sampled_report(**lost).comparison)
+    with refused(RequirementError, "bound_broken", holds="loss"):
+        engine.run(model)
+    engine.footprint.create_pareto_frontier()
+    assert engine.footprint.output_model_ids == ["input"]
 
 
 def test_candidate_of_a_search_is_out_at_once_and_the_input_model_where_there_is_no_other(model: ModelConfig) -> None:
