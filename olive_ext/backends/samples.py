@@ -30,6 +30,8 @@ MEANS = (mean, nanmean, np.mean, np.nanmean, statistics.mean, statistics.fmean)
 """The aggregations that are means over documents. A task's own function may have one's name."""
 
 _TOGETHER = MajorityVoteFilter, TakeKFilter
+"""Filters that choose among a document's answers."""
+
 _PLAIN = TakeFirstFilter, LowercaseFilter, UppercaseFilter, WhitespaceFilter
 """Filters that leave the whole answer. No two such texts are alike, so there is no majority."""
 

@@ -181,6 +181,7 @@ def _add_work(model: ResolvedModel, config: EvaluationConfig, section: Section, 
 
 
 def _timed(model: ResolvedModel) -> float:
+    """Tokens of a text that this machine scores in a second, the best of three runs."""
     from olive_ext.run.task_fit import DEFAULT_LENGTH
     from olive_ext.session.opening import open_model
     from olive_ext.session.requests import ScoringRequest
@@ -302,6 +303,7 @@ def _add_ends(stops: StopIds, tokenizer: Tokenizer, section: Section) -> None:
 
 
 def _export(model: ResolvedModel, config: EvaluationConfig) -> tuple[str, str]:
+    """Whether an evaluation exports the Hugging Face model to ONNX before it runs it, and why not."""
     from olive_ext.run.export import obstacle
 
     if config.reference is not None and config.reference.export == "never":
@@ -385,6 +387,7 @@ def _add_media(model: ResolvedModel, tokenizer: Tokenizer | None, add: Callable[
 
 
 def _in_a_run(model: ResolvedModel, encoder: MediaEncoderSpec) -> tuple[str, str]:
+    """How many items the encoder is given together, and why."""
     rows = choose_encoder_rows(model.settings, model.providers_of(encoder)[0].location)
     if encoder.one_by_one or rows == 1:
         return "one", encoder.one_by_one or "on the CPU, or 'deterministic': 'engine.encoder_batch_rows' asks for more"
@@ -498,6 +501,7 @@ def verify_steps(model: ResolvedModel, add: Add) -> None:
 
 
 def _first_layer(model: ResolvedModel) -> str:
+    """Where the model's output stops being finite, or why that cannot be found."""
     from olive_ext.engine.runners.ort.plain_graph import first_non_finite
     from olive_ext.session.tokenizer import load_tokenizer
 

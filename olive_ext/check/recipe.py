@@ -385,6 +385,7 @@ def accelerator(recipe: Mapping[str, Any]) -> str | None:
 
 
 def _accelerator(system: Mapping[str, Any]) -> tuple[list[str], str]:
+    """The providers that a system's first accelerator names, and its device."""
     first = next(iter(mappings({**mapping(system.get("config")), **system}.get("accelerators"))), {})
     names = first.get("execution_providers") or []
     named = [names] if isinstance(names, str) else names

@@ -250,6 +250,8 @@ class StepLoop:
         self._media_ids = MediaIds()
         self._plan: tuple[Sequence[Request], Plan | None] = (), None
         self._unfinished: dict[Any, Request] = {}
+        """The requests without a result."""
+
         self._lost: list[KeyedResult] = []
         self.scheduler = self._new_scheduler()
         self.thread = StepThread(runner.run)

@@ -233,6 +233,8 @@ class Result:
     tokens: tuple[int, ...] = ()
     finish_reason: FinishReason = FinishReason.SCORED
     stop_id: int | None = None
+    """The stop id that ended the generation, if one did."""
+
     notes: Notes | None = field(default=None, compare=False)
     """The runner's notes on each target: `COMPARED`[T] where there is a reference."""
 

@@ -176,6 +176,7 @@ def fold_graph(elem_type: int, rank: int) -> bytes:
 
 
 CANDIDATE_OUTPUTS = ("logprobs", "ids")
+"""The outputs of `candidates_graph`."""
 
 
 def candidates_graph(vocab_size: int) -> bytes:

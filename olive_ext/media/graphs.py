@@ -59,6 +59,8 @@ class EncoderShapes:
         self._grid = spec.grid
         self._lengths: list[int] = []
         self.piece = PIECE
+        """Rows of a piece of features."""
+
         self.is_bucketed = is_bucketed
         self.is_padding_due = is_bucketed and (spec.grid is not None or spec.has_mask)
         """Whether a trial of padding is still to come."""

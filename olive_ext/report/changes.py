@@ -27,6 +27,8 @@ from olive_ext.report.metrics import CUT_OFF, LENGTHS, read_metrics
 from olive_ext.report.numbers import FormattedValue
 
 LEVEL = 0.05
+"""Probability of a difference by chance below which one is certain."""
+
 OVER_ALL = f"a verdict finds a loss of equal models in at most {100 * LEVEL:g} %, over all tasks and metrics"
 _QUANTILE, _POWER_QUANTILE = (NormalDist().inv_cdf(share) for share in (1 - LEVEL / 2, 0.8))
 _LEAST_CHANGE = 0.1
@@ -73,6 +75,8 @@ class Change:
     """
 
     is_certain: bool = False
+    """Whether the change is significant after the correction for the number of changes."""
+
     is_shown: bool = True
     """Whether a verdict shows its figure without any finding."""
 
@@ -243,6 +247,7 @@ def perplexity_change(item: Divergence | TextChange) -> FormattedValue:
 
 
 def _perplexity(item: Divergence | TextChange) -> tuple[float, float, float]:
+    """The change of the perplexity in per cent, and its interval's ends."""
     change = item.perplexity_ratio - 1
     low, high = item.interval(change, item.perplexity_ratio_stderr, item.perplexity_ratio_skewness)
     return 100 * change, 100 * low, 100 * high

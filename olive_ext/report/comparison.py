@@ -13,6 +13,8 @@ from olive_ext.report.place import PlaceFinding
 from olive_ext.report.stages import Stage
 
 Status = Literal["ok", "small_loss", "loss", "unknown"]
+"""What every verdict comes to."""
+
 ALL = "all"
 """The task's name in a `Divergence` over the positions of all tasks."""
 
@@ -94,6 +96,8 @@ class TextChange(_OverDocuments):
 
     task: str
     metric: str
+    """The task's metric: "word_perplexity"."""
+
     num_documents: int
     perplexity_ratio: Number
     """Candidate's over reference's, per word or byte."""
@@ -192,6 +196,8 @@ class Outcome:
     reference: Number
     candidate: Number
     difference: Number
+    """Candidate minus reference."""
+
     low: Number
     high: Number
     """95 % interval of the difference, over documents (`stats.paired_answers.difference_interval`)."""
@@ -475,6 +481,8 @@ class Comparison:
     """Conversion, quantization and provider apart, in this order, where the models between are known."""
 
     place: PlaceFinding | None = None
+    """The finding on two places, where the reference is the same model."""
+
     is_same_content: bool = False
     """Whether both models are one by the content of all that opening them reads."""
 

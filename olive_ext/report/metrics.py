@@ -52,6 +52,8 @@ class Metric:
     """lm-eval's name without the filter, for instance "acc" or "word_perplexity"."""
 
     filter: str
+    """lm-eval's filter, "none" where the task has none."""
+
     value: Number
     stderr: float | None = None
     """Standard error of `value`; None where lm-eval gives none."""

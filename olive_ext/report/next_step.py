@@ -128,6 +128,7 @@ def _of_broken(reasons: Sequence[Reason], comparison: Comparison) -> str:
 
 
 def _of_too_few(reasons: Sequence[Reason], comparison: Comparison, *, is_gated: bool) -> str:
+    """More documents where there are some; else other tasks, a larger loss that matters, or other measures."""
     open_ones, matters = [item for item in reasons if item.code == "too_few"], comparison.matters
     together = (
         "" if comparison.over_all or is_gated else f"decide over all tasks together (`fail_on_loss: {matters:g}`)"
@@ -179,6 +180,7 @@ def _documents(item: Reason, comparison: Comparison, together: str) -> str:
 
 
 def _measures(comparison: Comparison) -> str:
+    """A claim about the distance, if it is near; not if there are bounds, beside which it would be one of several."""
     from olive_ext.report.verdict import band_of
 
     overall = comparison.overall_divergence()

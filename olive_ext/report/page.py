@@ -24,6 +24,8 @@ PASSES = "passes"
 """Key of `Report.model`: the names of the passes that made the measured model, in order."""
 
 COMPARISON = "Comparison"
+"""The kind of a page that holds earlier reports side by side."""
+
 _MEANING = (
     "output_type", "dataset_path", "dataset_name", "test_split", "validation_split", "fewshot_split", "doc_to_text",
     "doc_to_target", "doc_to_choice", "process_docs", "process_results", "description", "target_delimiter",
@@ -53,6 +55,7 @@ class Column:
     """The model's report; None for a reference with known metrics and no report."""
 
     size: float | None = None
+    """Bytes of the model's files, where they are known."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class ComparedModels:
     """Whether the comparison's divergences are from another model than `reference`."""
 
     broken: tuple[Reason, ...] = ()
+    """The bounds of this comparison that are broken."""
+
     is_of_reports: bool = False
     """Whether it was made of earlier reports, by a command that takes no settings."""
 
@@ -164,6 +169,7 @@ def check_comparable(reports: Sequence[tuple[str, Report]]) -> None:
 
 
 def _problems(task: str, reports: Sequence[tuple[str, Report]]) -> Iterator[str]:
+    """One line for each fact that differs, with the first report and the first that differs from it."""
     having = [(name, report) for name, report in reports if task in report.results.get("configs", {})]
     known = [(name, dict(_facts(task, report))) for name, report in having]
     first_name, first = known[0]

@@ -62,6 +62,8 @@ class PlaceFinding:
 
     reference: str
     computed_in: str
+    """The coarsest arithmetic of both."""
+
     rms: Number
     largest: Number
     num_positions: int
@@ -77,6 +79,7 @@ class PlaceFinding:
 
     first: FirstPosition | None = None
     reason: str = ""
+    """Why the kind cannot be decided."""
 
     @property
     def headline(self) -> str:

@@ -64,8 +64,14 @@ class Report:
     """Execution providers in use, in order: name, device, options, origin. Empty for a Hugging Face baseline."""
 
     versions: Mapping[str, str] = field(default_factory=dict)
+    """Distribution name to version."""
+
     hardware: Mapping[str, Any] = field(default_factory=dict)
+    """The machine: processor, cores, memory, GPUs, operating system."""
+
     engine: Mapping[str, Any] = field(default_factory=dict)
+    """The engine's counters, and `seconds`."""
+
     config: Mapping[str, Any] = field(default_factory=dict)
     """The configuration as written, in a workflow without `require`."""
 
@@ -76,10 +82,13 @@ class Report:
     """ISO 8601 time with time zone."""
 
     comparison: Comparison | None = None
+    """The comparison with a reference; None where there was none."""
+
     answers: tuple[PackedAnswers, ...] = ()
     """The value of each document's answer by each metric that is a mean over documents: which are right and wrong."""
 
     broken: tuple[Reason, ...] = ()
+    """The bounds of the evaluation that are broken."""
 
     @property
     def verdict(self) -> Verdict | None:

@@ -14,6 +14,7 @@ from olive_ext.report.numbers import Z95
 _SAME = 1e-9
 
 Key = tuple[str, str, str]
+"""Task, metric and filter."""
 
 
 def certain_comparison(comparison: Comparison, certainty: ClaimResult) -> Comparison:

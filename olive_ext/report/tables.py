@@ -114,6 +114,7 @@ class ChainStep:
     name: str
     values: dict[str, float]
     documents: dict[str, str] = field(default_factory=dict)
+    """For columns of drawn documents, how many of how many they are."""
 
 
 def chain_steps(reports: Sequence[Report]) -> list[ChainStep]:

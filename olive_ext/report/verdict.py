@@ -114,6 +114,7 @@ class Reason:
     """The key of a bound that is broken: `require` or `fail_on_loss`."""
 
     bound: float | None = None
+    """The bound that the value breaks."""
 
     @property
     def name(self) -> str:
@@ -129,9 +130,12 @@ class Verdict:
     headline: str
     reasons: tuple[Reason, ...]
     evidence: tuple[str, ...] = ()
+    """Further findings, a sentence each."""
+
     figures: tuple[Figure, ...] = ()
     num_documents: int = 0
     next_step: str = ""
+    """What to do where nothing is decided or something was lost, in one sentence."""
 
     @property
     def code(self) -> str:
@@ -420,6 +424,7 @@ def _far(code: str, item: Divergence, words: str, task: str = "") -> Reason:
 
 
 def _incomparable(comparison: Comparison) -> str:
+    """The sentence on tasks that cannot be judged; empty without any."""
     names = [*unjudged_tasks(comparison).values()]
     if not comparison.over_all and comparison.certainty is None:  # else others are evidence
         names += uncompared(comparison)
@@ -450,6 +455,7 @@ def _other_ends(comparison: Comparison) -> str:
 
 
 def _non_finite(comparison: Comparison) -> list[str]:
+    """Names of the numbers that are NaN or infinite and must be neither."""
     distances = [f"KL of {item.task}" for item in comparison.divergences if not math.isfinite(item.kl.mean)]
     texts = [item.name for item in changes_of(comparison) if not (item.outcome or math.isfinite(item.estimate))]
     ends = [(item, (item.difference, item.low, item.high)) for item in comparison.outcomes]

@@ -17,6 +17,7 @@ from olive_ext.report.numbers import NO_VALUE, Z95, FormattedValue
 from olive_ext.report.page import Column, ComparedModels
 
 _MOST_NAMED = 12
+"""Documents whose numbers are printed; the page lists all."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ def with_filter(metric: str, filter_name: str) -> str:
 
 
 def _score_keys(columns: Iterable[Column]) -> list[tuple[str, str, str]]:
+    """Task, metric and filter of every row; a task's rows stand together, in the first model's order."""
     keys = dict.fromkeys(
         (metric.task, metric.metric, metric.filter)
         for column in columns
@@ -125,6 +127,8 @@ PHASES = {
     "candidate": "the model",
     "statistics": "statistics",
 }
+"""The phases of an evaluation, in order, and what is done in each."""
+
 COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "size_on_disk": ("Size on disk", numbers.size),
     "tokens_per_second": ("Tokens per second", numbers.count),
@@ -136,6 +140,7 @@ COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "tokens_fed": ("Tokens computed (prompts and answers)", numbers.count),
     "tokens_generated": ("Tokens generated", numbers.count),
 }
+"""Titles and forms of the costs, by their names."""
 
 
 def cost_rows(columns: Sequence[Column]) -> list[tuple[str, list[str]]]:

@@ -100,6 +100,7 @@ def load(words: Sequence[str]) -> list[Named]:
 
 
 def _reports(text: str) -> list[tuple[str, Path, Report]]:
+    """Each report that one argument means, with its name (empty where none is given) and its file."""
     name, separator, place = text.partition("=")
     if not separator or Path(text).exists():
         name, place = "", text
@@ -137,6 +138,7 @@ def _baseline_first(reports: list[Named], baseline: str | None) -> list[Named]:
 
 
 def _refuse_strangers(reports: Sequence[Named]) -> None:
+    """Raises `ConfigError` for a report that has none of the baseline's tasks: nothing can be compared."""
     (first, asked), *others = ((item.name, _tasks(item.report)) for item in reports)
     for name, own in others:
         if (asked or own) and not asked.keys() & own.keys():
@@ -145,6 +147,7 @@ def _refuse_strangers(reports: Sequence[Named]) -> None:
 
 
 def _tasks(report: Report) -> dict[str, None]:
+    """The tasks and groups of a report whose documents have scores, in its order."""
     return dict.fromkeys(
         item.task for item in report.metrics if item.n is not None and item.metric not in COMPARISON_NAMES
     )

@@ -176,6 +176,7 @@ def in_chunks(
 
 
 def _journaled(journal: Journal, digest: bytes, request: Request) -> Result:
+    """The journal's result of the request. Raises `RecordsError` where what it holds is none."""
     try:
         return result_from_json(journal[digest], request)
     except RecordsError:

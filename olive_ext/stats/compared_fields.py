@@ -44,8 +44,14 @@ class ComparedFields:
     """Reference's probability of all tokens beyond its kept most probable ones; 0 where `kl` is exact."""
 
     reference_logprobs: Floats
+    """Log-probability of the target under the reference."""
+
     reference_is_greedy: Flags
+    """Whether the target is the reference's argmax."""
+
     same_top: Flags
+    """Whether both models' argmax is the same token."""
+
     reference_top_logprobs: Floats
     """Log-probability of the reference's argmax under the reference."""
 
@@ -58,6 +64,8 @@ class Compared(ComparedFields):
     """The compared fields of a request, with the T targets they belong to."""
 
     targets: npt.NDArray[np.int64]
+    """Token ids that were scored."""
+
     positions: npt.NDArray[np.int64]
     """Number of tokens before each target that the models attended to."""
 
@@ -68,6 +76,8 @@ class Compared(ComparedFields):
 _HINTS = get_type_hints(ComparedFields, include_extras=True)
 
 COMPARED = np.dtype([(name, hint.__metadata__[0]) for name, hint in _HINTS.items()])
+"""One target's `ComparedFields`, in their order."""
+
 STORED = tuple(name for name in _HINTS if name not in ("tail_mass", "reference_is_greedy"))
 """The compared fields that statistics read."""
 

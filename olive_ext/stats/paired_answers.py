@@ -16,6 +16,8 @@ from olive_ext.report.comparison import Outcome
 FloatArray = npt.NDArray[np.float64]
 
 DIFFERENCES = (0.05, 0.02, 0.01, 0.005)
+"""Differences for which `Outcome.documents_needed` is always computed."""
+
 NUM_DRAWS = 10_000
 _ERROR, _POWER = 0.05, 0.8
 _TAILS = (_ERROR / 2, 1 - _ERROR / 2)

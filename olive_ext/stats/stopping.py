@@ -60,6 +60,7 @@ class ClaimDecision:
     num_evaluated: int
     num_documents: int
     num_unknown: int = 0
+    """Evaluated documents without a value."""
 
 
 class Sampler:
@@ -133,6 +134,7 @@ class Sampler:
         self._pending = None
 
     def _margin(self, weight: float, error: float) -> float:
+        """The growth of the mean's error by a share with a standard `error`, as a share of its document."""
         before = math.sqrt(self._variance)
         self._variance += (weight * error) ** 2
         return _ERRORS * (math.sqrt(self._variance) - before) / weight
@@ -197,6 +199,8 @@ _PORTIONS_K = np.array([0.25, 0.5, 0.25])
 """Bets on a population mean that is 0.5, 1 and 3 distances from the bound, and their portions of the first wealth."""
 
 _MIDDLE = 1
+"""The bet that draws are allocated for."""
+
 _MOST_LOST = 0.9
 """Portion of its wealth that a bet loses at most in one draw: the surest document may flip, too."""
 
@@ -207,6 +211,8 @@ _LEAST_SPREAD = 0.03
 """Least score of every stratum: beliefs can be wrong about the harmless ones, too."""
 
 _PRECISION = 1e-6
+"""The precision of limits, in units of the population mean."""
+
 _GUESSED = 2.0
 """Documents that the first guess of a stratum counts for."""
 
@@ -221,6 +227,8 @@ class Bet:
 
 @dataclass(frozen=True)
 class _Odds:
+    """The distribution of Z before a draw."""
+
     centres_R: FloatArray
     """Its mean where the guesses are right."""
 

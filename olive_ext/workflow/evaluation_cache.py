@@ -349,6 +349,7 @@ def _beside(engine: Any, key: str) -> Path:
 
 
 def _kept_report(engine: Any, key: str, folder: Path | None) -> Report | None:
+    """The report that was kept under `key`, for `folder`; None without one that can be read."""
     with suppress(OSError, ValueError):
         report = from_json(_beside(engine, key).read_text(encoding="utf-8"))
         config = {name: value for name, value in report.config.items() if name != "output_dir"}

@@ -38,6 +38,8 @@ DEVICE_BYTES = 1 << 28
 
 
 class _RowsGraph(NamedTuple):
+    """A graph over rows of logits and small arrays with as many rows, which is run on some rows at a time."""
+
     session: ort.InferenceSession
     feed: InputFeed
 

@@ -37,6 +37,7 @@ HEAD_SIZE = 16
 
 OpenGraph = Callable[[bytes], Any]
 _FLOAT = 1  # ONNX's element type
+"""ONNX's element type."""
 
 GROUPS = (2, 4, 8, 16)
 """Groups of rows that are tried. A single token is not: it has kernels of its own, for attention at least, and rounding

@@ -350,6 +350,7 @@ def _stages(folder: Path, genai_config: Mapping[str, Any]) -> dict[str, Path]:
 
 
 def _missing_stage(folder: Path, stages: Mapping[str, Path]) -> str:
+    """A sentence on the first stage whose file is missing; empty where all exist."""
     for name, file in stages.items():
         if not file.is_file():
             written = "no file" if file == folder else f"the file '{file.name}', which is not there: {contents(folder)}"

@@ -216,6 +216,7 @@ def _graph(variant: Variant, part: str) -> Path:
 
 
 def _components(root: Path) -> dict[str, list[Variant]]:
+    """The variants of each component. Raises `ModelError`."""
     file = root / MANIFEST
     manifest = read_json(file, Manifest)
     _refuse_version(file, manifest.get("schema_version", ""))

@@ -392,6 +392,7 @@ def _first(key: str, files: ModelFiles) -> Any:
 
 
 def _sections(files: ModelFiles) -> dict[str, Mapping[str, Any]]:
+    """What a model's configurations say about generation, by file, the one that its runtime reads first."""
     paths = (files.directory / "generation_config.json", files.directory / "config.json")
     written = {path.name: read_json(path, GenerationConfig) for path in paths if path.is_file()}
     name = GENAI_CONFIG if (files.directory / GENAI_CONFIG).is_file() else OVERLAY

@@ -26,6 +26,7 @@ from olive_ext.model.spec.role_inputs import COMPUTE, StepArrays, input_array
 from olive_ext.model.types import ITEM_BYTES, InputSpec
 
 UINT8 = 2  # ONNX's element type
+"""ONNX's element type."""
 
 MOST_FILLED = 2**30
 """Bytes that one run fills with zeros: CUDA's kernel counts them in 32 bits."""
@@ -92,6 +93,7 @@ class InputFeed:
         self._device = device
         self._kept = kept
         self._values: OrderedDict[tuple[str, tuple[int, ...]], tuple[ort.OrtValue, bytes]] = OrderedDict()
+        """By name and shape the values and their contents."""
 
     def bind(self, binding: ort.IOBinding, name: str, array: npt.NDArray[Any]) -> None:
         """Binds `array` as the input `name`. It may be changed only after the run."""

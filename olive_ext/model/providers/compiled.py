@@ -40,6 +40,7 @@ Files: TypeAlias = Mapping[Path, tuple[int, int]]
 """Size and time of files."""
 
 LIMIT_BYTES = 50 << 30
+"""The most bytes that are kept."""
 
 NEW = ".new-"
 _DAY_S = 86400

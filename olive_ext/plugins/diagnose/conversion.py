@@ -127,13 +127,18 @@ SHORTEST, LONGEST = 4, 1024
 
 @dataclass(frozen=True)
 class _Scored:
+    """The same texts by both."""
+
     checkpoint: ResolvedModel
     plain: PlainPass
     texts: list[Text]
     expected: list[Logprobs]
     given: list[Logprobs]
     num_ids: int
+    """Those that are tokens."""
+
     parts: str = ""
+    """As `Agreement.parts`."""
 
     @classmethod
     def by(cls, model: ResolvedModel, checkpoint: ResolvedModel) -> _Scored:
@@ -271,6 +276,7 @@ def _rounding(dtype: str, scored: _Scored) -> tuple[float, float]:
 
 
 def _apart(one: Logprobs, other: Logprobs) -> Logprobs:
+    """Nats of each token; infinite where one is no number."""
     return np.nan_to_num(np.abs(one - other), nan=np.inf)
 
 
@@ -483,6 +489,7 @@ class Difference(NamedTuple):
 
     num_tokens: int
     nats: float
+    """The largest difference of a token's log-probability."""
 
 
 class Omission(NamedTuple):
@@ -492,6 +499,7 @@ class Omission(NamedTuple):
     """ "a sliding window of 16 is missing"."""
 
     nats: float
+    """How far transformers are from the graph with that change."""
 
     def sentence(self) -> str:
         """The text and its proof."""
@@ -519,6 +527,7 @@ class StateDifference:
 
 
 USUAL = "of the quickstart's model 0.2 to 0.8 nats at 8 bits, 6 to 8 at 4 bits, whose mean KL on tasks is 0.004"
+"""What is known of healthy models."""
 
 
 @dataclass(frozen=True)
@@ -533,6 +542,8 @@ class Agreement:
     """Nats that are rounding."""
 
     bound_reason: str
+    """Why `bound` is not smaller."""
+
     equal_up_to: int | None = None
     """Tokens of a text that are equal, counted from its first; None where all texts are."""
 

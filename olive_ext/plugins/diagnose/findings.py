@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("olive.olive_ext")
 
 Compare = Callable[[EvaluationConfig], Comparison | None]
+"""Evaluates, and gives the comparison alone."""
+
 LOST_NATS = 1e-4
 """A conversion is examined from this mean KL on: rounding in fp32 gives 1e-7."""
 

@@ -54,6 +54,7 @@ class GateBound:
     name: str
     status: Status
     text: str
+    """The figures: difference, interval, documents, flips, p-value."""
 
 
 def of_claim(certainty: ClaimResult, comparison: Comparison) -> GateBound:
@@ -161,6 +162,7 @@ def gate(run: str, file: str, within: float | None = None, *, update: bool = Fal
 
 
 def _written(run: Named, file: str) -> Baseline:
+    """The baseline of a run, in its file. Raises `MissingError` where it has no finite answer to each request."""
     report = run.report
     if report.comparison is not None and report.comparison.certainty is not None:
         raise MissingError(
@@ -285,6 +287,7 @@ def _renumbered(first: Answers, second: Answers) -> Answers:
 
 
 def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: tuple[str, str]) -> None:
+    """Raises where only one side has a metric: it would go unnoticed."""
     one, two = (
         {
             f"{item.task}/{name},{item.filter}{_DIRECTIONS[better]}"
@@ -309,6 +312,7 @@ def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: t
 
 
 def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline) -> GateResult:
+    """Evaluates as many documents as make the claim certain; the baseline's answers are the reference's."""
     from olive_ext.run.evaluation import load_requested_tasks
     from olive_ext.run.models import Models
     from olive_ext.run.reference.answers import read_answers
@@ -398,6 +402,7 @@ class Baseline:
     metrics: tuple[Metric, ...]
     documents: tuple[PackedAnswers, ...]
     definitions: Mapping[str, str]
+    """By task, what `definitions` gives."""
 
     def answers(self) -> list[Answers]:
         """The answers, under short digests. Raises `ValueError` as `unpacked` does."""

@@ -40,11 +40,16 @@ TONES: dict[str, str] = {
     "no_difference": "unclear",
     "place_same": "unclear",
 }
+"""CSS classes, which are colours."""
+
 MARKERS = "●■▲◆▼✚"
+"""Signs of the candidates in a chart, beside their colours."""
+
 StagePart = tuple[str, float, str]
 """Name of a stage, its part of the bar in per cent, and its numbers."""
 
 Tile = tuple[str, str, str]
+"""Name of a number, the number, and a note that is set smaller."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,13 @@ class Lead:
     name: str
     against: str
     basis: str
+    """How much was compared."""
+
     tone: str
     sentence: str
     evidence: Sequence[str]
+    """Further findings, a sentence each."""
+
     tiles: Sequence[Tile]
     stages: Sequence[StagePart] = ()
     """One bar: what each stage between the reference and the model moved."""
@@ -148,6 +157,7 @@ def tone_of(judged: Verdict) -> str:
 
 
 def _stage_parts(stages: Sequence[Stage]) -> Iterator[StagePart]:
+    """A part for each stage, by its share of their mean KL."""
     total = sum(stage.kl_mean for stage in stages)
     for stage in stages if math.isfinite(total) and total > 0 else ():
         mean = numbers.nats_with_error(stage.kl_mean, stage.kl_stderr)
@@ -252,10 +262,13 @@ CHUNK = 500
 """Flips in one piece of JSON."""
 
 MAX_CHARACTERS = 4000
+"""The most characters of one text of a flip; the sample logs have longer texts as a whole."""
+
 _PICTURE = "data:image/jpeg;base64,"
 """How a thumbnail begins: the page shows nothing from outside itself."""
 
 FactRow = tuple[str, tuple[str, ...], bool]
+"""Name of a fact, its value in each report, and whether the values differ."""
 
 
 def _fact_tables(reports: Sequence[Report]) -> dict[str, list[FactRow]]:
@@ -289,6 +302,7 @@ def _provider(provider: Mapping[str, Any]) -> str:
 
 
 def _task_rows(reports: Sequence[Report]) -> Iterator[tuple[str, ...]]:
+    """Name, kind, version, shots and documents of each task, from the first report that ran it."""
     first = {task: report.results for report in reversed(reports) for task in report.results.get("n-samples", {})}
     for task in dict.fromkeys(task for report in reports for task in report.results.get("n-samples", {})):
         results = first[task]

@@ -38,10 +38,13 @@ FloatArray = npt.NDArray[np.float64]
 logger = logging.getLogger(__name__)
 
 MOST_THUMBNAILS = 4
+"""The most thumbnails of one document."""
 
 
 @dataclass(frozen=True)
 class _Pair:
+    """One metric of one task: both models' values [D] for `documents`."""
+
     reference: Answers
     candidate: Answers
     metric: str

@@ -99,6 +99,7 @@ def _refuse_without_answers(tasks: Iterable[str]) -> None:
 
 
 def _accuracy(certain: ClaimConfig, answers: Sequence[Answers], generated: Sequence[Generated]) -> Question:
+    """The difference of the shares of right answers, by each task's primary metric."""
     firsts = primary_answers(answers)
     _refuse_without_answers(item.task for item in answers if item.task not in firsts)
     documents = [(item.task, number) for item, _ in firsts.values() for number in item.by_document]

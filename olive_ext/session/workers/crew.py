@@ -264,6 +264,7 @@ class Crew:
             worker.stop()
 
     def _open_all(self) -> Served:
+        """Opens all workers together; the facts of the first one's models."""
         opened: dict[str, Any] = {}
 
         def open_one(worker: Worker) -> None:

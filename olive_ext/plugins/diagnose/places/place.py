@@ -258,6 +258,7 @@ class Part(NamedTuple):
 
     wanted: tuple[str, ...]
     types: Types
+    """The types of the given values."""
 
 
 class ProbedGraph:

@@ -199,6 +199,7 @@ class Location:
     """A quantized model and the float one, with their weights in pairs, those of other graphs than the decoder, too."""
 
     def __init__(self, config: LocationConfig, models: Models) -> None:
+        """Raises `ConfigError` for models that are not comparable."""
         self._config = config
         self._models = models
         self.model, self.reference = _comparable(models)

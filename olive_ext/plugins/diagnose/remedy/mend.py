@@ -458,6 +458,7 @@ def _level(target: Target) -> dict[str, int]:
 
 
 def _quantizable(model: onnx.ModelProto) -> Iterator[str]:
+    """Names of the nodes whose weight the pass would quantize."""
     initializers = {tensor.name for tensor in model.graph.initializer}
     for node in model.graph.node:
         weight = _WEIGHT.get(node.op_type)

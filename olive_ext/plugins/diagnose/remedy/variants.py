@@ -271,6 +271,8 @@ def _is_text(value: object) -> bool:
 
 
 class _Collector(Observer):
+    """Keeps the scoring requests by document."""
+
     def __init__(self) -> None:
         super().__init__()
         self.requests: dict[tuple[str, int], list[tuple[int, Scoring]]] = {}
