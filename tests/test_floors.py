@@ -38,7 +38,7 @@ FLOORS = {
             "< scheduling runners < runtimes reference < engine"
         ),
         "olive_ext.engine.forms": (
-            "base < kv_store < buckets paged_attention < rows attention_trial < tree packed < registry"
+            "base < kv_store < buckets paged_attention < rows attention_trial < tree packed returned < registry"
         ),
         "olive_ext.media": "items pictures processors < sound graphs < processor encoder source_encoder",
         "olive_ext.engine.runners": "runner < trials < ort genai_runner hf_runner",

@@ -1,6 +1,6 @@
 """Opens a resolved model with the library that its runtime names, and runs requests, whose results come as they become
-complete. An `Engine` has one or two `StepLoop`s. Each runs a scheduler's
-steps on a runner, lets a tap note them, and splits a step for which memory does not suffice. Knows no text."""
+complete. An `Engine` has one or two `StepLoop`s. Each runs a scheduler's steps on a runner, lets a tap note them, and
+splits a step for which memory does not suffice. Knows no text."""
 
 from __future__ import annotations
 
@@ -465,9 +465,6 @@ def _longest(requests: Sequence[Request]) -> tuple[int, int]:
     needed = [(request.generation is None, request.num_positions) for request in requests]
     scored = max([positions for is_scored, positions in needed if is_scored], default=0)
     return scored, max([positions for is_scored, positions in needed if not is_scored], default=0)
-
-
-logger = logging.getLogger(__name__)
 
 
 def open_runner(model: ResolvedModel, profile_prefix: Path | None = None) -> OpenedRunner:

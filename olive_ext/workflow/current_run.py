@@ -142,7 +142,10 @@ class Run:
 
 def _facts(file: Path) -> tuple[int, int] | None:
     """Size and time of a file that is there. Not the time of its status: Olive links to it."""
-    return (file.stat().st_size, file.stat().st_mtime_ns) if file.exists() else None
+    with suppress(FileNotFoundError):
+        facts = file.stat()
+        return facts.st_size, facts.st_mtime_ns
+    return None
 
 
 running: ContextVar[Run | None] = ContextVar("running", default=None)

@@ -296,10 +296,10 @@ def _judge(evaluator: Any, signal: Any, known: int) -> None:
         run.reports[-1] = report = replace(old, broken=tuple(broken), comparison=comparison)
         if report != old and (folder := old.config.get("output_dir")):
             write(report, folder)
-    found, comparison = (None, None) if report is None else (report.verdict, report.comparison)
-    if run is not None and run.is_search and signal is not None and found is not None and found.status == "loss":
         has_claim = comparison is not None and comparison.certainty is not None
-        broken += [replace(found.reasons[0], words=found.headline)] if has_claim and not broken else []
+        found = report.verdict if has_claim and run.is_search and signal is not None else None
+        if found is not None and found.status == "loss" and not broken:  # a claim is no bound of the numbers
+            broken = [replace(found.reasons[0], words=found.headline)]
     if not broken:
         return
     error = requirement_error(f"evaluators.{evaluator.name or 'evaluator'}", broken, report)

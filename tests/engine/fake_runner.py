@@ -17,7 +17,7 @@ import numpy as np
 
 from olive_ext.engine.forms.base import ONE_ROW, OneRow, StepForm
 from olive_ext.engine.forms.packed import PackedSteps
-from olive_ext.engine.forms.registry import AlikeRows
+from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.forms.rows import AllSlots, NeighbouringSlots, SlotRows
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.packed import PackedSteps
-from olive_ext.engine.forms.registry import AlikeRows
+from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.requests import Generation, Request, Result, ThinkingBudget
 from olive_ext.engine.scheduling.blocks import BlockTables
 from olive_ext.media.items import MediaItem, MediaRun, Source

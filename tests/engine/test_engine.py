@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import MIN_COPY, StepForm
-from olive_ext.engine.forms.registry import AlikeRows
+from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.requests import Beams, Generation, Request, Result
 from olive_ext.engine.runners.runner import Capacity, Traits
 from olive_ext.engine.step import UNLIMITED

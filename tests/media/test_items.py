@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.buckets import BucketedRunner, step_sizes
-from olive_ext.engine.forms.registry import AlikeRows
+from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.requests import Generation, Lost, Request
 from olive_ext.errors import LostRequestsError, MediaError, MemoryShortageError
 from olive_ext.media.items import ItemLimit, ItemStore, MediaItem, MediaRun

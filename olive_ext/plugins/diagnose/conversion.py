@@ -81,8 +81,7 @@ def states_of(plain: PlainPass, tokens: Sequence[int]) -> dict[str, Floats]:
 
 
 def reweight(plain: PlainPass, model: Constants) -> bool:
-    """What `replace_weights` returns for a graph and the module's parameters. A head that is its table becomes one of
-    its own."""
+    """What `replace_weights` returns for a graph and the module's parameters. A tied head becomes one of its own."""
     import torch
 
     plain.untie_head()
@@ -127,18 +126,13 @@ SHORTEST, LONGEST = 4, 1024
 
 @dataclass(frozen=True)
 class _Scored:
-    """The same texts by both."""
-
     checkpoint: ResolvedModel
     plain: PlainPass
     texts: list[Text]
     expected: list[Logprobs]
     given: list[Logprobs]
     num_ids: int
-    """Those that are tokens."""
-
     parts: str = ""
-    """As `Agreement.parts`."""
 
     @classmethod
     def by(cls, model: ResolvedModel, checkpoint: ResolvedModel) -> _Scored:
@@ -527,7 +521,6 @@ class StateDifference:
 
 
 USUAL = "of the quickstart's model 0.2 to 0.8 nats at 8 bits, 6 to 8 at 4 bits, whose mean KL on tasks is 0.004"
-"""What is known of healthy models."""
 
 
 @dataclass(frozen=True)
@@ -542,8 +535,6 @@ class Agreement:
     """Nats that are rounding."""
 
     bound_reason: str
-    """Why `bound` is not smaller."""
-
     equal_up_to: int | None = None
     """Tokens of a text that are equal, counted from its first; None where all texts are."""
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from olive_ext.engine.forms.base import StepForm
-from olive_ext.engine.forms.registry import AlikeRows
+from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.runners.trials import (
     LEAST,

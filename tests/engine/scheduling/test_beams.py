@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
-from olive_ext.engine.forms.registry import AlikeRows
+from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.requests import Beams, FinishReason, Generation, Hypothesis, Request
 from olive_ext.media.items import Source
 from tests.engine.fake_runner import (
