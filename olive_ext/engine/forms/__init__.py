@@ -1,1 +1,2 @@
-"""Ways of sharing a step: its rows, and what that needs of graph, memory and trials at opening."""
+"""Ways of sharing a step, one file each: which rows a step has, and what that needs of the graph, of memory and of
+trials at opening. `base` is what the planner sees; `kv_store` is what opens a model."""

@@ -1,1 +1,4 @@
-"""Runs steps in sessions of ONNX Runtime in which everything is bound. Knows no request."""
+"""Runs steps in sessions of ONNX Runtime in which everything is bound.
+
+`opening` makes an `OrtRunner`; the reference's kernels import `InputFeed` and the runner's device. Knows no request.
+"""
