@@ -83,15 +83,18 @@ _TRANSFORMERS_SEARCH = (
     "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "forced_bos_token_id",
     "forced_eos_token_id", "max_new_tokens", "min_new_tokens", "encoder_no_repeat_ngram_size",
     "exponential_decay_length_penalty", "penalty_alpha", "watermarking_config", "max_time", "stop_strings",
-    "token_healing", "dola_layers", "force_words_ids", "constraints", "forced_decoder_ids",
+    "token_healing", "dola_layers", "force_words_ids", "constraints",
 )  # fmt: skip
 """Keys of generation_config.json that change greedy answers by being there at all."""
+
+_STARTS = ("decoder_start_token_id", "forced_decoder_ids")
+"""Keys of any configuration that decide the first tokens of an encoder-decoder's answers."""
 
 
 def read_search(files: ModelFiles) -> dict[str, Any]:
     """How a model's own runtime searches answers, beside its stop ids, by genai_config.json, else by
     generation_config.json, else (as transformers) by config.json: penalties, beams, whether tokens are drawn, a
-    `max_length` other than the context's (onnxruntime-genai 0.14 refuses a longer one)."""
+    `max_length` other than the context's (onnxruntime-genai 0.14 refuses a longer one), and the first tokens."""
     configs = [files.directory / name for name in ("generation_config.json", "config.json")]
     config = next((file for file in configs if file.is_file() and not files.genai_config), None)
     written = {} if config is None else read_json(config, GenerationConfig)
@@ -104,6 +107,7 @@ def read_search(files: ModelFiles) -> dict[str, Any]:
         "do_sample": bool(section.get("do_sample")) and section.get("top_k") != 1 and section.get("temperature") != 0,
         "max_length": section["max_length"] if is_other else None,
         **{name: written[name] for name in _TRANSFORMERS_SEARCH if written.get(name)},
+        **{name: [*ids] for name in _STARTS if (ids := first_named(name, files))},
         **{name: value for name, value in written.items() if (name, value) == ("cache_implementation", "quantized")},
     }
 

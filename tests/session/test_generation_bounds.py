@@ -189,6 +189,8 @@ def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:
         ("sequence_bias", [[[7], -9.0]]),
         ("max_new_tokens", 2),
         ("cache_implementation", "quantized"),
+        ("decoder_start_token_id", [9]),
+        ("forced_decoder_ids", [[1, 5]]),
     ],
 )
 def test_search_of_transformers_that_makes_other_answers_is_named(name: str, value: object, tmp_path: Path) -> None:
