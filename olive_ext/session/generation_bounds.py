@@ -17,7 +17,14 @@ from functools import partial
 from typing import Any
 
 from olive_ext.errors import ConfigError, UnsupportedError, listed
-from olive_ext.model.files.package_config import GenerationConfig, first_named, named_ends, named_ids, read_json
+from olive_ext.model.files.package_config import (
+    GenerationConfig,
+    first_named,
+    generation_files,
+    named_ends,
+    named_ids,
+    read_json,
+)
 from olive_ext.model.types import ModelFiles
 from olive_ext.session.tokenizer import Tokenizer
 
@@ -95,8 +102,7 @@ def read_search(files: ModelFiles) -> dict[str, Any]:
     """How a model's own runtime searches answers, beside its stop ids, by genai_config.json, else by
     generation_config.json, else (as transformers) by config.json: penalties, beams, whether tokens are drawn, a
     `max_length` other than the context's (onnxruntime-genai 0.14 refuses a longer one), and the first tokens."""
-    configs = [files.directory / name for name in ("generation_config.json", "config.json")]
-    config = next((file for file in configs if file.is_file() and not files.genai_config), None)
+    config = next(iter(() if files.genai_config else generation_files(files)), None)
     written = {} if config is None else read_json(config, GenerationConfig)
     section = files.genai_config.get("search") or written
     search = {name: default if section.get(name) is None else section[name] for name, default in _SEARCH.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,20 @@ def test_read_stop_ids_takes_the_file_that_the_runtime_reads(
             (tmp_path / name).write_text(json.dumps(content))
     stops = read_stop_ids(model_files(tmp_path, genai), EOS)
     assert (stops.ids, stops.unused) == ({*expected}, unused)
+
+
+def test_a_graph_without_configurations_ends_as_its_tokenizers_folder_says(tmp_path: Path) -> None:
+    """OnnxConversion saves model.onnx alone: a chat checkpoint's second stop token was "lost"."""
+    checkpoint, bare = tmp_path / "checkpoint", tmp_path / "bare"
+    for folder in (checkpoint, bare):
+        folder.mkdir()
+    written = {"eos_token_id": [1, 2], "repetition_penalty": 1.1}
+    (checkpoint / "generation_config.json").write_text(json.dumps(written))
+    files = replace(model_files(bare, {}), tokenizer=str(checkpoint))
+    stops = read_stop_ids(files, EOS)
+    assert (stops.ids, stops.file, stops.search["repetition_penalty"]) == ({1, 2}, "generation_config.json", 1.1)
+    (bare / "config.json").write_text("{}")
+    assert (read_stop_ids(files, EOS).ids, read_search(files)["repetition_penalty"]) == ({EOS}, 1.0)
 
 
 def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:
