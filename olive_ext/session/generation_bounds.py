@@ -86,6 +86,9 @@ _SEARCH = {
     "encoder_repetition_penalty": 1.0,
 }  # fmt: skip
 
+_DRAWS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+"""How tokens are drawn, with the defaults of transformers and onnxruntime-genai."""
+
 _TRANSFORMERS_SEARCH = (
     "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "forced_bos_token_id",
     "forced_eos_token_id", "max_new_tokens", "min_new_tokens", "encoder_no_repeat_ngram_size",
@@ -108,9 +111,11 @@ def read_search(files: ModelFiles) -> dict[str, Any]:
     search = {name: default if section.get(name) is None else section[name] for name, default in _SEARCH.items()}
     context = (files.genai_config.get("model") or {}).get("context_length", 0)
     is_other = bool(files.genai_config and context) and section.get("max_length", context) != context
+    draws = bool(section.get("do_sample")) and section.get("top_k") != 1 and section.get("temperature") != 0
     return {
         **search,
-        "do_sample": bool(section.get("do_sample")) and section.get("top_k") != 1 and section.get("temperature") != 0,
+        "do_sample": draws,
+        **{name: section.get(name) or default for name, default in _DRAWS.items() if draws},
         "max_length": section["max_length"] if is_other else None,
         **{name: written[name] for name in _TRANSFORMERS_SEARCH if written.get(name)},
         **{name: [*ids] for name in _STARTS if (ids := first_named(name, files))},
@@ -121,7 +126,8 @@ def read_search(files: ModelFiles) -> dict[str, Any]:
 def other_search(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[str, ...]:
     """How a candidate's runtime searches otherwise than its reference's, by `read_search`, where answers change."""
     known = {**_SEARCH, **reference}  # records and baselines of earlier versions have fewer
-    others = {name: value for name, value in candidate.items() if value not in (known.get(name), None, False)}
+    compared = (item for item in candidate.items() if item[0] not in _DRAWS or item[0] in reference)
+    others = {name: value for name, value in compared if value not in (known.get(name), None, False)}
     return tuple(f"{name} {value} for {known.get(name)}" for name, value in others.items())
 
 

@@ -164,8 +164,9 @@ def test_a_graph_without_configurations_ends_as_its_tokenizers_folder_says(tmp_p
 
 
 def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:
-    """As onnxruntime-genai's builder writes it; what only draws of both, or says a default, is no difference."""
-    plain = {"search": {"max_length": 512, "do_sample": True, "top_k": 40}, "model": {"context_length": 512}}
+    """As onnxruntime-genai's builder writes it; what says a default is no difference."""
+    drawn = {"do_sample": True, "temperature": 0.6, "top_k": 50, "top_p": 1.0}
+    plain = {"search": {"max_length": 512, **drawn}, "model": {"context_length": 512}}
     (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.6}))
     checkpoint = model_files(tmp_path, {})
     assert other_search(read_search(checkpoint), read_search(model_files(tmp_path, plain))) == ()
@@ -175,6 +176,9 @@ def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:
         ("max_length", 24),
         ("max_length", 1024),
         ("num_beams", 4),
+        ("temperature", 3.0),
+        ("top_k", 40),
+        ("top_p", 0.9),
     ):
         edited = {**plain, "search": {**plain["search"], name: value}}
         (told,) = other_search(read_search(checkpoint), read_search(model_files(tmp_path, edited)))
@@ -184,6 +188,7 @@ def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"do_sample": True, "repetition_penalty": 1.6, "max_time": 0.1}))
     assert other_search(sound, read_search(model_files(tmp_path, {}))) == (
         "repetition_penalty 1.6 for 1.0",
+        "temperature 1.0 for 0.6",
         "max_time 0.1 for None",
     )
     (tmp_path / "config.json").unlink()
