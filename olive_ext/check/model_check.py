@@ -486,7 +486,7 @@ def verify_steps(model: ResolvedModel, add: Add) -> None:
     from olive_ext.engine.engine import open_runner
     from olive_ext.engine.runners.trials import check_steps, tried_lengths
 
-    engine = model.settings.engine.model_copy(update={"num_slots": 2})
+    engine = model.settings.engine.model_copy(update={"num_slots": 1 if model.spec.takes_one_row else 2})
     opened = open_runner(model.patched({"engine": engine}))
     numbers = model.spec.choices.numbers
     longest = model.spec.context_length if model.buckets.steps == "none" else opened.chunk_size

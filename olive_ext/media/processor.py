@@ -21,7 +21,7 @@ import numpy.typing as npt
 from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, UnfitTaskError, first_line
 from olive_ext.media.items import ItemLimit, ItemStore, MediaItem, token_bucket, token_buckets
 from olive_ext.media.pictures import RawMedia, blank, content_key, name_of, read_picture
-from olive_ext.media.processors import folders_of, load_image_processor
+from olive_ext.media.processors import image_processor_of
 from olive_ext.media.sound import NUM_TOKENS, SoundItems, refuse_non_finite
 from olive_ext.model.types import MediaInput, MediaSpec, Modality, ModelFiles
 
@@ -181,9 +181,7 @@ class MediaProcessor:
 
     @cached_property
     def _loaded(self) -> tuple[Any, Path]:
-        files = self._files
-        named = files.genai_config.get("model", {}).get("vision", {}).get("config_filename")
-        return load_image_processor(folders_of(files), named)
+        return image_processor_of(self._files)
 
     def _read(self, modality: Modality, raw: RawMedia) -> Any:
         return read_picture(raw) if modality is Modality.IMAGE else self._sounds.read(raw)

@@ -40,6 +40,12 @@ def folders_of(files: ModelFiles) -> tuple[Path, ...]:
     return files.directory, files.decoder.parent, Path(files.tokenizer)
 
 
+def image_processor_of(files: ModelFiles) -> tuple[Any, Path]:
+    """As `load_image_processor`, by a model's files."""
+    named = files.genai_config.get("model", {}).get("vision", {}).get("config_filename")
+    return load_image_processor(folders_of(files), named)
+
+
 def load_image_processor(folders: Iterable[Path], named: str | None) -> tuple[Any, Path]:
     """The image processor of the first of `folders` that has one, and its file; `named` is the file that
     genai_config.json names. Raises `ModelError` where there is none, or its file is not understood."""
@@ -71,10 +77,17 @@ def other_image_processor(folders: Iterable[Path], named: str | None) -> dict[st
     if len(loaded) < 2:
         return {}
     (one, read), *_, (other, own) = loaded
-    known, written = one.to_dict(), other.to_dict()
-    shared = [key for key, value in written.items() if isinstance(value, int | float | list | dict) and known.get(key)]
-    what = [f"{key} {written[key]} for {known[key]}" for key in shared if written[key] != known[key]]
-    return {own.name: f"prepares pictures with {', '.join(what)} of {read.name}"} if what else {}
+    what = other_pictures(one, other)
+    return {own.name: f"prepares pictures with {what} of {read.name}"} if what else {}
+
+
+def other_pictures(known: Any, other: Any) -> str:
+    """The numbers with which a processor prepares pictures otherwise than a known one: "resample 0 for 3"."""
+    expected, written = known.to_dict(), other.to_dict()
+    shared = [
+        key for key, value in written.items() if isinstance(value, int | float | list | dict) and expected.get(key)
+    ]
+    return ", ".join(f"{key} {written[key]} for {expected[key]}" for key in shared if written[key] != expected[key])
 
 
 _GENAI_SOUND = "audio_processor_config.json"

@@ -63,6 +63,9 @@ class Decision:
     change it; `describe_execution` then has the reason."""
 
 
+_ONE_ROW = "the graph has a batch of one row"
+
+
 def choose_num_slots(
     settings: ModelSettings,
     spec: DecoderSpec,
@@ -77,12 +80,17 @@ def choose_num_slots(
     no memory, so this is the most of any call: long requests get fewer (`shared_positions`).
 
     Final once the weights are on the device. `read` gives the memory of a device, by kind and number, or raises
-    `UnmeasuredError`.
+    `UnmeasuredError`. Raises `ConfigError` for more rows than the graph takes.
     """
-    if settings.engine.num_slots != "auto":
-        return settings.engine.num_slots, "engine.num_slots"
-    if isinstance(settings.batch_size, int):
-        return settings.batch_size, "batch_size"
+    is_paged = spec.is_paged if is_paged is None else is_paged
+    takes_one = spec.takes_one_row and not is_paged
+    for name, given in (("engine.num_slots", settings.engine.num_slots), ("batch_size", settings.batch_size)):
+        if isinstance(given, int):
+            if takes_one and given > 1:
+                raise ConfigError(f"{_ONE_ROW}; give 1", name, given)
+            return given, name
+    if takes_one:
+        return 1, f"auto: {_ONE_ROW}"
     cap = settings.max_batch_size
     limited = "" if cap is None else f", {cap} by max_batch_size"
     try:
@@ -93,7 +101,7 @@ def choose_num_slots(
     free, kind = _free(settings, memory), "(half of the memory)" if settings.deterministic is True else "free"
     slot_bytes = (spec.bytes_per_position + spec.gathered_bytes) * planned_positions(spec) + spec.bytes_of_source
     unit, most = "each", MOST_SLOTS
-    if (spec.is_paged if is_paged is None else is_paged) and not spec.gathered_bytes:
+    if is_paged and not spec.gathered_bytes:
         slot_bytes, unit, most = spec.bytes_per_position * BLOCK_SIZE, f"a block of {BLOCK_SIZE} positions", MOST_ROWS
     elif _takes_slots_by_need(settings, spec, device):
         slot_bytes, unit = spec.bytes_per_position * BLOCK_SIZE, f"{BLOCK_SIZE} positions of each"

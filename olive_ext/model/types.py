@@ -264,6 +264,9 @@ class DecoderSpec:
     is_kv_in_place: bool
     """Whether past and present may share one buffer."""
 
+    takes_one_row: bool = False
+    """Whether the graph's batch is fixed at one row."""
+
     states: tuple[StateTensor, ...] = ()
     embeddings: tuple[str, ...] = ()
     """Inputs that an embedding graph computes from the token ids."""

@@ -431,7 +431,8 @@ class Coverage:
     """Share of the vocabulary's tokens that were read or scored; None where they are not known."""
 
     unseen: tuple[str, ...] = ()
-    """ "picture", "sound": what the model takes besides texts, and no task had; and `GENERATED`, `SHARED`."""
+    """ "picture", "sound": what the model takes besides texts, and no task had; `GENERATED`, `SHARED`, or
+    "two pictures encoded together"."""
 
     uncompared: int = 0
     """Constants of the model's files that none of the reference corresponds to."""

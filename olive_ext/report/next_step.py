@@ -81,7 +81,7 @@ def next_step(
         return f"give both models the same {joined(comparison.asked.what)}{files}, then evaluate again"
     if first == "stops" and not reasons[0].metric and (stops := comparison.stops) is not None:
         same = f"write the reference's ends and search ({stops.reference_file}) into the candidate's "
-        same += stops.candidate_file or "generation_config.json"
+        same += stops.candidate_file if stops.candidate_file.endswith(".json") else "generation_config.json"
         return same if stops.differ else "add a task that has it write answers (`gsm8k`)"
     if first == "shorter" and comparison.contexts is not None:
         return f"give the candidate's files the reference's context length, {comparison.contexts[1]:,} tokens"

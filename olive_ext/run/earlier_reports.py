@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,6 +33,9 @@ from olive_ext.run.reference.pairing import compare_answers, compare_texts
 from olive_ext.run.sample_logs import read_logs
 
 REPORT_FILE = "report.json"
+
+_NUMBERED = re.compile(r"report(?:-(\d+))?\.json")
+"""The passes of a workflow number the reports that travel with its output model, but for the first one."""
 _MOST_IN_TITLE = 4
 
 
@@ -89,10 +93,12 @@ def load(words: Sequence[str]) -> list[Named]:
     reports = [each for text in words for each in _reports(text)]
     names = [model_name(report) for _, _, report in reports if PASSES in report.model]
     if len(set(names)) < len(reports):  # else a chain's passes, whose folders by Olive are digests
-        places = (file.parent if file.name == REPORT_FILE else file.with_suffix("") for _, file, _ in reports)
-        names = short_names([place.resolve().parts for place in places])
+        names = short_names([place.resolve().parts for _, place, _ in reports])
     lines = zip(reports, names, strict=True)
-    named = [Named(given_name or name, report, file.parent) for (given_name, file, report), name in lines]
+    named = [
+        Named(given_name or name, report, place if place.is_dir() else place.parent)
+        for (given_name, place, report), name in lines
+    ]
     twice = [item.name for item in named if sum(other.name == item.name for other in named) > 1]
     if twice:
         raise ContradictionError(f"two reports are named '{twice[0]}': give others with NAME=PATH")
@@ -100,21 +106,34 @@ def load(words: Sequence[str]) -> list[Named]:
 
 
 def _reports(text: str) -> list[tuple[str, Path, Report]]:
-    """Each report that one argument means, with its name (empty where none is given) and its file."""
-    name, separator, place = text.partition("=")
+    """Each report that one argument means, with its name (empty where none is given) and its place: its folder, or its
+    file without the suffix."""
+    name, separator, given = text.partition("=")
     if not separator or Path(text).exists():
-        name, place = "", text
-    path = Path(place)
-    if path.is_dir():
-        files = [path / REPORT_FILE] if (path / REPORT_FILE).is_file() else [*path.glob(f"*/{REPORT_FILE}")]
-    else:
-        files = [path] if path.is_file() else []
-    if not files:
+        name, given = "", text
+    path = Path(given)
+    if path.is_file():
+        return [(name, path.parent if path.name == REPORT_FILE else path.with_suffix(""), _read(path))]
+    folders = [path] if (path / REPORT_FILE).is_file() else [file.parent for file in path.glob(f"*/{REPORT_FILE}")]
+    if not folders:
         problem = f"give a folder with {REPORT_FILE}, or the file" if path.exists() else "no such file or folder"
-        raise ConfigError(f"'{place}': {problem}", code="not_found")
-    reports = sorted(((file, _read(file)) for file in files), key=lambda pair: (pair[1].created, pair[0]))
+        raise ConfigError(f"'{given}': {problem}", code="not_found")
+    reports = sorted(((folder, _last_of(folder)) for folder in folders), key=lambda pair: (pair[1].created, pair[0]))
     is_one = len(reports) == 1 or not name
-    return [(name if is_one else f"{name}/{file.parent.name}", file, report) for file, report in reports]
+    return [(name if is_one else f"{name}/{folder.name}", folder, report) for folder, report in reports]
+
+
+def is_report(path: Path) -> bool:
+    """Whether a file is called as evaluations and passes call their reports."""
+    return _NUMBERED.fullmatch(path.name) is not None
+
+
+def _last_of(folder: Path) -> Report:
+    """The report of the model that lies in the folder. Of a workflow's output that is the last one: those before it are
+    of models that later passes have changed."""
+    numbered = [(match, file) for file in folder.iterdir() if (match := _NUMBERED.fullmatch(file.name))]
+    reports = [(report := _read(file), report.created, int(match[1] or 1)) for match, file in numbered]
+    return max(reports, key=lambda each: each[1:])[0]
 
 
 def _read(file: Path) -> Report:

@@ -139,6 +139,9 @@ def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Mo
     if reach is not None:
         kinds = [*(one.kind for one in unseen), *([] if comparison.is_generated else [GENERATED])]
         kinds += [SHARED] if is_alone else []
+        for kind, name in (("image", "pictures"), ("sound", "sounds")):  # an encoder may mix up those of one run
+            if model.get(f"{kind}_encoder_runs") == model.get(f"{kind}s_encoded", 0) > 0:
+                kinds.append(f"two {name} encoded together")
         reach = replace(reach, unseen=tuple(kinds), uncompared=constants.uncompared)
     damaged = damage_of(comparison.reference, model) | constants.findings
     asked = None if task_run.reference is None else task_run.reference.observer

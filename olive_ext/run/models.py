@@ -186,9 +186,15 @@ class Models:
     def unjudged(self) -> dict[str, str]:
         """What the evaluated package holds for its own runtime and this evaluation does not judge, by file: numbers
         that its graph contradicts, another decoder, and a tokenizer that asks otherwise than the given one."""
-        from olive_ext.media.processors import HF_FILES, other_feature_extractor, other_image_processor
+        from olive_ext.media.processors import (
+            HF_FILES,
+            image_processor_of,
+            other_feature_extractor,
+            other_image_processor,
+            other_pictures,
+        )
         from olive_ext.media.sound import SoundProcessor, are_other_features
-        from olive_ext.model.types import SourceKind
+        from olive_ext.model.types import Modality, SourceKind
 
         candidate = self.given_candidate
         if candidate.kind != "onnx" or not candidate.runtime.runs_graph:
@@ -218,6 +224,11 @@ class Models:
         if vision := candidate.files.genai_config.get("model", {}).get("vision"):
             differing |= other_image_processor([candidate.files.directory], vision.get("config_filename"))
         compared = [self.reference] if len(self.given_models) > 1 else []
+        with suppress(OliveExtError):  # there is no processor, or it cannot be loaded
+            seeing = (one for one in (*compared, candidate) if one.media and Modality.IMAGE in one.media.modalities)
+            pictures = [image_processor_of(one.processor_files) for one in seeing]
+            if len(pictures) == 2 and (what := other_pictures(pictures[0][0], pictures[1][0])):
+                differing[pictures[1][1].name] = f"prepares pictures with {what} of the reference's"
         with suppress(OliveExtError):  # there is no extractor, or it cannot be loaded
             sounds = [
                 SoundProcessor(one.processor_files, one.source[1])

@@ -17,7 +17,14 @@ from functools import partial
 from typing import Any
 
 from olive_ext.errors import ConfigError, UnsupportedError, listed
-from olive_ext.model.files.package_config import GenerationConfig, first_named, named_ends, named_ids, read_json
+from olive_ext.model.files.package_config import (
+    GenerationConfig,
+    first_named,
+    generation_files,
+    named_ends,
+    named_ids,
+    read_json,
+)
 from olive_ext.model.types import ModelFiles
 from olive_ext.session.tokenizer import Tokenizer
 
@@ -79,31 +86,39 @@ _SEARCH = {
     "encoder_repetition_penalty": 1.0,
 }  # fmt: skip
 
+_DRAWS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+"""How tokens are drawn, with the defaults of transformers and onnxruntime-genai."""
+
 _TRANSFORMERS_SEARCH = (
     "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "forced_bos_token_id",
     "forced_eos_token_id", "max_new_tokens", "min_new_tokens", "encoder_no_repeat_ngram_size",
     "exponential_decay_length_penalty", "penalty_alpha", "watermarking_config", "max_time", "stop_strings",
-    "token_healing", "dola_layers", "force_words_ids", "constraints", "forced_decoder_ids",
+    "token_healing", "dola_layers", "force_words_ids", "constraints",
 )  # fmt: skip
 """Keys of generation_config.json that change greedy answers by being there at all."""
+
+_STARTS = ("decoder_start_token_id", "forced_decoder_ids")
+"""Keys of any configuration that decide the first tokens of an encoder-decoder's answers."""
 
 
 def read_search(files: ModelFiles) -> dict[str, Any]:
     """How a model's own runtime searches answers, beside its stop ids, by genai_config.json, else by
     generation_config.json, else (as transformers) by config.json: penalties, beams, whether tokens are drawn, a
-    `max_length` other than the context's (onnxruntime-genai 0.14 refuses a longer one)."""
-    configs = [files.directory / name for name in ("generation_config.json", "config.json")]
-    config = next((file for file in configs if file.is_file() and not files.genai_config), None)
+    `max_length` other than the context's (onnxruntime-genai 0.14 refuses a longer one), and the first tokens."""
+    config = next(iter(() if files.genai_config else generation_files(files)), None)
     written = {} if config is None else read_json(config, GenerationConfig)
     section = files.genai_config.get("search") or written
     search = {name: default if section.get(name) is None else section[name] for name, default in _SEARCH.items()}
     context = (files.genai_config.get("model") or {}).get("context_length", 0)
     is_other = bool(files.genai_config and context) and section.get("max_length", context) != context
+    draws = bool(section.get("do_sample")) and section.get("top_k") != 1 and section.get("temperature") != 0
     return {
         **search,
-        "do_sample": bool(section.get("do_sample")) and section.get("top_k") != 1 and section.get("temperature") != 0,
+        "do_sample": draws,
+        **{name: section.get(name) or default for name, default in _DRAWS.items() if draws},
         "max_length": section["max_length"] if is_other else None,
         **{name: written[name] for name in _TRANSFORMERS_SEARCH if written.get(name)},
+        **{name: [*ids] for name in _STARTS if (ids := first_named(name, files))},
         **{name: value for name, value in written.items() if (name, value) == ("cache_implementation", "quantized")},
     }
 
@@ -111,7 +126,8 @@ def read_search(files: ModelFiles) -> dict[str, Any]:
 def other_search(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[str, ...]:
     """How a candidate's runtime searches otherwise than its reference's, by `read_search`, where answers change."""
     known = {**_SEARCH, **reference}  # records and baselines of earlier versions have fewer
-    others = {name: value for name, value in candidate.items() if value not in (known.get(name), None, False)}
+    compared = (item for item in candidate.items() if item[0] not in _DRAWS or item[0] in reference)
+    others = {name: value for name, value in compared if value not in (known.get(name), None, False)}
     return tuple(f"{name} {value} for {known.get(name)}" for name, value in others.items())
 
 

@@ -104,7 +104,7 @@ def test_what_any_text_shows_is_left_to_the_distances() -> None:
     rotations, smoothing and folded norms make, which compute the same."""
 
     def told(own: dict[str, Array], *far: str) -> set[str]:
-        return {*hidden(apart(floats(), own), dict.fromkeys(far, Distance(0.0, [1], 8)), own)}
+        return {*hidden(apart(floats(), own), dict.fromkeys(far, Distance(0.0, [1], 8)), floats(), own)}
 
     rotated = changed(TABLE, lambda array: array[:, ::-1])
     assert apart(floats(), rotated).keys() == {TABLE}
@@ -112,17 +112,25 @@ def test_what_any_text_shows_is_left_to_the_distances() -> None:
     for name, edit, _ in DAMAGE:
         own = changed(name, edit)
         assert told(own) | broken(floats(), own).keys() == {name}
+    lost = changed(TABLE, put(slice(20, None), 0.0))  # more than half of the rows, and not all of them
+    assert told(lost) == {TABLE}
+    name = "model.layers.1.mlp.experts.3.up_proj.weight"
+    experts = floats() | {name: floats()["model.layers.1.mlp.weight"]}
+    random = changed(name, lambda array: array[::-1] * 5, experts)
+    assert {*hidden(apart(experts, random), {}, experts, random, is_near=True)} == {name}, "no text need reach it"
     part = put((slice(None), slice(12, None)), lambda columns: 3 * columns)  # the values of a packed product
     assert apart(floats(), values := changed("model.layers.1.mlp.weight", part)).keys() == {"model.layers.1.mlp.weight"}
     assert told(values) == set()
     head = floats() | {"lm_head": floats()[TABLE].T}
     rare = changed("lm_head", put((slice(None), slice(90, None)), lambda columns: 3 * columns), head)
-    assert {*hidden(apart(head, rare), {}, rare)} == {"lm_head"}
+    assert {*hidden(apart(head, rare), {}, head, rare)} == {"lm_head"}
     smoothed = changed(NORM, lambda array: array * 2)
     assert told(smoothed, "up_proj") == told(changed("model.norm.weight", lambda array: array * 2, smoothed)) == set()
     rows = changed(TABLE, put(7, 1), smoothed)
-    assert hidden(apart(floats(), rows), {}, rows).keys() == {NORM, TABLE}
-    assert hidden(apart(floats(), rows), {}, rows, is_same=True).keys() == {TABLE}, "one layer alone is smoothed"
+    assert hidden(apart(floats(), rows), {}, floats(), rows).keys() == {NORM, TABLE}
+    assert hidden(apart(floats(), rows), {}, floats(), rows, is_same=True).keys() == {TABLE}, (
+        "one layer alone is smoothed"
+    )
     assert told(floats(), "up_proj") == {"up_proj"}
     assert told(floats(), "up_proj", "down_proj") == set()
 
@@ -858,7 +866,7 @@ def test_rows_of_rotary_tables_are_read_up_to_the_context(longest: int, told: in
 def test_what_is_folded_hides_no_part_of_a_head_or_table(name: str, rows: list[int], is_told: bool) -> None:
     """A norm that was folded into one product made every distant product meant, a head with 300 other rows, too."""
     far = {f"/layers.0/{word}/MatMul": Distance(1.0, [1], 8) for word in ("qkv_proj", "o_proj")}
-    assert hidden({}, {**far, name: Distance(0.0, rows, 8)}, {}).keys() == ({name} if is_told else set())
+    assert hidden({}, {**far, name: Distance(0.0, rows, 8)}, {}, {}).keys() == ({name} if is_told else set())
 
 
 @pytest.mark.parametrize(("number", "told"), [(40, 1), (60, 1), (99, 1), (100, 0)])

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from olive_ext.config import EngineConfig, ModelSettings
+from olive_ext.errors import ConfigError
 from olive_ext.model.decisions import DEFAULT_SLOTS, MEMORY_SHARE, choose_num_slots, shared_positions
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.providers.devices import Device, Memory, UnmeasuredError, cuda_reader, memory_of
@@ -109,6 +110,25 @@ def test_what_the_user_says_goes_before_and_memory_that_attention_gathers_counts
     twice = replace(spec, gathered_bytes=spec.bytes_per_position)
     assert choose_num_slots(settings(), spec, device, has(40.5, spec))[0] == 20
     assert choose_num_slots(settings(), twice, device, has(40.5, spec))[0] == 10
+
+
+@pytest.mark.parametrize("name", ["input_ids", "past_key_values.1.value"])
+def test_a_graph_with_a_batch_of_one_row_has_one_slot_and_refuses_more(name: str) -> None:
+    graph = load_graph(genai_export("llama") / "model.onnx")
+    for value in graph.graph.input:
+        if value.name == name:
+            value.type.tensor_type.shape.dim[0].dim_value = 1
+    spec, device = read_spec(graph, {}, None, {}, ()), Device("cpu")
+    assert choose_num_slots(settings(), spec, device, has(9, spec))[0] == 1
+    assert choose_num_slots(settings(batch_size=1), spec, device)[0] == 1
+    assert choose_num_slots(settings(), spec, device, has(9, spec), is_paged=True)[0] > 1
+    for given, field in (
+        (settings(batch_size=2), "batch_size"),
+        (settings(engine={"num_slots": 2}), "engine.num_slots"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            choose_num_slots(given, spec, device)
+        assert (caught.value.field, caught.value.value) == (field, 2)
 
 
 @pytest.mark.parametrize(("cap", "expected"), [(96, 64), (16, 16), (4, 4)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,14 +167,28 @@ def test_reports_are_named_by_folder_file_pass_or_as_given(tmp_path: Path) -> No
     other = place(tmp_path, "other", BASE)
     for name, passes in (("71c0", []), ("9ab1", ["conversion"]), ("aa07", ["conversion", "int4"])):
         place(tmp_path, name, [], results("model.passes", passes))
-    second = place(tmp_path, "model", []) / "report-2.json"
-    second.write_bytes((second.parent / "report.json").read_bytes())
+    first = place(tmp_path, "model", []) / "report.json"
+    shutil.copy(first, first.with_name("report-2.json"))
     for paths, names in (
         ([tmp_path / "chain", f"mine={other / 'report.json'}"], ["two", "one", "mine"]),
-        ([second.parent, second], ["model", "report-2"]),
+        ([first, first.with_name("report-2.json")], ["model", "report-2"]),
         ([tmp_path / name for name in ("71c0", "9ab1", "aa07")], ["input model", "conversion", "conversion → int4"]),
     ):
         assert [column.name for column in compare([*map(str, paths)]).columns] == names
+
+
+def test_a_workflows_folder_means_the_report_of_its_output_model(tmp_path: Path) -> None:
+    """The first report of its passes is the input model's, which no longer lies there."""
+    folder = place(tmp_path, "out", BASE, lambda values: values.update(created="2026-01-02"))
+    wrong = [line(number, is_right=False) for number in range(len(BASE))]
+    spoiled = place(tmp_path, "spoiled", wrong, lambda values: values.update(created="2026-01-02"))
+    of_an_earlier_run = place(tmp_path, "old", BASE, lambda values: values.update(created="2026-01-01"))
+    for number, other in ((2, spoiled), (3, of_an_earlier_run)):
+        shutil.copy(other / "report.json", folder / f"report-{number}.json")
+    (folder / "samples_colours.jsonl").unlink()
+    page = compare([str(place(tmp_path, "other", BASE)), str(folder)])
+    assert page.columns[1].name == "out"
+    assert page.compared[0].comparison.overall_outcome().difference < 0
 
 
 def test_baseline_is_told_by_name_or_path(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import olive_ext
 from olive_ext.config import Bound, EvaluationConfig, ModelSettings
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import IncompleteError, LostRequestsError, MemoryShortageError
-from olive_ext.media.processors import load_feature_extractor
+from olive_ext.media.processors import image_processor_of, load_feature_extractor
 from olive_ext.model import resolve
 from olive_ext.report.comparison import GENERATED
 from olive_ext.report.report import Report
@@ -96,7 +96,7 @@ def test_what_no_picture_reached_is_said_and_its_constants_are_compared(
     assert [one.reach and (one.reach.unseen, one.reach.uncompared) for one in comparisons] == [
         (("picture", GENERATED), 0),
         (("picture", GENERATED), 0),
-        ((), 0),
+        (("two pictures encoded together",), 0),
     ]
     prepared = "processor_config.json"  # what onnxruntime-genai reads has other sizes than preprocessor_config.json
     assert [[*one.damaged] for one in comparisons] == [[prepared], [prepared, "weight, vision"], [prepared]]
@@ -263,6 +263,23 @@ def test_files_that_prepare_sound_otherwise_are_damage(
         {"model": {"path": str(package)}, "tasks": ["t"], "reference": {"path": str(whisper_export())}}
     )
     assert [*Models(config).unjudged] == named
+
+
+@pytest.mark.parametrize("key", ["", "resample"])
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_pictures_that_are_prepared_otherwise_than_the_references_are_damage(
+    family: str, key: str, tmp_path: Path
+) -> None:
+    """Small pictures of a task need not show what large ones would."""
+    package, checkpoint = media_export(family)
+    if key:
+        package = Path(shutil.copytree(package, tmp_path / "package"))
+        _, file = image_processor_of(resolve(ModelSettings(model=str(package))).processor_files)
+        content = json.loads(file.read_text())
+        file.write_text(json.dumps({**content, key: 0}))
+    given = {"model": {"path": str(package)}, "tasks": ["t"], "reference": {"path": str(checkpoint), "export": "never"}}
+    found = Models(EvaluationConfig.parse(given)).unjudged.get("preprocessor_config.json", "")
+    assert found.startswith(f"prepares pictures with {key} 0 for ") if key else not found
 
 
 def _write_tasks(folder: Path, family: str, seconds: list[float]) -> Path:

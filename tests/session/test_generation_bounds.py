@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,9 +149,24 @@ def test_read_stop_ids_takes_the_file_that_the_runtime_reads(
     assert (stops.ids, stops.unused) == ({*expected}, unused)
 
 
+def test_a_graph_without_configurations_ends_as_its_tokenizers_folder_says(tmp_path: Path) -> None:
+    """OnnxConversion saves model.onnx alone: a chat checkpoint's second stop token was "lost"."""
+    checkpoint, bare = tmp_path / "checkpoint", tmp_path / "bare"
+    for folder in (checkpoint, bare):
+        folder.mkdir()
+    written = {"eos_token_id": [1, 2], "repetition_penalty": 1.1}
+    (checkpoint / "generation_config.json").write_text(json.dumps(written))
+    files = replace(model_files(bare, {}), tokenizer=str(checkpoint))
+    stops = read_stop_ids(files, EOS)
+    assert (stops.ids, stops.file, stops.search["repetition_penalty"]) == ({1, 2}, "generation_config.json", 1.1)
+    (bare / "config.json").write_text("{}")
+    assert (read_stop_ids(files, EOS).ids, read_search(files)["repetition_penalty"]) == ({EOS}, 1.0)
+
+
 def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:
-    """As onnxruntime-genai's builder writes it; what only draws of both, or says a default, is no difference."""
-    plain = {"search": {"max_length": 512, "do_sample": True, "top_k": 40}, "model": {"context_length": 512}}
+    """As onnxruntime-genai's builder writes it; what says a default is no difference."""
+    drawn = {"do_sample": True, "temperature": 0.6, "top_k": 50, "top_p": 1.0}
+    plain = {"search": {"max_length": 512, **drawn}, "model": {"context_length": 512}}
     (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.6}))
     checkpoint = model_files(tmp_path, {})
     assert other_search(read_search(checkpoint), read_search(model_files(tmp_path, plain))) == ()
@@ -160,6 +176,9 @@ def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:
         ("max_length", 24),
         ("max_length", 1024),
         ("num_beams", 4),
+        ("temperature", 3.0),
+        ("top_k", 40),
+        ("top_p", 0.9),
     ):
         edited = {**plain, "search": {**plain["search"], name: value}}
         (told,) = other_search(read_search(checkpoint), read_search(model_files(tmp_path, edited)))
@@ -169,6 +188,7 @@ def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"do_sample": True, "repetition_penalty": 1.6, "max_time": 0.1}))
     assert other_search(sound, read_search(model_files(tmp_path, {}))) == (
         "repetition_penalty 1.6 for 1.0",
+        "temperature 1.0 for 0.6",
         "max_time 0.1 for None",
     )
     (tmp_path / "config.json").unlink()
@@ -189,6 +209,8 @@ def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:
         ("sequence_bias", [[[7], -9.0]]),
         ("max_new_tokens", 2),
         ("cache_implementation", "quantized"),
+        ("decoder_start_token_id", [9]),
+        ("forced_decoder_ids", [[1, 5]]),
     ],
 )
 def test_search_of_transformers_that_makes_other_answers_is_named(name: str, value: object, tmp_path: Path) -> None:

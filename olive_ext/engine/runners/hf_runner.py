@@ -385,7 +385,7 @@ def load_model(
 ) -> tuple[Any, dict[str, Any]]:
     """The model in folder (or under hub name) `where`, in eval mode, and facts about it. `dtype` is "auto" (the file's
     own), "float32", "float16" or "bfloat16". `num_threads` are torch's, for the whole process. `changes` overwrite keys
-    of the decoder's configuration. Raises `ModelError` for what cannot be loaded as a model that writes text."""
+    of the decoder's configuration. Raises `ModelError` for what cannot be loaded whole as a model that writes text."""
     import torch
     from transformers import AutoConfig, __version__
 
@@ -396,9 +396,15 @@ def load_model(
             setattr(config.get_text_config(decoder=True), name, value)
         changed = {"config": config} if changes else {}
         number_type = dtype if dtype == "auto" else getattr(torch, dtype)
-        model: Any = _class_for(config).from_pretrained(where, dtype=number_type, **changed, **trust)
+        options = {"dtype": number_type, "output_loading_info": True, **changed, **trust}
+        model, loading = _class_for(config).from_pretrained(where, **options)
     except ANY_FAILURE as error:
         raise ModelError(f"transformers cannot load '{where}' to write text: {why_not_loaded(error)}") from error
+    if made_up := [name for name, _ in model.named_parameters() if name in loading["missing_keys"]]:
+        quantized = (getattr(config, "quantization_config", None) or {}).get("quant_method")
+        method = f", which are quantized by '{quantized}'" if quantized else ""
+        unread = f"{len(made_up)} of the weights of '{where}' ('{made_up[0]}'){method}"
+        raise ModelError(f"transformers do not read {unread}: they would be random numbers", code="damaged")
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     placed = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()

@@ -106,6 +106,7 @@ _SYNONYMS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj", "out_proj": 
 _TABLES = re.compile(r"embed|position|wte|wpe")
 """Names of tables of which a text reads the rows of its tokens and positions."""
 
+_EXPERT = re.compile(r"[./]experts[./]\d")
 _PLAIN_WORDS = ("", "weight", "MatMul", "Gemm", "Gather")
 _LAST_NORM = re.compile(r"(^|\.)(final_norm_layernorm|final_layernorm|(?<!\d\.)norm|norm_f|ln_f)\.weight$")
 _NEAR = 0.7
@@ -151,7 +152,7 @@ def damage(
     if model.decoder.suffix != ".onnx":
         both = (floats, checkpoint_floats(model.directory))
         floats, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in both)
-        causes = hidden(apart(floats, constants), {}, constants, is_same=is_same)
+        causes = hidden(apart(floats, constants), {}, floats, constants, is_same=is_same)
         return Damage(causes | broken(floats, constants), len(constants.keys() - floats.keys()))
     for part, graph in _graphs(model).items():
         own, known, apart_by, alike, numbers = Constants(load_graph(graph), graph), floats, {}, set[str](), {}
@@ -177,7 +178,7 @@ def damage(
             vectors = (name for name in known.keys() & constants.keys() - differing.keys() if known[name].ndim == 1)
             is_folded = is_near and not all(is_one(known[name], constants[name]) for name in vectors)
             texts = {"is_near": is_near, "is_same": is_same, "is_quantized": quantizing_operator(own.model) != ""}
-            causes = hidden(differing, apart_by, constants, is_folded=is_folded, **texts)
+            causes = hidden(differing, apart_by, known, constants, is_folded=is_folded, **texts)
         causes |= broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in causes.items()}
     return Damage(findings, uncompared)
@@ -259,6 +260,7 @@ def _reached(
 def hidden(
     others: Mapping[str, Apart],
     products: Mapping[str, Distance],
+    reference: Mapping[str, Array],
     constants: Mapping[str, Array],
     *,
     is_near: bool = False,
@@ -266,9 +268,10 @@ def hidden(
     is_quantized: bool = False,
     is_folded: bool = False,
 ) -> dict[str, str]:
-    """The damage that texts need not show, among constants that are `others` and `products` far from their float ones.
-    Any text reaches a constant that differs in half of its numbers or more, and a matrix that differs in all rows (or
-    in the values' part of a packed product). Of a table of tokens or positions it need not reach the rows that differ.
+    """The damage that texts need not show, among `constants` that are `others` than the `reference`'s and `products`
+    far from their float ones. Any text reaches a constant that differs in half of its numbers or more, and a matrix
+    that differs in all rows (or in the values' part of a packed product). It need not reach an expert, nor the rows of
+    a table of tokens or positions that differ.
     Rotations, smoothing and folded norms change several constants that way, a folded multiplier changes one matrix, and
     the model computes the same. Then these are left out, and so is a vector alone where texts gave the same
     distributions (`is_same`). Up to a quarter of the products do not count as such where no vector changed with them
@@ -279,11 +282,13 @@ def hidden(
     widest, whole, far = max(map(max, tables), default=0), set(), outliers(products)
     for name, what in others.items():
         shape = constants[name].shape
+        if _EXPERT.search(name):  # a router may send no text there
+            continue
         is_product = len(shape) == 2 and len(what.rows) == shape[0] and max(shape) < widest
         is_table = len(shape) == 2 and (shape[0] >= widest or _TABLES.search(name) is not None)
         is_reached = 2 * what.share >= 1
         if is_table:  # rows of zeros stay, whatever multiplier is folded into the others
-            is_reached = is_reached and len(what.rows) >= int(np.count_nonzero(constants[name].any(1)))
+            is_reached = is_reached and len(what.rows) >= int(np.count_nonzero(reference[name][: shape[0]].any(1)))
         if not ROTARY.search(name) and (is_product or is_reached):
             whole.add(name)
     is_smooth = is_near or is_same or any(constants[name].ndim < 2 for name in whole)

@@ -391,10 +391,19 @@ def _first(key: str, files: ModelFiles) -> Any:
     return next((section[key] for section in _sections(files).values() if section.get(key) is not None), None)
 
 
+def generation_files(files: ModelFiles) -> list[Path]:
+    """What transformers read of a generation's settings, first to last. Those of the tokenizer's folder stand for those
+    of a graph without any configuration, as Olive's OnnxConversion saves one."""
+    for folder in (files.directory, *(() if files.genai_config else (Path(files.tokenizer),))):
+        named = (folder / "generation_config.json", folder / "config.json")
+        if found := [file for file in named if file.is_file()]:
+            return found
+    return []
+
+
 def _sections(files: ModelFiles) -> dict[str, Mapping[str, Any]]:
     """What a model's configurations say about generation, by file, the one that its runtime reads first."""
-    paths = (files.directory / "generation_config.json", files.directory / "config.json")
-    written = {path.name: read_json(path, GenerationConfig) for path in paths if path.is_file()}
+    written = {path.name: read_json(path, GenerationConfig) for path in generation_files(files)}
     name = GENAI_CONFIG if (files.directory / GENAI_CONFIG).is_file() else OVERLAY
     genai = {name: files.genai_config.get("model", {})} if files.genai_config else {}
     return {**genai, **written}

@@ -122,6 +122,7 @@ class _Reader:
             vocab_size=self._vocab_size(logits),
             context_length=context_length,
             is_kv_in_place=obstacle is None,
+            takes_one_row=self._takes_one_row((*kv_names, *state_names, *embeddings, *filter(None, (tokens,)))),
             states=states,
             embeddings=embeddings,
             embedding_rows=None if tokens is None else attention.embedding_rows(self._graph, tokens),
@@ -133,6 +134,17 @@ class _Reader:
             contradicted=tuple(self._contradicted(roles, kv, logits, has_cross=bool(cross))),
             notes=(*self._notes, *attention.rounding_notes(self._graph.node)),
         )
+
+    def _takes_one_row(self, names: Iterable[str]) -> bool:
+        """Whether one of the inputs `names` has a fixed batch, which packed inputs lack. Raises `ModelError` where it
+        is not of one row: steps have as many rows as there are texts."""
+        for name in names if not self._is_packed else ():
+            size = self._inputs[name].shape[0]
+            if isinstance(size, int) and size != 1:
+                raise ModelError(f"input '{name}' has a batch of {size} rows; one row or a free number is supported")
+            if size == 1:
+                return True
+        return False
 
     def _item_masks(self, tokens: str | None, past: Iterable[str]) -> ItemMasks:
         """In which layers an item's tokens see each other: those whose masks look for its placeholder (Gemma 4)."""

@@ -40,7 +40,7 @@ from olive_ext.report.page import TASK_HELPERS, TEMPLATE_DATE, model_name
 from olive_ext.report.sampled import certain_comparison
 from olive_ext.report.verdict import BANDS, EXIT_STATUS, Verdict, possible_loss, reason_of, verdict
 from olive_ext.run import check_complete, evaluate
-from olive_ext.run.earlier_reports import Named, load
+from olive_ext.run.earlier_reports import Named, is_report, load
 from olive_ext.run.models import STOP_FACTS, UNJUDGED, damage_of, stops_of
 from olive_ext.run.reference.answers import Answers
 from olive_ext.run.reference.packed_answers import keyed, unpacked
@@ -133,7 +133,7 @@ def gate(run: str, file: str, within: float | None = None, *, update: bool = Fal
     """
     path = Path(run)
     baseline = None if update else read_baseline(Path(file))
-    if path.name == "report.json" or path.suffix.lower() not in RECIPE_SUFFIXES:
+    if is_report(path) or path.suffix.lower() not in RECIPE_SUFFIXES:
         if len(named := load([run])) != 1:
             raise ConfigError(f"'{run}' holds {len(named)} reports: give one")
         return _written(named[0], file) if baseline is None else gate_report(named[0], file, baseline, within)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import Beams, Generation, Request, Result
@@ -175,6 +176,20 @@ def test_a_source_beams_and_what_cannot_be_loaded_are_refused_and_a_failing_devi
         runner.run(Step((Row(0, 0, (VOCAB + 5,)),), (LogitsRow(0, 0),)))
     with pytest.raises(ModelError, match="transformers cannot load"):
         load_model(str(tmp_path), "auto", None)
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused_and_tied_ones_are_not_missing(tmp_path: Any) -> None:
+    """transformers fill them with random numbers: a lossless export was far from its own checkpoint."""
+    import transformers
+
+    tied = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SHAPE, tie_word_embeddings=True))
+    tied.save_pretrained(tmp_path)
+    load_model(str(tmp_path), "auto", "cpu")
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with refused(ModelError, "damaged", holds=(str(tmp_path), "1 of", "model.layers.1.mlp.up_proj.weight")):
+        load_model(str(tmp_path), "auto", "cpu")
 
 
 def test_a_model_is_loaded_in_the_wanted_type(tmp_path: Any) -> None:

@@ -13,6 +13,7 @@ import onnxruntime as ort
 from olive_ext.engine.runners.ort.inputs import Layout
 from olive_ext.engine.step import Row, Step
 from olive_ext.errors import ModelError, first_line
+from olive_ext.graph.edits import with_full_length_kv
 from olive_ext.graph.nodes import weights_of, with_outputs
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.constants import graph_nodes
@@ -25,14 +26,15 @@ from olive_ext.model.types import DecoderSpec
 
 
 class PlainGraph:
-    """The decoder's file with more outputs; products of 4 and 8 bits do not round their activations."""
+    """The decoder's file with more outputs and KV caches of full length; products of 4 and 8 bits do not round their
+    activations."""
 
     def __init__(self, model: ResolvedModel, values: Collection[str] | None = None) -> None:
         """`values` are returned beside the graph's own outputs; all nodes' outputs where it is None. Raises
         `ModelError` where the decoder takes more than tokens, or ONNX Runtime does not open the edited graph."""
         refuse_more_than_tokens(model, "which layer it is cannot be found")
         file = model.files.decoder
-        proto = with_outputs(load_graph(file), values)
+        proto = with_outputs(with_full_length_kv(load_graph(file)), values)
         for entry in (entry for node in graph_nodes(proto) for entry in node.attribute):
             if entry.name == "accuracy_level":
                 entry.i = 0

@@ -22,6 +22,7 @@ from olive_ext.check import check_model
 from olive_ext.cli import main
 from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.engine.runners.hf_runner import PlainPass
+from olive_ext.engine.runners.ort.plain_graph import PlainGraph
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.plugins.diagnose import conversion
@@ -45,6 +46,21 @@ def without_windows(model: onnx.ModelProto) -> None:
         for attribute in node.attribute:
             if attribute.name == "local_window_size":
                 attribute.i = -1
+
+
+def test_a_whole_text_runs_over_caches_that_drop_positions(tmp_path: Path) -> None:
+    """A quantized model of windows was "not decided": such a cache has no room for an empty past."""
+
+    def drop(model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            if any(each.name == "local_window_size" and each.i > 0 for each in node.attribute):
+                node.attribute.append(onnx.helper.make_attribute("sliding_window_cache", 1))
+
+    path = genai_export("gemma3_text")
+    models = [resolve(ModelSettings(model=str(one))) for one in (path, edited(path, tmp_path / "dropping", drop))]
+    assert any(tensor.window for tensor in models[1].spec.kv)
+    expected, found = (PlainGraph(model, ()).logprobs(range(3, 43), 90) for model in models)
+    np.testing.assert_array_equal(expected, found)
 
 
 @pytest.mark.parametrize(
