@@ -242,7 +242,7 @@ class GenaiRunner(Runner):
     def __init__(self, model: GenaiModel, facts: Mapping[str, Any], spec: DecoderSpec | None = None) -> None:
         """`spec`: the decoder's, where it is a single graph."""
         lengths = () if spec is None else spec.choices.lengths
-        is_splittable = spec is None or (spec.is_splittable and not lengths)
+        is_splittable = spec is None or not (spec.alone or lengths)
         traits = Traits(model.context_length, can_rewind=model.traits.rewinds, lengths=lengths)
         super().__init__(replace(traits, chunked_prefill=is_splittable))
         self.tokens_replayed = 0
