@@ -665,6 +665,9 @@ OTHER = "genai_config.json 'other.onnx' 'onnx_file_name' 'model.onnx'"
 UNJUDGED: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     # model's keys and decoder's keys of genai_config.json, settings, what is not judged
     ({"vocab_size": 100}, {}, {}, "genai_config.json model.vocab_size 100 1024"),
+    ({"type": "nosuch"}, {}, {}, "genai_config.json model.type 'nosuch' 'llama'"),
+    ({"type": "whisper"}, {}, {}, "genai_config.json model.type 'whisper' 'llama'"),
+    ({"type": "decoder"}, {}, {}, ""),
     ({}, {"num_key_value_heads": 1}, {}, "genai_config.json model.decoder.num_key_value_heads 1 2"),
     ({}, {"head_size": 64}, {}, "genai_config.json model.decoder.head_size 64 16"),
     ({"context_length": 4096}, {}, {}, "genai_config.json model.context_length 4096 rotary"),

@@ -26,7 +26,15 @@ from typing_extensions import override
 from olive_ext.config import EngineConfig
 from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
 from olive_ext.engine.step import Capacity, FloatArray, Step, StepOutput
-from olive_ext.errors import ModelError, NonFiniteError, OliveExtError, ProviderError, RunError, joined_lines
+from olive_ext.errors import (
+    ModelError,
+    NonFiniteError,
+    OliveExtError,
+    ProviderError,
+    RunError,
+    first_line,
+    joined_lines,
+)
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_chunk_size
 from olive_ext.model.files.content import load_graph
@@ -392,6 +400,24 @@ def score(logits_RV: FloatArray, step: Step) -> StepOutput:
 
 def _stack(rows: list[FloatArray]) -> FloatArray:
     return np.stack(rows) if rows else np.empty((0, 0), np.float32)
+
+
+def refusal_of(model_type: str) -> str:
+    """How onnxruntime-genai refuses a package of that `model.type` whose graph is missing: alike for all types that it
+    runs in one way. Empty where it does not, or is not installed."""
+    sizes = {"context_length": 1, "vocab_size": 1}
+    content = {"model": {"type": model_type, **sizes, "decoder": {"filename": "none"}}, "search": {"max_length": 1}}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, GENAI_CONFIG).write_text(json.dumps(content), encoding="utf-8")
+        try:
+            import onnxruntime_genai
+
+            onnxruntime_genai.Model(folder)
+        except ImportError:
+            return ""
+        except RuntimeError as error:
+            return first_line(error).replace(folder, "")
+    return ""
 
 
 _SEARCH = {"batch_size": 1, "num_beams": 1, "num_return_sequences": 1, "do_sample": False}
