@@ -571,14 +571,15 @@ def test_a_model_that_only_continues_texts_wrongly_is_named_where_none_is_contin
     assert (found.status, found.code, [*compared(report).damaged]) == ("unknown", "damaged", ["the KV cache"])
 
 
-def test_a_graph_whose_texts_cannot_share_a_step_is_named_beside_equal_distributions(
-    folder: Path, tmp_path: Path
+@pytest.mark.parametrize("mode", ["resident", "recorded"])
+def test_a_graph_whose_texts_cannot_share_a_step_is_damaged_unless_the_references_is_so(
+    mode: str, folder: Path, tmp_path: Path
 ) -> None:
     """A server that batches requests gets other numbers. Alone each is right: "no difference found" said no more."""
     alone, plain = step_wide_export("batch_size", "genai"), genai_export("llama", None)
     same = edited.edited(plain, tmp_path / "model", lambda model: None)
     for model, reference, damaged in ((alone, plain, [KV_CACHE]), (same, plain, []), (alone, alone, [])):
-        comparison = compared(answered(model, reference, folder, tmp_path, "out", tasks=["tiny_choice"]))
+        comparison = compared(run(model, reference, mode, folder, str(tmp_path / "records"), tasks=["tiny_choice"]))
         assert comparison.reach is not None
         assert ([*comparison.damaged], SHARED in comparison.reach.unseen) == (damaged, model is alone)
 

@@ -26,15 +26,7 @@ from typing_extensions import override
 from olive_ext.config import EngineConfig
 from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
 from olive_ext.engine.step import Capacity, FloatArray, Step, StepOutput
-from olive_ext.errors import (
-    ModelError,
-    NonFiniteError,
-    OliveExtError,
-    ProviderError,
-    RunError,
-    first_line,
-    joined_lines,
-)
+from olive_ext.errors import ModelError, NonFiniteError, OliveExtError, ProviderError, RunError, joined_lines
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_chunk_size
 from olive_ext.model.files.content import load_graph
@@ -416,7 +408,7 @@ def refusal_of(model_type: str) -> str:
         except ImportError:
             return ""
         except RuntimeError as error:
-            return first_line(error).replace(folder, "")
+            return joined_lines(error).replace(folder, "")
     return ""
 
 
