@@ -488,7 +488,7 @@ def item_limit(model: ResolvedModel, chunk_size: int, longest_step: int = UNLIMI
     """The most tokens of a picture or a sound, where steps of the model have up to `chunk_size` tokens: as many, where
     a setting or the device says so, else `longest_step`. A decoder that is fed whole requests has no chunks."""
     engine, is_graph = model.settings.engine, model.runtime.runs_graph
-    if is_graph and not model.spec.is_splittable:
+    if is_graph and model.spec.alone:
         return ItemLimit()
     if engine.chunk_size != "auto" and chunk_size == engine.chunk_size:
         why = f"'engine.chunk_size' = {chunk_size} allows fewer"

@@ -247,7 +247,7 @@ def against_capture(spec: DecoderSpec) -> str | None:
 
 def against_buckets(spec: DecoderSpec) -> str | None:
     """Why a graph's steps cannot be padded with tokens whose outputs are not read; None where they can."""
-    if not spec.is_splittable:
+    if spec.alone:
         return "a token's numbers depend on all tokens of its step"
     if not spec.is_kv_in_place or spec.states or spec.is_paged or spec.cross:
         return "only caches that are written in place can forget what a step was filled up with"

@@ -277,8 +277,9 @@ class DecoderSpec:
     cross: CrossInputs = field(default_factory=CrossInputs)
     """Inputs that an encoder gives; none in a decoder-only model."""
 
-    is_splittable: bool = True
-    """False where a token's numbers depend on all tokens of its step (DynamicQuantizeLinear): it is fed in one."""
+    alone: str = ""
+    """Why each request is fed whole and alone: what a token's numbers depend on beside its own text; empty where it may
+    be fed in parts and with others."""
 
     choices: StepChoices = field(default_factory=StepChoices)
     """What of a step decides its numbers."""

@@ -46,7 +46,7 @@ _STEPS: Mapping[str, str] = {
 }
 
 _REPAIRS: Mapping[str, str] = {
-    "genai_config.json": "write what the judged graph has into {keys} of genai_config.json",
+    "genai_config.json": "write what the judged graph, or the reference's file, has into {keys} of genai_config.json",
     "tokenizer_config.json": "make `chat_template` of tokenizer_config.json the text of chat_template.jinja",
     "preprocessor_config.json": "copy the reference's into the package",
     "audio_processor_config.json": "write the numbers of preprocessor_config.json into audio_processor_config.json",

@@ -125,7 +125,7 @@ def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Mo
     observer, vocab_size, is_alone, length, contexts = task_run.observer, None, False, None, None
     with suppress(ModelError):  # neither need be known, where the evaluation itself names a length
         if models.candidate.kind == "onnx":
-            vocab_size, is_alone = models.candidate.spec.vocab_size, not models.candidate.spec.is_splittable
+            vocab_size, is_alone = models.candidate.spec.vocab_size, bool(models.candidate.spec.alone)
         contexts, length = models.contexts, models.candidate.context_length
     reach = None if observer is None else observer.reach(contexts[1] if contexts else length, vocab_size)
     taken = () if models.candidate.media is None else models.candidate.media.modalities

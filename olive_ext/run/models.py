@@ -186,6 +186,7 @@ class Models:
     def unjudged(self) -> dict[str, str]:
         """What the evaluated package holds for its own runtime and this evaluation does not judge, by file: numbers
         that its graph contradicts, another decoder, and a tokenizer that asks otherwise than the given one."""
+        from olive_ext.engine.runners.genai_runner import refusal_of
         from olive_ext.media.processors import (
             HF_FILES,
             image_processor_of,
@@ -202,6 +203,9 @@ class Models:
         says, tokenizer = list[str](), ""
         with suppress(ModelError):  # no file need state a length, where the evaluation itself names one
             says += [f"says {text}" for text in candidate.spec.contradicted]
+        types = [str(one.files.genai_config.get("model", {}).get("type", "")) for one in self.given_models]
+        if all(types) and types[0] != types[-1] and refusal_of(types[0]) != refusal_of(types[-1]):
+            says.append(f"says model.type '{types[0]}', the reference's file '{types[-1]}'")
         named = candidate.files.genai_config.get("model", {}).get("decoder", {}).get("filename")
         if named and candidate.files.directory / named not in (candidate.files.decoder, *candidate.files.weights):
             judged = f"{candidate.files.origins['decoder']} chose '{candidate.files.decoder.name}'"

@@ -155,7 +155,7 @@ def test_whole_texts_over_a_paged_cache_are_as_long_as_its_kernel_survives() -> 
     paged = replace(model.spec, inputs=(replace(model.spec.inputs[0], role=Role.BLOCK_TABLE), *model.spec.inputs[1:]))
     assert paged.is_paged
     for whole, length, is_refused in ((True, 4096, True), (True, 1024, False), (False, 4096, False)):
-        vars(model)["spec"] = replace(paged, context_length=length, is_splittable=not whole)
+        vars(model)["spec"] = replace(paged, context_length=length, alone="a trial" if whole else "")
         if is_refused:
             with refused(ConfigError, "wrong_value", holds=("max_length", "4096", "1024")):
                 choose(model)

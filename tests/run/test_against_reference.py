@@ -27,7 +27,7 @@ from olive_ext.cli import main
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
 from olive_ext.report import Report, from_json
-from olive_ext.report.comparison import ALL, SHARED, Comparison, Divergence, PromptDiff
+from olive_ext.report.comparison import ALL, KV_CACHE, SHARED, Comparison, Divergence, PromptDiff
 from olive_ext.report.verdict import verdict
 from olive_ext.run import evaluate
 from olive_ext.run.models import Models
@@ -571,15 +571,62 @@ def test_a_model_that_only_continues_texts_wrongly_is_named_where_none_is_contin
     assert (found.status, found.code, [*compared(report).damaged]) == ("unknown", "damaged", ["the KV cache"])
 
 
-def test_a_graph_whose_texts_cannot_share_a_step_is_named_beside_equal_distributions(
-    folder: Path, tmp_path: Path
+@pytest.mark.parametrize("mode", ["resident", "recorded"])
+def test_a_graph_whose_texts_cannot_share_a_step_is_damaged_unless_the_references_is_so(
+    mode: str, folder: Path, tmp_path: Path
 ) -> None:
     """A server that batches requests gets other numbers. Alone each is right: "no difference found" said no more."""
     alone, plain = step_wide_export("batch_size", "genai"), genai_export("llama", None)
-    for model, is_named in ((alone, True), (edited.edited(plain, tmp_path / "model", lambda model: None), False)):
-        reach = compared(answered(model, plain, folder, tmp_path, model.name, tasks=["tiny_choice"])).reach
-        assert reach is not None
-        assert (SHARED in reach.unseen) == is_named
+    same = edited.edited(plain, tmp_path / "model", lambda model: None)
+    for model, reference, damaged in ((alone, plain, [KV_CACHE]), (same, plain, []), (alone, alone, [])):
+        comparison = compared(run(model, reference, mode, folder, str(tmp_path / "records"), tasks=["tiny_choice"]))
+        assert comparison.reach is not None
+        assert ([*comparison.damaged], SHARED in comparison.reach.unseen) == (damaged, model is alone)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "problem"),
+    [("tokens after a past", "texts fed in parts"), ("rows of a token", "texts beside others"), ("", "")],
+)
+def test_a_graph_that_its_steps_decide_is_damaged_where_a_trial_shows_it(
+    kinds: str, problem: str, folder: Path, tmp_path: Path
+) -> None:
+    """Where several tokens follow a past, as a conversation's next turn does, or several rows have one token each. What
+    a step decides without a number that changes is no finding, and neither is what the reference's own graph does."""
+
+    def decided(model: onnx.ModelProto) -> None:
+        next(node for node in model.graph.node if node.output[0] == "logits").output[0] = "right"
+        values = {"first": [0], "second": [1], "ones": [1, 1]}
+        model.graph.initializer.extend(numpy_helper.from_array(np.array(value), name) for name, value in values.items())
+        make = helper.make_node
+        model.graph.node.extend([
+            make("Shape", ["input_ids"], ["sizes"]),
+            make("Shape", ["attention_mask"], ["all_sizes"]),
+            make("Gather", ["sizes", "first"], ["rows"]),
+            make("Gather", ["sizes", "second"], ["tokens"]),
+            make("Gather", ["all_sizes", "second"], ["positions"]),
+            *{
+                "tokens after a past": [
+                    make("Less", ["tokens", "positions"], ["continues"]),
+                    make("Greater", ["tokens", "second"], ["several"]),
+                ],
+                "rows of a token": [
+                    make("Equal", ["tokens", "second"], ["continues"]),
+                    make("Greater", ["rows", "second"], ["several"]),
+                ],
+            }.get(kinds, [make("Equal", ["tokens", "second"], [name]) for name in ("continues", "several")]),
+            make("And", ["continues", "several"], ["is_wrong"]),
+            make("Neg" if kinds else "Identity", ["right"], ["other"]),
+            make("Where", ["is_wrong", "other", "right"], ["logits"]),
+        ])  # fmt: skip
+
+    path = edited.edited(genai_export("llama"), tmp_path / "model", decided)
+    report = answered(path, genai_export("llama"), folder, tmp_path, "out", tasks=["tiny_choice"])
+    divergence, damaged = compared(report).overall_divergence(), compared(report).damaged
+    assert divergence is not None
+    assert divergence.kl.maximum < 1e-4
+    assert problem in damaged.get(KV_CACHE, "")
+    assert (verdict(compared(report)).code == "damaged") == bool(problem) == (KV_CACHE in damaged)
 
 
 def test_answers_that_contradict_the_models_own_scores_are_damage(
@@ -619,6 +666,9 @@ OTHER = "genai_config.json 'other.onnx' 'onnx_file_name' 'model.onnx'"
 UNJUDGED: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     # model's keys and decoder's keys of genai_config.json, settings, what is not judged
     ({"vocab_size": 100}, {}, {}, "genai_config.json model.vocab_size 100 1024"),
+    ({"type": "nosuch"}, {}, {}, "genai_config.json model.type 'nosuch' 'llama'"),
+    ({"type": "whisper"}, {}, {}, "genai_config.json model.type 'whisper' 'llama'"),
+    ({"type": "decoder"}, {}, {}, ""),
     ({}, {"num_key_value_heads": 1}, {}, "genai_config.json model.decoder.num_key_value_heads 1 2"),
     ({}, {"head_size": 64}, {}, "genai_config.json model.decoder.head_size 64 16"),
     ({"context_length": 4096}, {}, {}, "genai_config.json model.context_length 4096 rotary"),

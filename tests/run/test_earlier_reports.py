@@ -128,6 +128,22 @@ def test_one_model_with_the_same_answers_has_no_difference(
     assert (found.code, found.status == "ok") == (code, code == "no_difference")
 
 
+@pytest.mark.parametrize(
+    ("factor", "has_distances", "is_told"), [(0.25, False, True), (0.25, True, False), (1, False, False)]
+)
+def test_the_same_answers_with_other_margins_are_another_model(
+    factor: float, has_distances: bool, is_told: bool, tmp_path: Path
+) -> None:
+    """As logits times a factor give. Where distributions were compared, those say it."""
+    kept = json.loads(to_json(report(found=comparison(40))))["comparison"] if has_distances else None
+    lines = [line(number, number % 4 > 0) for number in range(40)]
+    scaled = [{**one, "resps": [[(factor * score, False)] for ((score, _),) in one["resps"]]} for one in lines]
+    first = place(tmp_path, "a", lines)
+    second = place(tmp_path, "b", scaled, lambda values: values.update(comparison=kept))
+    found = compare([str(first), str(second)]).compared[0].comparison.damaged
+    assert [*found] == ["choices of colours"] * is_told
+
+
 def test_reports_without_answers_have_scores_only_and_keep_their_own_comparison(tmp_path: Path) -> None:
     first = place(tmp_path, "a", [])
     page = compare([str(first), str(place(tmp_path, "b", []))])

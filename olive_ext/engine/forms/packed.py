@@ -358,7 +358,7 @@ def _refuse_long_steps(model: ResolvedModel, otherwise: str = "") -> None:
     problem += ", because longer ones crash near a full context"
     if isinstance(size, int) and size > most:
         raise ConfigError(f"{problem}; give {most}{otherwise}", "engine.chunk_size", size)
-    if not spec.is_splittable and spec.context_length > most:
+    if spec.alone and spec.context_length > most:
         why = next((note for note in spec.notes if "fed whole" in note), "each request is fed whole")
         shown = f"'max_length': texts may have {spec.context_length} tokens, and {why}; {problem}"
         raise ConfigError(f"{shown}; give {most} at most, or another 'execution_provider'")

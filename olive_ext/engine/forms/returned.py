@@ -236,7 +236,7 @@ class ReturnedOnGraph(RowsOnGraph):
         spec, runner, size = decoder.spec, decoder.runner, decoder.chunk_size
         if not spec.cross:
             size = decoder.chunk_size = fitting_chunk_size(size, runner, decoder.notes)
-        if not spec.is_splittable or runner.capacity.num_slots == 1:
+        if spec.alone or runner.capacity.num_slots == 1:
             return
         mix: AlikeRows | None = AlikeRows(prompts=True, continued=True, sources=bool(spec.cross.masks))
         if not spec.cross:

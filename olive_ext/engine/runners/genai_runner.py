@@ -242,7 +242,7 @@ class GenaiRunner(Runner):
     def __init__(self, model: GenaiModel, facts: Mapping[str, Any], spec: DecoderSpec | None = None) -> None:
         """`spec`: the decoder's, where it is a single graph."""
         lengths = () if spec is None else spec.choices.lengths
-        is_splittable = spec is None or (spec.is_splittable and not lengths)
+        is_splittable = spec is None or not (spec.alone or lengths)
         traits = Traits(model.context_length, can_rewind=model.traits.rewinds, lengths=lengths)
         super().__init__(replace(traits, chunked_prefill=is_splittable))
         self.tokens_replayed = 0
@@ -392,6 +392,24 @@ def score(logits_RV: FloatArray, step: Step) -> StepOutput:
 
 def _stack(rows: list[FloatArray]) -> FloatArray:
     return np.stack(rows) if rows else np.empty((0, 0), np.float32)
+
+
+def refusal_of(model_type: str) -> str:
+    """How onnxruntime-genai refuses a package of that `model.type` whose graph is missing: alike for all types that it
+    runs in one way. Empty where it does not, or is not installed."""
+    sizes = {"context_length": 1, "vocab_size": 1}
+    content = {"model": {"type": model_type, **sizes, "decoder": {"filename": "none"}}, "search": {"max_length": 1}}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, GENAI_CONFIG).write_text(json.dumps(content), encoding="utf-8")
+        try:
+            import onnxruntime_genai
+
+            onnxruntime_genai.Model(folder)
+        except ImportError:
+            return ""
+        except RuntimeError as error:
+            return joined_lines(error).replace(folder, "")
+    return ""
 
 
 _SEARCH = {"batch_size": 1, "num_beams": 1, "num_return_sequences": 1, "do_sample": False}

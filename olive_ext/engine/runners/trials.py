@@ -36,7 +36,7 @@ HEAD_SIZE = 16
 """Small, because a software device compiles the shader of size 64 for minutes. The fault shows at every size."""
 
 OpenGraph = Callable[[bytes], Any]
-_FLOAT = 1  # ONNX's element type
+_FLOAT = 1
 """ONNX's element type."""
 
 GROUPS = (2, 4, 8, 16)
@@ -85,7 +85,7 @@ def _attend(session: Any, tokens: FloatArray) -> FloatArray:
 
 def group_rows(runner: Runner, spec: DecoderSpec, device: Device, chunk_size: int, notes: list[str]) -> None:
     """Lets texts be cut only where a trial finds the same bits, if the model's roundings would show others."""
-    if not spec.rounds_rows or device.kind != "cpu" or not spec.is_splittable or chunk_size == 1:
+    if not spec.rounds_rows or device.kind != "cpu" or spec.alone or chunk_size == 1:
         return
     if spec.states:  # they stand for what fills a group up, too
         notes.append("with states no groups of rows are made: what shares steps with a text may move its roundings")

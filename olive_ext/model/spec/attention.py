@@ -56,9 +56,11 @@ def graph_inputs(graph: onnx.GraphProto) -> dict[str, TensorSpec]:
     return {value.name: tensor_spec(value) for value in graph.input if value.name not in weights}
 
 
-def num_step_scales(nodes: Iterable[onnx.NodeProto]) -> int:
-    """Nodes that give all tokens of a step one scale, so that numbers depend on what is fed together."""
-    return sum(node.op_type in _ONE_SCALE for node in nodes)
+def step_scale(nodes: Iterable[onnx.NodeProto]) -> str:
+    """How nodes give all tokens of a step one scale, so that numbers depend on what is fed together; empty where none
+    does."""
+    number = sum(node.op_type in _ONE_SCALE for node in nodes)
+    return f"the activations of all tokens of a step are quantized with one scale ({number} nodes)" if number else ""
 
 
 def num_row_roundings(nodes: Sequence[onnx.NodeProto]) -> int:
@@ -74,20 +76,14 @@ def num_row_roundings(nodes: Sequence[onnx.NodeProto]) -> int:
 
 
 def rounding_notes(nodes: Sequence[onnx.NodeProto]) -> list[str]:
-    """One sentence for each kind of rounding; none where no activations are rounded."""
-    notes = []
-    if one_scale := num_step_scales(nodes):
-        notes.append(
-            f"the activations of all tokens of a step are quantized with one scale ({one_scale} nodes): each request "
-            "is fed whole and alone, because chunks, shared prefixes and batches would change its scores"
-        )
-    if by_row := num_row_roundings(nodes):
-        notes.append(
-            f"activations are rounded to few bits, each row by itself ({by_row} nodes, MatMulNBits of accuracy_level "
-            "4, what ONNX Runtime fuses into one, or QuantizeLinear): a difference in the last bit, as between "
-            "one token a step and several, or on another processor, can grow to hundredths or tenths of a nat"
-        )
-    return notes
+    """A sentence on how rows are rounded; none where no activations are."""
+    if not (number := num_row_roundings(nodes)):
+        return []
+    return [
+        f"activations are rounded to few bits, each row by itself ({number} nodes, MatMulNBits of accuracy_level 4, "
+        "what ONNX Runtime fuses into one, or QuantizeLinear): a difference in the last bit, as between one token a "
+        "step and several, or on another processor, can grow to hundredths or tenths of a nat"
+    ]
 
 
 _TABLES = {"GroupQueryAttention": (7, 8), ("com.microsoft", "RotaryEmbedding"): (2, 3), ("", "RotaryEmbedding"): (1, 2)}

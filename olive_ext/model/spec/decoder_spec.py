@@ -114,7 +114,8 @@ class _Reader:
         )
         context_length = self._context_length(max_length, kv)
         choices = read_step_choices(self._model, roles, (*kv, *states), context_length)
-        self._notes.extend(choice_notes(choices))
+        alone = attention.step_scale(self._graph.node) or choices.leak
+        self._notes.extend(choice_notes(choices, alone))
         return DecoderSpec(
             inputs=roles,
             kv=kv,
@@ -127,7 +128,7 @@ class _Reader:
             embeddings=embeddings,
             embedding_rows=None if tokens is None else attention.embedding_rows(self._graph, tokens),
             cross=cross,
-            is_splittable=not attention.num_step_scales(self._graph.node) and not choices.leak,
+            alone=alone,
             choices=choices,
             item_masks=self._item_masks(tokens if embeddings else None, kv_names),
             rounds_rows=attention.num_row_roundings(self._graph.node) > 0,

@@ -459,6 +459,8 @@ _OF_EACH_ROW = frozenset(
 """Inputs that tell rows with pasts of different lengths apart. A graph without any takes positions from the cache's
 shape (T5 and Whisper of two exporters), and its rows share a step only after pasts of one length."""
 
+ALONE = "each request is fed whole and alone: {}"
+
 _TABLE_OFFSET = "multirotarycacheconcatoffset"
 
 _REDUCTIONS = frozenset(
@@ -482,8 +484,7 @@ def as_opened(spec: DecoderSpec, failure: str, used: int | None, written: int | 
         return replace(spec, context_length=written, notes=(*spec.notes, note))
     if not why:
         return spec
-    notes = (*spec.notes, f"each request is fed whole and alone: {why}")
-    return replace(spec, choices=choices, is_splittable=False, notes=notes)
+    return replace(spec, choices=choices, alone=why, notes=(*spec.notes, ALONE.format(why)))
 
 
 def table_offset(options: Any) -> int | None:
@@ -519,15 +520,15 @@ def read_step_choices(
     return StepChoices(tuple(by_length), leak, tuple(numbers))
 
 
-def choice_notes(choices: StepChoices) -> Iterator[str]:
-    """A sentence on each choice, for `olive-ext check`."""
+def choice_notes(choices: StepChoices, alone: str) -> Iterator[str]:
+    """A sentence on each choice, and on why texts are fed `alone`, for `olive-ext check`."""
     for choice in choices.by_length:
         yield (
             f"texts of more than {choice.length} tokens are computed otherwise than shorter ones ('{choice.value}'): a "
             "text counts as a whole, with what is generated so far, and shares nothing with texts on the other side"
         )
-    if choices.leak:
-        yield f"each request is fed whole and alone, because its step would change its numbers: {choices.leak}"
+    if alone:
+        yield ALONE.format(alone)
 
 
 def _whole_reduction(graph: onnx.GraphProto) -> onnx.NodeProto | None:

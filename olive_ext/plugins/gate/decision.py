@@ -10,13 +10,12 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from olive_ext.config import RECIPE_SUFFIXES, ClaimConfig, EvaluationConfig
@@ -33,14 +32,14 @@ from olive_ext.errors import (
 )
 from olive_ext.report import Metric, PackedAnswers, Report, to_json, write_texts
 from olive_ext.report.changes import changes_of, deciding_changes, difference_texts
-from olive_ext.report.comparison import ALL, LEAST_ANSWERS, ClaimResult, Comparison, Outcome, Status
+from olive_ext.report.comparison import ALL, ClaimResult, Comparison, Outcome, Status
 from olive_ext.report.metrics import LENGTHS, non_finite_requests
 from olive_ext.report.next_step import next_step
 from olive_ext.report.page import TASK_HELPERS, TEMPLATE_DATE, model_name
 from olive_ext.report.sampled import certain_comparison
-from olive_ext.report.verdict import BANDS, EXIT_STATUS, Verdict, possible_loss, reason_of, verdict
+from olive_ext.report.verdict import EXIT_STATUS, Verdict, possible_loss, reason_of, verdict
 from olive_ext.run import check_complete, evaluate
-from olive_ext.run.earlier_reports import Named, is_report, load
+from olive_ext.run.earlier_reports import Named, is_report, load, other_choices
 from olive_ext.run.models import STOP_FACTS, UNJUDGED, damage_of, stops_of
 from olive_ext.run.reference.answers import Answers
 from olive_ext.run.reference.packed_answers import keyed, unpacked
@@ -99,11 +98,6 @@ def _named(item: Outcome) -> tuple[str, str]:
     flips = f", flips {item.right_to_wrong} lost / {item.wrong_to_right} won, p {item.mcnemar_p:.3g}"
     return name, f"{text}, {counted(item.num_documents, 'document')}{flips if item.is_binary else ''}"
 
-
-_ALIKE = 0.95
-"""Correlation of two models' margins between the right choice and the best other one from which on they answer alike:
-of the quickstart's 0.998 and more at 4 bits, 0.67 to 0.94 with two heads of one layer exchanged. Margins near 0 are
-mostly rounding: only choices that are as far apart as with weights of 3 bits count."""
 
 _DIRECTIONS = {True: "", False: " (less is better)", None: " (without `higher_is_better`)"}
 _NO_FAULTS = Comparison({})
@@ -229,7 +223,7 @@ def gate_answers(
             notes.append(f"{second.task}: {many} of the baseline without a value in the run")
         lacking |= unanswered
     both = [one for one, _ in common], [two for _, two in common]
-    missing, damaged = max(faults.missing, len(lacking)), {**faults.damaged, **_other_choices(common)}
+    missing, damaged = max(faults.missing, len(lacking)), {**faults.damaged, **other_choices(common)}
     comparison = replace(faults, texts=tuple(compare_texts(*both)), missing=missing, damaged=damaged)
     try:
         comparison = compare_answers(comparison, *both)
@@ -241,29 +235,6 @@ def gate_answers(
         how = "asked otherwise, or not at all" if number_other else f"not asked (limit {limit})"
         comparison = replace(comparison, reference={"not_asked": f"{many} {how}"})
     return _decided(comparison, tuple(dict.fromkeys(notes)))
-
-
-def _other_choices(pairs: Iterable[tuple[Answers, Answers]]) -> dict[str, str]:
-    """How far the second model's choices are from the first one's, by task, where it is another model. Where a task's
-    answer key is wrong and both are right as often, this still shows the difference."""
-    distances = {}
-    for first, second in pairs:
-        both = [(first.by_document[number], item) for number, item in second.by_document.items()]
-        known = [pair for pair in both if None not in (pair[0].margin, pair[1].margin)]
-        if len(known) < LEAST_ANSWERS or not first.metrics:
-            continue
-        metric = next(iter(first.metrics))
-        is_right = np.array([[item.values.get(metric) == 1 for item in pair] for pair in known]).T
-        margins_2D = np.array([[item.margin for item in pair] for pair in known], np.float64).T.clip(-99, 99)
-        margins_2D = np.where(is_right, margins_2D, -margins_2D)
-        logs = [-np.logaddexp(0, sign * margins_2D) for sign in (-1, 1)]  # of the right choice, and of another
-        nats = float(np.mean(sum(np.exp(log_2D[0]) * (log_2D[0] - log_2D[1]) for log_2D in logs)))
-        with np.errstate(invalid="ignore"):  # of margins that are all alike
-            correlation = np.corrcoef(margins_2D)[0, 1]
-        if nats > BANDS[1].most_kl and not correlation >= _ALIKE:
-            apart = f"are {nats:.2g} nats from the baseline's, and their margins correlate by {correlation:.2f}"
-            distances[f"choices of {second.task}"] = f"{apart}: the model is another, whatever its accuracy"
-    return distances
 
 
 def _asked_otherwise(*pairs: tuple[Answers, Answers]) -> int:
@@ -344,7 +315,7 @@ def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline
     refuse_other_definitions(baseline, results)
     candidate = [keyed(item) for item in read_answers(results["samples"], tasks.tasks)]
     pairs = ((item, one) for one in candidate for item in before if (item.task, item.filter) == (one.task, one.filter))
-    damaged = damage_of(baseline.model, {**execution, UNJUDGED: models.unjudged}) | _other_choices(pairs)
+    damaged = damage_of(baseline.model, {**execution, UNJUDGED: models.unjudged}) | other_choices(pairs)
     comparison = Comparison({}, metrics=results, missing=lost, matters=config.matters, stops=stops, damaged=damaged)
     comparison = compare_answers(comparison, before, candidate, results["samples"], tasks.tasks, weights)
     return _decided(certain_comparison(comparison, certainty), ())

@@ -82,8 +82,9 @@ class ReferenceRun:
     non_finite: int = 0
     """Requests for which its output was not finite, where it ran alone."""
 
-    tokens_fed: int | None = None
-    """Tokens fed to it where it ran alone; 0 where its records and kept generations held everything."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Where it ran alone: `parts_failure`, and `tokens_fed`, which is 0 where its records and kept generations held
+    everything."""
 
     @property
     def generated(self) -> list[Generated]:
@@ -189,7 +190,7 @@ class TaskRun:
         asked = self._models.prompt_diff if self._mode == "answers" else None
         if asked and TEMPLATE not in asked.what and hasattr(lm, "session"):
             asked = _shown(asked, *self._models.tokenizers, reference.prompts, _prompts(samples))
-        facts, matters = self._facts(lm, reference.tokens_fed), self._models.config.matters
+        facts, matters = {**self._facts(lm), **reference.facts}, self._models.config.matters
         both = reference.answers, own, samples, self._tasks.tasks
         comparison = Comparison(facts, metrics=reference.results, matters=matters)
         comparison = compare_answers(comparison, *both, weights, has_same_prompts=asked is None)
@@ -235,15 +236,17 @@ class TaskRun:
         lm.role = "the reference"
         results = run_tasks(lm, self._tasks, self._models.config, progress=self._models.progress)
         samples = results.pop("samples")
-        answers, tokens_fed = read_answers(samples, self._tasks.tasks), None
+        answers, facts = read_answers(samples, self._tasks.tasks), {}
         prompts = _prompts(samples) if self._mode == "answers" else {}
         if observer is not None and is_alone:
             score_generated(lm, observer.generated)
-            tokens_fed = int(lm.session.counters.tokens_fed)
-        counts = len(getattr(lm, "lost", ())) - num_lost, _non_finite(lm) if is_alone else 0, tokens_fed
-        return ReferenceRun(results, answers, observer, lost_documents(lm), prompts, *counts)
+            facts = {"tokens_fed": int(lm.session.counters.tokens_fed)}
+            if parts := lm.session.describe_execution().get("parts_failure"):
+                facts["parts_failure"] = parts
+        counts = len(getattr(lm, "lost", ())) - num_lost, _non_finite(lm) if is_alone else 0
+        return ReferenceRun(results, answers, observer, lost_documents(lm), prompts, *counts, facts)
 
-    def _facts(self, lm: LM, tokens_fed: int | None) -> dict[str, Any]:
+    def _facts(self, lm: LM) -> dict[str, Any]:
         reference = self._models.config.reference
         assert reference is not None
         session = getattr(lm, "session", None)
@@ -257,7 +260,7 @@ class TaskRun:
             facts[VARIANT] = variant
         if (size := self._models.given_reference.size) is not None:
             facts[SIZE] = size
-        return facts if tokens_fed is None else {**facts, "tokens_fed": tokens_fed}
+        return facts
 
 
 def mode_of(models: Models, lm: LM | None = None) -> Mode:

@@ -41,6 +41,15 @@ _NEARLY_ONE = 1 - 2.0**-24
 _SURE_NATS = 2.0
 """A token that leads all others by so much is the next one in every sound graph, however its kernels round."""
 
+_SAME, _FARTHER = 1e-4, 10
+"""The most nats by which one model's whole texts are apart in fp32. Of models that are farther apart, only tokens count
+that lead all others by so many times their largest distance."""
+
+_FEW, _TIES = 2, 1e-3
+"""How many such answers may part nevertheless, and as a share of all their tokens: one in ten thousand ties within
+`_SAME`, if every second one ties within one nat. As many more may as the reference has written tokens that are not its
+own first ones on whole texts: so its kernels round."""
+
 
 class ReferenceScores:
     """The scores of a reference that was resident under a candidate, by lm-eval's arguments of each request.
@@ -199,13 +208,23 @@ class Observer:
 
     def contradicted(self, reference: Observer) -> str:
         """How greedy answers contradict the model's own scores of whole texts; empty where they do not."""
-        sure = [(asked, place) for least, asked, place in self.parted(reference) if least > _SURE_NATS]
-        sure = [(asked, place) for asked, place in sure if place < len(self.greedy[asked])]
-        if not sure:
-            return ""
-        (task, number, _), place = sure[0]
-        how = f"token {place + 1} of the answer to document {number} of '{task}' is not the one that whole texts score"
-        return f"writes other answers than it scores: {how} {_SURE_NATS:g} nats and more before all others"
+        apart, turned = 0.0, 0
+        for task, rows in ((task, self.rows(task)) for task in self.tasks):
+            nats = np.abs(rows["logprobs"] - rows["reference_logprobs"])
+            apart = max(apart, float(np.nan_to_num(nats, nan=np.inf).max(initial=0)))
+            is_other = rows["reference_logprobs"] < rows["reference_top_logprobs"] - _SAME
+            turned += int(is_other.sum()) if task in self._generating else 0
+        ends = {asked: min(len(self.greedy.get(asked, ())), len(theirs)) for asked, theirs in reference.greedy.items()}
+        parted = [item for item in self.parted(reference) if item[2] < ends[item[1]]]
+        if sure := [item for item in parted if item[0] > _SURE_NATS]:
+            _, (task, number, _), place = sure[0]
+            how = f"token {place + 1} of the answer to document {number} of '{task}' is not the one that whole texts"
+            return f"writes other answers than it scores: {how} score {_SURE_NATS:g} nats and more before all others"
+        many = [item for item in parted if apart < _SAME or item[0] > _FARTHER * apart]
+        if self._generating and len(many) > _FEW + _TIES * sum(ends.values()) + turned:
+            how = f"{len(many)} of {len(ends)} are not the reference's, and whole texts"
+            return f"writes other answers than it scores: {how} are at most {apart:.2g} nats apart"
+        return ""
 
     def add_targets(self, instance: Any, request: Scoring, output: ScoringOutput | RollingOutput) -> Compared:
         """Stores the targets of a scored request; returns their comparison. Of texts that are no token ids neither the

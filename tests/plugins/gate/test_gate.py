@@ -611,23 +611,28 @@ def test_a_certain_change_whose_direction_nobody_knows_is_not_decided(wrong: int
 
 
 @pytest.mark.parametrize(
-    ("share", "spread", "status"),
+    ("share", "spread", "factor", "status"),
     [
-        (0.0, 4.0, "unknown"),
-        (0.9, 4.0, "unknown"),
-        (0.99, 4.0, "ok"),
-        (0.0, 0.2, "ok"),
-        (math.nan, 4.0, "unknown"),
+        (0.0, 4.0, 1.0, "unknown"),
+        (0.9, 4.0, 1.0, "unknown"),
+        (0.99, 4.0, 1.0, "ok"),
+        (0.0, 0.2, 1.0, "ok"),
+        (math.nan, 4.0, 1.0, "unknown"),
+        (1.0, 4.0, 0.25, "unknown"),
+        (1.0, 0.2, 1.6, "unknown"),
+        (1.0, 4.0, 1.4, "ok"),
     ],
 )
-def test_another_model_does_not_pass_a_task_whose_answers_are_wrong(share: float, spread: float, status: str) -> None:
+def test_another_model_does_not_pass_a_task_whose_answers_are_wrong(
+    share: float, spread: float, factor: float, status: str
+) -> None:
     """Both are right as often. Where nothing is decided, as of margins near 0, they are rounding. Equal scores of all
-    choices (NaN) take the first, which is always right."""
+    choices (NaN) take the first, which is always right. A factor of all logits keeps each answer."""
     random = np.random.default_rng(0)
     theirs, noise = spread * random.normal(size=(2, 4000))
     if math.isnan(share):
         theirs, noise, share = np.abs(theirs), np.full(4000, 1e-9), 0.0
-    columns = theirs, share * theirs + math.sqrt(1 - share**2) * noise
+    columns = theirs, factor * (share * theirs + math.sqrt(1 - share**2) * noise)
     runs = []
     for margins in columns:
         documents = {

@@ -113,6 +113,9 @@ def _open_in(form: GraphForm, sessions: Sessions, notes: tuple[str, ...]) -> Ope
     model = sessions.model
     adapters = Adapters(model.settings.engine.adapters)
     original, spec = decoder_graph(model, notes)
+    is_doubted = bool(spec.alone) and spec.alone == spec.choices.leak
+    if is_doubted:  # by its graph, which does not say how far its numbers are off: the trial does
+        spec = replace(spec, alone="")
     proto, spec = form.rewrite(original, spec)
     is_rewritten = proto is not original
     del original  # inline weights would stay in memory twice
@@ -142,6 +145,8 @@ def _open_in(form: GraphForm, sessions: Sessions, notes: tuple[str, ...]) -> Ope
             most = affordable(model.size)
             if problem := check_steps(decoder.runner, spec.num_ids, longest, spec.choices.numbers, most):
                 raise PartsDifferError(problem)
+        if is_doubted:
+            decoder.runner.traits = replace(decoder.runner.traits.one_by_one(), row_group=1)
     except (NotFittingError, NotCapturedError, PartsDifferError, ProviderError):
         decoder.runner.close()
         raise
@@ -162,9 +167,9 @@ def _decoder(
     place = KvPlace(session, spec, num_slots, device, sessions.helper, shared_positions(model.settings, spec, device))
     store = form.allocate(place)
     chunk_size = model.chunk_size[0]
-    longest = chunk_size if spec.is_splittable else spec.context_length
+    longest = spec.context_length if model.spec.alone else chunk_size
     fitting, cut = fitting_attention(longest, model.device, spec, sessions.helper)
-    if cut and (spec.cross or not spec.is_splittable):
+    if cut and (spec.cross or model.spec.alone):
         raise ProviderError(f"{cut[0]}, and this model takes its input whole: use another provider")
     notes = [*spec.notes, *cut]
     if reason := model.capture(spec).reason:

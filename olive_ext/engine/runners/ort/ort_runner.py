@@ -211,8 +211,8 @@ class OrtRunner(Runner):
         length, lengths = spec.context_length, spec.choices.lengths
         traits = Traits(length, kv.form, kv.has_cells, not spec.states, lengths=lengths)
         traits = replace(traits, overlaps_steps=parts.overlaps_steps)
-        if encoder is not None or not spec.is_splittable:
-            traits = replace(traits.one_by_one(), chunked_prefill=spec.is_splittable)
+        if encoder is not None or spec.alone:
+            traits = replace(traits.one_by_one(), chunked_prefill=not spec.alone)
         super().__init__(traits)
         self.encoder, self.embedding = encoder, parts.embedding
         self.device = place.device
