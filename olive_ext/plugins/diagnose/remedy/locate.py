@@ -31,7 +31,7 @@ from olive_ext.package_versions import runtimes
 from olive_ext.plugins.diagnose.remedy.mended_package import refuse_inside
 from olive_ext.plugins.diagnose.remedy.pages import Entry, Estimate, LossMap, write_loss_map
 from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target, pair, refuse_nothing, whole_experts, with_tables
-from olive_ext.plugins.diagnose.remedy.variants import Material, Rounding, Variants, answered, grouped, static_roundings
+from olive_ext.plugins.diagnose.remedy.variants import Material, Variants, answered, grouped, rounded_inside
 from olive_ext.plugins.diagnose.settings import LocationConfig
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.report.report_files import check_writable
@@ -176,7 +176,7 @@ def locate(
     with opened_location(config, progress) as location:
         if config.output_dir is not None:
             refuse_inside(location.model, Path(config.output_dir), "which stays as it is; give another one")
-        with location.with_more().measuring() as material:
+        with location.measuring() as material:
             loss_map = location.map(material)
     if config.output_dir is not None:
         write_loss_map(loss_map, config.output_dir)
@@ -209,6 +209,7 @@ class Location:
             raise ConfigError(f"{given} is quantized itself ({operator}): give the float model")
         self.floats, self.quantized = decoders.floats, decoders.quantized
         self.pairing = pair(self.floats, self.quantized)
+        self.pairing.unpaired |= rounded_inside(self.floats, self.quantized)
         if self.pairing.damaged:  # a constant may be NaN
             self.model, self.reference = (one.patched({"non_finite": "report"}) for one in (self.model, self.reference))
         self.sources = {"": decoders}
@@ -218,7 +219,6 @@ class Location:
         """Heads whose table is stored apart, each with it."""
 
         self.targets = list(self.pairing.targets)
-        self._roundings: list[Rounding] = []
         for part in (*MEDIA_PARTS, "embedding") if self.reference.media is not None else ():
             companions = [model.files.companions.get(part) for model in (self.reference, self.model)]
             files = [companion.graph for companion in companions if companion is not None]
@@ -242,18 +242,13 @@ class Location:
         self.tables = with_tables(self.targets, self.sources)
         return self
 
-    def with_more(self) -> Location:
-        """Takes activations that the graph rounds, too."""
-        self._roundings = list(static_roundings(self.pairing, self.floats, self.quantized))
-        return self
-
     @contextmanager
     def measuring(self) -> Iterator[Material]:
         """Asks the float model everything, and keeps its distributions. Raises `ModelError` if nothing can be
         compared."""
         from olive_ext.run.evaluation import load_requested_tasks
 
-        if not self.targets and not self._roundings:
+        if not self.targets:
             refuse_nothing(self.pairing, len(self.quantized.uses))
         tasks = load_requested_tasks(self._models, None)
         assert tasks is not None  # a loss is measured on tasks
@@ -262,10 +257,8 @@ class Location:
             folder = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="olive_ext_records_")))
             settings = self._config.reference
             record_to = {"folder": str(folder), "top": settings.top, "drawn": settings.drawn}
-            variants = Variants(self.reference, self.sources, self.targets, self._roundings, record_to)
+            variants = Variants(self.reference, self.sources, self.targets, record_to)
             stack.enter_context(variants)
-            why = "the engine's form of the float graph has no node that reads it"
-            self.pairing.unpaired |= {node: why for rounding in variants.missing for node in rounding.nodes}
             stem = folder / "answers" if self._config.output_dir is not None else None  # the folder stays
             variants.recorder.keep_answers(stem, resume=self._config.resume)
             asked = answered(variants.recorder, self._models.config, tasks, progress=self._models.progress)
@@ -281,7 +274,7 @@ class Location:
     def map(self, material: Material, *, with_gains: bool = True) -> LossMap:
         """The loss of each weight on these documents; `with_gains` also the gain of keeping each certain one float."""
         variants, documents, positions = material.variants, material.documents, material.positions
-        targets = variants.targets
+        targets = self.targets
         groups = grouped(targets, self._config.by)
         members = list(groups.values())
 

@@ -52,7 +52,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Entry:
-    """A weight, activations that nodes read, or a group of either, with what it loses when it alone is quantized."""
+    """A weight, or a group of weights, with what it loses when it alone is quantized."""
 
     name: str
     layer: int | None
@@ -77,7 +77,7 @@ class Entry:
 
     float_bytes: int
     bytes: int
-    """Its bytes in the float model's files and in the quantized model's; 0 for activations."""
+    """Its bytes in the float model's files and in the quantized model's."""
 
 
 @dataclass(frozen=True)
