@@ -121,7 +121,7 @@ class MendingConfig(ModelWork, MendingSettings):
     call: ClassVar[str] = "mend"
 
     output_dir: PathText
-    """Folder for the mended package, new or empty, with bill.json, bill.md, bill.html and olive_settings.json."""
+    """Folder for the mended package, new or empty, with bill.json, bill.md and bill.html."""
 
     @property
     def unfinished(self) -> Path:

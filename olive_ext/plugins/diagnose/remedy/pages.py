@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from olive_ext.errors import RequirementError, counted
 from olive_ext.report import numbers
@@ -358,9 +357,6 @@ class Bill:
     damaged: dict[str, str]
     """Both as the loss map's."""
 
-    olive: dict[str, Any]
-    """Settings with which Olive makes the model again, and what they cannot say."""
-
     @property
     def changed(self) -> tuple[Line, ...]:
         """The weights that are stored otherwise than in the quantized model."""
@@ -378,8 +374,7 @@ class Bill:
     def sentences(self) -> tuple[str, ...]:
         """The choices, their loss, and whether the bound is kept."""
         held, before = self.chosen_loss.held_out, self.unchanged_loss.held_out
-        sentences = [f"olive_settings.json: {note}." for note in self.olive.get("notes", ())]
-        sentences += doubt(self.damaged, self.beyond_rounding)
+        sentences = doubt(self.damaged, self.beyond_rounding)
         if self.changed:
             size = f"{numbers.size(self.chosen.bytes)}, {self.chosen.bytes / self.unchanged.bytes:.3f} times"
             changed = f"{counted(len(self.changed), 'weight')} of {len(self.lines)}"
@@ -463,5 +458,4 @@ def bill_texts(bill: Bill) -> dict[str, str]:
         "bill.json": to_json({**plain(bill), "verdict": bill.verdict}),
         "bill.md": markdown_page(bill.sentences, changed, points_table(bill)),
         "bill.html": filled("bill.html.j2", TEMPLATES, bill=bill, tone=tone, changed=changed, points=points),
-        "olive_settings.json": to_json(bill.olive),
     }

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnxruntime.quantization import matmul_nbits_quantizer as nbits
 from PIL import Image
 
 import olive_ext
@@ -21,9 +20,8 @@ from olive_ext.errors import ConfigError, ModelError, RequirementError, TaskErro
 from olive_ext.model.files.content import model_digest, size_on_disk
 from olive_ext.model.files.locate import locate as locate_files
 from olive_ext.plugins.diagnose.remedy.locate import opened_location
-from olive_ext.plugins.diagnose.remedy.mend import olive_settings, split
+from olive_ext.plugins.diagnose.remedy.mend import split
 from olive_ext.plugins.diagnose.remedy.pages import Bill, points_table, with_interval
-from olive_ext.plugins.diagnose.remedy.pairing import Sources, pair
 from olive_ext.plugins.diagnose.remedy.variants import Variants, document_key
 from olive_ext.plugins.diagnose.settings import LocationConfig
 from olive_ext.session.requests import RollingRequest, ScoringRequest
@@ -85,48 +83,6 @@ def test_bill_lies_beside_the_model(kept: tuple[Path, Bill]) -> None:
     points = points_table(bill, with_front=True).rows
     assert len(points) == len(bill.front) + len(bill.uniform) + 2
     assert all(str(text) in page for row in points for text in row)
-
-
-def test_olives_passes_make_the_same_model(kept: tuple[Path, Bill], tmp_path: Path) -> None:
-    output, bill = kept
-    assert bill.olive["notes"] == ()
-    made = run_passes(json.loads((output / "olive_settings.json").read_text())["passes"], tmp_path)
-    np.testing.assert_array_equal(logits(made), logits(output))
-
-
-@pytest.mark.parametrize(
-    ("config", "builder", "note"),
-    [
-        (nbits.DefaultWeightOnlyQuantConfig(is_symmetric=True), None, ""),
-        (nbits.RTNWeightOnlyQuantConfig(), "rtn", "'rtn'"),
-        (nbits.HQQWeightOnlyQuantConfig(), None, "HQQ"),
-    ],
-)
-def test_ways_of_rounding_are_told_apart(config: Any, builder: str | None, note: str, tmp_path: Path) -> None:
-    """The builder's "rtn" rounds to nearest, too, by other scales than Olive's pass."""
-    floats = quickstart.exported() / "model.onnx"
-    quantizer = nbits.MatMulNBitsQuantizer(onnx.load(floats), block_size=128, is_symmetric=True, algo_config=config)
-    quantizer.process()
-    quantizer.model.save_model_to_file(str(tmp_path / "model.onnx"), True)
-    sources = Sources.of(floats, tmp_path / "model.onnx")
-    made = olive_settings(dict.fromkeys(pair(sources.floats, sources.quantized).targets), sources)
-    assert made["builder_passes"]["build"].get("int4_algo_config") == builder
-    assert [note in one for one in made["notes"]] == [True] * bool(note)
-
-
-def run_passes(passes: dict[str, dict[str, Any]], folder: Path) -> Path:
-    """The folder of what Olive's passes make of the float model."""
-    from olive.model import ONNXModelHandler
-    from olive.package_config import OlivePackageConfig
-    from olive.passes.olive_pass import create_pass_from_dict
-
-    model = ONNXModelHandler(str(quickstart.exported() / "model.onnx"))
-    for name, settings in passes.items():
-        kind = OlivePackageConfig.load_default_config().import_pass_module(settings["type"])
-        config = {key: value for key, value in settings.items() if key != "type"}
-        (folder / name).mkdir()
-        model = create_pass_from_dict(kind, config, disable_search=True).run(model, str(folder / name / "model.onnx"))
-    return Path(model.model_path).parent
 
 
 def test_named_file_is_measured_where_the_float_model_lies_beside_it(tmp_path: Path) -> None:
