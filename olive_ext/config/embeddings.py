@@ -35,11 +35,6 @@ class EmbeddingSettings(StrictModel):
     takes what the model's sentence-transformers files say, else "last" for decoders with a KV cache and "mean" for
     other graphs, unless the graph returns embeddings of whole texts itself ("sentence_embedding")."""
 
-    reranker: Annotated[Literal["yes_no"] | None, BeforeValidator(word)] = None
-    """"yes_no" scores pairs of reranking tasks with a decoder: its probability of "yes" against "no" after
-    Qwen3-Reranker's template, with the task's instruction, else with `prompts`' "query", else with mteb's for these
-    models. The two tokens are the tokenizer's, or those that the model's sentence-transformers files name."""
-
     normalize: bool = True
     """Divides embeddings by their length, as Olive's evaluator does."""
 

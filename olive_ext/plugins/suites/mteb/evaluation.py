@@ -24,7 +24,7 @@ from scipy.stats import rankdata
 from olive_ext.config.embeddings import EmbeddingSettings
 from olive_ext.errors import ConfigError
 from olive_ext.model import ResolvedModel
-from olive_ext.plugins.suites.mteb.text_encoder import TextEncoder, YesNoReranker, unit
+from olive_ext.plugins.suites.mteb.text_encoder import TextEncoder, unit
 from olive_ext.report import Metric
 from olive_ext.stats.paired_answers import difference_interval
 
@@ -56,10 +56,9 @@ def evaluate_tasks(
         except KeyError as error:
             raise ConfigError(f"'tasks': mteb {mteb.__version__}: {error.args[0]}", "tasks") from error
         queries, pairs = keep_queries(tasks), keep_pairs(tasks)
-        opened = YesNoReranker if how.reranker == "yes_no" else TextEncoder
-        with closing(opened(evaluated, how)) as encoder:
+        with closing(TextEncoder(evaluated, how)) as encoder:
             embeds = None
-            if isinstance(encoder, TextEncoder) and encoder.states.scores_output is None:
+            if encoder.states.scores_output is None:
                 embeds = OrtEncoder(encoder, keeps=reference is not None)
             scores = run_tasks(embeds or OrtCrossEncoder(encoder), tasks, how)
             return scores, queries, pairs, embeds and embeds.embedded, encoder.describe()
@@ -199,17 +198,13 @@ class OrtEncoder(_Driven):
 class OrtCrossEncoder(_Driven):
     """mteb's `CrossEncoderProtocol`."""
 
-    def __init__(self, encoder: TextEncoder | YesNoReranker) -> None:
+    def __init__(self, encoder: TextEncoder) -> None:
         self.encoder = encoder
 
     def predict(self, inputs1: Iterable[Any], inputs2: Iterable[Any], **_: Any) -> npt.NDArray[np.float32]:
         """[N] scores of the pairs."""
-        batches = list(inputs1)
-        queries, documents = ([text for batch in one for text in batch["text"]] for one in (batches, inputs2))
-        if isinstance(self.encoder, TextEncoder):
-            return self.encoder.score_pairs(queries, documents)
-        instructions = [text for batch in batches for text in batch.get("instruction", ())]
-        return self.encoder.score_pairs(queries, documents, instructions)
+        queries, documents = ([text for batch in one for text in batch["text"]] for one in (inputs1, inputs2))
+        return self.encoder.score_pairs(queries, documents)
 
 
 def keep_queries(tasks: Sequence[Any]) -> dict[str, dict[tuple[str, str, str], float]]:
