@@ -153,7 +153,6 @@ COMMANDS: list[tuple[Any, ...]] = [
     (f"{MEND} --at-most much", WRONG, "at_most", "", "much"),
     (f"{MEND} --at-most 1.2", WRONG, "at_most", "1.2GB", "1.2"),
     (f"{MEND} --at-most 1GB --like a", AGAINST, "at_most", "--like"),
-    (f"{MEND} --within kl_mean=1 --set by=layer", AGAINST, "by", "", "layer"),
     (f'{MEND} --set require=["acc>=1"]', AGAINST, "require", "acc"),
     ("evaluate m --matters 2", WRONG, "", "--matters 2 --set matters=VALUE"),
     ("mend m --matters 2", WRONG, "", "--matters 2"),

@@ -4,12 +4,12 @@ is located, and the loss or the size to keep."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, ByteSize, Field, model_validator
 from typing_extensions import Self
 
-from olive_ext.config.base import PathText, PositiveInt, StrictModel, Word, not_bool, word
+from olive_ext.config.base import PathText, PositiveInt, StrictModel, Word, not_bool
 from olive_ext.config.certain import WrittenBound
 from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings
 from olive_ext.config.work import ModelWork, PassSettings, Reference, TaskSettings
@@ -25,9 +25,6 @@ class LocationSettings(PassSettings):
     reference: Reference
     """The float model that the quantized one was made of, in ONNX by the same exporter, so that nodes have the same
     names; or a Hugging Face model, of which onnxruntime-genai's builder makes one."""
-
-    by: Annotated[Literal["node", "layer", "kind"], BeforeValidator(word)] = "node"
-    """What is quantized together: the weight of one node, all of a layer, or all of one kind (mlp/down_proj)."""
 
     top: PositiveInt = 10
     """Documents are measured until it is certain which these many largest losses are."""
@@ -97,8 +94,6 @@ class MendingSettings(LocationSettings):
     def _check_goal(self) -> Self:
         if type(self) is MendingSettings and self.output_dir is not None:
             raise ContradictionError("'output_dir': the model of a pass goes where Olive puts it", "output_dir")
-        if self.by != "node":
-            raise ContradictionError("weights are mended one by one", "by", self.by)
         for bound in self.require:
             if bound.metric != "kl_mean" or bound.max is None or bound.task not in (None, "all"):
                 raise ContradictionError(f"'{bound.metric}' is not bounded here: give 'max' of 'kl_mean'", "require")

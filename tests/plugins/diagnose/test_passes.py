@@ -126,7 +126,7 @@ def test_loss_map_lies_beside_the_model_that_is_handed_on(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("made", "parts"),
     [
-        (loss_map(tops=3, by="nodes"), ["'passes.map.by' 'nodes' node layer kind", "'passes.map.tops' 'top'"]),
+        (loss_map(tops=3), ["'passes.map.tops' 'top'"]),
         (blocks(at_mots="1GB"), ["'passes.mend.at_mots' 'at_most'"]),
         (blocks(require=[]), ["passes.mend 'within' 'at_most' 'like'"]),
     ],

@@ -31,7 +31,7 @@ from olive_ext.package_versions import runtimes
 from olive_ext.plugins.diagnose.remedy.mended_package import refuse_inside
 from olive_ext.plugins.diagnose.remedy.pages import Entry, Estimate, LossMap, write_loss_map
 from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target, pair, refuse_nothing, whole_experts, with_tables
-from olive_ext.plugins.diagnose.remedy.variants import Material, Variants, answered, grouped, rounded_inside
+from olive_ext.plugins.diagnose.remedy.variants import Material, Variants, answered, rounded_inside
 from olive_ext.plugins.diagnose.settings import LocationConfig
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.report.report_files import check_writable
@@ -275,47 +275,43 @@ class Location:
         """The loss of each weight on these documents; `with_gains` also the gain of keeping each certain one float."""
         variants, documents, positions = material.variants, material.documents, material.positions
         targets = self.targets
-        groups = grouped(targets, self._config.by)
-        members = list(groups.values())
 
-        def measure(group: int, numbers: Sequence[int]) -> Floats:
-            return material.kl(members[group], numbers)
+        def measure(number: int, numbers: Sequence[int]) -> Floats:
+            return material.kl([targets[number]], numbers)
 
-        race = Race(len(groups), positions, measure, self._config.seed or 0)
+        race = Race(len(targets), positions, measure, self._config.seed or 0)
         certain = race.run(self._config.top, lambda quantities, many: self._with_progress(quantities, many, variants))
         order = race.order.tolist()
         positions_N = np.asarray(positions, np.float64)[order]
         total = material.kl(targets, order)
         gained = {}
         for number in sorted(certain) if with_gains else ():
-            rest = [target for target in targets if target not in members[number]]
+            rest = [target for target in targets if target is not targets[number]]
             gained[number] = float((total - material.kl(rest, order)).sum()) / float(positions_N.sum())
         whole = variants.compared(self.model, [documents[number] for number in order])
-        known = self.pairing.damaged
-        damaged = {name for name, group in groups.items() if any(target.name in known for target in group)}
+        damaged = self.pairing.damaged
         entries = []
-        for number, (name, group) in enumerate(groups.items()):
-            loss, layers, kinds = race.estimate(number), {one.layer for one in group}, {one.kind for one in group}
+        for number, target in enumerate(targets):
+            loss = race.estimate(number)
             entry = Entry(
-                name=name,
-                layer=layers.pop() if len(layers) == 1 else None,
-                kind=kinds.pop() if len(kinds) == 1 else group[0].what.strip(", "),
-                nodes=tuple(node for target in group for node in target.nodes),
+                name=target.name,
+                layer=target.layer,
+                kind=target.kind,
+                nodes=target.nodes,
                 kl=loss.mean,
                 low=loss.low,
                 high=loss.high,
                 num_documents=loss.num_documents,
                 is_certain=number in certain,
                 gained=gained.get(number),
-                float_bytes=sum(target.float_bytes for target in group),
-                bytes=sum(target.bytes for target in group),
+                float_bytes=target.float_bytes,
+                bytes=target.bytes,
             )
             entries.append(entry)
         return LossMap(
             model=self.model.name,
             reference=self.reference.name,
             tasks=tuple(str(task) for task in self._config.tasks),
-            by=self._config.by,
             num_documents=len(documents),
             num_positions=int(positions_N.sum()),
             num_largest=self._config.top,
@@ -326,7 +322,7 @@ class Location:
             kernels=estimate(whole - total, positions_N),
             unpaired=self.pairing.unpaired,
             beyond_rounding=self.pairing.shares,
-            damaged=self.pairing.damaged,
+            damaged=damaged,
             passes=race.num_passes,
         )
 

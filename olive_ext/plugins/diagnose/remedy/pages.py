@@ -51,7 +51,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Entry:
-    """A weight, or a group of weights, with what it loses when it alone is quantized."""
+    """A weight, with what it loses when it alone is quantized."""
 
     name: str
     layer: int | None
@@ -86,7 +86,6 @@ class LossMap:
     model: str
     reference: str
     tasks: tuple[str, ...]
-    by: str
     num_documents: int
     num_positions: int
     num_largest: int

@@ -279,17 +279,3 @@ class Material:
                 self.journal.add(made)
             known |= made
         return np.array([known[key] for key in keys], np.float64)
-
-
-def grouped(targets: Sequence[Target], by: str) -> dict[str, list[Target]]:
-    """By name the targets that are quantized together: one by one ("node"), by layer, or by kind; those outside of the
-    layers by kind in any case."""
-    groups: dict[str, list[Target]] = {}
-    for target in targets:
-        name = target.name
-        if by != "node" and (by == "kind" or target.layer is None):
-            name = target.kind or target.name
-        elif by == "layer":
-            name = f"layer {target.layer}{target.what}"
-        groups.setdefault(name, []).append(target)
-    return groups

@@ -32,10 +32,6 @@ logger = logging.getLogger("olive.olive_ext")
 
 Array = npt.NDArray[np.float32]
 
-_NEIGHBOURS = 2000
-"""The most texts whose neighbours are compared, taken evenly from those that tasks ask for: all pairs of cosines are
-computed."""
-
 _WORST = 5
 
 _DRAWS = 1000
@@ -102,20 +98,10 @@ def _agreement(
     cosines, count = (ours * theirs).sum(1), len(keys)
     texts = (f"{prompt}{text}" for prompt, text in keys)
     worst = sorted(zip(texts, cosines.tolist(), strict=True), key=itemgetter(1))[:_WORST]
-    taken = np.unique(np.linspace(0, count - 1, min(count, _NEIGHBOURS)).astype(int))
-    ranks = float("nan")
-    if len(taken) > 2:  # the mean Spearman correlation of a text's cosines to the others
-        others = ~np.eye(len(taken), dtype=bool)
-        cosines_of = [(side[taken] @ side[taken].T)[others].reshape(len(taken), -1) for side in (ours, theirs)]
-        ranked = [rankdata(one, axis=1) for one in cosines_of]
-        first, second = (rank - rank.mean(1, keepdims=True) for rank in ranked)
-        scale = np.sqrt((first**2).sum(1) * (second**2).sum(1))
-        ranks = float(np.mean((first * second).sum(1) / np.maximum(scale, 1e-12)))
     error = float(cosines.std(ddof=1) / np.sqrt(count)) if count > 1 else None
     metrics = [
         Metric("embeddings", "cosine_mean", "none", float(cosines.mean()), error, True, count),
         Metric("embeddings", "cosine_min", "none", float(cosines.min()), None, True, count),
-        Metric("embeddings", "neighbour_rank_correlation", "none", ranks, None, True, count),
     ]
     return metrics, worst
 

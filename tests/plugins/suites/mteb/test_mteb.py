@@ -168,12 +168,11 @@ def test_recipe_runs_with_a_priority_and_a_page(tmp_path: Path) -> None:
 
 
 def test_model_against_itself_and_against_another() -> None:
-    """Cosines and rank correlations are 1 beside the model itself, less beside one of fewer, rounded numbers."""
+    """Cosines are 1 beside the model itself, less beside one of rounded numbers."""
     onnx = folders("bert")[1]
     same = measured(onnx, reference=str(onnx))
     assert same["TinySTS-main_score_change"] == 0
     assert same["embeddings-cosine_min"] == pytest.approx(1, abs=1e-6)
-    assert same["embeddings-neighbour_rank_correlation"] == pytest.approx(1, abs=1e-6)
     signs = measured(onnx, reference=str(onnx), embedding_precision="binary")
     for name in ("TinyRetrieval-ndcg_at_10_change", "TinySTS-spearman_change"):
         change = [signs[f"{name}{end}"] for end in ("_low", "", "_high")]
@@ -183,7 +182,6 @@ def test_model_against_itself_and_against_another() -> None:
         assert same[name] == 0
     assert same["TinySTS-spearman_change_low"] == same["TinySTS-spearman_change_high"] == 0
     assert signs["embeddings-cosine_mean"] < 0.95
-    assert signs["embeddings-neighbour_rank_correlation"] < 0.99
 
 
 def test_dimensions_and_precisions() -> None:
