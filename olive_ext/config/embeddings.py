@@ -44,7 +44,3 @@ class EmbeddingSettings(StrictModel):
 
     truncate_dim: PositiveInt | None = None
     """Only so many of an embedding's first numbers are used (Matryoshka)."""
-
-    embedding_precision: Annotated[Literal["float32", "int8", "binary"], BeforeValidator(word)] = "float32"
-    """"int8" rounds each dimension to 256 steps between the least and the greatest of the first texts that are
-    embedded, "binary" keeps the signs; tasks see the rounded numbers."""

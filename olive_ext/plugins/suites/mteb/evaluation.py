@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from operator import itemgetter
 from typing import Any
 
 import mteb
@@ -31,8 +30,6 @@ from olive_ext.stats.paired_answers import difference_interval
 logger = logging.getLogger("olive.olive_ext")
 
 Array = npt.NDArray[np.float32]
-
-_WORST = 5
 
 _DRAWS = 1000
 
@@ -64,8 +61,8 @@ def evaluate_tasks(
         Metric(task, name, "none", value, None, True) for task, some in scores.items() for name, value in some.items()
     ]
     if reference is not None:
-        float_settings = settings.model_copy(update={"embedding_precision": "float32", "output_folder": None})
-        other_scores, other_queries, other_pairs, other_embedded, _ = scored(reference, float_settings)
+        other_settings = settings.model_copy(update={"output_folder": None})
+        other_scores, other_queries, other_pairs, other_embedded, _ = scored(reference, other_settings)
         for task, other in other_scores.items():
             change = scores[task]["main_score"] - other["main_score"]
             metrics.append(Metric(task, "reference_main_score", "none", other["main_score"], None, True))
@@ -78,32 +75,23 @@ def evaluate_tasks(
                 metrics += _change(task, "ndcg_at_10", float(differences.mean()), (low, high), len(differences))
         metrics += [metric for task in pairs for metric in _correlations(task, pairs[task], other_pairs[task])]
         if embedded and other_embedded:
-            agreement, worst = _agreement(embedded, other_embedded)
-            metrics += agreement
-            execution["worst_texts"] = [{"text": text, "cosine": cosine} for text, cosine in worst]
-            named = "; ".join(f"{cosine:.4f} {text!r}" for text, cosine in worst)
-            logger.info("texts whose embeddings differ most: %s", named)
+            metrics += _agreement(embedded, other_embedded)
     return metrics, execution
 
 
-def _agreement(
-    embedded: Mapping[Any, Array], other: Mapping[Any, Array]
-) -> tuple[list[Metric], list[tuple[str, float]]]:
-    """How far two models' embeddings are apart on the texts that both have, by (prompt, text): metrics, and the texts
-    with the smallest cosines. Raises `ConfigError` for other sizes or no common text."""
+def _agreement(embedded: Mapping[Any, Array], other: Mapping[Any, Array]) -> list[Metric]:
+    """How far two models' embeddings are apart on the texts that both have, by (prompt, text). Raises `ConfigError` for
+    other sizes or no common text."""
     keys = [key for key in embedded if key in other]
     if not keys or len(embedded[keys[0]]) != len(other[keys[0]]):
         raise ConfigError("'reference': its embeddings have another size, or other prompts, than the model's")
     ours, theirs = (unit(np.stack([side[key] for key in keys])) for side in (embedded, other))
     cosines, count = (ours * theirs).sum(1), len(keys)
-    texts = (f"{prompt}{text}" for prompt, text in keys)
-    worst = sorted(zip(texts, cosines.tolist(), strict=True), key=itemgetter(1))[:_WORST]
     error = float(cosines.std(ddof=1) / np.sqrt(count)) if count > 1 else None
-    metrics = [
+    return [
         Metric("embeddings", "cosine_mean", "none", float(cosines.mean()), error, True, count),
         Metric("embeddings", "cosine_min", "none", float(cosines.min()), None, True, count),
     ]
-    return metrics, worst
 
 
 def _correlations(

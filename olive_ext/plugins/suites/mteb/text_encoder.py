@@ -357,8 +357,6 @@ class TextEncoder:
         self.max_length = min(wanted, self.states.max_length)
         """Tokens of a text; what is after them is cut off."""
 
-        self._ranges: tuple[Array, Array] | None = None
-
     def encode(self, texts: Iterable[str], prompt: str = "") -> Array:
         """[N, H] embeddings of the texts, each after `prompt`; equal texts are computed once. Raises `RunError`."""
         listed = list(texts)
@@ -373,16 +371,7 @@ class TextEncoder:
         if self.settings.normalize:
             vectors = unit(vectors)
         place = {text: number for number, text in enumerate(distinct)}
-        vectors = vectors[[place[text] for text in listed]]
-        if self.settings.embedding_precision == "float32":
-            return vectors
-        if self.settings.embedding_precision == "binary":
-            return np.where(vectors > 0, 1, -1).astype(np.float32)
-        if self._ranges is None:
-            low, high = vectors.min(0), vectors.max(0)
-            self._ranges = low, np.maximum(high - low, 1e-9) / 255
-        low, steps = self._ranges
-        return np.asarray(np.clip(np.floor((vectors - low) / steps) - 128, -128, 127), np.float32)
+        return vectors[[place[text] for text in listed]]
 
     def score_pairs(self, queries: Sequence[str], documents: Sequence[str]) -> Array:
         """[N] a cross-encoder's score of each pair: its logit, or with two labels the second one's less the first's.
