@@ -213,7 +213,6 @@ def mend(
     resume: bool = ...,
     within: Mapping[str, Any] | None = ...,
     at_most: int | str | None = ...,
-    like: str | Path | None = ...,
     require: Sequence[str | Mapping[str, Any]] = ...,
     model: str | Path | Mapping[str, Any] = ...,
 ) -> Bill:

@@ -24,6 +24,7 @@ from train_models import exported
 
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import size_on_disk
+from olive_ext.model.files.locate import locate as locate_files
 from olive_ext.plugins.diagnose.remedy.locate import Floats, Location, estimate, opened_location
 from olive_ext.plugins.diagnose.remedy.mend import Mender
 from olive_ext.plugins.diagnose.remedy.mended_package import copy_of
@@ -120,7 +121,8 @@ def main() -> None:
     exported(given.checkpoint, given.work / "fp32", "fp32")
     for name, options in PEERS.items():
         exported(given.checkpoint, folders[name], "int4", **options)
-    goal = {"like": str(folders[MIXED]), "output_dir": str(given.work / "mended"), "top": 3}
+    size = size_on_disk(locate_files(str(folders[MIXED])))
+    goal = {"at_most": size, "output_dir": str(given.work / "mended"), "top": 3}
     work = {"tasks": given.tasks.split(","), "include_path": given.include_path, "limit": given.limit}
     models = {"model": str(folders[BASE]), "reference": str(given.work / "fp32")}
     config = MendingConfig.of({**models, **work, **goal}, {})

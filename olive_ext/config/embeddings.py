@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from olive_ext.config.base import Auto, PathText, PositiveInt, StrictModel, word
+from olive_ext.config.base import Auto, PathText, StrictModel, word
 
 Pooling = Literal["mean", "cls", "last"]
 
@@ -41,6 +41,3 @@ class EmbeddingSettings(StrictModel):
     prompts: dict[str, str] | None = None
     """What is put before texts, by mteb's names: a task, a type of task, "query", "document" or combinations such as
     "NFCorpus-query". None takes those of the model's sentence-transformers files; {} puts nothing, as Olive does."""
-
-    truncate_dim: PositiveInt | None = None
-    """Only so many of an embedding's first numbers are used (Matryoshka)."""

@@ -21,7 +21,6 @@ MEND_OPTIONS: tuple[Option, ...] = (
     *(replace(option, owner=MendingConfig) for option in LOCATE_OPTIONS),
     Option("--within", "within", "kl_mean=NATS", "arguments", owner=MendingConfig),
     Option("--at-most", "at_most", "SIZE", owner=MendingConfig),
-    Option("--like", "like", "MODEL", owner=MendingConfig),
 )
 
 

@@ -73,7 +73,7 @@ class Within(StrictModel):
 
 
 class MendingSettings(LocationSettings):
-    """Keys of the pass `OrtMending`. Needs at least one of `within`, `at_most`, `like`, or a bound on kl_mean in
+    """Keys of the pass `OrtMending`. Needs at least one of `within`, `at_most`, or a bound on kl_mean in
     `require`."""
 
     within: Within | None = None
@@ -82,9 +82,6 @@ class MendingSettings(LocationSettings):
     at_most: Size | None = None
     """The largest size of graph and weights, in bytes or as "1.2GB": the model with the least loss in it is written,
     with `within` the smallest one that keeps both."""
-
-    like: PathText | None = None
-    """A model whose size is taken for `at_most`."""
 
     require: list[WrittenBound] = Field(default_factory=list)
     """As the pass OrtLMEvaluation takes it: the bound on "kl_mean" is taken for `within`; others are not for this
@@ -97,10 +94,8 @@ class MendingSettings(LocationSettings):
         for bound in self.require:
             if bound.metric != "kl_mean" or bound.max is None or bound.task not in (None, "all"):
                 raise ContradictionError(f"'{bound.metric}' is not bounded here: give 'max' of 'kl_mean'", "require")
-        if self.at_most is not None and self.like is not None:
-            raise ContradictionError("'at_most' and 'like' both give a size: give one of them", "at_most")
-        if self.within is None and self.at_most is None and self.like is None and not self.require:
-            raise MissingError("give what the mended model is to keep: 'within', 'at_most' or 'like'")
+        if self.within is None and self.at_most is None and not self.require:
+            raise MissingError("give what the mended model is to keep: 'within' or 'at_most'")
         return self
 
     @property

@@ -271,8 +271,8 @@ class Location:
             names = [task for task, _ in asked]
             yield Material(variants, documents, names, variants.record(documents), journal)
 
-    def map(self, material: Material, *, with_gains: bool = True) -> LossMap:
-        """The loss of each weight on these documents; `with_gains` also the gain of keeping each certain one float."""
+    def map(self, material: Material) -> LossMap:
+        """The loss of each weight on these documents."""
         variants, documents, positions = material.variants, material.documents, material.positions
         targets = self.targets
 
@@ -284,10 +284,6 @@ class Location:
         order = race.order.tolist()
         positions_N = np.asarray(positions, np.float64)[order]
         total = material.kl(targets, order)
-        gained = {}
-        for number in sorted(certain) if with_gains else ():
-            rest = [target for target in targets if target is not targets[number]]
-            gained[number] = float((total - material.kl(rest, order)).sum()) / float(positions_N.sum())
         whole = variants.compared(self.model, [documents[number] for number in order])
         damaged = self.pairing.damaged
         entries = []
@@ -303,7 +299,6 @@ class Location:
                 high=loss.high,
                 num_documents=loss.num_documents,
                 is_certain=number in certain,
-                gained=gained.get(number),
                 float_bytes=target.float_bytes,
                 bytes=target.bytes,
             )

@@ -18,10 +18,9 @@ from olive_ext.backends.progress import is_shown, say
 from olive_ext.config.base import takes
 from olive_ext.errors import ConfigError, MissingError, OliveExtError, RequirementError, RunError, named_failures
 from olive_ext.model.files.content import size_on_disk
-from olive_ext.model.files.locate import locate as locate_files
 from olive_ext.model.files.model_package import refuse_shared
 from olive_ext.model.files.package_config import real_path
-from olive_ext.plugins.diagnose.remedy.choices import CANDIDATES, Selection, WeightChoices, choices_of, front
+from olive_ext.plugins.diagnose.remedy.choices import Selection, WeightChoices, choices_of, front
 from olive_ext.plugins.diagnose.remedy.locate import Floats, Location, estimate, opened_location
 from olive_ext.plugins.diagnose.remedy.mended_package import Package, alternative, copy_of, mended, refuse_inside
 from olive_ext.plugins.diagnose.remedy.pages import (
@@ -66,8 +65,8 @@ def mend(
     refuse_filled(output)
     work = config.unfinished
     was_there = work.exists()
-    size = config.at_most if config.like is None else size_on_disk(locate_files(config.like))
-    limit = f"'{'at_most' if config.like is None else 'like'}' = {numbers.size(size or 0)}"
+    size = config.at_most
+    limit = f"'at_most' = {numbers.size(size or 0)}"
     try:
         with opened_location(config.location(), is_shown(progress)) as location:
             refuse_inside(location.model, output)
@@ -132,7 +131,7 @@ class Mender:
         self.model = location.model
         self.own_size = size_on_disk(location.model.files)
         self.choosing, self.held_out = split(material.documents, material.tasks)
-        self._map = location.map(material.part(self.choosing), with_gains=False)
+        self._map = location.map(material.part(self.choosing))
         losses = {entry.name: entry.kl for entry in self._map.entries}
         kernels = self._map.kernels.mean if self._map.kernels.low > 0 else 0.0
         tables, damaged = location.tables, self._map.damaged
@@ -170,7 +169,6 @@ class Mender:
         if any(selection):
             loss = Measured(self._loss(selection, self.choosing), self._loss(selection, self.held_out))
         draft = self._place(selection)
-        uniform = [(precision.name, menu.uniform(precision)) for precision in CANDIDATES]
         lines = [
             Line(
                 name=target.name,
@@ -190,7 +188,6 @@ class Mender:
             bound=self._most_kl,
             lines=tuple(lines),
             front=tuple(self._point("", one) for one in front(menu.losses, menu.sizes, FRONT_POINTS)),
-            uniform=tuple(self._point(f"all {name}", one) for name, one in uniform if any(one)),
             unchanged=self._point("as it was", menu.unchanged),
             unchanged_loss=unchanged,
             chosen=Point("mended", size_on_disk(copy_of(self.model, draft).files), menu.kl(selection)),

@@ -70,10 +70,6 @@ class Entry:
     is_certain: bool
     """Whether it is certainly among the largest. All entries for which this is said are so together."""
 
-    gained: float | None
-    """How much less the whole model loses where this entry alone is kept float; None where not measured.
-    Negative where its error cancels another one's."""
-
     float_bytes: int
     bytes: int
     """Its bytes in the float model's files and in the quantized model's."""
@@ -114,7 +110,7 @@ class LossMap:
 
     passes: float
     """Positions computed for the entries, in passes over all documents. Beside these the float model, the quantized one
-    and all weights together take a pass each, and what is gained takes one for each certain entry."""
+    and all weights together take a pass each."""
 
     @property
     def num_certain(self) -> int:
@@ -186,10 +182,7 @@ def show_map(loss_map: LossMap) -> None:
 
 def table(loss_map: LossMap, most: int | None = None) -> Table:
     """The `most` largest entries, or all."""
-    heads = (
-        *("quantized alone", "KL, nats", "95 % interval", "share of the sum", "among the largest"),
-        *("bytes", "kept float gains"),
-    )
+    heads = ("quantized alone", "KL, nats", "95 % interval", "share of the sum", "among the largest", "bytes")
     whole = loss_map.sum.mean
     rows = [
         (
@@ -199,7 +192,6 @@ def table(loss_map: LossMap, most: int | None = None) -> Table:
             f"{100 * (entry.kl / whole if whole > 0 else 0.0):.0f} %",
             "certainly" if entry.is_certain else "",
             numbers.size(entry.bytes),
-            "" if entry.gained is None else numbers.signed_minus(numbers.nats(entry.gained)),
         )
         for entry in loss_map.entries[:most]
     ]
@@ -341,9 +333,6 @@ class Bill:
     front: tuple[Point, ...]
     """Models that nothing beats in both bytes and predicted loss, small to large."""
 
-    uniform: tuple[Point, ...]
-    """Models with all weights in one precision."""
-
     unchanged: Point
     unchanged_loss: Measured
     chosen: Point
@@ -433,9 +422,9 @@ def changes_table(bill: Bill) -> Table:
 
 
 def points_table(bill: Bill, *, with_front: bool = False) -> Table:
-    """Whole models: as it was, uniform ones, and the one that was chosen; or these with the front, small to large."""
+    """Whole models: as it was, and the one that was chosen; or these with the front, small to large."""
     heads = ("model", "bytes", "KL predicted on the documents that choose, nats")
-    points = [bill.unchanged, *bill.uniform, bill.chosen]
+    points = [bill.unchanged, bill.chosen]
     if with_front:
         points = sorted([*bill.front, *points], key=lambda point: point.bytes)
     return Table("", heads, [(one.name, numbers.size(one.bytes), numbers.nats(one.kl)) for one in points], heads[:1])

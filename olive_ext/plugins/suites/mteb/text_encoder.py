@@ -364,10 +364,6 @@ class TextEncoder:
         if not distinct:
             raise ConfigError("no texts were given: give one at least")
         vectors = self.states.pooled(self.tokens([prompt + text for text in distinct]), self.pooling)
-        size = self.settings.truncate_dim
-        if size is not None and size > vectors.shape[1]:
-            raise ConfigError(f"the model's embeddings have {vectors.shape[1]} dimensions", "truncate_dim", size)
-        vectors = vectors[:, :size]
         if self.settings.normalize:
             vectors = unit(vectors)
         place = {text: number for number, text in enumerate(distinct)}

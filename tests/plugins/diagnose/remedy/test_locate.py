@@ -92,7 +92,6 @@ def test_planted_noise_is_found_first(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "output folder\n" in capsys.readouterr().err, "the folder of records goes"
     assert found.entries[0].name == "/model/layers.0/attn/qkv_proj/MatMul"
     assert found.entries[0].is_certain
-    assert found.entries[0].gained == pytest.approx(found.entries[0].kl, rel=0.5)
     assert found.passes < 21
 
 

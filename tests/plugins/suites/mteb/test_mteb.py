@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 from olive_ext.config import ModelSettings
-from olive_ext.errors import ConfigError, OliveExtError
+from olive_ext.errors import OliveExtError
 from olive_ext.model import resolve
 
 pytest.importorskip("mteb")
@@ -190,17 +190,6 @@ def test_model_against_itself_and_against_another(tmp_path: Path) -> None:
         assert same[name] == 0
     assert same["TinySTS-spearman_change_low"] == same["TinySTS-spearman_change_high"] == 0
     assert signs["embeddings-cosine_mean"] < 0.95
-
-
-def test_fewer_dimensions_are_the_first_ones() -> None:
-    """Of length 1."""
-    onnx = folders("bert")[1]
-    with closing(encoder(onnx)) as whole, closing(encoder(onnx, truncate_dim=16)) as short:
-        first = whole.encode(SENTENCES)[:, :16]
-        first /= np.linalg.norm(first, axis=1, keepdims=True)
-        np.testing.assert_allclose(short.encode(SENTENCES), first, atol=1e-6)
-    with closing(encoder(onnx, truncate_dim=65)) as long, pytest.raises(ConfigError, match="64 dimensions"):
-        long.encode(["a"])
 
 
 def test_cross_encoder_scores_as_sentence_transformers_does() -> None:
