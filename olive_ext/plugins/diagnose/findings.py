@@ -287,9 +287,7 @@ def _looked_into(
         why = first_line(error)
         is_held = isinstance(error, HeldError) or (is_seen and not isinstance(error, NotLocatedError))
         held = "no node gives other numbers" if isinstance(error, HeldError) else "the node is not known"
-        is_only_seen = is_green and is_held and not isinstance(error, HeldError)
-        within = f"; up to {nats(MOST_BEYOND * seen)} nats are within {MOST_BEYOND} times the noise that was seen"
-        first = replace(first, finding=f"{held}: {why}{within if is_only_seen else ''}")
+        first = replace(first, finding=f"{held}: {why}")
     else:
         why = f"'{fault.node}' makes {fault.explained:.0%} of it"
         is_held = False

@@ -47,9 +47,6 @@ ratio."""
 _FILES = (("model.onnx", "inputs.npz"), ("reference.onnx", "reference_inputs.npz"))
 """The candidate's graph and inputs, and the other place's."""
 
-INLINE_BYTES = 1 << 30
-"""Larger weights are written beside their graph: a protobuf holds 2 GB."""
-
 _SCRIPT = """# {what}
 # Two results on the same inputs; exits with 1 where they are further apart than rounding brings them.
 import sys
@@ -85,7 +82,6 @@ class FirstDifference:
     tolerance: float
     """The error that rounding explains."""
 
-    providers: tuple[str, str]
     explained: float
     """The share of the logits' difference that remains with only this output as the candidate has it."""
 
@@ -98,7 +94,6 @@ class FirstDifference:
             [
                 f"node '{self.node}' ({self.operator}{layer}) on equal inputs: '{self.output}' is "
                 f"{self.largest_error:.2g} off where {self.tolerance:.2g} is rounding, shapes {shapes}",
-                " against ".join(self.providers),
                 f"makes {self.explained:.0%} of the logits' difference",
                 *([f"repro in '{self.repro}'"] if self.repro is not None else []),
             ]
@@ -152,7 +147,6 @@ def first_difference(
         shapes={**{name: array.shape for name, array in arrays.items()}, nodes.value: nodes.shape},
         largest_error=nodes.deviation.error,
         tolerance=nodes.deviation.tolerance,
-        providers=(own.model.providers[0].name, theirs.model.providers[0].name),
         explained=nodes.explained,
     )
     if repro is None:
@@ -171,8 +165,7 @@ def _write_repro(
             part, arrays = place.part(given, [value])
             model = place.graph.model_of(part)
             load_external_data_for_model(model, str(place.folder))
-            is_large = sum(len(tensor.raw_data) for tensor in model.graph.initializer) > INLINE_BYTES
-            onnx.save_model(model, work / graph, save_as_external_data=is_large, location=f"{graph}.data")
+            onnx.save_model(model, work / graph, save_as_external_data=True, location=f"{graph}.data")
             names = [item.name for item in model.graph.input if item.name in place.inputs]
             np.savez(work / taken, **({name: place.inputs[name].numpy() for name in names} | arrays))
         first, second = (_result(*each) for each in zip(("one", "other"), _FILES, places, strict=True))

@@ -318,7 +318,6 @@ class Location:
             unpaired=self.pairing.unpaired,
             beyond_rounding=self.pairing.shares,
             damaged=damaged,
-            passes=race.num_passes,
         )
 
     def _with_progress(self, quantities: Sequence[int], many: int, variants: Variants) -> Iterator[int]:

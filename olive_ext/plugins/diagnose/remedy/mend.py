@@ -66,7 +66,6 @@ def mend(
     work = config.unfinished
     was_there = work.exists()
     size = config.at_most
-    limit = f"'at_most' = {numbers.size(size or 0)}"
     try:
         with opened_location(config.location(), is_shown(progress)) as location:
             refuse_inside(location.model, output)
@@ -74,8 +73,11 @@ def mend(
             for part in {target.part for target in location.targets}:
                 graph = files.companions[part].graph if part else files.decoder
                 refuse_shared(real_path(location.model.settings.model), graph)
-            problem = f"{limit}: the quantized model itself takes {numbers.size(size_on_disk(files))}"
-            if size is not None and size_on_disk(files) > size and not location.tables:
+            own_size = size_on_disk(files)
+            problem = (
+                f"'at_most' = {numbers.size(size or 0)}: the quantized model itself takes {numbers.size(own_size)}"
+            )
+            if size is not None and own_size > size and not location.tables:
                 raise ConfigError(problem)
             with location.measuring() as material:
                 mender = Mender(config.most_kl, size, location, material, work / "drafts", is_shown(progress))

@@ -108,10 +108,6 @@ class LossMap:
     damaged: dict[str, str]
     """Constants and weights that are not the float model's, beyond any rounding, and how: the first entries."""
 
-    passes: float
-    """Positions computed for the entries, in passes over all documents. Beside these the float model, the quantized one
-    and all weights together take a pass each."""
-
     @property
     def num_certain(self) -> int:
         """How many of the largest entries are certain."""
@@ -374,11 +370,6 @@ class Bill:
             f"kl_mean: predicted {numbers.nats(self.chosen.kl)}, measured {with_interval(held)} on "
             f"{counted(held.num_documents, 'document')} that chose nothing, where it was {with_interval(before)}."
         )
-        if self.trials:
-            models = counted(len(self.trials), "model")
-            each = (f"{numbers.nats(one.measured.mean)} for {numbers.nats(one.predicted)}" for one in self.trials)
-            tried = f"Measured for predicted on the documents that choose, of {models} tried"
-            sentences.append(f"{tried}: {', '.join(each)}.")
         if self.bound is not None and self.verdict is not None:
             words = {
                 "ok": "is kept (95 %).",

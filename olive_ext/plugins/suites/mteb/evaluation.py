@@ -6,7 +6,6 @@ Axes: N texts, H dimensions. Knows no recipe.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -26,8 +25,6 @@ from olive_ext.model import ResolvedModel
 from olive_ext.plugins.suites.mteb.text_encoder import TextEncoder, unit
 from olive_ext.report import Metric
 from olive_ext.stats.paired_answers import difference_interval
-
-logger = logging.getLogger("olive.olive_ext")
 
 Array = npt.NDArray[np.float32]
 

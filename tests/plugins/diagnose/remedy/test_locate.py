@@ -92,7 +92,6 @@ def test_planted_noise_is_found_first(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "output folder\n" in capsys.readouterr().err, "the folder of records goes"
     assert found.entries[0].name == "/model/layers.0/attn/qkv_proj/MatMul"
     assert found.entries[0].is_certain
-    assert found.passes < 21
 
 
 DOWN = "model.layers.1.mlp.down_proj.MatMul.weight_scales"

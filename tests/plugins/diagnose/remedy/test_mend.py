@@ -16,7 +16,7 @@ from PIL import Image
 
 import olive_ext
 from olive_ext.cli import main
-from olive_ext.errors import ConfigError, ModelError, RequirementError, TaskError, counted
+from olive_ext.errors import ConfigError, ModelError, RequirementError, TaskError
 from olive_ext.model.files.content import model_digest, size_on_disk
 from olive_ext.model.files.locate import locate as locate_files
 from olive_ext.plugins.diagnose.remedy.locate import opened_location
@@ -65,7 +65,6 @@ def test_bound_that_was_broken_is_kept_in_little_more_bytes(kept: tuple[Path, Bi
     in_bound = [one.bytes for one in bill.trials if one.measured.high <= BOUND]
     assert min(in_bound) == pytest.approx(bill.chosen.bytes, rel=0.01)
     assert bill.chosen_loss.choosing.mean in [one.measured.mean for one in bill.trials]
-    assert f"of {counted(len(bill.trials), 'model')} tried" in " ".join(bill.sentences)
     assert f"chose nothing, where it was {with_interval(bill.unchanged_loss.held_out)}" in " ".join(bill.sentences)
     assert points_table(bill).heads[-1] == "KL predicted on the documents that choose, nats"
     assert bill.chosen.kl == pytest.approx(bill.chosen_loss.choosing.mean, rel=0.5)
