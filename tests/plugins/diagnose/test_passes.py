@@ -128,7 +128,7 @@ def test_loss_map_lies_beside_the_model_that_is_handed_on(tmp_path: Path) -> Non
     [
         (loss_map(tops=3), ["'passes.map.tops' 'top'"]),
         (blocks(at_mots="1GB"), ["'passes.mend.at_mots' 'at_most'"]),
-        (blocks(require=[]), ["passes.mend 'within' 'at_most' 'like'"]),
+        (blocks(require=[]), ["passes.mend 'within' 'at_most'"]),
     ],
 )
 def test_wrong_keys_of_a_pass_are_named_in_place(made: dict[str, Any], parts: list[str], tmp_path: Path) -> None:

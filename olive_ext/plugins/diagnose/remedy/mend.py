@@ -73,16 +73,14 @@ def mend(
             for part in {target.part for target in location.targets}:
                 graph = files.companions[part].graph if part else files.decoder
                 refuse_shared(real_path(location.model.settings.model), graph)
-            own_size = size_on_disk(files)
-            problem = (
-                f"'at_most' = {numbers.size(size or 0)}: the quantized model itself takes {numbers.size(own_size)}"
-            )
-            if size is not None and own_size > size and not location.tables:
-                raise ConfigError(problem)
+            problem = f"the quantized model itself takes {numbers.size(size_on_disk(files))}"
+            if size is not None and size_on_disk(files) > size and not location.tables:
+                raise ConfigError(problem, "at_most", size)
             with location.measuring() as material:
                 mender = Mender(config.most_kl, size, location, material, work / "drafts", is_shown(progress))
                 if size is not None and (least := mender.least) > size:
-                    raise ConfigError(f"{problem}, and {numbers.size(least)} with its table and its head as one")
+                    problem += f", and {numbers.size(least)} with its table and its head as one"
+                    raise ConfigError(problem, "at_most", size)
                 draft, bill = mender.run()
                 write_texts({draft / name: text for name, text in bill_texts(bill).items()}, draft, "the bill")
                 with named_failures(f"cannot put the mended model at '{output}'"):

@@ -58,7 +58,6 @@ def test_planted_kernel_is_found_on_webgpu(tmp_path: Path, precision: str, opera
     result = found(tmp_path / "planted", source, tmp_path / "repro" if place == 0 else None)
     print(f"\n{result}")
     assert result.output in node.output
-    assert result.providers == ("WebGpuExecutionProvider", "CPUExecutionProvider")
     if result.repro is not None:
         assert run_repro(result.repro).returncode == 1
 
