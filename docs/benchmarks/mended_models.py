@@ -76,8 +76,8 @@ class Losses:
         return {"weights": len(self._menu.targets), "documents": documents, "positions": positions}
 
     def _orders(self) -> Iterator[tuple[str, list[int]]]:
-        floats, quantized, targets = self._location.floats, self._location.quantized, self._menu.targets
-        pairs = [(floats.matrix(one.floats[0]), quantized.matrix(one.quantized[0])) for one in targets]
+        decoder, targets = self._location.sources[""], self._menu.targets
+        pairs = [(decoder.floats.matrix(one.floats[0]), decoder.quantized.matrix(one.quantized[0])) for one in targets]
         errors = [float(np.linalg.norm(own - other) / np.linalg.norm(own)) for own, other in pairs]
         yield BY_ERROR, sorted(range(len(errors)), key=lambda number: -errors[number])
         for seed in range(RANDOM):

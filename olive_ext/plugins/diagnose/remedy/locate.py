@@ -207,9 +207,8 @@ class Location:
         if operator := quantizing_operator(decoders.floats.model):
             given = f"'reference' = '{self.reference.name}'"
             raise ConfigError(f"{given} is quantized itself ({operator}): give the float model")
-        self.floats, self.quantized = decoders.floats, decoders.quantized
-        self.pairing = pair(self.floats, self.quantized)
-        self.pairing.unpaired |= rounded_inside(self.floats, self.quantized)
+        self.pairing = pair(decoders.floats, decoders.quantized)
+        self.pairing.unpaired |= rounded_inside(decoders.floats, decoders.quantized)
         if self.pairing.damaged:  # a constant may be NaN
             self.model, self.reference = (one.patched({"non_finite": "report"}) for one in (self.model, self.reference))
         self.sources = {"": decoders}
@@ -249,7 +248,7 @@ class Location:
         from olive_ext.run.evaluation import load_requested_tasks
 
         if not self.targets:
-            refuse_nothing(self.pairing, len(self.quantized.uses))
+            refuse_nothing(self.pairing, len(self.sources[""].quantized.uses))
         tasks = load_requested_tasks(self._models, None)
         assert tasks is not None  # a loss is measured on tasks
         with ExitStack() as stack:

@@ -246,7 +246,7 @@ def test_models_that_cannot_be_mended_are_refused(tmp_path: Path) -> None:
     (copy / "model.onnx").write_bytes((copy / "model.onnx").read_bytes() + b"\x12\x01a")  # another producer's name
     with refused(ModelError, "unsupported"):
         mend(tmp_path / "mended", model=copy, **goal)
-    with refused(ConfigError, "wrong_value", holds=("at_most", "1", "00")):
+    with refused(ConfigError, "wrong_value", "at_most", 1_000_000):
         mend(tmp_path / "mended", at_most="1MB")
     with refused(ConfigError, "missing", holds=("3", "2", "1")):
         mend(tmp_path / "mended", **goal, tasks=["quickstart_choice"], limit=3)
