@@ -53,11 +53,11 @@ RECORDED = 0.02
 
 
 def costs(model: Model, given: argparse.Namespace) -> dict[str, float]:
-    """Tokens, operations and bytes of one loss map; the float model, the quantized one, all weights together and what
-    the certain entries gain take a pass each beside the race's."""
+    """Tokens, operations and bytes of one loss map; the float model, the quantized one and all weights together take a
+    pass each beside the race's."""
     first = max(LEAST, math.ceil(given.documents / FIRST_SHARE))
     looks = 1 + math.ceil(math.log2(given.documents / first))
-    passes = given.passes + 3 + given.top
+    passes = given.passes + 3
     tokens = given.documents * given.tokens * passes
     steps = math.ceil(tokens / given.step) + looks * model.products
     return {
@@ -78,7 +78,6 @@ def main() -> None:
     parser.add_argument("--documents", metavar="N", type=int, default=400)
     parser.add_argument("--tokens", metavar="N", type=int, default=250, help="of a document")
     parser.add_argument("--passes", metavar="N", type=int, default=60)
-    parser.add_argument("--top", metavar="N", type=int, default=10)
     parser.add_argument("--step", metavar="N", type=int, default=8192, help="tokens of a step")
     parser.add_argument("--rate", metavar="N", type=float, default=2e14, help="operations a second")
     given = parser.parse_args()

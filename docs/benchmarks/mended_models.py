@@ -24,6 +24,7 @@ from train_models import exported
 
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import size_on_disk
+from olive_ext.model.files.locate import locate as locate_files
 from olive_ext.plugins.diagnose.remedy.locate import Floats, Location, estimate, opened_location
 from olive_ext.plugins.diagnose.remedy.mend import Mender
 from olive_ext.plugins.diagnose.remedy.mended_package import copy_of
@@ -75,8 +76,8 @@ class Losses:
         return {"weights": len(self._menu.targets), "documents": documents, "positions": positions}
 
     def _orders(self) -> Iterator[tuple[str, list[int]]]:
-        floats, quantized, targets = self._location.floats, self._location.quantized, self._menu.targets
-        pairs = [(floats.matrix(one.floats[0]), quantized.matrix(one.quantized[0])) for one in targets]
+        decoder, targets = self._location.sources[""], self._menu.targets
+        pairs = [(decoder.floats.matrix(one.floats[0]), decoder.quantized.matrix(one.quantized[0])) for one in targets]
         errors = [float(np.linalg.norm(own - other) / np.linalg.norm(own)) for own, other in pairs]
         yield BY_ERROR, sorted(range(len(errors)), key=lambda number: -errors[number])
         for seed in range(RANDOM):
@@ -120,7 +121,8 @@ def main() -> None:
     exported(given.checkpoint, given.work / "fp32", "fp32")
     for name, options in PEERS.items():
         exported(given.checkpoint, folders[name], "int4", **options)
-    goal = {"like": str(folders[MIXED]), "output_dir": str(given.work / "mended"), "top": 3}
+    size = size_on_disk(locate_files(str(folders[MIXED])))
+    goal = {"at_most": size, "output_dir": str(given.work / "mended"), "top": 3}
     work = {"tasks": given.tasks.split(","), "include_path": given.include_path, "limit": given.limit}
     models = {"model": str(folders[BASE]), "reference": str(given.work / "fp32")}
     config = MendingConfig.of({**models, **work, **goal}, {})

@@ -283,10 +283,9 @@ def _refuse_reference(
         raise NotFoundError("no such file or folder", f"{where}.reference", reference.path)
     if reference.variant is not None and not is_package(Path(reference.path)):
         raise MismatchError(f"'{reference.path}' is no model package", f"{where}.reference.variant", reference.variant)
-    on_cpu = provider and (CPU if reference.provider_stage is not False else provider)
     for key, path, variant, on in (
         ("reference", reference.path, reference.variant, reference.execution_provider or provider),
-        ("reference.float_model", reference.float_model, None, on_cpu),
+        ("reference.float_model", reference.float_model, None, provider),
     ):
         is_there = path is not None and is_package(Path(path))
         for error in _raised(choose, Path(path or ""), variant, first_name(on)) if is_there else ():

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from olive_ext.config.base import Auto, PathText, PositiveInt, StrictModel, word
+from olive_ext.config.base import Auto, PathText, StrictModel, word
 
 Pooling = Literal["mean", "cls", "last"]
 
@@ -35,21 +35,9 @@ class EmbeddingSettings(StrictModel):
     takes what the model's sentence-transformers files say, else "last" for decoders with a KV cache and "mean" for
     other graphs, unless the graph returns embeddings of whole texts itself ("sentence_embedding")."""
 
-    reranker: Annotated[Literal["yes_no"] | None, BeforeValidator(word)] = None
-    """"yes_no" scores pairs of reranking tasks with a decoder: its probability of "yes" against "no" after
-    Qwen3-Reranker's template, with the task's instruction, else with `prompts`' "query", else with mteb's for these
-    models. The two tokens are the tokenizer's, or those that the model's sentence-transformers files name."""
-
     normalize: bool = True
     """Divides embeddings by their length, as Olive's evaluator does."""
 
     prompts: dict[str, str] | None = None
     """What is put before texts, by mteb's names: a task, a type of task, "query", "document" or combinations such as
     "NFCorpus-query". None takes those of the model's sentence-transformers files; {} puts nothing, as Olive does."""
-
-    truncate_dim: PositiveInt | None = None
-    """Only so many of an embedding's first numbers are used (Matryoshka)."""
-
-    embedding_precision: Annotated[Literal["float32", "int8", "binary"], BeforeValidator(word)] = "float32"
-    """"int8" rounds each dimension to 256 steps between the least and the greatest of the first texts that are
-    embedded, "binary" keeps the signs; tasks see the rounded numbers."""

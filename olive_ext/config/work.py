@@ -138,11 +138,6 @@ class ReferenceConfig(ModelConfig):
     what the conversion lost (reference to float) and what quantization did (float to evaluated), which takes an
     evaluation of each."""
 
-    provider_stage: bool | None = None
-    """Whether the report says what the execution provider changes: the evaluated model on the CPU against itself, which
-    takes an evaluation of each; the other stages are then measured on the CPU. None does so where there is a
-    `float_model` and the provider is not the CPU; true needs one, or an ONNX model as the reference."""
-
     tokenizer: PathText | None = None
     """As the evaluated model's: a folder or a name on the hub. None takes the one beside the reference."""
 
@@ -165,11 +160,6 @@ class ReferenceConfig(ModelConfig):
     def is_records(self) -> bool:
         """Whether the reference is a file of records."""
         return self.path.endswith(RECORDS_SUFFIX)
-
-    @property
-    def has_stages(self) -> bool:
-        """Whether the difference is asked for in stages."""
-        return bool(self.float_model or self.provider_stage)
 
     @property
     def is_input_model(self) -> bool:

@@ -13,15 +13,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from olive_ext.report import numbers
-from olive_ext.report.numbers import SAME_NATS, Z95, Number, joined
+from olive_ext.report.numbers import SAME_NATS, Z95, Number
 
-StageName = Literal["conversion", "quantization", "provider"]
+StageName = Literal["conversion", "quantization"]
 
-_TITLES: dict[StageName, str] = {
-    "conversion": "the conversion",
-    "quantization": "quantization",
-    "provider": "the provider",
-}
+_TITLES: dict[StageName, str] = {"conversion": "the conversion", "quantization": "quantization"}
 _SMALL_PART = 0.1
 """A stage is small where its interval ends below this part of the largest stage's mean KL."""
 
@@ -81,24 +77,16 @@ def stage_sentences(stages: Sequence[Stage], most_kl: float) -> Iterator[str]:
     innocent = [stage for stage in stages if stage not in guilty]
     if not all(math.isfinite(stage.kl_mean) for stage in stages):
         yield f"the stages cannot be separated: {_listed(ranked)}"
-    elif all(stage.is_exact and not stage.is_loss for stage in stages):
+    elif not guilty:
         titles = " nor ".join(stage.title for stage in stages)
         yield f"neither {titles} lost anything: at most {ranked[0].distance}"
+    elif innocent:
+        (lost,), (kept,) = guilty, innocent
+        yield f"{lost.title} lost it ({lost.distance}); {kept.title} did not ({kept.distance})"
     else:
-        sentence = _lost(guilty, len(stages))
-        if innocent:
-            distances = joined([numbers.nats(stage.kl_mean) for stage in innocent])
-            sentence += f"; {joined([stage.title for stage in innocent])} did not (KL {distances} nats)"
-        yield sentence
+        yield f"both stages lost: {_listed(ranked)}"
     yield from (f"{stage.title}: {stage.finding}" for stage in stages if stage.finding)
 
 
 def _listed(stages: Sequence[Stage]) -> str:
     return ", ".join(f"{stage.title} {stage.distance}" for stage in stages)
-
-
-def _lost(guilty: Sequence[Stage], number: int) -> str:
-    if len(guilty) == 1:
-        return f"{guilty[0].title} lost it ({guilty[0].distance})"
-    how_many = "two" if len(guilty) < number else {2: "both", 3: "all three"}[number]
-    return f"{how_many} stages lost: {_listed(guilty)}"

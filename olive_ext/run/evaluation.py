@@ -272,8 +272,8 @@ def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     for setting, folder in written.items():
         if folder is not None:
             (refuse_filled if setting == "reference.repro" else check_writable)(Path(folder), setting)
-    if models.config.reference is not None and models.config.reference.has_stages:
-        hook("refuse_stages", "'reference.float_model' and 'reference.provider_stage'")(models)
+    if models.config.reference is not None and models.config.reference.float_model is not None:
+        hook("refuse_stages", "'reference.float_model'")(models)
 
 
 def _tell_other_tokenizer(model: ResolvedModel) -> None:

@@ -1,8 +1,8 @@
-"""Writes five jobs of Azure ML below a folder: on one node, on a GPU, on several nodes, a pipeline and a sweep.
+"""Writes four jobs of Azure ML below a folder: on a CPU, on a GPU, a pipeline and a sweep.
 
 python recipes/azureml/make.py OUT [--compute NAME] [--gpu-compute NAME]
 
-Run it from the repository's root. The first three are what `olive-ext job azureml` makes; pipeline.yml and sweep.yml
+Run it from the repository's root. The first two are what `olive-ext job azureml` makes; pipeline.yml and sweep.yml
 beside this script get the code and the environment of such a job.
 """
 
@@ -27,7 +27,6 @@ def make(out: Path, compute: str, gpu_compute: str) -> None:
     """Writes the folders below `out`, which are new or empty."""
     recipe = QUICKSTART / "recipe.json"
     make_azureml_job(recipe, compute, out / "command")
-    make_azureml_job(recipe, compute, out / "distributed", 2)
     with tempfile.TemporaryDirectory() as scratch:
         on_gpu = Path(scratch, "quickstart_gpu.json")
         text = recipe.read_text(encoding="utf-8")

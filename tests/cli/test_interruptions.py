@@ -92,7 +92,7 @@ REMEDY = "olive_ext.plugins.diagnose.remedy"
 GOES_ON = [
     (EVALUATE, "lm_eval", "out/journal"),
     ("locate {model} --reference {model} --tasks mine --output out", f"{REMEDY}.locate", "out/journal"),
-    ("mend {model} --reference {model} --tasks mine --like {model} --output out", f"{REMEDY}.mend", ".out.unfinished"),
+    ("mend {model} --reference {model} --tasks mine --at-most 1GB --output out", f"{REMEDY}.mend", ".out.unfinished"),
     ("run --config recipe.json", "olive_ext.workflow", "out/cache"),
     ("run --config listed.json", "olive_ext.workflow", "out/other"),
     ("locate {model} --reference {model} --tasks mine", f"{REMEDY}.locate", ""),

@@ -13,16 +13,14 @@ from olive_ext.plugins.diagnose.settings import LocationConfig, MendingConfig
 
 LOCATE_OPTIONS: tuple[Option, ...] = (
     *(replace(one, owner=LocationConfig) for one in OPTIONS if one.flag not in OF_COMPARISONS | OF_WORKERS),
-    Option("--by", "by", "WHAT", owner=LocationConfig),
     Option("--top", "top", "N", owner=LocationConfig),
 )
 """The options of `evaluate` that name the model and the tasks, and the command's own."""
 
 MEND_OPTIONS: tuple[Option, ...] = (
-    *(replace(option, owner=MendingConfig) for option in LOCATE_OPTIONS if option.flag != "--by"),
+    *(replace(option, owner=MendingConfig) for option in LOCATE_OPTIONS),
     Option("--within", "within", "kl_mean=NATS", "arguments", owner=MendingConfig),
     Option("--at-most", "at_most", "SIZE", owner=MendingConfig),
-    Option("--like", "like", "MODEL", owner=MendingConfig),
 )
 
 

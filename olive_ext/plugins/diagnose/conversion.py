@@ -471,11 +471,6 @@ def _altered(config: Mapping[str, Any]) -> Iterator[Hypothesis]:
     if isinstance(config.get("rope_parameters"), Mapping):
         yield Hypothesis("rotary positions turn halves of a head instead of neighbours", {}, "halves")
         yield Hypothesis("rotary positions turn neighbours instead of halves of a head", {}, "neighbours")
-    number, types = config.get("num_hidden_layers") or 0, config.get("layer_types")
-    for left in range(number - 1, max(number - 3, 0), -1):
-        what = "layer is" if number - left == 1 else f"{number - left} layers are"
-        shorter = {"num_hidden_layers": left, **({"layer_types": types[:left]} if types else {})}
-        yield Hypothesis(f"the last {what} missing", shorter)
 
 
 class Difference(NamedTuple):

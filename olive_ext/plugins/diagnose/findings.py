@@ -1,9 +1,8 @@
 """What a report gets beside its comparison: the stages of the distance to a checkpoint, or the finding on one model in
 two places. Knows no statistics.
 
-The stages are the conversion, up to the float ONNX model, the quantization after it, and the provider that the result
-runs on. Each is an evaluation of its own against the stage before, on the same documents. Where the provider is a
-stage, the other two are measured on the CPU.
+The stages are the conversion, up to the float ONNX model, and the quantization after it. Each is an evaluation of its
+own against the stage before, on the same documents.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from olive_ext.config import AT_HAND, EXPORT, EngineConfig, EvaluationConfig, ReferenceConfig
+from olive_ext.config import AT_HAND, EXPORT, EvaluationConfig, ReferenceConfig
 from olive_ext.config.model import ModelConfig
 from olive_ext.errors import (
     ANY_FAILURE,
     ConfigError,
     ContradictionError,
-    MissingError,
     OliveExtError,
     RunError,
     UnsupportedError,
@@ -32,7 +30,6 @@ from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.package_config import is_same_path
-from olive_ext.model.providers.table import CPU
 from olive_ext.package_versions import runtimes
 from olive_ext.report import Report
 from olive_ext.report.comparison import Comparison
@@ -57,42 +54,33 @@ Compare = Callable[[EvaluationConfig], Comparison | None]
 LOST_NATS = 1e-4
 """A conversion is examined from this mean KL on: rounding in fp32 gives 1e-7."""
 
-_ON_CPU: dict[str, Any] = {"execution_provider": CPU, "provider_options": None}
-
 
 def refuse_stages(models: Models) -> None:
     """Raises `ConfigError` or `ModelError` for a float model that is not there, or that no checkpoint was made into."""
     reference = models.config.reference
-    if reference is None:
+    if reference is None or reference.float_model is None:
         return
     if reference.is_records or reference.is_same:
-        if reference.float_model or reference.provider_stage:
-            raise ContradictionError("leave out float_model and provider_stage", "reference", reference.path)
-        return
-    is_hf = models.given_reference.kind == "hf"
+        raise ContradictionError("leave out float_model", "reference", reference.path)
     if reference.float_model == AT_HAND:
         raise ContradictionError(
             f"no workflow is running: give its path, or '{EXPORT}'", "reference.float_model", AT_HAND
         )
-    if reference.float_model is None:
-        if reference.provider_stage and is_hf:
-            raise MissingError("'reference.float_model' is needed, too", "reference.provider_stage", True)
-        return
     where = f"'reference.float_model' = '{reference.float_model}'"
-    if not is_hf:
+    if models.given_reference.kind != "hf":
         raise ConfigError(
             f"{where} needs a Hugging Face model as the reference, and '{reference.path}' is an ONNX model"
         )
     model = _float_model(models)
-    if model is not None and model.kind != "onnx":
+    if model.kind != "onnx":
         raise UnsupportedError(f"{where} is no ONNX model")
-    if model is not None and (operator := quantizing_operator(load_graph(model.files.decoder))):
+    if operator := quantizing_operator(load_graph(model.files.decoder)):
         raise ConfigError(f"{where} is quantized ({operator}): give the float model that it was made of")
 
 
 def with_stages(report: Report, models: Models, compare: Compare) -> Report:
     """The report with the stages between the reference and the model, where the settings name the float model between
-    them or ask for the provider's. A stage that fails is a warning: the report stands without."""
+    them. A stage that fails is a warning: the report stands without."""
     comparison = report.comparison
     if comparison is None:
         return report
@@ -106,10 +94,11 @@ def with_stages(report: Report, models: Models, compare: Compare) -> Report:
     except OliveExtError as error:
         logger.warning("the stages of the difference are not reported: %s", first_line(error))
         return report
-    between = {"float_model": models.float_path} if stages and models.float_path is not None else {}
-    if stages and stages[0].name == "conversion" and not stages[0].kl_mean < LOST_NATS:
+    if not stages:
+        return report
+    if not stages[0].kl_mean < LOST_NATS:
         stages[0] = replace(stages[0], finding=_finding(models))
-    reference = {**comparison.reference, **between}
+    reference = {**comparison.reference, "float_model": models.float_path}
     return replace(report, comparison=replace(comparison, reference=reference, stages=tuple(stages)))
 
 
@@ -136,49 +125,26 @@ def stage_of(name: StageName, alone: Comparison, whole: Comparison) -> Stage:
 
 
 def _evaluations(models: Models) -> dict[StageName, EvaluationConfig]:
-    """The evaluation of each stage; empty where there are fewer than two stages."""
+    """The evaluation of each stage; empty where there are none, as where the float model is the evaluated one."""
     config, reference = models.config, models.config.reference
-    if reference is None or models.given_candidate.kind != "onnx" or not reference.has_stages:
+    if reference is None or models.given_candidate.kind != "onnx" or reference.float_model is None:
+        return {}
+    float_model, float_path = _float_model(models), models.float_path
+    if is_same_path(str(models.given_candidate.files.decoder), str(float_model.files.decoder)):
         return {}
     shared: dict[str, Any] = {"tasks": requested_tasks(config), "use_cache": config.journal, "output_dir": None}
     shared |= {"require": [], "sample_log_num": 0, "documents": "all", "certain": None}
     config = config.model_copy(update=shared)
     tokenizer = models.given_candidate.files.tokenizer
+    origin = reference.model_copy(update={"float_model": None})
+    if reference.float_model == EXPORT:  # else the reference would be this export
+        origin = origin.model_copy(update={"export": "never"})
+    to_float = {"model": ModelConfig(path=float_path), "tokenizer": tokenizer, "reference": origin}
     kept = {"mode": reference.mode, "records_dir": reference.records_dir, "tokenizer": tokenizer}
-    has_provider = _has_provider_stage(models)
-    before = config
-    if has_provider:  # without what belongs to another provider than the CPU
-        free = {name: value for name, value in config.model_args.items() if name not in (*_ON_CPU, "engine")}
-        before = config.model_copy(update={**_ON_CPU, "engine": _plain_engine(models), "model_args": free})
-    origin = reference.model_copy(update={"float_model": None, "provider_stage": None})
-    stages: dict[StageName, EvaluationConfig] = {}
-    float_model, float_path = _float_model(models), models.float_path
-    if float_path is not None:
-        if reference.float_model == EXPORT:  # else the reference would be this export
-            origin = origin.model_copy(update={"export": "never"})
-        to_float = {"model": ModelConfig(path=float_path), "tokenizer": kept["tokenizer"], "reference": origin}
-        stages["conversion"] = before.model_copy(update=to_float)
-        origin = ReferenceConfig(path=float_path, **kept)
-    origin_files = (float_model or models.given_reference).files
-    if not is_same_path(str(models.given_candidate.files.decoder), str(origin_files.decoder)):
-        origin = origin.model_copy(update=_ON_CPU) if has_provider else origin
-        stages["quantization"] = before.model_copy(update={"reference": origin})
-    if has_provider:
-        itself = ReferenceConfig(**config.model.model_dump(), **kept, execution_provider=CPU)
-        stages["provider"] = config.model_copy(update={"reference": itself})
-    return stages if len(stages) > 1 else {}
-
-
-def _has_provider_stage(models: Models) -> bool:
-    reference = models.config.reference
-    if reference is None or models.given_candidate.providers[0].name == CPU:
-        return False
-    return reference.float_model is not None if reference.provider_stage is None else reference.provider_stage
-
-
-def _plain_engine(models: Models) -> EngineConfig:
-    engine = models.given_candidate.settings.engine
-    return EngineConfig(adapters=engine.adapters, num_threads=engine.num_threads)
+    return {
+        "conversion": config.model_copy(update=to_float),
+        "quantization": config.model_copy(update={"reference": ReferenceConfig(path=float_path, **kept)}),
+    }
 
 
 def _finding(models: Models) -> str:
@@ -186,24 +152,18 @@ def _finding(models: Models) -> str:
     from olive_ext.plugins.diagnose.conversion import hold_against
 
     try:
-        float_model = _float_model(models)
-        assert float_model is not None
-        return str(hold_against(float_model, models.given_reference).sentence())
+        return str(hold_against(_float_model(models), models.given_reference).sentence())
     except ANY_FAILURE as error:  # a remark must not cost the report, which is not written yet
         logger.warning("the loss of the conversion is not reported: %s", first_line(error))
         return first_line(error)
 
 
-def _float_model(models: Models) -> ResolvedModel | None:
-    """Opened as the evaluated model is; on the CPU where the provider is a stage of its own. None where there is
-    none."""
+def _float_model(models: Models) -> ResolvedModel:
+    """The model that `reference.float_model` names, opened as the evaluated model is."""
     path = models.float_path
-    if path is None:
-        return None
+    assert path is not None
     which: dict[str, Any] = {**ModelConfig(path=path).model_dump(exclude={"path"}), "model": path}
     which["tokenizer"] = models.given_candidate.files.tokenizer
-    if _has_provider_stage(models):
-        which |= {**_ON_CPU, "engine": _plain_engine(models)}
     return resolve(models.given_candidate.settings.model_copy(update=which), key="reference.float_model")
 
 
@@ -327,9 +287,7 @@ def _looked_into(
         why = first_line(error)
         is_held = isinstance(error, HeldError) or (is_seen and not isinstance(error, NotLocatedError))
         held = "no node gives other numbers" if isinstance(error, HeldError) else "the node is not known"
-        is_only_seen = is_green and is_held and not isinstance(error, HeldError)
-        within = f"; up to {nats(MOST_BEYOND * seen)} nats are within {MOST_BEYOND} times the noise that was seen"
-        first = replace(first, finding=f"{held}: {why}{within if is_only_seen else ''}")
+        first = replace(first, finding=f"{held}: {why}")
     else:
         why = f"'{fault.node}' makes {fault.explained:.0%} of it"
         is_held = False

@@ -4,12 +4,12 @@ is located, and the loss or the size to keep."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, ByteSize, Field, model_validator
 from typing_extensions import Self
 
-from olive_ext.config.base import PathText, PositiveInt, StrictModel, Word, not_bool, word
+from olive_ext.config.base import PathText, PositiveInt, StrictModel, Word, not_bool
 from olive_ext.config.certain import WrittenBound
 from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings
 from olive_ext.config.work import ModelWork, PassSettings, Reference, TaskSettings
@@ -25,9 +25,6 @@ class LocationSettings(PassSettings):
     reference: Reference
     """The float model that the quantized one was made of, in ONNX by the same exporter, so that nodes have the same
     names; or a Hugging Face model, of which onnxruntime-genai's builder makes one."""
-
-    by: Annotated[Literal["node", "layer", "kind"], BeforeValidator(word)] = "node"
-    """What is quantized together: the weight of one node, all of a layer, or all of one kind (mlp/down_proj)."""
 
     top: PositiveInt = 10
     """Documents are measured until it is certain which these many largest losses are."""
@@ -76,7 +73,7 @@ class Within(StrictModel):
 
 
 class MendingSettings(LocationSettings):
-    """Keys of the pass `OrtMending`. Needs at least one of `within`, `at_most`, `like`, or a bound on kl_mean in
+    """Keys of the pass `OrtMending`. Needs at least one of `within`, `at_most`, or a bound on kl_mean in
     `require`."""
 
     within: Within | None = None
@@ -86,9 +83,6 @@ class MendingSettings(LocationSettings):
     """The largest size of graph and weights, in bytes or as "1.2GB": the model with the least loss in it is written,
     with `within` the smallest one that keeps both."""
 
-    like: PathText | None = None
-    """A model whose size is taken for `at_most`."""
-
     require: list[WrittenBound] = Field(default_factory=list)
     """As the pass OrtLMEvaluation takes it: the bound on "kl_mean" is taken for `within`; others are not for this
     pass."""
@@ -97,15 +91,11 @@ class MendingSettings(LocationSettings):
     def _check_goal(self) -> Self:
         if type(self) is MendingSettings and self.output_dir is not None:
             raise ContradictionError("'output_dir': the model of a pass goes where Olive puts it", "output_dir")
-        if self.by != "node":
-            raise ContradictionError("weights are mended one by one", "by", self.by)
         for bound in self.require:
             if bound.metric != "kl_mean" or bound.max is None or bound.task not in (None, "all"):
                 raise ContradictionError(f"'{bound.metric}' is not bounded here: give 'max' of 'kl_mean'", "require")
-        if self.at_most is not None and self.like is not None:
-            raise ContradictionError("'at_most' and 'like' both give a size: give one of them", "at_most")
-        if self.within is None and self.at_most is None and self.like is None and not self.require:
-            raise MissingError("give what the mended model is to keep: 'within', 'at_most' or 'like'")
+        if self.within is None and self.at_most is None and not self.require:
+            raise MissingError("give what the mended model is to keep: 'within' or 'at_most'")
         return self
 
     @property
@@ -121,7 +111,7 @@ class MendingConfig(ModelWork, MendingSettings):
     call: ClassVar[str] = "mend"
 
     output_dir: PathText
-    """Folder for the mended package, new or empty, with bill.json, bill.md, bill.html and olive_settings.json."""
+    """Folder for the mended package, new or empty, with bill.json, bill.md and bill.html."""
 
     @property
     def unfinished(self) -> Path:

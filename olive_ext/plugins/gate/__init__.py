@@ -23,10 +23,7 @@ def points(text: str) -> float:
     raise ArgumentTypeError(f"{text!r}: give points of accuracy, above 0 and below 100")
 
 
-_RUN = (
-    "Folder of an evaluation, or a .json or .yaml file with the keys of an evaluation, which is "
-    'then made here; with "documents": "enough" it stops as soon as the decision is certain.'
-)
+_RUN = "Folder of an evaluation, or a .json or .yaml file with the keys of an evaluation, which is then made here."
 _BASELINE = "File with the baseline: metrics with errors, and each document's values under a key of its content."
 _WITHIN = "Points of accuracy whose loss is too much. By default the evaluation's `matters`, else 1."
 

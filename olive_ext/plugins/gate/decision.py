@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from olive_ext.config import RECIPE_SUFFIXES, ClaimConfig, EvaluationConfig
+from olive_ext.config import RECIPE_SUFFIXES, EvaluationConfig
 from olive_ext.errors import (
     ConfigError,
     ContradictionError,
@@ -32,17 +32,16 @@ from olive_ext.errors import (
 )
 from olive_ext.report import Metric, PackedAnswers, Report, to_json, write_texts
 from olive_ext.report.changes import changes_of, deciding_changes, difference_texts
-from olive_ext.report.comparison import ALL, ClaimResult, Comparison, Outcome, Status
+from olive_ext.report.comparison import ALL, Comparison, Outcome, Status
 from olive_ext.report.metrics import LENGTHS, non_finite_requests
 from olive_ext.report.next_step import next_step
 from olive_ext.report.page import TASK_HELPERS, TEMPLATE_DATE, model_name
-from olive_ext.report.sampled import certain_comparison
 from olive_ext.report.verdict import EXIT_STATUS, Verdict, possible_loss, reason_of, verdict
 from olive_ext.run import check_complete, evaluate
 from olive_ext.run.earlier_reports import Named, is_report, load, other_choices
 from olive_ext.run.models import STOP_FACTS, UNJUDGED, damage_of, stops_of
 from olive_ext.run.reference.answers import Answers
-from olive_ext.run.reference.packed_answers import keyed, unpacked
+from olive_ext.run.reference.packed_answers import unpacked
 from olive_ext.run.reference.pairing import compare_answers, compare_texts, without_value
 
 
@@ -54,15 +53,6 @@ class GateBound:
     status: Status
     text: str
     """The figures: difference, interval, documents, flips, p-value."""
-
-
-def of_claim(certainty: ClaimResult, comparison: Comparison) -> GateBound:
-    """The bound of a claim about drawn documents."""
-    estimate, low, high = (f"{100 * value:+.2f}" for value in (certainty.estimate, certainty.low, certainty.high))
-    flips = comparison.overall_outcome()
-    flipped = "" if flips is None else f", flips {flips.right_to_wrong} lost / {flips.wrong_to_right} won"
-    text = f"difference {estimate} pt ({low} to {high}){flipped}; {certainty.sentence()}"
-    return GateBound(certainty.metric, certainty.verdict, text)
 
 
 def bounds_of(comparison: Comparison, found: Verdict) -> list[GateBound]:
@@ -136,16 +126,9 @@ def gate(run: str, file: str, within: float | None = None, *, update: bool = Fal
     values = dict(read_recipe(path))
     if bounds := {"require", "fail_on_loss"} & values.keys():
         raise ContradictionError("the gate holds a model to its baseline: `evaluate` holds it to bounds", min(bounds))
-    claim = None
-    if is_drawn := values.get("documents") == "enough":
-        if not isinstance(claim := values.pop("certain", None), Mapping | None):
-            raise ConfigError('give a mapping, as {"within": 0.05}', "certain", claim)
-        del values["documents"]
-        values.pop("reference", None)  # the baseline's answers stand for it
+    if values.get("documents") == "enough":
+        raise ContradictionError("a gate asks all documents: leave it out, or give a 'limit'", "documents", "enough")
     config = EvaluationConfig.of(values | ({} if within is None else {"matters": within}), {}).as_job()
-    if is_drawn and baseline is not None:
-        claim = {"within": config.matters / 100} if claim is None else claim
-        return _of_drawn(config, ClaimConfig.parse(claim, where="certain"), baseline)
     if (reference := config.reference) is not None and reference.mode == "auto":
         # It is asked once for its content, and not beside every commit's model.
         config = config.model_copy(update={"reference": reference.model_copy(update={"mode": "recorded"})})
@@ -174,7 +157,7 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
     """The decision on a report, by the answers that it keeps."""
     report = run.report
     if report.comparison is not None and report.comparison.certainty is not None:
-        raise NotComparableError(f"'{run.name}' has drawn documents by another reference: give its settings file")
+        raise NotComparableError(f"'{run.name}' has drawn documents alone: evaluate all of them ('documents': \"all\")")
     if not (own := run.answers):
         raise MissingError(f"'{run.name}' has no value for any document: evaluate it anew")
     matters = run.matters if within is None else within
@@ -234,7 +217,10 @@ def gate_answers(
         many = counted(missing, "document of the baseline was", "documents of the baseline were")
         how = "asked otherwise, or not at all" if number_other else f"not asked (limit {limit})"
         comparison = replace(comparison, reference={"not_asked": f"{many} {how}"})
-    return _decided(comparison, tuple(dict.fromkeys(notes)))
+    judged = verdict(comparison)
+    judged = replace(judged, next_step=next_step(judged.reasons, comparison, is_gated=True))
+    notes += [reason.words for reason in judged.reasons if reason.code == "uncompared"]
+    return GateResult(judged.status, judged, tuple(bounds_of(comparison, judged)), tuple(dict.fromkeys(notes)))
 
 
 def _asked_otherwise(*pairs: tuple[Answers, Answers]) -> int:
@@ -280,60 +266,6 @@ def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: t
             "--baseline",
             names[0],
         )
-
-
-def _of_drawn(config: EvaluationConfig, certain: ClaimConfig, baseline: Baseline) -> GateResult:
-    """Evaluates as many documents as make the claim certain; the baseline's answers are the reference's."""
-    from olive_ext.run.evaluation import load_requested_tasks
-    from olive_ext.run.models import Models
-    from olive_ext.run.reference.answers import read_answers
-    from olive_ext.run.reference.sampled_run import question_of, run_sampled
-
-    if certain.metric != "accuracy_difference":
-        raise ConfigError("a baseline has answers alone: 'accuracy_difference'", "certain.metric", certain.metric)
-    config = config.model_copy(update={"documents": "enough", "certain": certain})
-    models = Models(config, progress=True)
-    before = [item for item in baseline.answers() if item.metrics]  # a claim is about answers alone
-    tasks = load_requested_tasks(models, None)
-    asked = set() if tasks is None else set(tasks.tasks)
-    if tasks is None or asked != {item.task for item in before}:
-        raise NotComparableError(
-            f"the baseline has the tasks {', '.join(sorted({item.task for item in before}))}, and the settings "
-            f"{', '.join(sorted(asked)) or 'none'}: evaluate the same, or write it anew with --update-baseline"
-        )
-    question = question_of(certain, before, None, [])
-    values = question.values
-    short = replace(question, values=lambda batch, candidate, *more: values(batch, [*map(keyed, candidate)], *more))
-    lm = models.open_candidate()
-    try:
-        results, weights, certainty = run_sampled(lm, None, tasks, short, config, progress=models.progress)
-        lost, session = len(getattr(lm, "lost", ())), getattr(lm, "session", None)
-        execution = {} if session is None else session.describe_execution()
-        stops = None if session is None else stops_of(baseline.model, execution)
-    finally:
-        lm.close()
-    refuse_other_definitions(baseline, results)
-    candidate = [keyed(item) for item in read_answers(results["samples"], tasks.tasks)]
-    pairs = ((item, one) for one in candidate for item in before if (item.task, item.filter) == (one.task, one.filter))
-    damaged = damage_of(baseline.model, {**execution, UNJUDGED: models.unjudged}) | other_choices(pairs)
-    comparison = Comparison({}, metrics=results, missing=lost, matters=config.matters, stops=stops, damaged=damaged)
-    comparison = compare_answers(comparison, before, candidate, results["samples"], tasks.tasks, weights)
-    return _decided(certain_comparison(comparison, certainty), ())
-
-
-def _decided(comparison: Comparison, notes: tuple[str, ...]) -> GateResult:
-    """A claim about drawn documents decides by itself: it is about the baseline's documents, all of which are known. It
-    does not where these show that answers end elsewhere or that the model is damaged, or make a loss certain that the
-    claim is not about."""
-    judged, certainty = verdict(comparison), comparison.certainty
-    judged = replace(judged, next_step=next_step(judged.reasons, comparison, is_gated=True))
-    notes = (*notes, *(one.words for one in judged.reasons if one.code == "uncompared"))
-    claimed = certainty.outcome[:2] if certainty is not None and certainty.outcome is not None else None
-    is_other = any(reason.code == "loss" and (reason.task, reason.metric) != claimed for reason in judged.reasons)
-    if certainty is not None and judged.code not in ("cannot_tell", "cut_off", "stops", "damaged") and not is_other:
-        judged = replace(judged, headline=certainty.sentence(), evidence=())
-        return GateResult(certainty.verdict, judged, (of_claim(certainty, comparison),), notes)
-    return GateResult(judged.status, judged, tuple(bounds_of(comparison, judged)), notes)
 
 
 FORMAT = 3

@@ -22,7 +22,6 @@ LEVEL = (
     "by the exact test of all answers, 2.5 % by Holm's correction of the others); where some metric of a task lost as "
     "much as matters, at most 2.5 % pass."
 )
-DRAWN_LEVEL = "Level: the claim is wrong with a probability of at most 5 % (or 1 - its confidence), whenever it stops."
 _WORDS: Mapping[Status, str] = {"ok": "passed", "small_loss": "passed", "loss": "loss", "unknown": "cannot tell"}
 _SIGNS: Mapping[Status, str] = {"ok": "✅", "small_loss": "✅", "loss": "❌", "unknown": "❓"}
 
@@ -42,7 +41,7 @@ def markdown(gated: GateResult) -> str:
     ]
     notes = [f"- {literal(note)}" for note in gated.notes]
     parts = [f"## {_SIGNS[gated.status]} {literal(_headline(gated))}", ""]
-    return "\n".join([*parts, "| | bound | figures |", "|---|---|---|", *rows, "", *notes, "", _level(gated), ""])
+    return "\n".join([*parts, "| | bound | figures |", "|---|---|---|", *rows, "", *notes, "", LEVEL, ""])
 
 
 def junit(gated: GateResult) -> str:
@@ -62,7 +61,7 @@ def junit(gated: GateResult) -> str:
     for note in gated.notes:
         case = ElementTree.SubElement(suite, "testcase", {"classname": "gate", "name": printable(note)})
         ElementTree.SubElement(case, "skipped", {"message": printable(note)})
-    ElementTree.SubElement(suite, "system-out").text = printable(f"{_headline(gated)}\n{_level(gated)}")
+    ElementTree.SubElement(suite, "system-out").text = printable(f"{_headline(gated)}\n{LEVEL}")
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -99,10 +98,6 @@ def _headline(gated: GateResult) -> str:
     word = _WORDS[gated.status]
     finding = gated.verdict.finding.removeprefix(f"{word}: ")
     return f"{word}: {finding} ({counted(gated.verdict.num_documents, 'document')})"
-
-
-def _level(gated: GateResult) -> str:
-    return DRAWN_LEVEL if any("stopped" in bound.text for bound in gated.bounds) else LEVEL
 
 
 def _level_of(bound: GateBound) -> str:

@@ -8,15 +8,6 @@ from __future__ import annotations
 
 from olive_ext.registry import Command, Plugin
 
-
-def count(text: str) -> int:
-    """A positive number; raises `ValueError`."""
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
-
-
 plugin = Plugin(
     commands={
         "job": Command(
@@ -37,12 +28,6 @@ plugin = Plugin(
                     {"required": True},
                 ),
                 ("--output", "DIR", "A folder that is new or empty.", {"required": True}),
-                (
-                    "--nodes",
-                    "N",
-                    "Nodes of the cluster; more than one form a Ray cluster with a worker on each. By default 1.",
-                    {"type": count, "default": 1},
-                ),
             ),
         )
     }

@@ -20,7 +20,6 @@ import yaml
 
 from olive_ext import __version__
 from olive_ext.check import blocks, mistakes, read_recipe, refuse
-from olive_ext.plugins.jobs.azureml_node import NODE, TOKEN
 from olive_ext.report.report_files import refuse_filled, whole_folder
 
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -54,7 +53,7 @@ dependencies:
 - pip:
   - --find-links /setup
   - --constraint /setup/constraints.txt
-  - olive-ext[{extras}]=={version}
+  - olive-ext[{runtime},azureml]=={version}
 """
 
 _README = """# {name} on Azure ML
@@ -75,34 +74,19 @@ from this folder submits it. Before that:
 The job ends with a failure where the workflow does, and logs to the workspace's MLflow.
 """
 
-_NODES = """
-The first node starts a Ray cluster and runs the workflow, the others join it and leave with it. Azure's names for
-the nodes are those of its "pytorch" distribution; nothing of PyTorch's is used.
-
-- **The token** keeps all others out of the cluster, in which whoever joins can run code. It is made as the job is
-  submitted and is in no file; without one the nodes refuse to start. Whoever may read the job in the workspace can read
-  it there. Ray does not encrypt what nodes say to each other.
-- **A node that dies** ends the job on Azure ML. Submit it again: it goes on from the output.
-"""
+_SUBMIT = "az ml job create --file job.yml --workspace-name WORKSPACE --resource-group GROUP"
 
 
 def job_command(arguments: Namespace) -> int:
     """Writes a job's folder and says how to submit it."""
-    make_azureml_job(arguments.recipe, arguments.compute, arguments.output, arguments.nodes)
-    sys.stdout.write(f"cd {shlex.quote(arguments.output)} && {submit_command(arguments.nodes)}\n")
+    make_azureml_job(arguments.recipe, arguments.compute, arguments.output)
+    sys.stdout.write(f"cd {shlex.quote(arguments.output)} && {_SUBMIT}\n")
     wheel = f"python -m build --wheel --outdir {shlex.quote(f'{arguments.output}/environment')} ."
     sys.stdout.write(f"first, unless a package index has olive-ext {__version__}, in its clone: {wheel}\n")
     return 0
 
 
-def submit_command(num_nodes: int) -> str:
-    """The command line that submits a job from its folder, with the token that its nodes have in common."""
-    token = f" --set environment_variables.{TOKEN}=$(openssl rand -hex 32)"
-    where = " --workspace-name WORKSPACE --resource-group GROUP"
-    return f"az ml job create --file job.yml{token if num_nodes > 1 else ''}{where}"
-
-
-def make_azureml_job(recipe: str | Path, compute: str, output: str | Path, num_nodes: int = 1) -> None:
+def make_azureml_job(recipe: str | Path, compute: str, output: str | Path) -> None:
     """Writes the folder `output`, all of it or nothing. Submits nothing.
 
     Raises `ConfigError` for what is wrong with the recipe, and where `output` is there and not an empty folder.
@@ -110,18 +94,16 @@ def make_azureml_job(recipe: str | Path, compute: str, output: str | Path, num_n
     output, written = Path(output), read_recipe(recipe)
     refuse(mistakes(written))
     refuse_filled(output, "--output")
-    moved = portable(written, num_nodes)
+    moved = portable(written)
     name = Path(recipe).resolve().stem
     name = Path(recipe).resolve().parent.name if name == "recipe" else name  # "recipe" says nothing, its folder does
     recipe_text = json.dumps(moved.recipe, indent=4) + "\n"
     runtime = "gpu" if "CUDAExecutionProvider" in recipe_text else "cpu"
-    extras = ",".join([runtime, "azureml", *(["ray"] if num_nodes > 1 else [])])
-    readme = _README.format(name=name, out=OUT, version=__version__, submit=submit_command(num_nodes))
     texts = {
-        "job.yml": _job(name, moved, compute, num_nodes, output.absolute()),
-        "README.md": readme + (_NODES if num_nodes > 1 else ""),
+        "job.yml": _job(name, moved, compute, output.absolute()),
+        "README.md": _README.format(name=name, out=OUT, version=__version__, submit=_SUBMIT),
         "code/recipe.json": recipe_text,
-        "environment/conda.yml": _CONDA.format(extras=extras, version=__version__),
+        "environment/conda.yml": _CONDA.format(runtime=runtime, version=__version__),
         "environment/Dockerfile": _DOCKERFILE,
     }
     with whole_folder(output) as folder:
@@ -134,13 +116,9 @@ def make_azureml_job(recipe: str | Path, compute: str, output: str | Path, num_n
         shutil.copyfile(constraints / "constraints.txt", folder / "environment" / "constraints.txt")
 
 
-def _job(name: str, moved: PortableRecipe, compute: str, num_nodes: int, output: Path) -> str:
+def _job(name: str, moved: PortableRecipe, compute: str, output: Path) -> str:
     links = [f'ln -s "${{{{inputs.{key}}}}}" inputs/{key}' for key in moved.inputs]
-    run, variables, more = "olive-ext run --config recipe.json", {"OLIVE_DISABLE_TELEMETRY": "1"}, {}
-    if num_nodes > 1:
-        run = f"python -m olive_ext.plugins.jobs.azureml_node {run}"
-        variables["RAY_AUTH_MODE"] = "token"
-        more = {"distribution": {"type": "pytorch", "process_count_per_instance": 1}}
+    run = "olive-ext run --config recipe.json"
     job = {
         "$schema": "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json",
         "type": "command",
@@ -149,15 +127,14 @@ def _job(name: str, moved: PortableRecipe, compute: str, num_nodes: int, output:
         "code": "code",
         "command": " && ".join(["mkdir inputs", *links, f'ln -s "${{{{outputs.{OUT}}}}}" {OUT}', run]),
         "environment": {"build": {"path": "environment"}},
-        "environment_variables": variables,
+        "environment_variables": {"OLIVE_DISABLE_TELEMETRY": "1"},
         "inputs": {
             key: {"type": "uri_folder" if path.is_dir() else "uri_file", "path": _relative(path, output)}
             for key, path in moved.inputs.items()
         },
         "outputs": {OUT: {"type": "uri_folder", "mode": "rw_mount"}},
         "compute": compute if compute.startswith("azureml:") else f"azureml:{compute}",
-        "resources": {"instance_count": num_nodes},
-        **more,
+        "resources": {"instance_count": 1},
     }
     return str(yaml.safe_dump(job, sort_keys=False, allow_unicode=True, width=1 << 16))
 
@@ -198,8 +175,8 @@ def _named(known: dict[str, Path], path: Path, stem: str, suffix: str = "") -> s
     return name
 
 
-def portable(recipe: Mapping[str, Any], num_nodes: int = 1) -> PortableRecipe:
-    """The recipe with paths of inputs and outputs; `num_nodes` above 1 gives our evaluators a worker on each."""
+def portable(recipe: Mapping[str, Any]) -> PortableRecipe:
+    """The recipe with paths of inputs and outputs."""
     moved = PortableRecipe({})
     moved.recipe.update(_moved(moved, "", dict(recipe)))
     engine = moved.recipe.get("engine", {})
@@ -209,8 +186,6 @@ def portable(recipe: Mapping[str, Any], num_nodes: int = 1) -> PortableRecipe:
             keys: Any = block.keys.get("config" if block.is_pass else "type_args") or block.keys
             keys.update({name: f"{OUT}/{folder}" for name, folder in _OURS.items() if name in keys})
             keys.setdefault("output_dir", f"{OUT}/reports")  # the journal lies there, from which a killed job resumes
-            if num_nodes > 1:
-                keys["workers"] = {"count": num_nodes, "address": "auto", "resources": {NODE: 1}}
     return moved
 
 

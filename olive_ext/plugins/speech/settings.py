@@ -17,7 +17,7 @@ from olive_ext.errors import ConfigError, ContradictionError, MissingError, Oliv
 
 METRICS_TYPE = "OrtEvaluator"
 
-_OF_DISTRIBUTIONS = ("mode", "records_dir", "top", "drawn", "float_model", "provider_stage")
+_OF_DISTRIBUTIONS = ("mode", "records_dir", "top", "drawn", "float_model")
 """Keys of a reference for what tasks compare beside answers."""
 
 _TIMES = ("avg", "max", "min", "p50", "p75", "p90", "p95", "p99", "p999")

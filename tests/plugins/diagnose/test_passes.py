@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from olive.hardware.accelerator import DEFAULT_CPU_ACCELERATOR
 from olive.model import CompositeModelHandler, ONNXModelHandler
@@ -25,7 +24,6 @@ from tests.exports import quickstart
 from tests.exports.media import media_export
 from tests.exports.quickstart import QUICKSTART
 from tests.plugins.diagnose.remedy.test_corruption import in_bits
-from tests.plugins.diagnose.remedy.test_mended_package import logits
 from tests.refusals import tells
 from tests.workflow.recipes import recipe, saved
 
@@ -128,9 +126,9 @@ def test_loss_map_lies_beside_the_model_that_is_handed_on(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("made", "parts"),
     [
-        (loss_map(tops=3, by="nodes"), ["'passes.map.by' 'nodes' node layer kind", "'passes.map.tops' 'top'"]),
+        (loss_map(tops=3), ["'passes.map.tops' 'top'"]),
         (blocks(at_mots="1GB"), ["'passes.mend.at_mots' 'at_most'"]),
-        (blocks(require=[]), ["passes.mend 'within' 'at_most' 'like'"]),
+        (blocks(require=[]), ["passes.mend 'within' 'at_most'"]),
     ],
 )
 def test_wrong_keys_of_a_pass_are_named_in_place(made: dict[str, Any], parts: list[str], tmp_path: Path) -> None:
@@ -146,17 +144,14 @@ def test_pass_before_any_onnx_model_is_refused_by_check(name: str, made: dict[st
     assert ("unsupported", f"passes.{name}") in [(error.code, error.field) for error in errors]
 
 
-def test_olives_cache_tells_bounds_and_sizes_apart(tmp_path: Path) -> None:
+def test_olives_cache_tells_bounds_and_sizes_apart() -> None:
     def key(**goal: Any) -> Any:
         made = OrtMending.generate_config(DEFAULT_CPU_ACCELERATOR, {**KEYS, **goal}, {}, True)
         return OrtMending(DEFAULT_CPU_ACCELERATOR, made).config.to_json()
 
     assert key(require=[BOUND]) == key(require=[BOUND])
     assert key(require=[BOUND]) != key(require=[{**BOUND, "max": 1e-5}])
-    (tmp_path / "model.onnx").write_bytes(b"small")
-    small = key(like=str(tmp_path))
-    (tmp_path / "model.onnx").write_bytes(b"larger")
-    assert key(like=str(tmp_path)) != small
+    assert key(at_most="1MB") != key(at_most="2MB")
 
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -189,7 +184,3 @@ def test_bound_is_broken_and_then_kept(tmp_path: Path, monkeypatch: pytest.Monke
     assert before["values"][column] > bound > after["values"][column]
     bill = json.loads(Path("out/mend/bill.json").read_text())
     assert bill["chosen"]["bytes"] < 1.1 * bill["unchanged"]["bytes"]
-    again = {**read(), "passes": json.loads(Path("out/mend/olive_settings.json").read_text())["builder_passes"]}
-    Path("again.json").write_text(json.dumps({**again, "output_dir": "out/again"}))
-    assert main(["run", "--config", "again.json"]) == 0
-    np.testing.assert_array_equal(logits(Path("out/again")), logits(Path("out/mend")))

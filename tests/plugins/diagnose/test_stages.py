@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.config import EvaluationConfig, ModelSettings
-from olive_ext.errors import ConfigError, OliveExtError
+from olive_ext.errors import OliveExtError
 from olive_ext.model import resolve
 from olive_ext.model.providers.devices import Provider
 from olive_ext.plugins.diagnose import conversion, findings
@@ -32,7 +32,6 @@ from olive_ext.run.export import float_export
 from olive_ext.run.models import Models
 from olive_ext.run.reference.comparison_run import TaskRun
 from tests.backends.local_tasks import write_tasks
-from tests.device.open import LIBRARY, why_no_webgpu
 from tests.exports import export, genai_export, hf_model
 from tests.exports.edited import change, edited, weight
 from tests.refusals import refused
@@ -200,7 +199,7 @@ def test_stage_that_loses_more_answers_than_is_claimed_is_a_loss_alone() -> None
         assert stage_of("quantization", alone, whole).is_loss == is_loss
 
 
-CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
 
 
 def planned(monkeypatch: pytest.MonkeyPatch, provider: str, **values: Any) -> dict[str, EvaluationConfig]:
@@ -228,78 +227,21 @@ def places(config: EvaluationConfig) -> tuple[Any, Any]:
     return config.execution_provider, config.reference.execution_provider
 
 
-def test_provider_is_a_stage_and_the_others_are_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_run_where_the_model_does(monkeypatch: pytest.MonkeyPatch) -> None:
     float_model, own = str(genai_export("llama")), str(export("llama-genai-0.14-int4").path)
     reference = {"path": str(hf_model("llama")), "float_model": float_model}
-    engine = {"scoring": "packed", "num_threads": 2}
-    parts = planned(monkeypatch, "CUDAExecutionProvider", reference=reference, execution_provider="cuda",
-                    engine=engine, provider_options={"device_id": 1})  # fmt: skip
-    assert list(parts) == ["conversion", "quantization", "provider"]
-    assert [places(part) for part in parts.values()] == [(CPU, None), (CPU, CPU), ("cuda", CPU)]
+    options: dict[str, Any] = {"engine": {"scoring": "packed"}, "provider_options": {"device_id": 1}}
+    parts = planned(monkeypatch, CUDA, reference=reference, execution_provider="cuda", **options)
+    assert list(parts) == ["conversion", "quantization"]
+    assert [places(part) for part in parts.values()] == [("cuda", None)] * 2
     paths = [(part.model.path, part.reference.path) for part in parts.values() if part.reference is not None]
-    assert paths == [(float_model, reference["path"]), (own, float_model), (own, own)]
-    assert [part.engine.scoring for part in parts.values()] == ["auto", "auto", "packed"]
-    assert [part.provider_options for part in parts.values()] == [None, None, {"device_id": 1}]
-    assert {part.engine.num_threads for part in parts.values()} == {2}
+    assert paths == [(float_model, reference["path"]), (own, float_model)]
+    assert [part.engine.scoring for part in parts.values()] == ["packed"] * 2
+    assert [part.provider_options for part in parts.values()] == [{"device_id": 1}] * 2
 
 
-def test_provider_is_no_stage_on_the_cpu_or_where_it_is_not_wanted_and_stays_in_the_model_arguments(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    reference = {"path": str(hf_model("llama")), "float_model": str(genai_export("llama"))}
-    assert list(planned(monkeypatch, CPU, reference=reference)) == ["conversion", "quantization"]
-    unwanted = planned(monkeypatch, "CUDAExecutionProvider", reference={**reference, "provider_stage": False})
-    assert [places(part) for part in unwanted.values()] == [(None, None)] * 2
-    arguments = {"execution_provider": "cuda", "add_bos_token": True}
-    parts = planned(monkeypatch, "CUDAExecutionProvider", reference=reference, model_args=arguments)
-    assert [part.model_args for part in parts.values()] == [{"add_bos_token": True}] * 2 + [arguments]
-
-
-def test_onnx_reference_leaves_quantization_and_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    reference = {"path": str(genai_export("llama")), "provider_stage": True}
-    parts = planned(monkeypatch, "CUDAExecutionProvider", reference=reference)
-    assert {name: places(part) for name, part in parts.items()} == {"quantization": (CPU, CPU), "provider": (None, CPU)}
-    assert planned(monkeypatch, "CUDAExecutionProvider", reference=reference["path"]) == {}
-
-
-def test_checkpoint_alone_leaves_no_provider_to_be_told_apart() -> None:
-    reference = {"path": str(hf_model("llama")), "provider_stage": True}
-    config = EvaluationConfig.parse(
-        {"tasks": ["a"], "model": {"path": str(genai_export("llama"))}, "reference": reference}
-    )
-    with refused(ConfigError, "missing", "reference.provider_stage", True, holds="reference.float_model"):
-        refuse_stages(Models(config))
-
-
-def on_device(folder: Path, model: Path, mode: str) -> Report:
-    if reason := why_no_webgpu():
-        pytest.skip(reason)
-    reference = {"path": str(hf_model("llama")), "float_model": str(genai_export("llama")), "mode": mode}
-    values = {"tasks": ["tiny_choice"], "include_path": str(folder), "bootstrap_iters": 0, "max_length": 64}
-    values |= {"execution_provider": "webgpu", "provider_libraries": LIBRARY}
-    report = evaluate(EvaluationConfig.parse({"model": {"path": str(model)}, "reference": reference, **values}))
-    assert report.providers[0]["name"] == "WebGpuExecutionProvider"
-    return report
-
-
-@pytest.mark.webgpu
-@pytest.mark.parametrize("mode", ["auto", "resident"])
-def test_activations_that_only_the_cpu_rounds_are_the_providers_share(folder: Path, mode: str) -> None:
-    """The export's products have accuracy level 4: the CPU multiplies in int8, WebGPU does not."""
-    comparison = on_device(folder, export("llama-genai-0.14-int4").path, mode).comparison
-    assert comparison is not None
-    conversion, quantization, provider = comparison.stages
-    assert conversion.kl_mean < 1e-6
-    assert 1e-3 < provider.kl_mean < 0.01 < quantization.kl_mean
-
-
-@pytest.mark.webgpu
-def test_float_model_on_a_device_has_a_conversion_and_a_provider(folder: Path) -> None:
-    comparison = on_device(folder, genai_export("llama"), "auto").comparison
-    assert comparison is not None
-    assert [stage.name for stage in comparison.stages] == ["conversion", "provider"]
-    assert all(stage.is_exact for stage in comparison.stages)
-    assert "neither the conversion nor the provider lost anything" in "".join(verdict(comparison).lines)
+def test_onnx_reference_alone_leaves_no_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert planned(monkeypatch, CUDA, reference=str(genai_export("llama"))) == {}
 
 
 def test_remark_that_fails_in_any_way_costs_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,26 +283,6 @@ def test_two_stages(conversion: float, quantization: float, text: str) -> None:
     assert sentences(*stages) == [text, "the conversion: equal up to 17 tokens"]
 
 
-NAMES = ("conversion", "quantization", "provider")
-ALL_LOST = "all three stages lost: the provider KL 0.300 nats, quantization KL 0.200 nats, the conversion"
-NONE_LOST = "neither the conversion nor quantization nor the provider lost anything: at most KL 1.0e-07"
-
-
-@pytest.mark.parametrize(
-    ("kls", "text"),
-    [
-        ((1e-9, 0.02, 3e-7), "quantization lost it (KL 0.0200 nats); the conversion and the provider did not (KL"),
-        ((1e-9, 2e-3, 0.3), "the provider lost it (KL 0.300 nats); the conversion and quantization did not (KL"),
-        ((1e-9, 0.2, 0.3), "two stages lost: the provider KL 0.300 nats, quantization KL 0.200 nats; the conversion d"),
-        ((0.1, 0.2, 0.3), ALL_LOST),
-        ((1e-9, 1e-8, 1e-7), NONE_LOST),
-    ],
-)
-def test_three_stages(kls: tuple[float, ...], text: str) -> None:
-    (sentence,) = sentences(*(Stage(name, kl, 0.1 * kl, 0.98) for name, kl in zip(NAMES, kls, strict=True)))
-    assert sentence.startswith(text)
-
-
 def test_single_document_makes_nobody_innocent() -> None:
     """It has no interval."""
     assert sentences(Stage("conversion", 0.8, None, 0.5), Stage("quantization", 0.001, None, 1.0)) == [
@@ -399,18 +321,17 @@ def alone(draw: st.DrawFn) -> Comparison:
     return Comparison({}, (replace(distance, kl=spread),), (own,))
 
 
-@given(conversion=alone(), quantization=alone(), provider=alone(), bound=st.none() | distances)
+@given(conversion=alone(), quantization=alone(), bound=st.none() | distances)
 def test_innocent_stage_never_breaks_the_verdict_alone(
-    conversion: Comparison, quantization: Comparison, provider: Comparison, bound: float | None
+    conversion: Comparison, quantization: Comparison, bound: float | None
 ) -> None:
-    parts = {"the conversion": conversion, "quantization": quantization, "the provider": provider}
+    parts = {"the conversion": conversion, "quantization": quantization}
     claim = None
     if bound is not None:
         claim = ClaimResult("kl_mean", "below", bound, 0.95, "loss", bound, bound, bound, 40, 400, "")
     stages = (
         stage_of("conversion", conversion, conversion),
         stage_of("quantization", quantization, quantization),
-        stage_of("provider", provider, provider),
     )
     whole = Comparison({}, (divergence("choice", kl=1.0),), (outcome(),), certainty=claim, stages=stages)
     sentence = next(line for line in verdict(whole).lines if "lost" in line and "KL" in line)

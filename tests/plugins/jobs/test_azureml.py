@@ -15,7 +15,6 @@ import yaml
 from olive_ext.check import mistakes, read_recipe
 from olive_ext.cli import main
 from olive_ext.plugins.jobs.azureml import make_azureml_job, portable
-from olive_ext.plugins.jobs.azureml_node import run_node
 
 ROOT = Path(__file__).resolve().parents[3]
 RECIPE = ROOT / "recipes" / "quickstart" / "recipe.json"
@@ -132,11 +131,6 @@ def test_scripts_of_one_name_in_two_folders_both_come_along(tmp_path: Path) -> N
     assert [(code / name).read_text(encoding="utf-8") for name in names] == ["# a", "# b", "# c", "# b"]
 
 
-def test_a_node_without_a_token_does_not_start(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_node(["true"], {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "NODE_RANK": "0"}) == 1
-    assert capsys.readouterr().err.startswith("olive-ext: 'RAY_AUTH_TOKEN' ")
-
-
 def test_wrong_recipe_and_taken_folder_are_refused_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,7 +143,6 @@ def test_wrong_recipe_and_taken_folder_are_refused_and_nothing_is_written(
     assert "/taken'" in capsys.readouterr().err
     assert main(["job", "azureml", str(wrong), *arguments, str(tmp_path / "new")]) == 2
     assert "'input_model.model_path' = './gone'" in capsys.readouterr().err
-    assert main(["job", "azureml", str(RECIPE), "--nodes", "0", *arguments, str(tmp_path / "new")]) == 2
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["taken", "wrong.json"]
 
 
@@ -157,29 +150,12 @@ def test_all_examples_lack_nothing(tmp_path: Path) -> None:
     made: dict[str, Any] = runpy.run_path(str(ROOT / "recipes" / "azureml" / "make.py"))
     made["make"](tmp_path, "cpus", "gpus")
     found = {folder.name: unbound(folder) for folder in tmp_path.iterdir()}
-    assert set(found) == {"command", "distributed", "gpu", "pipeline", "sweep"}
+    assert set(found) == {"command", "gpu", "pipeline", "sweep"}
     assert not any(found.values()), found
     gpu = json.loads((tmp_path / "gpu" / "code" / "recipe.json").read_text(encoding="utf-8"))
     assert gpu["systems"]["local"]["accelerators"] == [
         {"device": "gpu", "execution_providers": ["CUDAExecutionProvider"]}
     ]
-    nodes = json.loads((tmp_path / "distributed" / "code" / "recipe.json").read_text(encoding="utf-8"))
-    assert nodes["evaluators"]["quickstart"]["workers"] == {
-        "count": 2,
-        "address": "auto",
-        "resources": {"olive_ext_node": 1},
-    }
-    distributed = yaml.safe_load((tmp_path / "distributed" / "job.yml").read_text(encoding="utf-8"))
-    assert distributed["distribution"] == {"type": "pytorch", "process_count_per_instance": 1}
-    assert distributed["resources"] == {"instance_count": 2}
-    assert distributed["command"].endswith(
-        "python -m olive_ext.plugins.jobs.azureml_node olive-ext run --config recipe.json"
-    )
-    assert distributed["environment_variables"]["RAY_AUTH_MODE"] == "token"
-    assert "RAY_AUTH_TOKEN" not in distributed["environment_variables"]
-    readme = (tmp_path / "distributed" / "README.md").read_text(encoding="utf-8")
-    assert "job.yml --set environment_variables.RAY_AUTH_TOKEN=$(openssl rand -hex 32) --workspace-name" in readme
-    assert "RAY_AUTH_TOKEN" not in (tmp_path / "command" / "README.md").read_text(encoding="utf-8")
     job = tmp_path / "pipeline" / "job.yml"
     job.write_text(job.read_text(encoding="utf-8").replace("jobs.gate.outputs", "jobs.gates.outputs"), encoding="utf-8")
     assert unbound(tmp_path / "pipeline") == ["parent.jobs.gates.outputs.passed"]

@@ -8,7 +8,7 @@ cells or positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -133,9 +133,9 @@ def _fits(shape: list[int], wanted: list[int | str | None]) -> bool:
 class BoundWeights:
     """Values by the names that the graph has for them."""
 
-    def __init__(self, values: Mapping[str, npt.NDArray[Any]], prepare: Callable[[ModelProto], None]) -> None:
-        """`values` are those of the graph itself, which `prepare` has edited in place: it may bring some of them."""
-        self._arrays, self._prepare = dict(values), prepare
+    def __init__(self, values: Mapping[str, npt.NDArray[Any]]) -> None:
+        """`values` are those of the graph itself."""
+        self._arrays = dict(values)
         self._values: dict[str, ort.OrtValue] = {}
         self._device: Device | None = None
         self._early: dict[str, npt.NDArray[Any]] = {}
@@ -143,7 +143,6 @@ class BoundWeights:
 
     def edit(self, proto: ModelProto) -> None:
         """Makes the values inputs of the graph, in place."""
-        self._prepare(proto)
         constants_as_inputs(proto.graph, self._arrays)
 
     def attach(self, device: Device) -> None:

@@ -7,12 +7,11 @@ place's values at the cut: errors are not carried on, and each piece shows its o
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import onnx
@@ -22,7 +21,6 @@ from olive_ext.config import ModelSettings
 from olive_ext.errors import ModelError
 from olive_ext.graph.nodes import layer_of
 from olive_ext.model.providers.devices import memory_of
-from olive_ext.model.providers.ort_session import LEVELS
 from olive_ext.model.providers.resolution import plugin_devices
 from olive_ext.plugins.diagnose.places.place import (
     FACTOR,
@@ -46,11 +44,8 @@ MOST_APART = 10
 ratio."""
 
 
-_GRAPHS, _INPUTS = ("model.onnx", "reference.onnx"), ("inputs.npz", "reference_inputs.npz")
-"""The candidate's file, and the other place's, which is written only where it differs."""
-
-INLINE_BYTES = 1 << 30
-"""Larger weights are written beside their graph: a protobuf holds 2 GB."""
+_FILES = (("model.onnx", "inputs.npz"), ("reference.onnx", "reference_inputs.npz"))
+"""The candidate's graph and inputs, and the other place's."""
 
 _SCRIPT = """# {what}
 # Two results on the same inputs; exits with 1 where they are further apart than rounding brings them.
@@ -87,14 +82,6 @@ class FirstDifference:
     tolerance: float
     """The error that rounding explains."""
 
-    providers: tuple[str, str]
-    runs: int
-    """The runs over the whole document, in both places together; runs over a part of the graph count by its share of
-    nodes."""
-
-    optimization_level: str | None
-    """The lowest of ONNX Runtime's at which it shows: "disable" where it shows at all of them."""
-
     explained: float
     """The share of the logits' difference that remains with only this output as the candidate has it."""
 
@@ -102,16 +89,12 @@ class FirstDifference:
 
     def __str__(self) -> str:
         layer = "" if self.layer is None else f", layer {self.layer}"
-        is_always = self.optimization_level == "disable"
-        level = "at every" if is_always else f"from '{self.optimization_level}' on, not below, as"
         shapes = ", ".join(str(list(shape)) for shape in self.shapes.values())
         return "; ".join(
             [
                 f"node '{self.node}' ({self.operator}{layer}) on equal inputs: '{self.output}' is "
                 f"{self.largest_error:.2g} off where {self.tolerance:.2g} is rounding, shapes {shapes}",
-                f"{' against '.join(self.providers)}, {level} optimization level",
                 f"makes {self.explained:.0%} of the logits' difference",
-                f"{self.runs} runs",
                 *([f"repro in '{self.repro}'"] if self.repro is not None else []),
             ]
         )
@@ -152,7 +135,7 @@ def first_difference(
     except VanishedError:  # then it can be read in the candidate, if it is the other's
         search = Search(theirs, own, others, mine)
         nodes = search.found()
-    place, given, level = search.own, search.known_before(nodes.begin), search.level(nodes)
+    place, given = search.own, search.known_before(nodes.begin)
     part, arrays = place.part(given, [nodes.value])
     node = place.graph.nodes[place.graph.makers[nodes.value]]
     operators = [place.graph.nodes[index].op_type for index in part.nodes if index >= nodes.begin]
@@ -164,9 +147,6 @@ def first_difference(
         shapes={**{name: array.shape for name, array in arrays.items()}, nodes.value: nodes.shape},
         largest_error=nodes.deviation.error,
         tolerance=nodes.deviation.tolerance,
-        providers=(own.model.providers[0].name, theirs.model.providers[0].name),
-        runs=math.ceil(place.runs.spent),
-        optimization_level=level,
         explained=nodes.explained,
     )
     if repro is None:
@@ -181,18 +161,14 @@ def _write_repro(
     """Fills `folder`, all or nothing: the part of the graph after `given` values that makes `value`, in both places.
     Raises `OSError`."""
     with whole_folder(folder) as work:
-        for place, graph, taken in zip(places, _GRAPHS, _INPUTS, strict=True):
+        for place, (graph, taken) in zip(places, _FILES, strict=True):
             part, arrays = place.part(given, [value])
             model = place.graph.model_of(part)
             load_external_data_for_model(model, str(place.folder))
-            is_large = sum(len(tensor.raw_data) for tensor in model.graph.initializer) > INLINE_BYTES
-            onnx.save_model(model, work / graph, save_as_external_data=is_large, location=f"{graph}.data")
+            onnx.save_model(model, work / graph, save_as_external_data=True, location=f"{graph}.data")
             names = [item.name for item in model.graph.input if item.name in place.inputs]
             np.savez(work / taken, **({name: place.inputs[name].numpy() for name in names} | arrays))
-        graphs = _shared(work, _GRAPHS, lambda path: path.read_bytes())
-        inputs = _shared(work, _INPUTS, _arrays)
-        results = zip(("one", "other"), graphs, inputs, places, strict=True)
-        first, second = (_result(*result) for result in results)
+        first, second = (_result(*each) for each in zip(("one", "other"), _FILES, places, strict=True))
         libraries = [item for place in places for item in place.model.settings.provider_libraries.items()]
         paths = {
             name: repr(written) if Path(written).exists() else f"__import__({written!r}).get_library_path()"
@@ -204,23 +180,8 @@ def _write_repro(
         (work / "repro.py").write_text(script, encoding="utf-8")
 
 
-def _shared(folder: Path, names: tuple[str, str], content: Callable[[Path], Any]) -> tuple[str, str]:
-    """The names of both places' files; where both hold the same, the second one is removed."""
-    first, second = names
-    if content(folder / first) != content(folder / second):
-        return names
-    for file in folder.glob(f"{second}*"):
-        file.unlink()
-    return first, first
-
-
-def _arrays(path: Path) -> dict[str, tuple[Any, ...]]:
-    with np.load(path) as file:
-        return {name: (array.dtype, array.shape, array.tobytes()) for name, array in file.items()}
-
-
-def _result(name: str, graph: str, inputs: str, place: PlacedDecoder) -> str:
-    engine, provider = place.model.settings.engine, place.model.providers[0]
+def _result(name: str, files: tuple[str, str], place: PlacedDecoder) -> str:
+    (graph, inputs), engine, provider = files, place.model.settings.engine, place.model.providers[0]
     lines = ["options = ort.SessionOptions()"]
     lines += [f"options.add_session_config_entry({key!r}, {entry!r})" for key, entry in engine.session_options.items()]
     if engine.threads is not None:
@@ -295,8 +256,6 @@ class Search:
         sizes = own.graph.sizes({name: value.shape() for name, value in own.inputs.items()})
         self._sizes = {name: sizes[name] for name in self._values}
         self._known: dict[str, Array] = {}
-        self._closest = Deviation(0.0, 1.0), ""
-        self._harmless = ""
 
     def found(self) -> DifferingNodes:
         """Where the logits of the last token part. Raises `NotLocatedError`."""
@@ -304,27 +263,18 @@ class Search:
         count = min(CUTS, max(2, len(self._values) // LEAF))
         if (found := self._in_piece(0, end, count)) is not None:
             return found
-        if self._differs("disable"):
-            raise HeldError(f"the roundings of many nodes add up: {self._findings()}")
+        if self._differs_unoptimized():
+            raise HeldError("the roundings of many nodes add up: none that moves the logits leaves its tolerance")
         if (found := self._in_piece(0, end, count + 1)) is not None:
             return found
-        level = _first(list(LEVELS), self._differs)
         raise NotLocatedError(
-            f"the difference is there from optimization level '{level}' on, and gone where values between nodes are "
-            f"read, which changes what is fused: {self._findings()}"
+            "the difference is gone without optimizations, and where values between nodes are read, which changes what "
+            "is fused"
         )
 
-    def _findings(self) -> str:
-        deviation, name = self._closest
-        said = "no output leaves its tolerance on equal inputs"
-        said += f"; the nearest is '{name}' at {deviation.ratio:.2g} of it" if name else ""
-        if self._harmless:
-            said = f"'{self._harmless}' leaves its tolerance, but does not move the logits; else {said}"
-        return said
-
-    def _differs(self, level: str) -> bool:
-        """Whether the whole graph differs at a level of optimizations, where no value between nodes is read."""
-        logits = self.own.run({}, self.own.graph.outputs, level)[self.own.logits]
+    def _differs_unoptimized(self) -> bool:
+        """Whether the whole graph differs without optimizations, where no value between nodes is read."""
+        logits = self.own.run({}, self.own.graph.outputs, "disable")[self.own.logits]
         return bool(np.abs(last_row(logits) - self._theirs).max() > self._whole / FACTOR)
 
     def _in_piece(self, begin: int, end: int, count: int = 0) -> DifferingNodes | None:
@@ -393,19 +343,18 @@ class Search:
         expected: dict[str, Array] | None = None,
         *,
         are_alike: bool = False,
-        **how: Any,
     ) -> tuple[dict[str, Array], dict[str, Deviation]]:
         """Own values on given inputs, and their comparison. `expected`: the other place's values, where they are not
         among the given ones. `are_alike`: the same kernel runs each node in both places."""
         own, other = self.own, self.other
         expected = given if expected is None else expected
-        values = own.run(given, wanted, **how)
+        values = own.run(given, wanted)
         part, arrays = own.part(given, wanted)
         kernels, taken = {} if are_alike else own.rounding(part.nodes), part.taken.items()
         inner = max((unit for name, unit in kernels.items() if name not in part.taken.values()), default=0.0)
         coarse = max(own.coarse, other.coarse, inner)  # what is rounded within the part cannot be moved there
         units = {name: max(coarse, kernels.get(name, 0.0), unit_of(arrays[at], given[name])) for at, name in taken}
-        response = other.run(given | moved({name: given[name] for name in units}, units), wanted, **how)
+        response = other.run(given | moved({name: given[name] for name in units}, units), wanted)
         deviations, factor = {}, FACTOR_ALIKE if are_alike else FACTOR
         for name in wanted:
             unit = max(unit_of(values[name], expected[name]), coarse if values[name].dtype.kind == "f" else 0.0)
@@ -422,9 +371,6 @@ class Search:
                 if (explained := self._explained(index, outputs)) is not None:
                     worst = max(outputs, key=lambda one: deviations[one].ratio)
                     return DifferingNodes(index, worst, deviations[worst], values[worst].shape, explained)
-                self._harmless = self._harmless or name
-            elif deviations[name].ratio > self._closest[0].ratio:
-                self._closest = deviations[name], name
         return None
 
     def _explained(self, index: int, outputs: dict[str, Array]) -> float | None:
@@ -453,19 +399,15 @@ class Search:
         explained = self._explained(self._makers[last], values)
         return None if explained is None else DifferingNodes(start, last, deviation, values[last].shape, explained)
 
-    def _differ(self, begin: int, value: str, level: str | None = None) -> bool:
-        return self._region(begin, value, level)[1].ratio > 1
+    def _differ(self, begin: int, value: str) -> bool:
+        return self._region(begin, value)[1].ratio > 1
 
-    def _region(self, begin: int, value: str, level: str | None = None) -> tuple[dict[str, Array], Deviation]:
+    def _region(self, begin: int, value: str) -> tuple[dict[str, Array], Deviation]:
         known = self.known_before(begin)
-        expected = self.other.run(known, [value], level)
+        expected = self.other.run(known, [value])
         are_alike = self._are_alike and self._makers[value] == begin
-        values, deviations = self._judged(known, [value], expected, are_alike=are_alike, level=level)
+        values, deviations = self._judged(known, [value], expected, are_alike=are_alike)
         return values, deviations[value]
-
-    def level(self, found: DifferingNodes) -> str:
-        """The lowest level of optimizations at which it shows."""
-        return _first(list(LEVELS), lambda level: self._differ(found.begin, found.value, level))
 
 
 def _first(items: Sequence[T], holds: Callable[[T], bool]) -> T:

@@ -98,12 +98,6 @@ class WeightChoices:
         """The selection with the least loss in at most so many bytes; every weight as it is where nothing fits."""
         return self.cured(cheapest(self.losses, self.sizes, most_bytes) or self.unchanged)
 
-    def uniform(self, precision: Precision | None) -> Selection:
-        """All weights in one precision, as they are where they cannot have it."""
-        return tuple(
-            next((n for n, one in enumerate(choices) if one.precision == precision), 0) for choices in self.choices
-        )
-
     @property
     def finest(self) -> Selection:
         """The choice of each weight with the least loss."""

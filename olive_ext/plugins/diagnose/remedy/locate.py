@@ -31,7 +31,7 @@ from olive_ext.package_versions import runtimes
 from olive_ext.plugins.diagnose.remedy.mended_package import refuse_inside
 from olive_ext.plugins.diagnose.remedy.pages import Entry, Estimate, LossMap, write_loss_map
 from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target, pair, refuse_nothing, whole_experts, with_tables
-from olive_ext.plugins.diagnose.remedy.variants import Material, Rounding, Variants, answered, grouped, static_roundings
+from olive_ext.plugins.diagnose.remedy.variants import Material, Variants, answered, rounded_inside
 from olive_ext.plugins.diagnose.settings import LocationConfig
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.report.report_files import check_writable
@@ -176,7 +176,7 @@ def locate(
     with opened_location(config, progress) as location:
         if config.output_dir is not None:
             refuse_inside(location.model, Path(config.output_dir), "which stays as it is; give another one")
-        with location.with_more().measuring() as material:
+        with location.measuring() as material:
             loss_map = location.map(material)
     if config.output_dir is not None:
         write_loss_map(loss_map, config.output_dir)
@@ -207,8 +207,8 @@ class Location:
         if operator := quantizing_operator(decoders.floats.model):
             given = f"'reference' = '{self.reference.name}'"
             raise ConfigError(f"{given} is quantized itself ({operator}): give the float model")
-        self.floats, self.quantized = decoders.floats, decoders.quantized
-        self.pairing = pair(self.floats, self.quantized)
+        self.pairing = pair(decoders.floats, decoders.quantized)
+        self.pairing.unpaired |= rounded_inside(decoders.floats, decoders.quantized)
         if self.pairing.damaged:  # a constant may be NaN
             self.model, self.reference = (one.patched({"non_finite": "report"}) for one in (self.model, self.reference))
         self.sources = {"": decoders}
@@ -218,7 +218,6 @@ class Location:
         """Heads whose table is stored apart, each with it."""
 
         self.targets = list(self.pairing.targets)
-        self._roundings: list[Rounding] = []
         for part in (*MEDIA_PARTS, "embedding") if self.reference.media is not None else ():
             companions = [model.files.companions.get(part) for model in (self.reference, self.model)]
             files = [companion.graph for companion in companions if companion is not None]
@@ -242,19 +241,14 @@ class Location:
         self.tables = with_tables(self.targets, self.sources)
         return self
 
-    def with_more(self) -> Location:
-        """Takes activations that the graph rounds, too."""
-        self._roundings = list(static_roundings(self.pairing, self.floats, self.quantized))
-        return self
-
     @contextmanager
     def measuring(self) -> Iterator[Material]:
         """Asks the float model everything, and keeps its distributions. Raises `ModelError` if nothing can be
         compared."""
         from olive_ext.run.evaluation import load_requested_tasks
 
-        if not self.targets and not self._roundings:
-            refuse_nothing(self.pairing, len(self.quantized.uses))
+        if not self.targets:
+            refuse_nothing(self.pairing, len(self.sources[""].quantized.uses))
         tasks = load_requested_tasks(self._models, None)
         assert tasks is not None  # a loss is measured on tasks
         with ExitStack() as stack:
@@ -262,10 +256,8 @@ class Location:
             folder = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="olive_ext_records_")))
             settings = self._config.reference
             record_to = {"folder": str(folder), "top": settings.top, "drawn": settings.drawn}
-            variants = Variants(self.reference, self.sources, self.targets, self._roundings, record_to)
+            variants = Variants(self.reference, self.sources, self.targets, record_to)
             stack.enter_context(variants)
-            why = "the engine's form of the float graph has no node that reads it"
-            self.pairing.unpaired |= {node: why for rounding in variants.missing for node in rounding.nodes}
             stem = folder / "answers" if self._config.output_dir is not None else None  # the folder stays
             variants.recorder.keep_answers(stem, resume=self._config.resume)
             asked = answered(variants.recorder, self._models.config, tasks, progress=self._models.progress)
@@ -278,51 +270,42 @@ class Location:
             names = [task for task, _ in asked]
             yield Material(variants, documents, names, variants.record(documents), journal)
 
-    def map(self, material: Material, *, with_gains: bool = True) -> LossMap:
-        """The loss of each weight on these documents; `with_gains` also the gain of keeping each certain one float."""
+    def map(self, material: Material) -> LossMap:
+        """The loss of each weight on these documents."""
         variants, documents, positions = material.variants, material.documents, material.positions
-        targets = variants.targets
-        groups = grouped(targets, self._config.by)
-        members = list(groups.values())
+        targets = self.targets
 
-        def measure(group: int, numbers: Sequence[int]) -> Floats:
-            return material.kl(members[group], numbers)
+        def measure(number: int, numbers: Sequence[int]) -> Floats:
+            return material.kl([targets[number]], numbers)
 
-        race = Race(len(groups), positions, measure, self._config.seed or 0)
+        race = Race(len(targets), positions, measure, self._config.seed or 0)
         certain = race.run(self._config.top, lambda quantities, many: self._with_progress(quantities, many, variants))
         order = race.order.tolist()
         positions_N = np.asarray(positions, np.float64)[order]
         total = material.kl(targets, order)
-        gained = {}
-        for number in sorted(certain) if with_gains else ():
-            rest = [target for target in targets if target not in members[number]]
-            gained[number] = float((total - material.kl(rest, order)).sum()) / float(positions_N.sum())
         whole = variants.compared(self.model, [documents[number] for number in order])
-        known = self.pairing.damaged
-        damaged = {name for name, group in groups.items() if any(target.name in known for target in group)}
+        damaged = self.pairing.damaged
         entries = []
-        for number, (name, group) in enumerate(groups.items()):
-            loss, layers, kinds = race.estimate(number), {one.layer for one in group}, {one.kind for one in group}
+        for number, target in enumerate(targets):
+            loss = race.estimate(number)
             entry = Entry(
-                name=name,
-                layer=layers.pop() if len(layers) == 1 else None,
-                kind=kinds.pop() if len(kinds) == 1 else group[0].what.strip(", "),
-                nodes=tuple(node for target in group for node in target.nodes),
+                name=target.name,
+                layer=target.layer,
+                kind=target.kind,
+                nodes=target.nodes,
                 kl=loss.mean,
                 low=loss.low,
                 high=loss.high,
                 num_documents=loss.num_documents,
                 is_certain=number in certain,
-                gained=gained.get(number),
-                float_bytes=sum(target.float_bytes for target in group),
-                bytes=sum(target.bytes for target in group),
+                float_bytes=target.float_bytes,
+                bytes=target.bytes,
             )
             entries.append(entry)
         return LossMap(
             model=self.model.name,
             reference=self.reference.name,
             tasks=tuple(str(task) for task in self._config.tasks),
-            by=self._config.by,
             num_documents=len(documents),
             num_positions=int(positions_N.sum()),
             num_largest=self._config.top,
@@ -333,8 +316,7 @@ class Location:
             kernels=estimate(whole - total, positions_N),
             unpaired=self.pairing.unpaired,
             beyond_rounding=self.pairing.shares,
-            damaged=self.pairing.damaged,
-            passes=race.num_passes,
+            damaged=damaged,
         )
 
     def _with_progress(self, quantities: Sequence[int], many: int, variants: Variants) -> Iterator[int]:

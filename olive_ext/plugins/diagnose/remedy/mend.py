@@ -7,23 +7,20 @@ as kept by the documents that choose where the upper end of the 95 % interval ke
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from olive_ext.backends.progress import is_shown, say
 from olive_ext.config.base import takes
 from olive_ext.errors import ConfigError, MissingError, OliveExtError, RequirementError, RunError, named_failures
-from olive_ext.graph.nodes import attribute
 from olive_ext.model.files.content import size_on_disk
-from olive_ext.model.files.locate import locate as locate_files
 from olive_ext.model.files.model_package import refuse_shared
 from olive_ext.model.files.package_config import real_path
-from olive_ext.plugins.diagnose.remedy.choices import CANDIDATES, Selection, WeightChoices, choices_of, front
+from olive_ext.plugins.diagnose.remedy.choices import Selection, WeightChoices, choices_of, front
 from olive_ext.plugins.diagnose.remedy.locate import Floats, Location, estimate, opened_location
 from olive_ext.plugins.diagnose.remedy.mended_package import Package, alternative, copy_of, mended, refuse_inside
 from olive_ext.plugins.diagnose.remedy.pages import (
@@ -37,9 +34,7 @@ from olive_ext.plugins.diagnose.remedy.pages import (
     bill_texts,
     with_interval,
 )
-from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target, input_of
 from olive_ext.plugins.diagnose.remedy.variants import Document, Material, document_key
-from olive_ext.plugins.diagnose.remedy.weights import Matrix, PackedWeight, Precision
 from olive_ext.plugins.diagnose.settings import MendingConfig
 from olive_ext.report import numbers
 from olive_ext.report.report_files import refuse_filled, take_place, write_texts
@@ -70,8 +65,7 @@ def mend(
     refuse_filled(output)
     work = config.unfinished
     was_there = work.exists()
-    size = config.at_most if config.like is None else size_on_disk(locate_files(config.like))
-    limit = f"'{'at_most' if config.like is None else 'like'}' = {numbers.size(size or 0)}"
+    size = config.at_most
     try:
         with opened_location(config.location(), is_shown(progress)) as location:
             refuse_inside(location.model, output)
@@ -79,13 +73,14 @@ def mend(
             for part in {target.part for target in location.targets}:
                 graph = files.companions[part].graph if part else files.decoder
                 refuse_shared(real_path(location.model.settings.model), graph)
-            problem = f"{limit}: the quantized model itself takes {numbers.size(size_on_disk(files))}"
+            problem = f"the quantized model itself takes {numbers.size(size_on_disk(files))}"
             if size is not None and size_on_disk(files) > size and not location.tables:
-                raise ConfigError(problem)
+                raise ConfigError(problem, "at_most", size)
             with location.measuring() as material:
                 mender = Mender(config.most_kl, size, location, material, work / "drafts", is_shown(progress))
                 if size is not None and (least := mender.least) > size:
-                    raise ConfigError(f"{problem}, and {numbers.size(least)} with its table and its head as one")
+                    problem += f", and {numbers.size(least)} with its table and its head as one"
+                    raise ConfigError(problem, "at_most", size)
                 draft, bill = mender.run()
                 write_texts({draft / name: text for name, text in bill_texts(bill).items()}, draft, "the bill")
                 with named_failures(f"cannot put the mended model at '{output}'"):
@@ -136,7 +131,7 @@ class Mender:
         self.model = location.model
         self.own_size = size_on_disk(location.model.files)
         self.choosing, self.held_out = split(material.documents, material.tasks)
-        self._map = location.map(material.part(self.choosing), with_gains=False)
+        self._map = location.map(material.part(self.choosing))
         losses = {entry.name: entry.kl for entry in self._map.entries}
         kernels = self._map.kernels.mean if self._map.kernels.low > 0 else 0.0
         tables, damaged = location.tables, self._map.damaged
@@ -174,7 +169,6 @@ class Mender:
         if any(selection):
             loss = Measured(self._loss(selection, self.choosing), self._loss(selection, self.held_out))
         draft = self._place(selection)
-        uniform = [(precision.name, menu.uniform(precision)) for precision in CANDIDATES]
         lines = [
             Line(
                 name=target.name,
@@ -194,7 +188,6 @@ class Mender:
             bound=self._most_kl,
             lines=tuple(lines),
             front=tuple(self._point("", one) for one in front(menu.losses, menu.sizes, FRONT_POINTS)),
-            uniform=tuple(self._point(f"all {name}", one) for name, one in uniform if any(one)),
             unchanged=self._point("as it was", menu.unchanged),
             unchanged_loss=unchanged,
             chosen=Point("mended", size_on_disk(copy_of(self.model, draft).files), menu.kl(selection)),
@@ -203,7 +196,6 @@ class Mender:
             unpaired=dict(self._location.pairing.unpaired),
             beyond_rounding=self._map.beyond_rounding,
             damaged=self._map.damaged,
-            olive=olive_settings(menu.precisions(selection), self._location.sources[""]),
         )
         return draft, bill
 
@@ -356,167 +348,6 @@ def split(documents: Sequence[Document], tasks: Sequence[str]) -> tuple[list[int
             f"{len(held_out)} check, and {LEAST_DOCUMENTS} of each are needed; raise 'limit' or name more tasks"
         )
     return choosing, held_out
-
-
-QUANTIZATION = "OnnxBlockWiseRtnQuantization"
-
-_WEIGHT = {"MatMul": 1, "Gather": 0}
-"""By operator that the pass quantizes the input that is the weight."""
-
-
-def olive_settings(choices: Mapping[Target, Precision | None], sources: Sources) -> dict[str, Any]:
-    """For all targets of a model, each with its new precision or None where it stays: `passes` of Olive 0.13 for a
-    recipe whose model is the float ONNX model at this place; `builder_passes`, the same for the checkpoint, with
-    ModelBuilder, empty where it could not have made the model; `notes` on what they leave open. Names of nodes are the
-    float graph's. `sources` are the decoder's: of other graphs there are no settings.
-    """
-    others = sorted({target.part for target, precision in choices.items() if precision and target.part})
-    choices = {target: precision for target, precision in choices.items() if not target.part}
-    floats = sources.floats.model
-    kept = [target for target, precision in choices.items() if precision is None]
-    passes: dict[str, dict[str, Any]] = {}
-    if kept and (form := _form(kept[0])) is not None:
-        names = {own.node.name for target in kept for own in target.floats}
-        excluded = [name for name in _quantizable(floats) if name not in names]
-        passes["quantize"] = {"type": QUANTIZATION, **form, "nodes_to_exclude": excluded}
-    by_precision: dict[Precision, list[str]] = {}
-    for target, precision in choices.items():
-        if precision is not None and precision.bits:
-            names_of = by_precision.setdefault(precision, [])
-            names_of += [own.node.name for own in target.floats]
-    for precision, names_of in by_precision.items():
-        passes[f"int{precision.bits}_b{precision.block_size}"] = {
-            "type": QUANTIZATION,
-            "bits": precision.bits,
-            "block_size": precision.block_size,
-            "is_symmetric": precision.bits == 8 or bool(passes.get("quantize", {}).get("is_symmetric", True)),
-            **_level(next(target for target, one in choices.items() if one == precision)),
-            "nodes_to_include": names_of,
-        }
-    algorithm = _algorithm(min(kept, key=lambda target: target.bytes), sources) if kept else DEFAULT
-    notes = [f"the settings are the decoder's, not the graph's of {part}" for part in others]
-    return {
-        "passes": _named(passes, floats),
-        "builder_passes": _named(_with_builder(passes, algorithm), floats),
-        "notes": (*_notes(choices, sources, algorithm), *notes),
-    }
-
-
-def _named(passes: Mapping[str, dict[str, Any]], floats: onnx.ModelProto) -> dict[str, dict[str, Any]]:
-    """The passes, and after them one that gives the outputs of quantized nodes their names back: Olive's appends the
-    bits to those of the graph, too."""
-    outputs = {value.name for value in floats.graph.output}
-    old_names, new_names = [], []
-    for one in passes.values():
-        if one["type"] != QUANTIZATION:
-            continue
-        names = one.get("nodes_to_include") or [*set(_quantizable(floats)).difference(one["nodes_to_exclude"])]
-        renamed = [name for node in floats.graph.node if node.name in names for name in node.output if name in outputs]
-        old_names += [f"{name}_Q{one['bits']}" for name in renamed]
-        new_names += renamed
-    if not new_names:
-        return dict(passes)
-    surgery = {"surgeon": "RenameOutputs", "old_names": old_names, "new_names": new_names}
-    return {**passes, "names": {"type": "GraphSurgeries", "surgeries": [surgery]}}
-
-
-def _with_builder(passes: Mapping[str, dict[str, Any]], algorithm: str) -> dict[str, dict[str, Any]]:
-    """ModelBuilder in the place of the first pass: it quantizes while it exports."""
-    first = passes.get("quantize")
-    if first is None or first["bits"] != 4:
-        return {}
-    builder: dict[str, Any] = {
-        "type": "ModelBuilder",
-        "precision": "int4",
-        "int4_block_size": first["block_size"],
-        "int4_is_symmetric": first["is_symmetric"],
-        "int4_nodes_to_exclude": [name for name in first["nodes_to_exclude"] if name.endswith("/MatMul")],
-    }
-    if algorithm == RTN:
-        builder["int4_algo_config"] = RTN
-    if "accuracy_level" in first:
-        builder["int4_accuracy_level"] = first["accuracy_level"]
-    return {"build": builder, **{name: one for name, one in passes.items() if name != "quantize"}}
-
-
-def _form(target: Target) -> dict[str, Any] | None:
-    """The parameters that made a weight: None where the pass writes no such node."""
-    node = target.quantized[0].node
-    if node.op_type not in ("MatMulNBits", "GatherBlockQuantized"):
-        return None
-    return {
-        "bits": attribute(node, "bits", 4),
-        "block_size": attribute(node, "block_size", 0),
-        "is_symmetric": not input_of(node, 3),
-        **_level(target),
-    }
-
-
-def _level(target: Target) -> dict[str, int]:
-    level = attribute(target.quantized[0].node, "accuracy_level", 0)
-    return {"accuracy_level": level} if level else {}
-
-
-def _quantizable(model: onnx.ModelProto) -> Iterator[str]:
-    """Names of the nodes whose weight the pass would quantize."""
-    initializers = {tensor.name for tensor in model.graph.initializer}
-    for node in model.graph.node:
-        weight = _WEIGHT.get(node.op_type)
-        if weight is not None and node.input[weight] in initializers:
-            yield node.name
-
-
-def _notes(choices: Mapping[Target, Precision | None], sources: Sources, algorithm: str) -> Iterator[str]:
-    kept = [target for target, precision in choices.items() if precision is None]
-    forms = {tuple((_form(target) or {}).items()) for target in kept}
-    if any(_form(target) is None for target in kept):
-        yield "experts and weights after DequantizeLinear are another pass's: exclude the nodes there"
-    elif len(forms) > 1:
-        yield f"the quantized model has weights of {len(forms)} forms: the pass has the parameters of the first"
-    elif algorithm == RTN:
-        yield (
-            "the weights that stay have the scales of ModelBuilder's 'int4_algo_config' = 'rtn': 'builder_passes' make "
-            "the same scales, 'passes' make others"
-        )
-    elif not algorithm:
-        yield (
-            "the quantized model's integers are not those of rounding to nearest (k_quant, GPTQ, AWQ, HQQ): give "
-            "'nodes_to_exclude' to the pass that made them"
-        )
-    changed = [target for target, precision in choices.items() if precision is not None]
-    for target in changed:
-        if any(own.value not in sources.floats.initializers for own in target.floats):
-            yield f"'{target.name}' is tied or computed in the float graph: Olive's pass leaves it as it is"
-        if target.is_of_experts:
-            yield f"'{target.name}' are experts: Olive's pass leaves them as they are"
-
-
-DEFAULT, RTN = "default", "rtn"
-"""ONNX Runtime's two ways of rounding to nearest, by the builder's names: the largest number of a block is -8 steps of
-its scale, or 7.5."""
-
-
-def _algorithm(target: Target, sources: Sources) -> str:
-    """Which of them has made a weight's integers; empty for those of other tools."""
-    form, float_use, use = _form(target), target.floats[0], target.quantized[0]
-    weight = sources.weight(float_use)
-    if form is None or weight is None or use.node.op_type != "MatMulNBits":
-        return DEFAULT
-    name = use.node.input[1]
-    if name not in sources.quantized.initializers:
-        return ""
-    precision = Precision(form["bits"], form["block_size"])
-    dtype = sources.quantized.numbers(use.node.input[2]).dtype
-    packed = PackedWeight(weight, dtype, precision, is_symmetric=form["is_symmetric"])
-    packed_by: dict[str, Matrix] = {DEFAULT: np.concatenate(list(packed.packed())).reshape(-1)}
-    if form["bits"] == 4:
-        columns_NK, size = weight().T.astype(np.float32), form["block_size"]
-        blocks = np.pad(columns_NK, ((0, 0), (0, -columns_NK.shape[1] % size))).reshape(len(columns_NK), -1, size)
-        largest = np.abs(blocks).max(axis=-1, keepdims=True)
-        levels = np.clip(np.rint(blocks / np.where(largest, largest, 1) * 7.5) + 8, 0, 15).astype(np.uint8)
-        packed_by[RTN] = np.asarray(levels[..., ::2] | levels[..., 1::2] << 4).reshape(-1)
-    stored = sources.quantized.numbers(name).reshape(-1)
-    return next((name for name, made in packed_by.items() if np.mean(made == stored[: len(made)]) > 0.99), "")
 
 
 def _ratio(measured: Estimate, predicted: float) -> float:

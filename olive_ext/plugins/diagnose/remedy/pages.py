@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from olive_ext.errors import RequirementError, counted
 from olive_ext.report import numbers
@@ -52,7 +51,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Entry:
-    """A weight, activations that nodes read, or a group of either, with what it loses when it alone is quantized."""
+    """A weight, with what it loses when it alone is quantized."""
 
     name: str
     layer: int | None
@@ -71,13 +70,9 @@ class Entry:
     is_certain: bool
     """Whether it is certainly among the largest. All entries for which this is said are so together."""
 
-    gained: float | None
-    """How much less the whole model loses where this entry alone is kept float; None where not measured.
-    Negative where its error cancels another one's."""
-
     float_bytes: int
     bytes: int
-    """Its bytes in the float model's files and in the quantized model's; 0 for activations."""
+    """Its bytes in the float model's files and in the quantized model's."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +82,6 @@ class LossMap:
     model: str
     reference: str
     tasks: tuple[str, ...]
-    by: str
     num_documents: int
     num_positions: int
     num_largest: int
@@ -113,10 +107,6 @@ class LossMap:
 
     damaged: dict[str, str]
     """Constants and weights that are not the float model's, beyond any rounding, and how: the first entries."""
-
-    passes: float
-    """Positions computed for the entries, in passes over all documents. Beside these the float model, the quantized one
-    and all weights together take a pass each, and what is gained takes one for each certain entry."""
 
     @property
     def num_certain(self) -> int:
@@ -188,10 +178,7 @@ def show_map(loss_map: LossMap) -> None:
 
 def table(loss_map: LossMap, most: int | None = None) -> Table:
     """The `most` largest entries, or all."""
-    heads = (
-        *("quantized alone", "KL, nats", "95 % interval", "share of the sum", "among the largest"),
-        *("bytes", "kept float gains"),
-    )
+    heads = ("quantized alone", "KL, nats", "95 % interval", "share of the sum", "among the largest", "bytes")
     whole = loss_map.sum.mean
     rows = [
         (
@@ -201,7 +188,6 @@ def table(loss_map: LossMap, most: int | None = None) -> Table:
             f"{100 * (entry.kl / whole if whole > 0 else 0.0):.0f} %",
             "certainly" if entry.is_certain else "",
             numbers.size(entry.bytes),
-            "" if entry.gained is None else numbers.signed_minus(numbers.nats(entry.gained)),
         )
         for entry in loss_map.entries[:most]
     ]
@@ -343,9 +329,6 @@ class Bill:
     front: tuple[Point, ...]
     """Models that nothing beats in both bytes and predicted loss, small to large."""
 
-    uniform: tuple[Point, ...]
-    """Models with all weights in one precision."""
-
     unchanged: Point
     unchanged_loss: Measured
     chosen: Point
@@ -357,9 +340,6 @@ class Bill:
     beyond_rounding: dict[str, float]
     damaged: dict[str, str]
     """Both as the loss map's."""
-
-    olive: dict[str, Any]
-    """Settings with which Olive makes the model again, and what they cannot say."""
 
     @property
     def changed(self) -> tuple[Line, ...]:
@@ -378,8 +358,7 @@ class Bill:
     def sentences(self) -> tuple[str, ...]:
         """The choices, their loss, and whether the bound is kept."""
         held, before = self.chosen_loss.held_out, self.unchanged_loss.held_out
-        sentences = [f"olive_settings.json: {note}." for note in self.olive.get("notes", ())]
-        sentences += doubt(self.damaged, self.beyond_rounding)
+        sentences = doubt(self.damaged, self.beyond_rounding)
         if self.changed:
             size = f"{numbers.size(self.chosen.bytes)}, {self.chosen.bytes / self.unchanged.bytes:.3f} times"
             changed = f"{counted(len(self.changed), 'weight')} of {len(self.lines)}"
@@ -391,11 +370,6 @@ class Bill:
             f"kl_mean: predicted {numbers.nats(self.chosen.kl)}, measured {with_interval(held)} on "
             f"{counted(held.num_documents, 'document')} that chose nothing, where it was {with_interval(before)}."
         )
-        if self.trials:
-            models = counted(len(self.trials), "model")
-            each = (f"{numbers.nats(one.measured.mean)} for {numbers.nats(one.predicted)}" for one in self.trials)
-            tried = f"Measured for predicted on the documents that choose, of {models} tried"
-            sentences.append(f"{tried}: {', '.join(each)}.")
         if self.bound is not None and self.verdict is not None:
             words = {
                 "ok": "is kept (95 %).",
@@ -439,9 +413,9 @@ def changes_table(bill: Bill) -> Table:
 
 
 def points_table(bill: Bill, *, with_front: bool = False) -> Table:
-    """Whole models: as it was, uniform ones, and the one that was chosen; or these with the front, small to large."""
+    """Whole models: as it was, and the one that was chosen; or these with the front, small to large."""
     heads = ("model", "bytes", "KL predicted on the documents that choose, nats")
-    points = [bill.unchanged, *bill.uniform, bill.chosen]
+    points = [bill.unchanged, bill.chosen]
     if with_front:
         points = sorted([*bill.front, *points], key=lambda point: point.bytes)
     return Table("", heads, [(one.name, numbers.size(one.bytes), numbers.nats(one.kl)) for one in points], heads[:1])
@@ -463,5 +437,4 @@ def bill_texts(bill: Bill) -> dict[str, str]:
         "bill.json": to_json({**plain(bill), "verdict": bill.verdict}),
         "bill.md": markdown_page(bill.sentences, changed, points_table(bill)),
         "bill.html": filled("bill.html.j2", TEMPLATES, bill=bill, tone=tone, changed=changed, points=points),
-        "olive_settings.json": to_json(bill.olive),
     }

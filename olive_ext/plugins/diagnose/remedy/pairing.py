@@ -99,8 +99,6 @@ class Target:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The switch."""
-
         """The float graph's constants that are replaced."""
         return tuple(own.value for own in self.floats)
 

@@ -6,10 +6,8 @@ Axes: N texts, H dimensions. Knows no recipe.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from operator import itemgetter
 from typing import Any
 
 import mteb
@@ -24,19 +22,11 @@ from scipy.stats import rankdata
 from olive_ext.config.embeddings import EmbeddingSettings
 from olive_ext.errors import ConfigError
 from olive_ext.model import ResolvedModel
-from olive_ext.plugins.suites.mteb.text_encoder import TextEncoder, YesNoReranker, unit
+from olive_ext.plugins.suites.mteb.text_encoder import TextEncoder, unit
 from olive_ext.report import Metric
 from olive_ext.stats.paired_answers import difference_interval
 
-logger = logging.getLogger("olive.olive_ext")
-
 Array = npt.NDArray[np.float32]
-
-_NEIGHBOURS = 2000
-"""The most texts whose neighbours are compared, taken evenly from those that tasks ask for: all pairs of cosines are
-computed."""
-
-_WORST = 5
 
 _DRAWS = 1000
 
@@ -56,10 +46,9 @@ def evaluate_tasks(
         except KeyError as error:
             raise ConfigError(f"'tasks': mteb {mteb.__version__}: {error.args[0]}", "tasks") from error
         queries, pairs = keep_queries(tasks), keep_pairs(tasks)
-        opened = YesNoReranker if how.reranker == "yes_no" else TextEncoder
-        with closing(opened(evaluated, how)) as encoder:
+        with closing(TextEncoder(evaluated, how)) as encoder:
             embeds = None
-            if isinstance(encoder, TextEncoder) and encoder.states.scores_output is None:
+            if encoder.states.scores_output is None:
                 embeds = OrtEncoder(encoder, keeps=reference is not None)
             scores = run_tasks(embeds or OrtCrossEncoder(encoder), tasks, how)
             return scores, queries, pairs, embeds and embeds.embedded, encoder.describe()
@@ -69,8 +58,8 @@ def evaluate_tasks(
         Metric(task, name, "none", value, None, True) for task, some in scores.items() for name, value in some.items()
     ]
     if reference is not None:
-        float_settings = settings.model_copy(update={"embedding_precision": "float32", "output_folder": None})
-        other_scores, other_queries, other_pairs, other_embedded, _ = scored(reference, float_settings)
+        other_settings = settings.model_copy(update={"output_folder": None})
+        other_scores, other_queries, other_pairs, other_embedded, _ = scored(reference, other_settings)
         for task, other in other_scores.items():
             change = scores[task]["main_score"] - other["main_score"]
             metrics.append(Metric(task, "reference_main_score", "none", other["main_score"], None, True))
@@ -83,42 +72,23 @@ def evaluate_tasks(
                 metrics += _change(task, "ndcg_at_10", float(differences.mean()), (low, high), len(differences))
         metrics += [metric for task in pairs for metric in _correlations(task, pairs[task], other_pairs[task])]
         if embedded and other_embedded:
-            agreement, worst = _agreement(embedded, other_embedded)
-            metrics += agreement
-            execution["worst_texts"] = [{"text": text, "cosine": cosine} for text, cosine in worst]
-            named = "; ".join(f"{cosine:.4f} {text!r}" for text, cosine in worst)
-            logger.info("texts whose embeddings differ most: %s", named)
+            metrics += _agreement(embedded, other_embedded)
     return metrics, execution
 
 
-def _agreement(
-    embedded: Mapping[Any, Array], other: Mapping[Any, Array]
-) -> tuple[list[Metric], list[tuple[str, float]]]:
-    """How far two models' embeddings are apart on the texts that both have, by (prompt, text): metrics, and the texts
-    with the smallest cosines. Raises `ConfigError` for other sizes or no common text."""
+def _agreement(embedded: Mapping[Any, Array], other: Mapping[Any, Array]) -> list[Metric]:
+    """How far two models' embeddings are apart on the texts that both have, by (prompt, text). Raises `ConfigError` for
+    other sizes or no common text."""
     keys = [key for key in embedded if key in other]
     if not keys or len(embedded[keys[0]]) != len(other[keys[0]]):
         raise ConfigError("'reference': its embeddings have another size, or other prompts, than the model's")
     ours, theirs = (unit(np.stack([side[key] for key in keys])) for side in (embedded, other))
     cosines, count = (ours * theirs).sum(1), len(keys)
-    texts = (f"{prompt}{text}" for prompt, text in keys)
-    worst = sorted(zip(texts, cosines.tolist(), strict=True), key=itemgetter(1))[:_WORST]
-    taken = np.unique(np.linspace(0, count - 1, min(count, _NEIGHBOURS)).astype(int))
-    ranks = float("nan")
-    if len(taken) > 2:  # the mean Spearman correlation of a text's cosines to the others
-        others = ~np.eye(len(taken), dtype=bool)
-        cosines_of = [(side[taken] @ side[taken].T)[others].reshape(len(taken), -1) for side in (ours, theirs)]
-        ranked = [rankdata(one, axis=1) for one in cosines_of]
-        first, second = (rank - rank.mean(1, keepdims=True) for rank in ranked)
-        scale = np.sqrt((first**2).sum(1) * (second**2).sum(1))
-        ranks = float(np.mean((first * second).sum(1) / np.maximum(scale, 1e-12)))
     error = float(cosines.std(ddof=1) / np.sqrt(count)) if count > 1 else None
-    metrics = [
+    return [
         Metric("embeddings", "cosine_mean", "none", float(cosines.mean()), error, True, count),
         Metric("embeddings", "cosine_min", "none", float(cosines.min()), None, True, count),
-        Metric("embeddings", "neighbour_rank_correlation", "none", ranks, None, True, count),
     ]
-    return metrics, worst
 
 
 def _correlations(
@@ -199,17 +169,13 @@ class OrtEncoder(_Driven):
 class OrtCrossEncoder(_Driven):
     """mteb's `CrossEncoderProtocol`."""
 
-    def __init__(self, encoder: TextEncoder | YesNoReranker) -> None:
+    def __init__(self, encoder: TextEncoder) -> None:
         self.encoder = encoder
 
     def predict(self, inputs1: Iterable[Any], inputs2: Iterable[Any], **_: Any) -> npt.NDArray[np.float32]:
         """[N] scores of the pairs."""
-        batches = list(inputs1)
-        queries, documents = ([text for batch in one for text in batch["text"]] for one in (batches, inputs2))
-        if isinstance(self.encoder, TextEncoder):
-            return self.encoder.score_pairs(queries, documents)
-        instructions = [text for batch in batches for text in batch.get("instruction", ())]
-        return self.encoder.score_pairs(queries, documents, instructions)
+        queries, documents = ([text for batch in one for text in batch["text"]] for one in (inputs1, inputs2))
+        return self.encoder.score_pairs(queries, documents)
 
 
 def keep_queries(tasks: Sequence[Any]) -> dict[str, dict[tuple[str, str, str], float]]:

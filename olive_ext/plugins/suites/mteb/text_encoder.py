@@ -1,10 +1,5 @@
-"""Texts to vectors on one ONNX model (tokens, hidden states, pooling, length), and pairs to scores by rerankers that
-answer "yes" or "no". The sentence-transformers files give pooling, prompts, length and a reranker's answers. Knows no
-task.
-
-A reranker's score comes from a decoder's log-probabilities of both words after Qwen3-Reranker's template. The engine
-computes what pairs have in common (the system's message, an instruction, a query) once. Source of the template:
-https://huggingface.co/Qwen/Qwen3-Reranker-0.6B.
+"""Texts to vectors on one ONNX model (tokens, hidden states, pooling, length), and pairs to scores by cross-encoders.
+The sentence-transformers files give pooling, prompts and length. Knows no task.
 
 Axes: N texts or pairs, H dimensions, B rows of a run, S positions, T positions read of a text.
 """
@@ -36,7 +31,6 @@ from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.package_config import read_json
 from olive_ext.model.providers.ort_session import open_session, reason_of
 from olive_ext.model.types import ModelFiles
-from olive_ext.session.opening import open_model
 from olive_ext.session.tokenizer import load_tokenizer
 
 _POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "last"}
@@ -53,18 +47,16 @@ class SentenceFiles:
     """The prompt of texts that are neither queries nor documents, where a task has none of its own."""
 
     max_length: int | None = None
-    answers: tuple[int, int] | None = None
-    """Tokens of a reranker's "yes" and "no"."""
 
 
 def read_sentence_files(files: ModelFiles) -> SentenceFiles:
     """The files of the first of a model's folders that has modules.json. Raises `ModelError` for layers besides
-    pooling, normalization and the scores of two answers, and for poolings of other kinds."""
+    pooling and normalization, and for poolings of other kinds."""
     folders = files.directory, files.decoder.parent, Path(files.tokenizer)
     folder = next((folder for folder in folders if (folder / "modules.json").is_file()), None)
     if folder is None:
         return SentenceFiles()
-    file, pooling, answers = folder / "modules.json", None, None
+    file, pooling = folder / "modules.json", None
     try:
         modules = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -76,13 +68,6 @@ def read_sentence_files(files: ModelFiles) -> SentenceFiles:
         of_module = folder / str(module.get("path", "")) / "config.json"
         if kind == "Pooling":
             pooling = _pooling(read_json(of_module), of_module)
-        elif kind == "LogitScore":
-            scored = read_json(of_module)
-            yes, no = scored.get("true_token_id"), scored.get("false_token_id")
-            if not isinstance(yes, int) or not isinstance(no, int):
-                problem = "scores one answer: those with 'true_token_id' and 'false_token_id' are run"
-                raise ModelError(f"'{of_module}' {problem}")
-            answers = yes, no
         elif kind not in ("Transformer", "Normalize"):
             raise ModelError(f"'{file}' has a layer '{kind}', which is not run here")
     names = "config_sentence_transformers.json", "sentence_bert_config.json"
@@ -94,7 +79,7 @@ def read_sentence_files(files: ModelFiles) -> SentenceFiles:
     if default is not None and default not in (config.get("prompts") or {}):
         raise ModelError(f"'{folder / names[0]}' has no prompt of its 'default_prompt_name' = {default!r}")
     length = bert.get("max_seq_length")
-    return SentenceFiles(pooling, prompts, default, length if isinstance(length, int) else None, answers)
+    return SentenceFiles(pooling, prompts, default, length if isinstance(length, int) else None)
 
 
 def _pooling(config: Mapping[str, Any], file: Path) -> str:
@@ -358,8 +343,6 @@ class TextEncoder:
         files = model.files
         self._hf = load_tokenizer(files.tokenizer, trust_remote_code=model.settings.trust_remote_code).hf
         sentence_files = read_sentence_files(files)
-        if sentence_files.answers is not None:
-            raise ModelError(f'\'{model.name}\' is a reranker of two answers: give "reranker": "yes_no"')
         prompts = self.settings.prompts
         self.prompts = dict(sentence_files.prompts if prompts is None else prompts)
         self.default_prompt_name = sentence_files.default_prompt_name if prompts is None else None
@@ -374,8 +357,6 @@ class TextEncoder:
         self.max_length = min(wanted, self.states.max_length)
         """Tokens of a text; what is after them is cut off."""
 
-        self._ranges: tuple[Array, Array] | None = None
-
     def encode(self, texts: Iterable[str], prompt: str = "") -> Array:
         """[N, H] embeddings of the texts, each after `prompt`; equal texts are computed once. Raises `RunError`."""
         listed = list(texts)
@@ -383,23 +364,10 @@ class TextEncoder:
         if not distinct:
             raise ConfigError("no texts were given: give one at least")
         vectors = self.states.pooled(self.tokens([prompt + text for text in distinct]), self.pooling)
-        size = self.settings.truncate_dim
-        if size is not None and size > vectors.shape[1]:
-            raise ConfigError(f"the model's embeddings have {vectors.shape[1]} dimensions", "truncate_dim", size)
-        vectors = vectors[:, :size]
         if self.settings.normalize:
             vectors = unit(vectors)
         place = {text: number for number, text in enumerate(distinct)}
-        vectors = vectors[[place[text] for text in listed]]
-        if self.settings.embedding_precision == "float32":
-            return vectors
-        if self.settings.embedding_precision == "binary":
-            return np.where(vectors > 0, 1, -1).astype(np.float32)
-        if self._ranges is None:
-            low, high = vectors.min(0), vectors.max(0)
-            self._ranges = low, np.maximum(high - low, 1e-9) / 255
-        low, steps = self._ranges
-        return np.asarray(np.clip(np.floor((vectors - low) / steps) - 128, -128, 127), np.float32)
+        return vectors[[place[text] for text in listed]]
 
     def score_pairs(self, queries: Sequence[str], documents: Sequence[str]) -> Array:
         """[N] a cross-encoder's score of each pair: its logit, or with two labels the second one's less the first's.
@@ -430,68 +398,3 @@ class TextEncoder:
     def close(self) -> None:
         """Releases the model."""
         self.states.close()
-
-
-_BEFORE = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
-)
-_BEHIND = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-_INSTRUCTION = "Given the user query, retrieval the relevant passages"
-"""mteb's own for these models, word for word."""
-
-_MOST_TOKENS = 8192
-"""Tokens of a pair with its template, as in the model's card and in mteb, where `max_length` is not given."""
-
-
-class YesNoReranker:
-    """An open reranker; closed by `close`."""
-
-    def __init__(self, model: ResolvedModel, settings: EmbeddingSettings) -> None:
-        """Raises `ModelError` for a tokenizer without the tokens "yes" and "no", and errors as opening does."""
-        files = model.files
-        sentence_files = read_sentence_files(files)
-        prompts = sentence_files.prompts if settings.prompts is None else settings.prompts
-        self.instruction = prompts.get("query") or _INSTRUCTION
-        """The instruction of pairs that come without one."""
-
-        self._session = open_model(model)
-        self._hf = self._session.tokenizer.hf
-        self.max_length = min(self._session.max_length, model.settings.max_length or _MOST_TOKENS)
-        self._before, self._behind = (self._hf.encode(text, add_special_tokens=False) for text in (_BEFORE, _BEHIND))
-        try:
-            known = self._hf.get_vocab()
-            if sentence_files.answers is None and not known.keys() >= {"yes", "no"}:
-                problem = f"the tokenizer in '{files.tokenizer}' has no tokens 'yes' and 'no'"
-                raise ModelError(f"'reranker' = 'yes_no': {problem}")
-            self._answers = sentence_files.answers or (known["yes"], known["no"])
-            if (room := self.max_length - len(self._before) - len(self._behind)) < 1:
-                raise ConfigError(f"the template alone has {self.max_length - room}", "max_length", self.max_length)
-        except (ModelError, ConfigError):
-            self.close()
-            raise
-        self._room = room
-
-    def score_pairs(
-        self, queries: Sequence[str], documents: Sequence[str], instructions: Sequence[str] | None = None
-    ) -> Array:
-        """[N] probabilities of "yes" where the answer is "yes" or "no". Raises `RunError`."""
-        own = instructions or [self.instruction] * len(queries)
-        texts = [
-            f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
-            for instruction, query, document in zip(own, queries, documents, strict=True)
-        ]
-        pairs = self._hf(texts, truncation=True, max_length=self._room)["input_ids"]
-        prompts = [(*self._before, *pair, *self._behind) for pair in pairs]
-        asked = [(prompt, (answer,)) for prompt in prompts for answer in self._answers]
-        yes_no_N2 = np.array([one.logprob for one in self._session.loglikelihood(asked)]).reshape(-1, 2)
-        return np.asarray(1 / (1 + np.exp(yes_no_N2[:, 1] - yes_no_N2[:, 0])), np.float32)
-
-    def describe(self) -> dict[str, Any]:
-        """JSON-ready facts of the execution."""
-        facts = {"reranker": "yes_no", "instruction": self.instruction}
-        return {**self._session.describe_execution(), **facts, "max_length": self.max_length}
-
-    def close(self) -> None:
-        """Releases the model."""
-        self._session.close()

@@ -197,7 +197,7 @@ def run(session: ort.InferenceSession, weights: BoundWeights) -> list[float]:
 def test_other_numbers_hold_until_they_are_put_back_or_from_the_opening_on() -> None:
     """An encoder's session is opened when the first item comes."""
     other = {"w": np.array([2, 3], np.float32)}
-    weights, early = (BoundWeights({"w": np.ones(2, np.float32)}, lambda model: None) for _ in range(2))
+    weights, early = (BoundWeights({"w": np.ones(2, np.float32)}) for _ in range(2))
     session = opened(weights)
     assert run(session, weights) == [1, 1]
     weights.put(other)

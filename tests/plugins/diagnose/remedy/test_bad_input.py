@@ -15,7 +15,7 @@ from olive_ext.plugins.diagnose.remedy.variants import Variants
 from tests.exports import genai_export, hf_model, quickstart
 from tests.refusals import refused
 
-WORK: dict[str, Any] = {"tasks": ["quickstart_choice"], "include_path": str(quickstart.TASKS), "limit": 4, "by": "kind"}
+WORK: dict[str, Any] = {"tasks": ["quickstart_choice"], "include_path": str(quickstart.TASKS), "limit": 4}
 MODELS: dict[str, Callable[[], Path]] = {
     "float": quickstart.exported,
     "int4": lambda: quickstart.quantized(4, 128),
@@ -32,7 +32,6 @@ MODELS: dict[str, Callable[[], Path]] = {
         ("int4", "float", {"tasks": ["quickstart_choise"]}, {"code": "unknown_name", "field": "tasks",
                                                              "holds": ("'quickstart_choise'", "'quickstart_choice'")}),
         ("int4", "nowhere", {}, {"code": "not_found", "field": "reference", "value": "nowhere"}),
-        ("int4", "float", {"by": "nodes"}, {"code": "wrong_value", "field": "by", "value": "nodes"}),
         ("int4", "float", {"tops": 3}, {"code": "unknown_key", "field": "tops", "value": 3, "holds": "top"}),
         ("int4", "float", {"reference": {"path": "x", "mode": "resident"}}, {"code": "contradiction"}),
         ("int4", "float", {"workers": 2}, {"code": "contradiction", "holds": "process"}),

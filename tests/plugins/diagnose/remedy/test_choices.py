@@ -133,8 +133,6 @@ def test_smallest_within_a_bound_best_within_a_size_and_the_front_between(menu: 
     assert menu.kl((1, 0, 0)) == pytest.approx(2.15e-3)
     sizes = [menu.num_bytes(one) for one in front(menu.losses, menu.sizes, 30)]
     assert (sizes[0], sizes[-1]) == (300, 2400)
-    assert menu.uniform(Precision(8, 32)) == (1, 1, 1)
-    assert menu.uniform(Precision(4, 32)) == (0, 0, 0)
     menu.learn(0, 1, 4e-3)  # a measured loss replaces an estimate
     assert menu.choices[0][1].is_measured
     assert menu.smallest(3e-3) == (2, 0, 0)

@@ -31,8 +31,8 @@ WORK: dict[str, Any] = {
 }
 
 
-def located(model: Path, by: str = "node", **more: Any) -> LossMap:
-    return olive_ext.locate(model, **{"reference": quickstart.exported(), "by": by, **WORK, **more})
+def located(model: Path, **more: Any) -> LossMap:
+    return olive_ext.locate(model, **{"reference": quickstart.exported(), **WORK, **more})
 
 
 @pytest.fixture(scope="module")
@@ -76,19 +76,9 @@ def test_empty_text_has_no_positions_and_stops_nothing(tmp_path: Path) -> None:
     empty = json.dumps(json.loads(lines[0]) | {"page": ""})
     (tasks / "perplexity.jsonl").write_text("\n".join([empty, *lines[1:5]]) + "\n", encoding="utf-8")
     work = {"tasks": ["quickstart_perplexity"], "include_path": str(tasks), "limit": 5}
-    found = located(quickstart.quantized(4, 128), by="kind", top=1, **work)
+    found = located(quickstart.quantized(4, 128), top=1, **work)
     assert (found.num_documents, found.model_kl.num_documents) == (5, 5)
     assert 0 < found.total.mean < 0.1
-
-
-@pytest.mark.long
-def test_layers_and_kinds_are_the_same_weights_in_other_groups(whole: LossMap) -> None:
-    for by in ("layer", "kind"):
-        grouped = located(quickstart.quantized(4, 128), by, top=1)
-        assert sorted(node for entry in grouped.entries for node in entry.nodes) == sorted(
-            node for entry in whole.entries for node in entry.nodes
-        )
-        assert grouped.total.mean == whole.total.mean
 
 
 def test_planted_noise_is_found_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,8 +92,6 @@ def test_planted_noise_is_found_first(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "output folder\n" in capsys.readouterr().err, "the folder of records goes"
     assert found.entries[0].name == "/model/layers.0/attn/qkv_proj/MatMul"
     assert found.entries[0].is_certain
-    assert found.entries[0].gained == pytest.approx(found.entries[0].kl, rel=0.5)
-    assert found.passes < 21
 
 
 DOWN = "model.layers.1.mlp.down_proj.MatMul.weight_scales"

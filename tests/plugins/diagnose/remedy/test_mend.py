@@ -12,18 +12,16 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnxruntime.quantization import matmul_nbits_quantizer as nbits
 from PIL import Image
 
 import olive_ext
 from olive_ext.cli import main
-from olive_ext.errors import ConfigError, ModelError, RequirementError, TaskError, counted
+from olive_ext.errors import ConfigError, ModelError, RequirementError, TaskError
 from olive_ext.model.files.content import model_digest, size_on_disk
 from olive_ext.model.files.locate import locate as locate_files
 from olive_ext.plugins.diagnose.remedy.locate import opened_location
-from olive_ext.plugins.diagnose.remedy.mend import olive_settings, split
+from olive_ext.plugins.diagnose.remedy.mend import split
 from olive_ext.plugins.diagnose.remedy.pages import Bill, points_table, with_interval
-from olive_ext.plugins.diagnose.remedy.pairing import Sources, pair
 from olive_ext.plugins.diagnose.remedy.variants import Variants, document_key
 from olive_ext.plugins.diagnose.settings import LocationConfig
 from olive_ext.session.requests import RollingRequest, ScoringRequest
@@ -40,6 +38,8 @@ WORK: dict[str, Any] = {
 }
 FEW: dict[str, Any] = {**WORK, "tasks": ["quickstart_choice"], "limit": 8}
 BOUND = 1e-3
+SIZE = "1.25MB"
+"""Some more than the quickstart's model takes in int4."""
 
 
 def mend(output: Path, model: Path | None = None, **settings: Any) -> Bill:
@@ -65,7 +65,6 @@ def test_bound_that_was_broken_is_kept_in_little_more_bytes(kept: tuple[Path, Bi
     in_bound = [one.bytes for one in bill.trials if one.measured.high <= BOUND]
     assert min(in_bound) == pytest.approx(bill.chosen.bytes, rel=0.01)
     assert bill.chosen_loss.choosing.mean in [one.measured.mean for one in bill.trials]
-    assert f"of {counted(len(bill.trials), 'model')} tried" in " ".join(bill.sentences)
     assert f"chose nothing, where it was {with_interval(bill.unchanged_loss.held_out)}" in " ".join(bill.sentences)
     assert points_table(bill).heads[-1] == "KL predicted on the documents that choose, nats"
     assert bill.chosen.kl == pytest.approx(bill.chosen_loss.choosing.mean, rel=0.5)
@@ -83,50 +82,8 @@ def test_bill_lies_beside_the_model(kept: tuple[Path, Bill]) -> None:
     page = (output / "bill.html").read_text(encoding="utf-8")
     assert f"<title>The bill of {'/'.join(Path(bill.model).parts[-2:])}</title>" in page
     points = points_table(bill, with_front=True).rows
-    assert len(points) == len(bill.front) + len(bill.uniform) + 2
+    assert len(points) == len(bill.front) + 2
     assert all(str(text) in page for row in points for text in row)
-
-
-def test_olives_passes_make_the_same_model(kept: tuple[Path, Bill], tmp_path: Path) -> None:
-    output, bill = kept
-    assert bill.olive["notes"] == ()
-    made = run_passes(json.loads((output / "olive_settings.json").read_text())["passes"], tmp_path)
-    np.testing.assert_array_equal(logits(made), logits(output))
-
-
-@pytest.mark.parametrize(
-    ("config", "builder", "note"),
-    [
-        (nbits.DefaultWeightOnlyQuantConfig(is_symmetric=True), None, ""),
-        (nbits.RTNWeightOnlyQuantConfig(), "rtn", "'rtn'"),
-        (nbits.HQQWeightOnlyQuantConfig(), None, "HQQ"),
-    ],
-)
-def test_ways_of_rounding_are_told_apart(config: Any, builder: str | None, note: str, tmp_path: Path) -> None:
-    """The builder's "rtn" rounds to nearest, too, by other scales than Olive's pass."""
-    floats = quickstart.exported() / "model.onnx"
-    quantizer = nbits.MatMulNBitsQuantizer(onnx.load(floats), block_size=128, is_symmetric=True, algo_config=config)
-    quantizer.process()
-    quantizer.model.save_model_to_file(str(tmp_path / "model.onnx"), True)
-    sources = Sources.of(floats, tmp_path / "model.onnx")
-    made = olive_settings(dict.fromkeys(pair(sources.floats, sources.quantized).targets), sources)
-    assert made["builder_passes"]["build"].get("int4_algo_config") == builder
-    assert [note in one for one in made["notes"]] == [True] * bool(note)
-
-
-def run_passes(passes: dict[str, dict[str, Any]], folder: Path) -> Path:
-    """The folder of what Olive's passes make of the float model."""
-    from olive.model import ONNXModelHandler
-    from olive.package_config import OlivePackageConfig
-    from olive.passes.olive_pass import create_pass_from_dict
-
-    model = ONNXModelHandler(str(quickstart.exported() / "model.onnx"))
-    for name, settings in passes.items():
-        kind = OlivePackageConfig.load_default_config().import_pass_module(settings["type"])
-        config = {key: value for key, value in settings.items() if key != "type"}
-        (folder / name).mkdir()
-        model = create_pass_from_dict(kind, config, disable_search=True).run(model, str(folder / name / "model.onnx"))
-    return Path(model.model_path).parent
 
 
 def test_named_file_is_measured_where_the_float_model_lies_beside_it(tmp_path: Path) -> None:
@@ -134,7 +91,7 @@ def test_named_file_is_measured_where_the_float_model_lies_beside_it(tmp_path: P
     (folder / "genai_config.json").unlink()
     model = onnx.load(quickstart.quantized(4, 128) / "model.onnx")
     onnx.save(model, folder / "model_q4.onnx", save_as_external_data=True, location="model_q4.onnx.data")
-    goal = {**FEW, "like": str(quickstart.quantized(4, 32)), "reference": str(folder / "model.onnx")}
+    goal = {**FEW, "at_most": SIZE, "reference": str(folder / "model.onnx")}
     bill = mend(folder / "mended", model=folder / "model_q4.onnx", **goal)
     assert bill.chosen_loss.choosing.mean > 1e-5
     made = [folder / "mended" / f"model_q4.onnx{end}" for end in ("", ".data")]
@@ -146,8 +103,8 @@ def test_command_mends_a_variant_of_a_model_package_in_its_place_and_prints_the_
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     root = packed(tmp_path / "m.ortpackage", one=quickstart.exported(), int4=quickstart.quantized(4, 128))
-    output, like = tmp_path / "mended", quickstart.quantized(4, 32)
-    arguments = ["mend", str(root), "--variant", "int4", "--reference", str(quickstart.exported()), "--like", str(like)]
+    output = tmp_path / "mended"
+    arguments = ["mend", str(root), "--variant", "int4", "--reference", str(quickstart.exported()), "--at-most", SIZE]
     arguments += ["--tasks", "quickstart_choice", "--include-path", str(quickstart.TASKS), "--limit", "8"]
     manifest = json.loads((root / "manifest.json").read_text(encoding="utf-8"))
     for folder, status in (("int4", 2), ("one", 0)):  # another variant with the same graph would be mended, too
@@ -289,7 +246,7 @@ def test_models_that_cannot_be_mended_are_refused(tmp_path: Path) -> None:
     (copy / "model.onnx").write_bytes((copy / "model.onnx").read_bytes() + b"\x12\x01a")  # another producer's name
     with refused(ModelError, "unsupported"):
         mend(tmp_path / "mended", model=copy, **goal)
-    with refused(ConfigError, "wrong_value", holds=("at_most", "1", "00")):
+    with refused(ConfigError, "wrong_value", "at_most", 1_000_000):
         mend(tmp_path / "mended", at_most="1MB")
     with refused(ConfigError, "missing", holds=("3", "2", "1")):
         mend(tmp_path / "mended", **goal, tasks=["quickstart_choice"], limit=3)

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 import olive_ext
 from olive_ext.errors import ModelError
-from olive_ext.plugins.diagnose.remedy.variants import quantized_caches
+from olive_ext.plugins.diagnose.remedy.variants import rounded_inside
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights
 from tests.backends import local_tasks
 from tests.exports.genai import genai_export
@@ -41,7 +41,7 @@ def test_model_whose_cache_alone_is_quantized_has_no_weight(call: str, tmp_path:
     work = {"tasks": ["tiny_choice"], "include_path": str(tasks), "output_dir": str(tmp_path / "made")}
     work |= {"within": {"kl_mean": 0.1}} if call == "mend" else {}
     model = str(genai_export("llama", "0.18.0", options=("kv_cache_quant_scheme=int4_per_tensor",)))
-    with refused(ModelError, "not_comparable" if call == "locate" else "unsupported"):
+    with refused(ModelError, "not_comparable"):
         getattr(olive_ext, call)(model, reference=str(genai_export("llama", "0.18.0")), **work)
 
 
@@ -57,6 +57,6 @@ def attention(name: str, **attributes: object) -> GraphWeights:
 def test_attention_whose_cache_alone_one_graph_quantizes_is_named() -> None:
     name, scheme = "/layers.0/attn/GQA", {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR"}
     plain, whole = attention(name), attention(name, **scheme)
-    assert [*quantized_caches(plain, whole)] == [*quantized_caches(attention("other"), whole)] == [name]
-    assert not quantized_caches(whole, whole)
-    assert not quantized_caches(plain, plain)
+    assert [*rounded_inside(plain, whole)] == [*rounded_inside(attention("other"), whole)] == [name]
+    assert not rounded_inside(whole, whole)
+    assert not rounded_inside(plain, plain)

@@ -116,23 +116,6 @@ def decoder_folders(name: str) -> tuple[Path, Path]:
     return folder / "hf", folder / "onnx"
 
 
-@cache
-def reranker() -> tuple[Path, Path]:
-    """A decoder whose tokenizer has the tokens "yes" and "no" (bytes that no text has), and its package."""
-
-    def make(folder: Path) -> None:
-        for part, source in (("hf", hf_model("qwen3")), ("onnx", genai_export("qwen3"))):
-            shutil.copytree(source, folder / part)
-            file = folder / part / "tokenizer.json"
-            content = json.loads(file.read_text(encoding="utf-8"))
-            vocabulary = content["model"]["vocab"]
-            vocabulary["yes"], vocabulary["no"] = vocabulary.pop("\u00ff"), vocabulary.pop("\u00fe")
-            file.write_text(json.dumps(content), encoding="utf-8")
-
-    folder = once("yes-no", [Path(__file__).read_text(encoding="utf-8")], make)
-    return folder / "hf", folder / "onnx"
-
-
 def folders(name: str) -> tuple[Path, Path]:
     return encoder_folders(name) if name in ENCODERS else decoder_folders(name)
 
