@@ -210,7 +210,8 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
     """Adds how far the model is from its checkpoint, and what it lost: numbers, end tokens, prompts, sound files."""
     from olive_ext.model.files.damage import damage
     from olive_ext.model.spec.checkpoint import read_rotary_lengths
-    from olive_ext.run.models import Models, contexts_of, damage_of, ends_of, stops_of
+    from olive_ext.run.model_facts import contexts_of, damage_of, ends_of, stops_of
+    from olive_ext.run.models import Models
 
     other, lost = resolve(model.settings.of_reference(checkpoint)), findings.differences
     if (stops := stops_of(ends_of(other), ends_of(model))) is not None and stops.differ:

@@ -41,7 +41,8 @@ from olive_ext.report.verdict import BANDS
 from olive_ext.run.bounds import broken_bounds, kept_bounds, refuse_names
 from olive_ext.run.costs import cost_metrics, requested_costs, requested_tasks, with_costs
 from olive_ext.run.machine import Clock, PeakMemory, describe_hardware
-from olive_ext.run.models import UNJUDGED, Models, OtherPromptsError, damage_of
+from olive_ext.run.model_facts import UNJUDGED, damage_of
+from olive_ext.run.models import Models, OtherPromptsError
 from olive_ext.run.reference.comparison_run import TaskRun, is_own_reference, mode_of
 from olive_ext.run.reference.observer import Weights
 from olive_ext.run.reference.packed_answers import packed

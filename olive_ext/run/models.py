@@ -29,10 +29,11 @@ from olive_ext.records import Records
 from olive_ext.records.files import cache_folder
 from olive_ext.records.journal import facts_key
 from olive_ext.records.travelling import unpack
-from olive_ext.report.comparison import CONSTANTS, KV_CACHE, PACKAGE_TOKENIZER, PromptDiff, StopTokens
+from olive_ext.report.comparison import CONSTANTS, PACKAGE_TOKENIZER, PromptDiff, StopTokens
 from olive_ext.report.page import SIZE
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, requested_costs
 from olive_ext.run.machine import Clock
+from olive_ext.run.model_facts import contexts_of, ends_of, stops_of
 from olive_ext.run.reference.observer import Observer
 from olive_ext.run.task_fit import with_length
 from olive_ext.session.tokenizer_fit import TEMPLATE, PromptFormat, excerpts, unwritten_specials
@@ -489,49 +490,6 @@ class Models:
             return None
         known = ends_of(self.reference) if self.records_file is None else self.records_file.manifest
         return stops_of(known, session.describe_execution())
-
-
-STOP_FACTS = ("stop_ids", "unused_stop_ids", "stop_ids_file", "search")
-"""Facts of an execution that `stops_of` reads."""
-
-
-UNJUDGED = "unjudged"
-"""The fact of a report that holds `Models.unjudged`."""
-
-
-def damage_of(reference: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, str]:
-    """What is damaged by facts of two executions, where the reference does not have it too: files that are not judged,
-    and a KV cache that continues texts otherwise than whole texts, which only generated answers show."""
-    known, parts = reference.get(UNJUDGED, {}), model.get("parts_failure", "")
-    files = {name: what for name, what in model.get(UNJUDGED, {}).items() if known.get(name) != what}
-    return {**files, KV_CACHE: parts} if parts and not reference.get("parts_failure") else files
-
-
-def contexts_of(candidate: int | None, other: int | None) -> tuple[int, int] | None:
-    """Both contexts, where the model's is known to be shorter than its reference's."""
-    return (candidate, other) if candidate and other and candidate < other else None
-
-
-def ends_of(model: ResolvedModel) -> Mapping[str, Any]:
-    """`STOP_FACTS` of a model by its files, which may have no tokenizer."""
-    from olive_ext.session.generation_bounds import read_stop_ids
-    from olive_ext.session.tokenizer import load_tokenizer
-
-    eos = None
-    with suppress(ModelError):
-        eos = load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code).eos_token_id
-    return read_stop_ids(model.processor_files, eos).facts
-
-
-def stops_of(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> StopTokens | None:
-    """Where both models end their answers, from the facts of their executions; None where one does not say it."""
-    from olive_ext.session.generation_bounds import other_search
-
-    if not all(isinstance(facts.get("stop_ids"), list | tuple) for facts in (reference, candidate)):
-        return None
-    both = [(tuple(facts["stop_ids"]), str(facts.get("stop_ids_file", ""))) for facts in (reference, candidate)]
-    search = other_search(reference.get("search") or {}, candidate.get("search") or {}) if "search" in reference else ()
-    return StopTokens(*both[0], *both[1], search, tuple(reference.get("unused_stop_ids", candidate["stop_ids"])))
 
 
 class RecordsFile:

@@ -25,7 +25,8 @@ from olive_ext.report.page import SIZE
 from olive_ext.report.report import plain
 from olive_ext.run.costs import requested_tasks
 from olive_ext.run.evaluation import evaluate_models
-from olive_ext.run.models import STOP_FACTS, Models
+from olive_ext.run.model_facts import STOP_FACTS
+from olive_ext.run.models import Models
 
 logger = logging.getLogger("olive.olive_ext")
 

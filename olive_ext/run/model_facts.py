@@ -1,0 +1,55 @@
+"""What facts of two executions say of their models: where answers end, which context is shorter, and what is damaged.
+
+Knows no open model, so that reports and baselines are read alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from olive_ext.errors import ModelError
+from olive_ext.model import ResolvedModel
+from olive_ext.report.comparison import KV_CACHE, StopTokens
+
+STOP_FACTS = ("stop_ids", "unused_stop_ids", "stop_ids_file", "search")
+"""Facts of an execution that `stops_of` reads."""
+
+UNJUDGED = "unjudged"
+"""The fact of a report that holds `Models.unjudged`."""
+
+
+def damage_of(reference: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, str]:
+    """What is damaged by facts of two executions, where the reference does not have it too: files that are not judged,
+    and a KV cache that continues texts otherwise than whole texts, which only generated answers show."""
+    known, parts = reference.get(UNJUDGED, {}), model.get("parts_failure", "")
+    files = {name: what for name, what in model.get(UNJUDGED, {}).items() if known.get(name) != what}
+    return {**files, KV_CACHE: parts} if parts and not reference.get("parts_failure") else files
+
+
+def contexts_of(candidate: int | None, other: int | None) -> tuple[int, int] | None:
+    """Both contexts, where the model's is known to be shorter than its reference's."""
+    return (candidate, other) if candidate and other and candidate < other else None
+
+
+def ends_of(model: ResolvedModel) -> Mapping[str, Any]:
+    """`STOP_FACTS` of a model by its files, which may have no tokenizer."""
+    from olive_ext.session.generation_bounds import read_stop_ids
+    from olive_ext.session.tokenizer import load_tokenizer
+
+    eos = None
+    with suppress(ModelError):
+        eos = load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code).eos_token_id
+    return read_stop_ids(model.processor_files, eos).facts
+
+
+def stops_of(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> StopTokens | None:
+    """Where both models end their answers, from the facts of their executions; None where one does not say it."""
+    from olive_ext.session.generation_bounds import other_search
+
+    if not all(isinstance(facts.get("stop_ids"), list | tuple) for facts in (reference, candidate)):
+        return None
+    both = [(tuple(facts["stop_ids"]), str(facts.get("stop_ids_file", ""))) for facts in (reference, candidate)]
+    search = other_search(reference.get("search") or {}, candidate.get("search") or {}) if "search" in reference else ()
+    return StopTokens(*both[0], *both[1], search, tuple(reference.get("unused_stop_ids", candidate["stop_ids"])))
