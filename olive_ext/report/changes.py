@@ -158,9 +158,11 @@ def deciding_changes(changes: Sequence[Change]) -> list[Change]:
 
 def unjudged_tasks(comparison: Comparison) -> dict[str, str]:
     """Names of the evaluated tasks that nothing judges, with their metrics: no texts, and no metric is a mean over
-    documents (MCC, F1 over a corpus, BLEU, chrF), or no document has a value in both runs."""
+    documents (MCC, F1 over a corpus, BLEU, chrF), or no document has a value in both runs. Documents that are
+    drawn for a claim need not be of every task."""
     judged = {ALL, *(item.task for item in comparison.outcomes), *comparison.whole_texts()}
-    evaluated = [*comparison.metrics.get("configs", {}), *(item.task for item in comparison.divergences)]
+    evaluated = [] if comparison.certainty is not None else [*comparison.metrics.get("configs", {})]
+    evaluated += [item.task for item in comparison.divergences]
     metrics, named = read_metrics(comparison.metrics), {}
     for task in (task for task in evaluated if task not in judged):
         names = dict.fromkeys(item.metric for item in metrics if item.task == task)

@@ -400,16 +400,17 @@ def reason_of(code: str, item: Change, size: float, words: str = "") -> Reason:
 
 
 def _distant(comparison: Comparison, overall: Divergence | None) -> Iterator[Reason]:
-    """Distributions that are far apart: of all positions as they are measured, or may be where documents were drawn; of
-    a single task's certainly farther."""
+    """Distributions that are far apart: of all positions as they are measured, or may be where enough documents for an
+    interval were drawn; of a single task's certainly farther."""
     if overall is None:
         return
-    whole = band_of(overall)
+    whole, is_known = band_of(overall), math.isfinite(overall.kl_interval[1])
+    is_drawn = overall.num_population not in (None, overall.num_documents)
     if whole.code:
         yield _far(whole.code, overall, distance_words(overall))
     elif overall.kl.maximum < SAME_NATS:
         return
-    elif overall.num_population not in (None, overall.num_documents) and (far := band_of(overall, 1)).code:
+    elif is_drawn and is_known and (far := band_of(overall, 1)).code:
         words = f"the distributions may be far apart, {far.words}"
         yield Reason("distance_open", words=words, grade="not decided")
     for item in comparison.divergences:

@@ -22,6 +22,7 @@ from olive_ext.run.bounds import broken_bounds
 from olive_ext.stats.paired_answers import compare_outcomes
 from tests.refusals import refused
 from tests.report.synthetic import comparison, report
+from tests.report.test_comparison import divergence
 
 WHOLE = (ALL, "accuracy", "none")
 CERTAIN = "is certain (95 % for this model)"
@@ -180,3 +181,14 @@ def test_claim_that_is_kept_ends_the_evaluation_and_asks_no_more_documents(over_
     assert (found.status, found.headline, found.next_step) == ("ok", certainty().sentence(), "")
     assert "accuracy may have lost up to 1.4 pt (on other documents of these tasks)" in found.evidence[0]
     assert "documents)" not in found.lines[-1], "the claim says how many"
+
+
+def test_few_drawn_documents_leave_a_kept_claim_and_none_need_be_of_a_task() -> None:
+    """A larger bound, which draws fewer documents, had a worse status."""
+    near = replace(divergence(ALL, kl=1e-3), num_documents=16, num_population=440)
+    more = {"metrics": {"configs": {"colours": {}, "letters": {}}}}
+    kept = replace(sampled_report().comparison, divergences=(near,), **more)
+    assert verdict(kept).status == "ok"
+    wide = replace(near, num_documents=32, kl=replace(near.kl, stderr=3.0))
+    assert verdict(replace(kept, divergences=(wide,))).code == "distance_open"
+    assert "no_values" in [reason.code for reason in verdict(replace(kept, certainty=None)).reasons]
