@@ -49,7 +49,7 @@ class ComparisonSettings(StrictModel):
     use_cache: PathText | None = None
     """Path stem of the journal, which keeps every answer so that an interrupted run resumes. Its file belongs to the
     model's content and to the settings that decide an answer. None takes `journal/answers` in `output_dir`, where that
-    is given."""
+    is given; else a workflow keeps answers in Olive's cache, unless it measures speed or memory."""
 
     resume: bool | None = None
     """Whether answers that are in the journal are taken from it; with false they are computed anew. None takes them,

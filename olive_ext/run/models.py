@@ -31,7 +31,7 @@ from olive_ext.records.journal import facts_key
 from olive_ext.records.travelling import unpack
 from olive_ext.report.comparison import CONSTANTS, KV_CACHE, PACKAGE_TOKENIZER, PromptDiff, StopTokens
 from olive_ext.report.page import SIZE
-from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, requested_costs
+from olive_ext.run.costs import is_timed
 from olive_ext.run.machine import Clock
 from olive_ext.run.reference.observer import Observer
 from olive_ext.run.task_fit import with_length
@@ -370,8 +370,7 @@ class Models:
         session = getattr(lm, "session", None)
         if session is None or session.records is not None:
             return
-        is_timed = {PEAK_MEMORY, TOKENS_PER_SECOND} & set(requested_costs(self.config))
-        resume = not is_timed if self.config.resume is None else self.config.resume
+        resume = not is_timed(self.config) if self.config.resume is None else self.config.resume
         session.keep_answers(self.config.journal, resume=resume, facts=self._places if self.is_same_model else None)
 
     def _open_ours(self, model: ResolvedModel, arguments: Mapping[str, Any]) -> LM:

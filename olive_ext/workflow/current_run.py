@@ -40,6 +40,9 @@ class Run:
     output_dir: Path = field(default_factory=Path)
     """Where Olive saves the output model: a folder, or a file in one."""
 
+    answers: str | None = None
+    """Path stem of the journal, in Olive's cache, of evaluations that name none and take no times; None keeps none."""
+
     is_search: bool = False
     failures: list[OliveExtError] = field(default_factory=list)
     """Errors of our passes and evaluations; a search logs them and goes on."""

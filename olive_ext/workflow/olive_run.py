@@ -50,7 +50,8 @@ def run(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) ->
     model = arguments["input_model_config"]
     if isinstance(path := model.config.get("model_path"), Mapping):
         model = model.model_copy(update={"config": {**model.config, "model_path": plain_path(path)}})
-    begun = Run(model, output_dir, is_search=bool(engine.search_strategy))
+    answers = str(engine.cache.dirs.evaluations / "answers")
+    begun = Run(model, output_dir, answers=answers, is_search=bool(engine.search_strategy))
     token = running.set(begun)
     try:
         refuse(engine, begun.input_model)

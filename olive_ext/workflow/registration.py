@@ -29,7 +29,7 @@ from olive_ext.config.pass_options import unknown_keys
 from olive_ext.errors import combined
 from olive_ext.registry import entries, load
 from olive_ext.workflow.environment_process import evaluate_in_environment, run_in_environment
-from olive_ext.workflow.evaluation_cache import cache_evaluation, evaluate_model, load_evaluation
+from olive_ext.workflow.evaluations import evaluate_model, pass_by
 from olive_ext.workflow.evaluator import OrtLMEvaluator
 from olive_ext.workflow.olive_run import end_in_lines, run
 from olive_ext.workflow.passes import OrtLMEvaluation, run_pass
@@ -222,8 +222,8 @@ _HOOKS: dict[str, Hook] = {
     "initialize": initialize,
     "resolve_goals": resolve_goals,
     "_run_pass": run_pass,
-    "_load_evaluation": load_evaluation,
-    "_cache_evaluation": cache_evaluation,
+    "_load_evaluation": pass_by,
+    "_cache_evaluation": pass_by,
     "_evaluate_model": evaluate_model,
 }
 """Methods of Olive's engine, and their hooks."""
