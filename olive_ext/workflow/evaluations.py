@@ -6,13 +6,14 @@ What an earlier run has computed is in the journal of answers, which goes by eac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, evaluator_settings
+from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, Bound, evaluator_settings
 from olive_ext.errors import ModelError, RequirementError
 from olive_ext.model.files.package_config import GENAI_CONFIG, read_json
 from olive_ext.report import Report, write
@@ -34,12 +35,13 @@ def evaluate_model(engine: Any, arguments: dict[str, Any], original: Callable[..
     if (run := running.get()) is not None:
         run.model_id = arguments["model_id"]
     known = 0 if run is None else len(run.reports)
+    settings = evaluator_settings()[evaluator.type].parse(evaluator.type_args)
     with recorded_failures():
-        with surfaced("the evaluation stopped"):
+        with surfaced("the evaluation stopped"), nullcontext() if run is None else run.unchanged(settings.reference):
             signal = _evaluated(model, evaluator, original)
         is_input = run is not None and engine.input_passes_configs and model is run.input_model
         try:
-            _judge(evaluator, signal if not is_input else None, known)
+            _judge(evaluator, settings.bounds, signal if not is_input else None, known)
         except RequirementError:
             engine.footprint.nodes[arguments["model_id"]].metrics = None  # a search chooses among all that have metrics
             raise
@@ -82,18 +84,18 @@ def _with_file_name(model: Any) -> Any:
     return model.model_copy(update={"config": {**model.config, "onnx_file_name": decoder}})
 
 
-def _judge(evaluator: Any, signal: Any, known: int) -> None:
+def _judge(evaluator: Any, bounds: Sequence[Bound], signal: Any, known: int) -> None:
     """Checks a model against the evaluator's bounds; None in place of its `signal` for an input model, which has to
     keep none. Its report, which comes after `known` others of the run, names the broken and the kept bounds.
 
     In a search the candidate is rejected at once; else Olive first saves the model and its metrics.
     """
-    run, settings = running.get(), evaluator_settings()[evaluator.type].parse(evaluator.type_args)
-    broken = broken_in(signal, settings.bounds) if settings.bounds and signal is not None else []
+    run = running.get()
+    broken = broken_in(signal, bounds) if bounds and signal is not None else []
     report: Report | None = None
     if run is not None and len(run.reports) > known:
         old = run.reports[-1]
-        kept = broken_in(signal, settings.bounds, kept_bounds) if settings.bounds and signal is not None else []
+        kept = broken_in(signal, bounds, kept_bounds) if bounds and signal is not None else []
         comparison = old.comparison and replace(run.as_saved(old.comparison), kept_bounds=tuple(kept))
         run.reports[-1] = report = replace(old, broken=tuple(broken), comparison=comparison)
         if report != old and (folder := old.config.get("output_dir")):

@@ -26,7 +26,7 @@ from olive_ext.report.report_files import page_of_report
 from olive_ext.report.verdict import EXIT_STATUS, Verdict, worst_status
 from olive_ext.workflow.current_run import Run, logger, running
 from olive_ext.workflow.passes import publish
-from olive_ext.workflow.preflight import has_only_costs, is_ours, our_evaluators, our_passes, refuse
+from olive_ext.workflow.preflight import has_only_costs, is_ours, our_evaluators, our_passes, references, refuse
 
 _FILES = ("chain.md", "chain.json", "metrics.json", "footprint.json")
 
@@ -55,6 +55,7 @@ def run(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) ->
     token = running.set(begun)
     try:
         refuse(engine, begun.input_model)
+        begun.watch(references(engine))
         with _logged(engine, begun):
             output = original(input_model_config=model)
             if any(our_passes(engine)):

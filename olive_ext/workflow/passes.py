@@ -22,6 +22,7 @@ from typing import Annotated, Any, ClassVar
 from olive.model import ONNXModelHandler
 from olive.passes import Pass
 from olive.passes.pass_config import PassConfigParam
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from olive_ext.config import PASS_TYPE, EvaluationSettings, PassSettings, StrictModel
@@ -38,7 +39,7 @@ from olive_ext.workflow.current_run import Run, recorded_failures, requirement_e
 from olive_ext.workflow.evaluator import measure, surfaced
 from olive_ext.workflow.handlers import additional_files
 from olive_ext.workflow.pass_keys import content, deciding_settings, digest, environment
-from olive_ext.workflow.preflight import FINGERPRINT, is_evaluation, is_our_pass, parse, pass_class
+from olive_ext.workflow.preflight import FINGERPRINT, is_evaluation, is_our_pass, parse, pass_class, reference_of
 
 _REPORT = re.compile(r"(?:report|eval_results)(?:-(\d+))?\.(json|md|html|yaml)")
 _DESCRIPTION = "Set by the pass: versions and task files, so that Olive's cache notices when they change."
@@ -213,7 +214,8 @@ def run_pass(engine: Any, arguments: dict[str, Any], original: Callable[..., Any
     run.types[name] = pass_class(engine, config.type)
     changing = {name.lower() for name, one in entries("passes").items() if one.changes_model}
     is_unchanged = is_our_pass(config.type) and config.type.rpartition(".")[2].lower() not in changing
-    with recorded_failures():
+    values = config.config.model_dump() if isinstance(config.config, BaseModel) else config.config or {}
+    with recorded_failures(), run.unchanged(reference_of(values) if is_our_pass(config.type) else None):
         model_config, model_id = original()
         if not isinstance(model_config, str) and not all(path.exists() for path in _files_of(model_config.to_json())):
             engine.cache.get_model_json_path(model_id).unlink(missing_ok=True)  # of a cache that lay elsewhere
@@ -224,7 +226,6 @@ def run_pass(engine: Any, arguments: dict[str, Any], original: Callable[..., Any
         if is_evaluation(config.type) and not isinstance(
             model_config, str
         ):  # a text is the reason why the pass was left out
-            values = config.config if isinstance(config.config, Mapping) else config.config.model_dump()
             keys = {key: value for key, value in values.items() if value is not None and key != "matters"}  # a default
             _finish(engine, run, f"passes.{name}", parse(EvaluationSettings, keys).bounds, (model_config, model_id))
     return model_config, model_id

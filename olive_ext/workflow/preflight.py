@@ -6,7 +6,7 @@ a pass. Knows nothing of other types' blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from olive_ext.config import (
     EvaluationSettings,
     EvaluatorSettings,
     PassSettings,
+    ReferenceConfig,
     StrictModel,
     evaluator_settings,
     pass_settings,
@@ -120,6 +121,23 @@ def _with_named_reference(
         return values
     ways = {"mode"} if issubclass(kind, EvaluatorSettings) else set()  # metrics have one way alone
     return {**values, "reference": reference.model_dump(exclude_unset=True, exclude=ways)}
+
+
+def references(engine: Any) -> Iterator[ReferenceConfig]:
+    """The references that this package's evaluators and passes name."""
+    keys = [evaluator.type_args for _, evaluator in our_evaluators(engine)]
+    named = map(reference_of, [*keys, *(config.config or {} for _, config in our_passes(engine))])
+    return (reference for reference in named if reference is not None)
+
+
+def reference_of(keys: Mapping[str, Any]) -> ReferenceConfig | None:
+    """The reference among the keys of an evaluator or a pass, as they are written or as Olive has read them."""
+    written = keys.get("reference")
+    return (
+        written
+        if written is None
+        else ReferenceConfig.parse({"path": written} if isinstance(written, str) else written)
+    )
 
 
 def pass_class(engine: Any, pass_type: str) -> str:

@@ -10,11 +10,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 from olive.model import ModelConfig
-from onnx import numpy_helper
 
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, MismatchError
@@ -61,39 +59,37 @@ def test_onnx_model_keeps_its_file_and_the_settings_beside_the_path_also_as_the_
     assert (other.path, other.float_model) == ("owner/name", str(tmp_path / "m.onnx"))
 
 
-@pytest.mark.parametrize("changed", ["a[1].onnx.data", "tokenizer.json"])
-@pytest.mark.parametrize("name", ["", "a[1].onnx"])
-def test_input_model_that_a_pass_has_written_over_is_refused(tmp_path: Path, name: str, changed: str) -> None:
-    """It was compared with itself: no difference found."""
-    for file in ("a[1].onnx", "a[1].onnx.data", "tokenizer.json", "report.json"):
-        (tmp_path / file).write_text("as it was")
-    with run_of("ONNXModel", model_path=str(tmp_path / name)):
-        (tmp_path / "report.json").write_text("a report may lie here, too")
-        (tmp_path / "other.onnx").write_text("another model")
-        assert found(settings()).path == str(tmp_path / name)
-        (tmp_path / changed).write_text("in another precision")
-        for path in ("input_model", str(tmp_path)):
-            with refused(MismatchError, "contradiction", "reference", path, holds=changed):
-                found(settings(path))
-        assert with_reference(settings("owner/name")) == settings("owner/name")
-
-
-@pytest.mark.parametrize("config", [{"model_path": "", "onnx_file_name": "onnx/m.onnx"}, {"model_path": "onnx/m.onnx"}])
-@pytest.mark.parametrize("changed", ["m.onnx", "weights.data"])
-def test_graphs_in_folders_and_weights_of_any_name_are_watched_for_a_pass_that_writes_over_them(
-    config: dict[str, str], changed: str, tmp_path: Path
+@pytest.mark.parametrize(
+    "reference", ["input_model", "input", "input/onnx/a[1].onnx", "other/onnx/a[1].onnx", {"path": "other"}, "float"]
+)
+@pytest.mark.parametrize("changed", ["a[1].onnx", "weights.data", "tokenizer.json"])
+def test_reference_that_a_pass_has_written_over_is_refused_before_and_after_the_evaluation(
+    reference: Any, changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder := tmp_path / "onnx").mkdir()
-    weight = numpy_helper.from_array(np.ones(2000, np.float32), "w")
-    output = onnx.helper.make_empty_tensor_value_info("y")
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["w"], ["y"])], "g", [], [output], [weight])
-    onnx.save(onnx.helper.make_model(graph), folder / "m.onnx", save_as_external_data=True, location="weights.data")
-    with run_of("ONNXModel", **{**config, "model_path": str(tmp_path / config["model_path"])}):
-        found(settings())
-        (folder / changed).write_bytes(b"others")
-        for path in ("input_model", str(folder / "m.onnx")):
-            with refused(MismatchError, "contradiction", "reference", path, holds=changed):
-                found(settings(path))
+    """A model was compared with itself: no difference found. Nothing else in a reference's folder counts."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("input", "other"):
+        put_graph(put_tokenizer(tmp_path / folder / "onnx") / "a[1].onnx", locations=["weights.data"])
+    is_input = reference in ("input_model", "input", "input/onnx/a[1].onnx")
+    folder = tmp_path / ("input" if is_input else "other") / "onnx"
+    if reference == "float":
+        reference = {"path": "owner/name", "float_model": str(folder / "a[1].onnx")}
+    written = settings(reference).reference
+    assert written is not None
+    model = ModelConfig(
+        type="ONNXModel", config={"model_path": str(tmp_path / "input"), "onnx_file_name": "onnx/a[1].onnx"}
+    )
+    (run := Run(model)).watch([written])
+    (folder / "report.json").write_text("a report may lie here, too")
+    put_graph(folder / "other.onnx")
+    with run.unchanged(written):
+        pass
+    with refused(MismatchError, "contradiction", "reference", written.path, holds=changed), run.unchanged(written):
+        (folder / changed).write_bytes(b"another model")
+    with refused(MismatchError, "contradiction", "reference", written.path, holds=changed), run.unchanged(written):
+        raise AssertionError
+    with run.unchanged(None):
+        pass
 
 
 def test_output_of_a_pass_on_a_variant_may_have_the_tokenizer_of_its_package(tmp_path: Path) -> None:

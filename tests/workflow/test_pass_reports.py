@@ -13,14 +13,17 @@ from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
 from olive.model import ModelConfig
 
 from olive_ext.config import PASS_TYPE
-from olive_ext.errors import RequirementError, RunError
+from olive_ext.errors import MismatchError, RequirementError, RunError
 from olive_ext.report import Report, from_json, write
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.verdict import Reason, worst_status
 from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.olive_run import deciding, note_unmeasured, print_results
 from olive_ext.workflow.passes import carried_reports, publish, run_pass
+from olive_ext.workflow.preflight import references
 from olive_ext.workflow.registration import wrap_once
+from tests.model.tiny import put_graph, put_tokenizer
+from tests.refusals import refused
 from tests.report.test_sampled import certainty
 from tests.workflow.recipes import REPORT, SIZE
 
@@ -110,6 +113,17 @@ def test_failure_of_our_pass_is_kept_for_a_search_that_swallows_it(run: Run, tmp
     with pytest.raises(RunError):
         engine_with("", {"m": gate()}, error)._run_pass("m", None, "in", None)
     assert run.failures == [error]
+
+
+def test_pass_whose_reference_has_changed_in_the_run_is_refused(run: Run, tmp_path: Path) -> None:
+    file = put_graph(put_tokenizer(tmp_path / "float") / "model.onnx")
+    config = RunPassConfig(type=PASS_TYPE, config={"tasks": ["tiny_choice"], "reference": str(file.parent)})
+    engine = engine_with(measured(tmp_path / "m", report()), {"g": config})
+    engine.input_passes_configs = {"g": [config]}
+    run.watch(references(engine))
+    file.write_bytes(b"another model")
+    with refused(MismatchError, "contradiction", "reference", str(file.parent), holds=str(file)):
+        engine._run_pass("g", None, "in", None)
 
 
 @pytest.mark.parametrize("gone", ["model_path", "additional_files", "model_components"])

@@ -22,7 +22,15 @@ from olive.resource_path import create_resource_path
 from olive_ext.check import check_recipe
 from olive_ext.check.recipe import Passes, plain_path
 from olive_ext.config import EVALUATOR_TYPE
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, RequirementError, RunError, TaskError
+from olive_ext.errors import (
+    ConfigError,
+    MismatchError,
+    ModelError,
+    OliveExtError,
+    RequirementError,
+    RunError,
+    TaskError,
+)
 from olive_ext.report import Report
 from olive_ext.report.comparison import Comparison
 from olive_ext.workflow.current_run import Run, running
@@ -34,6 +42,7 @@ from olive_ext.workflow.registration import hook_engine, parse_recipe
 from tests.exports import genai_export, hf_model
 from tests.mistakes.recipes import with_value
 from tests.mistakes.table import BLOCKS
+from tests.model.tiny import put_graph, put_tokenizer
 from tests.refusals import refused
 from tests.report.test_sampled import sampled_report
 from tests.workflow.recipes import REPORT, Measure, saved
@@ -289,6 +298,14 @@ def test_run_that_swallowed_our_failure_raises_it(model: ModelConfig) -> None:
     with watched_runs() as outcomes, pytest.raises(TaskError, match="unknown task 't'"):
         engine.run(model)
     assert [outcome.gave_up for outcome in outcomes] == [True]
+
+
+def test_reference_that_changes_in_the_run_is_refused(model: ModelConfig, tmp_path: Path) -> None:
+    file = put_graph(put_tokenizer(tmp_path / "float") / "model.onnx")
+    kind, reference = new_engine(), str(file.parent)
+    kind.initialize = lambda self: file.write_bytes(b"another model")
+    with refused(MismatchError, "contradiction", "reference", reference, holds=str(file)):
+        kind(ours(reference=reference)).run(model)
 
 
 def test_metric_names_that_olive_made_paths_of_are_put_right(
