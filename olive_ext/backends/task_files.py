@@ -153,10 +153,6 @@ class TaskFiles:
                     source = "an inline task" if path is None else f"task file '{path}'"
                     raise TaskError(f"{source} names '{file}', which is {kind}")
 
-    def all_files(self) -> list[Path]:
-        """The task files, and the files of Python and data that they name, wherever these lie."""
-        return [file for path, files in self._named() for file in [*([path] if path else []), *files]]
-
     def _named(self) -> Iterator[tuple[Path | None, list[Path]]]:
         """Every task file, None for an inline task, with the files of Python and data that it names."""
         inline = [(None, task) for task in self._tasks if isinstance(task, Mapping)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -40,6 +41,12 @@ class Run:
 
     answers: str | None = None
     """Path stem of the journal, in Olive's cache, of evaluations that name none and take no times; None keeps none."""
+
+    begun: int = field(default_factory=time.time_ns)
+    """When the run began, in nanoseconds."""
+
+    is_anew: bool = False
+    """Whether the pass that is running gives nothing of an earlier run."""
 
     is_search: bool = False
     failures: list[OliveExtError] = field(default_factory=list)

@@ -1,94 +1,78 @@
-"""The keys of our passes in Olive's cache: digests of everything that decides what they give.
+"""The keys of our passes in Olive's cache: digests of what decides what they give. What a task of one's own reads may
+lie anywhere, so that a pass with such a task runs anew in each workflow.
 
 Olive keys its cache to the recipe and to a part of the model's files only. Knows no recipe file.
 """
 
 from __future__ import annotations
 
-import ast
-import glob
 import hashlib
 import json
-import os
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-from olive_ext.backends.task_files import TaskFiles
-from olive_ext.config import (
-    ModelSettings,
-    PassSettings,
-    ReferenceConfig,
-)
+from olive_ext.backends.task_files import is_file
+from olive_ext.config import ModelSettings, PassSettings, ReferenceConfig
 from olive_ext.engine.requests import NUMBERS
 from olive_ext.errors import OliveExtError
 from olive_ext.model import resolve
-from olive_ext.model.files.content import digest_of, unchanged_facts
-from olive_ext.model.files.model_package import is_package
+from olive_ext.model.files.content import digest_of
 from olive_ext.package_versions import versions
 from olive_ext.run.task_fit import is_onnx_model
-from olive_ext.workflow.current_run import settled
+from olive_ext.workflow.current_run import files_of, settled
 from olive_ext.workflow.handlers import COMPONENTS, tokenizer_candidates
 
-_TASK_FILES = (".yaml", ".yml")
 _DIGEST_BYTES = 8
 
 
-def environment(settings: PassSettings, day: date | None = None) -> str:
-    """Digest (16 hex digits) of the versions in use, and of the task files, adapters and models in the settings.
+def has_own_tasks(keys: Mapping[str, Any]) -> bool:
+    """Whether a task among the keys of a pass may be the user's: what it reads lies anywhere."""
+    tasks = keys.get("tasks") or ()
+    return keys.get("include_path") is not None or any(not isinstance(task, str) or is_file(task) for task in tasks)
 
-    Task files count by `unchanged_facts`, since data sets lie among them; a reference by `model_digest`. Where chat
-    templates are used, the `day` counts, by default today.
-    """
-    paths = {*_task_files(settings), *map(Path, settings.engine.adapters)}
-    files = [[str(path), *unchanged_facts(path)] for path in sorted(paths) if path.is_file()]
+
+def environment(settings: PassSettings, day: date | None = None) -> str:
+    """Digest (16 hex digits) of the versions in use, and of the adapters and models in the settings. Where chat
+    templates are used, the `day` counts, by default today."""
     own = None if settings.reference is None else settled(settings.reference)
-    reference = [] if own is None else [_reference(own)]
+    references = [] if own is None else [_reference(own)]
     if own is not None and own.float_model is not None:
-        reference.append(_reference(ReferenceConfig(path=own.float_model)))
+        references.append(_reference(ReferenceConfig(path=own.float_model)))
     if (named := getattr(settings, "like", None)) is not None:  # a mended model's
         like = Path(named)  # of which the size counts, whatever it is
         sizes = [(path.name, path.stat().st_size) for path in sorted(like.rglob("*")) if path.is_file()]
-        reference.append([named, sizes or (like.stat().st_size if like.is_file() else None)])
+        references.append([named, sizes or (like.stat().st_size if like.is_file() else None)])
+    adapters = [path for path in map(Path, settings.engine.adapters) if path.is_file()]
     # Chat templates may print it; answers to prompts without it are in the journal anyway.
     printed = str(day or date.today()) if settings.apply_chat_template else ""
-    facts = {"versions": versions(), "numbers": NUMBERS, "date": printed}
-    return digest({**facts, "files": files, "reference": reference})
+    facts = {"versions": versions(), "numbers": NUMBERS, "date": printed, "references": references}
+    return digest({**facts, "adapters": digest_of((str(path), path) for path in adapters)})
 
 
 def content(model: Any, tokenizer: str | None = None) -> str:
     """Digest of all files that opening the model of Olive's configuration reads: its model id says what made a model,
-    not what lies in its cache now. Empty where the files cannot be found: the evaluation then raises the error.
+    not what lies in its cache now. Empty where the files cannot be found: the pass then raises the error.
     """
     path, attributes = model.config.get("model_path"), model.config.get("model_attributes")
     if not isinstance(path, str) or not Path(path).exists():
         return ""
     kind: Any = "onnx" if is_onnx_model(model.type) else "hf"
     where = {"onnx_file_name": model.config.get("onnx_file_name"), "components": (attributes or {}).get(COMPONENTS, {})}
-    return _content(tokenizer_candidates(attributes), model=path, kind=kind, tokenizer=tokenizer, **where)
+    which = ModelSettings(model=path, kind=kind, tokenizer=tokenizer, **where)
+    try:
+        return str(resolve(which, tokenizer_candidates=tokenizer_candidates(attributes)).digest)
+    except OliveExtError:  # opening it will say so
+        return ""
 
 
 def _reference(reference: ReferenceConfig) -> list[Any]:
     """The reference's settings and its content; of a model on the hub, the revision in the local cache."""
-    settings = reference.model_dump(mode="json", exclude={"path", "records_dir"})
-    path = Path(reference.path)
-    if not path.exists():
-        return [settings, reference.path, _snapshot(reference.path)]
-    if reference.is_records or (reference.variant is None and is_package(path)):  # one for any provider's variant
-        files = [file for file in sorted({path, *path.rglob("*")}) if file.is_file()]
-        return [settings, digest_of((str(file.relative_to(path)), file) for file in files)]
-    which = reference.model_dump(include={"kind", "onnx_file_name", "variant", "components", "tokenizer"})
-    return [settings, _content((), model=reference.path, **which)]
-
-
-def _content(candidates: Sequence[str], **which: Any) -> str:
-    try:
-        return str(resolve(ModelSettings(**which), tokenizer_candidates=candidates).digest)
-    except OliveExtError:  # opening it will say so
-        return ""
+    settings = reference.model_dump(mode="json", exclude={"records_dir"})
+    if Path(reference.path).exists():
+        return [settings, digest_of((str(file), file) for file in files_of(reference))]
+    return [settings, _snapshot(reference.path)]
 
 
 def _snapshot(name: str) -> str:
@@ -116,69 +100,3 @@ def digest(value: Any) -> str:
     """16 hex digits of any value that JSON can represent."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
-
-
-def _task_files(settings: PassSettings) -> Iterator[Path]:
-    """What lies in the folders of tasks, and what tasks name: includes, Python, data, and what a text in their Python
-    says that it reads."""
-    written = settings.include_path or []
-    folders = [written] if isinstance(written, str) else written
-    files = TaskFiles(settings.tasks, folders)
-    named = files.all_files()
-    yield from named
-    inline = (task for task in settings.tasks if isinstance(task, Mapping))
-    texts = [(Path(), text) for config in (*files.contents.values(), *inline) for text in _texts_of_data(config)]
-    for file in (file for file in named if file.suffix == ".py"):
-        places = {Path(), file.parent, file.parent.parent}
-        texts += [(place, text) for text in _texts_of_code(file) for place in places]
-    read = {path for place, text in texts for path in _meant(place, text)}
-    yield from read
-    around = {*map(Path, folders), *(path.parent for path in named if path.suffix in _TASK_FILES)}
-    output = Path(getattr(settings, "output_dir", None) or os.devnull).resolve()
-    for folder in around | {path for path in read if not _is_above_work(path) and path.resolve() != output}:
-        yield from _files_below(folder, output)
-
-
-def _meant(place: Path, text: str) -> Iterator[Path]:
-    """The file or folder that a text names from a place; else the folder in which it is a name's beginning, or a
-    pattern of names."""
-    with suppress(OSError, ValueError):  # no file can have such a name
-        beginning = re.split(r"[*?[]", text)[0].rpartition("/")[0]
-        if (path := place / text).exists():
-            yield path
-        elif beginning.strip("./") and (place / beginning).exists():
-            yield place / beginning
-
-
-def _texts_of_data(value: Any, keys: Collection[str] = ("dataset_path", "dataset_kwargs")) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        items = value if isinstance(value, list) else [value.get(key) for key in keys or value]
-        for item in items:
-            yield from _texts_of_data(item, ())
-
-
-def _texts_of_code(file: Path) -> Iterator[str]:
-    """The texts in a file of Python, which is not run. An absolute path counts as the files that it names: "/usr" is no
-    task's."""
-    with suppress(OSError, SyntaxError, ValueError, RecursionError):
-        for node in ast.walk(ast.parse(file.read_bytes())):
-            if isinstance(node, ast.Constant) and isinstance(text := node.value, str):
-                is_absolute = text.startswith("/")
-                named = glob.glob(text) if is_absolute else [text]  # noqa: PTH207 - here "**" is one folder, not all
-                yield from (one for one in named if not (is_absolute and Path(one).is_dir()))
-
-
-def _is_above_work(folder: Path) -> bool:
-    """Whether a folder contains the place where the workflow runs and writes, and whatever else lies there."""
-    return Path.cwd().is_relative_to(os.path.realpath(folder))
-
-
-def _files_below(folder: Path, output: Path) -> Iterator[Path]:
-    """The files of a folder and, if the workflow does not run there, of the folders in it."""
-    is_working = _is_above_work(folder)
-    for root, names, files in os.walk(folder):
-        inner = [] if is_working else [Path(root, name) for name in names if not name.startswith((".", "__pycache__"))]
-        names[:] = [path.name for path in inner if path.resolve() != output]
-        yield from (Path(root, name) for name in files)

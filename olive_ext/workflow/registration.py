@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from olive.cache import OliveCache
 from olive.common.config_utils import load_config_file
 from olive.engine import Engine
 from olive.engine.footprint import FootprintNode
@@ -32,7 +33,7 @@ from olive_ext.workflow.environment_process import evaluate_in_environment, run_
 from olive_ext.workflow.evaluations import evaluate_model, pass_by
 from olive_ext.workflow.evaluator import OrtLMEvaluator
 from olive_ext.workflow.olive_run import end_in_lines, run
-from olive_ext.workflow.passes import OrtLMEvaluation, run_pass
+from olive_ext.workflow.passes import OrtLMEvaluation, load_run, run_pass
 from olive_ext.workflow.preflight import is_our_pass, our_evaluators
 
 Hook = Callable[[Any, dict[str, Any], Callable[..., Any]], Any]
@@ -75,6 +76,7 @@ def register() -> None:
     # entry to would be gone. Every way to a pass leads through this method.
     wrap_once(OlivePackageConfig, "get_pass_module_config", get_pass_module_config)
     wrap_once(OlivePackageConfig, "import_pass_module", import_pass_module)
+    wrap_once(OliveCache, "load_run_from_model_id", load_run)
     wrap_once(PythonEnvironmentSystem, "run_pass", run_in_environment)
     wrap_once(PythonEnvironmentSystem, "evaluate_model", evaluate_in_environment)
     hook_engine(Engine)

@@ -19,7 +19,7 @@ from olive_ext.report.comparison import Comparison
 from olive_ext.report.verdict import Reason, worst_status
 from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.olive_run import deciding, note_unmeasured, print_results
-from olive_ext.workflow.passes import carried_reports, publish, run_pass
+from olive_ext.workflow.passes import carried_reports, load_run, publish, run_pass
 from olive_ext.workflow.preflight import references
 from olive_ext.workflow.registration import wrap_once
 from tests.model.tiny import put_graph, put_tokenizer
@@ -106,6 +106,19 @@ def test_candidate_of_a_search_is_refused_without_leaving_files(run: Run, tmp_pa
         engine._run_pass("g", None, "in", None)
     assert engine.cache.saved == []
     assert not (tmp_path / "out").exists()
+
+
+def test_measurement_by_tasks_of_ones_own_is_of_this_run(run: Run) -> None:
+    """Candidates of a search share it."""
+
+    def found() -> Any:
+        return load_run(None, {"model_id": "m"}, lambda: "of an earlier run")
+
+    assert found() == "of an earlier run"
+    run.is_anew = True
+    assert found() == {}
+    run.made_by["m"] = ()
+    assert found() == "of an earlier run"
 
 
 def test_failure_of_our_pass_is_kept_for_a_search_that_swallows_it(run: Run, tmp_path: Path) -> None:
