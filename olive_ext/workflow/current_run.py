@@ -3,6 +3,7 @@ them, and the model it starts from as `"reference": "input_model"`. Opens no ses
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shlex
@@ -24,6 +25,11 @@ from olive_ext.model.files.model_package import is_package
 from olive_ext.report import Report, to_json
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.verdict import Reason
+
+OUTCOME = "OLIVE_EXT_OUTCOME"
+"""Names the variable that holds the path of a file for what a workflow has found: it runs in a container."""
+
+_FOUND = ("gave_up", "is_search", "is_undecided", "num_earlier", "unmeasured")
 
 logger = logging.getLogger("olive.olive_ext")
 """The logger of this package, a child of Olive's: its messages appear in Olive's log, at the recipe's severity."""
@@ -122,6 +128,13 @@ class Run:
         self.reports.append(report)
         if self.report_file is not None:
             Path(self.report_file).write_text(to_json(report), encoding="utf-8")
+
+    def hand_over(self) -> None:
+        """Writes what the workflow has found to the file that whoever started its container reads, if it is in one."""
+        if path := os.environ.get(OUTCOME):
+            found = {name: getattr(self, name) for name in _FOUND}
+            text = json.dumps({**found, "reports": [to_json(report) for report in self.reports]})
+            Path(path).write_text(text, encoding="utf-8")
 
     def described(self, passes: Sequence[str]) -> str:
         """What was done to a model by `passes`, each with its type and its name."""

@@ -44,6 +44,12 @@ def watched_runs() -> Iterator[list[Run]]:
         _watchers.remove(runs)
 
 
+def note_ended(run: Run) -> None:
+    """Tells whoever watches of a run that has ended."""
+    for runs in _watchers:
+        runs.append(run)
+
+
 def run(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
     """The hook of `Engine.run`: refuses what cannot work before it runs, and raises errors that Olive only logs."""
     output_dir = Path(arguments.get("output_dir") or ".").resolve()
@@ -63,6 +69,7 @@ def run(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) ->
             note_unmeasured(engine, begun, output)
     except RequirementError:  # of a pass, whose model and report are saved
         print_results(begun)
+        begun.hand_over()
         raise
     except SystemExit as end:  # else it ends the command with its own status, 0 for one
         raise RunError(f"code that the recipe runs ended the process: {one_line(end)}{raised_at(end)}") from end
@@ -70,8 +77,8 @@ def run(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) ->
         running.reset(token)
     print_results(begun)
     begun.gave_up = _gave_up(engine, output, arguments.get("evaluate_input_model", True))
-    for runs in _watchers:
-        runs.append(begun)
+    note_ended(begun)
+    begun.hand_over()
     if begun.gave_up and begun.failures:
         raise begun.failures[0]  # a search logs every failure and ends well
     if begun.is_search:

@@ -20,7 +20,9 @@ from olive.evaluator.metric_result import joint_metric_key
 from olive.evaluator.registry import Registry
 from olive.package_config import OlivePackageConfig
 from olive.passes import PassModuleConfig
+from olive.systems.common import SystemType
 from olive.systems.python_environment import PythonEnvironmentSystem
+from olive.systems.system_config import SystemConfig
 from olive.telemetry.telemetry import Telemetry
 from olive.workflows.run import config as run_config
 
@@ -29,6 +31,7 @@ from olive_ext.config.base import word
 from olive_ext.config.pass_options import unknown_keys
 from olive_ext.errors import combined
 from olive_ext.registry import entries, load
+from olive_ext.workflow.container import run_in_container
 from olive_ext.workflow.environment_process import evaluate_in_environment, run_in_environment
 from olive_ext.workflow.evaluations import evaluate_model, pass_by
 from olive_ext.workflow.evaluator import OrtLMEvaluator
@@ -77,6 +80,7 @@ def register() -> None:
     wrap_once(OlivePackageConfig, "get_pass_module_config", get_pass_module_config)
     wrap_once(OlivePackageConfig, "import_pass_module", import_pass_module)
     wrap_once(OliveCache, "load_run_from_model_id", load_run)
+    wrap_once(SystemConfig, "create_system", create_system)
     wrap_once(PythonEnvironmentSystem, "run_pass", run_in_environment)
     wrap_once(PythonEnvironmentSystem, "evaluate_model", evaluate_in_environment)
     hook_engine(Engine)
@@ -110,6 +114,14 @@ def get_pass_module_config(package: Any, arguments: dict[str, Any], original: Ca
         supported_quantization_encodings=["*"],
         run_on_target=True,
     )
+
+
+def create_system(config: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
+    """The hook of `SystemConfig.create_system`, which imports the Docker system: that needs the package docker."""
+    system = original()
+    if config.type == SystemType.Docker:
+        wrap_once(type(system), "run_workflow", run_in_container)
+    return system
 
 
 def import_pass_module(package: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
