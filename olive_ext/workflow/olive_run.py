@@ -58,9 +58,10 @@ def run(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) ->
         model = model.model_copy(update={"config": {**model.config, "model_path": plain_path(path)}})
     answers = str(engine.cache.dirs.evaluations / "answers")
     begun = Run(model, output_dir, answers=answers, is_search=bool(engine.search_strategy))
+    evaluates_input = arguments.get("evaluate_input_model", True)
     token = running.set(begun)
     try:
-        refuse(engine, begun.input_model)
+        refuse(engine, begun.input_model, evaluate_input_model=evaluates_input)
         begun.watch(references(engine))
         with _logged(engine, begun):
             output = original(input_model_config=model)
@@ -76,7 +77,7 @@ def run(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) ->
     finally:
         running.reset(token)
     print_results(begun)
-    begun.gave_up = _gave_up(engine, output, arguments.get("evaluate_input_model", True))
+    begun.gave_up = _gave_up(engine, output, evaluates_input)
     note_ended(begun)
     begun.hand_over()
     if begun.gave_up and begun.failures:

@@ -65,12 +65,13 @@ def parse(kind: type[Settings], values: dict[str, Any], where: str = "") -> Sett
     return kind.parse({name: value for name, value in values.items() if name != FINGERPRINT}, where or name)
 
 
-def refuse(engine: Any, input_model: Any) -> None:
+def refuse(engine: Any, input_model: Any, *, evaluate_input_model: bool = True) -> None:
     """Checks an engine that is about to run; raises `OliveExtError`."""
     evaluators, passes = list(our_evaluators(engine)), list(our_passes(engine))
     written = {
         "input_model": {"type": input_model.type, "config": input_model.config},
         "target": engine.target_config.to_json(),
+        "evaluate_input_model": evaluate_input_model,
         "passes": {
             name: [
                 {"type": config.type, "config": config.config or {}, "host": _type_of(engine, config.host)}

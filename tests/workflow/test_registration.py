@@ -356,6 +356,11 @@ def test_mapping_of_a_model_path_is_what_olive_makes_of_it(
         assert engine.input_model.config["model_path"] == plain
 
 
+def test_run_that_evaluates_nothing_is_refused(model: ModelConfig) -> None:
+    with refused(ConfigError, "contradiction", "evaluate_input_model", False):
+        new_engine()(ours()).run(model, evaluate_input_model=False)
+
+
 def test_run_without_our_types_is_left_alone() -> None:
     engine = new_engine()(OliveEvaluatorConfig(type="LMEvaluator", taskz=["t"]))
     engine.run(ModelConfig(type="HfModel", config={"model_path": "/nowhere"}))
