@@ -78,7 +78,6 @@ def main() -> None:
     import olive_ext.workflow
 
     olive_ext.workflow.register()
-    restore_run()
     pass_runner.main()
 
 

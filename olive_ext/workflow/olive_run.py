@@ -62,7 +62,7 @@ def run(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) ->
     token = running.set(begun)
     try:
         refuse(engine, begun.input_model, evaluate_input_model=evaluates_input)
-        begun.watch(references(engine))
+        begun.watch(reference for _, reference in references(engine))
         with _logged(engine, begun):
             output = original(input_model_config=model)
             if any(our_passes(engine)):

@@ -32,7 +32,7 @@ from olive_ext.config.pass_options import unknown_keys
 from olive_ext.errors import combined
 from olive_ext.registry import entries, load
 from olive_ext.workflow.container import run_in_container
-from olive_ext.workflow.environment_process import evaluate_in_environment, run_in_environment
+from olive_ext.workflow.environment_process import evaluate_in_environment, restore_run, run_in_environment
 from olive_ext.workflow.evaluations import evaluate_model, pass_by
 from olive_ext.workflow.evaluator import OrtLMEvaluator
 from olive_ext.workflow.olive_run import end_in_lines, run
@@ -68,8 +68,10 @@ def wrap_once(owner: Any, name: str, hook: Hook) -> None:
 
 
 def register() -> None:
-    """Registers all types and mends Olive's engine for them; may be called again."""
+    """Registers all types and mends Olive's engine for them; may be called again. In a process of a PythonEnvironment
+    the workflow's run is the one in progress from then on."""
     silence()
+    restore_run()
     end_in_lines()
     if Registry.get(EVALUATOR_TYPE) is not OrtLMEvaluator:
         Registry.register(EVALUATOR_TYPE)(OrtLMEvaluator)

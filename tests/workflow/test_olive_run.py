@@ -337,14 +337,17 @@ def test_pass_and_evaluator_run_in_a_python_environment(folder: Path) -> None:
     blocks = {
         "passes": {"q": {"type": "OnnxKQuantQuantization"}, "measure": measure},
         "systems": {"local": {**system, "accelerators": accelerators}},
-        "evaluators": {"e": evaluator(tasks=["tiny_choice"])},
+        "evaluators": {
+            "e": evaluator(tasks=["tiny_choice"], user_script="olive_ext_plugin.py", reference="input_model")
+        },
         "evaluator": "e",
         "evaluate_input_model": False,
     }
+    (folder / "olive_ext_plugin.py").write_text("import olive_ext.workflow\n")
     whole = recipe(folder, onnx(), **blocks)
     with watched_runs() as runs:
         assert cli_run(["--config", saved(folder, whole)]) == 0
-    assert [report.comparison is None for run in runs for report in run.reports] == [False, True]
+    assert [report.comparison is None for run in runs for report in run.reports] == [False, False]
     assert "tiny_choice-acc" in metrics(folder / "out/metrics.json")
     found = from_json((folder / "out/report.json").read_text())
     assert found.model["passes"] == ["q"]

@@ -133,7 +133,7 @@ def test_pass_whose_reference_has_changed_in_the_run_is_refused(run: Run, tmp_pa
     config = RunPassConfig(type=PASS_TYPE, config={"tasks": ["tiny_choice"], "reference": str(file.parent)})
     engine = engine_with(measured(tmp_path / "m", report()), {"g": config})
     engine.input_passes_configs = {"g": [config]}
-    run.watch(references(engine))
+    run.watch(reference for _, reference in references(engine))
     file.write_bytes(b"another model")
     with refused(MismatchError, "contradiction", "reference", str(file.parent), holds=str(file)):
         engine._run_pass("g", None, "in", None)
