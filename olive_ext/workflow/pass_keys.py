@@ -6,7 +6,6 @@ Olive keys its cache to the recipe and to a part of the model's files only. Know
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from datetime import date
@@ -24,8 +23,6 @@ from olive_ext.run.task_fit import is_onnx_model
 from olive_ext.workflow.current_run import files_of, settled
 from olive_ext.workflow.handlers import COMPONENTS, tokenizer_candidates
 
-_DIGEST_BYTES = 8
-
 
 def has_own_tasks(keys: Mapping[str, Any]) -> bool:
     """Whether a task among the keys of a pass may be the user's: what it reads lies anywhere."""
@@ -40,10 +37,9 @@ def environment(settings: PassSettings, day: date | None = None) -> str:
     references = [] if own is None else [_reference(own)]
     if own is not None and own.float_model is not None:
         references.append(_reference(ReferenceConfig(path=own.float_model)))
-    if (named := getattr(settings, "like", None)) is not None:  # a mended model's
-        like = Path(named)  # of which the size counts, whatever it is
-        sizes = [(path.name, path.stat().st_size) for path in sorted(like.rglob("*")) if path.is_file()]
-        references.append([named, sizes or (like.stat().st_size if like.is_file() else None)])
+    if (named := getattr(settings, "like", None)) is not None:  # a mended model's, of which the size counts
+        files = [file for file in (Path(named), *sorted(Path(named).rglob("*"))) if file.is_file()]
+        references.append([named, *((file.name, file.stat().st_size) for file in files)])
     adapters = [path for path in map(Path, settings.engine.adapters) if path.is_file()]
     # Chat templates may print it; answers to prompts without it are in the journal anyway.
     printed = str(day or date.today()) if settings.apply_chat_template else ""
@@ -68,19 +64,15 @@ def content(model: Any, tokenizer: str | None = None) -> str:
 
 
 def _reference(reference: ReferenceConfig) -> list[Any]:
-    """The reference's settings and its content; of a model on the hub, the revision in the local cache."""
+    """The reference's settings and its content; of a model on the hub the path of its config.json in the local cache,
+    which contains the revision, and None where it is not there."""
     settings = reference.model_dump(mode="json", exclude={"records_dir"})
     if Path(reference.path).exists():
         return [settings, digest_of((str(file), file) for file in files_of(reference))]
-    return [settings, _snapshot(reference.path)]
-
-
-def _snapshot(name: str) -> str:
-    """The path of the model's config.json in the hub's cache, which contains the revision; empty where it has none."""
     from huggingface_hub import try_to_load_from_cache
 
-    file = try_to_load_from_cache(name, "config.json")
-    return file if isinstance(file, str) else ""
+    known = try_to_load_from_cache(reference.path, "config.json")
+    return [settings, known if isinstance(known, str) else None]
 
 
 def deciding_settings(values: Mapping[str, Any], *, bounds_decide: bool = False) -> dict[str, Any]:
@@ -99,4 +91,4 @@ def deciding_settings(values: Mapping[str, Any], *, bounds_decide: bool = False)
 def digest(value: Any) -> str:
     """16 hex digits of any value that JSON can represent."""
     text = json.dumps(value, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+    return digest_of([("", text.encode())])[:16]

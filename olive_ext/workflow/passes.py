@@ -25,7 +25,7 @@ from olive.passes.pass_config import PassConfigParam
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from olive_ext.config import PASS_TYPE, EvaluationSettings, PassSettings, StrictModel
+from olive_ext.config import PASS_TYPE, EvaluationSettings, PassSettings, StrictModel, settings_of_pass
 from olive_ext.model.files.content import read_outline
 from olive_ext.registry import entries, hooks
 from olive_ext.report import Report, from_json, write
@@ -39,7 +39,7 @@ from olive_ext.workflow.current_run import Run, recorded_failures, requirement_e
 from olive_ext.workflow.evaluator import measure, surfaced
 from olive_ext.workflow.handlers import additional_files
 from olive_ext.workflow.pass_keys import content, deciding_settings, digest, environment, has_own_tasks
-from olive_ext.workflow.preflight import FINGERPRINT, is_evaluation, is_our_pass, parse, pass_class, reference_of
+from olive_ext.workflow.preflight import FINGERPRINT, is_our_pass, parse, pass_class, reference_of
 
 _REPORT = re.compile(r"(?:report|eval_results)(?:-(\d+))?\.(json|md|html|yaml)")
 _DESCRIPTION = "Set by the pass: versions and task files, so that Olive's cache notices when they change."
@@ -230,9 +230,8 @@ def run_pass(engine: Any, arguments: dict[str, Any], original: Callable[..., Any
         run.made_by[model_id] = run.current if is_unchanged else (*run.current, name)
         run.num_earlier = run.num_earlier if is_unchanged else len(run.reports)
         run.lineages[model_id] = lineage if isinstance(model_config, str) else (*lineage, model_config)
-        if is_evaluation(config.type) and not isinstance(
-            model_config, str
-        ):  # a text is the reason why the pass was left out
+        makes_report = settings_of_pass(config.type) is EvaluationSettings
+        if makes_report and not isinstance(model_config, str):  # a text is the reason why the pass was left out
             keys = {key: value for key, value in values.items() if value is not None and key != "matters"}  # a default
             _finish(engine, run, f"passes.{name}", parse(EvaluationSettings, keys).bounds, (model_config, model_id))
     return model_config, model_id

@@ -19,7 +19,6 @@ from olive_ext.check.recipe import refuse as refuse_all
 from olive_ext.config import (
     AT_HAND,
     EXPORT,
-    EvaluationSettings,
     ReferenceConfig,
     StrictModel,
     evaluator_settings,
@@ -49,11 +48,6 @@ def has_only_costs(evaluator: Any) -> bool:
 def is_our_pass(pass_type: str) -> bool:
     """Whether a pass type is this package's."""
     return settings_of_pass(pass_type) is not None
-
-
-def is_evaluation(pass_type: str) -> bool:
-    """Whether a pass type is the one that makes reports."""
-    return settings_of_pass(pass_type) is EvaluationSettings
 
 
 def parse(kind: type[Settings], values: dict[str, Any], where: str = "") -> Settings:
