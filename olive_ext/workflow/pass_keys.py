@@ -37,9 +37,6 @@ def environment(settings: PassSettings, day: date | None = None) -> str:
     references = [] if own is None else [_reference(own)]
     if own is not None and own.float_model is not None:
         references.append(_reference(ReferenceConfig(path=own.float_model)))
-    if (named := getattr(settings, "like", None)) is not None:  # a mended model's, of which the size counts
-        files = [file for file in (Path(named), *sorted(Path(named).rglob("*"))) if file.is_file()]
-        references.append([named, *((file.name, file.stat().st_size) for file in files)])
     adapters = [path for path in map(Path, settings.engine.adapters) if path.is_file()]
     # Chat templates may print it; answers to prompts without it are in the journal anyway.
     printed = str(day or date.today()) if settings.apply_chat_template else ""
