@@ -19,15 +19,18 @@ ROOT = Path(__file__).resolve().parents[1]
 LIST = """
 import inspect
 import olive
+from olive.cache import OliveCache
 from olive.engine import Engine
 from olive.engine.footprint import FootprintNode
 from olive.package_config import OlivePackageConfig
 from olive.systems.python_environment import PythonEnvironmentSystem
+from olive.systems.system_config import SystemConfig
 from olive_ext.workflow.registration import _HOOKS
 
 print("olive", olive.__version__)
 wrapped = [(Engine, name) for name in _HOOKS]
 wrapped += [(FootprintNode, "update"), (OlivePackageConfig, "get_pass_module_config")]
+wrapped += [(OliveCache, "load_run_from_model_id"), (SystemConfig, "create_system")]
 wrapped += [(PythonEnvironmentSystem, name) for name in ("run_pass", "evaluate_model")]
 for owner, name in wrapped:
     method = getattr(owner, name, None)

@@ -147,23 +147,13 @@ class TaskFiles:
     def refuse_endless(self) -> None:
         """Raises `TaskError` for a file of Python or data that a task file names and that is a pipe or a device.
         lm-eval reads all task files of a folder, whichever task is asked for."""
-        for path, files in self._named():
-            for file in files:
-                if kind := special_kind(file):
-                    source = "an inline task" if path is None else f"task file '{path}'"
-                    raise TaskError(f"{source} names '{file}', which is {kind}")
-
-    def all_files(self) -> list[Path]:
-        """The task files, and the files of Python and data that they name, wherever these lie."""
-        return [file for path, files in self._named() for file in [*([path] if path else []), *files]]
-
-    def _named(self) -> Iterator[tuple[Path | None, list[Path]]]:
-        """Every task file, None for an inline task, with the files of Python and data that it names."""
         inline = [(None, task) for task in self._tasks if isinstance(task, Mapping)]
         for path, config in [*self.contents.items(), *inline]:
             named = [] if path is None else [_python_file(path, name) for name in _functions(config)]
-            local = [*named, *(module for file in named for module in helpers_of(file))]
-            yield path, [*local, *data_files(config)]
+            for file in [*named, *(module for one in named for module in helpers_of(one)), *data_files(config)]:
+                if kind := special_kind(file):
+                    source = "an inline task" if path is None else f"task file '{path}'"
+                    raise TaskError(f"{source} names '{file}', which is {kind}")
 
     def functions(self) -> dict[Path | str, list[str]]:
         """The functions that the files of the tasks name (`!function`), by the Python file, or the installed module,

@@ -44,6 +44,7 @@ from olive_ext.config.pass_options import (
 from olive_ext.config.work import NEEDS_ONNX
 from olive_ext.errors import (
     ConfigError,
+    ContradictionError,
     MismatchError,
     MissingError,
     NotFoundError,
@@ -187,6 +188,9 @@ def mistakes(
     yield from _undefined(recipe, "evaluators", _evaluator_references(recipe))
     if passes is None or not passes.are_all:  # an engine lists those that it was given
         yield from _unused(recipe)
+    run_keys, is_ours = _run_keys(recipe), any(block.is_ours for block in blocks(recipe))
+    if is_ours and not run_keys.get("passes") and not run_keys["evaluate_input_model"]:
+        yield ContradictionError("nothing would be evaluated: there are no passes", "evaluate_input_model", False)
     yield from _undefined(recipe, "systems", _system_references(recipe))
     for where, keys in (("", recipe), ("engine.", mapping(recipe.get("engine")))):
         if runs and isinstance(folder := keys.get("output_dir"), str):
@@ -371,7 +375,7 @@ def _is_own_reference(recipe: Mapping[str, Any], block: Block, reference: Refere
 def accelerator(recipe: Mapping[str, Any]) -> str | None:
     """The execution provider that Olive passes on: the target's, else its device's, else the CPU's. None where it needs
     none: no ONNX model is evaluated before a pass, or made by one."""
-    keys = {"evaluate_input_model": True, **mapping(recipe.get("engine")), **recipe}
+    keys = _run_keys(recipe)
     names, device = _accelerator(_system(recipe, "target")[1])
     if names:
         return names[0]
@@ -381,6 +385,11 @@ def accelerator(recipe: Mapping[str, Any]) -> str | None:
     if not (is_evaluated or any(one.startswith("olive.passes.onnx") for one in made)):
         return None
     return "CUDAExecutionProvider" if device == "gpu" else CPU
+
+
+def _run_keys(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the recipe and of its `engine`, with Olive's default."""
+    return {"evaluate_input_model": True, **mapping(recipe.get("engine")), **recipe}
 
 
 def _accelerator(system: Mapping[str, Any]) -> tuple[list[str], str]:

@@ -48,8 +48,8 @@ class ComparisonSettings(StrictModel):
 
     use_cache: PathText | None = None
     """Path stem of the journal, which keeps every answer so that an interrupted run resumes. Its file belongs to the
-    model's content and to the settings that decide an answer. None takes `journal/answers` in `output_dir`, where that
-    is given."""
+    model's content and to the settings that decide an answer. None takes `journal/answers` in `output_dir`, else, in a
+    workflow that measures no speed or memory, Olive's cache."""
 
     resume: bool | None = None
     """Whether answers that are in the journal are taken from it; with false they are computed anew. None takes them,

@@ -88,8 +88,8 @@ def unknown_options(pass_type: str, values: Mapping[str, Any], where: str) -> It
 
 def unknown_values(path: str, values: Mapping[str, Any], where: str) -> Iterator[ConfigError]:
     """An error for each text that is none of the enumeration that the pass's parameter takes; words of Olive's search
-    are in capitals."""
-    for name, known in pass_parameters(path).items():
+    are in capitals. Of an enumeration a pass may take a part alone: Olive leaves it out of the run else."""
+    for name, known in {**pass_parameters(path), **_validated(path)}.items():
         value = values.get(name)
         if known and isinstance(value, str) and not value.isupper() and value.lower() not in {*map(str.lower, known)}:
             yield ConfigError(f"give {', '.join(sorted(known))}", f"{where}.{name}", value, code="unknown_name")
@@ -276,6 +276,25 @@ def pass_parameters(path: str) -> Mapping[str, frozenset[str]]:
                     parameters[getattr(key, "value", "")] = _enumerated(f"{module}.{getattr(kind, 'id', '')}")
         asked += [name for name in dict.fromkeys(names) if name not in asked]
     return parameters
+
+
+@cache
+def _validated(path: str) -> Mapping[str, frozenset[str]]:
+    """The texts, in lower case, that the `validate_config` of the pass whose class is `path` leaves of enumerations, by
+    the parameter: those that it returns a parameter to be `in`."""
+    module, _, name = path.rpartition(".")
+    methods = [item for item in getattr(_module(module)[0].get(name), "body", ()) if isinstance(item, ast.FunctionDef)]
+    checks = [item for method in methods if method.name == "validate_config" for item in ast.walk(method)]
+    returned = [item.value for item in checks if isinstance(item, ast.Return)]
+    return {
+        item.left.attr: frozenset(
+            one.attr.lower() for one in item.comparators[0].elts if isinstance(one, ast.Attribute)
+        )
+        for item in returned
+        if isinstance(item, ast.Compare)
+        and isinstance(item.left, ast.Attribute)
+        and isinstance(item.comparators[0], ast.Set)
+    }
 
 
 def _enumerated(path: str) -> frozenset[str]:

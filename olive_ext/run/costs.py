@@ -42,6 +42,11 @@ def requested_costs(config: EvaluationConfig) -> tuple[str, ...]:
     return tuple(name for name in COSTS if name in config.tasks)
 
 
+def is_timed(config: EvaluationConfig) -> bool:
+    """Whether a cost is measured for which every answer has to be computed."""
+    return not {PEAK_MEMORY, TOKENS_PER_SECOND}.isdisjoint(requested_costs(config))
+
+
 def measured_costs(tasks: Sequence[object]) -> dict[str, Sequence[str]]:
     """The metrics of the costs among `tasks`, as bounds may name them: each task's, with and without a filter."""
     units = {name: "bytes" for name in (SIZE_ON_DISK, PEAK_MEMORY) if name in tasks}

@@ -31,7 +31,7 @@ from olive_ext.records.journal import facts_key
 from olive_ext.records.travelling import unpack
 from olive_ext.report.comparison import CONSTANTS, PACKAGE_TOKENIZER, PromptDiff, StopTokens
 from olive_ext.report.page import SIZE
-from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, requested_costs
+from olive_ext.run.costs import is_timed
 from olive_ext.run.machine import Clock
 from olive_ext.run.model_facts import contexts_of, ends_of, stops_of
 from olive_ext.run.reference.observer import Observer
@@ -371,8 +371,7 @@ class Models:
         session = getattr(lm, "session", None)
         if session is None or session.records is not None:
             return
-        is_timed = {PEAK_MEMORY, TOKENS_PER_SECOND} & set(requested_costs(self.config))
-        resume = not is_timed if self.config.resume is None else self.config.resume
+        resume = not is_timed(self.config) if self.config.resume is None else self.config.resume
         session.keep_answers(self.config.journal, resume=resume, facts=self._places if self.is_same_model else None)
 
     def _open_ours(self, model: ResolvedModel, arguments: Mapping[str, Any]) -> LM:

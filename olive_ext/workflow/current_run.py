@@ -3,28 +3,33 @@ them, and the model it starts from as `"reference": "input_model"`. Opens no ses
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from olive_ext.check.recipe import of_input_model
-from olive_ext.config import AT_HAND, EXPORT, INPUT_MODEL, EvaluationSettings, ReferenceConfig
-from olive_ext.errors import ContradictionError, MismatchError, ModelError, OliveExtError, RequirementError
-from olive_ext.graph.nodes import external_locations, quantizing_operator
-from olive_ext.model.files.content import BESIDE_WEIGHTS, load_graph, weight_files
+from olive_ext.config import AT_HAND, EXPORT, INPUT_MODEL, EvaluationSettings, ModelSettings, ReferenceConfig
+from olive_ext.errors import ConfigError, ContradictionError, MismatchError, OliveExtError, RequirementError
+from olive_ext.graph.nodes import quantizing_operator
+from olive_ext.model import resolve
+from olive_ext.model.files.content import load_graph, read_files
+from olive_ext.model.files.model_package import is_package
 from olive_ext.report import Report, to_json
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.verdict import Reason
 
-_WRITTEN = (".onnx", ".data", ".onnx_data", ".safetensors", ".bin", ".pt")
-"""Suffixes of graphs and weights."""
+OUTCOME = "OLIVE_EXT_OUTCOME"
+"""Names the variable that holds the path of a file for what a workflow has found: it runs in a container."""
+
+_FOUND = ("gave_up", "is_search", "is_undecided", "num_earlier", "unmeasured")
 
 logger = logging.getLogger("olive.olive_ext")
 """The logger of this package, a child of Olive's: its messages appear in Olive's log, at the recipe's severity."""
@@ -39,6 +44,15 @@ class Run:
 
     output_dir: Path = field(default_factory=Path)
     """Where Olive saves the output model: a folder, or a file in one."""
+
+    answers: str | None = None
+    """Path stem of the journal, in Olive's cache, of evaluations that name none and take no times; None keeps none."""
+
+    begun: int = field(default_factory=time.time_ns)
+    """When the run began, in nanoseconds."""
+
+    is_anew: bool = False
+    """Whether the pass that is running gives nothing of an earlier run."""
 
     is_search: bool = False
     failures: list[OliveExtError] = field(default_factory=list)
@@ -83,38 +97,44 @@ class Run:
     model_id: str = ""
     """The id of the model that is evaluated, or that a pass is running on."""
 
-    def __post_init__(self) -> None:
-        self._begun_with = {file: _facts(file) for file in self._watched()}
+    watched: dict[Path, tuple[int, ...] | None] = field(default_factory=dict)
+    """The files that the recipe's references on this machine are read from, with what they were when the run began."""
 
-    def _watched(self) -> Iterator[Path]:
-        """The input model's files on this machine: graphs, weights wherever they lie, and what says how it is asked."""
-        path, name = self.input_model.config.get("model_path"), self.input_model.config.get("onnx_file_name") or ""
-        if not isinstance(path, str) or not (place := Path(path, name)).exists():
-            return
-        folder, stem = (place, "") if place.is_dir() else (place.parent, place.stem)
-        for file in chain(*(one.iterdir() for one in {folder, Path(path)} if one.is_dir())):
-            is_of_graph = file.name.startswith(stem) and file.suffix in _WRITTEN
-            if file.is_file() and (is_of_graph or any(map(file.match, BESIDE_WEIGHTS))):
-                yield file
-        with suppress(ModelError):  # whoever opens it says what is wrong with it
-            if place.suffix == ".onnx" and place.is_file():
-                yield from weight_files(place, external_locations(load_graph(place))).values()
+    def watch(self, references: Iterable[ReferenceConfig]) -> None:
+        """Notes the files of references before the first pass runs."""
+        for reference in references:
+            with suppress(ConfigError):  # which its evaluation says
+                named = of_input_model(reference, self.input_model.type, self.input_model.config)
+                models = [named, *([ReferenceConfig(path=named.float_model)] if named.float_model else [])]
+                self.watched |= {file: _facts(file) for model in models for file in files_of(model)}
 
-    def refuse_changed(self, references: Sequence[str]) -> None:
-        """Raises `MismatchError` where a pass has written over the model that the recipe starts from, and one of
-        `references` is that: it would be compared with itself."""
-        changed = [file for file, facts in self._begun_with.items() if _facts(file) != facts]
-        for path in references if changed else ():
-            held = (file.resolve().is_relative_to(os.path.realpath(path)) for file in self._begun_with)
-            if path == INPUT_MODEL or any(held):
-                problem = f"a pass has written over its input, '{changed[0]}'; give another copy's path"
-                raise MismatchError(problem, "reference", path)
+    @contextmanager
+    def unchanged(self, reference: ReferenceConfig | None) -> Iterator[None]:
+        """A block in which a model is compared with a reference. Raises `MismatchError` where, before the block or
+        after it, a file is not what it was when the run began: a pass may have written the model over it, which would
+        then be compared with itself."""
+        self._refuse_changed(reference)
+        yield
+        self._refuse_changed(reference)
+
+    def _refuse_changed(self, reference: ReferenceConfig | None) -> None:
+        changed = [file for file, facts in self.watched.items() if _facts(file) != facts]
+        if reference is not None and changed:
+            problem = f"'{changed[0]}' has changed since the workflow began; give another copy's path"
+            raise MismatchError(problem, "reference", reference.path)
 
     def add(self, report: Report) -> None:
         """Adds the report of an evaluation that has ended."""
         self.reports.append(report)
         if self.report_file is not None:
             Path(self.report_file).write_text(to_json(report), encoding="utf-8")
+
+    def hand_over(self) -> None:
+        """Writes what the workflow has found to the file that whoever started its container reads, if it is in one."""
+        if path := os.environ.get(OUTCOME):
+            found = {name: getattr(self, name) for name in _FOUND}
+            text = json.dumps({**found, "reports": [to_json(report) for report in self.reports]})
+            Path(path).write_text(text, encoding="utf-8")
 
     def described(self, passes: Sequence[str]) -> str:
         """What was done to a model by `passes`, each with its type and its name."""
@@ -140,11 +160,26 @@ class Run:
         return self.output_dir.parent if is_file else self.output_dir
 
 
-def _facts(file: Path) -> tuple[int, int] | None:
-    """Size and time of a file that is there. Not the time of its status: Olive links to it."""
+def files_of(reference: ReferenceConfig) -> list[Path]:
+    """The files on this machine that a reference is read from; none of one that is known by name or cannot be opened.
+    Of a package whose variant a provider chooses they are those of all variants."""
+    path = Path(reference.path)
+    if not path.exists():
+        return []
+    if reference.is_records or (reference.variant is None and is_package(path)):
+        return [file for file in sorted({path, *path.rglob("*")}) if file.is_file()]
+    which = reference.model_dump(include={"kind", "onnx_file_name", "variant", "components", "tokenizer"})
+    try:
+        return sorted(read_files(resolve(ModelSettings(model=reference.path, **which)).files).values())
+    except OliveExtError:  # opening it will say so
+        return []
+
+
+def _facts(file: Path) -> tuple[int, ...] | None:
+    """Size, time and place of a file that is there. Not the time of its status: Olive links to it."""
     with suppress(FileNotFoundError):
         facts = file.stat()
-        return facts.st_size, facts.st_mtime_ns
+        return facts.st_size, facts.st_mtime_ns, facts.st_ino
     return None
 
 
@@ -204,14 +239,11 @@ def settled(reference: ReferenceConfig) -> ReferenceConfig:
     """The reference with "input_model" replaced by that model's path, and a float model at hand by its path, or left
     out where there is none; others unchanged.
 
-    Raises `ConfigError` where the input model is not known, where its path alone does not define it, or where it was
-    written over.
+    Raises `ConfigError` where the input model is not known, or where its path alone does not define it.
     """
     run, paths = running.get(), {reference.path, reference.float_model}
     if reference.float_model == AT_HAND:
         reference = reference.model_copy(update={"float_model": _float_at_hand()})
-    if run is not None:
-        run.refuse_changed([path for path in paths if path is not None])
     if INPUT_MODEL not in paths:
         return reference
     if run is None:

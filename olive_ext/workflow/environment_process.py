@@ -21,7 +21,7 @@ from olive_ext.report import from_json
 VARIABLE = "OLIVE_EXT_RUN"
 """Names the variable that holds the run in progress, as JSON: input model, `_KNOWN`, and the file of the report."""
 
-_KNOWN = ("current", "is_search", "made_by", "model_id", "types")
+_KNOWN = ("answers", "current", "is_search", "made_by", "model_id", "types")
 
 
 def evaluate_in_environment(system: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
@@ -78,7 +78,6 @@ def main() -> None:
     import olive_ext.workflow
 
     olive_ext.workflow.register()
-    restore_run()
     pass_runner.main()
 
 

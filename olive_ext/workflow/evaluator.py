@@ -19,7 +19,7 @@ from olive_ext.report import Report
 from olive_ext.run import check_complete
 from olive_ext.run import evaluate as run_evaluate
 from olive_ext.run.bounds import check_declared, with_measurements
-from olive_ext.run.costs import requested_tasks
+from olive_ext.run.costs import is_timed, requested_tasks
 from olive_ext.run.reference.comparison_run import is_own_reference
 from olive_ext.workflow.current_run import running
 from olive_ext.workflow.handlers import as_loaded, config_of, is_changed, label, name_of
@@ -45,6 +45,8 @@ def measure(
         config = config_of(model, settings, device, execution_providers)
         path = str(model.get_resource("model_path") or config.model.path)
         config = _with_own_folders(config, path)
+        if (run := running.get()) is not None and config.journal is None and not is_timed(config):
+            config = config.model_copy(update={"use_cache": run.answers})
         names = {"model": name_of(path), "reference": "the input model" if is_input else None}
         with ExitStack() as stack:
             if config.model.kind == "hf" and requested_tasks(config) and is_changed(model):
@@ -56,7 +58,7 @@ def measure(
                 report = evaluate(config.as_job(), progress=True, names=names)
             except RequirementError as error:  # the workflow decides which models are held to bounds
                 report = replace(error.report, broken=())
-        if (run := running.get()) is not None:
+        if run is not None:
             run.add(report)
         check_complete(report, config.on_error)
         return report

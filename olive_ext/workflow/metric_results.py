@@ -70,12 +70,6 @@ def to_metric_result(report: Report, declared: Iterable[Any] = (), bounds: Itera
     return MetricResult.model_validate(entries)
 
 
-def names_kept_for(bounds: Iterable[Bound]) -> list[tuple[str, str]]:
-    """Task and name of the metrics that a result has only because they have `bounds`."""
-    names = {(bound.task or ALL, bound.metric) for bound in bounds}
-    return sorted(item for item in names if item[1].rpartition("/")[2] in COMPARISON_NAMES and item not in _KEPT)
-
-
 def broken_in(result: Any, bounds: Iterable[Bound], judge: Callable[..., list[Any]] = broken_bounds) -> list[Any]:
     """As `judge` of `run.bounds`, for a result of `to_metric_result`, whose keys hold less."""
     metrics = []

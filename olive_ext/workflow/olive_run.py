@@ -26,7 +26,7 @@ from olive_ext.report.report_files import page_of_report
 from olive_ext.report.verdict import EXIT_STATUS, Verdict, worst_status
 from olive_ext.workflow.current_run import Run, logger, running
 from olive_ext.workflow.passes import publish
-from olive_ext.workflow.preflight import has_only_costs, is_ours, our_evaluators, our_passes, refuse
+from olive_ext.workflow.preflight import has_only_costs, is_ours, our_evaluators, our_passes, references, refuse
 
 _FILES = ("chain.md", "chain.json", "metrics.json", "footprint.json")
 
@@ -44,16 +44,25 @@ def watched_runs() -> Iterator[list[Run]]:
         _watchers.remove(runs)
 
 
+def note_ended(run: Run) -> None:
+    """Tells whoever watches of a run that has ended."""
+    for runs in _watchers:
+        runs.append(run)
+
+
 def run(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
     """The hook of `Engine.run`: refuses what cannot work before it runs, and raises errors that Olive only logs."""
     output_dir = Path(arguments.get("output_dir") or ".").resolve()
     model = arguments["input_model_config"]
     if isinstance(path := model.config.get("model_path"), Mapping):
         model = model.model_copy(update={"config": {**model.config, "model_path": plain_path(path)}})
-    begun = Run(model, output_dir, is_search=bool(engine.search_strategy))
+    answers = str(engine.cache.dirs.evaluations / "answers")
+    begun = Run(model, output_dir, answers=answers, is_search=bool(engine.search_strategy))
+    evaluates_input = arguments.get("evaluate_input_model", True)
     token = running.set(begun)
     try:
-        refuse(engine, begun.input_model)
+        refuse(engine, begun.input_model, evaluate_input_model=evaluates_input)
+        begun.watch(reference for _, reference in references(engine))
         with _logged(engine, begun):
             output = original(input_model_config=model)
             if any(our_passes(engine)):
@@ -61,15 +70,16 @@ def run(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) ->
             note_unmeasured(engine, begun, output)
     except RequirementError:  # of a pass, whose model and report are saved
         print_results(begun)
+        begun.hand_over()
         raise
     except SystemExit as end:  # else it ends the command with its own status, 0 for one
         raise RunError(f"code that the recipe runs ended the process: {one_line(end)}{raised_at(end)}") from end
     finally:
         running.reset(token)
     print_results(begun)
-    begun.gave_up = _gave_up(engine, output, arguments.get("evaluate_input_model", True))
-    for runs in _watchers:
-        runs.append(begun)
+    begun.gave_up = _gave_up(engine, output, evaluates_input)
+    note_ended(begun)
+    begun.hand_over()
     if begun.gave_up and begun.failures:
         raise begun.failures[0]  # a search logs every failure and ends well
     if begun.is_search:

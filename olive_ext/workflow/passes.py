@@ -22,9 +22,10 @@ from typing import Annotated, Any, ClassVar
 from olive.model import ONNXModelHandler
 from olive.passes import Pass
 from olive.passes.pass_config import PassConfigParam
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from olive_ext.config import PASS_TYPE, EvaluationSettings, PassSettings, StrictModel
+from olive_ext.config import PASS_TYPE, EvaluationSettings, PassSettings, StrictModel, settings_of_pass
 from olive_ext.model.files.content import read_outline
 from olive_ext.registry import entries, hooks
 from olive_ext.report import Report, from_json, write
@@ -35,10 +36,10 @@ from olive_ext.report.tables import chain_steps, chain_table
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.costs import COSTS, SIZE_ON_DISK, TOKENS_PER_SECOND, with_costs
 from olive_ext.workflow.current_run import Run, recorded_failures, requirement_error, running
-from olive_ext.workflow.evaluation_cache import content, deciding_settings, digest, environment
 from olive_ext.workflow.evaluator import measure, surfaced
 from olive_ext.workflow.handlers import additional_files
-from olive_ext.workflow.preflight import FINGERPRINT, is_evaluation, is_our_pass, parse, pass_class
+from olive_ext.workflow.pass_keys import content, deciding_settings, digest, environment, has_own_tasks
+from olive_ext.workflow.preflight import FINGERPRINT, is_our_pass, parse, pass_class, reference_of
 
 _REPORT = re.compile(r"(?:report|eval_results)(?:-(\d+))?\.(json|md|html|yaml)")
 _DESCRIPTION = "Set by the pass: versions and task files, so that Olive's cache notices when they change."
@@ -48,8 +49,8 @@ class ConfiguredPass(Pass):  # type: ignore[misc]
     """A pass whose settings are a configuration model of this package."""
 
     settings_type: ClassVar[type[PassSettings]]
-    bounds_decide: ClassVar[bool] = False
-    """Whether bounds decide what the pass gives."""
+    makes_model: ClassVar[bool] = False
+    """Whether the pass makes another model, as its tasks and bounds decide."""
 
     @classmethod
     def parameters(cls) -> dict[str, Any]:
@@ -78,9 +79,13 @@ class ConfiguredPass(Pass):  # type: ignore[misc]
     def get_config_params(
         cls, accelerator_spec: Any, config: dict[str, Any] | None = None, disable_search: bool | None = False
     ) -> Any:
-        """Like Olive's; refuses unknown keys first, and adds the fingerprint, which becomes part of the cache key."""
-        keys = dict(config or {})
-        marked = {**keys, FINGERPRINT: environment(parse(cls.settings_type, keys))}
+        """Like Olive's; refuses unknown keys first, and adds the fingerprint, part of the cache key. Where
+        tasks of one's own decide the model that is made, each run has another one."""
+        keys, run = dict(config or {}), running.get()
+        known = environment(parse(cls.settings_type, keys))
+        if run is not None and cls.makes_model and has_own_tasks(keys):
+            known = f"{known} {run.begun}"
+        marked = {**keys, FINGERPRINT: known}
         return super().get_config_params(accelerator_spec, marked, disable_search)
 
     @classmethod
@@ -91,7 +96,7 @@ class ConfiguredPass(Pass):  # type: ignore[misc]
         class Keyed(made):  # type: ignore[misc, valid-type]
             def to_json(self, *args: Any, **kwargs: Any) -> Any:
                 keys, run = super().to_json(*args, **kwargs), running.get()
-                kept = deciding_settings(keys, bounds_decide=cls.bounds_decide)
+                kept = deciding_settings(keys, bounds_decide=cls.makes_model)
                 made = "" if run is None else content(run.lineage[-1], kept.get("tokenizer"))
                 return {**kept, FINGERPRINT: digest([kept.get(FINGERPRINT), made])}
 
@@ -213,18 +218,20 @@ def run_pass(engine: Any, arguments: dict[str, Any], original: Callable[..., Any
     run.types[name] = pass_class(engine, config.type)
     changing = {name.lower() for name, one in entries("passes").items() if one.changes_model}
     is_unchanged = is_our_pass(config.type) and config.type.rpartition(".")[2].lower() not in changing
-    with recorded_failures():
+    values = config.config.model_dump() if isinstance(config.config, BaseModel) else config.config or {}
+    run.is_anew = is_unchanged and has_own_tasks(values)
+    with recorded_failures(), run.unchanged(reference_of(values) if is_our_pass(config.type) else None):
         model_config, model_id = original()
         if not isinstance(model_config, str) and not all(path.exists() for path in _files_of(model_config.to_json())):
             engine.cache.get_model_json_path(model_id).unlink(missing_ok=True)  # of a cache that lay elsewhere
             model_config, model_id = original()
+        if not isinstance(model_config, str):
+            _refresh_carried(lineage[-1].config, model_config.config)
         run.made_by[model_id] = run.current if is_unchanged else (*run.current, name)
         run.num_earlier = run.num_earlier if is_unchanged else len(run.reports)
         run.lineages[model_id] = lineage if isinstance(model_config, str) else (*lineage, model_config)
-        if is_evaluation(config.type) and not isinstance(
-            model_config, str
-        ):  # a text is the reason why the pass was left out
-            values = config.config if isinstance(config.config, Mapping) else config.config.model_dump()
+        makes_report = settings_of_pass(config.type) is EvaluationSettings
+        if makes_report and not isinstance(model_config, str):  # a text is the reason why the pass was left out
             keys = {key: value for key, value in values.items() if value is not None and key != "matters"}  # a default
             _finish(engine, run, f"passes.{name}", parse(EvaluationSettings, keys).bounds, (model_config, model_id))
     return model_config, model_id
@@ -307,6 +314,24 @@ def refresh_reports(model_config: Mapping[str, Any], folder: Path) -> None:
     for path in _report_files(model_config):
         if path.parent.resolve() != folder.resolve():
             shutil.copy2(path, folder / path.name)
+
+
+def _refresh_carried(given: Mapping[str, Any], made: Mapping[str, Any]) -> None:
+    """Puts the reports that the input of a pass carries over the copies in its output: an earlier run may have made
+    these."""
+    copies = {path.name: path for path in _report_files(made)}
+    for path in _report_files(given):
+        copy = copies.get(path.name)
+        if copy is not None and copy.resolve() != path.resolve():
+            shutil.copy2(path, copy)
+
+
+def load_run(cache: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
+    """The hook of `OliveCache.load_run_from_model_id`: a measurement by tasks of one's own is that of this run, in
+    which candidates of a search share it."""
+    run = running.get()
+    is_known = run is None or not run.is_anew or arguments["model_id"] in run.made_by
+    return original() if is_known else {}
 
 
 def _report_files(model_config: Mapping[str, Any]) -> dict[Path, int]:

@@ -6,7 +6,7 @@ a pass. Knows nothing of other types' blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,9 +19,7 @@ from olive_ext.check.recipe import refuse as refuse_all
 from olive_ext.config import (
     AT_HAND,
     EXPORT,
-    EvaluationSettings,
-    EvaluatorSettings,
-    PassSettings,
+    ReferenceConfig,
     StrictModel,
     evaluator_settings,
     pass_settings,
@@ -29,7 +27,6 @@ from olive_ext.config import (
 )
 from olive_ext.errors import ContradictionError
 from olive_ext.run.costs import COSTS
-from olive_ext.workflow.current_run import settled
 
 Settings = TypeVar("Settings", bound=StrictModel)
 
@@ -53,23 +50,19 @@ def is_our_pass(pass_type: str) -> bool:
     return settings_of_pass(pass_type) is not None
 
 
-def is_evaluation(pass_type: str) -> bool:
-    """Whether a pass type is the one that makes reports."""
-    return settings_of_pass(pass_type) is EvaluationSettings
-
-
 def parse(kind: type[Settings], values: dict[str, Any], where: str = "") -> Settings:
     """The settings in the configuration of a pass. Raises `ConfigError` for unknown keys, which Olive would drop."""
     name = next(name for name, known in pass_settings().items() if known is kind)
     return kind.parse({name: value for name, value in values.items() if name != FINGERPRINT}, where or name)
 
 
-def refuse(engine: Any, input_model: Any) -> None:
+def refuse(engine: Any, input_model: Any, *, evaluate_input_model: bool = True) -> None:
     """Checks an engine that is about to run; raises `OliveExtError`."""
     evaluators, passes = list(our_evaluators(engine)), list(our_passes(engine))
     written = {
         "input_model": {"type": input_model.type, "config": input_model.config},
         "target": engine.target_config.to_json(),
+        "evaluate_input_model": evaluate_input_model,
         "passes": {
             name: [
                 {"type": config.type, "config": config.config or {}, "host": _type_of(engine, config.host)}
@@ -89,13 +82,12 @@ def refuse(engine: Any, input_model: Any) -> None:
     known = {name: kind.module_path for name, kind in engine.olive_config.passes.items()}  # a recipe may bring its own
     refuse_all(mistakes(written, Passes(known, are_all=True), has_model=bool(evaluators or passes), runs=True))
     if engine.target_config.type == SystemType.PythonEnvironment:
-        for name, config in passes:
-            settings = settings_of_pass(config.type) or EvaluationSettings
-            config.config = _with_named_reference(config.config or {}, settings, f"passes.{name}")
-        for where, evaluator in evaluators:
+        for _, evaluator in evaluators:
             evaluator.user_script = evaluator.user_script or str(Path(__file__).with_name("user_script.py"))
-            kind = evaluator_settings()[evaluator.type]
-            evaluator.type_args = _with_named_reference(evaluator.type_args, kind, where)
+        for where, reference in references(engine):
+            if reference.float_model == AT_HAND:
+                problem = f"a PythonEnvironment knows no earlier passes: give a path, or '{EXPORT}'"
+                raise ContradictionError(problem, f"{where}.reference.float_model", AT_HAND)
 
 
 def _type_of(engine: Any, host: Any) -> dict[str, Any]:
@@ -104,22 +96,22 @@ def _type_of(engine: Any, host: Any) -> dict[str, Any]:
     return {"type": system.type.value} if isinstance(system, SystemConfig) else {}
 
 
-def _with_named_reference(
-    values: dict[str, Any], kind: type[PassSettings | EvaluatorSettings], where: str
-) -> dict[str, Any]:
-    """`values` with the input model's path for "input_model": the process that evaluates knows no workflow."""
-    settings = kind.parse({name: value for name, value in values.items() if name != FINGERPRINT}, where)
-    if settings.reference is not None and settings.reference.float_model == AT_HAND:
-        raise ContradictionError(
-            f"a PythonEnvironment knows no earlier passes: give a path, or '{EXPORT}'",
-            f"{where}.reference.float_model",
-            AT_HAND,
-        )
-    reference = settings.reference and settled(settings.reference)
-    if reference is None:
-        return values
-    ways = {"mode"} if issubclass(kind, EvaluatorSettings) else set()  # metrics have one way alone
-    return {**values, "reference": reference.model_dump(exclude_unset=True, exclude=ways)}
+def references(engine: Any) -> Iterator[tuple[str, ReferenceConfig]]:
+    """The references that this package's evaluators and passes name, each with the dotted key of what names it."""
+    keys = {where: evaluator.type_args for where, evaluator in our_evaluators(engine)}
+    keys |= {f"passes.{name}": config.config or {} for name, config in our_passes(engine)}
+    named = ((where, reference_of(own)) for where, own in keys.items())
+    return ((where, reference) for where, reference in named if reference is not None)
+
+
+def reference_of(keys: Mapping[str, Any]) -> ReferenceConfig | None:
+    """The reference among the keys of an evaluator or a pass, as they are written or as Olive has read them."""
+    written = keys.get("reference")
+    return (
+        written
+        if written is None
+        else ReferenceConfig.parse({"path": written} if isinstance(written, str) else written)
+    )
 
 
 def pass_class(engine: Any, pass_type: str) -> str:

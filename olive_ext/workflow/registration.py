@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from olive.cache import OliveCache
 from olive.common.config_utils import load_config_file
 from olive.engine import Engine
 from olive.engine.footprint import FootprintNode
@@ -19,7 +20,9 @@ from olive.evaluator.metric_result import joint_metric_key
 from olive.evaluator.registry import Registry
 from olive.package_config import OlivePackageConfig
 from olive.passes import PassModuleConfig
+from olive.systems.common import SystemType
 from olive.systems.python_environment import PythonEnvironmentSystem
+from olive.systems.system_config import SystemConfig
 from olive.telemetry.telemetry import Telemetry
 from olive.workflows.run import config as run_config
 
@@ -28,11 +31,12 @@ from olive_ext.config.base import word
 from olive_ext.config.pass_options import unknown_keys
 from olive_ext.errors import combined
 from olive_ext.registry import entries, load
-from olive_ext.workflow.environment_process import evaluate_in_environment, run_in_environment
-from olive_ext.workflow.evaluation_cache import cache_evaluation, evaluate_model, load_evaluation
+from olive_ext.workflow.container import run_in_container
+from olive_ext.workflow.environment_process import evaluate_in_environment, restore_run, run_in_environment
+from olive_ext.workflow.evaluations import evaluate_model, pass_by
 from olive_ext.workflow.evaluator import OrtLMEvaluator
 from olive_ext.workflow.olive_run import end_in_lines, run
-from olive_ext.workflow.passes import OrtLMEvaluation, run_pass
+from olive_ext.workflow.passes import OrtLMEvaluation, load_run, run_pass
 from olive_ext.workflow.preflight import is_our_pass, our_evaluators
 
 Hook = Callable[[Any, dict[str, Any], Callable[..., Any]], Any]
@@ -64,8 +68,10 @@ def wrap_once(owner: Any, name: str, hook: Hook) -> None:
 
 
 def register() -> None:
-    """Registers all types and mends Olive's engine for them; may be called again."""
+    """Registers all types and mends Olive's engine for them; may be called again. In a process of a PythonEnvironment
+    the workflow's run is the one in progress from then on."""
     silence()
+    restore_run()
     end_in_lines()
     if Registry.get(EVALUATOR_TYPE) is not OrtLMEvaluator:
         Registry.register(EVALUATOR_TYPE)(OrtLMEvaluator)
@@ -75,6 +81,8 @@ def register() -> None:
     # entry to would be gone. Every way to a pass leads through this method.
     wrap_once(OlivePackageConfig, "get_pass_module_config", get_pass_module_config)
     wrap_once(OlivePackageConfig, "import_pass_module", import_pass_module)
+    wrap_once(OliveCache, "load_run_from_model_id", load_run)
+    wrap_once(SystemConfig, "create_system", create_system)
     wrap_once(PythonEnvironmentSystem, "run_pass", run_in_environment)
     wrap_once(PythonEnvironmentSystem, "evaluate_model", evaluate_in_environment)
     hook_engine(Engine)
@@ -108,6 +116,14 @@ def get_pass_module_config(package: Any, arguments: dict[str, Any], original: Ca
         supported_quantization_encodings=["*"],
         run_on_target=True,
     )
+
+
+def create_system(config: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
+    """The hook of `SystemConfig.create_system`, which imports the Docker system: that needs the package docker."""
+    system = original()
+    if config.type == SystemType.Docker:
+        wrap_once(type(system), "run_workflow", run_in_container)
+    return system
 
 
 def import_pass_module(package: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
@@ -222,8 +238,8 @@ _HOOKS: dict[str, Hook] = {
     "initialize": initialize,
     "resolve_goals": resolve_goals,
     "_run_pass": run_pass,
-    "_load_evaluation": load_evaluation,
-    "_cache_evaluation": cache_evaluation,
+    "_load_evaluation": pass_by,
+    "_cache_evaluation": pass_by,
     "_evaluate_model": evaluate_model,
 }
 """Methods of Olive's engine, and their hooks."""

@@ -458,6 +458,16 @@ def test_evaluator_is_named_elsewhere_or_kept_beside_a_pass_that_evaluates(
     assert [(error.code, error.field) for error in check_recipe(path).errors] == [("missing", key) for key in missing]
 
 
+@pytest.mark.parametrize("place", ["", "engine"])
+def test_recipe_that_evaluates_nothing_is_refused(tmp_path: Path, place: str) -> None:
+    """It ended with 0."""
+    left_out: dict[str, Any] = {"evaluate_input_model": False}
+    recipe = {**RECIPE, "passes": {}, **({place: left_out} if place else left_out)}
+    (error,) = check_recipe(put(tmp_path, recipe)).errors
+    assert (error.code, error.field, error.value) == ("contradiction", "evaluate_input_model", False)
+    assert check_recipe(put(tmp_path, {**recipe, "passes": RECIPE["passes"]})).errors == []
+
+
 def test_command_is_2_with_all_problems_on_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(put(tmp_path, of_evaluator(limt=3, seed="x")))]) == 2
     out, err = capsys.readouterr()

@@ -245,6 +245,7 @@ BLOCKS: list[tuple[Any, ...]] = [  # a field is below the path
         "int4_algo",
     ),
     ((QUANTIZE, {"type": QUANTIZER, "block_sise": 32}), UNKNOWN, ".block_sise", "block_size"),
+    ((QUANTIZE, {"type": "ModelBuilder", "precision": "fp8"}), NO_NAME, ".precision", "bf16 fp16 fp32 int4 int8"),
     ((QUANTIZE, {"type": "ModelBuildr", "precision": "int4"}), NO_NAME, ".type", "'ModelBuilder'"),
     ((QUANTIZE, {"type": "OrtLMEvaluatoin"}), NO_NAME, ".type", "'OrtLMEvaluation'"),
     (

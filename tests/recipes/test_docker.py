@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from olive_ext.report import from_json
+from olive_ext.workflow import cli_run
+from olive_ext.workflow.olive_run import watched_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "docker" / "recipe.json"
@@ -85,15 +87,21 @@ def recipe(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_workflow_runs_in_a_container(tmp_path: Path, recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workflow_runs_in_a_container(
+    tmp_path: Path, recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     client = Docker()
     module = stand_in(client)
     monkeypatch.setitem(sys.modules, "docker", module)
     monkeypatch.setitem(sys.modules, "docker.errors", module.errors)
     monkeypatch.chdir(tmp_path)
-    from olive.workflows import run
-
-    run(recipe)
+    recipe["evaluators"]["quickstart"]["fail_on_loss"] = 60
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe))
+    with watched_runs() as runs:
+        assert cli_run(["--config", "recipe.json"]) == 0
+    (of_container,) = runs
+    assert [report.comparison is None for report in of_container.reports] == [True, False]
+    assert "no loss found" in capsys.readouterr().out
     assert {Path(place).name for place in client.mounts} >= {"model", "tasks", "olive_ext_plugin.py", "report"}
     found = json.loads(next((tmp_path / "out" / "docker").rglob("*metrics.json")).read_text())
     assert "quickstart_choice-acc" in found

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 from olive.model import ModelConfig
-from onnx import numpy_helper
 
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, MismatchError
 from olive_ext.package_versions import versions
 from olive_ext.workflow.current_run import Run, running, settled, with_reference
-from olive_ext.workflow.evaluation_cache import environment
 from olive_ext.workflow.handlers import tokenizer_candidates
+from olive_ext.workflow.pass_keys import environment, has_own_tasks
 from tests.model.tiny import packed, put_genai, put_graph, put_json, put_tokenizer
 from tests.refusals import refused
 
@@ -61,39 +57,37 @@ def test_onnx_model_keeps_its_file_and_the_settings_beside_the_path_also_as_the_
     assert (other.path, other.float_model) == ("owner/name", str(tmp_path / "m.onnx"))
 
 
-@pytest.mark.parametrize("changed", ["a[1].onnx.data", "tokenizer.json"])
-@pytest.mark.parametrize("name", ["", "a[1].onnx"])
-def test_input_model_that_a_pass_has_written_over_is_refused(tmp_path: Path, name: str, changed: str) -> None:
-    """It was compared with itself: no difference found."""
-    for file in ("a[1].onnx", "a[1].onnx.data", "tokenizer.json", "report.json"):
-        (tmp_path / file).write_text("as it was")
-    with run_of("ONNXModel", model_path=str(tmp_path / name)):
-        (tmp_path / "report.json").write_text("a report may lie here, too")
-        (tmp_path / "other.onnx").write_text("another model")
-        assert found(settings()).path == str(tmp_path / name)
-        (tmp_path / changed).write_text("in another precision")
-        for path in ("input_model", str(tmp_path)):
-            with refused(MismatchError, "contradiction", "reference", path, holds=changed):
-                found(settings(path))
-        assert with_reference(settings("owner/name")) == settings("owner/name")
-
-
-@pytest.mark.parametrize("config", [{"model_path": "", "onnx_file_name": "onnx/m.onnx"}, {"model_path": "onnx/m.onnx"}])
-@pytest.mark.parametrize("changed", ["m.onnx", "weights.data"])
-def test_graphs_in_folders_and_weights_of_any_name_are_watched_for_a_pass_that_writes_over_them(
-    config: dict[str, str], changed: str, tmp_path: Path
+@pytest.mark.parametrize(
+    "reference", ["input_model", "input", "input/onnx/a[1].onnx", "other/onnx/a[1].onnx", {"path": "other"}, "float"]
+)
+@pytest.mark.parametrize("changed", ["a[1].onnx", "weights.data", "tokenizer.json"])
+def test_reference_that_a_pass_has_written_over_is_refused_before_and_after_the_evaluation(
+    reference: Any, changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder := tmp_path / "onnx").mkdir()
-    weight = numpy_helper.from_array(np.ones(2000, np.float32), "w")
-    output = onnx.helper.make_empty_tensor_value_info("y")
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["w"], ["y"])], "g", [], [output], [weight])
-    onnx.save(onnx.helper.make_model(graph), folder / "m.onnx", save_as_external_data=True, location="weights.data")
-    with run_of("ONNXModel", **{**config, "model_path": str(tmp_path / config["model_path"])}):
-        found(settings())
-        (folder / changed).write_bytes(b"others")
-        for path in ("input_model", str(folder / "m.onnx")):
-            with refused(MismatchError, "contradiction", "reference", path, holds=changed):
-                found(settings(path))
+    """A model was compared with itself: no difference found. Nothing else in a reference's folder counts."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("input", "other"):
+        put_graph(put_tokenizer(tmp_path / folder / "onnx") / "a[1].onnx", locations=["weights.data"])
+    is_input = reference in ("input_model", "input", "input/onnx/a[1].onnx")
+    folder = tmp_path / ("input" if is_input else "other") / "onnx"
+    if reference == "float":
+        reference = {"path": "owner/name", "float_model": str(folder / "a[1].onnx")}
+    written = settings(reference).reference
+    assert written is not None
+    model = ModelConfig(
+        type="ONNXModel", config={"model_path": str(tmp_path / "input"), "onnx_file_name": "onnx/a[1].onnx"}
+    )
+    (run := Run(model)).watch([written])
+    (folder / "report.json").write_text("a report may lie here, too")
+    put_graph(folder / "other.onnx")
+    with run.unchanged(written):
+        pass
+    with refused(MismatchError, "contradiction", "reference", written.path, holds=changed), run.unchanged(written):
+        (folder / changed).write_bytes(b"another model")
+    with refused(MismatchError, "contradiction", "reference", written.path, holds=changed), run.unchanged(written):
+        raise AssertionError
+    with run.unchanged(None):
+        pass
 
 
 def test_output_of_a_pass_on_a_variant_may_have_the_tokenizer_of_its_package(tmp_path: Path) -> None:
@@ -179,67 +173,6 @@ def test_caches_notice_a_changed_reference(tmp_path: Path) -> None:
     assert len({first, deeper, changed, environment(settings("owner/name"))}) == 4
 
 
-def test_caches_notice_data_in_the_folders_below_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not what a run writes: into its folder of reports, or anywhere below the working directory."""
-    task = tmp_path / "own" / "t.yaml"
-    changing = [task.parent / name for name in ("data/q.jsonl", "data/more/q.jsonl", ".git/q", "reports/m/report.json")]
-    for file in (task, *changing):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("task: t\n")
-    written = settings(None).model_copy(update={"tasks": [str(task)], "output_dir": str(task.parent / "reports")})
-    for folder, noticed in ((tmp_path, [True, True, False, False]), (task.parent, [False] * 4)):
-        monkeypatch.chdir(folder)
-        keys = [environment(written)]
-        for file in changing:
-            file.write_text(file.read_text() + "more")
-            keys.append(environment(written))
-        assert [one != other for one, other in itertools.pairwise(keys)] == noticed
-
-
-NAMES = """import json
-HERE = Path(__file__).parent
-def load(n, **_):
-    return HERE / "joined" / "more" / "q.json", glob.glob("globbed/*.json"), open(f"part/q-{n}.json"), "../", "out"
-SIBLINGS = HERE.parent / "beside", glob.glob("../up/*.json"), "../missing", "/x"
-ABSOLUTE = "ROOT/absolute/more/*.json", "ROOT/foreign"
-"""
-
-
-def test_caches_notice_data_that_a_task_in_the_working_directory_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By its settings or in its Python; the folders around it are not looked at."""
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    named = "dataset_path: local\ndataset_kwargs:\n  data_dir: kept\n  data_files: {test: [listed/q.json]}\n"
-    Path("t.yaml").write_text(f"task: t\n{named}custom_dataset: !function own.load\n")
-    Path("own.py").write_text(NAMES.replace("ROOT", str(tmp_path)))
-    read = ["local", "kept", "joined", "globbed", "part", "../beside", "../up", "../absolute"]
-    others = ["unrelated", "out", "listed", "../other", "../foreign"]
-    files = [Path("listed/q.json"), *(Path(name, "more", "q.json") for name in (*read, *others))]
-    for file in files:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("0")
-    for tasks in (["t.yaml"], [{"task": "t", "dataset_path": "local", "dataset_kwargs": {"data_dir": "kept"}}]):
-        written = settings(None).model_copy(update={"tasks": tasks, "output_dir": "out"})
-        keys = [environment(written)]
-        for file in files:
-            file.write_text(f"{file.read_text()}0")
-            keys.append(environment(written))
-        noticed = [file for file, (one, other) in zip(files, itertools.pairwise(keys), strict=True) if one != other]
-        assert noticed == (files[:9] if tasks == ["t.yaml"] else files[1:3])
-
-
-def test_caches_notice_a_task_that_has_its_old_size_and_time(tmp_path: Path) -> None:
-    task = tmp_path / "t.yaml"
-    task.write_text("task: t\ndoc_to_text: one")
-    written, facts = settings(None, tasks=[str(task)]), task.stat()
-    before = environment(written)
-    task.write_text("task: t\ndoc_to_text: two")
-    os.utime(task, ns=(facts.st_atime_ns, facts.st_mtime_ns))
-    assert environment(written) != before
-
-
 def test_caches_notice_another_release_of_lm_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = environment(settings(None))
     (tmp_path / "lm_eval-99.dist-info").mkdir()
@@ -280,17 +213,22 @@ def put_variant(folder: Path) -> Path:
     return folder
 
 
-def test_caches_notice_files_that_tasks_name_from_elsewhere_and_the_day_of_a_chat_template(tmp_path: Path) -> None:
-    (tmp_path / "tasks").mkdir()
-    base, data, code = (tmp_path / name for name in ("base.yaml", "data.json", "own.py"))
-    (tmp_path / "tasks" / "t.yaml").write_text("task: t\ninclude: ../base.yaml\n")
-    base.write_text(f"dataset_kwargs: {{data_files: {{test: {data}}}}}\ndoc_to_text: !function own.text\n")
-    given = settings(None, include_path=str(tmp_path / "tasks"))
-    found = {environment(given)}
-    for file in (data, code, base):
-        file.write_text(file.read_text() + "# 1" if file.exists() else "1")
-        found.add(environment(given))
-    assert len(found) == 4
+def test_caches_notice_the_day_of_a_chat_template() -> None:
+    day = date(2026, 1, 1)
+    assert environment(settings(None)) == environment(settings(None), day)
     today = environment(settings(None, apply_chat_template=True))
-    assert environment(settings(None, apply_chat_template=True), date(2026, 1, 1)) != today
-    assert environment(given) == environment(given, date(2026, 1, 1))
+    assert environment(settings(None, apply_chat_template=True), day) != today
+
+
+@pytest.mark.parametrize(
+    ("keys", "are_own"),
+    [
+        ({"tasks": ["arc_easy", "size_on_disk"], "include_path": None}, False),
+        ({"tasks": ["arc_easy"], "include_path": "tasks"}, True),
+        ({"tasks": ["arc_easy", "tasks/t.yaml"]}, True),
+        ({"tasks": [{"task": "inline"}]}, True),
+        ({}, False),
+    ],
+)
+def test_tasks_whose_files_may_be_the_users_are_told(keys: dict[str, Any], are_own: bool) -> None:
+    assert has_own_tasks(keys) == are_own

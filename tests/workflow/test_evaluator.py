@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from olive.evaluator.metric import Metric as DeclaredMetric
 from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
+from olive.model import ModelConfig
 
-from olive_ext.config import EVALUATOR_TYPE
+from olive_ext.config import EVALUATOR_TYPE, EvaluationSettings
 from olive_ext.workflow import OrtLMEvaluator
-from tests.workflow.recipes import Measure
+from olive_ext.workflow.current_run import Run, running
+from olive_ext.workflow.evaluator import measure
+from tests.exports import genai_export
+from tests.workflow.recipes import Evaluate, Measure
 
 LM_EVALUATOR_KEYS: dict[str, Any] = {
     "tasks": ["arc_easy", "size_on_disk"],
@@ -67,3 +72,28 @@ def test_model_device_and_providers_reach_the_measurement_and_declared_metrics_i
     assert result.get_value("tiny_choice", "accuracy_score") == 0.5
     assert result.get_value("size", "bytes") == 1024
     assert result.get_value("tiny_choice", "acc_norm") == 0.25
+
+
+@pytest.mark.parametrize(
+    ("keys", "journal"),
+    [
+        ({}, "cache/answers"),
+        ({"output_dir": "reports"}, "reports/input_model/journal/answers"),
+        ({"use_cache": "own"}, "own"),
+        ({"tasks": ["tiny_choice", "tokens_per_second"]}, None),
+    ],
+)
+def test_answers_of_a_workflow_are_kept_in_olives_cache_where_no_other_place_is_named(
+    keys: dict[str, Any], journal: str | None
+) -> None:
+    """A second run makes its evaluations anew. Where times are measured, nothing is kept."""
+    model = ModelConfig(type="ONNXModel", config={"model_path": str(genai_export("llama"))})
+    settings, fake = EvaluationSettings.parse({"tasks": ["tiny_choice"], **keys}), Evaluate()
+    token = running.set(Run(model, answers="cache/answers"))
+    try:
+        measure(model.create_model(), settings, evaluate=fake)
+    finally:
+        running.reset(token)
+    assert fake.configs[0].journal == journal
+    measure(model.create_model(), settings, evaluate=fake)
+    assert (fake.configs[1].journal is None) == (not {*keys} - {"tasks"}), "without a workflow"

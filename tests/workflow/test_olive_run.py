@@ -208,6 +208,7 @@ def measuring(**settings: Any) -> dict[str, Any]:
 
 
 def test_gate_stops_the_chain_after_its_model_report_and_table(folder: Path) -> None:
+    """A second run has the models of Olive's cache, and measures anew what tasks of one's own read."""
     bounds = [{"metric": "size_on_disk", "max": 1}, {"metric": "acc", "min": 0}]
     passes = {
         "before": measuring(),
@@ -228,12 +229,16 @@ def test_gate_stops_the_chain_after_its_model_report_and_table(folder: Path) -> 
     assert [item.words.split()[0] for item in written_last.broken] == ["size_on_disk/bytes"]
     assert not (folder / "out/footprint.json").exists()
 
-    reports = sorted((folder / "cache").rglob("report*.json"))
-    written = [path.stat().st_mtime_ns for path in reports]
+    (quantized,) = (folder / "cache").rglob("models/model.onnx")
+    made = quantized.stat().st_mtime_ns
     bounds[0]["max"] = 1e9
     del passes["never"]
+    code = folder / "tasks" / "local.py"
+    code.write_text(code.read_text().replace("range(1, 7)", "range(1, 5)"))
     assert cli_run(["--config", saved(folder, block)]) == 0
-    assert [path.stat().st_mtime_ns for path in reports] == written  # another bound is no other measurement
+    assert quantized.stat().st_mtime_ns == made
+    measured = [from_json((folder / "out" / name).read_text()) for name in ("report.json", "report-2.json")]
+    assert [report.metrics[0].documents for report in measured] == ["4", "4"]
 
 
 def test_olives_own_command_fails_by_the_evaluators_bounds_behind_the_saved_model(folder: Path) -> None:
@@ -332,14 +337,17 @@ def test_pass_and_evaluator_run_in_a_python_environment(folder: Path) -> None:
     blocks = {
         "passes": {"q": {"type": "OnnxKQuantQuantization"}, "measure": measure},
         "systems": {"local": {**system, "accelerators": accelerators}},
-        "evaluators": {"e": evaluator(tasks=["tiny_choice"])},
+        "evaluators": {
+            "e": evaluator(tasks=["tiny_choice"], user_script="olive_ext_plugin.py", reference="input_model")
+        },
         "evaluator": "e",
         "evaluate_input_model": False,
     }
+    (folder / "olive_ext_plugin.py").write_text("import olive_ext.workflow\n")
     whole = recipe(folder, onnx(), **blocks)
     with watched_runs() as runs:
         assert cli_run(["--config", saved(folder, whole)]) == 0
-    assert [report.comparison is None for run in runs for report in run.reports] == [False, True]
+    assert [report.comparison is None for run in runs for report in run.reports] == [False, False]
     assert "tiny_choice-acc" in metrics(folder / "out/metrics.json")
     found = from_json((folder / "out/report.json").read_text())
     assert found.model["passes"] == ["q"]

@@ -13,14 +13,17 @@ from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
 from olive.model import ModelConfig
 
 from olive_ext.config import PASS_TYPE
-from olive_ext.errors import RequirementError, RunError
+from olive_ext.errors import MismatchError, RequirementError, RunError
 from olive_ext.report import Report, from_json, write
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.verdict import Reason, worst_status
 from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.olive_run import deciding, note_unmeasured, print_results
-from olive_ext.workflow.passes import carried_reports, publish, run_pass
+from olive_ext.workflow.passes import carried_reports, load_run, publish, run_pass
+from olive_ext.workflow.preflight import references
 from olive_ext.workflow.registration import wrap_once
+from tests.model.tiny import put_graph, put_tokenizer
+from tests.refusals import refused
 from tests.report.test_sampled import certainty
 from tests.workflow.recipes import REPORT, SIZE
 
@@ -105,11 +108,35 @@ def test_candidate_of_a_search_is_refused_without_leaving_files(run: Run, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
+def test_measurement_by_tasks_of_ones_own_is_of_this_run(run: Run) -> None:
+    """Candidates of a search share it."""
+
+    def found() -> Any:
+        return load_run(None, {"model_id": "m"}, lambda: "of an earlier run")
+
+    assert found() == "of an earlier run"
+    run.is_anew = True
+    assert found() == {}
+    run.made_by["m"] = ()
+    assert found() == "of an earlier run"
+
+
 def test_failure_of_our_pass_is_kept_for_a_search_that_swallows_it(run: Run, tmp_path: Path) -> None:
     error = RunError("out of memory")
     with pytest.raises(RunError):
         engine_with("", {"m": gate()}, error)._run_pass("m", None, "in", None)
     assert run.failures == [error]
+
+
+def test_pass_whose_reference_has_changed_in_the_run_is_refused(run: Run, tmp_path: Path) -> None:
+    file = put_graph(put_tokenizer(tmp_path / "float") / "model.onnx")
+    config = RunPassConfig(type=PASS_TYPE, config={"tasks": ["tiny_choice"], "reference": str(file.parent)})
+    engine = engine_with(measured(tmp_path / "m", report()), {"g": config})
+    engine.input_passes_configs = {"g": [config]}
+    run.watch(reference for _, reference in references(engine))
+    file.write_bytes(b"another model")
+    with refused(MismatchError, "contradiction", "reference", str(file.parent), holds=str(file)):
+        engine._run_pass("g", None, "in", None)
 
 
 @pytest.mark.parametrize("gone", ["model_path", "additional_files", "model_components"])

@@ -22,18 +22,27 @@ from olive.resource_path import create_resource_path
 from olive_ext.check import check_recipe
 from olive_ext.check.recipe import Passes, plain_path
 from olive_ext.config import EVALUATOR_TYPE
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, RequirementError, RunError, TaskError
-from olive_ext.report import Report, from_json
+from olive_ext.errors import (
+    ConfigError,
+    MismatchError,
+    ModelError,
+    OliveExtError,
+    RequirementError,
+    RunError,
+    TaskError,
+)
+from olive_ext.report import Report
 from olive_ext.report.comparison import Comparison
 from olive_ext.workflow.current_run import Run, running
-from olive_ext.workflow.environment_process import evaluate_in_environment, restore_run
+from olive_ext.workflow.environment_process import evaluate_in_environment
 from olive_ext.workflow.metric_results import to_metric_result
 from olive_ext.workflow.olive_run import watched_runs
 from olive_ext.workflow.preflight import FINGERPRINT
-from olive_ext.workflow.registration import hook_engine, parse_recipe
+from olive_ext.workflow.registration import hook_engine, parse_recipe, register
 from tests.exports import genai_export, hf_model
 from tests.mistakes.recipes import with_value
 from tests.mistakes.table import BLOCKS
+from tests.model.tiny import put_graph, put_tokenizer
 from tests.refusals import refused
 from tests.report.test_sampled import sampled_report
 from tests.workflow.recipes import REPORT, Measure, saved
@@ -76,22 +85,8 @@ class Output:
         return self._metrics
 
 
-class FakeCache(dict[str, Any]):
-    """The cached numbers by model id; the files of reports lie in `folder`."""
-
-    folder: Path
-
-    def get_evaluation_json_path(self, model_id: str) -> Path:
-        return self.folder / f"{model_id}.json"
-
-
-@pytest.fixture(autouse=True)
-def cached_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeCache, "folder", tmp_path / "cache", raising=False)
-
-
 class FakeEngine:
-    """The methods of Olive's engine: evaluates once for each cache key, and swallows like Olive."""
+    """The methods of Olive's engine: evaluates once for each model id, and swallows like Olive."""
 
     target_config = Target()
     host_config = None
@@ -101,7 +96,8 @@ class FakeEngine:
 
     def __init__(self, evaluator: Any = None, error: Exception | None = None) -> None:
         self.evaluator_config, self.error = evaluator, error
-        self.cache = FakeCache()
+        self.cache = SimpleNamespace(dirs=SimpleNamespace(evaluations=Path("cache", "evaluations")))
+        self.known: dict[str, Any] = {}
         self.num_evaluations = 0
 
     def initialize(self) -> None:
@@ -130,10 +126,10 @@ class FakeEngine:
         return signal
 
     def _load_evaluation(self, model_id: str) -> Any:
-        return self.cache.get(model_id)
+        return self.known.get(model_id)
 
     def _cache_evaluation(self, model_id: str, signal: Any) -> None:
-        self.cache[model_id] = signal
+        self.known[model_id] = signal
 
     def _run_pass(self, pass_name: str, input_model_config: Any, input_model_id: str, spec: Any) -> Any:
         raise NotImplementedError
@@ -162,73 +158,35 @@ def evaluate(engine: Any, model: ModelConfig, evaluator: Any) -> Any:
     return engine._evaluate_model(model, "id", evaluator, None)
 
 
-def test_changed_settings_and_task_files_are_evaluated_anew_under_a_key_of_ours(
-    model: ModelConfig, tmp_path: Path
-) -> None:
-    engine, task = new_engine()(), tmp_path / "tasks" / "t.yaml"
-    assert [evaluate(engine, model, ours(limit=limit)) for limit in (1, 2, 1)] == [1, 2, 1]
-    task.parent.mkdir()
-    for number, text in enumerate(("task: t", "task: other"), 3):
-        task.write_text(text)
-        assert evaluate(engine, model, ours(include_path=str(task.parent))) == number
-    assert "id" not in engine.cache
-    evaluate(engine, model, OliveEvaluatorConfig(type="LMEvaluator", tasks=["t"]))
-    assert "id" in engine.cache, "others keep Olive's own key"
+def test_evaluation_of_ours_is_made_anew_and_leaves_olives_cache_alone(model: ModelConfig) -> None:
+    """It is known by the model's id: a verdict on other data, code or settings was taken from it four times."""
+    engine = new_engine()()
+    assert [evaluate(engine, model, ours()) for _ in range(2)] == [1, 2]
+    assert engine.known == {}
+    others = OliveEvaluatorConfig(type="LMEvaluator", tasks=["t"])
+    assert [evaluate(engine, model, others) for _ in range(2)] == [3, 3]
+    assert evaluate(engine, model, ours()) == 4
 
 
 @pytest.mark.parametrize("place", ["file", "folder", "checkpoint"])
-def test_changed_weights_are_evaluated_anew(place: str, tmp_path: Path) -> None:
+def test_pass_notices_changed_weights(place: str, tmp_path: Path) -> None:
     """Of their size and time, as of a model that a pass has left in Olive's cache: the id stays."""
     copy = tmp_path / "model"
     shutil.copytree(hf_model("llama") if place == "checkpoint" else genai_export("llama"), copy)
     kind = "HfModel" if place == "checkpoint" else "ONNXModel"
     model = ModelConfig(type=kind, config={"model_path": str(copy / "model.onnx" if place == "file" else copy)})
     file = copy / ("model.safetensors" if place == "checkpoint" else "model.onnx.data")
-    weights, facts, engine = bytearray(file.read_bytes()), file.stat(), new_engine()()
+    weights, facts = bytearray(file.read_bytes()), file.stat()
     measuring = make(Measure()).config  # a pass that measures the model
     token = running.set(Run(model))
-    before = evaluate(engine, model, ours()), measuring.to_json()
+    before = measuring.to_json()
     weights[-1] ^= 1
     file.write_bytes(weights)
     os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
-    after = evaluate(engine, model, ours()), measuring.to_json()
+    after = measuring.to_json()
     running.reset(token)
-    assert after[0] == before[0] + 1
-    assert after[1].pop(FINGERPRINT) != before[1].pop(FINGERPRINT)
-    assert after[1] == before[1]
-
-
-@pytest.mark.parametrize("has_folder", [True, False])
-def test_report_of_a_known_evaluation_is_its_own_and_not_what_lies_in_the_folder(
-    has_folder: bool, model: ModelConfig, tmp_path: Path
-) -> None:
-    """Other settings write into the same folder, and a workflow's status is that of its last report."""
-    folder, engine = tmp_path / "reports", new_engine()()
-    settings = [ours(limit=limit, **({"output_dir": str(folder)} if has_folder else {})) for limit in (1, 2, 1)]
-    token = running.set(run := Run(model))
-    try:
-        assert [evaluate(engine, model, evaluator) for evaluator in settings] == [1, 2, 1]
-        assert [report.created for report in run.reports] == ["1", "2", "1"]
-        if has_folder:
-            written = folder / "input_model"
-            assert from_json((written / "report.json").read_text()).created == "1"
-            assert run.reports[-1].config == {"output_dir": str(written)}
-        shutil.rmtree(engine.cache.folder)
-        assert evaluate(engine, model, settings[0]) == 3, "numbers without their report"
-    finally:
-        running.reset(token)
-
-
-def test_same_evaluation_is_known_again_when_its_folders_exist_and_by_other_bounds(
-    model: ModelConfig, tmp_path: Path
-) -> None:
-    engine, places = new_engine()(), (str(tmp_path / "a"), "a")
-    evaluators = [ours(reference={"path": "owner/name", "records_dir": place}) for place in places]
-    assert [evaluate(engine, model, evaluator) for evaluator in evaluators] == [1, 1]
-    engine = new_engine()()
-    with pytest.raises(AttributeError):  # this fake's numbers are no MetricResult, so that only the key is of interest
-        evaluate(engine, model, ours(require=[STRICT]))
-    assert evaluate(engine, model, ours()) == 1
+    assert after.pop(FINGERPRINT) != before.pop(FINGERPRINT)
+    assert after == before
 
 
 def test_second_mending_changes_nothing(model: ModelConfig) -> None:
@@ -272,7 +230,7 @@ def test_process_of_a_python_environment_gets_a_script_that_imports_us(model: Mo
     evaluator, engine = ours(), new_engine()
     engine.target_config = Target("PythonEnvironment")
     engine(evaluator).run(model)
-    assert Path(evaluator.user_script).read_text().endswith("restore_run()\n")
+    assert "import olive_ext.workflow" in Path(evaluator.user_script).read_text()
 
 
 @pytest.mark.parametrize("makes_report", [True, False])
@@ -284,7 +242,7 @@ def test_report_of_a_python_environments_process_is_one_of_the_workflow(
     def process() -> str:
         token = running.set(None)
         monkeypatch.setenv("OLIVE_EXT_RUN", system.environ["OLIVE_EXT_RUN"])
-        restore_run()
+        register()  # as a user's own script does: the verdict of its process was lost
         there = running.get()
         running.reset(token)
         assert there is not None
@@ -342,6 +300,14 @@ def test_run_that_swallowed_our_failure_raises_it(model: ModelConfig) -> None:
     assert [outcome.gave_up for outcome in outcomes] == [True]
 
 
+def test_reference_that_changes_in_the_run_is_refused(model: ModelConfig, tmp_path: Path) -> None:
+    file = put_graph(put_tokenizer(tmp_path / "float") / "model.onnx")
+    kind, reference = new_engine(), str(file.parent)
+    kind.initialize = lambda self: file.write_bytes(b"another model")
+    with refused(MismatchError, "contradiction", "reference", reference, holds=str(file)):
+        kind(ours(reference=reference)).run(model)
+
+
 def test_metric_names_that_olive_made_paths_of_are_put_right(
     model: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,6 +354,11 @@ def test_mapping_of_a_model_path_is_what_olive_makes_of_it(
         engine = new_engine()(ours())
         engine.run(ModelConfig(type="HfModel", config={"model_path": path}))
         assert engine.input_model.config["model_path"] == plain
+
+
+def test_run_that_evaluates_nothing_is_refused(model: ModelConfig) -> None:
+    with refused(ConfigError, "contradiction", "evaluate_input_model", False):
+        new_engine()(ours()).run(model, evaluate_input_model=False)
 
 
 def test_run_without_our_types_is_left_alone() -> None:

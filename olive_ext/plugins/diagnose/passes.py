@@ -60,7 +60,7 @@ class OrtMending(ConfiguredPass):
     """Mends a quantized ONNX model against the float one: the package with its bill."""
 
     settings_type = MendingSettings
-    bounds_decide = True
+    makes_model = True
     _accepts_composite_model = True
 
     def _run_for_config(self, model: Any, config: Any, output_model_path: str) -> Any:

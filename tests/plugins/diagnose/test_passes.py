@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from olive.hardware.accelerator import DEFAULT_CPU_ACCELERATOR
-from olive.model import CompositeModelHandler, ONNXModelHandler
+from olive.model import CompositeModelHandler, ModelConfig, ONNXModelHandler
 from olive.workflows import run as olive_run
 
 import olive_ext
@@ -20,6 +20,7 @@ from olive_ext.check.recipe import mistakes
 from olive_ext.cli import main
 from olive_ext.plugins.diagnose.passes import OrtMending
 from olive_ext.workflow import register
+from olive_ext.workflow.current_run import Run, running
 from tests.exports import quickstart
 from tests.exports.media import media_export
 from tests.exports.quickstart import QUICKSTART
@@ -152,6 +153,13 @@ def test_olives_cache_tells_bounds_and_sizes_apart() -> None:
     assert key(require=[BOUND]) == key(require=[BOUND])
     assert key(require=[BOUND]) != key(require=[{**BOUND, "max": 1e-5}])
     assert key(at_most="1MB") != key(at_most="2MB")
+    of_runs = []
+    for _ in range(2):  # what tasks of one's own read may change
+        token = running.set(Run(ModelConfig(type="HfModel", config={"model_path": "m"})))
+        of_runs.append(key(require=[BOUND]))
+        assert key(require=[BOUND]) == of_runs[-1]
+        running.reset(token)
+    assert of_runs[0] != of_runs[1]
 
 
 ROOT = Path(__file__).resolve().parents[3]
