@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 
 def edited(source: Path, folder: Path, edit: Callable[[onnx.ModelProto], Any]) -> Path:
@@ -36,3 +36,25 @@ def change(tensor: onnx.TensorProto, function: Callable[[np.ndarray], np.ndarray
 def changed(source: Path, folder: Path, name: str, function: Callable[[np.ndarray], np.ndarray]) -> Path:
     """A copy of the package with the numbers of one initializer changed."""
     return edited(source, folder, lambda model: change(weight(model, name), function))
+
+
+def continue_wrongly(model: onnx.ModelProto, how: str = "") -> None:
+    """The graph of a model whose whole texts are right, and what follows them is not: `how` "in the cache alone" it is
+    the cache that is wrong, else the logits of steps of one token."""
+    nodes, make = model.graph.node, helper.make_node
+    if how == "in the cache alone":
+        made = {name: node for node in nodes for name in node.output if name.startswith("present.")}
+        for name, node in made.items():
+            node.output[[*node.output].index(name)] = f"{name}/right"
+            nodes.extend([make("Add", [f"{name}/right"] * 2, [name])])
+        return
+    node = next(node for node in nodes if node.output[0] == "logits")
+    node.output[0] = "right"
+    one = numpy_helper.from_array(np.array([1]), "one")
+    nodes.extend([
+        make("Constant", [], ["one"], value=one),
+        make("Shape", ["input_ids"], ["length"], start=1, end=2),
+        make("Equal", ["length", "one"], ["is_one"]),
+        make("Neg", ["right"], ["wrong"]),
+        make("Where", ["is_one", "wrong", "right"], ["logits"]),
+    ])  # fmt: skip

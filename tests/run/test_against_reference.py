@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 from collections import Counter
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -544,26 +544,7 @@ def test_a_model_that_only_continues_texts_wrongly_is_named_where_none_is_contin
 ) -> None:
     """Whole texts have the reference's numbers: the verdict was "no difference found"."""
 
-    def continue_wrongly(model: onnx.ModelProto) -> None:
-        nodes, make = model.graph.node, helper.make_node
-        if how == "in the cache alone":
-            made = {name: node for node in nodes for name in node.output if name.startswith("present.")}
-            for name, node in made.items():
-                node.output[[*node.output].index(name)] = f"{name}/right"
-                nodes.extend([make("Add", [f"{name}/right"] * 2, [name])])
-            return
-        node = next(node for node in nodes if node.output[0] == "logits")
-        node.output[0] = "right"
-        one = numpy_helper.from_array(np.array([1]), "one")
-        nodes.extend([
-            make("Constant", [], ["one"], value=one),
-            make("Shape", ["input_ids"], ["length"], start=1, end=2),
-            make("Equal", ["length", "one"], ["is_one"]),
-            make("Neg", ["right"], ["wrong"]),
-            make("Where", ["is_one", "wrong", "right"], ["logits"]),
-        ])  # fmt: skip
-
-    path = edited.edited(genai_export("llama"), tmp_path / "model", continue_wrongly)
+    path = edited.edited(genai_export("llama"), tmp_path / "model", partial(edited.continue_wrongly, how=how))
     report = answered(path, genai_export("llama"), folder, tmp_path, "out", tasks=["tiny_choice"])
     found, divergence = verdict(compared(report)), compared(report).overall_divergence()
     assert divergence is not None

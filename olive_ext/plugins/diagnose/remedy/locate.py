@@ -284,7 +284,7 @@ class Location:
         positions_N = np.asarray(positions, np.float64)[order]
         total = material.kl(targets, order)
         whole = variants.compared(self.model, [documents[number] for number in order])
-        damaged = self.pairing.damaged
+        damaged = variants.cache_damage | self.pairing.damaged
         entries = []
         for number, target in enumerate(targets):
             loss = race.estimate(number)

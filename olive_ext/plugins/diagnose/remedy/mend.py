@@ -16,7 +16,15 @@ import numpy as np
 
 from olive_ext.backends.progress import is_shown, say
 from olive_ext.config.base import takes
-from olive_ext.errors import ConfigError, MissingError, OliveExtError, RequirementError, RunError, named_failures
+from olive_ext.errors import (
+    ConfigError,
+    MissingError,
+    ModelError,
+    OliveExtError,
+    RequirementError,
+    RunError,
+    named_failures,
+)
 from olive_ext.model.files.content import size_on_disk
 from olive_ext.model.files.model_package import refuse_shared
 from olive_ext.model.files.package_config import real_path
@@ -132,6 +140,9 @@ class Mender:
         self.own_size = size_on_disk(location.model.files)
         self.choosing, self.held_out = split(material.documents, material.tasks)
         self._map = location.map(material.part(self.choosing))
+        for name, how in material.variants.cache_damage.items():
+            problem = f"'{self.model.name}' is damaged: {name} {how}; export it again: other weights do not mend that"
+            raise ModelError(problem, code="damaged")
         losses = {entry.name: entry.kl for entry in self._map.entries}
         kernels = self._map.kernels.mean if self._map.kernels.low > 0 else 0.0
         tables, damaged = location.tables, self._map.damaged

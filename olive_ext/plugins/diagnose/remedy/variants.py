@@ -33,6 +33,7 @@ from olive_ext.model.files.constants import plain_name
 from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, Matrix
 from olive_ext.records.journal import Journal
+from olive_ext.run.model_facts import damage_of
 from olive_ext.run.reference.observer import Observer, Scoring, score_generated
 from olive_ext.session import Session
 from olive_ext.session.answer_journal import deciding_facts
@@ -181,6 +182,10 @@ class Variants:
         self.facts = deciding_facts(self._session)
         """All that decides what `kl` gives besides targets and documents, JSON-ready."""
 
+        self.cache_damage: dict[str, str] = {}
+        """How the model that `compared` had last continues texts otherwise than whole ones, where the float one does
+        not: by `KV_CACHE`."""
+
         self._bound: frozenset[Target] = frozenset()
         self.alternatives: dict[Target, GraphWeights] = {}
         """Graphs with the numbers of targets that are not the quantized model's own."""
@@ -214,6 +219,7 @@ class Variants:
     def compared(self, model: ResolvedModel, documents: Sequence[Document]) -> Floats:
         """As `kl`, of another model, which is opened for it: the quantized one itself."""
         with open_model(model, self._records) as session:
+            self.cache_damage = damage_of(self.recorder.describe_execution(), session.describe_execution())
             outputs = [
                 (number, as_numbers(output.compared.kl))
                 for number, document in enumerate(asked(session, documents))

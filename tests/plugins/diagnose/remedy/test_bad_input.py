@@ -12,7 +12,9 @@ import pytest
 import olive_ext
 from olive_ext.errors import OliveExtError
 from olive_ext.plugins.diagnose.remedy.variants import Variants
+from olive_ext.report.comparison import KV_CACHE
 from tests.exports import genai_export, hf_model, quickstart
+from tests.exports.edited import continue_wrongly, edited
 from tests.refusals import refused
 
 WORK: dict[str, Any] = {"tasks": ["quickstart_choice"], "include_path": str(quickstart.TASKS), "limit": 4}
@@ -57,6 +59,18 @@ def test_map_is_not_put_into_the_models_own_folder(tmp_path: Path) -> None:
         with refused(OliveExtError, "wrong_value", "output_dir"):
             olive_ext.locate(package, reference=quickstart.exported(), **WORK, output_dir=place)
     assert sorted(package.iterdir()) == names
+
+
+def test_a_model_that_continues_wrongly_is_not_mended(tmp_path: Path) -> None:
+    """Whole texts keep the bound as it is: "handed on unchanged", and every answer was garbage."""
+    model = edited(quickstart.quantized(4, 128), tmp_path / "model", continue_wrongly)
+    reference = str(quickstart.exported())
+    assert KV_CACHE in olive_ext.locate(model, reference=reference, **WORK).damaged
+    with refused(OliveExtError, "damaged", holds=(KV_CACHE, "export it again")):
+        olive_ext.mend(
+            model, reference=reference, **{**WORK, "limit": 8}, within={"kl_mean": 9.0}, output_dir=tmp_path / "out"
+        )
+    assert not (tmp_path / "out").exists()
 
 
 def test_measurements_of_an_interrupted_map_are_taken_from_the_journal(
