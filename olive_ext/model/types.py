@@ -264,9 +264,6 @@ class DecoderSpec:
     is_kv_in_place: bool
     """Whether past and present may share one buffer."""
 
-    takes_one_row: bool = False
-    """Whether the graph's batch is fixed at one row."""
-
     states: tuple[StateTensor, ...] = ()
     embeddings: tuple[str, ...] = ()
     """Inputs that an embedding graph computes from the token ids."""
@@ -283,6 +280,9 @@ class DecoderSpec:
 
     choices: StepChoices = field(default_factory=StepChoices)
     """What of a step decides its numbers."""
+
+    takes_one_row: bool = False
+    """Whether the graph's batch is fixed at one row."""
 
     item_masks: ItemMasks = field(default_factory=ItemMasks)
     """In which layers the tokens of a picture see each other, as far as the graph shows it."""

@@ -115,7 +115,11 @@ def test_forecast_is_by_the_products_of_the_graph() -> None:
 
 def test_caches_of_a_device_that_is_gone_are_not_known() -> None:
     class Gone:
-        kind, runtime, spec = "onnx", SimpleNamespace(runs_graph=True), SimpleNamespace(context_length=8)
+        kind, runtime, spec = (
+            "onnx",
+            SimpleNamespace(runs_graph=True),
+            SimpleNamespace(context_length=8, is_paged=False, takes_one_row=False),
+        )
         settings = ModelSettings.of({"model": "m", "engine": {"num_slots": 2}})
         devices: Iterator[Any] = iter([Device("cuda")])
 
