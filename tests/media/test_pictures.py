@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 from scipy.io import wavfile
 from transformers import WhisperFeatureExtractor
 
@@ -110,6 +110,16 @@ def test_bad_picture_is_refused_in_one_line(given: Any, error: dict[str, Any]) -
         read_picture(given)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_truncated_file_is_refused_where_a_library_accepts_it(is_opened: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """lmms-eval sets this switch of PIL's for the whole process."""
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    content = _png(picture(0, 40, 40))[:600]
+    with refused(TaskError, "media"):
+        read_picture(Image.open(io.BytesIO(content)) if is_opened else content)
+    assert ImageFile.LOAD_TRUNCATED_IMAGES
 
 
 def test_thumbnail_is_a_small_jpeg_of_the_picture() -> None:
