@@ -28,7 +28,7 @@ if emulated.IS_EMULATED:
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's and BLAS's, in the processes that tests start as well
 os.environ.setdefault("OLIVE_EXT_ISOLATION", "none")  # tests that want a worker process say so
 
-settings.register_profile("quick", max_examples=60, deadline=None)
+settings.register_profile("quick", max_examples=40, deadline=None)
 settings.register_profile("thorough", max_examples=300, deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("quick")  # --hypothesis-profile=thorough: .ci/run
 

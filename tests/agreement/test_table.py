@@ -167,18 +167,8 @@ for name, products, mark in (
     if name in WHY:
         facts["scoring_head_reason"] = holds(WHY[name])
     add("late rows", name, "windows 40 150 8", 2e-6, facts=facts, against={"graph": "untouched"}, mark=mark)
-    plain = {"against": "plain", "mark": mark}
     atol = 3e-4 if name == "qwen3_5_text-mobius" else 2e-5
-    add("late rows", name, "windows 11 150 0", atol, facts=facts, **plain)
-    add(
-        "late rows",
-        name,
-        "windows 11 150 0",
-        atol,
-        [{"graph": "untouched"}],
-        facts={"scored_row_products": []},
-        **plain,
-    )
+    add("late rows", name, "windows 11 150 0", atol, facts=facts, against="plain", mark=mark)
 
 # Factors that a graph chooses for a whole step: every text has those of its own length, whatever stands beside it.
 LONGROPE = ["phi3_longrope-genai-0.14", "phi3_longrope-mobius"]
@@ -277,7 +267,8 @@ OVERLAPS = counts(lambda steps_overlapped, **_: steps_overlapped > 0)
 AHEAD = [{"num_slots": 16, "overlaps_steps": True}, {"num_slots": 9, "graph": "untouched", "overlaps_steps": True}]
 FIVE = {"num_slots": 1 + 4}
 add("suppressed", **SUPPRESSING, engines=[FIVE], against="generate")
-add("suppressed", **SUPPRESSING, engines=AHEAD, against="generate", facts=OVERLAPS)
+add("suppressed", **SUPPRESSING, engines=AHEAD[:1], against="generate", facts=OVERLAPS)
+add("suppressed", **SUPPRESSING, engines=AHEAD[1:], against="generate", facts=OVERLAPS, mark="long")
 add("suppressed", "whisper suppressing", "suppressed_scores", 1e-4, [FIVE, *AHEAD], flags=True)
 add("suppressed", "whisper checkpoint", "suppressed_searches 1", 1e-4, against="generate")
 
@@ -422,9 +413,10 @@ SHAPED = ["gemma3@", "llava@", "qwen2_5_vl@", "qwen2_5_vl@webgpu", "llava_clip@"
 WIDE = {"num_slots": 3, "chunk_size": 96, "encoder_batch_rows": 1}
 KNOWN = [{**WIDE, "strict_shapes": True}, {**WIDE, "strict_shapes": True, "encoder_batch_rows": 64}]
 MET: dict[str, Any] = {"against": WIDE, "provider": "cpu", "facts": {"encoder_shapes_late": 0}, "is_observed": True}
-for at, name in enumerate([*SHAPED, "gemma4_vl@", "gemma4_any@"]):
+for at, name in enumerate(SHAPED):
     for engine, mark in zip(KNOWN[:: 1 - 2 * (at % 2)], ("", "long"), strict=True):
         add("known shapes", name, "items_of_many_sizes", 1e-4, [engine], mark=mark, **MET)
+add("known shapes", (), "items_of_many_sizes", 1e-4, KNOWN, fetched=["gemma4_vl@", "gemma4_any@"], **MET)
 
 # An encoder's states are stacked for as many rows as there are slots.
 STACKED = {"encoder_shapes_late": 0, "encoder_shapes_warmed": lambda found: found >= 5}

@@ -176,7 +176,7 @@ def sampled(
 
 
 @pytest.mark.parametrize("bound", [0.05, 0.01, 0.004])
-@pytest.mark.parametrize("count", [6, 400, pytest.param(2000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [6, *(pytest.param(count, marks=pytest.mark.long) for count in (400, 2000))])
 def test_drawn_documents_are_not_greener_than_all_but_by_a_claim_that_is_true(count: int, bound: float) -> None:
     random, better, green, num_runs = np.random.default_rng(0), 0, 0, 20
     for seed in range(num_runs):

@@ -67,6 +67,7 @@ def _config(package: Path, **values: Any) -> EvaluationConfig:
     return EvaluationConfig.parse({**given, "bootstrap_iters": 0, "model": {"path": str(package)}, **values})
 
 
+@pytest.mark.long
 def test_quantized_encoder_shows_against_a_reference_resident_and_recorded(
     package: Path, other: Path, tmp_path: Path
 ) -> None:
@@ -212,6 +213,7 @@ def test_documents_whose_pictures_cannot_be_used_are_missing_and_the_others_are_
     assert values[0] == values[1]
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_number_of_pictures(package: Path, tmp_path: Path) -> None:
     """Requests name files of 750 kB of pixels each; prepared pixels and features are kept within their budgets."""
     files = []
@@ -318,7 +320,7 @@ def _asked(family: str, folder: Path) -> dict[str, Any]:
     "family",
     [
         "qwen2_5_vl",
-        "whisper",
+        pytest.param("whisper", marks=pytest.mark.long),
         pytest.param("qwen3_asr", marks=pytest.mark.long),
         pytest.param("gemma4_any", marks=pytest.mark.exporters),
     ],
@@ -399,6 +401,7 @@ def _answers(folder: Path) -> dict[tuple[str, int], Any]:
     return {("heard_choice", line["doc_id"]): [float(item[0][0]) for item in line["resps"]] for line in lines}
 
 
+@pytest.mark.long
 def test_answer_to_a_sound_of_several_windows_is_not_compared_and_named(tmp_path: Path) -> None:
     """Alone the model answers it; beside a reference its document is missing, with the reason."""
     package, checkpoint = _models("whisper")

@@ -254,6 +254,7 @@ def test_keys_that_a_kernel_gathers_are_counted() -> None:
     assert gathered_bytes(small, dict.fromkeys(caches, 256), KERNELS["cuda"]) == 0
 
 
+@pytest.mark.long
 def test_a_paged_export_is_tried_by_its_own_node() -> None:
     """One kind in two layers; with its attributes, packed queries, tables and bounds, and blocks of its caches."""
     proto = onnx.load(export("llama-genai-0.18-paged-cuda").path / "model.onnx", load_external_data=False)

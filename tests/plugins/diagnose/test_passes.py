@@ -85,6 +85,7 @@ def composite(package: Path, **more: Any) -> CompositeModelHandler:
     return CompositeModelHandler(parts, names, **more)
 
 
+@pytest.mark.long
 def test_composite_model_becomes_one_of_mended_components(tmp_path: Path) -> None:
     """Its components lie in folders that nothing but the handler names together; the tokenizer travels along."""
     package = vision_package(tmp_path / "package")

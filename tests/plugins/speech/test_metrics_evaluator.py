@@ -195,6 +195,7 @@ def judged(folder: Path, model: Path, sounds: Path, **settings: Any) -> dict[str
     return recipe(folder, {"type": "OnnxModel", "model_path": str(model)}, evaluator="e", **blocks)
 
 
+@pytest.mark.long
 def test_worse_model_is_compared_resumed_and_fails_its_gate(worse: Path, sounds: Path, tmp_path: Path) -> None:
     """Differences and flips are jiwer's on both models' transcripts; a second run takes these from the journal."""
     bounds = [{"task": "speech", "metric": "wer", "max": 0.2}]
