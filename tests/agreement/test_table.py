@@ -217,7 +217,7 @@ NEAR = {name: recipe for name, recipe in CATALOG.items() if recipe.family in FIR
 STEP_WIDE = [f"step-wide {form} {exporter}" for form, exporter in product(FORMS, ("mobius", "genai"))]
 STEP_WIDE = [name for name in STEP_WIDE if name.split()[1] not in ALIKE or name.endswith("mobius")]
 EVERY_RUN = (*LONGROPE, "step-wide largest_position mobius", "step-wide dynamic genai")
-for name, seed in [*product(EVERY_RUN, range(2)), *product((*NEAR, *STEP_WIDE), range(2, 12))]:
+for name, seed in [*product(EVERY_RUN, range(1)), *product((*NEAR, *STEP_WIDE), range(1, 12))]:
     types = (NEAR[name].dtype, NEAR[name].kv_dtype) if name in NEAR else ()
     add(
         *("lengths", name, f"near_lengths {seed}", max(2e-4, *(COMPUTED.get(one, 0) for one in ("", *types)))),
@@ -225,7 +225,7 @@ for name, seed in [*product(EVERY_RUN, range(2)), *product((*NEAR, *STEP_WIDE), 
         against="alone",
         order=1 + seed,
         may_be_refused=name in STEP_WIDE and name.split()[1] not in ALIKE,
-        mark="" if seed < 2 else "exporters",
+        mark="exporters" if seed else "",
         is_drawn=True,
         provider="cpu",
     )
@@ -269,7 +269,8 @@ FIVE = {"num_slots": 1 + 4}
 add("suppressed", **SUPPRESSING, engines=[FIVE], against="generate")
 add("suppressed", **SUPPRESSING, engines=AHEAD[:1], against="generate", facts=OVERLAPS)
 add("suppressed", **SUPPRESSING, engines=AHEAD[1:], against="generate", facts=OVERLAPS, mark="long")
-add("suppressed", "whisper suppressing", "suppressed_scores", 1e-4, [FIVE, *AHEAD], flags=True)
+add("suppressed", "whisper suppressing", "suppressed_scores", 1e-4, [FIVE], flags=True)
+add("suppressed", "whisper suppressing", "suppressed_scores", 1e-4, AHEAD, flags=True, mark="long")
 add("suppressed", "whisper checkpoint", "suppressed_searches 1", 1e-4, against="generate")
 
 # What each passes its decoder differs: cross-attention KV by the encoder (the builder), by a decoder without a past or
@@ -300,9 +301,10 @@ for seed in range(8):
 CHECKPOINTS = {"checkpoint llama": "tree", "checkpoint mistral": "rows", "checkpoint mamba": "rows"}
 for name, scoring in CHECKPOINTS.items():
     facts = {"scoring": scoring}
-    add(
-        "checkpoints", name, "windows 25 60 6", 2e-4, [{"chunk_size": 5}, {}], against="itself", flags=True, facts=facts
-    )
+    for engine, mark in (({}, ""), ({"chunk_size": 5}, "" if scoring == "tree" else "long")):
+        add(
+            "checkpoints", name, "windows 25 60 6", 2e-4, [engine], against="itself", flags=True, facts=facts, mark=mark
+        )
 ONCE = {**shares(1), "tokens_replayed": 0}
 add("checkpoints", "checkpoint llama", "windows 25 60 0", 2e-4, against="itself", facts=ONCE)
 

@@ -262,7 +262,7 @@ def test_long_sound_has_windows_of_30_seconds(tmp_path: Path) -> None:
     np.testing.assert_array_equal(windows[1], alone[0])
 
 
-@pytest.mark.parametrize("mels", [80, 128])
+@pytest.mark.parametrize("mels", [80, pytest.param(128, marks=pytest.mark.long)])
 def test_short_sound_has_the_bits_of_one_that_is_padded_to_30_seconds(tmp_path: Path, mels: int) -> None:
     extractor = WhisperFeatureExtractor(feature_size=mels)
     processor = _processor(tmp_path, TensorSpec("audio_features", 1, ("batch", mels, 3000)))

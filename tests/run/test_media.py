@@ -85,6 +85,7 @@ def test_quantized_encoder_shows_against_a_reference_resident_and_recorded(
     assert max(kl) < 1e-6
 
 
+@pytest.mark.long
 def test_what_no_picture_reached_is_said_and_its_constants_are_compared(
     package: Path, other: Path, tmp_path: Path
 ) -> None:
@@ -360,6 +361,7 @@ def test_second_run_takes_every_answer_from_the_journal_and_encodes_nothing(
     assert metrics[0] == metrics[1]
 
 
+@pytest.mark.long
 def test_checkpoint_is_evaluated_against_an_export(tmp_path: Path) -> None:
     package, checkpoint = _models("whisper")
     tasks = _write_tasks(tmp_path / "tasks", "whisper", [1, 2])

@@ -115,6 +115,7 @@ def loss_map(**changes: Any) -> dict[str, Any]:
     return {"passes": {"map": {"type": "OrtLossMap", **KEYS, "top": 2, **changes}}}
 
 
+@pytest.mark.long
 def test_loss_map_lies_beside_the_model_that_is_handed_on(tmp_path: Path) -> None:
     register()
     olive_run(recipe(tmp_path, quantized(), **loss_map()))

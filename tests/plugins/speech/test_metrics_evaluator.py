@@ -254,6 +254,7 @@ def seen(vision: ONNXModelHandler, pictures: Path, folder: Path) -> dict[str, An
     return measured(vision, *metrics, *others, output_dir=str(folder / "r"))
 
 
+@pytest.mark.long
 def test_scores_of_pictures_are_olives_functions_of_the_answers(
     seen: dict[str, Any], vision: ONNXModelHandler, pictures: Path
 ) -> None:

@@ -59,6 +59,7 @@ def test_map_is_not_put_into_the_models_own_folder(tmp_path: Path) -> None:
     assert sorted(package.iterdir()) == names
 
 
+@pytest.mark.long
 def test_measurements_of_an_interrupted_map_are_taken_from_the_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

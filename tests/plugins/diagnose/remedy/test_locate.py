@@ -40,6 +40,7 @@ def whole() -> LossMap:
     return located(quickstart.quantized(4, 128), top=3)
 
 
+@pytest.mark.long
 def test_all_products_are_measured_and_nearly_add_up_in_the_map_that_is_written(whole: LossMap, tmp_path: Path) -> None:
     assert len(whole.entries) == 21
     assert not whole.unpaired

@@ -124,6 +124,7 @@ def test_command_mends_a_variant_of_a_model_package_in_its_place_and_prints_the_
     assert model_digest(locate_files(output, variant="one")) == model_digest(locate_files(root, variant="one"))
 
 
+@pytest.mark.long
 def test_size_is_kept_and_used(tmp_path: Path) -> None:
     size = 1_250_000
     bill = mend(tmp_path / "mended", at_most="1.25MB", **FEW)
