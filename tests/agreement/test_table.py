@@ -152,9 +152,9 @@ WHY["llama-genai-0.18-int4"] = "rounding of activations"
 # plain passes, from which steps of other lengths round otherwise.
 for name, products, mark in (
     ("llama-genai-0.18", 4, ""),
-    ("qwen3-genai-0.14", 4, ""),
+    ("qwen3-genai-0.14", 4, "long"),
     ("gemma3_text-genai-0.18", 4, ""),
-    ("phi3-genai-0.18", 4, ""),
+    ("phi3-genai-0.18", 4, "long"),
     ("llama-mobius", 4, ""),
     ("gemma4_text-mobius", 6, "long"),  # two of them around per-layer embeddings
     ("gpt2-mobius", 3, ""),

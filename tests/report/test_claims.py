@@ -139,7 +139,8 @@ def test_every_status_has_a_colour_and_an_exit_status() -> None:
     assert set(TONES.values()) <= set(COLOURS)
 
 
-@pytest.mark.parametrize("kl", [0.095, pytest.param(0.12, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kl", [0.095, 0.12])
 def test_distances_of_drawn_documents_are_not_greener_than_those_of_all(kl: float) -> None:
     """A tenth of the documents has all of the distance, and no answer is another one."""
     random, count, green = np.random.default_rng(0), 1000, 0

@@ -344,7 +344,8 @@ def test_export_is_compared_with_its_checkpoint_resident_and_recorded(family: st
 
 
 @pytest.mark.parametrize(
-    ("family", "counted", "number"), [("", "images_encoded", NUM_DOCUMENTS), ("whisper", "encoder_runs", 2)]
+    ("family", "counted", "number"),
+    [("", "images_encoded", NUM_DOCUMENTS), pytest.param("whisper", "encoder_runs", 2, marks=pytest.mark.long)],
 )
 def test_second_run_takes_every_answer_from_the_journal_and_encodes_nothing(
     family: str, counted: str, number: int, package: Path, tmp_path: Path
@@ -370,7 +371,8 @@ def test_checkpoint_is_evaluated_against_an_export(tmp_path: Path) -> None:
 
 
 # Gemma 4's features of so loud a sound are finite.
-@pytest.mark.parametrize("family", [pytest.param("whisper", marks=pytest.mark.long), "qwen3_asr"])
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["whisper", "qwen3_asr"])
 def test_unreadable_sounds_cost_their_documents_alone(family: str, tmp_path: Path) -> None:
     """Lists and arrays, of which one is out of any range: the others have the numbers that they have without it."""
     package, checkpoint = _models(family)
