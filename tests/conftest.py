@@ -8,6 +8,8 @@ import hashlib
 import os
 import random
 import subprocess
+import zlib
+from collections import Counter
 from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +30,7 @@ if emulated.IS_EMULATED:
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's and BLAS's, in the processes that tests start as well
 os.environ.setdefault("OLIVE_EXT_ISOLATION", "none")  # tests that want a worker process say so
 
-settings.register_profile("quick", max_examples=60, deadline=None)
+settings.register_profile("quick", max_examples=40, deadline=None)
 settings.register_profile("thorough", max_examples=300, deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("quick")  # --hypothesis-profile=thorough: .ci/run
 
@@ -42,22 +44,40 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sample", metavar="SEED", help="of each selected test one case alone, drawn by SEED")
+    parser.addoption("--seventh", metavar="DATE", help="of the selected tests those of DATE: each has one day in seven")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Draws the sample of what `-m` and `-k` leave, one case of each test, and of each group of a table whose cases'
-    names begin with "GROUP: ". What is drawn of a test does not depend on the others."""
-    if (seed := config.getoption("--sample")) is None:
-        return
+    """Draws the sample of what `-m` and `-k` leave. What is drawn of a file does not depend on the others."""
+    seed, date = config.getoption("--sample"), config.getoption("--seventh")
+    drawn = set(items) if seed is None else one_of_each(items, seed)
+    if date is not None:
+        drawn &= those_of_the_day(items, datetime.fromisoformat(date).toordinal())
+    config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
+    items[:] = [item for item in items if item in drawn]
+
+
+def one_of_each(items: list[pytest.Item], seed: str) -> set[pytest.Item]:
+    """One case of each test, and of each group of a table whose cases' names begin with "GROUP: "."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         test, _, case = item.nodeid.partition("[")
         group, colon, _ = case.partition(": ")
         cases.setdefault(f"{test}[{group}" if colon else test, []).append(item)
-    drawn = {random.Random(f"{seed} {test}").choice(of_test) for test, of_test in cases.items()}
-    config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
-    items[:] = [item for item in items if item in drawn]
+    return {random.Random(f"{seed} {test}").choice(of_test) for test, of_test in cases.items()}
+
+
+def those_of_the_day(items: list[pytest.Item], day: int) -> set[pytest.Item]:
+    """Those of one day in seven. A test's cases are on days one after the other, and the first cases of a file's tests
+    on one day, because they share what the file prepares."""
+    drawn, cases = set(), Counter[str]()
+    for item in items:
+        file, test = item.nodeid.partition("::")[0], item.nodeid.partition("[")[0]
+        if (zlib.crc32(file.encode()) + cases[test] - day) % 7 == 0:
+            drawn.add(item)
+        cases[test] += 1
+    return drawn
 
 
 @pytest.hookimpl(trylast=True)

@@ -3,11 +3,13 @@
 `python -m tests.export_maker MODULE ...` imports the modules that are installed, reads a line of JSON for each run
 ({"arguments": ["-m", MODULE, ...], "log": FILE}, with a file for "errors" alone, a "folder" and an "environment" where
 these are not its own) and answers with a line that is its exit status. Arguments begin with -m MODULE, -c TEXT or FILE.
-It ends with its input.
+Runs with a "path", folders before what is installed, and "imported" modules are forks of a fork that has imported these
+from there. It ends with its input.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -15,9 +17,46 @@ import runpy
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+
+@functools.cache
+def branch(path: tuple[str, ...], imported: tuple[str, ...]) -> tuple[TextIO, TextIO]:
+    """Requests to a fork of this process with these folders on its path and these modules imported, and its answers."""
+    (read_requests, write_requests), (read_answers, write_answers) = os.pipe(), os.pipe()
+    if not os.fork():
+        os.close(write_requests)  # else it would wait for its own requests
+        sys.path[:0] = path
+        os.environ["PYTHONPATH"] = os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")])
+        import_installed(imported)
+        serve(os.fdopen(read_requests), os.fdopen(write_answers, "w"))
+        os._exit(0)
+    os.close(read_requests)
+    os.close(write_answers)
+    return os.fdopen(write_requests, "w"), os.fdopen(read_answers)
+
+
+def serve(requests: TextIO, answers: TextIO) -> None:
+    """Runs what each line asks for."""
+    run = forked if hasattr(os, "fork") else started
+    for line in requests:
+        given = json.loads(line)
+        if "imported" in given and run is forked:
+            to_branch, from_branch = branch(tuple(given.pop("path")), tuple(given.pop("imported")))
+            print(json.dumps(given), file=to_branch, flush=True)
+            status = int(from_branch.readline())
+        else:
+            status = run(given)
+        print(status, file=answers, flush=True)
+
+
+def import_installed(names: Iterable[str]) -> None:
+    for name in names:
+        with suppress(Exception):  # not installed on this path, or not for its release of transformers
+            importlib.import_module(name)
 
 
 def forked(given: dict[str, Any]) -> int:
@@ -57,6 +96,7 @@ def _run(first: str, *rest: str) -> int:
 def started(given: dict[str, Any]) -> int:
     """Where a process cannot be forked."""
     environment = {**os.environ, **given.get("environment", {})}
+    environment["PYTHONPATH"] = os.pathsep.join([*given.get("path", ()), environment.get("PYTHONPATH", "")])
     with Path(given["log"]).open("wb") as log:
         command = [sys.executable, *given["arguments"]]
         place = given.get("folder")
@@ -64,9 +104,5 @@ def started(given: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        with suppress(Exception):  # not installed on this path, or not for its release of transformers
-            importlib.import_module(name)
-    for line in sys.stdin:
-        sys.stdout.write(f"{(forked if hasattr(os, 'fork') else started)(json.loads(line))}\n")
-        sys.stdout.flush()
+    import_installed(sys.argv[1:])
+    serve(sys.stdin, sys.stdout)

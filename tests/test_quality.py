@@ -10,9 +10,12 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import those_of_the_day
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "olive_ext"
@@ -33,6 +36,12 @@ def test_check_passes(arguments: list[str]) -> None:
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
     done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_test_has_one_day_in_seven(request: pytest.FixtureRequest) -> None:
+    items = request.session.items
+    drawn = Counter(item for day in range(7) for item in those_of_the_day(items, day))
+    assert drawn == Counter(items)
 
 
 def test_modules_stay_within_600_lines() -> None:

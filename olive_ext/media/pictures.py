@@ -7,8 +7,9 @@ import binascii
 import hashlib
 import io
 import json
-from collections.abc import Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -46,7 +47,24 @@ LARGEST_RATIO = 200
 """The largest ratio of the sides, as in transformers' processor of Qwen2-VL. Other processors enlarge the shorter side
 in proportion, so that a longer picture could take any amount of memory."""
 
+_SWITCH = threading.Lock()
+"""Held while PIL's switch is another than the process has set."""
 
+
+@contextmanager
+def _truncated_refused() -> Iterator[None]:
+    """PIL refuses files that end early, although a library may have told it not to: lmms-eval does when imported."""
+    from PIL import ImageFile
+
+    with _SWITCH:
+        set_by_process, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
+        try:
+            yield
+        finally:
+            ImageFile.LOAD_TRUNCATED_IMAGES = set_by_process
+
+
+@_truncated_refused()
 def read_picture(raw: RawMedia) -> Image.Image:
     """The picture upright and in RGB. Raises `MediaError` for what is not a picture, or is beyond the bounds above."""
     from PIL import Image, ImageOps, UnidentifiedImageError

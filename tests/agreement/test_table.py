@@ -152,9 +152,9 @@ WHY["llama-genai-0.18-int4"] = "rounding of activations"
 # plain passes, from which steps of other lengths round otherwise.
 for name, products, mark in (
     ("llama-genai-0.18", 4, ""),
-    ("qwen3-genai-0.14", 4, ""),
+    ("qwen3-genai-0.14", 4, "long"),
     ("gemma3_text-genai-0.18", 4, ""),
-    ("phi3-genai-0.18", 4, ""),
+    ("phi3-genai-0.18", 4, "long"),
     ("llama-mobius", 4, ""),
     ("gemma4_text-mobius", 6, "long"),  # two of them around per-layer embeddings
     ("gpt2-mobius", 3, ""),
@@ -167,18 +167,8 @@ for name, products, mark in (
     if name in WHY:
         facts["scoring_head_reason"] = holds(WHY[name])
     add("late rows", name, "windows 40 150 8", 2e-6, facts=facts, against={"graph": "untouched"}, mark=mark)
-    plain = {"against": "plain", "mark": mark}
     atol = 3e-4 if name == "qwen3_5_text-mobius" else 2e-5
-    add("late rows", name, "windows 11 150 0", atol, facts=facts, **plain)
-    add(
-        "late rows",
-        name,
-        "windows 11 150 0",
-        atol,
-        [{"graph": "untouched"}],
-        facts={"scored_row_products": []},
-        **plain,
-    )
+    add("late rows", name, "windows 11 150 0", atol, facts=facts, against="plain", mark=mark)
 
 # Factors that a graph chooses for a whole step: every text has those of its own length, whatever stands beside it.
 LONGROPE = ["phi3_longrope-genai-0.14", "phi3_longrope-mobius"]
@@ -227,7 +217,7 @@ NEAR = {name: recipe for name, recipe in CATALOG.items() if recipe.family in FIR
 STEP_WIDE = [f"step-wide {form} {exporter}" for form, exporter in product(FORMS, ("mobius", "genai"))]
 STEP_WIDE = [name for name in STEP_WIDE if name.split()[1] not in ALIKE or name.endswith("mobius")]
 EVERY_RUN = (*LONGROPE, "step-wide largest_position mobius", "step-wide dynamic genai")
-for name, seed in [*product(EVERY_RUN, range(2)), *product((*NEAR, *STEP_WIDE), range(2, 12))]:
+for name, seed in [*product(EVERY_RUN, range(1)), *product((*NEAR, *STEP_WIDE), range(1, 12))]:
     types = (NEAR[name].dtype, NEAR[name].kv_dtype) if name in NEAR else ()
     add(
         *("lengths", name, f"near_lengths {seed}", max(2e-4, *(COMPUTED.get(one, 0) for one in ("", *types)))),
@@ -235,7 +225,7 @@ for name, seed in [*product(EVERY_RUN, range(2)), *product((*NEAR, *STEP_WIDE), 
         against="alone",
         order=1 + seed,
         may_be_refused=name in STEP_WIDE and name.split()[1] not in ALIKE,
-        mark="" if seed < 2 else "exporters",
+        mark="exporters" if seed else "",
         is_drawn=True,
         provider="cpu",
     )
@@ -277,8 +267,10 @@ OVERLAPS = counts(lambda steps_overlapped, **_: steps_overlapped > 0)
 AHEAD = [{"num_slots": 16, "overlaps_steps": True}, {"num_slots": 9, "graph": "untouched", "overlaps_steps": True}]
 FIVE = {"num_slots": 1 + 4}
 add("suppressed", **SUPPRESSING, engines=[FIVE], against="generate")
-add("suppressed", **SUPPRESSING, engines=AHEAD, against="generate", facts=OVERLAPS)
-add("suppressed", "whisper suppressing", "suppressed_scores", 1e-4, [FIVE, *AHEAD], flags=True)
+add("suppressed", **SUPPRESSING, engines=AHEAD[:1], against="generate", facts=OVERLAPS)
+add("suppressed", **SUPPRESSING, engines=AHEAD[1:], against="generate", facts=OVERLAPS, mark="long")
+add("suppressed", "whisper suppressing", "suppressed_scores", 1e-4, [FIVE], flags=True)
+add("suppressed", "whisper suppressing", "suppressed_scores", 1e-4, AHEAD, flags=True, mark="long")
 add("suppressed", "whisper checkpoint", "suppressed_searches 1", 1e-4, against="generate")
 
 # What each passes its decoder differs: cross-attention KV by the encoder (the builder), by a decoder without a past or
@@ -309,9 +301,10 @@ for seed in range(8):
 CHECKPOINTS = {"checkpoint llama": "tree", "checkpoint mistral": "rows", "checkpoint mamba": "rows"}
 for name, scoring in CHECKPOINTS.items():
     facts = {"scoring": scoring}
-    add(
-        "checkpoints", name, "windows 25 60 6", 2e-4, [{"chunk_size": 5}, {}], against="itself", flags=True, facts=facts
-    )
+    for engine, mark in (({}, ""), ({"chunk_size": 5}, "" if scoring == "tree" else "long")):
+        add(
+            "checkpoints", name, "windows 25 60 6", 2e-4, [engine], against="itself", flags=True, facts=facts, mark=mark
+        )
 ONCE = {**shares(1), "tokens_replayed": 0}
 add("checkpoints", "checkpoint llama", "windows 25 60 0", 2e-4, against="itself", facts=ONCE)
 
@@ -422,9 +415,10 @@ SHAPED = ["gemma3@", "llava@", "qwen2_5_vl@", "qwen2_5_vl@webgpu", "llava_clip@"
 WIDE = {"num_slots": 3, "chunk_size": 96, "encoder_batch_rows": 1}
 KNOWN = [{**WIDE, "strict_shapes": True}, {**WIDE, "strict_shapes": True, "encoder_batch_rows": 64}]
 MET: dict[str, Any] = {"against": WIDE, "provider": "cpu", "facts": {"encoder_shapes_late": 0}, "is_observed": True}
-for at, name in enumerate([*SHAPED, "gemma4_vl@", "gemma4_any@"]):
+for at, name in enumerate(SHAPED):
     for engine, mark in zip(KNOWN[:: 1 - 2 * (at % 2)], ("", "long"), strict=True):
         add("known shapes", name, "items_of_many_sizes", 1e-4, [engine], mark=mark, **MET)
+add("known shapes", (), "items_of_many_sizes", 1e-4, KNOWN, fetched=["gemma4_vl@", "gemma4_any@"], **MET)
 
 # An encoder's states are stacked for as many rows as there are slots.
 STACKED = {"encoder_shapes_late": 0, "encoder_shapes_warmed": lambda found: found >= 5}

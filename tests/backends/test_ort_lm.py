@@ -305,7 +305,7 @@ GEN_KWARGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("has_bos", [True, False])
+@pytest.mark.parametrize("has_bos", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_greedy_generations_are_hflms(has_bos: bool) -> None:
     rng = random.Random(3)
     asked = [(text(rng, 1, 40), kwargs) for kwargs in GEN_KWARGS for _ in range(8)]

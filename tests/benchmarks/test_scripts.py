@@ -87,6 +87,7 @@ def test_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     assert "| tiny-fp32 | hf (batch 4) |" in (tmp_path / "table.md").read_text()
 
 
+@pytest.mark.long
 def test_first_minutes_on_a_gpu_are_tried_on_a_cpu(tmp_path: Path) -> None:
     """A part with numbers, one on a package whose weights are made there, one without a package."""
     sys.path.insert(0, str(SCRIPTS))
@@ -106,6 +107,7 @@ def test_first_minutes_on_a_gpu_are_tried_on_a_cpu(tmp_path: Path) -> None:
     assert int4["not run"] == "no package llama-3.2-1b/int4"
 
 
+@pytest.mark.long
 def test_cost_of_a_comparison_is_measured_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     import comparison_cost as script

@@ -80,6 +80,7 @@ def test_check_from_python_is_the_commands(folder: Path, capsys: pytest.CaptureF
 SHOWS = "import sys; from olive_ext.run.models import Models; print(Models(None).progress, Models(None, True).progress)"
 
 
+@pytest.mark.long
 def test_progress_is_shown_on_a_terminal_where_nobody_says_otherwise() -> None:
     ours, theirs = os.openpty()
     for stderr, shown in ((theirs, "True True\n"), (subprocess.DEVNULL, "False True\n")):

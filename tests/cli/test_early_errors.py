@@ -44,7 +44,7 @@ OF_RECIPE = ("run --config recipe.json", {"input_model": {"type": "HfModel", "mo
 @pytest.mark.parametrize(
     ("hub", "reason", "given"),
     [
-        ("silent", "127.0.0.1 1", [f"evaluate {NAME} TASKS"]),
+        pytest.param("silent", "127.0.0.1 1", [f"evaluate {NAME} TASKS"], marks=pytest.mark.long),
         ("refusing", "refused", [f"evaluate MODEL TASKS --reference {NAME}", OF_RECIPE]),
         ("offline", "HF_HUB_OFFLINE", [f"evaluate MODEL TASKS --set tokenizer={NAME}"]),
     ],

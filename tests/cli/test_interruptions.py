@@ -141,10 +141,10 @@ def _run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("script", "status"),
     [
-        ("olive-ext schema >&-", 0),
+        pytest.param("olive-ext schema >&-", 0, marks=pytest.mark.long),
         ("olive-ext schema <&- >&- 2>&-", 0),
         ("olive-ext schema nothing 2>&-", 2),
-        ("olive-ext schema nothing 2>/dev/full", 2),
+        pytest.param("olive-ext schema nothing 2>/dev/full", 2, marks=pytest.mark.long),
         ("olive-ext schema 2>&1 | head -1; exit ${PIPESTATUS[0]}", 0),
         ("olive-ext schema nothing 2>&1 | true; exit ${PIPESTATUS[0]}", 2),
     ],

@@ -148,13 +148,15 @@ ROADS: dict[str, tuple[Callable[[Path], list[str]], set[str]]] = {
 """Command lines, and for which types of model they are refused: transformers have the classes of the known one."""
 
 
-EXPORTS_AGAIN = pytest.mark.long  # as "model", seconds of the processor each
+EXPORTS_AGAIN = (("model", KNOWN), ("reference", KNOWN), ("reference", UNKNOWN))
+"""Seconds of the processor each."""
+
 CASES = [(road, model_type) for road in ROADS for model_type in (KNOWN, UNKNOWN)]
 
 
 @pytest.mark.parametrize(
     ("road", "model_type"),
-    [pytest.param(*case, marks=EXPORTS_AGAIN if case[0] == "reference" else ()) for case in CASES],
+    [pytest.param(*case, marks=pytest.mark.long if case in EXPORTS_AGAIN else ()) for case in CASES],
 )
 def test_python_named_by_a_models_files(
     road: str, model_type: str, hf: Path, tasks: list[str], ran: Path, capsys: pytest.CaptureFixture[str]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnxruntime as ort
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
@@ -335,7 +335,6 @@ def _feed(store: ReturnedKv, session: ort.InferenceSession, rows: list[Row], has
 CONTENT: list[list[int]] = []
 
 
-@settings(max_examples=60, deadline=None)
 @given(has_state=st.booleans(), data=st.data())
 def test_slots_hold_what_was_fed_to_each(has_state: bool, data: st.DataObject) -> None:
     store, session = _store(has_state)

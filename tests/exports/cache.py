@@ -117,7 +117,9 @@ def run_forked(arguments: Sequence[str], **_: object) -> subprocess.CompletedPro
 
 def _forked(request: dict[str, object], path: tuple[str, ...]) -> tuple[int, str]:
     """The exit status, and what was printed."""
-    maker = _maker(path)
+    is_other_base = any(Path(folder, "transformers").is_dir() for folder in path)
+    maker = _maker(path if is_other_base else ())
+    request = {**request, "path": () if is_other_base else path, "imported": EXPORTERS}
     assert maker.stdin is not None
     assert maker.stdout is not None
     with tempfile.TemporaryDirectory() as scratch:
@@ -128,9 +130,11 @@ def _forked(request: dict[str, object], path: tuple[str, ...]) -> tuple[int, str
         return status, log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
 
 
-IMPORTED = ("torch", "onnxruntime", "tests.exports", "transformers.models.llama.modeling_llama")
-IMPORTED += ("onnxruntime_genai.models.builders", "mobius")
+IMPORTED = ("torch", "onnxruntime", "onnxscript", "tests.exports", "transformers.models.llama.modeling_llama")
 """What exporters import, and with it what every model of transformers imports."""
+
+EXPORTERS = ("onnxruntime_genai.models.builders", "mobius")
+"""What is imported for each path."""
 
 
 @functools.cache

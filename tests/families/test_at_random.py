@@ -200,7 +200,7 @@ IN_DEFAULT_RUN = ("qwen2_5_vl", "llava_clip", "qwen3_asr")
 def _mark(name: str, seed: int) -> Any:
     if name not in IN_DEFAULT_RUN or seed >= 12:
         return pytest.mark.exporters
-    return pytest.mark.long if seed > 1 else ()
+    return pytest.mark.long if seed else ()
 
 
 SEEDS = [pytest.param(name, seed, marks=_mark(name, seed)) for name in FAMILIES for seed in range(30)]

@@ -111,6 +111,7 @@ def test_message_with_other_sound_than_is_needed_is_refused(
         session.generate([GenerationRequest([{"role": "user", "content": [part]}], audio=[b"RIFF"] * audio)])
 
 
+@pytest.mark.long
 def test_task_of_speech_has_a_word_error_rate(package: Path) -> None:
     pytest.importorskip("jiwer")
     with OrtLM(str(package)) as lm:

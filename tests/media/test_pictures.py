@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 from scipy.io import wavfile
 from transformers import WhisperFeatureExtractor
 
@@ -110,6 +110,16 @@ def test_bad_picture_is_refused_in_one_line(given: Any, error: dict[str, Any]) -
         read_picture(given)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_truncated_file_is_refused_where_a_library_accepts_it(is_opened: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """lmms-eval sets this switch of PIL's for the whole process."""
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    content = _png(picture(0, 40, 40))[:600]
+    with refused(TaskError, "media"):
+        read_picture(Image.open(io.BytesIO(content)) if is_opened else content)
+    assert ImageFile.LOAD_TRUNCATED_IMAGES
 
 
 def test_thumbnail_is_a_small_jpeg_of_the_picture() -> None:
@@ -252,7 +262,7 @@ def test_long_sound_has_windows_of_30_seconds(tmp_path: Path) -> None:
     np.testing.assert_array_equal(windows[1], alone[0])
 
 
-@pytest.mark.parametrize("mels", [80, 128])
+@pytest.mark.parametrize("mels", [80, pytest.param(128, marks=pytest.mark.long)])
 def test_short_sound_has_the_bits_of_one_that_is_padded_to_30_seconds(tmp_path: Path, mels: int) -> None:
     extractor = WhisperFeatureExtractor(feature_size=mels)
     processor = _processor(tmp_path, TensorSpec("audio_features", 1, ("batch", mels, 3000)))

@@ -4,9 +4,9 @@ runs that know nothing of each other, give them."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,12 @@ RESIDENT = "int4 of 128"
 """Beside the float graph, which is itself beside the Hugging Face model; the others are compared with its record."""
 
 pytestmark = pytest.mark.usefixtures("forked_exports")
+
+
+def some(names: Iterable[str]) -> list[Any]:
+    """One resident and one recorded comparison for every run, the others long."""
+    return [pytest.param(name, marks=() if name in (RESIDENT, "int4 of 32") else pytest.mark.long) for name in names]
+
 
 Logprobs = Callable[[list[int]], np.ndarray]
 """Token ids to log-probabilities of the next token, [positions, vocabulary]."""
@@ -71,18 +77,31 @@ def recorded(model: Path, reference: Path, out: Path, **settings: Any) -> Report
     return evaluated(model, reference=given, **settings)
 
 
+def log(folder: Path) -> dict[str, Any]:
+    """Settings of a log of every document."""
+    return {"sample_log_num": NUM_DOCUMENTS, "output_dir": str(folder)}
+
+
 @pytest.fixture(scope="module")
-def reports(models: dict[str, Path], out: Path) -> dict[str, Report]:
-    """With the log of every document beside those of quantized models, and beside one of the float graph alone."""
-    logged = {name: {"sample_log_num": NUM_DOCUMENTS, "output_dir": str(out / name)} for name in [*QUANTIZED, "alone"]}
-    evaluated(models["float"], **logged["alone"])
-    found = {"float": beside(models["float"], MODEL, tasks=[TASK])}
-    for name in QUANTIZED:
+def alone(models: dict[str, Path], out: Path) -> Path:
+    """The log of the float graph alone."""
+    evaluated(models["float"], **log(out / "alone"))
+    return out / "alone"
+
+
+@pytest.fixture(scope="module")
+def report_of(models: dict[str, Path], out: Path) -> Callable[[str], Report]:
+    """The report of a model by name, with a log beside those of quantized ones."""
+
+    @cache
+    def made(name: str) -> Report:
+        if name == "float":
+            return beside(models["float"], MODEL, tasks=[TASK])
         if name == RESIDENT:
-            found[name] = beside(models[name], models["float"], **logged[name])
-        else:
-            found[name] = recorded(models[name], models["float"], out, **logged[name])
-    return found
+            return beside(models[name], models["float"], **log(out / name))
+        return recorded(models[name], models["float"], out, **log(out / name))
+
+    return made
 
 
 @dataclass(frozen=True)
@@ -117,11 +136,15 @@ def plain(reference: Logprobs, candidate: Logprobs) -> Plain:
     return Plain(np.concatenate(positions), np.array(right))
 
 
-@pytest.fixture(scope="module")
-def brute(models: dict[str, Path]) -> dict[str, Plain]:
-    kept = lru_cache(maxsize=None)(lambda tokens: causal(MODEL).logprobs(tokens))
-    graphs = {name: references.Plain(Export(name, path, MODEL, "quickstart")) for name, path in models.items()}
-    return {name: plain(lambda tokens: kept(tuple(tokens)), graph.logprobs) for name, graph in graphs.items()}
+@cache
+def of_checkpoint(tokens: tuple[int, ...]) -> np.ndarray:
+    """The checkpoint's log-probabilities, which every model is held against."""
+    return causal(MODEL).logprobs(tokens)
+
+
+def brute(name: str, path: Path) -> Plain:
+    graph = references.Plain(Export(name, path, MODEL, "quickstart"))
+    return plain(lambda tokens: of_checkpoint(tuple(tokens)), graph.logprobs)
 
 
 def metric(report: Report, name: str, task: str = TASK) -> float:
@@ -129,11 +152,12 @@ def metric(report: Report, name: str, task: str = TASK) -> float:
     return value
 
 
-def test_distance_orders_the_models_where_accuracy_cannot(reports: dict[str, Report]) -> None:
-    assert abs(metric(reports["float"], "kl_mean", ALL)) < 1e-6
+@pytest.mark.long
+def test_distance_orders_the_models_where_accuracy_cannot(report_of: Callable[[str], Report]) -> None:
+    assert abs(metric(report_of("float"), "kl_mean", ALL)) < 1e-6
     found = []
     for name in QUANTIZED:
-        comparison = reports[name].comparison
+        comparison = report_of(name).comparison
         assert comparison is not None
         found.append(next(item.kl for item in comparison.divergences if item.task == ALL))
     assert found[0].mean * 100 < found[1].mean
@@ -143,11 +167,12 @@ def test_distance_orders_the_models_where_accuracy_cannot(reports: dict[str, Rep
         assert second.mean - first.mean > 2 * (first.stderr**2 + second.stderr**2) ** 0.5
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES))
 def test_distance_flips_and_p_value_are_those_of_plain_passes(
-    name: str, reports: dict[str, Report], brute: dict[str, Plain]
+    name: str, models: dict[str, Path], report_of: Callable[[str], Report]
 ) -> None:
-    kl, report, (before, after) = brute[name].kl, reports[name], brute[name].right.T
+    report, expected_of = report_of(name), brute(name, models[name])
+    kl, (before, after) = expected_of.kl, expected_of.right.T
     assert metric(report, "kl_mean") == pytest.approx(kl.mean(), rel=1e-3, abs=1e-6)
     assert metric(report, "kl_median") == pytest.approx(np.median(kl), rel=1e-2, abs=1e-6)
     assert metric(report, "kl_p99") == pytest.approx(np.quantile(kl, 0.99), rel=1e-2, abs=1e-6)
@@ -173,13 +198,15 @@ def values(folder: Path, task: str) -> np.ndarray:
     return np.array([by_document[number] for number in range(NUM_DOCUMENTS)])
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_flips_and_intervals_are_those_of_two_separate_runs(name: str, reports: dict[str, Report], out: Path) -> None:
-    comparison = reports[name].comparison
+@pytest.mark.parametrize("name", some(QUANTIZED))
+def test_flips_and_intervals_are_those_of_two_separate_runs(
+    name: str, alone: Path, out: Path, report_of: Callable[[str], Report]
+) -> None:
+    comparison = report_of(name).comparison
     assert comparison is not None
     pooled = []
     for task, first in FIRST.items():
-        before, after = values(out / "alone", task), values(out / name, task)
+        before, after = values(alone, task), values(out / name, task)
         found = next(item for item in comparison.outcomes if (item.task, item.metric) == (task, first))
         lost, won = (set(np.flatnonzero(sign * (after - before) > 0).tolist()) for sign in (-1, 1))
         assert (found.right_to_wrong, found.wrong_to_right) == (len(lost), len(won))
@@ -196,10 +223,10 @@ def test_flips_and_intervals_are_those_of_two_separate_runs(name: str, reports: 
 
 
 @pytest.mark.long
-def test_both_modes_say_the_same(models: dict[str, Path], reports: dict[str, Report], out: Path) -> None:
+def test_both_modes_say_the_same(models: dict[str, Path], report_of: Callable[[str], Report], out: Path) -> None:
     report = recorded(models[RESIDENT], MODEL, out, tasks=[TASK])
     assert report.comparison is not None
     whole = report.comparison.divergences[0]
-    exact = metric(reports[RESIDENT], "kl_mean")
+    exact = metric(report_of(RESIDENT), "kl_mean")
     assert abs(whole.kl.mean - exact) <= 4 * whole.kl_sampling_error + 1e-6
     assert whole.kl_lower <= exact + 1e-6

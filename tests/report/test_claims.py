@@ -139,7 +139,8 @@ def test_every_status_has_a_colour_and_an_exit_status() -> None:
     assert set(TONES.values()) <= set(COLOURS)
 
 
-@pytest.mark.parametrize("kl", [0.095, pytest.param(0.12, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kl", [0.095, 0.12])
 def test_distances_of_drawn_documents_are_not_greener_than_those_of_all(kl: float) -> None:
     """A tenth of the documents has all of the distance, and no answer is another one."""
     random, count, green = np.random.default_rng(0), 1000, 0
@@ -176,7 +177,7 @@ def sampled(
 
 
 @pytest.mark.parametrize("bound", [0.05, 0.01, 0.004])
-@pytest.mark.parametrize("count", [6, 400, pytest.param(2000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [6, *(pytest.param(count, marks=pytest.mark.long) for count in (400, 2000))])
 def test_drawn_documents_are_not_greener_than_all_but_by_a_claim_that_is_true(count: int, bound: float) -> None:
     random, better, green, num_runs = np.random.default_rng(0), 0, 0, 20
     for seed in range(num_runs):

@@ -466,8 +466,15 @@ CASES: dict[str, tuple[Comparison, str]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_verdict_and_its_reasons(name: str) -> None:
+    """The headline alone has a grade, and what is not decided or lost has a next step."""
     compared, expected = CASES[name]
-    assert reasons(verdict(compared)) == expected
+    found = verdict(compared)
+    assert reasons(found) == expected
+    assert bool(found.next_step) == (found.status in ("unknown", "loss")), found.headline
+    grades = ("small loss found", "not decided", "cannot tell", "no loss found", "no difference found")
+    for judged in (found, verdict(compared, (A_BOUND,))):
+        assert not [text for text in judged.evidence if text.startswith(grades)]
+        assert judged.headline.startswith(judged.reasons[0].grade)
 
 
 def test_documents_are_all_that_any_metric_has_and_a_loss_may_be_in_those_that_its_own_lacks() -> None:
@@ -632,12 +639,6 @@ def test_next_step_names_the_file_to_repair(change: dict[str, Any], holds: tuple
     assert ("mend" in found) == ("cos_cache" in str(change) or KV_CACHE in str(change))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_what_is_not_decided_or_lost_has_a_next_step(name: str) -> None:
-    found = verdict(CASES[name][0])
-    assert bool(found.next_step) == (found.status in ("unknown", "loss")), found.headline
-
-
 def test_a_reference_that_is_never_right_is_no_task_without_values() -> None:
     steps = [verdict(of(FLOOR)).next_step, verdict(of(outcome(**SAFE), metrics=GROUP)).next_step]
     assert ["filter" in step for step in steps] == [True, False]
@@ -761,15 +762,6 @@ def test_larger_bound_never_gives_a_worse_status(name: str) -> None:
             broken = [*(broken_by(bound, judged) if over_all else []), *([A_BOUND] if is_broken else [])]
             ranks.append(worst_first.index(verdict(judged, broken).status))
         assert ranks == sorted(ranks), f"with over_all = {over_all}"
-
-
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("broken", [(), (A_BOUND,)])
-def test_headline_alone_has_a_grade(name: str, broken: tuple[Reason, ...]) -> None:
-    grades = ("small loss found", "not decided", "cannot tell", "no loss found", "no difference found")
-    found = verdict(CASES[name][0], broken)
-    assert not [text for text in found.evidence if text.startswith(grades)]
-    assert found.headline.startswith(found.reasons[0].grade)
 
 
 def test_words_below_the_headline_stay_as_they_are_where_they_read_like_a_grade() -> None:

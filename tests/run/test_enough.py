@@ -59,6 +59,7 @@ def test_enough_goes_on_to_all_without_asking_anything_twice(
     assert [item.n for item in whole.metrics if item.metric == "acc"] == [COUNT]
 
 
+@pytest.mark.long
 def test_candidates_share_what_a_resident_reference_said(tmp_path: Path) -> None:
     write_many(write_tasks(tmp_path))
     chat = {"documents": "enough", "apply_chat_template": True}

@@ -90,6 +90,7 @@ def test_export_that_scores_differently_is_not_trusted(tmp_path: Path) -> None:
     assert tells(found.note, f"{ON_TRANSFORMERS}onnxruntime-genai 0.2 nats")
 
 
+@pytest.mark.long
 def test_export_that_was_edited_is_made_again(tmp_path: Path) -> None:
     model = resolve(MODEL.model_copy(update={"model": str(hf_model("llama"))}))
     made = Path(exported(model).model.settings.model)

@@ -67,6 +67,7 @@ def _config(package: Path, **values: Any) -> EvaluationConfig:
     return EvaluationConfig.parse({**given, "bootstrap_iters": 0, "model": {"path": str(package)}, **values})
 
 
+@pytest.mark.long
 def test_quantized_encoder_shows_against_a_reference_resident_and_recorded(
     package: Path, other: Path, tmp_path: Path
 ) -> None:
@@ -84,6 +85,7 @@ def test_quantized_encoder_shows_against_a_reference_resident_and_recorded(
     assert max(kl) < 1e-6
 
 
+@pytest.mark.long
 def test_what_no_picture_reached_is_said_and_its_constants_are_compared(
     package: Path, other: Path, tmp_path: Path
 ) -> None:
@@ -212,6 +214,7 @@ def test_documents_whose_pictures_cannot_be_used_are_missing_and_the_others_are_
     assert values[0] == values[1]
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_number_of_pictures(package: Path, tmp_path: Path) -> None:
     """Requests name files of 750 kB of pixels each; prepared pixels and features are kept within their budgets."""
     files = []
@@ -318,7 +321,7 @@ def _asked(family: str, folder: Path) -> dict[str, Any]:
     "family",
     [
         "qwen2_5_vl",
-        "whisper",
+        pytest.param("whisper", marks=pytest.mark.long),
         pytest.param("qwen3_asr", marks=pytest.mark.long),
         pytest.param("gemma4_any", marks=pytest.mark.exporters),
     ],
@@ -341,7 +344,8 @@ def test_export_is_compared_with_its_checkpoint_resident_and_recorded(family: st
 
 
 @pytest.mark.parametrize(
-    ("family", "counted", "number"), [("", "images_encoded", NUM_DOCUMENTS), ("whisper", "encoder_runs", 2)]
+    ("family", "counted", "number"),
+    [("", "images_encoded", NUM_DOCUMENTS), pytest.param("whisper", "encoder_runs", 2, marks=pytest.mark.long)],
 )
 def test_second_run_takes_every_answer_from_the_journal_and_encodes_nothing(
     family: str, counted: str, number: int, package: Path, tmp_path: Path
@@ -358,6 +362,7 @@ def test_second_run_takes_every_answer_from_the_journal_and_encodes_nothing(
     assert metrics[0] == metrics[1]
 
 
+@pytest.mark.long
 def test_checkpoint_is_evaluated_against_an_export(tmp_path: Path) -> None:
     package, checkpoint = _models("whisper")
     tasks = _write_tasks(tmp_path / "tasks", "whisper", [1, 2])
@@ -366,7 +371,8 @@ def test_checkpoint_is_evaluated_against_an_export(tmp_path: Path) -> None:
 
 
 # Gemma 4's features of so loud a sound are finite.
-@pytest.mark.parametrize("family", [pytest.param("whisper", marks=pytest.mark.long), "qwen3_asr"])
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["whisper", "qwen3_asr"])
 def test_unreadable_sounds_cost_their_documents_alone(family: str, tmp_path: Path) -> None:
     """Lists and arrays, of which one is out of any range: the others have the numbers that they have without it."""
     package, checkpoint = _models(family)
@@ -399,6 +405,7 @@ def _answers(folder: Path) -> dict[tuple[str, int], Any]:
     return {("heard_choice", line["doc_id"]): [float(item[0][0]) for item in line["resps"]] for line in lines}
 
 
+@pytest.mark.long
 def test_answer_to_a_sound_of_several_windows_is_not_compared_and_named(tmp_path: Path) -> None:
     """Alone the model answers it; beside a reference its document is missing, with the reason."""
     package, checkpoint = _models("whisper")

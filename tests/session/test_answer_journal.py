@@ -282,7 +282,7 @@ def kept(asked: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
         yield session.journal.path, found
 
 
-@pytest.mark.parametrize("part", [0.2, 0.75])
+@pytest.mark.parametrize("part", [pytest.param(0.2, marks=pytest.mark.long), 0.75])
 def test_bits_of_a_real_model_do_not_depend_on_where_it_was_interrupted(
     part: float, kept: tuple[Path, Outputs], asked: Any, tmp_path: Path
 ) -> None:

@@ -138,6 +138,7 @@ assert type(activations.ACT2FN["silu"]) is type(ACT2FN["silu"])
 """
 
 
+@pytest.mark.long
 def test_loading_a_tokenizer_imports_no_compilers_and_names_of_activations_are_still_validated() -> None:
     model = Path(__file__).parents[2] / "recipes" / "quickstart" / "model"
     done = subprocess.run([sys.executable, "-c", LOADS, str(model)], capture_output=True, text=True, check=False)

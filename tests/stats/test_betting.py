@@ -66,7 +66,9 @@ def test_every_draw_is_unbiased_and_wealth_at_the_truth_is_a_martingale(name: st
         assert np.tensordot(chances, wealth, axes=1) == pytest.approx(np.ones(wealth.shape[1:]))
 
 
-@pytest.mark.parametrize("name", ["answers", "clusters", "guesses"])
+@pytest.mark.parametrize(
+    "name", ["clusters", *(pytest.param(name, marks=pytest.mark.long) for name in ("answers", "guesses"))]
+)
 def test_probability_of_ever_rejecting_the_truth_is_exactly_below_the_error(name: str) -> None:
     population, shares = small(name)
     truth = wanted(population, shares)

@@ -38,7 +38,9 @@ def test_interval_of_shares_is_clopper_and_pearsons(share: int, total: int) -> N
     assert (low + 0.5, high + 0.5) == pytest.approx((exact.low, exact.high), abs=1e-9)
 
 
-@pytest.mark.parametrize(("same", "counts"), [(0, range(1, 41)), (400, (*range(1, 11), 20, 33, 47, 60))])
+@pytest.mark.parametrize(
+    ("same", "counts"), [(0, range(1, 41)), pytest.param(400, (*range(1, 11), 20, 33, 47, 60), marks=pytest.mark.long)]
+)
 def test_interval_excludes_zero_where_the_exact_test_does(same: int, counts: Sequence[int]) -> None:
     """Of all counts of flips up to 40, both ends, and of some beside documents without a change."""
     told = []
@@ -86,7 +88,7 @@ LAWS = {
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("count", [1, 5, 20, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [1, 5, *(pytest.param(count, marks=pytest.mark.long) for count in (20, 100))])
 def test_a_loss_is_excluded_as_seldom_as_is_said(law: str, count: int) -> None:
     """Each end fails in at most 2.5 % of cases: of 200 at most 12 (0.2 % chance); a bootstrap's fail in 36 % where no
     rare loss was drawn."""
@@ -97,7 +99,7 @@ def test_a_loss_is_excluded_as_seldom_as_is_said(law: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("law", ["one side", "both", "alike", "unbounded"])
-@pytest.mark.parametrize("count", [1, 5, 20, 200])
+@pytest.mark.parametrize("count", [1, 5, 20, pytest.param(200, marks=pytest.mark.long)])
 def test_p_is_below_five_per_cent_where_the_interval_excludes_zero(law: str, count: int) -> None:
     """A test of its own contradicts it: one of signs is sure of 6 values of one sign."""
     for seed in range(30):
@@ -109,7 +111,7 @@ def test_p_is_below_five_per_cent_where_the_interval_excludes_zero(law: str, cou
         assert (found.mcnemar_p < 0.05) == (not found.low <= 0 <= found.high)
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 12, 13, 40])
+@pytest.mark.parametrize("count", [1, 2, 5, 12, *(pytest.param(count, marks=pytest.mark.long) for count in (13, 40))])
 def test_a_change_of_equal_models_is_as_unlikely_as_is_said(count: int) -> None:
     """With tails as heavy as Cauchy's: p below 5 % in at most 5 % of cases, of 300 at most 26 (0.3 % chance)."""
     random = np.random.default_rng(1)

@@ -101,6 +101,7 @@ def test_wrong_verdicts_at_the_bound_are_rarer_than_the_error() -> None:
     assert verdicts.count("ok") <= 25  # 18 and two standard deviations
 
 
+@pytest.mark.long
 def test_estimates_at_a_fixed_number_are_unbiased() -> None:
     population, differences = answers(400, 0.1, 0.03)
     estimates = []
@@ -126,6 +127,7 @@ def test_asked_documents_stand_for_their_strata() -> None:
         assert numbers[members[documents]] == pytest.approx(members.sum() / members[documents].sum())
 
 
+@pytest.mark.long
 def test_documents_drawn_by_their_positions_stand_for_all_positions() -> None:
     random = np.random.default_rng(0)
     sizes = random.integers(1, 60, 300)

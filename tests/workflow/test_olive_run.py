@@ -263,7 +263,9 @@ def test_olives_own_command_fails_by_the_evaluators_bounds_behind_the_saved_mode
     assert "tiny_choice-acc" in metrics(folder / "out/metrics.json")
 
 
-@pytest.mark.parametrize(("task", "losses"), [("tiny_choice", (2, 60)), ("tiny_rolling", (60, 0.5))])
+@pytest.mark.parametrize(
+    ("task", "losses"), [("tiny_choice", (2, 60)), pytest.param("tiny_rolling", (60, 0.5), marks=pytest.mark.long)]
+)
 def test_verdict_of_the_same_settings_is_the_same_by_every_door(
     folder: Path, task: str, losses: tuple[float, float], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -291,6 +293,7 @@ def test_verdict_of_the_same_settings_is_the_same_by_every_door(
             assert (found.verdict.status, found.verdict.headline) == (of_python.status, of_python.headline), door
 
 
+@pytest.mark.long
 def test_search_with_shared_passes_keeps_to_a_threshold_or_fails(folder: Path) -> None:
     goal = {"type": "threshold", "value": 1}
     sub_types = [{"name": "bytes", "priority": 1, "goal": goal}]

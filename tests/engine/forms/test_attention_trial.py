@@ -188,6 +188,7 @@ def test_numpy_s_attention_is_onnxruntime_s_and_a_right_kernel_passes_in_six_run
     assert tried(trial) == (None, 6)
 
 
+@pytest.mark.long
 def test_rows_that_decode_are_tried_together_in_steps_of_few_tokens() -> None:
     """A chunk size of 31 bounds a prompt's tokens, not the rows of a step."""
     problem, runs = tried(trial_of(), most=31)
@@ -213,7 +214,9 @@ def _off(problem: str | None) -> float:
     return float(problem.split(" off ")[0].split()[-1])
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", [*FAULTS[::2], *(pytest.param(fault, marks=pytest.mark.long) for fault in FAULTS[1::2])]
+)
 def test_a_faulty_kernel_is_refused(fault: str) -> None:
     """Each fault shows beyond three times the tolerance of fp16."""
     problem, _ = tried(trial_of(rotated=16, elem_type=FLOAT16), fault)
@@ -254,6 +257,7 @@ def test_keys_that_a_kernel_gathers_are_counted() -> None:
     assert gathered_bytes(small, dict.fromkeys(caches, 256), KERNELS["cuda"]) == 0
 
 
+@pytest.mark.long
 def test_a_paged_export_is_tried_by_its_own_node() -> None:
     """One kind in two layers; with its attributes, packed queries, tables and bounds, and blocks of its caches."""
     proto = onnx.load(export("llama-genai-0.18-paged-cuda").path / "model.onnx", load_external_data=False)

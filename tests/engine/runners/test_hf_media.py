@@ -75,7 +75,7 @@ def _recorded(package: Path, checkpoint: Path, requests: Sequence[ScoringRequest
 
 FAMILIES = [
     pytest.param(FAMILY),
-    pytest.param("whisper"),
+    pytest.param("whisper", marks=pytest.mark.long),
     pytest.param("qwen3_asr"),
     pytest.param("gemma4_any", marks=pytest.mark.exporters),
     pytest.param("marian", marks=pytest.mark.exporters),

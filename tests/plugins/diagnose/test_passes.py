@@ -85,6 +85,7 @@ def composite(package: Path, **more: Any) -> CompositeModelHandler:
     return CompositeModelHandler(parts, names, **more)
 
 
+@pytest.mark.long
 def test_composite_model_becomes_one_of_mended_components(tmp_path: Path) -> None:
     """Its components lie in folders that nothing but the handler names together; the tokenizer travels along."""
     package = vision_package(tmp_path / "package")
@@ -114,6 +115,7 @@ def loss_map(**changes: Any) -> dict[str, Any]:
     return {"passes": {"map": {"type": "OrtLossMap", **KEYS, "top": 2, **changes}}}
 
 
+@pytest.mark.long
 def test_loss_map_lies_beside_the_model_that_is_handed_on(tmp_path: Path) -> None:
     register()
     olive_run(recipe(tmp_path, quantized(), **loss_map()))

@@ -195,6 +195,7 @@ def judged(folder: Path, model: Path, sounds: Path, **settings: Any) -> dict[str
     return recipe(folder, {"type": "OnnxModel", "model_path": str(model)}, evaluator="e", **blocks)
 
 
+@pytest.mark.long
 def test_worse_model_is_compared_resumed_and_fails_its_gate(worse: Path, sounds: Path, tmp_path: Path) -> None:
     """Differences and flips are jiwer's on both models' transcripts; a second run takes these from the journal."""
     bounds = [{"task": "speech", "metric": "wer", "max": 0.2}]
@@ -253,6 +254,7 @@ def seen(vision: ONNXModelHandler, pictures: Path, folder: Path) -> dict[str, An
     return measured(vision, *metrics, *others, output_dir=str(folder / "r"))
 
 
+@pytest.mark.long
 def test_scores_of_pictures_are_olives_functions_of_the_answers(
     seen: dict[str, Any], vision: ONNXModelHandler, pictures: Path
 ) -> None:

@@ -142,6 +142,7 @@ def test_a_real_model_in_a_process_gives_the_bytes_of_one_that_is_not(tmp_path: 
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 def test_a_worker_repeats_no_warning_of_resolving_the_model(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -180,6 +180,7 @@ def test_long_factors_that_are_missing_are_told_by_whole_texts(tmp_path: Path) -
     assert "longer ones" in found.sentence()
 
 
+@pytest.mark.long
 def test_half_precision_is_equal_within_its_own_rounding() -> None:
     package = export("llama-genai-0.18-fp16-cpu")
     found = held(package.path, package.hf)
@@ -347,7 +348,7 @@ def test_what_is_no_checkpoint_or_no_plain_decoder_is_refused() -> None:
         held(package.path, package.hf)
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl-mobius", "gemma4_vl-mobius"])
+@pytest.mark.parametrize("name", ["qwen2_5_vl-mobius", pytest.param("gemma4_vl-mobius", marks=pytest.mark.exporters)])
 def test_multimodal_package_is_compared_in_its_text(name: str) -> None:
     """Without any token of pictures, sounds and videos: transformers take those of Gemma 4 for padding."""
     package = export(name)

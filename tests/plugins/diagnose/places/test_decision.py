@@ -23,6 +23,7 @@ def pair(rng: np.random.Generator, factor: float = 1.0, num_documents: int = 12)
     return held(whole[:num_documents], noise, np.concatenate(whole))
 
 
+@pytest.mark.long
 def test_equal_noise_is_called_more_in_at_most_one_per_cent() -> None:
     """Of 1,000 pairs that differ by the same noise, the share that is called farther is within 1 %."""
     rng = np.random.default_rng(3)

@@ -39,6 +39,7 @@ def different(tmp_path_factory: pytest.TempPathFactory) -> Report:
     return compared(reference, wrong, output_dir=str(folder / "out"))
 
 
+@pytest.mark.long
 def test_other_threads_and_optimizations_are_the_same_to_rounding(same: Report) -> None:
     """The verdict says so, and what it was held against stands beside it: this model's noise and that of kernels."""
     judged, place = verdict(same.comparison), same.comparison.place

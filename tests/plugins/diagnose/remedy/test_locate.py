@@ -40,6 +40,7 @@ def whole() -> LossMap:
     return located(quickstart.quantized(4, 128), top=3)
 
 
+@pytest.mark.long
 def test_all_products_are_measured_and_nearly_add_up_in_the_map_that_is_written(whole: LossMap, tmp_path: Path) -> None:
     assert len(whole.entries) == 21
     assert not whole.unpaired
@@ -81,6 +82,7 @@ def test_empty_text_has_no_positions_and_stops_nothing(tmp_path: Path) -> None:
     assert 0 < found.total.mean < 0.1
 
 
+@pytest.mark.long
 def test_planted_noise_is_found_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def noise(numbers: np.ndarray) -> np.ndarray:
         return numbers ^ (np.random.default_rng(0).integers(0, 4, numbers.shape).astype(np.uint8) * 0x11)

@@ -86,6 +86,7 @@ def test_bill_lies_beside_the_model(kept: tuple[Path, Bill]) -> None:
     assert all(str(text) in page for row in points for text in row)
 
 
+@pytest.mark.long
 def test_named_file_is_measured_where_the_float_model_lies_beside_it(tmp_path: Path) -> None:
     folder = shutil.copytree(quickstart.exported(), tmp_path / "onnx")
     (folder / "genai_config.json").unlink()
@@ -99,6 +100,7 @@ def test_named_file_is_measured_where_the_float_model_lies_beside_it(tmp_path: P
     assert not (folder / "mended" / "model.onnx").exists()
 
 
+@pytest.mark.long
 def test_command_mends_a_variant_of_a_model_package_in_its_place_and_prints_the_bill(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +124,7 @@ def test_command_mends_a_variant_of_a_model_package_in_its_place_and_prints_the_
     assert model_digest(locate_files(output, variant="one")) == model_digest(locate_files(root, variant="one"))
 
 
+@pytest.mark.long
 def test_size_is_kept_and_used(tmp_path: Path) -> None:
     size = 1_250_000
     bill = mend(tmp_path / "mended", at_most="1.25MB", **FEW)
@@ -131,6 +134,7 @@ def test_size_is_kept_and_used(tmp_path: Path) -> None:
     assert bill.chosen_loss.held_out.mean < 0.5 * bill.unchanged_loss.held_out.mean
 
 
+@pytest.mark.long
 def test_bound_that_held_out_documents_break_ends_with_status_2(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,9 +196,10 @@ def test_bound_that_is_kept_already_hands_the_model_on_unchanged(tmp_path: Path)
     ("settings", "problem"),
     [
         ({"within": {"kl_mean": 1e-9}}, {"code": "bound_broken", "holds": ("kl_mean", "1", "0e-09")}),
-        (
+        pytest.param(
             {"within": {"kl_mean": 1e-5}, "at_most": "1.2MB"},
             {"code": "bound_broken", "holds": ("1", "20", "kl_mean", "00")},
+            marks=pytest.mark.long,
         ),
     ],
 )
