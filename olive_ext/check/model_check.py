@@ -241,7 +241,9 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
         files = damage(model.files, other.files, is_near=is_near, longest=model.context_length)
         damaged |= files.findings
         if files.uncompared:
-            section.add("constants not compared", files.uncompared, "the checkpoint has none of their names and shapes")
+            section.add(
+                "constants not compared", files.uncompared, "of other names, shapes or scales than the checkpoint's"
+            )
     lost += [DamagedError(f"damaged: '{name}' {how}") for name, how in damaged.items()]
     findings.is_undecided = agreement.is_undecided
     if agreement.is_equal or agreement.is_undecided:

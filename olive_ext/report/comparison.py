@@ -435,7 +435,7 @@ class Coverage:
     "two pictures encoded together"."""
 
     uncompared: int = 0
-    """Constants of the model's files that none of the reference corresponds to."""
+    """Constants of the model's files that none of the reference corresponds to, or that were changed on purpose."""
 
     def __str__(self) -> str:
         """ "in up to 450 of 512 positions, 12 % of the vocabulary and no picture, with 3 constants not compared"."""

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from olive_ext.errors import ModelError
 from olive_ext.graph.scoring_head import HeadOutputs, add_scoring_head, check_scoring, scoring_graph
-from olive_ext.model.spec.attention import rounding_notes
+from olive_ext.model.spec.attention import rounding_notes, step_scale
 from tests.graph import heads, layers
 from tests.graph.heads import H, V, decoder
 from tests.graph.layers import FF, flat_layer, layer
@@ -395,6 +395,7 @@ NOTES: dict[str, str] = {
 
 @pytest.mark.parametrize("name", NOTES)
 def test_note_says_how_activations_are_rounded(name):
-    notes = rounding_notes(CASES[name].model().graph.node)
+    nodes = CASES[name].model().graph.node
+    notes = [*filter(None, [step_scale(nodes)]), *rounding_notes(nodes)]
     assert len(notes) == bool(NOTES[name])
     assert all(note.startswith(NOTES[name]) for note in notes)

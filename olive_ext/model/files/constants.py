@@ -253,14 +253,24 @@ class Apart(NamedTuple):
         return _sentence(self.rows, array, f"not the reference's (relative error {self.error:.2g})")
 
 
-def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, Apart]:
-    """The constants of `model` that should be `reference`'s and are not, beyond rounding.
+class Differing(NamedTuple):
+    """Constants that are not the reference's, beyond rounding."""
+
+    found: dict[str, Apart]
+    """Those that should be."""
+
+    meant: set[str]
+    """Those that were changed on purpose: nothing compares their numbers."""
+
+
+def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> Differing:
+    """The constants of `model` that are not `reference`'s.
 
     Two constants correspond where name and shape are equal, and matrices of one width as far as both reach. The vectors
-    of a kind (one name over the layers) may have 1 added, as Gemma's norms have. Where more than half of a kind, or of
-    all vectors or matrices, differ, they were changed on purpose, as AWQ changes norms and training changes weights.
-    These are left out, because any text shows the effect. Tables of rotary positions are compared unless everything
-    else belongs to another model.
+    of a kind (one name over the layers) may have 1 added, as Gemma's norms have. Where more than half of a kind
+    differ, or of all vectors or matrices, these were changed on purpose, as AWQ changes norms, and training or rounding
+    weights: any text shows the effect. Of matrices they are those that differ in nearly all rows. Tables of rotary
+    positions are compared unless everything else belongs to another model.
     """
     parts = {}
     for name in model.keys() & reference.keys():
@@ -280,10 +290,22 @@ def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[st
     others = {name: what for name, what in plain.items() if what}
     meant = meant_others(shared, others, kind_of)
     for whole in (vectors, shared - vectors - rotary):
-        meant |= whole if 2 < len(whole) < 2 * len(whole & others.keys()) else set()
+        changed = whole & others.keys()
+        if 2 < len(whole) < 2 * len(changed):
+            meant |= {name for name in changed if _is_all(others[name], reference[name])}
     is_other_model = rotary < shared and shared - rotary <= others.keys()
     meant = meant | rotary if is_other_model else meant - rotary
-    return {name: what for name, what in others.items() if name not in meant}
+    return Differing({name: what for name, what in others.items() if name not in meant}, meant & others.keys())
+
+
+_NEARLY_ALL = 0.9
+"""The share of its rows that a matrix changed on purpose differs in: some are zeros, or exact when they are rounded."""
+
+
+def _is_all(what: Apart, array: Array) -> bool:
+    """Whether nearly all rows that are not zeros differ."""
+    rows = array.reshape(len(array), -1) if array.ndim > 1 else array.reshape(1, -1)
+    return len(what.rows) >= _NEARLY_ALL * int(np.count_nonzero(rows.any(1)))
 
 
 def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, str]:

@@ -117,7 +117,8 @@ _BESIDE = re.compile(r"(^|[./])(vis|audio|encoder)")
 
 
 class Damage(NamedTuple):
-    """What is damaged, by name, and how many constants correspond to no constant of the reference."""
+    """What is damaged, by name, and how many constants are compared with none of the reference: they have no other
+    there, or were changed on purpose."""
 
     findings: dict[str, str]
     uncompared: int
@@ -152,8 +153,10 @@ def damage(
     if model.decoder.suffix != ".onnx":
         both = (floats, checkpoint_floats(model.directory))
         floats, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in both)
-        causes = hidden(apart(floats, constants), {}, floats, constants, is_same=is_same)
-        return Damage(causes | broken(floats, constants), len(constants.keys() - floats.keys()))
+        differing = apart(floats, constants)
+        causes = hidden(differing.found, {}, floats, constants, is_same=is_same)
+        left_out = (constants.keys() - floats.keys()) | differing.meant | (differing.found.keys() - causes.keys())
+        return Damage(causes | broken(floats, constants), len(left_out))
     for part, graph in _graphs(model).items():
         own, known, apart_by, alike, numbers = Constants(load_graph(graph), graph), floats, {}, set[str](), {}
         constants, grids = own.floats(), quantized_weights(own)
@@ -173,12 +176,16 @@ def damage(
         uncompared += sum(own.float_names[name] not in own.scales for name in constants.keys() - known.keys())
         differing = apart(known, constants)
         if part in unreached:
-            causes = {name: what.sentence(constants[name]) for name, what in differing.items()} | outliers(apart_by)
+            causes = {name: what.sentence(constants[name]) for name, what in differing.found.items()}
+            causes |= outliers(apart_by)
         else:
-            vectors = (name for name in known.keys() & constants.keys() - differing.keys() if known[name].ndim == 1)
+            shared = known.keys() & constants.keys() - differing.found.keys()
+            vectors = (name for name in shared if known[name].ndim == 1)
             is_folded = is_near and not all(is_one(known[name], constants[name]) for name in vectors)
             texts = {"is_near": is_near, "is_same": is_same, "is_quantized": quantizing_operator(own.model) != ""}
-            causes = hidden(differing, apart_by, known, constants, is_folded=is_folded, **texts)
+            causes = hidden(differing.found, apart_by, known, constants, is_folded=is_folded, **texts)
+        left_out = differing.meant | differing.found.keys() | outliers(apart_by).keys()
+        uncompared += sum(own.float_names.get(name, name) not in own.scales for name in left_out - causes.keys())
         causes |= broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in causes.items()}
     return Damage(findings, uncompared)

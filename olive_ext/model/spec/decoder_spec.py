@@ -123,7 +123,7 @@ class _Reader:
             vocab_size=self._vocab_size(logits),
             context_length=context_length,
             is_kv_in_place=obstacle is None,
-            takes_one_row=self._takes_one_row((*kv_names, *state_names, *embeddings, *filter(None, (tokens,)))),
+            takes_one_row=self._takes_one_row((*kv_names, *state_names, *embeddings[:1], *filter(None, (tokens,)))),
             states=states,
             embeddings=embeddings,
             embedding_rows=None if tokens is None else attention.embedding_rows(self._graph, tokens),

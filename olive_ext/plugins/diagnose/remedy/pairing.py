@@ -203,7 +203,7 @@ def _constants(floats: GraphWeights, quantized: GraphWeights, part: str) -> Pair
     """The constants that differ where they should be equal, with the uses that only they have."""
     pairing = Pairing()
     both = floats.floats(), quantized.floats()
-    unlike = {key: one.sentence(both[1][key]) for key, one in apart(*both).items()}
+    unlike = {key: one.sentence(both[1][key]) for key, one in apart(*both).found.items()}
     for key, what in (unlike | broken(*both)).items():
         value, other = (graph.float_names.get(key, "") for graph in (floats, quantized))
         name = next((own.name for own in floats.uses.values() if own.value == value), key)
