@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import DamagedError, ModelError, NotFoundError, first_line
-from olive_ext.model.files.package_config import inside, read_json, refuse_strangers
+from olive_ext.model.files.package_config import inside, is_same, read_json, refuse_strangers
 from olive_ext.model.types import ModelFiles, TensorSpec
 
 HF_FILES = ("preprocessor_config.json", "processor_config.json")
@@ -87,7 +87,9 @@ def other_pictures(known: Any, other: Any) -> str:
     shared = [
         key for key, value in written.items() if isinstance(value, int | float | list | dict) and expected.get(key)
     ]
-    return ", ".join(f"{key} {written[key]} for {expected[key]}" for key in shared if written[key] != expected[key])
+    return ", ".join(
+        f"{key} {written[key]} for {expected[key]}" for key in shared if not is_same(written[key], expected[key])
+    )
 
 
 _GENAI_SOUND = "audio_processor_config.json"

@@ -80,17 +80,17 @@ def choose_num_slots(
     no memory, so this is the most of any call: long requests get fewer (`shared_positions`).
 
     Final once the weights are on the device. `read` gives the memory of a device, by kind and number, or raises
-    `UnmeasuredError`. Raises `ConfigError` for more rows than the graph takes.
+    `UnmeasuredError`. Raises `ConfigError` for more slots than the rows that the graph takes.
     """
     is_paged = spec.is_paged if is_paged is None else is_paged
-    takes_one = spec.takes_one_row and not is_paged
-    for name, given in (("engine.num_slots", settings.engine.num_slots), ("batch_size", settings.batch_size)):
-        if isinstance(given, int):
-            if takes_one and given > 1:
-                raise ConfigError(f"{_ONE_ROW}; give 1", name, given)
-            return given, name
-    if takes_one:
-        return 1, f"auto: {_ONE_ROW}"
+    if spec.takes_one_row and not is_paged:
+        if settings.engine.num_slots not in ("auto", 1):
+            raise ConfigError(f"{_ONE_ROW}; give 1", "engine.num_slots", settings.engine.num_slots)
+        return 1, _ONE_ROW
+    if settings.engine.num_slots != "auto":
+        return settings.engine.num_slots, "engine.num_slots"
+    if isinstance(settings.batch_size, int):
+        return settings.batch_size, "batch_size"
     cap = settings.max_batch_size
     limited = "" if cap is None else f", {cap} by max_batch_size"
     try:

@@ -138,7 +138,8 @@ def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Mo
         is_near=is_near, is_same=is_same, unreached=[part for part, one in MEDIA_PARTS.items() if one in unseen]
     )
     if reach is not None:
-        kinds = [*(one.kind for one in unseen), *([] if comparison.is_generated else [GENERATED])]
+        continues = observer is not None and any(len(one.target.target) > 1 for one in observer.generated)
+        kinds = [*(one.kind for one in unseen), *([] if continues else [GENERATED])]
         kinds += [SHARED] if is_alone else []
         for kind, name in (("image", "pictures"), ("sound", "sounds")):  # an encoder may mix up those of one run
             if model.get(f"{kind}_encoder_runs") == model.get(f"{kind}s_encoded", 0) > 0:

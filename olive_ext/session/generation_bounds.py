@@ -21,6 +21,7 @@ from olive_ext.model.files.package_config import (
     GenerationConfig,
     first_named,
     generation_files,
+    is_same,
     named_ends,
     named_ids,
     read_json,
@@ -127,7 +128,9 @@ def other_search(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> 
     """How a candidate's runtime searches otherwise than its reference's, by `read_search`, where answers change."""
     known = {**_SEARCH, **reference}  # records and baselines of earlier versions have fewer
     compared = (item for item in candidate.items() if item[0] not in _DRAWS or item[0] in reference)
-    others = {name: value for name, value in compared if value not in (known.get(name), None, False)}
+    others = {
+        name: value for name, value in compared if value not in (None, False) and not is_same(value, known.get(name))
+    }
     return tuple(f"{name} {value} for {known.get(name)}" for name, value in others.items())
 
 

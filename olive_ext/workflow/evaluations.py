@@ -100,10 +100,12 @@ def _judge(evaluator: Any, bounds: Sequence[Bound], signal: Any, known: int) -> 
         run.reports[-1] = report = replace(old, broken=tuple(broken), comparison=comparison)
         if report != old and (folder := old.config.get("output_dir")):
             write(report, folder)
-        has_claim = comparison is not None and comparison.certainty is not None
-        found = report.verdict if has_claim and run.is_search and signal is not None else None
-        if found is not None and found.status == "loss" and not broken:  # a claim is no bound of the numbers
-            broken = [replace(found.reasons[0], words=found.headline)]
+        found = report.verdict if run.is_search and signal is not None else None
+        if found is not None and comparison is not None and not broken:
+            # A claim and damage to files are no bounds of the numbers, by which a search chooses.
+            is_broken = comparison.certainty is not None and found.status == "loss"
+            if is_broken or comparison.damaged:
+                broken = [replace(found.reasons[0], words=found.headline)]
     if not broken:
         return
     error = requirement_error(f"evaluators.{evaluator.name or 'evaluator'}", broken, report)

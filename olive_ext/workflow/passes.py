@@ -312,8 +312,7 @@ def carried_reports(model_config: Mapping[str, Any]) -> list[Report]:
 def refresh_reports(model_config: Mapping[str, Any], folder: Path) -> None:
     """Copies the reports that travel with a model into `folder`, over those of an earlier run."""
     for path in _report_files(model_config):
-        if path.parent.resolve() != folder.resolve():
-            shutil.copy2(path, folder / path.name)
+        _put_over(path, folder / path.name)
 
 
 def _refresh_carried(given: Mapping[str, Any], made: Mapping[str, Any]) -> None:
@@ -321,9 +320,17 @@ def _refresh_carried(given: Mapping[str, Any], made: Mapping[str, Any]) -> None:
     these."""
     copies = {path.name: path for path in _report_files(made)}
     for path in _report_files(given):
-        copy = copies.get(path.name)
-        if copy is not None and copy.resolve() != path.resolve():
-            shutil.copy2(path, copy)
+        if path.name in copies:
+            _put_over(path, copies[path.name])
+
+
+def _put_over(path: Path, place: Path) -> None:
+    """Copies a file to `place`, which may be the file itself, or a link that shares what another model carries: Olive's
+    passes make such links."""
+    if place.exists() and place.samefile(path):
+        return
+    place.unlink(missing_ok=True)
+    shutil.copy2(path, place)
 
 
 def load_run(cache: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:

@@ -815,6 +815,40 @@ def with_table(array: Array, name: str = TABLE, *, is_node: bool = False) -> onn
     return model
 
 
+def in_part(form: str, table: Array) -> onnx.ModelProto:
+    """The decoder, whose table is one of ids, a quantizer's of integers, in a function of its own or in a branch."""
+    if form == "integers":
+        return with_table((8 * table).astype(np.int8), is_node=False)
+    if form == "ids":
+        return with_table(np.arange(len(table)) + (table[:, 0] != floats()[TABLE][:, 0]))
+    model, tensor = decoder(), numpy_helper.from_array(table, TABLE)
+    look_up = helper.make_node("Gather", [TABLE, "ids"], ["rows"], "/model/embed_tokens/Gather")
+    if form == "function":
+        constant = helper.make_node("Constant", [], [TABLE], value=tensor)
+        parts = ["ids"], ["rows"], [constant, look_up], model.opset_import[:1]
+        model.functions.append(helper.make_function("own", "Embed", *parts))
+        model.graph.node.append(helper.make_node("Embed", ["ids"], ["rows"], domain="own"))
+        model.opset_import.append(helper.make_opsetid("own", 1))
+        return model
+    rows = helper.make_empty_tensor_value_info("rows")
+    body = helper.make_graph([look_up], "body", [], [rows], [tensor])
+    model.graph.node.append(helper.make_node("If", ["long"], ["rows"], then_branch=body, else_branch=body))
+    return model
+
+
+@pytest.mark.parametrize("form", ["ids", "integers", "function", "branch"])
+def test_a_table_is_held_in_every_form_that_graphs_have(form: str, tmp_path: Path) -> None:
+    """Nothing compared them, and no sentence said it."""
+    right = floats()[TABLE]
+    wrong = right.copy()
+    wrong[90:] = wrong[90:][::-1] + 1
+    models = [in_part(form, table) for table in (right, right, wrong)]
+    assert damaged(tmp_path / "same", models[0], models[1]) == {}
+    (found,) = damaged(tmp_path / "other", models[2], models[0], is_same=True, is_near=True).values()
+    assert tells(found, "90 99" if form != "ids" else "not")
+    assert damage(*saved(tmp_path / "alone", models[0], CONFIG)).uncompared
+
+
 @pytest.mark.parametrize("reference", ["graph", "checkpoint"])
 @pytest.mark.parametrize("form", ["renamed", "padded", "node"])
 def test_a_table_is_held_whatever_its_name_its_length_and_its_place(form: str, reference: str, tmp_path: Path) -> None:

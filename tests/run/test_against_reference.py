@@ -27,7 +27,7 @@ from olive_ext.cli import main
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
 from olive_ext.report import Report, from_json
-from olive_ext.report.comparison import ALL, KV_CACHE, SHARED, Comparison, Divergence, PromptDiff
+from olive_ext.report.comparison import ALL, GENERATED, KV_CACHE, SHARED, Comparison, Divergence, PromptDiff
 from olive_ext.report.verdict import verdict
 from olive_ext.run import evaluate
 from olive_ext.run.models import Models
@@ -550,6 +550,16 @@ def test_a_model_that_only_continues_texts_wrongly_is_named_where_none_is_contin
     assert divergence is not None
     assert divergence.kl.maximum < 1e-4
     assert (found.status, found.code, [*compared(report).damaged]) == ("unknown", "damaged", ["the KV cache"])
+
+
+@pytest.mark.parametrize(("tokens", "is_named"), [(1, True), (4, False)])
+def test_answers_of_one_token_continue_nothing(tokens: int, is_named: bool, folder: Path, tmp_path: Path) -> None:
+    """The first token comes from the prompt's step: no step of one token was seen, and the sentence did not say it."""
+    same = edited.edited(genai_export("llama", None), tmp_path / "model", lambda model: None)
+    settings = {"tasks": ["tiny_generate"], "gen_kwargs": {"max_gen_toks": tokens}, "limit": 2}
+    found = compared(answered(same, genai_export("llama", None), folder, tmp_path, "out", **settings))
+    assert found.reach is not None
+    assert (GENERATED in found.reach.unseen) is is_named
 
 
 @pytest.mark.parametrize("mode", ["resident", "recorded"])

@@ -170,6 +170,8 @@ def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.6}))
     checkpoint = model_files(tmp_path, {})
     assert other_search(read_search(checkpoint), read_search(model_files(tmp_path, plain))) == ()
+    as_float32 = {**plain, "search": {**plain["search"], "temperature": 0.6000000238418579}}
+    assert other_search(read_search(checkpoint), read_search(model_files(tmp_path, as_float32))) == ()
     for name, value in (
         ("min_length", 60),
         ("repetition_penalty", 1.8),

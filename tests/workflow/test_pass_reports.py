@@ -19,7 +19,7 @@ from olive_ext.report.comparison import Comparison
 from olive_ext.report.verdict import Reason, worst_status
 from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.olive_run import deciding, note_unmeasured, print_results
-from olive_ext.workflow.passes import carried_reports, load_run, publish, run_pass
+from olive_ext.workflow.passes import _put_over, _refresh_carried, carried_reports, load_run, publish, run_pass
 from olive_ext.workflow.preflight import references
 from olive_ext.workflow.registration import wrap_once
 from tests.model.tiny import put_graph, put_tokenizer
@@ -283,6 +283,20 @@ def test_commands_of_the_output_models_report_have_the_path_that_it_is_saved_in(
     for one in (written, *run.reports):
         assert one.comparison is not None
         assert one.comparison.arguments == f"{run.output_dir} --reference r --tasks t"
+
+
+def test_reports_that_a_pass_of_olives_has_linked_are_put_over_and_keep_their_source(tmp_path: Path) -> None:
+    """A workflow ended with SameFileError, and without a model."""
+    given, made = (measured(tmp_path / name, REPORT) for name in ("given", "made"))
+    source, copy = (tmp_path / name / "1" / "report.json" for name in ("given", "made"))
+    copy.unlink()
+    copy.hardlink_to(source)
+    _refresh_carried(given.config, made.config)
+    assert copy.samefile(source)
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    _put_over(other, copy)
+    assert (copy.read_text(), source.read_text() != "{}") == ("{}", True)
 
 
 def test_output_model_of_a_search_gets_its_chain(run: Run, tmp_path: Path) -> None:

@@ -404,10 +404,20 @@ GROUP = {"group": "g", "task": ["arc_easy"]}
 STRICT = {"metric": "acc", "min": 0.75}
 
 
-def test_candidate_whose_claim_is_broken_is_out_of_a_search(model: ModelConfig) -> None:
-    """It was saved, and a sound one passed over: a claim is no bound of the evaluator's numbers."""
-    lost = {"verdict": "loss", "estimate": -0.03, "low": -0.06, "high": -0.01}
-    engine = evaluated(ours(tasks=[GROUP]), is_search=True, found=sampled_report(**lost).comparison)
+LOST: Any = {"verdict": "loss", "estimate": -0.03, "low": -0.06, "high": -0.01}
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        sampled_report(**LOST).comparison,
+        replace(sampled_report().comparison, certainty=None, damaged={"norm": "is missing"}),
+    ],
+    ids=["a broken claim", "damage"],
+)
+def test_candidate_that_no_bound_finds_is_out_of_a_search(found: Comparison, model: ModelConfig) -> None:
+    """It was saved, and a sound one passed over: neither a claim nor damage is a bound of the evaluator's numbers."""
+    engine = evaluated(ours(tasks=[GROUP]), is_search=True, found=found)
     with refused(RequirementError, "bound_broken", holds="loss"):
         engine.run(model)
     engine.footprint.create_pareto_frontier()

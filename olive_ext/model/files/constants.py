@@ -58,6 +58,9 @@ _EPSILON = 2.0**-7
 to it before, as by a builder that reads a checkpoint in bfloat16 and writes float32. Half of it, relative to a row's
 largest number, is half a step of 8 bits: tables that were rounded to integers may be stored as floats again."""
 
+_MOST_SIZES = 64
+"""A tensor of no more integers may hold a graph's sizes and axes. A longer one is a table: stored ids or weights."""
+
 _ANGLE = 2.5e-7
 """How far two exporters' float32 angles of a position may be apart, in radians for each position."""
 
@@ -106,8 +109,11 @@ class Constants:
         made = {
             node.output[0]: attribute(node, "value", None) for node in graph_nodes(model) if node.op_type == "Constant"
         }
-        self.tensors = {name: tensor for name, tensor in made.items() if tensor is not None} | self.initializers
-        """Whether with those of Constant nodes."""
+        inner = (tensor for body in nested_graphs(model.graph.node) for tensor in body.initializer)
+        self.tensors = {name: tensor for name, tensor in made.items() if tensor is not None}
+        """Also those of Constant nodes and of nested graphs."""
+
+        self.tensors |= {tensor.name: tensor for tensor in inner} | self.initializers
 
         self.scales: set[str] = set()
         """Scales and zero points of packed weights that were read."""
@@ -163,18 +169,20 @@ class Constants:
         return path, offset, stored.length if stored.length is not None else path.stat().st_size - offset
 
     def floats(self) -> dict[str, Array]:
-        """The floating-point tensors by `float_names`."""
+        """The floating-point tensors, and the tables of integers that ids are looked up in, by `float_names`."""
         return {key: self.numbers(name) for key, name in self.float_names.items()}
 
     @cached_property
     def float_names(self) -> dict[str, str]:
-        """The floating-point tensors by names that other exports of the model have, too: their own names, or the name
-        of the node that reads them where their own is a count. Single numbers of Constant nodes are left out."""
+        """As `floats`, by names that other exports of the model have, too: their own names, or the name of the node
+        that reads them where their own is a count. Single numbers of Constant nodes are left out."""
         known = {
             name: one for name, one in self.tensors.items() if name in self.initializers or math.prod(one.dims) > 1
         }
-        names = {name for name, tensor in known.items() if tensor.data_type in FLOATS and 0 not in tensor.dims}
         nodes = [*graph_nodes(self.model)]
+        tables = {node.input[0] for node in nodes if node.op_type == "Gather"}
+        names = {name for name, tensor in known.items() if tensor.data_type in FLOATS and 0 not in tensor.dims}
+        names |= {name for name in known.keys() & tables if math.prod(known[name].dims) > _MOST_SIZES}
         read = [*rotary_nodes(self.model.graph)]
         turns = {cosines: "cos" for _, cosines, _ in read} | {sines: "sin" for _, _, sines in read}
         readers = {name: (node, index) for node in nodes for index, name in enumerate(node.input)}
@@ -383,6 +391,8 @@ def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
         left, right = left.astype(np.float32) + added, right.astype(np.float32)
         size = np.where(np.isfinite(left), np.abs(left), 0)
         limit = _EPSILON * np.maximum(size, size.max(1, keepdims=True, initial=0) / (16 if own.ndim < 2 else 1.95))
+        if own.dtype.kind in "iu":
+            limit = np.zeros_like(limit)
         if is_rotary:
             limit = np.maximum(limit, _EPSILON / 16 + _ANGLE * np.arange(first, first + len(left))[:, None])
         with np.errstate(invalid="ignore"):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx
+import onnx.inliner
 import onnx.numpy_helper
 
 from olive_ext.graph.nodes import QUANTIZING, attribute, layer_of, quantizing_operator
@@ -158,11 +159,11 @@ def damage(
         left_out = (constants.keys() - floats.keys()) | differing.meant | (differing.found.keys() - causes.keys())
         return Damage(causes | broken(floats, constants), len(left_out))
     for part, graph in _graphs(model).items():
-        own, known, apart_by, alike, numbers = Constants(load_graph(graph), graph), floats, {}, set[str](), {}
+        own, known, apart_by, alike, numbers = _constants(graph), floats, {}, set[str](), {}
         constants, grids = own.floats(), quantized_weights(own)
         _without_idle_windows(own.model, longest)
         if part in others:
-            other = Constants(load_graph(others[part]), others[part])
+            other = _constants(others[part])
             _without_idle_windows(other.model, longest)
             known, apart_by, held = other.floats(), distances(other, own), quantized_weights(other)
             alike = {name for name in grids.keys() & held.keys() if all(map(np.array_equal, grids[name], held[name]))}
@@ -189,6 +190,12 @@ def damage(
         causes |= broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in causes.items()}
     return Damage(findings, uncompared)
+
+
+def _constants(file: Path) -> Constants:
+    """Those of a graph, in which functions of its own are written out."""
+    model = load_graph(file)
+    return Constants(onnx.inliner.inline_local_functions(model) if model.functions else model, file)
 
 
 def checkpoint_distances(tensors: Mapping[str, Array], model: Constants) -> dict[str, Distance]:
@@ -289,7 +296,7 @@ def hidden(
     widest, whole, far = max(map(max, tables), default=0), set(), outliers(products)
     for name, what in others.items():
         shape = constants[name].shape
-        if _EXPERT.search(name):  # a router may send no text there
+        if _EXPERT.search(name) or constants[name].dtype.kind in "iu":  # no text need reach an expert, or an id's entry
             continue
         is_product = len(shape) == 2 and len(what.rows) == shape[0] and max(shape) < widest
         is_table = len(shape) == 2 and (shape[0] >= widest or _TABLES.search(name) is not None)

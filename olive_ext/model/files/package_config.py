@@ -9,6 +9,7 @@ Face's cache, to which all names of a snapshot link.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import stat
@@ -407,6 +408,21 @@ def _sections(files: ModelFiles) -> dict[str, Mapping[str, Any]]:
     name = GENAI_CONFIG if (files.directory / GENAI_CONFIG).is_file() else OVERLAY
     genai = {name: files.genai_config.get("model", {})} if files.genai_config else {}
     return {**genai, **written}
+
+
+def is_same(value: Any, other: Any) -> bool:
+    """Whether two values of configurations are equal, numbers as far as float32 holds them."""
+    if isinstance(value, list | tuple) and isinstance(other, list | tuple):
+        return len(value) == len(other) and all(map(is_same, value, other))
+    if isinstance(value, Mapping) and isinstance(other, Mapping):
+        return value.keys() == other.keys() and all(is_same(value[key], other[key]) for key in value)
+    if isinstance(value, float) or isinstance(other, float):
+        return (
+            isinstance(value, int | float)
+            and isinstance(other, int | float)
+            and math.isclose(value, other, rel_tol=1e-6)
+        )
+    return bool(value == other)
 
 
 def input_window(files: ModelFiles) -> int:
