@@ -8,6 +8,7 @@ onnxruntime-extensions, which mobius and onnxruntime-genai write and this module
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -77,19 +78,21 @@ def other_image_processor(folders: Iterable[Path], named: str | None) -> dict[st
     if len(loaded) < 2:
         return {}
     (one, read), *_, (other, own) = loaded
-    what = other_pictures(one, other)
+    what = other_pictures(numbers_of(one), numbers_of(other))
     return {own.name: f"prepares pictures with {what} of {read.name}"} if what else {}
 
 
-def other_pictures(known: Any, other: Any) -> str:
-    """The numbers with which a processor prepares pictures otherwise than a known one: "resample 0 for 3"."""
-    expected, written = known.to_dict(), other.to_dict()
-    shared = [
-        key for key, value in written.items() if isinstance(value, int | float | list | dict) and expected.get(key)
-    ]
-    return ", ".join(
-        f"{key} {written[key]} for {expected[key]}" for key in shared if not is_same(written[key], expected[key])
-    )
+def numbers_of(processor: Any) -> dict[str, Any]:
+    """The numbers and switches of a processor, JSON-ready."""
+    known = processor.to_dict().items()
+    return {key: json.loads(json.dumps(value)) for key, value in known if isinstance(value, int | float | list | dict)}
+
+
+def other_pictures(known: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """By `numbers_of` two processors, how the other one prepares pictures otherwise than the known one: "resample 0 for
+    3"."""
+    shared = [key for key in other if known.get(key)]
+    return ", ".join(f"{key} {other[key]} for {known[key]}" for key in shared if not is_same(other[key], known[key]))
 
 
 _GENAI_SOUND = "audio_processor_config.json"

@@ -190,13 +190,12 @@ class Models:
         from olive_ext.engine.runners.genai_runner import refusal_of
         from olive_ext.media.processors import (
             HF_FILES,
-            image_processor_of,
             other_feature_extractor,
             other_image_processor,
             other_pictures,
         )
         from olive_ext.media.sound import SoundProcessor, are_other_features
-        from olive_ext.model.types import Modality, SourceKind
+        from olive_ext.model.types import SourceKind
 
         candidate = self.given_candidate
         if candidate.kind != "onnx" or not candidate.runtime.runs_graph:
@@ -229,11 +228,9 @@ class Models:
         if vision := candidate.files.genai_config.get("model", {}).get("vision"):
             differing |= other_image_processor([candidate.files.directory], vision.get("config_filename"))
         compared = [self.reference] if len(self.given_models) > 1 else []
-        with suppress(OliveExtError):  # there is no processor, or it cannot be loaded
-            seeing = (one for one in (*compared, candidate) if one.media and Modality.IMAGE in one.media.modalities)
-            pictures = [image_processor_of(one.processor_files) for one in seeing]
-            if len(pictures) == 2 and (what := other_pictures(pictures[0][0], pictures[1][0])):
-                differing[pictures[1][1].name] = f"prepares pictures with {what} of the reference's"
+        known = compared[0] if compared else self.records_file
+        if known is not None and (what := other_pictures(pictures_of(known)[0], pictures_of(candidate)[0])):
+            differing[pictures_of(candidate)[1]] = f"prepares pictures with {what} of the reference's"
         with suppress(OliveExtError):  # there is no extractor, or it cannot be loaded
             sounds = [
                 SoundProcessor(one.processor_files, one.source[1])
@@ -489,6 +486,25 @@ class Models:
             return None
         known = ends_of(self.reference) if self.records_file is None else self.records_file.manifest
         return stops_of(known, session.describe_execution())
+
+
+PICTURES = "pictures"
+"""The fact of a recording that holds `pictures_of` its model."""
+
+
+def pictures_of(model: ResolvedModel | RecordsFile) -> tuple[Mapping[str, Any], str]:
+    """The numbers with which a model's pictures are prepared, and the file that has them; of records made elsewhere
+    without its name. Empty for a model that takes no pictures, or whose processor cannot be loaded."""
+    from olive_ext.media.processors import image_processor_of, numbers_of
+    from olive_ext.model.types import Modality
+
+    if isinstance(model, RecordsFile):
+        return model.manifest.get(PICTURES, {}), ""
+    with suppress(OliveExtError):
+        if model.media is not None and Modality.IMAGE in model.media.modalities:
+            processor, file = image_processor_of(model.processor_files)
+            return numbers_of(processor), file.name
+    return {}, ""
 
 
 class RecordsFile:

@@ -26,7 +26,7 @@ from olive_ext.report.report import plain
 from olive_ext.run.costs import requested_tasks
 from olive_ext.run.evaluation import evaluate_models
 from olive_ext.run.model_facts import STOP_FACTS
-from olive_ext.run.models import Models
+from olive_ext.run.models import PICTURES, Models, pictures_of
 
 logger = logging.getLogger("olive.olive_ext")
 
@@ -70,6 +70,7 @@ def _manifest(folder: Path, report: Report, models: Models) -> dict[str, Any]:
         **shared,
         "tasks": plain(report.results.get("n-samples", {})),
         **{name: value for made in hooks("recorded_facts").values() for name, value in made(models.candidate).items()},
+        PICTURES: pictures_of(models.candidate)[0],
         "asking": asdict(models.prompt_format(models.given_candidate, reads_all=True)),
         "answers": {path.name: read_facts(path) for path in folder.glob("answers_*.jsonl")},
     }

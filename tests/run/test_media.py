@@ -19,14 +19,14 @@ import olive_ext
 from olive_ext.config import Bound, EvaluationConfig, ModelSettings
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import IncompleteError, LostRequestsError, MemoryShortageError
-from olive_ext.media.processors import image_processor_of, load_feature_extractor
+from olive_ext.media.processors import image_processor_of, load_feature_extractor, other_pictures
 from olive_ext.model import resolve
 from olive_ext.report.comparison import GENERATED
 from olive_ext.report.report import Report
 from olive_ext.run import evaluate
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.evaluation import check_complete
-from olive_ext.run.models import Models
+from olive_ext.run.models import PICTURES, Models, RecordsFile, pictures_of
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.backends.local_tasks import write_tasks
 from tests.exports import hf_model
@@ -283,6 +283,10 @@ def test_pictures_that_are_prepared_otherwise_than_the_references_are_damage(
     given = {"model": {"path": str(package)}, "tasks": ["t"], "reference": {"path": str(checkpoint), "export": "never"}}
     found = Models(EvaluationConfig.parse(given)).unjudged.get("preprocessor_config.json", "")
     assert found.startswith(f"prepares pictures with {key} 0 for ") if key else not found
+    recorded = RecordsFile("model.records")
+    models = [resolve(ModelSettings(model=str(one))) for one in (checkpoint, package)]
+    vars(recorded)["_unpacked"] = tmp_path, {PICTURES: pictures_of(models[0])[0]}
+    assert bool(other_pictures(pictures_of(recorded)[0], pictures_of(models[1])[0])) is bool(key)
 
 
 def _write_tasks(folder: Path, family: str, seconds: list[float]) -> Path:
