@@ -116,6 +116,10 @@ def test_what_any_text_shows_is_left_to_the_distances() -> None:
     exchanged = rounded | {TABLE: changed(TABLE, put([90, 91], lambda rows: rows[::-1]))[TABLE]}
     assert apart(floats(), exchanged).found.keys() == {TABLE}, "others were changed on purpose, and not all of its rows"
     assert TABLE not in apart(floats(), rounded).meant
+    stacks = {f"model.layers.{layer}.mlp.experts": np.ones((4, 3, 5), np.float32) for layer in range(LAYERS)}
+    spoiled = {name: np.concatenate([stack[:3], 5 - stack[3:]]) for name, stack in stacks.items()}
+    assert apart(stacks, spoiled).found.keys() == stacks.keys(), "an expert of each layer, which no text need reach"
+    assert apart(stacks, {name: 3 * stack for name, stack in stacks.items()}).meant == stacks.keys()
     lost = changed(TABLE, put(slice(20, None), 0.0))  # more than half of the rows, and not all of them
     assert told(lost) == {TABLE}
     name = "model.layers.1.mlp.experts.3.up_proj.weight"

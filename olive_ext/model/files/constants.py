@@ -296,7 +296,8 @@ def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> Differi
     of_kinds = [Counter(kind_of(name) for name, what in read.items() if what) for read in (plain, folded)]
     plain |= {name: what for name, what in folded.items() if of_kinds[1][kind_of(name)] < of_kinds[0][kind_of(name)]}
     others = {name: what for name, what in plain.items() if what}
-    meant = meant_others(shared, others, kind_of)
+    stacked = {name for name in others if model[name].ndim > 2 and not _is_all(others[name], reference[name])}
+    meant = meant_others(shared, others, kind_of) - stacked  # one expert of each layer is not changed on purpose
     for whole in (vectors, shared - vectors - rotary):
         changed = whole & others.keys()
         if 2 < len(whole) < 2 * len(changed):
