@@ -33,7 +33,8 @@ _UNSEEN_TAIL = 2.0
 """By how much the skewness of a few documents is multiplied: most of their tail is not among them (20 of a lognormal
 law with a skewness of 6 have 2 on average)."""
 
-PACKAGE_TOKENIZER, KV_CACHE, CONSTANTS = "the package's own tokenizer", "the KV cache", "the files' constants"
+TOKENIZER, PACKAGE_TOKENIZER = "the tokenizer", "the package's own tokenizer"
+KV_CACHE, CONSTANTS = "the KV cache", "the files' constants"
 """Names in `Comparison.damaged` that are neither constants nor files."""
 
 NAME = "name"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from olive_ext.errors import counted
-from olive_ext.report.comparison import ALL, CONSTANTS, KV_CACHE, PACKAGE_TOKENIZER, Comparison
+from olive_ext.report.comparison import ALL, CONSTANTS, KV_CACHE, PACKAGE_TOKENIZER, TOKENIZER, Comparison
 from olive_ext.report.numbers import joined
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ _REPAIRS: Mapping[str, str] = {
     "tokenizer.json": "write these special tokens into `added_tokens` of tokenizer.json",
     PACKAGE_TOKENIZER: "copy the files of the tokenizer that was given into the package, or judge the package's own "
     "(leave `tokenizer` out)",
+    TOKENIZER: "copy the reference's tokenizer into the package",
     "model_args.add_bos_token": "copy the reference's tokenizer into the package, or leave `add_bos_token` out",
     KV_CACHE: "export the model again: what its graph makes of a cache is wrong, and `olive-ext mend` replaces weights",
     CONSTANTS: "repair the file that cannot be read, then evaluate again",

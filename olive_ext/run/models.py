@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -458,6 +458,20 @@ class Models:
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         """Those of the reference and of the evaluated model, by their own files."""
         return self._tokenizer(self.given_reference), self._tokenizer(self.given_candidate)
+
+    def other_text(self, answers: Iterable[Any]) -> str:
+        """How the evaluated model's tokenizer writes one of the `answers` (token ids) otherwise than the reference's,
+        for which it stands; empty where it does not, or where the reference's is not at hand."""
+        if self.config.reference is None or self.records_file is not None:
+            return ""
+        with suppress(OliveExtError):  # a model that a caller has opened
+            one, two = self.tokenizers
+            for tokens in (tokens for tokens in answers if one.where != two.where and not isinstance(tokens, str)):
+                texts = one.decode(tokens), two.decode(tokens)
+                if texts[0] != texts[1]:
+                    theirs, own = excerpts(*texts)
+                    return f"writes tokens of an answer as {own!r} that the reference's writes as {theirs!r}"
+        return ""
 
     def prompt_format(self, model: ResolvedModel, *, reads_all: bool = False) -> PromptFormat:
         """How the files of `model` and this evaluation's settings have a model asked; see `PromptFormat.of`."""

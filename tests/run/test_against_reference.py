@@ -32,6 +32,7 @@ from olive_ext.report.verdict import verdict
 from olive_ext.run import evaluate
 from olive_ext.run.models import Models
 from olive_ext.run.reference.observer import Observer
+from olive_ext.session.tokenizer import load_tokenizer
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.check.tiny import put_model
 from tests.exports import edited, genai_export, hf_model
@@ -483,6 +484,21 @@ def test_special_tokens_that_take_white_space_are_named_where_chats_are_asked(
     assert verdict(compared(report)).code == code
     assert (asked is None) is not uses_chat
     assert asked is None or (asked.what, asked.files) == (("tokens of a chat",), ("tokenizer.json",))
+
+
+def test_a_tokenizer_that_writes_two_tokens_of_an_answer_otherwise_is_damage(tmp_path: Path) -> None:
+    """Each token alone has the same text. The reference's answers were written by it, too: both scored 0."""
+    plain, tokens = genai_export("llama"), (70, 71, 72)
+    two = load_tokenizer(str(plain)).decode(tokens[:2])
+    other = {"type": "Replace", "pattern": {"String": two}, "content": "!"}
+
+    def edit(content: Any) -> None:
+        content["decoder"] = {"type": "Sequence", "decoders": [content["decoder"], {"type": "Fuse"}, other]}
+
+    for name, change, is_told in (("other", edit, True), ("same", None, False)):
+        given = {"model": {"path": str(copied(tmp_path, name, tokenizer=change))}, "tasks": ["t"]}
+        found = Models(EvaluationConfig.parse({**given, "reference": {"path": str(plain)}})).other_text([(9,), tokens])
+        assert ("'!" in found) is bool(found) is is_told
 
 
 def test_chat_templates_that_no_chat_uses_are_not_compared(folder: Path, tmp_path: Path) -> None:
