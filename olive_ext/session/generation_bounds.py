@@ -112,6 +112,7 @@ def read_search(files: ModelFiles) -> dict[str, Any]:
     search = {name: default if section.get(name) is None else section[name] for name, default in _SEARCH.items()}
     context = (files.genai_config.get("model") or {}).get("context_length", 0)
     is_other = bool(files.genai_config and context) and section.get("max_length", context) != context
+    has_encoder = bool(files.hf_config.get("is_encoder_decoder") or files.genai_config.get("model", {}).get("encoder"))
     draws = bool(section.get("do_sample")) and section.get("top_k") != 1 and section.get("temperature") != 0
     return {
         **search,
@@ -119,7 +120,7 @@ def read_search(files: ModelFiles) -> dict[str, Any]:
         **{name: section.get(name) or default for name, default in _DRAWS.items() if draws},
         "max_length": section["max_length"] if is_other else None,
         **{name: written[name] for name in _TRANSFORMERS_SEARCH if written.get(name)},
-        **{name: [*ids] for name in _STARTS if (ids := first_named(name, files))},
+        **{name: [*ids] for name in _STARTS if has_encoder and (ids := first_named(name, files))},
         **{name: value for name, value in written.items() if (name, value) == ("cache_implementation", "quantized")},
     }
 

@@ -219,9 +219,12 @@ def test_search_of_transformers_that_makes_other_answers_is_named(name: str, val
     searches = []
     for key in ("temperature", name):
         (tmp_path / "generation_config.json").write_text(json.dumps({key: value if key == name else 0.6}))
-        searches.append(read_search(model_files(tmp_path, {})))
+        searches.append(read_search(model_files(tmp_path, {}, {"is_encoder_decoder": True})))
     assert other_search(*searches) == (f"{name} {value} for None",)
     assert other_search(searches[1], searches[1]) == ()
+    assert ("decoder" in name) is (name not in read_search(model_files(tmp_path, {}))), (
+        "a decoder alone has no such start"
+    )
     (tmp_path / "generation_config.json").write_text(json.dumps({"cache_implementation": "hybrid"}))
     assert other_search(searches[0], read_search(model_files(tmp_path, {}))) == ()
 
