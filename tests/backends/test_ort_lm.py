@@ -371,7 +371,7 @@ def test_garbage_collector_leaves_many_requests_alone_while_they_run(monkeypatch
     lm.observer = lambda *_: counts.append(gc.get_freeze_count())
     try:
         score(lm, ("the", " cat"), ("a", " cat"))
-        assert {*counts} == {before}
+        assert max(counts) <= before, "frozen objects may die"
         score(lm, ("the", " cat"), ("a", " cat"), ("the", " mat"))
         assert counts[-1] > before
         assert gc.get_freeze_count() == 0
