@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,14 @@ from olive_ext.report.tables import ChainStep, chain_table
 
 logger = logging.getLogger(__name__)
 _PROBE_BYTES = 1 << 16
+_NUMBERED = re.compile(r"(?:report|eval_results)(?:-(\d+))?\.(?:json|md|html|yaml)")
+
+
+def report_number(path: Path) -> int | None:
+    """The number that the pass of a workflow has given a report's file, 1 where the name has none; None for a file that
+    is called otherwise than `write` calls them."""
+    match = _NUMBERED.fullmatch(path.name)
+    return None if match is None else int(match[1] or 1)
 
 
 def write(report: Report, directory: str | Path, to_html: Callable[[Report], str] = to_html) -> tuple[Path, ...]:

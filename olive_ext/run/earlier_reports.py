@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,6 +26,7 @@ from olive_ext.report.page import (
     model_name,
     short_names,
 )
+from olive_ext.report.report_files import report_number
 from olive_ext.report.verdict import BANDS
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.model_facts import damage_of, stops_of
@@ -36,9 +36,6 @@ from olive_ext.run.reference.pairing import compare_answers, compare_texts
 from olive_ext.run.sample_logs import read_logs
 
 REPORT_FILE = "report.json"
-
-_NUMBERED = re.compile(r"report(?:-(\d+))?\.json")
-"""The passes of a workflow number the reports that travel with its output model, but for the first one."""
 _MOST_IN_TITLE = 4
 
 
@@ -128,15 +125,15 @@ def _reports(text: str) -> list[tuple[str, Path, Report]]:
 
 def is_report(path: Path) -> bool:
     """Whether a file is called as evaluations and passes call their reports."""
-    return _NUMBERED.fullmatch(path.name) is not None
+    return path.suffix == ".json" and report_number(path) is not None
 
 
 def _last_of(folder: Path) -> Report:
     """The report of the model that lies in the folder. Of a workflow's output that is the last one: those before it are
     of models that later passes have changed."""
-    numbered = [(match, file) for file in folder.iterdir() if (match := _NUMBERED.fullmatch(file.name))]
-    reports = [(report := _read(file), report.created, int(match[1] or 1)) for match, file in numbered]
-    return max(reports, key=lambda each: each[1:])[0]
+    reports = {file: _read(file) for file in folder.iterdir() if is_report(file)}
+    last = max(reports, key=lambda file: (reports[file].created, report_number(file)))
+    return reports[last]
 
 
 def _read(file: Path) -> Report:

@@ -228,9 +228,10 @@ class Models:
         if vision := candidate.files.genai_config.get("model", {}).get("vision"):
             differing |= other_image_processor([candidate.files.directory], vision.get("config_filename"))
         compared = [self.reference] if len(self.given_models) > 1 else []
-        known = compared[0] if compared else self.records_file
-        if known is not None and (what := other_pictures(pictures_of(known)[0], pictures_of(candidate)[0])):
-            differing[pictures_of(candidate)[1]] = f"prepares pictures with {what} of the reference's"
+        if (known := compared[0] if compared else self.records_file) is not None:
+            pictures, file = pictures_of(candidate)
+            what = other_pictures(pictures_of(known)[0], pictures)
+            differing |= {file: f"prepares pictures with {what} of the reference's"} if what else {}
         with suppress(OliveExtError):  # there is no extractor, or it cannot be loaded
             sounds = [
                 SoundProcessor(one.processor_files, one.source[1])
@@ -466,7 +467,7 @@ class Models:
             return ""
         with suppress(OliveExtError):  # a model that a caller has opened
             one, two = self.tokenizers
-            for tokens in (tokens for tokens in answers if one.where != two.where and not isinstance(tokens, str)):
+            for tokens in answers if one.where != two.where else ():
                 texts = one.decode(tokens), two.decode(tokens)
                 if texts[0] != texts[1]:
                     theirs, own = excerpts(*texts)

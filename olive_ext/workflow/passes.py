@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import re
 import shutil
 import tempfile
 from abc import abstractmethod
@@ -31,7 +30,7 @@ from olive_ext.registry import entries, hooks
 from olive_ext.report import Report, from_json, write
 from olive_ext.report.page import PASSES
 from olive_ext.report.plain_text import print_cells
-from olive_ext.report.report_files import write_chain
+from olive_ext.report.report_files import report_number, write_chain, write_texts
 from olive_ext.report.tables import chain_steps, chain_table
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.costs import COSTS, SIZE_ON_DISK, TOKENS_PER_SECOND, with_costs
@@ -41,7 +40,6 @@ from olive_ext.workflow.handlers import additional_files
 from olive_ext.workflow.pass_keys import content, deciding_settings, digest, environment, has_own_tasks
 from olive_ext.workflow.preflight import FINGERPRINT, is_our_pass, parse, pass_class, reference_of
 
-_REPORT = re.compile(r"(?:report|eval_results)(?:-(\d+))?\.(json|md|html|yaml)")
 _DESCRIPTION = "Set by the pass: versions and task files, so that Olive's cache notices when they change."
 
 
@@ -327,10 +325,8 @@ def _refresh_carried(given: Mapping[str, Any], made: Mapping[str, Any]) -> None:
 def _put_over(path: Path, place: Path) -> None:
     """Copies a file to `place`, which may be the file itself, or a link that shares what another model carries: Olive's
     passes make such links."""
-    if place.exists() and place.samefile(path):
-        return
-    place.unlink(missing_ok=True)
-    shutil.copy2(path, place)
+    if not (place.exists() and place.samefile(path)):
+        write_texts({place: path.read_bytes().decode("utf-8")}, place.parent)
 
 
 def load_run(cache: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
@@ -343,4 +339,4 @@ def load_run(cache: Any, arguments: dict[str, Any], original: Callable[..., Any]
 
 def _report_files(model_config: Mapping[str, Any]) -> dict[Path, int]:
     files = additional_files(model_config.get("model_attributes"))
-    return {path: int(match[1] or 1) for path in files if (match := _REPORT.fullmatch(path.name))}
+    return {path: number for path in files if (number := report_number(path)) is not None}

@@ -59,6 +59,7 @@ from olive_ext.model.decisions import BLOCK_SIZE, Decision, against_buckets, aga
 from olive_ext.model.providers.bindings import KeptBinding
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.spec.role_inputs import ceiling
+from olive_ext.model.spec.step_choices import ALONE
 from olive_ext.model.types import DecoderSpec, Role
 
 IDLE_SLOT = -2
@@ -359,7 +360,7 @@ def _refuse_long_steps(model: ResolvedModel, otherwise: str = "") -> None:
     if isinstance(size, int) and size > most:
         raise ConfigError(f"{problem}; give {most}{otherwise}", "engine.chunk_size", size)
     if spec.alone and spec.context_length > most:
-        why = next((note for note in spec.notes if "fed whole" in note), "each request is fed whole")
+        why = ALONE.format(spec.alone)
         shown = f"'max_length': texts may have {spec.context_length} tokens, and {why}; {problem}"
         raise ConfigError(f"{shown}; give {most} at most, or another 'execution_provider'")
 

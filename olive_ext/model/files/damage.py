@@ -108,6 +108,8 @@ _TABLES = re.compile(r"embed|position|wte|wpe")
 """Names of tables of which a text reads the rows of its tokens and positions."""
 
 _EXPERT = re.compile(r"[./]experts[./]\d")
+"""Names of one expert's weights, which a router may send no text to."""
+
 _PLAIN_WORDS = ("", "weight", "MatMul", "Gemm", "Gather")
 _LAST_NORM = re.compile(r"(^|\.)(final_norm_layernorm|final_layernorm|(?<!\d\.)norm|norm_f|ln_f)\.weight$")
 _NEAR = 0.7
@@ -296,7 +298,7 @@ def hidden(
     widest, whole, far = max(map(max, tables), default=0), set(), outliers(products)
     for name, what in others.items():
         shape = constants[name].shape
-        if _EXPERT.search(name) or constants[name].dtype.kind in "iu":  # no text need reach an expert, or an id's entry
+        if _EXPERT.search(name) or constants[name].dtype.kind in "iu":  # nor need any text have an id
             continue
         is_product = len(shape) == 2 and len(what.rows) == shape[0] and max(shape) < widest
         is_table = len(shape) == 2 and (shape[0] >= widest or _TABLES.search(name) is not None)
