@@ -34,7 +34,7 @@ _UNSEEN_TAIL = 2.0
 law with a skewness of 6 have 2 on average)."""
 
 TOKENIZER, PACKAGE_TOKENIZER = "the tokenizer", "the package's own tokenizer"
-KV_CACHE, CONSTANTS = "the KV cache", "the files' constants"
+KV_CACHE, GRAPH, CONSTANTS = "the KV cache", "the graph", "the files' constants"
 """Names in `Comparison.damaged` that are neither constants nor files."""
 
 NAME = "name"
@@ -438,9 +438,13 @@ class Coverage:
     uncompared: int = 0
     """Constants of the model's files that none of the reference corresponds to, or that were changed on purpose."""
 
+    first: int = 1
+    """The first position of a text that is compared, counted from 1: the tokens of a prompt are read and not scored."""
+
     def __str__(self) -> str:
-        """ "in up to 450 of 512 positions, 12 % of the vocabulary and no picture, with 3 constants not compared"."""
-        parts = [f"up to {self.longest:,}{'' if self.context is None else f' of {self.context:,}'} positions"]
+        """ "in positions 17 to 450 of 512, 12 % of the vocabulary and no picture, with 3 constants not compared"."""
+        where = f"{self.longest:,}{'' if self.context is None else f' of {self.context:,}'}"
+        parts = [f"positions {self.first:,} to {where}"]
         parts += [] if self.vocabulary is None else [f"{100 * self.vocabulary:.2g} % of the vocabulary"]
         parts += [f"no {name}" for name in self.unseen]
         rest = f", with {counted(self.uncompared, 'constant')} not compared" if self.uncompared else ""

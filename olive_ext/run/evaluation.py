@@ -31,7 +31,7 @@ from olive_ext.model.files.hub import offline_if_unreachable
 from olive_ext.model.types import MEDIA_PARTS
 from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
-from olive_ext.report.comparison import GENERATED, KV_CACHE, NAME, SHARED, TOKENIZER, VARIANT, Comparison
+from olive_ext.report.comparison import GENERATED, GRAPH, KV_CACHE, NAME, SHARED, TOKENIZER, VARIANT, Comparison
 from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
 from olive_ext.report.numbers import SAME_NATS
 from olive_ext.report.page import SIZE
@@ -146,6 +146,8 @@ def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Mo
                 kinds.append(f"two {name} encoded together")
         reach = replace(reach, unseen=tuple(kinds), uncompared=constants.uncompared)
     damaged = damage_of(comparison.reference, model) | constants.findings
+    if constants.has_weights and overall is not None and not is_near and not models.candidate.settings.engine.adapters:
+        damaged[GRAPH] = f"computes otherwise than the reference's, whose weights it has ({overall.kl.mean:.2g} nats)"
     asked = None if task_run.reference is None else task_run.reference.observer
     if observer is not None and asked is not None and (cache := observer.contradicted(asked)):
         damaged = {KV_CACHE: cache} | damaged

@@ -293,7 +293,7 @@ def test_quantized_weight_is_compared_with_its_float_one_and_with_the_same_conte
     other = copy.deepcopy(model)
     change(weight(other, name), lambda numbers: 2 * numbers)
     files = saved(tmp_path, model, reference, model, other)
-    assert damage(files[0], files[1]) == damage(files[0], files[2]) == ({}, 0)
+    assert damage(files[0], files[1]) == damage(files[0], files[2]) == ({}, 0, False)
     assert damage(files[0], files[3]).uncompared == 1
 
 
@@ -612,6 +612,20 @@ def test_numbers_of_a_part_that_no_text_reaches_are_compared_whatever_texts_gave
         assert len(damage(*files, is_near=True, is_same=True, unreached=unreached).findings) == num_named
 
 
+def test_a_weights_scale_beside_that_of_a_step_is_no_number_of_the_model() -> None:
+    """Two models that ONNX Runtime quantized dynamically, to int8 and to uint8, were damaged to each other."""
+
+    def scaled(scale: float) -> Constants:
+        model = onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["" : 17]> graph (float[N, 4] x) => (float[N, 4] scale) '
+            f"<float own = {{{scale}}}>"
+            " { rounded, step, zero = DynamicQuantizeLinear (x) scale = Mul (step, own) }"
+        )
+        return Constants(model, Path("model.onnx"))
+
+    assert differing_numbers(scaled(0.5), scaled(0.25)) == {}
+
+
 @pytest.mark.parametrize(("value", "num_named"), [(-1, 0), (0, 0), (1, 1)])
 def test_a_smooth_softmax_that_is_written_out_as_off_is_the_one_that_is_left_out(
     value: int, num_named: int, tmp_path: Path
@@ -926,6 +940,6 @@ def test_a_checkpoint_is_held_against_its_reference_where_it_runs_as_it_is(tmp_p
     own = changed(TABLE, put([3, 90], np.nan), changed(NORM, lambda array: 2 * array))
     files = saved(tmp_path, own, floats(np.float16), floats())
     assert damage(files[0], files[2]).findings.keys() == {TABLE, NORM}
-    assert damage(files[1], files[2]) == ({}, 0)
+    assert damage(files[1], files[2]) == ({}, 0, False)
     alone = damage(files[0], None)
     assert (alone.findings.keys(), alone.uncompared) == ({TABLE}, len(own))

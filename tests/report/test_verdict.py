@@ -492,7 +492,7 @@ LOST_CHANGE = f"{MINUS}3.0 pt, {MINUS}5.0 to {MINUS}1.0"
 UNJUDGED = "cola (mcc) and wiki (word_perplexity) have no values by document to compare"
 SENTENCES = {
     "excluded": f"no loss found: {SAFE_CHANGE}",
-    "excluded within reach": f"no loss found: {SAFE_CHANGE}, in up to 63 positions and 12 % of the vocabulary",
+    "excluded within reach": f"no loss found: {SAFE_CHANGE}, in positions 1 to 63 and 12 % of the vocabulary",
     "not excluded": "not decided: choice acc may have lost up to 1.2 pt (evaluate 1,500 documents or more to know)",
     "certain": f"loss found in choice acc ({LOST_CHANGE})",
     "certain and small": (
@@ -527,11 +527,11 @@ SENTENCES = {
     "another model": "the distributions are far apart, this looks like another model (KL 3.00 nats)",
     "one task far": "the distributions of far are far apart, as with weights of 2 bits or fewer (KL 3.00 nats)",
     "shorter context": (
-        "no difference found, in up to 63 of 512 positions; the candidate's files allow 64 tokens, the reference's "
+        "no difference found, in positions 1 to 63 of 512; the candidate's files allow 64 tokens, the reference's "
         "512: no longer texts were compared"
     ),
     "what a model takes beside texts": (
-        "no difference found, in up to 63 of 512 positions, 12 % of the vocabulary, no picture and no answer "
+        "no difference found, in positions 1 to 63 of 512, 12 % of the vocabulary, no picture and no answer "
         "generated token by token, with 1 constant not compared"
     ),
     "not compared": "not decided: the files' constants are not compared: no access",

@@ -179,13 +179,17 @@ def tried_lengths(traits: Traits, longest: int, numbers: Sequence[int], most: in
     return [*{traits.side(length).first: length for length in sorted(whole) if length > 3}.values()]
 
 
-def check_steps(runner: Runner, vocab_size: int, longest: int, numbers: Sequence[int], most: int) -> str | None:
+def check_steps(
+    runner: Runner, vocab_size: int, longest: int, numbers: Sequence[int], most: int, *, is_step_scaled: bool = False
+) -> str | None:
     """Why texts of this model must be fed whole and alone; None where that makes no difference, or cannot be tried:
     where a step takes less than a text, or an encoder would have to run. Where texts are fed so anyway, answers still
     continue token by token, and that alone is tried.
 
     Texts pass those of `numbers`, positions that the graph may compare with, that leave them below `most` tokens; a
     step has up to `longest`. They are tried on each side of the lengths after which texts are computed otherwise.
+    `is_step_scaled`: whether all tokens of a step are rounded with one scale. Then a beginning that is fed as a whole
+    text is rounded otherwise, by up to a third of what another context makes, and only single tokens are tried.
     """
     traits = runner.traits
     if min(longest, traits.context_length - 1) <= 2 * SHORT or runner.encoder is not None:
@@ -194,7 +198,7 @@ def check_steps(runner: Runner, vocab_size: int, longest: int, numbers: Sequence
         for length in tried_lengths(traits, longest, numbers, most):
             trial = _PartsTrial(runner, vocab_size, length)
             expected = [trial.whole(text) for text in trial.texts]
-            alone = [*trial.tokens_alone()]
+            alone = [*trial.tokens_alone(with_beginnings=not is_step_scaled)]
             again = _laid_over(expected[1], [results for _, results in alone])
             ways = ((what, 1, results) for what, results in alone)
             for what, index, results in chain(trial.other_ways() if traits.chunked_prefill else (), ways):
@@ -235,16 +239,18 @@ class _PartsTrial:
     def whole(self, text: Text) -> FloatArray:
         return self._fed(text, 0, len(text))[1]
 
-    def tokens_alone(self) -> Iterator[tuple[str, _Found]]:
+    def tokens_alone(self, *, with_beginnings: bool) -> Iterator[tuple[str, _Found]]:
         """Results of the second text's last token, the text having been fed last, in a step of its own; and of a few of
-        its beginnings, fed whole, and of the token after each."""
+        its beginnings, fed whole, if these are wanted, and of the token after each."""
         text, last = self.texts[1], len(self.texts[1]) - 1
         if not self._runner.traits.can_rewind:
             self._fed(text, 0, last)
         yield f"token {last + 1} of a text, fed alone,", self._fed(text, last, last + 1)
         for length in self._cuts:
             if length & (length - 1) == 0:
-                yield f"the first {length} tokens of a text, fed as a whole one,", self._fed(text, 0, length)
+                beginning = self._fed(text, 0, length)
+                if with_beginnings:
+                    yield f"the first {length} tokens of a text, fed as a whole one,", beginning
                 yield f"token {length + 1} of a text, fed alone,", self._fed(text, length, length + 1)
 
     def other_ways(self) -> Iterator[tuple[str, int, _Found]]:

@@ -20,7 +20,7 @@ import onnx
 import onnx.inliner
 import onnx.numpy_helper
 
-from olive_ext.graph.nodes import QUANTIZING, attribute, layer_of, quantizing_operator
+from olive_ext.graph.nodes import QUANTIZING, attribute, few_bits, layer_of, quantizing_operator
 from olive_ext.model.files.constants import (
     AT_A_TIME,
     FLOATS,
@@ -125,6 +125,8 @@ class Damage(NamedTuple):
 
     findings: dict[str, str]
     uncompared: int
+    has_weights: bool = False
+    """Whether the model is a single graph with all weights of the reference's, rounds nothing, and nothing differs."""
 
 
 def damage(
@@ -146,7 +148,7 @@ def damage(
     `longest` text is not one. Rows of `vocab_sizes` beyond the tokenizer's `num_tokens`, and rotary ones beyond
     `longest`, are never read. No text shows differences in the parts that are `unreached`. The reference is an ONNX
     model, a checkpoint, or not on disk. Raises `ModelError`."""
-    findings, uncompared = dict[str, str](), 0
+    findings, uncompared, has_weights = dict[str, str](), 0, False
     floats, config, others, without = {}, {}, {}, REACHED * is_near + _SHOWN * is_same
     if reference is not None and reference.decoder.suffix == ".onnx":
         others = _graphs(reference)
@@ -161,7 +163,7 @@ def damage(
         left_out = (constants.keys() - floats.keys()) | differing.meant | (differing.found.keys() - causes.keys())
         return Damage(causes | broken(floats, constants), len(left_out))
     for part, graph in _graphs(model).items():
-        own, known, apart_by, alike, numbers = _constants(graph), floats, {}, set[str](), {}
+        own, known, apart_by, alike, numbers, other = _constants(graph), floats, {}, set[str](), {}, None
         constants, grids = own.floats(), quantized_weights(own)
         _without_idle_windows(own.model, longest)
         if part in others:
@@ -187,11 +189,25 @@ def damage(
             is_folded = is_near and not all(is_one(known[name], constants[name]) for name in vectors)
             texts = {"is_near": is_near, "is_same": is_same, "is_quantized": quantizing_operator(own.model) != ""}
             causes = hidden(differing.found, apart_by, known, constants, is_folded=is_folded, **texts)
+        is_other = differing.found or differing.meant or causes or numbers
+        has_weights = not is_other and _has_weights_of(own, other, known, constants)
         left_out = differing.meant | differing.found.keys() | outliers(apart_by).keys()
         uncompared += sum(own.float_names.get(name, name) not in own.scales for name in left_out - causes.keys())
         causes |= broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in causes.items()}
-    return Damage(findings, uncompared)
+    return Damage(findings, uncompared, has_weights and len(_graphs(model)) == 1)
+
+
+def _has_weights_of(
+    model: Constants, reference: Constants | None, known: Mapping[str, Array], constants: Mapping[str, Array]
+) -> bool:
+    """Whether two graphs that round nothing to 8 bits or fewer have each matrix `known` of the reference, by its
+    name."""
+    if reference is None or any(quantizing_operator(one.model) for one in (model, reference)):
+        return False
+    matrices = {name for name, one in known.items() if one.ndim > 1 and not ROTARY.search(name)}
+    caches = few_bits(value.type.tensor_type.elem_type for value in model.model.graph.input)
+    return bool(matrices) and matrices <= constants.keys() and not caches
 
 
 def _constants(file: Path) -> Constants:
@@ -567,8 +583,10 @@ def _scalars(constants: Constants) -> dict[str, Scalar]:
     if no other node has that name, or by their own name as in `Constants.floats`. Those of a cap are not factors."""
     tensors = constants.tensors
     keys = {name: key for key, name in constants.float_names.items()}
-    readers = [node for node in graph_nodes(constants.model) if node.op_type in _SCALAR_READERS]
-    has_caps = any(node.op_type == "Tanh" for node in graph_nodes(constants.model))
+    nodes = [*graph_nodes(constants.model)]
+    steps = {node.output[1] for node in nodes if node.op_type == "DynamicQuantizeLinear"}  # beside a weight's own scale
+    readers = [node for node in nodes if node.op_type in _SCALAR_READERS and steps.isdisjoint(node.input)]
+    has_caps = any(node.op_type == "Tanh" for node in nodes)
     names, scalars = Counter(plain_name(node.name) for node in readers), {}
     reads = ((node, index, value) for node in readers for index, value in enumerate(node.input))
     for node, index, value in reads:

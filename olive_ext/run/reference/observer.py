@@ -7,6 +7,7 @@ Knows no engine and no lm-eval beyond the task, the document and the arguments o
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -146,6 +147,7 @@ class Observer:
         self._longest = 0
         """Tokens before and of the longest request's targets."""
 
+        self._first = sys.maxsize
         self._first_rows: dict[tuple[Any, ...], int] = {}
         self._alone: dict[str, dict[int, tuple[int, float]]] = {}
 
@@ -246,6 +248,7 @@ class Observer:
             self._tokens.update(one for one in (*before, *target) if isinstance(one, int))
         self.modalities |= {name for name, field in _MEDIA.items() if getattr(request, field, ())}
         self._longest = max(self._longest, 1 + int(output.compared.positions.max(initial=-1)))
+        self._first = min(self._first, 1 + int(output.compared.positions.min(initial=sys.maxsize - 1)))
         if not isinstance(request, RollingRequest):
             self._answering.add(str(instance.task_name))
         positions = self._positions.setdefault(str(instance.task_name), Positions())
@@ -266,7 +269,8 @@ class Observer:
         if not self._longest:
             return None
         share = len(self._tokens) / vocab_size if vocab_size and self._tokens else None
-        return Coverage(min(self._longest, context or self._longest), context, share)
+        longest = min(self._longest, context or self._longest)
+        return Coverage(longest, context, share, first=min(self._first, longest))
 
     @property
     def tasks(self) -> tuple[str, ...]:

@@ -143,7 +143,8 @@ def _open_in(form: GraphForm, sessions: Sessions, notes: tuple[str, ...]) -> Ope
             is_limited = not is_open or decoder.chunk_size < model.chunk_size[0] or model.buckets.steps != "none"
             longest = decoder.chunk_size if is_limited else spec.context_length
             most = affordable(model.size)
-            if problem := check_steps(decoder.runner, spec.num_ids, longest, spec.choices.numbers, most):
+            numbers, is_scaled = spec.choices.numbers, spec.alone != ""
+            if problem := check_steps(decoder.runner, spec.num_ids, longest, numbers, most, is_step_scaled=is_scaled):
                 raise PartsDifferError(problem)
         if is_doubted:
             decoder.runner.traits = replace(decoder.runner.traits.one_by_one(), row_group=1)
