@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 from typing_extensions import override
 
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.errors import ConfigError, MissingError
 from olive_ext.model import ResolvedModel, decisions
 from olive_ext.model.decisions import Decision, State, choose_chunk_size
-from olive_ext.model.files.constants import stated_type
+from olive_ext.model.files.constants import checkpoint_floats
 from olive_ext.model.files.package_config import input_window
 from olive_ext.model.runtimes import Runtime
 from olive_ext.model.types import ModelFiles
@@ -148,3 +150,14 @@ class Transformers(Runtime):
         from olive_ext.engine.runners.hf_runner import open_hf_runner
 
         return open_hf_runner(model)
+
+
+def stated_type(files: ModelFiles) -> str:
+    """The number type that a checkpoint's config.json names; if it is float16, also a weight that is infinite in it."""
+    stated = files.hf_config.get("dtype", files.hf_config.get("torch_dtype"))
+    overflow, largest = "", float(np.finfo(np.float16).max)
+    with suppress(KeyError, TypeError, ValueError, OSError):  # whoever loads a damaged file reports it
+        tensors = checkpoint_floats(files.directory).items() if stated == "float16" else ()
+        beyond = (name for name, one in tensors if one.dtype != np.float16 and max(one.max(), -one.min()) > largest)
+        overflow = next((f", in which {name} overflows" for name in beyond), "")
+    return f"config.json names {stated}{overflow}" if stated else "no file names one"

@@ -22,9 +22,9 @@ import psutil
 from filelock import FileLock
 
 from olive_ext.engine.runners.hf_runner import PlainPass
+from olive_ext.engine.runtimes import stated_type
 from olive_ext.errors import OliveExtError, first_line
 from olive_ext.model import ResolvedModel
-from olive_ext.model.files.constants import stated_type
 from olive_ext.package_versions import installed
 from olive_ext.python_processes import module_command
 from olive_ext.records.files import cache_folder, make_own_folder

@@ -16,6 +16,7 @@ import pytest
 from onnx import helper, numpy_helper
 from safetensors.numpy import save_file
 
+from olive_ext.engine.runtimes import stated_type
 from olive_ext.model.files.constants import (
     Constants,
     Distance,
@@ -24,7 +25,6 @@ from olive_ext.model.files.constants import (
     checkpoint_floats,
     distances,
     outliers,
-    stated_type,
 )
 from olive_ext.model.files.damage import (
     checkpoint_distances,

@@ -11,7 +11,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from itertools import chain
 from operator import eq
@@ -31,7 +30,6 @@ from olive_ext.model.files.content import weight_files
 from olive_ext.model.files.package_config import json_object
 from olive_ext.model.spec.attention import rotary_nodes
 from olive_ext.model.spec.media_spec import HIDDEN
-from olive_ext.model.types import ModelFiles
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -202,14 +200,17 @@ def graph_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def plain_name(name: str) -> str:
-    """A node's name without what quantizers append and without counters."""
-    return COUNTER.sub("", QUANTIZER_SUFFIX.sub("", name))
+    """A node's name without what quantizers append and without counters; quantized nodes have the name of float
+    ones."""
+    name = COUNTER.sub("", QUANTIZER_SUFFIX.sub("", name))
+    for packed, plain in (("QMoE", "MoE"), ("MatMulNBits", "MatMul"), ("GatherBlockQuantized", "Gather")):
+        name = name.replace(packed, plain)
+    return name
 
 
 def part_name(node: onnx.NodeProto, part: str) -> str:
-    """The name of a weight by its node and, of experts, its part; quantized experts have the name of float ones."""
-    name = plain_name(node.name)
-    return f"{name.replace('QMoE', 'MoE')}/{part}" if part else name
+    """The name of a weight by its node and, of experts, its part."""
+    return f"{plain_name(node.name)}/{part}" if part else plain_name(node.name)
 
 
 def checkpoint_floats(folder: Path) -> dict[str, Array]:
@@ -231,17 +232,6 @@ def checkpoint_floats(folder: Path) -> dict[str, Array]:
                 if 0 not in shape:
                     tensors[key] = np.memmap(file, dtypes[entry["dtype"]], "r", place, shape)
     return tensors
-
-
-def stated_type(files: ModelFiles) -> str:
-    """The number type that a checkpoint's config.json names; if it is float16, also a weight that is infinite in it."""
-    stated = files.hf_config.get("dtype", files.hf_config.get("torch_dtype"))
-    overflow, largest = "", float(np.finfo(np.float16).max)
-    with suppress(KeyError, TypeError, ValueError, OSError):  # whoever loads a damaged file reports it
-        tensors = checkpoint_floats(files.directory).items() if stated == "float16" else ()
-        beyond = (name for name, one in tensors if one.dtype != np.float16 and max(one.max(), -one.min()) > largest)
-        overflow = next((f", in which {name} overflows" for name in beyond), "")
-    return f"config.json names {stated}{overflow}" if stated else "no file names one"
 
 
 class Apart(NamedTuple):

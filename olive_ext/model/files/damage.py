@@ -35,6 +35,7 @@ from olive_ext.model.files.constants import (
     checkpoint_floats,
     distance,
     distances,
+    float_weights,
     graph_nodes,
     is_alike,
     is_one,
@@ -96,7 +97,6 @@ _LARGE = 6e4
 """Numbers beyond this stand for infinity in masks: each float type has its own."""
 
 _BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
-
 
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Products that one export may have as one, and their parts in another export, in the order of their outputs."""
@@ -224,8 +224,9 @@ def checkpoint_distances(tensors: Mapping[str, Array], model: Constants) -> dict
 def replace_weights(tensors: Mapping[str, Array], model: Constants) -> bool:
     """Writes the decoded values of a graph's quantized weights into the `tensors` of its checkpoint. Returns whether
     the graph should then compute what the checkpoint does: everything that is rounded in it is a weight that pairs and
-    is near, and its other constants, which smoothing would change, are the checkpoint's."""
-    is_exact = True
+    is near, its other constants, which smoothing would change, are the checkpoint's, and no adapter (as PEFT and
+    onnxruntime-genai name them) adds to them."""
+    is_exact = not any("lora_" in name for name in float_weights(model))
     for name, array in model.floats().items():
         is_exact &= name not in tensors or tensors[name].shape != array.shape or is_one(tensors[name], array)
     names = set()
@@ -544,7 +545,7 @@ def _by_kind(model: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:
 def _by_name(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[onnx.NodeProto]]:
     named: dict[str, list[onnx.NodeProto]] = {}
     for node in nodes:
-        named.setdefault(plain_name(node.name).replace("QMoE", "MoE"), []).append(node)
+        named.setdefault(plain_name(node.name), []).append(node)
     return named
 
 

@@ -262,6 +262,34 @@ def test_graph_of_a_quantized_model_that_computes_otherwise_than_its_weights(
     assert decoded.call_count == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "is_decoded"),
+    [("/model/layers.1/mlp/down_proj/MatMulNBits", True), ("/model/layers.1/lora_A/MatMul", False)],
+)
+def test_names_of_nodes_decide_whether_a_quantized_model_has_the_checkpoints_weights(
+    name: str, is_decoded: bool, tmp_path: Path
+) -> None:
+    """A builder that is given a quantized checkpoint names nodes by packed operators, and nothing paired. Beside
+    adapters the weights are not the merged checkpoint's, and were taken for them."""
+    package = export("llama-genai-0.14-int4")
+
+    def renamed(model: onnx.ModelProto) -> None:
+        node = next(node for node in model.graph.node if "layers.1/mlp/down_proj" in node.name)
+        if is_decoded:
+            node.name = name
+            return
+        value = numpy_helper.from_array(np.zeros((node_inputs(node), 4), np.float32), "lora_a")
+        model.graph.initializer.append(value)
+        model.graph.node.append(onnx.helper.make_node("MatMul", [node.input[0], "lora_a"], ["unread"], name))
+
+    assert held(edited(package.path, tmp_path / "model", renamed), package.hf).is_decoded is is_decoded
+
+
+def node_inputs(node: onnx.NodeProto) -> int:
+    """The inputs of a packed product."""
+    return next(entry.i for entry in node.attribute if entry.name == "K")
+
+
 def test_damaged_file_of_a_quantized_model_is_a_problem(tmp_path: Path) -> None:
     """Its distance says little: its files are held against the checkpoint's."""
 
