@@ -33,7 +33,8 @@ class ComparisonSettings(StrictModel):
 
     matters: Points = 1.0
     """The loss that matters, for the verdict of a comparison: in percentage points of accuracy, in per cent of a
-    perplexity. "No loss found" is said only where a loss of this size is excluded."""
+    perplexity and of a metric whose reference is above 1. "No loss found" is said only where a loss of this size is
+    excluded."""
 
     fail_on_loss: Points | None = None
     """Fails if accuracy over all tasks (of a single task, its first metric) was measured to be lower than the

@@ -193,7 +193,7 @@ def _with_unanswered(change: Change, comparison: Comparison) -> Change:
 
 
 def difference_texts(item: Outcome) -> tuple[str, str]:
-    """The difference and its interval, in points where the metric is a share."""
+    """The difference and its interval, in points, or per cent of the reference (`Outcome.unit`)."""
     half = item.unit * (item.high - item.low) / 4
     places = numbers.decimals(half if half > 0 else None, most=2)
     shown, low, high = (numbers.plus(item.unit * value, places) for value in (item.difference, item.low, item.high))
@@ -226,12 +226,12 @@ def _of_answers(item: Outcome, comparison: Comparison) -> Change:
     return Change(
         item.task,
         metric,
-        "pt",
+        item.unit_name,
         sign * item.difference,
         low,
         high,
         _p(item, comparison.certainty),
-        Figure(f"{name_of(item.task, metric)} difference", f"{shown}{' pt' * item.is_share}", interval),
+        Figure(f"{name_of(item.task, metric)} difference", f"{shown} {item.unit_name}", interval),
         *_advice_of_answers(item, comparison.matters, comparison.certainty),
         outcome=item,
         is_shown=is_shown or item.metric.startswith("avg@"),

@@ -235,8 +235,14 @@ class Outcome:
 
     @property
     def unit(self) -> float:
-        """The factor from a difference to points: 100 for a share, else 1."""
-        return 100.0 if self.is_share else 1.0
+        """The factor from a difference to points, else to per cent of the reference: ratings from 1 to 5, or sums of
+        grades, have no points."""
+        return 100.0 if self.is_share else 100.0 / abs(self.reference)
+
+    @property
+    def unit_name(self) -> str:
+        """The unit of differences that `unit` is multiplied with."""
+        return "pt" if self.is_share else "%"
 
 
 def primary_outcomes(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:

@@ -61,7 +61,7 @@ def _differences(page: Page) -> Iterator[Sequence[str]]:
         cells, outcome = {}, group[0][1]
         for candidate, outcome, _ in group:
             shown, interval = difference_texts(outcome)
-            unit = "\N{NO-BREAK SPACE}pt" if outcome.is_share else ""
+            unit = f"\N{NO-BREAK SPACE}{outcome.unit_name}"
             flips = f"lost {outcome.right_to_wrong}, won {outcome.wrong_to_right}" if outcome.is_binary else ""
             p = view.flips_p(outcome)
             parts = [f"{SIGNS[view.tone(outcome)]} {shown}{unit} ({interval})", flips, f"p {p}" if p else ""]

@@ -139,6 +139,10 @@ CASES: dict[str, tuple[Comparison, str]] = {
         "ok: no_loss_found",
     ),
     "certain": (of(outcome(**LOST, mcnemar_p=0.004)), "loss: loss choice acc 3 pt"),
+    "grades above 1, in per cent of the reference's": (  # a fall of 0.6 was "of less than 1 pt", a whole unit
+        of(outcome(metric="grade", reference=1.05, difference=-0.6, low=-0.7, high=-0.5, mcnemar_p=0, is_binary=False)),
+        "loss: loss choice grade 57 %",
+    ),
     "certain and small": (of(outcome(low=-0.006, high=-0.001)), "small_loss: small_loss choice acc 0.4 pt"),
     "four tasks lost": (
         of(*(outcome(task, **LOST, mcnemar_p=0.001) for task in "abcd")),

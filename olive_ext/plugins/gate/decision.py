@@ -83,8 +83,8 @@ def _named(item: Outcome) -> tuple[str, str]:
     if item.task != ALL:
         name = f"{item.task} {item.metric}" + ("" if item.filter == "none" else f" ({item.filter})")
     shown, interval = difference_texts(item)
-    percent = item.unit
-    text = f"{percent * item.reference:.4g} to {percent * item.candidate:.4g}, difference {shown} ({interval})"
+    percent, unit = (100, "") if item.is_share else (1, " %")
+    text = f"{percent * item.reference:.4g} to {percent * item.candidate:.4g}, difference {shown}{unit} ({interval})"
     flips = f", flips {item.right_to_wrong} lost / {item.wrong_to_right} won, p {item.mcnemar_p:.3g}"
     return name, f"{text}, {counted(item.num_documents, 'document')}{flips if item.is_binary else ''}"
 

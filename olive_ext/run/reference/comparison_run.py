@@ -265,9 +265,9 @@ class TaskRun:
 
 def mode_of(models: Models, lm: LM | None = None) -> Mode:
     """How the models are run: "alone" where there is no reference, or it is the evaluated model itself and nothing is
-    to be recorded. "auto" is resident where both models fit in the free memory and neither speed nor memory is
-    measured. `lm` is an evaluated model that is open already. Raises `ConfigError` for settings that exclude each
-    other."""
+    to be recorded. "auto" is resident where both models fit in the free memory, can be fed in the same steps, and
+    neither speed nor memory is measured. `lm` is an evaluated model that is open already. Raises `ConfigError` for
+    settings that exclude each other."""
     config, reference, is_foreign = models.config, models.config.reference, lm is not None
     if reference is None:
         return "alone"
@@ -291,7 +291,11 @@ def mode_of(models: Models, lm: LM | None = None) -> Mode:
         raise ContradictionError("needs one open model: set 'reference.mode' to 'recorded'", costs[0])
     if reference.mode != "auto" or reference.is_same:
         return "resident" if reference.mode == "auto" else reference.mode
-    return "resident" if not costs and _fits(models.candidate, models.reference) else "recorded"
+    model, other = models.candidate, models.reference
+    if costs or not _fits(model, other):
+        return "recorded"
+    # Transformers cannot cut a text where a model has states, and a graph may take one token a step.
+    return "recorded" if (other.kind, model.kind) == ("hf", "onnx") and model.spec.states else "resident"
 
 
 def is_own_reference(config: EvaluationConfig, kind: str) -> bool:

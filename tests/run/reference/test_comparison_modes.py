@@ -14,6 +14,7 @@ from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, ProviderError
 from olive_ext.run.models import Models
 from olive_ext.run.reference.comparison_run import mode_of
+from tests.exports.catalog import export
 from tests.refusals import refused
 from tests.session.tiny import byte_level
 
@@ -67,6 +68,13 @@ def test_mode_is_as_written_and_small_models_take_turns_for_speed_and_memory(
     path: str, reference: dict[str, str], costs: list[str], expected: str
 ) -> None:
     assert mode(config(path, {"path": path, **reference}, tasks=["tiny_choice", *costs])) == expected
+
+
+@pytest.mark.exporters
+def test_a_graph_with_states_and_its_checkpoint_take_turns() -> None:
+    """Transformers take its texts whole, which a graph that takes a token a step failed on."""
+    package = export("mamba-mobius")
+    assert mode(config(str(package.path), str(package.hf))) == "recorded"
 
 
 def test_models_that_do_not_fit_take_turns(path: str, tmp_path: Path) -> None:
