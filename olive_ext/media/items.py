@@ -107,17 +107,18 @@ class ItemLimit:
 
 
 def token_bucket(num_tokens: int) -> int:
-    """The bucket of an item of so many tokens: 8, 16, 32, then a third to a half more each time. It is always larger
-    than the item, so that a tail is left to fill."""
-    return next(size for size in _sizes() if size > num_tokens)
+    """The bucket of an item of so many tokens, one of `growing_sizes`. It is always larger than the item, so that a
+    tail is left to fill."""
+    return next(size for size in growing_sizes() if size > num_tokens)
 
 
 def token_buckets(most: int) -> list[int]:
     """All buckets of items with up to `most` tokens."""
-    return list(takewhile(lambda size: size <= token_bucket(most), _sizes()))
+    return list(takewhile(lambda size: size <= token_bucket(most), growing_sizes()))
 
 
-def _sizes() -> Iterator[int]:
+def growing_sizes() -> Iterator[int]:
+    """8, 16, 32, then a third to a half more each time, without an end."""
     yield from (8, 16, 32)
     size = 32
     while True:

@@ -15,6 +15,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, takewhile
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -26,7 +27,7 @@ from olive_ext.engine.forms.kv_store import TARGETS, Text, disagreement, read_en
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import Candidates, Capacity, FloatArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
-from olive_ext.media.items import border, chunk_end
+from olive_ext.media.items import border, chunk_end, growing_sizes
 from olive_ext.model.decisions import BUCKET_FORMS, BucketPlan
 from olive_ext.model.providers.bindings import InputFeed
 from olive_ext.model.providers.devices import Device
@@ -66,11 +67,8 @@ class Shape(NamedTuple):
 
 
 def step_sizes(most: int) -> tuple[int, ...]:
-    """Tokens of a row, up to `most`: 1, 8, 16, 32, then a third to a half more each time."""
-    sizes = [1, 8, 16, 32]
-    while sizes[-1] < most:
-        sizes += [sizes[-1] * 3 // 2, sizes[-1] * 2]
-    return (*(size for size in sizes if size < most), most)
+    """Tokens of a row, up to `most`: 1, then `growing_sizes`."""
+    return (*takewhile(lambda size: size < most, chain((1,), growing_sizes())), most)
 
 
 class BucketedRunner(Runner):
