@@ -20,7 +20,7 @@ from onnx import helper
 from olive_ext.engine.forms.kv_store import NotFittingError
 from olive_ext.engine.step import UNLIMITED
 from olive_ext.graph.head_pattern import label
-from olive_ext.graph.nodes import all_names, attribute, reads, remove_dead
+from olive_ext.graph.nodes import all_names, attribute, delete_at, reads, remove_dead
 
 TABLE, STARTS, PASTS, BOUNDS = (
     "block_table",
@@ -132,7 +132,7 @@ def with_paged_attention(
         if reader := next((node for node in graph.node if name in reads([node])), None):
             raise NotFittingError(f"'{name}' is read by {label(reader)} besides the attention")
     _remove_inputs(graph, set(masks))
-    _pack(graph, tokens)
+    pack_inputs(graph, tokens)
     sizes = dict(caches)  # of caches, old and new, which are declared as blocks
     for node in (node for node in graph.node if node.op_type == "PagedAttention"):
         sizes |= {present: sizes[past] for past, present in zip(node.input[3:5], node.output[1:3], strict=False)}
@@ -142,13 +142,6 @@ def with_paged_attention(
     for name, shape in INPUTS.items():
         if name != BOUNDS or kernel.has_bounds:
             graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.INT32, shape))
-    return edited
-
-
-def with_packed_inputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
-    """A copy of `model` that takes the inputs `names`, [B, S], as [N], and treats them as one row."""
-    edited = deepcopy(model)
-    _pack(edited.graph, names)
     return edited
 
 
@@ -222,8 +215,9 @@ def _check(node: onnx.NodeProto, kernel: PagedKernel) -> None:
         raise NotFittingError("the attention has a soft cap, which this device's PagedAttention lacks")
 
 
-def _pack(graph: onnx.GraphProto, names: Iterable[str]) -> None:
-    """Makes inputs packed, in place; inputs that nothing reads are removed."""
+def pack_inputs(graph: onnx.GraphProto, names: Iterable[str]) -> None:
+    """Makes the graph take the inputs `names`, [B, S], as [N], and treat them as one row, in place. Inputs that nothing
+    reads are removed."""
     read = set(reads(graph.node))
     packed = [value for value in graph.input if value.name in set(names) and value.name in read]
     _remove_inputs(graph, set(names) - read)
@@ -242,9 +236,7 @@ def _declare(value: onnx.ValueInfoProto, shape: Sequence[int | str]) -> None:
 
 
 def _remove_inputs(graph: onnx.GraphProto, names: set[str]) -> None:
-    for index in reversed(range(len(graph.input))):
-        if graph.input[index].name in names:
-            del graph.input[index]
+    delete_at(graph.input, [index for index, value in enumerate(graph.input) if value.name in names])
 
 
 def _input(node: onnx.NodeProto, place: int) -> str:

@@ -17,11 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from olive_ext.engine.forms.kv_store import NotFittingError
-from olive_ext.engine.forms.paged_attention import (
-    KERNELS,
-    with_packed_inputs,
-    with_paged_attention,
-)
+from olive_ext.engine.forms.paged_attention import KERNELS, pack_inputs, with_paged_attention
 from olive_ext.graph.nodes import model_of
 
 HEADS, KV_HEADS, SIZE, CONTEXT, BLOCK = 4, 2, 16, 32, 4
@@ -207,5 +203,6 @@ def test_packed_inputs_are_one_row_inside() -> None:
     value, axes = helper.make_tensor_value_info, ["B", "S"]
     nodes = [helper.make_node("Identity", ["ids"], ["out"])]
     graph = helper.make_graph(nodes, "g", [value("ids", INT64, axes)], [value("out", INT64, axes)])
-    (found,) = ReferenceEvaluator(with_packed_inputs(model_of(graph, 21), ["ids"])).run(None, {"ids": np.array([5, 6])})
+    pack_inputs(graph, ["ids"])
+    (found,) = ReferenceEvaluator(model_of(graph, 21)).run(None, {"ids": np.array([5, 6])})
     assert found.tolist() == [[5, 6]]

@@ -24,7 +24,7 @@ from olive_ext.engine.forms.kv_store import (
     decoder_graph,
 )
 from olive_ext.engine.forms.packed import PackedCapture
-from olive_ext.engine.forms.paged_attention import with_packed_inputs
+from olive_ext.engine.forms.paged_attention import pack_inputs
 from olive_ext.engine.forms.registry import choose
 from olive_ext.engine.runners.ort.inputs import Adapters, BoundWeights
 from olive_ext.engine.runners.ort.ort_runner import OrtParts, OrtRunner, ScoringHead, SeparateHead, with_head
@@ -262,7 +262,7 @@ class Sessions:
         read = read_embedding(proto, spec.embeddings)
         if spec.is_paged:
             inputs = [replace(entry, tensor=replace(entry.tensor, shape=("N",))) for entry in read.inputs]
-            proto = with_packed_inputs(proto, [entry.tensor.name for entry in inputs])
+            pack_inputs(proto.graph, [entry.tensor.name for entry in inputs])
             read = replace(read, inputs=tuple(inputs))
         encoders = self.model.media.encoders if self.model.media is not None else ()
         graphs = self._item_graphs(device)
