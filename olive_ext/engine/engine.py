@@ -21,7 +21,7 @@ from olive_ext.engine.requests import Counters, KeyedRequest, KeyedResult, Lost,
 from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
 from olive_ext.engine.scheduling.planned_step import ReadAhead, StepThread
 from olive_ext.engine.scheduling.prefix_tree import MediaIds, Plan, make_plan, plan_in_parts
-from olive_ext.engine.scheduling.scheduler import Scheduler
+from olive_ext.engine.scheduling.scheduler import Planning, Scheduler
 from olive_ext.engine.scheduling.sequences import PendingResult
 from olive_ext.engine.step import UNLIMITED, Capacity, Step, StepOutput
 from olive_ext.errors import LostItemError, LostRequestsError, MemoryShortageError, ModelError, OliveExtError, RunError
@@ -457,8 +457,8 @@ class StepLoop:
 
     def _new_scheduler(self) -> Scheduler:
         """Makes a new scheduler: one knows a single capacity, and a single way in which scored texts share steps."""
-        planned_for = self.traits, self._in_use, self._counters, self._chunk_size, self._steps
-        return Scheduler(*planned_for, self._limit, reports_non_finite=self._reports_non_finite)
+        runner = self.traits, self._in_use, self._counters
+        return Scheduler(Planning(*runner, self._chunk_size, self._steps, self._limit, self._reports_non_finite))
 
 
 def _longest(requests: Sequence[Request]) -> tuple[int, int]:

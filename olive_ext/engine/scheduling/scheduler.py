@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,7 +33,6 @@ from olive_ext.engine.scheduling.slots import Slots
 from olive_ext.engine.step import (
     IDLE_TOKEN,
     ONE_SIDE,
-    UNLIMITED,
     Capacity,
     IntArray,
     Row,
@@ -42,27 +42,35 @@ from olive_ext.engine.step import (
 )
 
 
+@dataclass(frozen=True)
+class Planning:
+    """What a scheduler plans steps for, and by."""
+
+    traits: Traits
+    capacity: Capacity
+    """The traits and the capacity of the runner."""
+
+    counters: Counters
+    chunk_size: int
+    """The most tokens of inputs in a step."""
+
+    steps: ScoredSteps
+    """How scored texts are planned."""
+
+    limit: int
+    """The most tokens of a step, unless a single item has more."""
+
+    reports_non_finite: bool
+    """As in `StepLoop`."""
+
+
 class Scheduler:
     """Plans steps, delivers scores and tokens to results."""
 
-    def __init__(
-        self,
-        traits: Traits,
-        capacity: Capacity,
-        counters: Counters,
-        chunk_size: int,
-        steps: ScoredSteps,
-        limit: int = UNLIMITED,
-        *,
-        reports_non_finite: bool = False,
-    ) -> None:
-        """Plans for a runner with these traits and this capacity; `steps` says how scored texts are planned. No step
-        has more than `limit` tokens, unless a single item has. `reports_non_finite` is as in `StepLoop`."""
-        self.key = capacity, *steps.sizes
-        self._traits, self._capacity, self._steps = traits, capacity, steps
-        self._sizes = chunk_size, steps.answer_tokens
-        self._counters = counters
-        self._limit, self._reports_non_finite = limit, reports_non_finite
+    def __init__(self, planning: Planning) -> None:
+        self.key = planning.capacity, *planning.steps.sizes
+        self._planning = planning
+        self._counters = planning.counters
         self._waiting_sides: deque[Sequence] = deque()
         """Sequences of another side than the present one: they wait until all of the present side have ended."""
 
@@ -103,7 +111,7 @@ class Scheduler:
         if self._waiting_sides and not (self._in_slots.has_work or self._num_without_slots):
             self._begin_side(self._waiting_sides[0].side)
         if self._scored is not None and self._scored.waiting:
-            chosen, moves, first_cell = self._scored.plan(self._in_slots.limit, self._counters)
+            chosen, moves, first_cell = self._scored.plan(self._planning.limit, self._counters)
             plan = planned(chosen, {}, moves=moves, first_cell=first_cell, whole_length=self._side.first)
             self._present = self._committed(plan)
         else:
@@ -113,7 +121,7 @@ class Scheduler:
 
     def schedule_overlapped(self) -> Step | None:
         """The step after the present one, begun before the present one is read. None where it must be read first."""
-        if not self._traits.overlaps_steps or self._overlapped is not None or self._num_without_slots:
+        if not self._planning.traits.overlaps_steps or self._overlapped is not None or self._num_without_slots:
             return None
         self._overlapped = self._in_slots.plan(self.present)
         return None if self._overlapped is None else self._overlapped.step
@@ -126,7 +134,7 @@ class Scheduler:
         self._counters.rows_dropped += self._num_dropped
         self._counters.idle_rows += present.sequences.count(None)
         wrong_T, wrong_K = non_finite(output)
-        if not self._reports_non_finite:
+        if not self._planning.reports_non_finite:
             refuse_non_finite(present, output, wrong_T, wrong_K, self._counters.steps)
         completed, num_wrong = put_scores(present, output, wrong_T)
         self._counters.non_finite += num_wrong
@@ -149,7 +157,7 @@ class Scheduler:
             if sequence.has_ended or sequence.end > sequence.room:  # texts of its side have no more
                 self._in_slots.retire(sequence, self._overlapped)
                 if not sequence.has_ended:
-                    self._waiting_sides.append(sequence.begun_anew(self._traits.side(sequence.end)))
+                    self._waiting_sides.append(sequence.begun_anew(self._planning.traits.side(sequence.end)))
                 elif sequence.result.is_complete and sequence.result not in completed:
                     completed.append(sequence.result)
         self._counters.tokens_generated += num_generated
@@ -162,8 +170,8 @@ class Scheduler:
     def _begin_side(self, side: Side) -> None:
         """Drops what is resident, and admits the sequences that wait for `side`."""
         self._side = side
-        self._in_slots = SlotSteps(self._traits, self._capacity, self._counters, *self._sizes, side, self._limit)
-        self._scored = self._steps.batches(self._capacity)
+        self._in_slots = SlotSteps(self._planning, side)
+        self._scored = self._planning.steps.batches(self._planning.capacity)
         waiting, self._waiting_sides = self._waiting_sides, deque()
         for sequence in waiting:
             if sequence.side == side:
@@ -208,32 +216,21 @@ class Scheduler:
 class SlotSteps:
     """The sequences that have slots, those that wait for one, and the next step of them."""
 
-    def __init__(
-        self,
-        traits: Traits,
-        capacity: Capacity,
-        counters: Counters,
-        chunk_size: int,
-        answer_tokens: int,
-        side: Side,
-        limit: int,
-    ) -> None:
-        """All sequences are on one `side`. `chunk_size`: the most tokens of inputs in a step. `answer_tokens`: a text
-        whose unshared tokens are at most so many is fed one token a step."""
-        self._form = traits.form
-        self.slots = Slots(traits, capacity, answer_tokens)
-        self._traits = traits
+    def __init__(self, planning: Planning, side: Side) -> None:
+        """All sequences are on one `side`."""
+        self._traits = planning.traits
+        self._form = planning.traits.form
+        self._chunk_size = planning.chunk_size
+        self._limit = planning.limit
+        self._counters = planning.counters
         self._side = side
-        self._chunk_size = chunk_size
-        self._counters = counters
-        self.waiting = Admission(self.slots, traits, counters, answer_tokens)
+        self.slots = Slots(planning.traits, planning.capacity, planning.steps.answer_tokens)
+        self.waiting = Admission(self.slots, planning)
         """Sequences without a slot."""
 
         self._running: dict[int, Sequence] = {}
         self.beams: dict[int, BeamGroup] = {}
         """Beam searches, by the slots of their sequences."""
-
-        self.limit = limit
 
     @property
     def has_work(self) -> bool:
@@ -300,7 +297,7 @@ class SlotSteps:
 
     @property
     def _most_tokens(self) -> int:
-        most, group = min(self.limit, self._chunk_size), self._traits.row_group
+        most, group = min(self._limit, self._chunk_size), self._traits.row_group
         return max(group, most - most % group)
 
     def _admit(self) -> None:
@@ -338,7 +335,7 @@ class SlotSteps:
 
     def _rows(self, ready: list[Sequence]) -> list[ChosenRow]:
         """The next rows in the order of their slots, with idle rows where the runner needs them."""
-        traits, limits = self._traits, (self._most_tokens, self.limit, self.slots.capacity)
+        traits, limits = self._traits, (self._most_tokens, self._limit, self.slots.capacity)
         chosen = self._form.next_rows(
             ReadySequences(ready, *limits, traits.can_rewind, traits.chunked_prefill, traits.row_group)
         )
@@ -361,13 +358,11 @@ class Admission:
     are slots wait only for such inputs.
     """
 
-    def __init__(self, slots: Slots, traits: Traits, counters: Counters, answer_tokens: int = 0) -> None:
-        """`answer_tokens`: a text whose unshared tokens are at most so many is fed one token a step."""
+    def __init__(self, slots: Slots, planning: Planning) -> None:
         self._slots = slots
-        self._answer_tokens = answer_tokens
-        self._can_share = traits.chunked_prefill
-        self._row_group = traits.row_group
-        self._counters = counters
+        self._traits = planning.traits
+        self._counters = planning.counters
+        self._answer_tokens = planning.steps.answer_tokens
         self._inputs: deque[Sequence] = deque()
         self._answers: deque[Sequence] = deque()
         self._last: dict[int, Sequence] = {}
@@ -432,9 +427,9 @@ class Admission:
     def _most_shared(self, sequence: Sequence) -> int:
         """Tokens that need not be fed again: only those whose distributions are not read. Of a prompt, a group of rows
         is left to feed; of a scored text, one."""
-        if not self._can_share:
+        if not self._traits.chunked_prefill:
             return 0
-        group = self._row_group if sequence.generation is not None else 1
+        group = self._traits.row_group if sequence.generation is not None else 1
         return max(0, sequence.first_read() + 1 - group)
 
     def _next(self) -> Sequence | None:
