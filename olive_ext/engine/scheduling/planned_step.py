@@ -32,7 +32,7 @@ import numpy.typing as npt
 from olive_ext.engine.requests import FinishReason, Hypothesis
 from olive_ext.engine.scheduling.sequences import PROBE, PROBED, ChosenRow, PendingResult, Sequence, Targets
 from olive_ext.engine.scheduling.slots import Slots
-from olive_ext.engine.step import FloatArray, IntArray, LogitsRow, Step, StepOutput
+from olive_ext.engine.step import Ban, FloatArray, IntArray, LogitsRow, Step, StepOutput
 from olive_ext.errors import NonFiniteError, RunError
 
 
@@ -195,7 +195,8 @@ def planned(chosen: Items[ChosenRow], beams: Mapping[int, BeamGroup], **more: An
             continue
         if sequence.has_bans:
             numbers[stop - 1] = len(logits_rows)
-            logits_rows.append(LogitsRow(place, stop - 1 - past, ban=sequence.ban_at(stop - 1)))
+            ban = Ban.FIRST if stop <= len(sequence.result.request.tokens) else Ban.LATER
+            logits_rows.append(LogitsRow(place, stop - 1 - past, ban=ban))
         number = numbers[stop - 1]
         decoding.append((sequence, number))
         if row.slot in beams:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.requests import FinishReason, Hypothesis, Notes, Request, Result, Sampling, TokenArray
-from olive_ext.engine.step import ONE_SIDE, Ban, Row, Side
+from olive_ext.engine.step import ONE_SIDE, Row, Side
 
 PROBE = -1
 """In place of a target's number: the log-probability of this target (a probe) only shows whether the distribution is
@@ -250,10 +250,6 @@ class Sequence:
         """The targets that are read from positions `past` to `stop`."""
         parts = [targets.within(past, stop) for targets in self.targets] if past < self.num_input else []
         return [targets for targets in parts if targets.begin < targets.stop]
-
-    def ban_at(self, position: int) -> Ban:
-        """Which of its banned tokens are not allowed as the one that is generated after that position."""
-        return Ban.FIRST if position < len(self.result.request.tokens) else Ban.LATER
 
     def first_read(self) -> int:
         """The first position whose distribution is read. From there on nothing may be reused as resident."""
