@@ -176,7 +176,7 @@ class PagedKv(KvStore):
         for tensor in self._spec.kv:
             where = self._device, self._open_graph
             self._pools.append(Pool(self._session, tensor, number + self._num_spare, *where))
-        self._binding = self._bound(KeptBinding(self._session))
+        self._binding = self.bind_anew(())
 
     def copy(self, copies: Items[Copy]) -> None:
         """Copies nothing: the blocks are assigned to the other slot."""
@@ -192,7 +192,10 @@ class PagedKv(KvStore):
 
     @override
     def bind_anew(self, rows: Items[Row]) -> ort.IOBinding:
-        return self._bound(self._session.io_binding())
+        binding = KeptBinding(self._session)
+        for tensor, pool in zip(self._spec.kv, self._pools, strict=True):
+            pool.bind(binding, tensor.past, tensor.present)
+        return binding
 
     @override
     def bind_masks(self, bind: Callable[[str, npt.NDArray[Any]], None], step: Step) -> None:
@@ -211,11 +214,6 @@ class PagedKv(KvStore):
     def close(self) -> None:
         self._binding = self._forking = None
         self._pools.clear()
-
-    def _bound(self, binding: ort.IOBinding) -> ort.IOBinding:
-        for tensor, pool in zip(self._spec.kv, self._pools, strict=True):
-            pool.bind(binding, tensor.past, tensor.present)
-        return binding
 
     def _copy_blocks(self, copies: Items[BlockCopy]) -> None:
         """Makes all copies in one run, which reads before it writes: a block may be both source and target."""

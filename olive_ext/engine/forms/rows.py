@@ -213,18 +213,19 @@ class ViewKv(KvStore):
 
     @override
     def bind(self, rows: Items[Row]) -> ort.IOBinding:
-        return self.bind_slots(rows[0].slot, len(rows))
-
-    def bind_slots(self, first: int, count: int) -> ort.IOBinding:
-        """A binding of past and present of neighbouring slots."""
-        key = (first, count)
+        key = rows[0].slot, len(rows)
         if key not in self._bindings:
-            self._bindings[key] = self._binding(*key)
+            self._bindings[key] = self.bind_anew(rows)
         return self._bindings[key]
 
     @override
     def bind_anew(self, rows: Items[Row]) -> ort.IOBinding:
-        return self._binding(rows[0].slot, len(rows))
+        binding = KeptBinding(self._session)
+        for tensor, buffer in zip(self._spec.kv, self._buffers, strict=True):
+            view = buffer.view(rows[0].slot, len(rows))
+            binding.bind_input(tensor.past, *view)
+            binding.bind_output(tensor.present, *view)
+        return binding
 
     @override
     def close(self) -> None:
@@ -234,14 +235,6 @@ class ViewKv(KvStore):
         """Releases its own memory alone; what a store keeps beside the slots stays, even with new slots."""
         self._bindings.clear()
         self._buffers.clear()
-
-    def _binding(self, first: int, count: int) -> ort.IOBinding:
-        binding = KeptBinding(self._session)
-        for tensor, buffer in zip(self._spec.kv, self._buffers, strict=True):
-            view = buffer.view(first, count)
-            binding.bind_input(tensor.past, *view)
-            binding.bind_output(tensor.present, *view)
-        return binding
 
 
 class _Buffer:

@@ -213,7 +213,7 @@ class TreeKv(ViewKv):
 
     @override
     def bind(self, rows: Items[Row]) -> ort.IOBinding:
-        return self._cells.bind_slots(0, 1) if rows[0].slot == SHARED_PREFIX else super().bind(rows)
+        return self._cells.bind([Row(0, 0, ())]) if rows[0].slot == SHARED_PREFIX else super().bind(rows)
 
     @override
     def bind_masks(self, bind: Callable[[str, npt.NDArray[Any]], None], step: Step) -> None:
