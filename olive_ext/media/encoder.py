@@ -30,7 +30,6 @@ from olive_ext.media.graphs import (
     Array,
     Arrays,
     Bucket,
-    CountedSession,
     EncoderShapes,
     Features,
     ItemGraphs,
@@ -391,7 +390,7 @@ class MediaEncoder:
         """The encoder's outputs on `device`, and which of their rows belong to each item."""
         items = [item for item, _ in loaded]
         inputs, num_rows = self._shapes.padded(joined([arrays for _, arrays in loaded]), items, bucket)
-        binding = self._session.io_binding()
+        binding = self._feed.session.io_binding()
         for name, array in inputs.items():
             self._feed.bind(binding, name, array)
         if self._bind_weights is not None:
@@ -400,7 +399,7 @@ class MediaEncoder:
             binding.bind_output(output.name, device.kind, device.index)
         if self.spec.real_rows is not None:
             binding.bind_output(self.spec.real_rows.name)
-        self._session.run_with_iobinding(binding)
+        self._feed.session.run_with_iobinding(binding)
         features, last = binding.get_outputs()[: len(self.spec.outputs)], binding.get_outputs()[-1]
         *shape, _ = features[0].shape()
         real_N = np.arange(prod(shape)) if self.spec.real_rows is None else real_rows(last.numpy(), shape[-1])
@@ -414,12 +413,9 @@ class MediaEncoder:
         return tuple(features), parts[: len(items)]
 
     @cached_property
-    def _session(self) -> CountedSession:
-        return self._graphs.count.of(self._open_session(), f"the {self.spec.modality.value} encoder")
-
-    @cached_property
     def _feed(self) -> InputFeed:
-        return InputFeed(self._session, self._graphs.device, kept=1)
+        session = self._graphs.count.of(self._open_session(), f"the {self.spec.modality.value} encoder")
+        return InputFeed(session, self._graphs.device, kept=1)
 
 
 class Embedding:
@@ -438,9 +434,8 @@ class Embedding:
         binds weights of the session's graph to its runs."""
         self._bind_weights = bind_weights
         self._graphs = graphs
-        self._session = graphs.count.of(session, "the embedding graph")
         self._spec = spec
-        self._feed = InputFeed(self._session, graphs.device)
+        self._feed = InputFeed(graphs.count.of(session, "the embedding graph"), graphs.device)
         self._encoders = {encoder.spec.modality: encoder for encoder in encoders}
         taken = {tensor for encoder in encoders for tensor in encoder.spec.features}
         self._unused = [tensor for tensor in spec.features if tensor not in taken]
@@ -478,7 +473,7 @@ class Embedding:
         if self._graphs.is_bucketed:
             num_rows = token_bucket(len(rows.tokens_N) - 1)
             rows = replace(rows, tokens_N=np.pad(rows.tokens_N, (0, num_rows - len(rows.tokens_N))))
-        binding, device = self._session.io_binding(), self._graphs.device
+        binding, device = self._feed.session.io_binding(), self._graphs.device
         self._feed.bind_inputs(binding, self._spec.inputs, rows)
         for modality, encoder in self._encoders.items():
             encoder.bind(binding, [item for item in items if item.modality is modality], num_rows)
@@ -488,7 +483,7 @@ class Embedding:
             binding.bind_ortvalue_input(tensor.name, zeros([0, int(tensor.shape[1])], tensor.elem_type))
         for name in self._spec.outputs:
             binding.bind_output(name, device.kind, device.index)
-        self._session.run_with_iobinding(binding)
+        self._feed.session.run_with_iobinding(binding)
         return dict(zip(self._spec.outputs, binding.get_outputs(), strict=True))
 
     def _fold(self, value: ort.OrtValue, shape: Sequence[int]) -> ort.OrtValue:

@@ -108,9 +108,10 @@ def on_the_way(session: Session) -> Callable[[ort.InferenceSession], bool]:
     head's."""
     runner: Any = session.executor.runner  # type: ignore[attr-defined]
     runner = getattr(runner, "inner", runner)
-    own = {id(runner._session)}
+    own = {id(runner._feed.session)}
     for value in (*vars(runner._kv).values(), *vars(runner._head).values()):
-        inner = getattr(value, "_sessions", None) or getattr(value, "_session", None)
+        kept = (getattr(value, name, None) for name in ("_sessions", "_session", "session"))
+        inner = next(filter(None, kept), None)
         own |= {id(one) for one in (inner.values() if isinstance(inner, dict) else [inner, value])}
     return lambda one: id(one) not in own
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,13 +37,6 @@ DEVICE_BYTES = 1 << 28
 """The most bytes of logits that one run of a graph takes on other devices, to bound the memory."""
 
 
-class _RowsGraph(NamedTuple):
-    """A graph over rows of logits and small arrays with as many rows, which is run on some rows at a time."""
-
-    session: ort.InferenceSession
-    feed: InputFeed
-
-
 class DivergenceKernels:
     """Compares distributions by graphs that are opened on `device` at first use; one that fails raises `RunError`. Two
     models are compared on ids below `num_tokens`, because no token has others."""
@@ -53,7 +46,7 @@ class DivergenceKernels:
         self.num_tokens = num_tokens
         self._open_graph = open_graph
         self._device = device
-        self._graphs: dict[tuple[object, ...], _RowsGraph] = {}
+        self._graphs: dict[tuple[object, ...], InputFeed] = {}
 
     @classmethod
     def at(cls, runner: Runner, num_tokens: int | None = None) -> DivergenceKernels:
@@ -106,14 +99,13 @@ class DivergenceKernels:
         outputs = self._run(graph, {"logits": logits}, record)
         return {**outputs, "reference_top_logprobs": record["record_logprobs"][:, 0]}
 
-    def _graph(self, build: Callable[..., bytes], *sizes: int) -> _RowsGraph:
+    def _graph(self, build: Callable[..., bytes], *sizes: int) -> InputFeed:
         key = (build, *sizes)
         if key not in self._graphs:
-            session = self._open_graph(build(*sizes))
-            self._graphs[key] = _RowsGraph(session, InputFeed(session, self._device))
+            self._graphs[key] = InputFeed(self._open_graph(build(*sizes)), self._device)
         return self._graphs[key]
 
-    def _run(self, graph: _RowsGraph, rows: Mapping[str, LogitRows], arrays: Mapping[str, Array]) -> dict[str, Array]:
+    def _run(self, graph: InputFeed, rows: Mapping[str, LogitRows], arrays: Mapping[str, Array]) -> dict[str, Array]:
         """All outputs of a graph over rows of logits and small arrays with as many rows, on the host. It is run on some
         rows at a time."""
         placed = {name: self._place(value) for name, value in rows.items()}
@@ -129,7 +121,7 @@ class DivergenceKernels:
                 for name, value in placed.items():
                     self._bind_rows(binding, name, value, start, stop)
                 for name, array in arrays.items():
-                    graph.feed.bind(binding, name, np.ascontiguousarray(array[start:stop]))
+                    graph.bind(binding, name, np.ascontiguousarray(array[start:stop]))
                 for name in names:
                     binding.bind_output(name)
                 graph.session.run_with_iobinding(binding)

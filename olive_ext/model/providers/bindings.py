@@ -82,14 +82,16 @@ KEPT_VALUES = 64
 
 
 class InputFeed:
-    """Binds host arrays. An input that the session takes on its device has one value there for each shape. It is
-    updated in place, and only where its content changes, so that a known shape needs no allocation."""
+    """Binds host arrays to runs of `session`. An input that the session takes on its device has one value there for
+    each shape. It is updated in place, and only where its content changes, so that a known shape needs no allocation.
+    """
 
     def __init__(self, session: ort.InferenceSession, device: Device, kept: int | None = KEPT_VALUES) -> None:
         """`kept`: values that are kept at most; all where it is None."""
         infos: Any = getattr(session, "get_input_memory_infos", list)  # from ONNX Runtime 1.24 on
         taken = zip(session.get_inputs(), infos() if device.kind != "cpu" else (), strict=False)
         self._on_device = {value.name for value, info in taken if info.name != "Cpu"}
+        self.session = session
         self._device = device
         self._kept = kept
         self._values: OrderedDict[tuple[str, tuple[int, ...]], tuple[ort.OrtValue, bytes]] = OrderedDict()

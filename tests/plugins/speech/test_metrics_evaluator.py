@@ -473,5 +473,5 @@ def test_sessions_of_several_graphs_stop_spinning_unless_told_otherwise(sounds: 
     name = "session.force_spinning_stop"
     for given, expected in (({}, "1"), ({name: "0"}, "0")):
         with open_session(speech_export(), engine={"session_options": given}) as session:
-            options = session.executor.runner._session.get_session_options()
+            options = session.executor.runner._feed.session.get_session_options()
             assert options.get_session_config_entry(name) == expected

@@ -42,6 +42,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_encoder_rows, choose_num_slots, shared_positions
 from olive_ext.model.files.content import load_graph, relocated
 from olive_ext.model.files.package_config import read_suppressed
+from olive_ext.model.providers.bindings import InputFeed
 from olive_ext.model.providers.compiled import Compiled
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_session import open_session
@@ -229,8 +230,9 @@ class Sessions:
         if self.model.settings.engine.graph == "untouched":
             session = self._opened(proto, self.model.files.decoder, caches=caches)
             graph = scoring_graph(logits.elem_type, spec.vocab_size, len(logits.shape), outputs)
-            head = self.helper(graph.SerializeToString())
-            return session, SeparateHead(*facts, self.device(session), session=head, logits=logits.name)
+            device = self.device(session)
+            second = InputFeed(self.helper(graph.SerializeToString()), device)
+            return session, SeparateHead(*facts, device, second=second, logits=logits.name)
         is_captured = self.model.capture(spec).is_captured
         scored, rows = with_head(proto, spec, replace(outputs, has_rows=is_captured))
         session = self._opened(scored, self.model.files.decoder, caches=caches, is_captured=is_captured)

@@ -129,13 +129,10 @@ class ScoringHead:
 
 @dataclass(kw_only=True)
 class SeparateHead(ScoringHead):
-    """The decoder's graph is unchanged: its `logits` stay on the device and feed a second `session`."""
+    """The decoder's graph is unchanged: its `logits` stay on the device and feed a second session."""
 
-    session: ort.InferenceSession
+    second: InputFeed
     logits: str
-
-    def __post_init__(self) -> None:
-        self._feed = InputFeed(self.session, self.device)
 
     @override
     def bind(self, binding: ort.IOBinding, feed: InputFeed, step: Step) -> None:
@@ -144,10 +141,10 @@ class SeparateHead(ScoringHead):
     @override
     def read(self, outputs: Sequence[ort.OrtValue], step: Step) -> StepOutput:
         (logits,) = outputs
-        binding = self.session.io_binding()
+        binding = self.second.session.io_binding()
         binding.bind_ortvalue_input("logits", logits)
-        super().bind(binding, self._feed, step)
-        self.session.run_with_iobinding(binding)
+        super().bind(binding, self.second, step)
+        self.second.session.run_with_iobinding(binding)
         return super().read(binding.get_outputs(), step)
 
 
@@ -217,7 +214,6 @@ class OrtRunner(Runner):
         self.encoder, self.embedding = encoder, parts.embedding
         self.device = place.device
         self.open_graph = place.open_graph
-        self._session = place.session
         self._spec = spec
         self._kv = kv
         self._head = head
@@ -292,7 +288,7 @@ class OrtRunner(Runner):
             **self._facts,
             "num_slots": self.capacity.num_slots,
             **({"slot_positions": most} if (most := self.capacity.most_positions) < UNLIMITED else {}),
-            "providers": self._session.get_providers(),
+            "providers": self._feed.session.get_providers(),
             **super().describe(),
             "row_group": self.traits.row_group,
             **self._kv.describe(),
@@ -336,7 +332,7 @@ class OrtRunner(Runner):
             outputs = capture.run(captured)
         else:
             self._bind(binding, self._feed, layout, padded)
-            self._session.run_with_iobinding(binding, self._run_options)
+            self._feed.session.run_with_iobinding(binding, self._run_options)
             num_caches = len(self._spec.caches)
             values = binding.get_outputs_as_ortvaluevector()
             if not self._kv.is_in_place:

@@ -40,7 +40,7 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faulty:
 
         def run(runner: Any, step: Step) -> StepOutput:
             output = plain(runner, step)
-            name = runner._session.get_modelmeta().graph_name
+            name = runner._feed.session.get_modelmeta().graph_name
             return changed(step, output) if name == "faulty" and is_wrong(step) else output
 
         monkeypatch.setattr(OrtRunner, "_run", run)
