@@ -19,12 +19,7 @@ import numpy.typing as npt
 
 from olive_ext.errors import MediaError, first_line
 from olive_ext.media.pictures import FILES, name_of, opened, reason
-from olive_ext.media.processors import (
-    folders_of,
-    load_feature_extractor,
-    load_sound_processor,
-    torch_threads,
-)
+from olive_ext.media.processors import folders_of, load_feature_extractor, load_sound_processor, torch_threads
 from olive_ext.model.types import ModelFiles, TensorSpec
 
 Samples: TypeAlias = npt.NDArray[np.float32]

@@ -23,15 +23,7 @@ import onnxruntime as ort
 from typing_extensions import override
 
 from olive_ext.engine.forms.base import ONE_ROW, ReadySequences, StepForm
-from olive_ext.engine.forms.kv_store import (
-    TARGETS,
-    KvPlace,
-    KvStore,
-    OpenedDecoder,
-    Text,
-    disagreement,
-    targets_of,
-)
+from olive_ext.engine.forms.kv_store import TARGETS, KvPlace, KvStore, OpenedDecoder, Text, disagreement, targets_of
 from olive_ext.engine.forms.rows import RowsOnGraph
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence

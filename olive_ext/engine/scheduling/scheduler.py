@@ -30,16 +30,7 @@ from olive_ext.engine.scheduling.planned_step import (
 )
 from olive_ext.engine.scheduling.sequences import ChosenRow, PendingResult, Sequence
 from olive_ext.engine.scheduling.slots import Slots
-from olive_ext.engine.step import (
-    IDLE_TOKEN,
-    ONE_SIDE,
-    Capacity,
-    IntArray,
-    Row,
-    Side,
-    Step,
-    StepOutput,
-)
+from olive_ext.engine.step import IDLE_TOKEN, ONE_SIDE, Capacity, IntArray, Row, Side, Step, StepOutput
 
 
 @dataclass(frozen=True)
