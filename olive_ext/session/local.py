@@ -55,11 +55,6 @@ class Texts:
     encoding: Encoding | None
     """How an encoder-decoder's requests are converted; None for a decoder."""
 
-    @property
-    def name(self) -> str:
-        """The model as the user named it, for errors."""
-        return self.model.settings.model
-
     def media(self, limit: ItemLimit) -> MediaText | None:
         """How pictures and sounds of at most `limit` tokens are put into prompts; None for a model without them."""
         if self.model.media is None:
@@ -178,7 +173,8 @@ def open_local(
         if other is not None:
             tap = _resident_tap(own, other)
         elif isinstance(reference, Records):
-            tap = _reading_tap(own, reference)
+            known = reference.facts.get("tokenizer", {}), reference.form.vocab_size
+            tap = ReadingTap(reference, _kernels(own, str(reference.folder), *known))
         elif records is not None:
             tap = WritingTap(records, DivergenceKernels.at(own.runner))
         on_failure.pop_all()
@@ -215,29 +211,24 @@ def _warm_up(local: LocalModel, *, is_strict: bool) -> None:
             runner.encoder.warm_up(Source(encoding.sound.silence()))
 
 
+def _kernels(candidate: LocalModel, name: str, traits: Mapping[str, Any], vocab_size: int) -> DivergenceKernels:
+    """What compares `candidate` with the reference `name`, by the traits of its tokenizer and the number of its logits.
+    Raises `ConfigError` where their distributions are over different tokens."""
+    own, num_tokens = candidate.texts, candidate.texts.tokenizer.num_ids
+    refuse_other_tokenizer(traits, tokenizer_traits(own.tokenizer), name, own.model.settings.model)
+    comparable_tokens(vocab_size_of(candidate.runner), vocab_size, num_tokens)
+    return DivergenceKernels.at(candidate.runner, num_tokens)
+
+
 def _resident_tap(candidate: LocalModel, reference: LocalModel) -> Tap:
-    names = reference.texts.name, candidate.texts.name
-    refuse_other_tokenizer(
-        tokenizer_traits(reference.texts.tokenizer), tokenizer_traits(candidate.texts.tokenizer), *names
-    )
-    num_tokens = candidate.texts.tokenizer.num_ids
-    comparable_tokens(vocab_size_of(candidate.runner), vocab_size_of(reference.runner), num_tokens)
+    name, traits = reference.texts.model.settings.model, tokenizer_traits(reference.texts.tokenizer)
+    kernels = _kernels(candidate, name, traits, vocab_size_of(reference.runner))
     sounds = [one.texts.encoding.sound for one in (reference, candidate) if one.texts.encoding is not None]
     both = [sound for sound in sounds if sound is not None]
     if len(both) == 2 and are_other_features(*both):
         logger.warning("the reference prepares sound otherwise than the model: both are given the model's features")
     own_item = {} if reference.media is None else {"own_item": reference.media.processor.own}
-    return ResidentTap(
-        candidate.runner, reference.opened, DivergenceKernels.at(candidate.runner, num_tokens), **own_item
-    )
-
-
-def _reading_tap(candidate: LocalModel, records: Records) -> Tap:
-    traits = tokenizer_traits(candidate.texts.tokenizer)
-    refuse_other_tokenizer(records.facts.get("tokenizer", {}), traits, str(records.folder), candidate.texts.name)
-    num_tokens = candidate.texts.tokenizer.num_ids
-    comparable_tokens(vocab_size_of(candidate.runner), records.form.vocab_size, num_tokens)
-    return ReadingTap(records, DivergenceKernels.at(candidate.runner, num_tokens))
+    return ResidentTap(candidate.runner, reference.opened, kernels, **own_item)
 
 
 def new_records(model: LocalModel, record_to: RecordTo) -> Records:
