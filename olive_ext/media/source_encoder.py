@@ -16,7 +16,7 @@ import onnxruntime as ort
 
 from olive_ext.graph.standalone_graphs import RowTensor
 from olive_ext.media.graphs import ItemGraphs, SmallGraphs
-from olive_ext.media.items import ItemStore, Source, refuse_other_source
+from olive_ext.media.items import ItemStore, Source
 from olive_ext.model.providers.bindings import StackedPart, Stacker, named_ort_failures, run_graph, zeros
 from olive_ext.model.spec.encoder_spec import EncoderSpec
 from olive_ext.model.spec.role_inputs import DTYPES
@@ -64,10 +64,6 @@ class SourceEncoder:
         self._stacker: Stacker | None = None
         self._sources: ItemStore[Encoded] = ItemStore(num_kept, lambda _: 1)
         self._batches: ItemStore[Encoded] = ItemStore(MOST_BATCHES, lambda _: 1)
-
-    def check(self, source: Source | None) -> None:
-        """Raises `OliveExtError` for a source that the graph does not take."""
-        refuse_other_source(source, self._spec.kind, self._spec.source)
 
     def bind(self, sources: Sequence[Source | None], decoder: ort.IOBinding) -> None:
         """Binds what the decoder takes of each row's source, which is computed unless it is kept."""

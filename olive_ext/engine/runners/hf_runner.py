@@ -23,7 +23,7 @@ from olive_ext.engine.requests import common_prefix
 from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
 from olive_ext.engine.step import FIRST_CELL, Capacity, Step, StepOutput
 from olive_ext.errors import ANY_FAILURE, ModelError, RunError, first_line, why_not_loaded
-from olive_ext.media.items import Media, Source, filled_up, refuse_other_source, rotary_positions
+from olive_ext.media.items import Media, Source, filled_up, rotary_positions
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_chunk_size
 from olive_ext.model.files.package_config import Suppressed, read_suppressed
@@ -287,10 +287,6 @@ class SourceStates:
         self.num_runs = 0
         self._model = model
         self._states = lru_cache(maxsize=KEPT_SOURCES)(self._encode)
-
-    def check(self, source: Source | None) -> None:
-        """Raises `OliveExtError` for a source that the encoder does not take."""
-        refuse_other_source(source, self.kind, self.source)
 
     def inputs(self, source: Source | None) -> dict[str, Any]:
         """The model's inputs besides the decoder's tokens."""

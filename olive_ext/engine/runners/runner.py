@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from olive_ext.engine.forms.base import ONE_ROW, StepForm
 from olive_ext.engine.step import UNLIMITED, Capacity, Side, Step, StepOutput
 from olive_ext.errors import OliveExtError
-from olive_ext.media.items import ItemLimit, Media, MediaItem, Source
+from olive_ext.media.items import ItemLimit, Media, MediaItem, Source, refuse_other_source
 from olive_ext.model.providers.devices import Device
 
 
@@ -80,7 +80,7 @@ class Runner(ABC):
     """Opens a graph without weights on that device, where the runner has sessions of its own."""
 
     encoder: Any = None
-    """The encoder of an encoder-decoder, which checks sources of its `kind` for its input `source`."""
+    """The encoder of an encoder-decoder, which takes sources of its `kind` for its input `source`."""
 
     embedding: Any = None
     """Puts the features of pictures and sounds among the embeddings of tokens, where the runner has graphs for that."""
@@ -121,7 +121,7 @@ class Runner(ABC):
     def check_source(self, source: Source | None) -> None:
         """Raises `OliveExtError` where a request cannot have this source, or needs one."""
         if self.encoder is not None:
-            self.encoder.check(source)
+            refuse_other_source(source, self.encoder.kind, self.encoder.source)
         elif source is not None:
             raise OliveExtError("the request has a source, but this model has no encoder: give it as the prompt")
 
