@@ -34,16 +34,12 @@ class BlockTables:
         """The blocks of each slot in the order of its positions; what follows them has no meaning."""
 
         self._held: list[list[int]] = [[] for _ in range(num_slots)]
-        self._num_users = [0] * (num_slots * self.blocks_per_slot if num_blocks is None else num_blocks)
+        self.num_blocks = num_slots * self.blocks_per_slot if num_blocks is None else num_blocks
+        self._num_users = [0] * self.num_blocks
         self._free = list(reversed(range(self.num_blocks)))
         self._own_from_S = np.zeros(num_slots, np.int64)
         self._num_own_S = np.zeros(num_slots, np.int64)
         """The number of blocks of a slot, from that position on, that no other slot holds; 0 where unknown."""
-
-    @property
-    def num_blocks(self) -> int:
-        """The number of blocks."""
-        return len(self._num_users)
 
     @property
     def num_free(self) -> int:
