@@ -18,7 +18,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from olive_ext.engine.forms.kv_store import Pool
-from olive_ext.engine.forms.paged_attention import BOUNDS, INPUTS, KEPT, PASTS, STARTS, TABLE
+from olive_ext.engine.forms.paged_attention import BOUNDS, INPUTS, KEPT, PASTS, STARTS, TABLE, Caches
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import FloatArray
 from olive_ext.errors import ModelError, ProviderError, RunError
@@ -37,11 +37,10 @@ SCALE = 1 / 16
 """The scale of a quantized cache."""
 
 
-def attended(
-    node: onnx.NodeProto, values: Mapping[int, FloatArray], heads: int, head_size: int, elem_type: int = FLOATS[0]
-) -> FloatArray:
-    """The output of `node` [S, W] for a text without a past. `values`: its inputs by index, tokens as [S, width].
-    `heads`: H. `elem_type`: the cache's; a quantized cache has `SCALE`."""
+def attended(node: onnx.NodeProto, values: Mapping[int, FloatArray], cache: KvTensor) -> FloatArray:
+    """The output of `node` [S, W] for a text without a past. `values`: its inputs by index, tokens as [S, width]. A
+    quantized `cache` has `SCALE`."""
+    heads, head_size, elem_type = cache.heads, cache.head_size, cache.elem_type
     num_queries = int(attribute(node, "num_heads", 0))
     tokens_SW = np.concatenate([values[place] for place in (QUERY, KEY, VALUE) if place in values], axis=1)
     parts = np.split(tokens_SW.reshape(len(tokens_SW), -1, head_size), [num_queries, num_queries + heads], axis=1)
@@ -141,11 +140,8 @@ class AttentionTrial:
     inputs: Mapping[int, tuple[tuple[int, ...], int]]
     """By index in `node`, the input's shape, where 0 is the number of tokens, and the type to which it is rounded."""
 
-    elem_type: int
-    """The cache's element type."""
-
-    heads: int
-    head_size: int
+    cache: KvTensor
+    """One of the caches over which the attention runs."""
 
 
 def input_name(place: int) -> str:
@@ -153,28 +149,26 @@ def input_name(place: int) -> str:
     return f"input_{place}"
 
 
-def attention_trials(paged: onnx.ModelProto, caches: Mapping[str, tuple[int, int]]) -> list[AttentionTrial]:
-    """A graph for each kind of attention in a graph over a paged cache: kinds differ in attributes, inputs and storage.
-    `caches`: heads and head size of each KV input."""
-    types = {value.name: value.type.tensor_type.elem_type for value in paged.graph.input}
+def attention_trials(paged: onnx.ModelProto, caches: Caches) -> list[AttentionTrial]:
+    """A graph for each kind of attention over these paged caches in a graph: kinds differ in attributes, inputs and
+    storage."""
     weights = {tensor.name: tensor for tensor in paged.graph.initializer}
     trials: dict[object, AttentionTrial] = {}
     for node in paged.graph.node:
         if node.op_type != "PagedAttention" or node.input[3] not in caches:
             continue
-        cache = types[node.input[3]], *caches[node.input[3]]
+        cache = caches[node.input[3]]
         shapes = [tuple(weights[name].dims) if name in weights else bool(name) for name in node.input]
-        kind = (tuple(sorted(entry.SerializeToString() for entry in node.attribute)), *shapes, cache)
+        storage = cache.elem_type, cache.heads, cache.head_size
+        kind = (tuple(sorted(entry.SerializeToString() for entry in node.attribute)), *shapes, storage)
         if kind not in trials:
             trials[kind] = _trial_of(node, weights, cache)
     return list(trials.values())
 
 
-def _trial_of(
-    source: onnx.NodeProto, weights: Mapping[str, TensorProto], cache: tuple[int, int, int]
-) -> AttentionTrial:
+def _trial_of(source: onnx.NodeProto, weights: Mapping[str, TensorProto], cache: KvTensor) -> AttentionTrial:
     """A graph of `source` alone, which casts its inputs to the types that `source` takes."""
-    elem_type, heads, size = cache
+    elem_type = cache.elem_type
     narrow = elem_type if elem_type in FLOATS else TensorProto.FLOAT16  # queries, where the cache is quantized
     node = onnx.NodeProto()
     node.CopyFrom(source)
@@ -191,11 +185,11 @@ def _trial_of(
             weight, wide = weights.get(name), input_name(place)
             own_type = TensorProto.FLOAT if place in SCALES else narrow
             own_type = own_type if weight is None else int(weight.data_type)
-            inputs[place] = _shape(source, place, weight, heads, size), own_type
+            inputs[place] = _shape(source, place, weight, cache), own_type
             node.input[place] = f"{wide}_narrow"
             casts.append(helper.make_node("Cast", [wide], [node.input[place]], name=wide, to=own_type))
     value = helper.make_tensor_value_info
-    blocks: list[str | int | None] = ["blocks", "block_size", heads, size]
+    blocks: list[str | int | None] = ["blocks", "block_size", cache.heads, cache.head_size]
     taken = [
         value(input_name(place), TensorProto.FLOAT, [axis or None for axis in shape])
         for place, (shape, _) in inputs.items()
@@ -206,12 +200,12 @@ def _trial_of(
     widened = helper.make_node("Cast", ["narrow"], [OUTPUT], name=OUTPUT, to=TensorProto.FLOAT)
     graph = helper.make_graph([*casts, node, widened], "attention", taken, outputs)
     serialized = bytes(model_of(graph, 21, "com.microsoft").SerializeToString())
-    return AttentionTrial(serialized, node, inputs, elem_type, heads, size)
+    return AttentionTrial(serialized, node, inputs, cache)
 
 
-def _shape(source: onnx.NodeProto, place: int, weight: TensorProto | None, heads: int, size: int) -> tuple[int, ...]:
+def _shape(source: onnx.NodeProto, place: int, weight: TensorProto | None, cache: KvTensor) -> tuple[int, ...]:
     """The shape of an input, in which 0 stands for the number of tokens."""
-    num_queries = int(attribute(source, "num_heads", 0))
+    num_queries, heads, size = int(attribute(source, "num_heads", 0)), cache.heads, cache.head_size
     if place < 3:
         packed = 0 if source.input[1] else 2 * heads
         return (0, (heads if place else num_queries + packed) * size)
@@ -323,7 +317,7 @@ def attends_otherwise(runner: Runner, trials: Sequence[AttentionTrial], most: in
                 difference, where = _difference(trial, runner, most)
         except (ModelError, ProviderError, RunError) as error:
             return str(error)
-        if not difference <= (TOLERANCE if trial.elem_type in FLOATS else QUANTIZED_TOLERANCE):
+        if not difference <= (TOLERANCE if trial.cache.elem_type in FLOATS else QUANTIZED_TOLERANCE):
             shown = f"attention over a paged cache is {difference:.2g} off on this device, of values around 1"
             return f"{shown}: at position {where}"
     return None
@@ -337,10 +331,9 @@ def _difference(trial: AttentionTrial, runner: Runner, most: int) -> tuple[float
         if entry.name not in KEPT and value not in _NEUTRAL.get(entry.name, ()):
             raise RunError(f"attention over a paged cache has {entry.name} {value}, which no trial knows")
     texts = _texts(trial)
-    expected = [attended(trial.node, text, trial.heads, trial.head_size, trial.elem_type) for text in texts]
+    expected = [attended(trial.node, text, trial.cache) for text in texts]
     session = runner.open_graph(trial.graph)
-    shape = KvTensor(PAST[0], PRESENT[0], trial.elem_type, trial.heads, trial.head_size, position_axis=1)
-    pools = [Pool(session, shape, NUM_BLOCKS, runner.device, runner.open_graph) for _ in PAST]
+    pools = [Pool(session, trial.cache, NUM_BLOCKS, runner.device, runner.open_graph) for _ in PAST]
     constants = {place: value for place, value in texts[0].items() if place > 2}
     seen_S = visible(LENGTH, int(attribute(trial.node, "local_window_size", -1))).sum(axis=1)
     even_S = np.maximum(1, seen_S / COUNTED, dtype=np.float32)
@@ -370,7 +363,7 @@ def _texts(trial: AttentionTrial) -> list[dict[int, FloatArray]]:
     for place, (shape, _) in trial.inputs.items():
         if place > VALUE:
             constants[place] = _constant(place, rng.standard_normal(shape, np.float32), constants)
-    node, size = trial.node, trial.head_size
+    node, size = trial.node, trial.cache.head_size
     # Factors of queries [D] of variance 1: scores are `EVEN` at the first number and what it is rotated with.
     gains = np.full(size, SHARPNESS / (score_scale(node, size) * size**0.5), np.float32)
     partner = (1 if attribute(node, "rotary_interleaved", 0) else constants[COS].shape[1]) if COS in constants else 0
@@ -404,7 +397,7 @@ def _tokens(
 ) -> tuple[dict[int, FloatArray], dict[int, FloatArray]]:
     """Tokens of a text [S, width] by index, with queries that attend to all positions, and with queries that attend to
     a few. All numbers are exact in 8 bits. Sums of values stay small, and so does their rounding."""
-    node, heads, size = trial.node, trial.heads, trial.head_size
+    node, heads, size = trial.node, trial.cache.heads, trial.cache.head_size
     sharp_SQD = rng.standard_normal((LENGTH, int(attribute(node, "num_heads", 0)), size), np.float32)
     even_SQD = np.zeros_like(sharp_SQD)
     even_SQD[..., 0] = size**0.5

@@ -300,17 +300,17 @@ class PackedOnGraph(GraphForm):
         tokens = [entry.tensor.name for entry in spec.inputs if entry.role in (Role.INPUT_IDS, Role.POSITION_IDS)]
         kept = {*tokens, WHOLE_LENGTH}
         lengths = [entry.tensor.name for entry in spec.inputs if entry.tensor.name not in kept]
-        caches = {tensor.past: (tensor.heads, tensor.head_size) for tensor in spec.kv}
+        caches = {tensor.past: tensor for tensor in spec.kv}
         paged = with_paged_attention(proto, caches, tokens, lengths, KERNELS[self.model.device.kind])
         paged_spec = replace(self.model.spec_of(paged), notes=spec.notes, choices=spec.choices)
         return paged, self._counted(paged, paged_spec)
 
     def _counted(self, paged: ModelProto, spec: DecoderSpec) -> DecoderSpec:
         """Also returns what the attention gathers beside its caches, which is to be tried."""
-        self._trials = attention_trials(paged, {tensor.past: (tensor.heads, tensor.head_size) for tensor in spec.kv})
-        kernel, sizes = KERNELS.get(self.model.device.kind), {tensor.past: tensor.head_size for tensor in spec.kv}
-        if kernel is not None:
-            spec = replace(spec, gathered_bytes=gathered_bytes(paged, sizes, kernel))
+        caches = {tensor.past: tensor for tensor in spec.kv}
+        self._trials = attention_trials(paged, caches)
+        if (kernel := KERNELS.get(self.model.device.kind)) is not None:
+            spec = replace(spec, gathered_bytes=gathered_bytes(paged, caches, kernel))
         if self.model.buckets.is_captured and (problem := against_capture(spec)):
             self.model.buckets.without(problem)
         return spec

@@ -21,6 +21,7 @@ from olive_ext.engine.forms.kv_store import NotFittingError
 from olive_ext.engine.step import UNLIMITED
 from olive_ext.graph.head_pattern import label
 from olive_ext.graph.nodes import all_names, attribute, delete_at, reads, remove_dead
+from olive_ext.model.types import KvTensor
 
 TABLE, STARTS, PASTS, BOUNDS = (
     "block_table",
@@ -91,21 +92,22 @@ KERNELS: Mapping[str, PagedKernel] = {
 """By ONNX Runtime's name of the device (release 1.31.1, docs/OperatorKernels.md; WebGPU plugin 0.4.0)."""
 
 
-def gathered_bytes(model: onnx.ModelProto, caches: Mapping[str, int], kernel: PagedKernel) -> int:
+Caches = Mapping[str, KvTensor]
+"""The caches of a graph by their inputs."""
+
+
+def gathered_bytes(model: onnx.ModelProto, caches: Caches, kernel: PagedKernel) -> int:
     """Bytes that the attention of a paged graph gathers for each row and position, in the one layer that runs at a
-    time. `caches`: KV input -> head size."""
+    time."""
     if kernel.gathers_above is None:
         return 0
     gathered = (
-        2 * 2 * int(attribute(node, "num_heads", 0)) * caches[node.input[3]]  # keys and values in 16 bits
+        2 * 2 * int(attribute(node, "num_heads", 0)) * caches[node.input[3]].head_size  # keys and values in 16 bits
         for node in model.graph.node
-        if node.op_type == "PagedAttention" and caches.get(node.input[3], 0) > kernel.gathers_above
+        if node.op_type == "PagedAttention" and node.input[3] in caches
+        if caches[node.input[3]].head_size > kernel.gathers_above
     )
     return max(gathered, default=0)
-
-
-Caches = Mapping[str, tuple[int, int]]
-"""Heads and head size of each KV input, as stored."""
 
 
 def with_paged_attention(
@@ -138,7 +140,7 @@ def with_paged_attention(
         sizes |= {present: sizes[past] for past, present in zip(node.input[3:5], node.output[1:3], strict=False)}
     for value in (*graph.input, *graph.output, *graph.value_info):
         if value.name in sizes:
-            _declare(value, ["blocks", "block_size", *sizes[value.name]])
+            _declare(value, ["blocks", "block_size", sizes[value.name].heads, sizes[value.name].head_size])
     for name, shape in INPUTS.items():
         if name != BOUNDS or kernel.has_bounds:
             graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.INT32, shape))

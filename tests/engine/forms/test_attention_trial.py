@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,6 +50,7 @@ from olive_ext.engine.forms.paged_attention import (
 )
 from olive_ext.graph.nodes import attribute, model_of
 from olive_ext.model.providers.devices import Device
+from olive_ext.model.types import KvTensor
 from tests.exports import export
 
 FLOAT, FLOAT16 = 1, 10
@@ -98,7 +100,7 @@ def trial_of(
     pasts = [helper.make_tensor_value_info(name, elem_type, ["B", heads, "P", size]) for name in ("past_k", "past_v")]
     tensors = [onnx.numpy_helper.from_array(value.astype(dtype), f"weight_{place}") for place, value in weights.items()]
     model = model_of(helper.make_graph([node], "decoder", pasts, [], tensors), 21, "com.microsoft")
-    caches = dict.fromkeys(("past_k", "past_v"), (heads, size))
+    caches = {name: KvTensor(name, "", elem_type, heads, size) for name in ("past_k", "past_v")}
     (trial,) = attention_trials(with_paged_attention(model, caches, (), LENGTHS, kernel), caches)
     return trial
 
@@ -115,10 +117,10 @@ def grouped(trial: AttentionTrial) -> ort.InferenceSession:
     node.CopyFrom(paged)
     node.op_type = "GroupQueryAttention"
     node.input[:] = [named.get(place, "") for place in range(max(named) + 1)]
-    value, size = helper.make_tensor_value_info, [1, trial.heads, None, trial.head_size]
+    value, size = helper.make_tensor_value_info, [1, trial.cache.heads, None, trial.cache.head_size]
     shapes = {input_name(place): (1, *shape) if place < 3 else shape for place, (shape, _) in trial.inputs.items()}
     inputs = [value(name, FLOAT, [one or None for one in shape]) for name, shape in shapes.items()]
-    inputs += [value(name, trial.elem_type, size) for name in ("past_key", "past_value")]
+    inputs += [value(name, trial.cache.elem_type, size) for name in ("past_key", "past_value")]
     inputs += [value(LENGTHS[0], INT32, [1]), value(LENGTHS[1], INT32, [])]
     casts = [
         helper.make_node("Cast", [name], [f"{name}_narrow"], to=trial.inputs[place][1])
@@ -131,9 +133,10 @@ def grouped(trial: AttentionTrial) -> ort.InferenceSession:
 
 def attended_by(session: ort.InferenceSession, trial: AttentionTrial, text: Mapping[int, Any]) -> Any:
     """What it returns [S, W] for a text, whose tokens are [S, width]."""
-    dtype, length = helper.tensor_dtype_to_np_dtype(trial.elem_type), len(text[0])
+    dtype, length = helper.tensor_dtype_to_np_dtype(trial.cache.elem_type), len(text[0])
     feeds = {input_name(place): value[None] if place < 3 else value for place, value in text.items()}
-    feeds |= dict.fromkeys(("past_key", "past_value"), np.zeros((1, trial.heads, 0, trial.head_size), dtype))
+    past = np.zeros((1, trial.cache.heads, 0, trial.cache.head_size), dtype)
+    feeds |= dict.fromkeys(("past_key", "past_value"), past)
     feeds |= {LENGTHS[0]: np.array([length - 1], np.int32), LENGTHS[1]: np.array(length, np.int32)}
     return session.run([OUTPUT], feeds)[0][0]
 
@@ -183,7 +186,7 @@ def test_numpy_s_attention_is_onnxruntime_s_and_a_right_kernel_passes_in_six_run
     for number, text in enumerate(attention_trial._texts(trial)):
         weights_S = np.maximum(1, seen_S / COUNTED)[: len(text[0])] if number != SHARP else 1
         found = attended_by(session, trial, text)
-        expected = attended(trial.node, text, trial.heads, trial.head_size, trial.elem_type)
+        expected = attended(trial.node, text, trial.cache)
         assert (np.abs(found - expected).max(axis=1) * weights_S).max() <= TOLERANCE
     assert tried(trial) == (None, 6)
 
@@ -244,24 +247,26 @@ def test_norms_of_heads_are_those_of_torch() -> None:
             torch.nn.functional.rms_norm(heads, (16,), torch.tensor(weights[norm]), 1e-6).reshape(40, -1).numpy()
         )
     expected = attended_by(grouped(plain), plain, before)
-    found = attended(normed.node, {**values, **weights}, 2, 16)
+    found = attended(normed.node, {**values, **weights}, normed.cache)
     assert np.abs(found - expected).max() < 1e-5
 
 
 def test_keys_that_a_kernel_gathers_are_counted() -> None:
     """64 rows, one of 16,384 positions, 8 heads of 512 in 16 bits: 8.6 GB of keys and as many of values."""
-    caches = dict.fromkeys(("past_key", "past_value"), 512)
+    caches = {name: KvTensor(name, "", FLOAT16, 1, 512) for name in ("past_key", "past_value")}
     graph = onnx.load_model_from_string(trial_of(heads=1, groups=8, size=512, elem_type=FLOAT16).graph)
     assert 64 * 16_384 * gathered_bytes(graph, caches, KERNELS["cuda"]) == 2 * 8_589_934_592
     small = onnx.load_model_from_string(trial_of(size=256, elem_type=FLOAT16).graph)
-    assert gathered_bytes(small, dict.fromkeys(caches, 256), KERNELS["cuda"]) == 0
+    smaller = {name: replace(cache, head_size=256) for name, cache in caches.items()}
+    assert gathered_bytes(small, smaller, KERNELS["cuda"]) == 0
 
 
 @pytest.mark.long
 def test_a_paged_export_is_tried_by_its_own_node() -> None:
     """One kind in two layers; with its attributes, packed queries, tables and bounds, and blocks of its caches."""
     proto = onnx.load(export("llama-genai-0.18-paged-cuda").path / "model.onnx", load_external_data=False)
-    caches = {f"past_key_values.{i}.{part}": (2, 16) for i in range(2) for part in ("key", "value")}
+    names = (f"past_key_values.{i}.{part}" for i in range(2) for part in ("key", "value"))
+    caches = {name: KvTensor(name, "", FLOAT16, 2, 16) for name in names}
     (trial,) = attention_trials(proto, caches)
     (own, _) = (node for node in proto.graph.node if node.op_type == "PagedAttention")
     (node,) = (node for node in onnx.load_model_from_string(trial.graph).graph.node if node.op_type == own.op_type)
@@ -343,7 +348,7 @@ class Kernel:
         self.tile = tile
         self.fault = fault
         self.paged = onnx.load_model_from_string(trial.graph)
-        dtype = helper.tensor_dtype_to_np_dtype(trial.elem_type)
+        dtype = helper.tensor_dtype_to_np_dtype(trial.cache.elem_type)
         self.narrow = lambda array: np.asarray(array, np.float32).astype(dtype).astype(np.float32)
         self.steps: list[tuple[Any, ...]] = []
         self.at = 0
@@ -390,7 +395,7 @@ class Kernel:
                 cache[single] = old[single]
         scores = np.concatenate(
             [np.einsum("nhgd,lhd->nhgl", q_NHGD[row_N == row], keys, optimize=True) for row, keys in enumerate(k_BLHD)]
-        ) * score_scale(node, trial.head_size)
+        ) * score_scale(node, trial.cache.head_size)
         if cap := float(attribute(node, "softcap", 0.0)):
             scores = cap * np.tanh(scores / cap)
         window = int(attribute(node, "local_window_size", -1)) + (fault == "window off by one")
@@ -422,7 +427,7 @@ class Kernel:
     def _tokens(self, given: Mapping[str, Any], at_N: Any) -> tuple[Any, Any, Any]:
         """Queries, keys and values of the tokens, rotated."""
         trial, node = self.trial, self.trial.node
-        heads, size = trial.heads, trial.head_size
+        heads, size = trial.cache.heads, trial.cache.head_size
         num_queries = int(attribute(node, "num_heads", 0))
         parts = [given[input_name(place)] for place in range(3) if place in trial.inputs]
         flat = np.concatenate(parts, axis=1).reshape(len(at_N), -1, size)

@@ -19,11 +19,12 @@ from onnx.reference.op_run import OpRun
 from olive_ext.engine.forms.kv_store import NotFittingError
 from olive_ext.engine.forms.paged_attention import KERNELS, pack_inputs, with_paged_attention
 from olive_ext.graph.nodes import model_of
+from olive_ext.model.types import KvTensor
 
 HEADS, KV_HEADS, SIZE, CONTEXT, BLOCK = 4, 2, 16, 32, 4
 WIDTH, KV_WIDTH = HEADS * SIZE, KV_HEADS * SIZE
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
-CACHES = {"past_k": (KV_HEADS, SIZE), "past_v": (KV_HEADS, SIZE)}
+CACHES = {name: KvTensor(name, "", FLOAT, KV_HEADS, SIZE) for name in ("past_k", "past_v")}
 INPUTS = CACHES, ["ids"], ["mask"]
 CUDA = KERNELS["cuda"]
 
