@@ -18,7 +18,7 @@ from olive_ext.session.session import Session
 from olive_ext.session.workers.crew import WorkerPool, open_crew
 from olive_ext.session.workers.worker import OWN, REFERENCE
 
-Reference = str | Path | Mapping[str, Any] | ResolvedModel | Records
+Reference = str | Path | Mapping[str, Any] | ResolvedModel | Records | RecordsElsewhere
 """A model to compare with: its path or settings, the resolved model, or the records of its distributions."""
 
 
@@ -63,6 +63,8 @@ def resolved_reference(model: ResolvedModel, reference: Reference | None) -> Res
     """What `open_model` takes as the `reference` of `model`: a path and settings are resolved."""
     if reference is None or isinstance(reference, ResolvedModel | Records):
         return reference
+    if isinstance(reference, RecordsElsewhere):
+        return Records.read(reference.folder)
     return resolve(model.settings.of_reference(reference), key="reference")
 
 

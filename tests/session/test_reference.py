@@ -172,6 +172,17 @@ def test_the_graph_as_it_is_and_onnxruntime_genai_are_compared_too() -> None:
         np.testing.assert_allclose(other, kl[0], atol=INT4_ATOL)
 
 
+def test_records_that_another_process_wrote_are_a_reference(tmp_path: Path) -> None:
+    with olive_ext.open(genai_export("llama"), isolation="process", record_to=tmp_path) as session:
+        recorded = session.loglikelihood(pairs(2))
+        records = session.records
+    with olive_ext.open(genai_export("llama"), reference=records) as session:
+        outputs = session.loglikelihood(pairs(2))
+    for output, said in zip(outputs, recorded, strict=True):
+        assert output.compared is not None
+        np.testing.assert_allclose(output.compared.reference_logprobs, said.token_logprobs, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", FORMS)
 def test_records_give_what_the_resident_reference_gives(kind: str, tmp_path: Path) -> None:
     with olive_ext.open(reference_path(kind), kind=kind, record_to=tmp_path) as session:
