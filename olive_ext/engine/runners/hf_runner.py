@@ -73,7 +73,6 @@ class HfRunner(Runner):
         self._picks_rows = "logits_to_keep" in parameters
         self._is_croppable = self._keeps_cache and is_croppable(new_cache(model.config))
         self._cache: Any = None
-        self._cached: list[int] = []
         self._slot: list[int] = []
         self._source: Source | None = None
         source = read_source(model.config.to_dict())
@@ -149,7 +148,6 @@ class HfRunner(Runner):
 
     def _forget(self) -> None:
         self._cache = None
-        self._cached = []
         if self._shared_prefix is not None:
             self._shared_prefix.forget()
 
@@ -167,7 +165,8 @@ class HfRunner(Runner):
             self._begin_anew()
         self.tokens_replayed += row.past - fed.begin
         rows = torch.tensor([row.past - fed.begin + read.offset for read in step.logits_rows] or [len(fed.ids) - 1])
-        cache = {"past_key_values": self._cache, "use_cache": True} if self._keeps_cache else {}
+        taken, self._cache = self._cache, None  # an interruption leaves it with any content
+        cache = {"past_key_values": taken, "use_cache": True} if self._keeps_cache else {}
         keep = {"logits_to_keep": rows} if self._picks_rows else {}
         device = self._model.device
         inputs: dict[str, Any] = item_inputs(fed, self._parameters, device)
@@ -182,19 +181,22 @@ class HfRunner(Runner):
             inputs |= {"input_ids" if self.encoder is None else "decoder_input_ids": ids}
             logits_RV = self._model(**inputs, **cache, **keep).logits[0]
             picked: torch.Tensor = (logits_RV if self._picks_rows else logits_RV[rows]).float()
-        self._cached = self._slot = tokens
+        self._cache, self._slot = taken, tokens
         return picked
 
     def _go_back(self, past: Sequence[int]) -> int:
         """Cuts the cache back to what it shares with `past`, or makes a new one; returns the number of tokens."""
-        held = len(self._cached)
-        shared = common_prefix(np.array(self._cached, np.int32), np.array(past, np.int32))
-        if self._cache is not None and (shared == held or self._is_croppable):
-            if shared < held:
-                self._cache.crop(shared - held)  # a negative number takes that many away, in every version 5
-            return shared
-        self._begin_anew()
-        return 0
+        held = len(self._slot)
+        shared = common_prefix(np.array(self._slot, np.int32), np.array(past, np.int32))
+        cache, self._cache = self._cache, None  # as in `_run_row`
+        if cache is None or not (shared == held or self._is_croppable):
+            self._begin_anew()
+            return 0
+        if shared < held:
+            cache.crop(shared - held)  # a negative number takes that many away, in every version 5
+            self._slot = self._slot[:shared]
+        self._cache = cache
+        return shared
 
     def _begin_anew(self) -> None:
         self._cache = new_cache(self._model.config) if self._keeps_cache else None
@@ -326,7 +328,7 @@ class HfSharedPrefix:
 
         assert step.first_cell is not None
         with torch.inference_mode():
-            self._settle(step)
+            cache = self._settled(step)
             ids = torch.tensor([[token for row in step.rows for token in row.tokens]], device=self._model.device)
             positions = [row.past + place for row in step.rows for place in range(len(row.tokens))]
             starts = np.cumsum([0, *(len(row.tokens) for row in step.rows)])
@@ -340,30 +342,34 @@ class HfSharedPrefix:
                 input_ids=ids,
                 attention_mask=bias_ST.masked_fill_(hidden_ST, torch.finfo(self._model.dtype).min)[None, None],
                 position_ids=torch.tensor([positions], device=self._model.device),
-                past_key_values=self._cache,
+                past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=rows,
             ).logits[0]
+        self._cache = cache
         return logits_RV.float()
 
-    def _settle(self, step: Step) -> None:
-        """Makes the step's moves, and drops the cells that the step will write."""
+    def _settled(self, step: Step) -> Any:
+        """Takes the cache out, for an interruption leaves it with any content. Makes the step's moves there, and drops
+        the cells that the step will write."""
         import torch
 
         assert step.first_cell is not None
-        if self._cache is None:
-            self._cache = new_cache(self._model.config)
+        cache, self._cache = self._cache, None
+        if cache is None:
+            cache = new_cache(self._model.config)
         for move in step.moves:
             sources, target = move.source_N - FIRST_CELL, move.target - FIRST_CELL
-            for layer in self._cache.layers:
+            for layer in cache.layers:
                 for cells in (layer.keys, layer.values):
                     cells[:, :, target : target + len(sources)] = cells[:, :, sources]
-        stale = self._cache.get_seq_length() - (step.first_cell - FIRST_CELL)
+        stale = cache.get_seq_length() - (step.first_cell - FIRST_CELL)
         if stale > 0:
-            self._cache.crop(-stale)  # a negative number takes that many away, in every version 5
+            cache.crop(-stale)  # a negative number takes that many away, in every version 5
         elif stale < 0:  # anything goes into cells that were never written: steps are tried and timed on any cache
             ids = torch.zeros((1, -stale), dtype=torch.long, device=self._model.device)
-            self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+            self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return cache
 
 
 DEFAULT_LENGTH = 2048

@@ -73,6 +73,28 @@ def assert_scored(model: Any, asked: list[Request], results: list[Result], atol:
         assert result.is_greedy == tuple(row.argmax() == token for row, token in targets)
 
 
+def test_what_an_interrupted_step_left_in_the_cache_is_not_used() -> None:
+    """In the first layer, not in the second: of a row, and of a tree batch."""
+    model, asked = make("llama"), requests(12)
+    runner, text = HfRunner(model, {}), tuple(range(1, 13))
+    engine = Engine(HfRunner(model, {}), 16)
+    runner.run(Step((Row(0, 0, text[:6]),)))
+    engine.run(asked)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    hook = model.model.layers[1].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(Step((Row(0, 6, text[6:9]),)))
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(asked)
+    hook.remove()
+    (logprob,) = runner.run(Step((Row(0, 0, text),), (LogitsRow(0, 11),), ((0, 5),))).target_logprobs
+    assert logprob == pytest.approx(naive(model, list(text))[-1, 5], abs=1e-5)
+    assert_scored(model, asked, engine.run(asked), 1e-4)
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_tree_batches_score_as_whole_passes_do_in_fewer_steps(attention: str) -> None:
     model = make("llama")
