@@ -366,8 +366,9 @@ class GenaiRunner(Runner):
         return _stack(rows)
 
     def _append(self, generator: GenaiGenerator, tokens: Sequence[int]) -> None:
-        feed(generator, tokens, one_by_one=bool(self._tokens) and self._generators.continues is Continues.BY_ONE)
-        self._tokens += tokens
+        one_by_one = bool(self._tokens) and self._generators.continues is Continues.BY_ONE
+        self._tokens += tokens  # first: an interrupted generator must not count as one that holds what it held before
+        feed(generator, tokens, one_by_one=one_by_one)
 
     def _read(self, logits_SV: FloatArray) -> FloatArray:
         self.host_bytes += logits_SV.nbytes

@@ -138,6 +138,32 @@ def test_results_equal_the_oracle_whatever_generators_can_do(kind: str, chunk_si
             assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
 
 
+class _Interrupted(FakeModel):
+    """Its first generator is interrupted when it has taken tokens for the first time."""
+
+    def new_generator(self, capacity: int) -> FakeGenerator:
+        generator = super().new_generator(capacity)
+        append, is_first = generator.append_tokens, len(self.capacities) == 1
+
+        def append_tokens(tokens: Sequence[int]) -> None:
+            nonlocal is_first
+            append(tokens)
+            if is_first:
+                is_first = False
+                raise KeyboardInterrupt
+
+        generator.append_tokens = append_tokens  # type: ignore[method-assign]
+        return generator
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_generator_that_was_interrupted_does_not_count_as_an_empty_one(kind: str) -> None:
+    engine, request = Engine(GenaiRunner(_Interrupted(KINDS[kind]), {}), 64), Request((1, 2, 3, 4), 2)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run([request])
+    assert engine.run([request])[0].logprobs == pytest.approx(oracle(request).logprobs, abs=1e-5)
+
+
 @pytest.mark.parametrize("is_silent", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_traits_are_found_by_trying(kind: str, is_silent: bool) -> None:
