@@ -11,7 +11,6 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +26,7 @@ from onnx.reference.ops.op_range import Range
 from onnx.reference.ops.op_tile import Tile
 
 from olive_ext.errors import one_line
-from olive_ext.graph.nodes import attribute, constants_of, reads, subgraphs
+from olive_ext.graph.nodes import attribute, constants_of, reads, subgraphs, tensors_of
 from olive_ext.model.spec.role_inputs import arrays_of, input_array
 from olive_ext.model.types import DecoderSpec, InputSpec, KvTensor, LengthChoice, Role, StateTensor, StepChoices
 
@@ -82,8 +81,8 @@ class PositionalNodes:
         self._hints = {value.name: value for value in graph.value_info}
         self._values = set(self._inputs)
         self.nodes: list[onnx.NodeProto] = []
-        self._shapes: dict[str, str] = {}
-        """The outputs of nodes that read only the shape of something else, by its name."""
+        self._outside: set[str] = set()
+        """Caches and values of layers, of which nodes read the shape alone."""
 
         self.frontier: dict[str, onnx.NodeProto] = {}
         """The values that other nodes read, each with the first of these nodes."""
@@ -95,8 +94,8 @@ class PositionalNodes:
         read = list(reads([node]))
         if node.op_type == "Shape" and read[0] not in self._values | self._known:
             if read[0] in self._caches or self._is_hinted(read[0]):
-                self._shapes[node.output[0]] = read[0]
-                self._values.add(node.output[0])
+                self._outside.add(read[0])
+                self._values.update(node.output)
                 self.nodes.append(node)
             return
         is_run = node.domain in self._domains and not repeats(node)
@@ -122,13 +121,11 @@ class PositionalNodes:
         tensors = [value for value in values if isinstance(value, TensorProto)]
         read = {name for node in self.nodes for name in node.input}
         tensors += [tensor for tensor in self._model.graph.initializer if tensor.name in read]
-        numbers = set()
+        numbers = {attribute(node, "value_int", 0) for node in self.nodes if node.op_type == "Constant"}
         for tensor in tensors:
             if int(np.prod(tensor.dims)) == 1 and tensor.data_location != TensorProto.EXTERNAL:
                 number = float(numpy_helper.to_array(tensor).reshape(-1)[0])
                 numbers |= {int(number)} if number.is_integer() else set()
-        for node in self.nodes:
-            numbers |= {entry.i for entry in node.attribute if node.op_type == "Constant" and entry.name == "value_int"}
         return sorted(numbers)
 
     def count(self, wanted: Iterable[str]) -> int:
@@ -142,48 +139,43 @@ class PositionalNodes:
         for node in reversed(self.nodes):
             if needed.intersection(node.output) and not fixed.issuperset(node.output):
                 kept.append(node)
-                if node.output[0] not in self._shapes:
-                    needed.update(reads([node]))
+                needed.update(reads([node]))
         return kept, needed
 
     @_runnable()
     def cut(self, wanted: Iterable[str], fixed: Iterable[str] = ()) -> Run:
         """Computes values of a step, where the values `fixed` are one truth. Both may raise `UnrunnableError`."""
         wanted, fixed = list(wanted), set(fixed)
-        kept, needed = self.makers(wanted, fixed)
-        shapes = [node for node in kept if node.output[0] in self._shapes]
-        nodes, made_up = _without_weights([node for node in reversed(kept) if node not in shapes])
+        nodes, needed = self.makers(wanted, fixed)
+        inputs, outside = needed & self._inputs.keys(), needed & self._outside
         weights = [tensor for tensor in self._model.graph.initializer if tensor.name in needed]
-        made_up |= {tensor.name: _made_up(tensor) for tensor in weights if tensor.data_location == TensorProto.EXTERNAL}
-        fed = {name for name in needed if name in self._inputs} | {*made_up, *fixed}
-        fed |= {node.output[0] for node in shapes}
-        run = on_host(self._model, nodes, fed, wanted)
+        made_up = {tensor.name: _made_up(tensor) for tensor in weights if tensor.data_location == TensorProto.EXTERNAL}
+        part = onnx.ModelProto(graph=onnx.GraphProto(node=nodes[::-1]))
+        for number, tensor in enumerate(tensors_of(part)):
+            if tensor.data_location == TensorProto.EXTERNAL:
+                tensor.CopyFrom(numpy_helper.from_array(_made_up(tensor) + number, tensor.name))
+        run = on_host(self._model, part.graph.node, {*inputs, *outside, *made_up, *fixed}, wanted)
 
         @_runnable()
         def computed(rows: Rows, is_beyond: bool = False) -> dict[str, Array]:
             arrays = arrays_of(rows)
-            step = {name: input_array(self._inputs[name], arrays) for name in fed if name in self._inputs}
+            step = {name: input_array(self._inputs[name], arrays) for name in inputs}
+            step |= {name: np.broadcast_to(0, self._shape(name, rows)) for name in outside}
             step |= made_up | {name: np.array(is_beyond) for name in fixed}
-            step |= {node.output[0]: self._shape(node, rows) for node in shapes}
             return run(step)
 
         return computed
 
-    def _shape(self, node: onnx.NodeProto, rows: Rows) -> Array:
-        name = self._shapes[node.output[0]]
-        num_rows, past = len(rows), max(row[0] for row in rows)
-        cache = self._caches.get(name)
-        if cache is not None:
-            shape = cache.shape(num_rows, past)
-        else:
-            arrays = arrays_of(rows)
-            sizes: dict[str, int] = {}
-            for entry in self._inputs.values():
-                taken = zip(entry.tensor.shape, input_array(entry, arrays).shape, strict=True)
-                sizes |= {dim: size for dim, size in taken if isinstance(dim, str)}
-            dims = self._hints[name].type.tensor_type.shape.dim
-            shape = [dim.dim_value if dim.HasField("dim_value") else sizes[dim.dim_param] for dim in dims]
-        return np.array(shape, np.int64)[attribute(node, "start", 0) : attribute(node, "end", len(shape))]
+    def _shape(self, name: str, rows: Rows) -> Sequence[int]:
+        if (cache := self._caches.get(name)) is not None:
+            return cache.shape(len(rows), max(row[0] for row in rows))
+        arrays = arrays_of(rows)
+        sizes: dict[str, int] = {}
+        for entry in self._inputs.values():
+            taken = zip(entry.tensor.shape, input_array(entry, arrays).shape, strict=True)
+            sizes |= {dim: size for dim, size in taken if isinstance(dim, str)}
+        dims = self._hints[name].type.tensor_type.shape.dim
+        return [dim.dim_value if dim.HasField("dim_value") else sizes[dim.dim_param] for dim in dims]
 
 
 def _bounded(operator: type[OpRun], size: Callable[..., float]) -> type[OpRun]:
@@ -232,26 +224,6 @@ def _made_up(tensor: onnx.TensorProto) -> Array:
     rows = [*tensor.dims, 1][0]
     column = np.arange(rows, dtype=np.float64) + sum(map(ord, tensor.name)) % 97 / 97
     return np.broadcast_to(column.astype(dtype).reshape(-1, *[1] * (len(tensor.dims) - 1)), tuple(tensor.dims))
-
-
-def _without_weights(nodes: Iterable[onnx.NodeProto]) -> tuple[list[onnx.NodeProto], dict[str, Array]]:
-    """Copies of the nodes in which constants of other files are values from outside, and these values."""
-    made_up: dict[str, Array] = {}
-
-    def edited(node: onnx.NodeProto, prefix: str) -> onnx.NodeProto:
-        tensor = attribute(node, "value", None) if node.op_type == "Constant" else None
-        if tensor is not None and tensor.data_location == TensorProto.EXTERNAL:
-            name = f"{prefix}{node.output[0]}/made_up"
-            made_up[name] = _made_up(tensor) + len(made_up)
-            return helper.make_node("Identity", [name], list(node.output), name=node.name)
-        for entry in node.attribute:
-            if entry.type == onnx.AttributeProto.GRAPH:
-                inner = [edited(child, f"{prefix}{entry.name}/") for child in entry.g.node]
-                del entry.g.node[:]
-                entry.g.node.extend(inner)
-        return node
-
-    return [edited(deepcopy(node), f"{node.name}/") for node in nodes], made_up
 
 
 logger = logging.getLogger(__name__)
