@@ -211,9 +211,7 @@ def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
 def take_attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
     """The value of an attribute, which is removed from the node, or `default` where it has none of that name."""
     value = attribute(node, name, default)
-    names = [entry.name for entry in node.attribute]
-    if name in names:
-        del node.attribute[names.index(name)]
+    delete_at(node.attribute, [index for index, entry in enumerate(node.attribute) if entry.name == name])
     return value
 
 
@@ -269,25 +267,19 @@ def makers_of(nodes: Iterable[onnx.NodeProto], values: Iterable[str]) -> list[on
 
 def remove_dead(graph: onnx.GraphProto, value: str) -> None:
     """Removes in place the node that makes `value` if nothing reads it, then what only that node read, and so on."""
-    producers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
-    uses = Counter(reads(graph.node))
-    uses.update(output.name for output in graph.output)
-    dead: set[int] = set()
-    gone: set[str] = set()
-    pending = [value]
-    while pending:
-        gone.add(name := pending.pop())
-        index = producers.get(name)
-        if index is None or index in dead or any(uses[name] for name in graph.node[index].output):
+    uses = Counter([*reads(graph.node), *(output.name for output in graph.output)])
+    dead: list[int] = []
+    unread = {value}
+    for index, node in reversed([*enumerate(graph.node)]):  # what reads a value stands after what makes it
+        if unread.isdisjoint(node.output) or any(uses[name] for name in node.output):
             continue
-        dead.add(index)
-        gone.update(graph.node[index].output)
-        read = list(reads([graph.node[index]]))
+        dead.append(index)
+        read = [*reads([node])]
         uses.subtract(read)
-        pending += (name for name in read if not uses[name])
+        unread.update(node.output, (name for name in read if not uses[name]))
     delete_at(graph.node, dead)
-    delete_at(graph.value_info, {index for index, value in enumerate(graph.value_info) if value.name in gone})
-    delete_at(graph.initializer, {index for index, tensor in enumerate(graph.initializer) if tensor.name in gone})
+    delete_at(graph.value_info, [index for index, value in enumerate(graph.value_info) if value.name in unread])
+    delete_at(graph.initializer, [index for index, tensor in enumerate(graph.initializer) if tensor.name in unread])
 
 
 def quantizing_operator(model: onnx.ModelProto) -> str:
