@@ -57,10 +57,9 @@ def add_scoring_head(
     from the logits. `keeps_layers` is a reason for which all layers must run on all rows; empty where there is none.
     Raises ModelError when the output is missing, is pruned, or a name of the head is taken.
     """
-    check_scoring(model, logits_name)
+    logits = check_scoring(model, logits_name)
     edited = deepcopy(model)
     graph = edited.graph
-    logits = _output(edited, logits_name)
     elem_type = logits.type.tensor_type.elem_type
     writer = NodeWriter(graph, default_opset(edited), _PREFIX)
     rows = find_rows(graph, logits_name, _static_dim(logits, -1), keeps_layers)
@@ -113,9 +112,12 @@ def scoring_graph(
     return model_of(graph, 21)
 
 
-def check_scoring(model: onnx.ModelProto, logits_name: str) -> None:
-    """Raises ModelError unless the output holds logits of every position."""
-    logits = _output(model, logits_name)
+def check_scoring(model: onnx.ModelProto, logits_name: str) -> onnx.ValueInfoProto:
+    """The output, which holds logits of every position. Raises ModelError where it does not."""
+    outputs: dict[str, onnx.ValueInfoProto] = {output.name: output for output in model.graph.output}
+    if logits_name not in outputs:
+        raise ModelError(f"the graph has no output '{logits_name}'; it has {', '.join(outputs)}")
+    logits = outputs[logits_name]
     rank = len(logits.type.tensor_type.shape.dim) if logits.type.tensor_type.HasField("shape") else 3
     if rank not in (2, 3):
         raise ModelError(f"output '{logits_name}' has rank {rank}; 2 and 3 are scored: [batch,] positions, vocabulary")
@@ -123,6 +125,7 @@ def check_scoring(model: onnx.ModelProto, logits_name: str) -> None:
         raise ModelError(
             f"output '{logits_name}' has the last position only (a pruned LM head): export the model without it"
         )
+    return logits
 
 
 def _score(writer: NodeWriter, value: str, elem_type: int, vocab_size: int | None, outputs: HeadOutputs) -> None:
@@ -183,13 +186,6 @@ def _log_sum_exp(writer: NodeWriter, logits_RV: str, where_R1: str, vocab_size: 
     terms = writer.add("Exp", [writer.add("Sub", [logits_RV, largest_R1])])
     logarithm_R1 = writer.add("Log", [writer.sum_columns(terms, vocab_size)])
     return writer.add("Reshape", [writer.add("Add", [logarithm_R1, largest_R1]), writer.integers([-1])])
-
-
-def _output(model: onnx.ModelProto, name: str) -> onnx.ValueInfoProto:
-    outputs: dict[str, onnx.ValueInfoProto] = {output.name: output for output in model.graph.output}
-    if name not in outputs:
-        raise ModelError(f"the graph has no output '{name}'; it has {', '.join(outputs)}")
-    return outputs[name]
 
 
 def _static_dim(value: onnx.ValueInfoProto, axis: int) -> int | None:
