@@ -25,13 +25,8 @@ def broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
         return None
     rank = max(len(shape) for shape in known)
     aligned = [(1,) * (rank - len(shape)) + shape for shape in known]
-    return tuple(_common([shape[axis] for shape in aligned]) for axis in range(rank))
-
-
-def _common(sizes: Sequence[Dim]) -> Dim:
-    """The broadcast length of one axis; None where two of `sizes` may differ, because one of them may be 1."""
-    others = set(sizes) - {1}
-    return 1 if not others else others.pop() if len(others) == 1 else None
+    lengths = [set(sizes) - {1} or {1} for sizes in zip(*aligned, strict=True)]
+    return tuple(sizes.pop() if len(sizes) == 1 else None for sizes in lengths)  # of others, one may be 1
 
 
 def factors(dims: Sequence[Dim]) -> tuple[int | str, ...] | None:
@@ -104,7 +99,10 @@ class Shapes:
         for value in graph.input:
             self.of[value.name] = _declared(value)
         for name, tensor in constants_of(graph).items():
-            self.of[name] = self._tensor(name, tensor)
+            self.of[name] = tuple(tensor.dims)
+            is_small = len(tensor.dims) <= 1 and all(size <= _SMALL for size in tensor.dims)
+            if is_small and tensor.data_type in _INTEGERS and not tensor.external_data:
+                self.numbers[name] = tuple(numpy_helper.to_array(tensor).reshape(-1).tolist())
         for node in graph.node:
             rule, num_known = _RULES.get(node.op_type, (None, 0))
             if rule is None or node.domain not in ("", "ai.onnx", "com.microsoft"):
@@ -122,12 +120,6 @@ class Shapes:
         if (given := attribute(node, name, None)) is not None:
             return tuple(given)
         return self.numbers.get(node.input[place]) if len(node.input) > place else None
-
-    def _tensor(self, name: str, tensor: onnx.TensorProto) -> Shape:
-        is_small = len(tensor.dims) <= 1 and all(size <= _SMALL for size in tensor.dims)
-        if is_small and tensor.data_type in _INTEGERS and not tensor.external_data:
-            self.numbers[name] = tuple(numpy_helper.to_array(tensor).reshape(-1).tolist())
-        return tuple(tensor.dims)
 
     def _same_shape(self, node: onnx.NodeProto, shape: Shape) -> Shape:
         if node.op_type in SKIP_NORMS and len(node.output) > 3:
