@@ -82,12 +82,12 @@ def context_limit(
     return known[winner], f"{problem} (not {others})" if others else problem
 
 
-def entries(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A configuration and all configurations inside it."""
-    yield config
-    for value in config.values():
-        if isinstance(value, Mapping):
-            yield from entries(value)
+def entries(config: Any) -> Iterator[Mapping[str, Any]]:
+    """A configuration and all configurations inside it, also those in lists."""
+    if isinstance(config, Mapping):
+        yield config
+    for value in config.values() if isinstance(config, Mapping) else config if isinstance(config, list) else ():
+        yield from entries(value)
 
 
 def read_length(config: Mapping[str, Any]) -> int | None:

@@ -27,6 +27,7 @@ from onnx.reference.ops.op_tile import Tile
 
 from olive_ext.errors import one_line
 from olive_ext.graph.nodes import attribute, constants_of, reads, subgraphs, tensors_of
+from olive_ext.model.spec.checkpoint import entries
 from olive_ext.model.spec.role_inputs import arrays_of, input_array
 from olive_ext.model.types import DecoderSpec, InputSpec, KvTensor, LengthChoice, Role, StateTensor, StepChoices
 
@@ -462,11 +463,11 @@ def as_opened(spec: DecoderSpec, failure: str, used: int | None, written: int | 
 def table_offset(options: Any) -> int | None:
     """Rows of the first of two rotary tables that lie one after the other, of which a provider takes one by a step's
     length (WebGPU, TensorRT RTX); None where `options`, of one provider or of several, have no such key."""
-    inner = list(options.values()) if isinstance(options, Mapping) else options if isinstance(options, list) else []
-    named = options.items() if isinstance(options, Mapping) else ()
-    numbers = [str(value) for name, value in named if name.lower().replace("_", "").removeprefix("nv") == _TABLE_OFFSET]
-    offsets = [int(value) for value in numbers if value.isdecimal()] + [table_offset(value) for value in inner]
-    return next((offset for offset in offsets if offset is not None), None)
+    for name, value in (option for entry in entries(options) for option in entry.items()):
+        is_offset = name.lower().replace("_", "").removeprefix("nv") == _TABLE_OFFSET
+        if is_offset and str(value).isdecimal():
+            return int(value)
+    return None
 
 
 def read_step_choices(
