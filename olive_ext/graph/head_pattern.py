@@ -8,8 +8,8 @@ the same row of its inputs alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import onnx
 
@@ -71,20 +71,6 @@ class NotUnderstood(Exception):
     """Why rows cannot be picked further up; its text is the end of a sentence."""
 
 
-class Head(NamedTuple):
-    """The nodes from `rows`, the value whose rows can be picked, to the logits."""
-
-    rows: str
-    nodes: Sequence[onnx.NodeProto]
-    """In order of execution; each has one output."""
-
-    product: onnx.NodeProto
-    """Multiplies with the vocabulary's weight: [B*S, H] or [B, S, H], by the operator."""
-
-    hidden_size: int | None
-    vocab_size: int | None
-
-
 def find_rows(graph: onnx.GraphProto, logits: str, vocab_size: int | None, keeps_layers: str) -> PickedRows:
     """Where rows are picked for `logits`, whose last axis has `vocab_size` elements where known; not above the head
     where there is a reason for it in `keeps_layers`."""
@@ -100,10 +86,7 @@ def find_rows(graph: onnx.GraphProto, logits: str, vocab_size: int | None, keeps
             raise NotUnderstood(keeps_layers)
         return walk.find_late_rows(head, logits)
     except NotUnderstood as error:
-        operator = head.product.op_type
-        reason = f"rows are picked before {operator}, which computes the logits, and not further up: {error}"
-        picked = {head.rows: (head.hidden_size, operator in _TWO_D)}
-        return PickedRows("hidden", reason, head.vocab_size, picked, head.nodes)
+        return replace(head, reason=f"{head.reason}, and not further up: {error}")
 
 
 class Walk:
@@ -122,8 +105,9 @@ class Walk:
         self._positions: tuple[int | str, ...] = ()
         """The lengths of the axes of rows."""
 
-    def find_head(self, logits: str, vocab_size: int | None) -> Head:
-        """Walks back from `logits`, whose last axis has `vocab_size` elements where known. Raises NotUnderstood."""
+    def find_head(self, logits: str, vocab_size: int | None) -> PickedRows:
+        """The value before the product that computes `logits`, whose last axis has `vocab_size` elements where known,
+        and the nodes from there on, each of one output. Raises NotUnderstood."""
         nodes: list[onnx.NodeProto] = []
         value = logits
         while True:
@@ -138,8 +122,9 @@ class Walk:
         if any(other.op_type in LAYOUT for other in nodes) and (width is None or width != vocab_size):
             raise NotUnderstood("a reshape after the product may mix rows: the vocabulary size is unknown")
         nodes.append(node)
-        rows = self._above_quantization(node.input[0], nodes)
-        return Head(rows, nodes[::-1], node, hidden_size, vocab_size if width is None else width)
+        picked = {self._above_quantization(node.input[0], nodes): (hidden_size, node.op_type in _TWO_D)}
+        reason = f"rows are picked before {node.op_type}, which computes the logits"
+        return PickedRows("hidden", reason, vocab_size if width is None else width, picked, nodes[::-1])
 
     def _through(self, node: onnx.NodeProto) -> str:
         """The one input of a row-wise node that carries the rows."""
@@ -167,8 +152,8 @@ class Walk:
         nodes += skipped
         return value
 
-    def find_late_rows(self, head: Head, logits: str) -> PickedRows:
-        """How far up from `head.rows` rows can be picked. Raises NotUnderstood where nothing is gained.
+    def find_late_rows(self, head: PickedRows, logits: str) -> PickedRows:
+        """How far up from the `head` rows can be picked. Raises NotUnderstood where nothing is gained.
 
         The search walks up through nodes that treat positions one by one. It ends at values whose node mixes positions,
         or of which another node needs all rows, as the keys and values that the graph returns:
@@ -185,11 +170,12 @@ class Walk:
             if not later.isdisjoint(reads([node])):
                 raise NotUnderstood(f"{label(node)} stands before what it reads")
             later.difference_update(node.output)
-        shape = self._of.get(head.rows)
+        (rows,) = head.values
+        shape = self._of.get(rows)
         self._positions = (() if shape is None else factors(shape[:-1])) or ()
         if not self._positions:
-            raise NotUnderstood(f"the shape of '{head.rows}' is not known")
-        whole, picked = {output.name for output in self._graph.output if output.name != logits}, {head.rows}
+            raise NotUnderstood(f"the shape of '{rows}' is not known")
+        whole, picked = {output.name for output in self._graph.output if output.name != logits}, {rows}
         moved: list[onnx.NodeProto] = []
         reasons: list[str] = []
         mixing: list[str] = []
@@ -214,14 +200,15 @@ class Walk:
                 whole.update(reads([node]))
         sizes = [self._sizes(node) for node in reversed(moved) if (domain(node), node.op_type) in _PRODUCTS]
         if not sizes:
-            raise NotUnderstood(reasons[0] if reasons else f"'{head.rows}' is an input")
+            raise NotUnderstood(reasons[0] if reasons else f"'{rows}' is an input")
         made = {name for node in moved for name in node.output}
         values = {value: (self._width(value), self._rank(value) == 2) for value in sorted(picked - made)}
         products = tuple((inner or 0, columns or 0) for inner, columns in sizes)
         last = dict.fromkeys([name for name in mixing if "Attention" in name] or mixing)
         where = f"after the last {' and '.join(last) or 'operator that mixes positions'}"
         run = f"{len(sizes)} {'product runs' if len(sizes) == 1 else 'products run'} on scored rows only"
-        reason = f"rows are picked {where}: besides the head's {head.product.op_type}, {run}"
+        product = next(node.op_type for node in head.nodes if (domain(node), node.op_type) in _PRODUCTS)
+        reason = f"rows are picked {where}: besides the head's {product}, {run}"
         nodes = (*reversed(moved), *head.nodes)
         split = [name for node in moved if node.op_type == "Reshape" for name in node.output]
         widths = {name: width for name in split if (width := self._width(name)) is not None}

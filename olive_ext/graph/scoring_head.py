@@ -202,7 +202,8 @@ def _is_cut_to_last(graph: onnx.GraphProto, logits_name: str) -> bool:
         head = walk.find_head(logits_name, None)
     except NotUnderstood:
         return False
-    node = walk.producers.get(head.rows)
+    (rows,) = head.values
+    node = walk.producers.get(rows)
     while node is not None and node.op_type in LAYOUT:
         node = walk.producers.get(node.input[0])
     return node is not None and node.op_type == "Gather" and attribute(node, "axis", 0) in (1, -2)
