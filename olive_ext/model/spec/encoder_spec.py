@@ -94,19 +94,17 @@ def read_encoder(
     """How the encoder `model` gives what a decoder takes. `first_step` is a decoder that returns cross-attention KV, if
     any. Raises `ModelError` where the encoder is not understood, or does not give all of it."""
     inputs, outputs = graph_inputs(model.graph), {value.name for value in model.graph.output}
-    section = model_config.get("encoder", {})
-    source = _source(inputs, section)
-    states = _first(
-        outputs, (*_configured(section, "outputs", ("encoder_hidden_states",)), *tensor_names.STATES_OUTPUTS)
-    )
-    if source is None or states is None:
+    taken = read_source(model, model_config)
+    configured = _configured(model_config, "outputs", ("encoder_hidden_states",))
+    states = _first(outputs, (*configured, *tensor_names.STATES_OUTPUTS))
+    if taken is None or states is None:
         raise ModelError(
             f"the encoder takes {_listed(inputs)} and returns {_listed(outputs)}; one of "
             f"{_listed(tensor_names.SOURCE_INPUTS)} and one of {_listed(tensor_names.STATES_OUTPUTS)} is needed"
         )
-    kind = _kind(inputs[source])
+    kind, source = taken
     mask = inputs.get(_first(inputs, tensor_names.SOURCE_MASKS) or "") if kind is SourceKind.TOKENS else None
-    known = {source, *([mask.name] if mask is not None else [])}
+    known = {source.name, *([mask.name] if mask is not None else [])}
     if others := sorted(inputs.keys() - known):
         raise ModelError(f"input '{others[0]}' of the encoder is not understood; it takes {_listed(inputs)}")
     returned = {value.name for value in first_step.graph.output} - outputs if first_step is not None else set()
@@ -119,7 +117,7 @@ def read_encoder(
         )
     return EncoderSpec(
         kind=kind,
-        source=inputs[source],
+        source=source,
         mask=mask,
         states=states,
         outputs={tensor.name: states for tensor in cross.states}
@@ -131,15 +129,20 @@ def read_encoder(
 
 
 def read_source(model: onnx.ModelProto, model_config: Mapping[str, Any]) -> tuple[SourceKind, TensorSpec] | None:
-    """What the encoder `model` takes, and its input; None where that is not understood."""
+    """What the encoder `model` takes, and its input; None where no input has a known name. Raises `ModelError` for one
+    that holds neither ids nor features."""
     inputs = graph_inputs(model.graph)
-    source = _source(inputs, model_config.get("encoder", {}))
-    return None if source is None else (_kind(inputs[source]), inputs[source])
-
-
-def _source(inputs: Container[str], section: Mapping[str, Any]) -> str | None:
-    configured = _configured(section, "inputs", ("audio_features", "input_ids"))
-    return _first(inputs, (*configured, *tensor_names.SOURCE_INPUTS))
+    configured = _configured(model_config, "inputs", ("audio_features", "input_ids"))
+    name = _first(inputs, (*configured, *tensor_names.SOURCE_INPUTS))
+    if name is None:
+        return None
+    source = inputs[name]
+    if source.elem_type in TOKEN_TYPES and len(source.shape) == 2:
+        return SourceKind.TOKENS, source
+    if source.elem_type in _FEATURES:
+        return SourceKind.FEATURES, source
+    kind = TensorProto.DataType.Name(source.elem_type)
+    raise ModelError(f"input '{name}' of the encoder is {kind} {list(source.shape)}, neither ids nor features")
 
 
 def _first_step(model: onnx.ModelProto, outputs: Mapping[str, str]) -> FirstStepSpec:
@@ -158,17 +161,8 @@ def _first_step(model: onnx.ModelProto, outputs: Mapping[str, str]) -> FirstStep
     )
 
 
-def _kind(source: TensorSpec) -> SourceKind:
-    if source.elem_type in TOKEN_TYPES and len(source.shape) == 2:
-        return SourceKind.TOKENS
-    if source.elem_type in _FEATURES:
-        return SourceKind.FEATURES
-    name = TensorProto.DataType.Name(source.elem_type)
-    raise ModelError(f"input '{source.name}' of the encoder is {name} {list(source.shape)}, neither ids nor features")
-
-
-def _configured(section: Mapping[str, Any], side: str, keys: Iterable[str]) -> list[str]:
-    written = section.get(side, {})
+def _configured(model_config: Mapping[str, Any], side: str, keys: Iterable[str]) -> list[str]:
+    written = model_config.get("encoder", {}).get(side, {})
     return [written[key] for key in keys if key in written]
 
 
