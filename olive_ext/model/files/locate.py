@@ -25,7 +25,6 @@ from olive_ext.model.files.package_config import (
     olive_record,
     read_json,
     real_path,
-    refuse_shards_outside,
     refuse_strangers,
     within,
 )
@@ -198,18 +197,15 @@ def model_kind(path: str | Path) -> Kind:
     if root.is_file():
         _refuse_others(root)
         return "onnx"
-    if (
-        is_package(root)
-        or (root / GENAI_CONFIG).is_file()
-        or any(root.glob("*.onnx"))
-        or olive_record(root)[0] == "onnxmodel"
-    ):
+    if is_package(root) or (root / GENAI_CONFIG).is_file() or any(root.glob("*.onnx")):
+        return "onnx"
+    kind, record = olive_record(root)
+    if kind == "onnxmodel":
         return "onnx"
     if (root / "config.json").is_file() and hf_weights(root):
         return "hf"
     if any(root.glob("*/*.onnx")):
         return "onnx"
-    kind, record = olive_record(root)
     hint = f"; its {OLIVE_RECORD} names the model '{record['model_path']}'" if record.get("model_path") else ""
     raise ModelError(f"'{root}' is neither an ONNX nor a Hugging Face model: {contents(root)}{hint if kind else ''}")
 
@@ -451,11 +447,10 @@ def _graphs_below(root: Path, pattern: str) -> list[Path]:
 
 
 def _refuse_strangers_in(*locations: Path) -> None:
-    """Raises `ModelError` where a file of these folders, or one that they name, is not the folder's own."""
+    """`refuse_strangers` for those of these that are folders."""
     for folder in dict.fromkeys(locations):
         if folder.is_dir():
             refuse_strangers(folder)
-            refuse_shards_outside(folder)
 
 
 def _refuse_others(path: Path) -> None:

@@ -78,8 +78,9 @@ def within(path: Path, *folders: Path) -> Path:
 
 def refuse_strangers(folder: Path) -> None:
     """Raises `ModelError` as `within` does for any file of a folder that is handed to transformers or
-    onnxruntime-genai, which open every name that they know. Links to folders, hidden files and graphs are allowed,
-    because they open none of these by name alone."""
+    onnxruntime-genai, which open every name that they know, and for what an index of a model or tokenizer names outside
+    of the folder. Links to folders, hidden files and graphs are allowed, because they open none of these by name alone.
+    """
     try:
         for inner in (folder, *(within(folder / name, folder) for name in _SUB_FOLDERS if (folder / name).is_dir())):
             for path in sorted(inner.iterdir()):
@@ -87,6 +88,14 @@ def refuse_strangers(folder: Path) -> None:
                     within(path, folder)
     except OSError as error:
         raise ModelError(f"cannot read the folder '{folder}': {error.strerror or error}", code="no_access") from error
+    for file, key in ((file, key) for pattern, key in _INDICES.items() for file in folder.glob(pattern)):
+        try:
+            named = json_object(file, largest=_LARGEST_INDEX).get(key)
+        except ModelError:
+            continue  # whoever needs it says why it cannot be read
+        names = named.values() if isinstance(named, Mapping) else named if isinstance(named, list) else ()
+        for name in {name for name in names if isinstance(name, str)}:
+            inside(folder, name, f"{file.name}'s {key}")
 
 
 def json_object(path: Path, *, largest: int = LARGEST, is_strict: bool = False) -> dict[str, Any]:
@@ -121,19 +130,6 @@ def named_files(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield f"{prefix}{key}", item
         elif key != "session_options":
             yield from named_files(item, f"{prefix}{key}.")
-
-
-def refuse_shards_outside(folder: Path) -> None:
-    """Raises `ModelError` for a file outside of `folder` that an index of a model or tokenizer in it names."""
-    for pattern, key in _INDICES.items():
-        for file in folder.glob(pattern):
-            try:
-                named = json_object(file, largest=_LARGEST_INDEX).get(key)
-            except ModelError:
-                continue  # whoever needs it says why it cannot be read
-            names = named.values() if isinstance(named, Mapping) else named if isinstance(named, list) else ()
-            for name in {name for name in names if isinstance(name, str)}:
-                inside(folder, name, f"{file.name}'s {key}")
 
 
 def has_components(manifest: Path) -> bool:
