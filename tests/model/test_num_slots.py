@@ -16,7 +16,7 @@ from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.errors import ConfigError
 from olive_ext.model.decisions import DEFAULT_SLOTS, MEMORY_SHARE, choose_num_slots, shared_positions
 from olive_ext.model.files.content import load_graph
-from olive_ext.model.providers.devices import Device, Memory, UnmeasuredError, cuda_reader, memory_of
+from olive_ext.model.providers.devices import Device, Memory, UnmeasuredError, cuda_memory, memory_of
 from olive_ext.model.spec.decoder_spec import read_spec
 from olive_ext.model.types import DecoderSpec
 from tests.exports import genai_export
@@ -184,12 +184,11 @@ def test_memory_is_read_anew_each_time_and_no_other_device_gets_a_context() -> N
     """A worker of device 1 leaves device 0 to others, and its thread's own device is what it was; a device that is not
     there has the runtime's reason."""
     runtime = FakeRuntime()
-    read = cuda_reader(1, lambda name: runtime)
-    assert read() == Memory(2 * GIB, 8 * GIB)
+    assert cuda_memory(1, lambda name: runtime) == Memory(2 * GIB, 8 * GIB)
     runtime.taken = GIB // 2
-    assert read() == Memory(3 * GIB // 2, 8 * GIB)
+    assert cuda_memory(1, lambda name: runtime) == Memory(3 * GIB // 2, 8 * GIB)
     with pytest.raises(UnmeasuredError, match=r"CUDA says 'invalid device ordinal' \(101\)"):
-        cuda_reader(2, lambda name: runtime)()
+        cuda_memory(2, lambda name: runtime)
     assert runtime.contexts == {1}
     assert runtime.present == 0
 
@@ -204,11 +203,11 @@ def test_the_newest_runtime_that_loads_is_taken_and_named_where_none_does() -> N
         return FakeRuntime()
 
     there = "12"
-    assert cuda_reader(1, load)() == Memory(2 * GIB, 8 * GIB)
+    assert cuda_memory(1, load) == Memory(2 * GIB, 8 * GIB)
     assert tried == ["libcudart.so.13", "libcudart.so.12"]
     there = "none"
     with pytest.raises(UnmeasuredError, match="libcudart"):
-        cuda_reader(0, lambda name: load(name))
+        cuda_memory(0, lambda name: load(name))
 
 
 def test_host_memory_is_what_the_system_says() -> None:

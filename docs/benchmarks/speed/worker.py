@@ -19,7 +19,7 @@ from docs.benchmarks.speed.latency import measure
 from docs.benchmarks.speed.work import count_tokens, measure_ceiling
 from olive_ext.backends.lm_eval.instances import SLICE
 from olive_ext.errors import one_line
-from olive_ext.model.providers.devices import UnmeasuredError, cuda_reader
+from olive_ext.model.providers.devices import UnmeasuredError, cuda_memory
 from olive_ext.python_processes import serve
 from olive_ext.run.machine import PeakMemory, resident_memory
 from olive_ext.session.conversion import target_windows
@@ -93,12 +93,13 @@ def _memory_readers(device: str) -> dict[str, Callable[[], int]]:
     readers = {"": resident_memory()}
     kind, _, number = device.partition(":")
     if kind == "cuda":
+        index = int(number or 0)
         try:
-            read = cuda_reader(int(number or 0))
+            cuda_memory(index)
         except UnmeasuredError as error:
             logger.warning("%s: %s", device, error)
         else:
-            readers["device_"] = lambda: (memory := read()).total - memory.free
+            readers["device_"] = lambda: (memory := cuda_memory(index)).total - memory.free
     return readers
 
 

@@ -82,17 +82,16 @@ def memory_of(kind: str, index: int = 0) -> Memory:
         host = psutil.virtual_memory()
         return Memory(int(host.available), int(host.total))
     if kind == "cuda":
-        return cuda_reader(index)()
+        return cuda_memory(index)
     raise UnmeasuredError(f"free memory of a {kind} device is not measured")
 
 
-def cuda_reader(index: int, load: Callable[[str], Any] = ctypes.CDLL) -> Callable[[], Memory]:
-    """A function that reads the memory of the CUDA device `index`, as this process numbers devices, at every call.
+def cuda_memory(index: int, load: Callable[[str], Any] = ctypes.CDLL) -> Memory:
+    """Memory of the CUDA device `index`, as this process numbers devices. Raises `UnmeasuredError`.
 
     `load` loads a library by name. The first reading makes a CUDA context on the device, if the process has none there.
     It runs in a thread of its own, because a device is chosen for a thread: choosing the caller's device again would
-    make a context there, too (from CUDA 12 on), of hundreds of megabytes on a device that others use. Raises
-    `UnmeasuredError`, and so does the returned function.
+    make a context there, too (from CUDA 12 on), of hundreds of megabytes on a device that others use.
     """
     runtime = _runtime(load)
 
@@ -102,11 +101,8 @@ def cuda_reader(index: int, load: Callable[[str], Any] = ctypes.CDLL) -> Callabl
         _check(runtime, runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total)))
         return Memory(free.value, total.value)
 
-    def read() -> Memory:
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(measure).result()
-
-    return read
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(measure).result()
 
 
 def trim_host_memory() -> None:
