@@ -116,10 +116,8 @@ def why_unreachable() -> str | None:
             answers.append(None)
         except TimeoutError:
             pass
-        except OSError as error:
-            answers.append(error.strerror or str(error))
-        except (ValueError, OverflowError) as error:  # a name or a port of which no address can be made
-            answers.append(str(error))
+        except (OSError, ValueError, OverflowError) as error:  # also a name or port of which no address can be made
+            answers.append(getattr(error, "strerror", None) or str(error))
 
     # Names are looked up without a limit of time: the thread is left where that hangs.
     thread = threading.Thread(target=connect, daemon=True)
