@@ -21,7 +21,7 @@ from typing import Any
 from olive_ext.errors import NOT_TRUSTED, ModelError, ProviderError, joined_lines, warn_ignored
 from olive_ext.model.files.package_config import GENAI_CONFIG
 from olive_ext.model.providers.devices import Provider
-from olive_ext.model.providers.table import CPU, EXTRAS, ROWS, TABLE, ProviderRow, meant_provider, owner_of
+from olive_ext.model.providers.table import CPU, ROWS, TABLE, ProviderRow, meant_provider, owner_of
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def refuse_missing(names: Sequence[str], where: str) -> None:
 
 
 def _install(name: str) -> str:
-    extra = EXTRAS.get(name)
+    extra = ROWS[name.lower()].extra if name.lower() in ROWS else ""
     return f"install the extra '{extra}' ('.[{extra}]' in a clone), " if extra else ""
 
 

@@ -59,6 +59,9 @@ class ProviderRow:
     compiled_cache: CompiledCache | None = None
     """How it keeps what it compiles on disk; None where it compiles nothing, or cannot keep it."""
 
+    extra: str = ""
+    """This package's extra (setup.cfg) that brings it; empty where none does."""
+
     harmless: frozenset[str] = frozenset()
     """Options that a model's package may set without being trusted: they name no library, file, folder or address in
     memory, and write nothing. From ONNX Runtime 1.31's sources and documentation."""
@@ -81,6 +84,7 @@ TABLE = (
         "cuda",
         "CUDAExecutionProvider",
         "cuda",
+        extra="gpu",
         harmless=_names(
             "device_id gpu_mem_limit arena_extend_strategy max_mem initial_chunk_size_bytes "
             "max_dead_bytes_per_chunk initial_growth_chunk_size_bytes do_copy_in_default_stream "
@@ -96,6 +100,7 @@ TABLE = (
         "tensorrt",
         "TensorrtExecutionProvider",
         "cuda",
+        extra="gpu",
         harmless=_names(
             "device_id trt_max_workspace_size trt_max_partition_iterations trt_min_subgraph_size trt_fp16_enable "
             "trt_bf16_enable trt_int8_enable trt_int8_use_native_calibration_table trt_dla_enable trt_dla_core "
@@ -145,6 +150,7 @@ TABLE = (
     ProviderRow(
         "openvino",
         "OpenVINOExecutionProvider",
+        extra="openvino",
         harmless=_names(
             "device_type device_id precision num_of_threads num_streams enable_opencl_throttling "
             "enable_qdq_optimizer disable_dynamic_shapes model_priority enable_causallm reshape_input layout"
@@ -158,6 +164,7 @@ TABLE = (
     ProviderRow(
         "qnn",
         "QNNExecutionProvider",
+        extra="qnn",
         harmless=_names(
             "backend_path backend_type device_id soc_model htp_arch vtcm_mb rpc_control_latency "
             "htp_performance_mode htp_graph_finalization_optimization_mode qnn_context_priority "
@@ -172,6 +179,7 @@ TABLE = (
         "webgpu",
         "WebGpuExecutionProvider",
         "webgpu",
+        extra="webgpu",
         harmless=_names(
             "preferredLayout enableGraphCapture weightLoadAcceleration sessionBufferPoolGenerations enableInt64 "
             "multiRotaryCacheConcatOffset kvCacheQuantizationBits enableMatmulFp32Accumulation dawnBackendType "
@@ -238,21 +246,13 @@ TABLE = (
 ROWS = {key.lower(): row for row in TABLE for key in (row.short, row.name, *row.aliases)}
 """The rows by all their names, in lower case. Providers without a row run, too (`resolution`)."""
 
-EXTRAS = {
-    **dict.fromkeys(("CUDAExecutionProvider", "TensorrtExecutionProvider"), "gpu"),
-    "WebGpuExecutionProvider": "webgpu",
-    "OpenVINOExecutionProvider": "openvino",
-    "QNNExecutionProvider": "qnn",
-}
-"""This package's extras (setup.cfg) that bring a provider."""
-
 
 def meant_provider(name: str) -> str:
     """Suggests the provider that has nearly this name, or whose extra has it; empty where there is none."""
     rows = {key.partition("exec")[0]: row for key, row in ROWS.items()}  # the rest is common to all
     near = difflib.get_close_matches(name.lower().partition("exec")[0], rows, n=1)
-    named = [ROWS[one.lower()] for one, extra in EXTRAS.items() if extra == name.lower()] + [rows[one] for one in near]
-    meant = [f"'{one.short}'{f' (extra {EXTRAS[one.name]!r})' if one.name in EXTRAS else ''}" for one in named]
+    named = [row for row in TABLE if row.extra and row.extra == name.lower()] + [rows[one] for one in near]
+    meant = [f"'{row.short}'{f' (extra {row.extra!r})' if row.extra else ''}" for row in named]
     return f"did you mean {' or '.join(meant)}?" if meant else ""
 
 
