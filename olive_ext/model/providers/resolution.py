@@ -270,14 +270,14 @@ _VALUES = {
 }
 """Options that are harmless with these values alone: QNN's own libraries by bare names, which Olive's packages have."""
 
-_FIELDS = re.compile(
+_FIELDS = (
     r"log_(id|severity_level|verbosity_level)|(intra|inter)_op_num_threads|enable_(cpu_mem_arena|mem_pattern)"
     r"|graph_optimization_level|disable_(cpu_ep_fallback|quant_qdq)|enable_quant_qdq_cleanup|use_env_allocators"
 )
 """Keys of `session_options` that onnxruntime-genai passes, or passed in earlier releases, as fields of ONNX Runtime's;
 all others become configuration entries."""
 
-_ENTRIES = re.compile(
+_ENTRIES = (
     r"(session\.(intra_op|inter_op|qdq|prepack\.)\w*(\.\w+)*"
     r"|session\.(disable|enable)_(?!\w*(profiling|statistics))\w+"
     r"|session\.(set_denormal_as_zero|use_env_allocators|use_device_allocator_for_initializers|dynamic_block_base"
@@ -288,11 +288,12 @@ _ENTRIES = re.compile(
 )
 """Session configuration entries without a file or an address. CUDA's, of the builder, choose among its kernels."""
 
-_RUN_ENTRIES = re.compile(
+_RUN_ENTRIES = (
     r"memory\.enable_memory_arena_shrinkage|disable_synchronize_execution_providers|gpu_graph_id|nv_profile_index"
     r"|qnn\.(htp_perf_mode(_post_run)?|rpc_control_latency)"
 )
-
+_HARMLESS = {"session_options": re.compile(f"{_FIELDS}|{_ENTRIES}"), "run_options": re.compile(_RUN_ENTRIES)}
+"""By sections, the keys that need no trust."""
 
 _OPERATORS = "a library of operators, native code that would run here"
 
@@ -307,29 +308,23 @@ def operators_library(genai_config: Mapping[str, Any], file: Path, *, is_trusted
     return next((str(value) for _, value, what in settings if what == _OPERATORS), None)
 
 
-def _untrusted(value: Any, where: str) -> Iterator[tuple[str, Any, str]]:
-    """Key, value and kind of every setting that needs trust in a part of the file."""
+def _untrusted(value: Any, where: str, harmless: re.Pattern[str] | None = None) -> Iterator[tuple[str, Any, str]]:
+    """Key, value and kind of every setting that needs trust in a part of the file. Where it is a section of ONNX
+    Runtime's entries, `harmless` are those that need none."""
     if isinstance(value, list):
         for item in value:
             yield from _untrusted(item, where)
     for key, item in value.items() if isinstance(value, Mapping) else ():
         full_key = f"{where}.{key}" if where else str(key)
-        if key == "custom_ops_library" and item:
-            yield full_key, item, _OPERATORS
+        if key == "custom_ops_library":
+            if item:
+                yield full_key, item, _OPERATORS
         elif key == "provider_options":
             yield from _options(item, full_key)
-        else:
-            if key in ("session_options", "run_options"):
-                yield from _entries(item, full_key, is_run=key == "run_options")
-            yield from _untrusted(item, full_key)
-
-
-def _entries(section: Any, where: str, *, is_run: bool) -> Iterator[tuple[str, Any, str]]:
-    for key, value in section.items() if isinstance(section, Mapping) else ():
-        is_section = isinstance(value, (Mapping, list)) or key == "custom_ops_library"  # looked at for themselves
-        is_harmless = _RUN_ENTRIES.fullmatch(key) if is_run else _FIELDS.fullmatch(key) or _ENTRIES.fullmatch(key)
-        if not is_section and not is_harmless:
-            yield f"{where}.{key}", value, "an entry of ONNX Runtime that is not known as harmless"
+        elif isinstance(item, (Mapping, list)):
+            yield from _untrusted(item, full_key, _HARMLESS.get(key))
+        elif harmless is not None and not harmless.fullmatch(key):
+            yield full_key, item, "an entry of ONNX Runtime that is not known as harmless"
 
 
 def _options(written: Any, where: str) -> Iterator[tuple[str, Any, str]]:
