@@ -44,13 +44,6 @@ class StepArrays:
     whole_length: int = 0
     """Positions of the whole texts to which the rows belong, as far as the graph distinguishes lengths."""
 
-    @property
-    def starts_B1(self) -> Array:
-        """Offsets at which each row's tokens begin among all tokens, and where the last row's end; [B + 1]."""
-        starts = np.zeros(len(self.lengths_B) + 1, np.int64)
-        np.cumsum(self.lengths_B, out=starts[1:])
-        return starts
-
 
 def arrays_of(rows: Sequence[tuple[int, ...]]) -> StepArrays:
     """For each row, the positions before it and its number of tokens; and the last token, if that is not 0."""
@@ -107,7 +100,7 @@ COMPUTE: Mapping[Role, Callable[[StepArrays, TensorSpec], Array]] = {
     Role.TOTAL_LENGTH: lambda rows, tensor: np.full([1] * len(tensor.shape), rows.width),
     Role.WRITE_INDICES: lambda rows, _: rows.past_B,
     Role.VALID_LENGTHS: lambda rows, _: rows.total_B,
-    Role.CUMULATIVE_LENGTHS: lambda rows, _: rows.starts_B1,
+    Role.CUMULATIVE_LENGTHS: lambda rows, _: np.concatenate([[0], np.cumsum(rows.lengths_B)]),
     Role.PAST_LENGTHS: lambda rows, _: rows.past_B,
     Role.ATTENTION_BOUNDS: _bounds,
     Role.USE_CACHE_BRANCH: lambda rows, _: rows.past_B[:1] > 0,
