@@ -47,19 +47,17 @@ def with_full_length_kv(model: onnx.ModelProto) -> onnx.ModelProto:
     attribute the same layer keeps all positions and attends to the same window (local_window_size stays), so
     the results are equal. The caches' third axis is renamed as in layers without a window; weights stay where they are.
     """
-    if not _windowed(model.graph):
+    attentions = [index for index, node in enumerate(model.graph.node) if node.op_type == "GroupQueryAttention"]
+    windowed = [index for index in attentions if attribute(model.graph.node[index], ATTRIBUTE, 0)]
+    if not windowed:
         return model
     edited = deepcopy(model)
     graph = edited.graph
-    for node in _windowed(graph):
+    for node in (graph.node[index] for index in windowed):
         take_attribute(node, ATTRIBUTE, 0)
         _rename_length(graph.input, node.input[3:5], PAST_LENGTH)
         _rename_length((*graph.output, *graph.value_info), node.output[1:3], TOTAL_LENGTH)
     return edited
-
-
-def _windowed(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    return [node for node in graph.node if node.op_type == "GroupQueryAttention" and attribute(node, ATTRIBUTE, 0)]
 
 
 def _rename_length(values: Iterable[onnx.ValueInfoProto], names: Iterable[str], length: str) -> None:
