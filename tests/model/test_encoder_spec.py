@@ -22,8 +22,9 @@ from olive_ext.model.providers.devices import Provider
 from olive_ext.model.spec.attention import tensor_spec
 from olive_ext.model.spec.encoder_spec import find_parts, read_cross_inputs, read_encoder, settle
 from olive_ext.model.spec.media_spec import known_faults, read_item_masks
+from olive_ext.model.spec.step_choices import PositionalNodes
 from olive_ext.model.spec.tensor_names import Outline
-from olive_ext.model.types import CrossInputs, ItemMasks, SourceKind, TensorSpec
+from olive_ext.model.types import CrossInputs, InputSpec, ItemMasks, Role, SourceKind, TensorSpec
 from tests.exports.media import media_export
 from tests.refusals import refused
 
@@ -356,6 +357,10 @@ def masked_graph(masks: str) -> ModelProto:
     return parser.parse_model(GRAPH.format(window=WINDOW, masks=masks))
 
 
+def positional(model: ModelProto) -> PositionalNodes:
+    return PositionalNodes(model, [InputSpec(Role.INPUT_IDS, TensorSpec("input_ids", 7, ("B", "S")))], [])
+
+
 OLDER = "full_mask = Identity (joined) near_mask = Or (recent, is_one)"
 ADDED = """
     nothing = Constant <value_float = 0.0> () hidden = Constant <value_float = -65504.0> ()
@@ -379,7 +384,7 @@ def test_layers_in_which_an_items_tokens_see_each_other(
     masks: str, num_tokens: int, joined: tuple[int, ...], beyond_window: tuple[int, ...]
 ) -> None:
     """Masks of Gemma 4 in two versions of transformers, and others."""
-    found = read_item_masks(masked_graph(masks), "input_ids", ["past"], {9}, num_tokens)
+    found = read_item_masks(positional(masked_graph(masks)), {9}, num_tokens)
     assert found == ItemMasks(joined, beyond_window)
 
 
@@ -391,7 +396,7 @@ def test_a_mask_that_explodes_or_may_never_end_is_not_run() -> None:
         full_mask = And (joined, near) near_mask = Identity (full_mask)
     """
     with pytest.raises(ValueError, match="Expand of"):
-        read_item_masks(masked_graph(huge), "input_ids", ["past"], {9}, WINDOW + 2)
+        read_item_masks(positional(masked_graph(huge)), {9}, WINDOW + 2)
     graph = masked_graph(OLDER)
     body = helper.make_graph(
         [helper.make_node("Identity", ["on"], ["still"])],
@@ -402,9 +407,7 @@ def test_a_mask_that_explodes_or_may_never_end_is_not_run() -> None:
     loop = next(node for node in graph.graph.node if node.output[0] == "joined")
     loop.CopyFrom(helper.make_node("If", ["before"], ["joined"], then_branch=body))
     loop.attribute[0].g.node.append(helper.make_node("Loop", ["", "on"], [], body=body))
-    assert read_item_masks(graph, "input_ids", ["past"], {9}, WINDOW + 2) == ItemMasks((1,), (1,)), (
-        "the other one is read"
-    )
+    assert read_item_masks(positional(graph), {9}, WINDOW + 2) == ItemMasks((1,), (1,)), "the other one is read"
 
 
 def graph(*outputs: str, producer: str = "mobius") -> ModelProto:

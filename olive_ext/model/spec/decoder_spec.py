@@ -22,7 +22,7 @@ from olive_ext.model.spec.attention import refuse_rotary, rotary_rows, sole_read
 from olive_ext.model.spec.checkpoint import context_limit
 from olive_ext.model.spec.encoder_spec import TOKEN_TYPES, read_cross_inputs
 from olive_ext.model.spec.media_spec import compared_ids, read_item_masks
-from olive_ext.model.spec.step_choices import choice_notes, read_step_choices
+from olive_ext.model.spec.step_choices import PositionalNodes, choice_notes, read_step_choices
 from olive_ext.model.spec.tensor_names import Names
 from olive_ext.model.types import (
     DecoderSpec,
@@ -130,7 +130,7 @@ class _Reader:
             cross=cross,
             alone=alone,
             choices=choices,
-            item_masks=self._item_masks(tokens if embeddings else None, kv_names),
+            item_masks=self._item_masks(tokens if embeddings else None, roles, kv),
             rounds_rows=attention.num_row_roundings(self._graph.node) > 0,
             contradicted=tuple(self._contradicted(roles, kv, logits, has_cross=bool(cross))),
             notes=(*self._notes, *attention.rounding_notes(self._graph.node)),
@@ -147,12 +147,12 @@ class _Reader:
                 return True
         return False
 
-    def _item_masks(self, tokens: str | None, past: Iterable[str]) -> ItemMasks:
+    def _item_masks(self, tokens: str | None, roles: Sequence[InputSpec], kv: Sequence[KvTensor]) -> ItemMasks:
         """In which layers an item's tokens see each other: those whose masks look for its placeholder (Gemma 4)."""
         if tokens is None or not (placeholders := compared_ids(self._graph, tokens)):
             return ItemMasks()
         window = self._hf_config.get("text_config", self._hf_config).get("sliding_window", 0)
-        return read_item_masks(self._model, tokens, tuple(past), placeholders, max(window, 0) + 2)
+        return read_item_masks(PositionalNodes(self._model, roles, kv), placeholders, max(window, 0) + 2)
 
     def _number(self, past: str, name: str) -> int:
         """The attribute `name` of the only reader of `past`; 0 where it has none."""

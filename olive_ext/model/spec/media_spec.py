@@ -12,15 +12,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from olive_ext.errors import ModelError, listed
-from olive_ext.graph.nodes import constants_of, makers_of, reads
+from olive_ext.graph.nodes import constants_of
 from olive_ext.model.spec.attention import graph_inputs, tensor_spec
 from olive_ext.model.spec.encoder_spec import width_fits
-from olive_ext.model.spec.step_choices import on_host, repeats
+from olive_ext.model.spec.step_choices import PositionalNodes
 from olive_ext.model.spec.tensor_names import GATES
 from olive_ext.model.types import (
     MEDIA_PARTS,
@@ -37,8 +36,6 @@ from olive_ext.model.types import (
     modality_of,
 )
 
-Array = npt.NDArray[Any]
-
 _MASK_AT = {"Attention": 3, "MultiHeadAttention": 5, "GroupQueryAttention": 10}
 """The input of an attention's operator that hides tokens: false, or a very negative number."""
 
@@ -49,43 +46,24 @@ MOST_TOKENS = 4098
 """The most tokens of a mask. Its memory is the square of them, and a configuration may name any window."""
 
 
-def read_item_masks(
-    model: onnx.ModelProto, tokens: str, past: Collection[str], placeholders: Collection[int], num_tokens: int
-) -> ItemMasks:
-    """The layers whose masks depend on `placeholders`, with which the graph compares its input `tokens`. `past` are its
-    KV inputs. Masks are computed for `num_tokens` tokens, more than a window has but at most `MOST_TOKENS`: first all
-    text, then all of one item. A mask whose nodes may never end is left out."""
+def read_item_masks(part: PositionalNodes, placeholders: Collection[int], num_tokens: int) -> ItemMasks:
+    """The layers whose masks depend on `placeholders`, with which the graph compares token ids. Masks are computed for
+    `num_tokens` tokens, more than a window has but at most `MOST_TOKENS`: first all text, then all of one item. A mask
+    whose nodes may never end is left out."""
     num_tokens = min(num_tokens, MOST_TOKENS)
-    attentions = [node for node in model.graph.node if node.op_type in _MASK_AT]
+    attentions = [node for node in part.graph.node if node.op_type in _MASK_AT]
     inputs = [[*node.input[_MASK_AT[node.op_type] :], ""][0] for node in attentions]
-    nodes = {name: makers_of(model.graph.node, [name]) for name in {*inputs} - {""}}
-    made = [name for name, makers in nodes.items() if tokens in reads(makers) and not any(map(repeats, makers))]
-    layers = [(layer, name) for layer, name in enumerate(inputs) if name in made]
-    seen: list[dict[str, Array]] = []
-    for number in (max(placeholders) + 1, *sorted(placeholders)):
-        feeds = {tokens: np.full((1, num_tokens), number)}
-        seen.append({name: _visible(model, nodes[name], name, feeds, past) for name in made})
-    text, *items = seen
-    joined = [(layer, name) for layer, name in layers if any(item[name][0, 1] for item in items)]
-    further = [layer for layer, name in joined if not text[name][-1, 0] and any(item[name][-1, 0] for item in items)]
-    return ItemMasks(tuple(layer for layer, _ in joined), tuple(further))
-
-
-def _visible(
-    model: onnx.ModelProto, nodes: list[onnx.NodeProto], name: str, tokens: Mapping[str, Array], past: Collection[str]
-) -> Array:
-    """[S, S]: which token sees which by the mask `name`, by `nodes`, for one row of `tokens` without a past."""
-    feeds, read = {}, set(reads(nodes))
-    (length,) = {array.size for array in tokens.values()}
-    for value in (value for name, value in graph_inputs(model.graph).items() if name in read):
-        size = 0 if value.name in past else length
-        first, *sizes = (axis if isinstance(axis, int) else size for axis in value.shape)
-        ones = np.ones((1 if first == size else first, *sizes))
-        dtype = helper.tensor_dtype_to_np_dtype(value.elem_type)
-        feeds[value.name] = tokens.get(value.name, ones).astype(dtype)
-    mask = on_host(model, nodes, feeds.keys(), [name])(feeds)[name]
-    flat: Array = mask.reshape(-1, *mask.shape[-2:])[0]
-    return flat if flat.dtype == np.bool_ else flat > HIDDEN
+    values = [max(placeholders) + 1, *sorted(placeholders)]
+    joined, further = set[str](), set[str]()
+    for name in part.tokens & {*inputs}:
+        run = part.cut([name])
+        masks = [run([(0, num_tokens, *[value] * num_tokens)], False)[name] for value in values]
+        seen = (mask if mask.dtype == np.bool_ else mask > HIDDEN for mask in masks)
+        text, *items = (mask.reshape(-1, *mask.shape[-2:])[0] for mask in seen)
+        joined.update([name] if any(item[0, 1] for item in items) else [])
+        further.update([name] if not text[-1, 0] and any(item[-1, 0] for item in items) else [])
+    layers = [(layer, name) for layer, name in enumerate(inputs) if name in joined]
+    return ItemMasks(tuple(layer for layer, _ in layers), tuple(layer for layer, name in layers if name in further))
 
 
 Configs = tuple[Mapping[str, Any], Mapping[str, Any]]

@@ -46,11 +46,11 @@ class StepArrays:
 
 
 def arrays_of(rows: Sequence[tuple[int, ...]]) -> StepArrays:
-    """For each row, the positions before it and its number of tokens; and the last token, if that is not 0."""
+    """For each row, the positions before it and its number of tokens; and its last tokens, if these are not 0."""
     past_B, lengths_B = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
     positions_N = np.concatenate([np.arange(past, past + length) for past, length, *_ in rows])
-    tokens_N, total_B = np.zeros_like(positions_N), past_B + lengths_B
-    tokens_N[np.cumsum(lengths_B) - 1] = [[*row, 0][2] for row in rows]
+    tokens_N = np.concatenate([[*[0] * (length - len(last)), *last] for _, length, *last in rows])
+    total_B = past_B + lengths_B
     return StepArrays(tokens_N, lengths_B, past_B, total_B, positions_N, int(total_B.max()))
 
 

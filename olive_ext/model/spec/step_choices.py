@@ -33,13 +33,13 @@ from olive_ext.model.types import DecoderSpec, InputSpec, KvTensor, LengthChoice
 
 Array = npt.NDArray[Any]
 Rows = Sequence[tuple[int, ...]]
-"""For each row of a step, the number of positions before it and of its tokens, and its last token, if that is not 0."""
+"""For each row of a step, the number of positions before it and of its tokens, and its last tokens that are not 0."""
 
 Run = Callable[[Rows, bool], dict[str, Array]]
 """Computes values of a step from its rows. The truth values that are given are all true, or all false."""
 
 
-class UnrunnableError(Exception):
+class UnrunnableError(ValueError):
     """Nodes cannot be run on the host; trials on the opened model remain."""
 
 
@@ -74,7 +74,7 @@ class PositionalNodes:
         self._model = model
         self._inputs = {entry.tensor.name: entry for entry in inputs if entry.role is not Role.BLOCK_TABLE}
         self._caches = {cache.past: cache for cache in caches}
-        graph = model.graph
+        self.graph = graph = model.graph
         self._known = {tensor.name for tensor in graph.initializer}
         self.tokens = {name for name, entry in self._inputs.items() if entry.role is Role.INPUT_IDS}
         is_endless = any(repeats(node) for function in model.functions for node in function.node)
@@ -121,7 +121,7 @@ class PositionalNodes:
         values = (attribute(node, "value", None) for node in self.nodes)
         tensors = [value for value in values if isinstance(value, TensorProto)]
         read = {name for node in self.nodes for name in node.input}
-        tensors += [tensor for tensor in self._model.graph.initializer if tensor.name in read]
+        tensors += [tensor for tensor in self.graph.initializer if tensor.name in read]
         numbers = {attribute(node, "value_int", 0) for node in self.nodes if node.op_type == "Constant"}
         for tensor in tensors:
             if int(np.prod(tensor.dims)) == 1 and tensor.data_location != TensorProto.EXTERNAL:
@@ -149,7 +149,7 @@ class PositionalNodes:
         wanted, fixed = list(wanted), set(fixed)
         nodes, needed = self.makers(wanted, fixed)
         inputs, outside = needed & self._inputs.keys(), needed & self._outside
-        weights = [tensor for tensor in self._model.graph.initializer if tensor.name in needed]
+        weights = [tensor for tensor in self.graph.initializer if tensor.name in needed]
         made_up = {tensor.name: _made_up(tensor) for tensor in weights if tensor.data_location == TensorProto.EXTERNAL}
         part = onnx.ModelProto(graph=onnx.GraphProto(node=nodes[::-1]))
         for number, tensor in enumerate(tensors_of(part)):
@@ -282,7 +282,7 @@ class StepComparison:
             return [], ""
         try:
             choices = self._length_choices()
-        except (UnrunnableError, ValueError) as error:  # a truth may have another size in a longer step
+        except ValueError as error:  # a truth may have another size in a longer step
             logger.debug("truths of lengths cannot be run: %s", error)
             choices = []
         name = self._first_difference([choice.value for choice in choices])
