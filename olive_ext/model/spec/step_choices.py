@@ -60,9 +60,9 @@ MOST_VALUES = 2**25
 """The most numbers of a tensor that an operator may make by sizes that it reads. Masks have fewer."""
 
 
-def repeats(node: onnx.NodeProto) -> bool:
+def _repeats(node: onnx.NodeProto) -> bool:
     """Whether the node may never end."""
-    return node.op_type in _REPEATING or any(repeats(inner) for body in subgraphs(node) for inner in body.node)
+    return node.op_type in _REPEATING or any(_repeats(inner) for body in subgraphs(node) for inner in body.node)
 
 
 class PositionalNodes:
@@ -77,7 +77,7 @@ class PositionalNodes:
         self.graph = graph = model.graph
         self._known = {tensor.name for tensor in graph.initializer}
         self.tokens = {name for name, entry in self._inputs.items() if entry.role is Role.INPUT_IDS}
-        is_endless = any(repeats(node) for function in model.functions for node in function.node)
+        is_endless = any(_repeats(node) for function in model.functions for node in function.node)
         self._domains = {*_DEFAULT, *(function.domain for function in model.functions if not is_endless)}
         self._hints = {value.name: value for value in graph.value_info}
         self._values = set(self._inputs)
@@ -99,7 +99,7 @@ class PositionalNodes:
                 self._values.update(node.output)
                 self.nodes.append(node)
             return
-        is_run = node.domain in self._domains and not repeats(node)
+        is_run = node.domain in self._domains and not _repeats(node)
         is_run = is_run and all(name in self._values or name in self._known for name in read)
         # A table that is looked up by token ids holds what tokens mean.
         if is_run and not (node.op_type == "Gather" and read[0] in self._known and read[1] in self.tokens):
@@ -145,17 +145,22 @@ class PositionalNodes:
 
     @_runnable()
     def cut(self, wanted: Iterable[str], fixed: Iterable[str] = ()) -> Run:
-        """Computes values of a step, where the values `fixed` are one truth. Both may raise `UnrunnableError`."""
+        """Computes values of a step by ONNX's reference implementation, where the values `fixed` are one truth. Making
+        and running it may raise `UnrunnableError`."""
         wanted, fixed = list(wanted), set(fixed)
         nodes, needed = self.makers(wanted, fixed)
         inputs, outside = needed & self._inputs.keys(), needed & self._outside
-        weights = [tensor for tensor in self.graph.initializer if tensor.name in needed]
+        weights = [tensor for tensor in self.graph.initializer if tensor.name in needed - fixed]
         made_up = {tensor.name: _made_up(tensor) for tensor in weights if tensor.data_location == TensorProto.EXTERNAL}
-        part = onnx.ModelProto(graph=onnx.GraphProto(node=nodes[::-1]))
+        weights = [tensor for tensor in weights if tensor.name not in made_up]
+        fed = sorted({*inputs, *outside, *made_up, *fixed})
+        taken, given = ([onnx.ValueInfoProto(name=name) for name in names] for names in (fed, wanted))
+        graph = helper.make_graph(nodes[::-1], "part", taken, given, weights)
+        part = helper.make_model(graph, opset_imports=self._model.opset_import, functions=self._model.functions)
         for number, tensor in enumerate(tensors_of(part)):
             if tensor.data_location == TensorProto.EXTERNAL:
                 tensor.CopyFrom(numpy_helper.from_array(_made_up(tensor) + number, tensor.name))
-        run = on_host(self._model, part.graph.node, {*inputs, *outside, *made_up, *fixed}, wanted)
+        run = ReferenceEvaluator(part, new_ops=list(_BOUNDED)).run
 
         @_runnable()
         def computed(rows: Rows, is_beyond: bool = False) -> dict[str, Array]:
@@ -163,7 +168,7 @@ class PositionalNodes:
             step = {name: input_array(self._inputs[name], arrays) for name in inputs}
             step |= {name: np.broadcast_to(0, self._shape(name, rows)) for name in outside}
             step |= made_up | {name: np.array(is_beyond) for name in fixed}
-            return run(step)
+            return dict(zip(wanted, map(np.asarray, run(None, step)), strict=True))
 
         return computed
 
@@ -202,21 +207,6 @@ _BOUNDED = (
     _bounded(Expand, lambda value, shape: _product(shape)),
     _bounded(Tile, lambda value, repeats: value.size * _product(repeats)),
 )
-
-
-def on_host(
-    model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], inputs: Collection[str], outputs: Sequence[str]
-) -> Callable[[dict[str, Array]], dict[str, Array]]:
-    """A function from the values of `inputs` to those of `outputs`, by ONNX's reference implementation. It runs `nodes`
-    of the model, which are in order, with the weights that they read. It fails with whatever numpy and Python raise."""
-    read = set(reads(nodes))
-    weights = [tensor for tensor in model.graph.initializer if tensor.name in read and tensor.name not in inputs]
-    infos = {name: helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in (*inputs, *outputs)}
-    taken, returned = ([infos[name] for name in names] for names in (sorted(inputs), outputs))
-    graph = helper.make_graph(nodes, "part", taken, returned, weights)
-    part = helper.make_model(graph, opset_imports=model.opset_import, functions=model.functions)
-    run = ReferenceEvaluator(part, new_ops=list(_BOUNDED)).run
-    return lambda feeds: dict(zip(outputs, map(np.asarray, run(None, feeds)), strict=True))
 
 
 def _made_up(tensor: onnx.TensorProto) -> Array:
