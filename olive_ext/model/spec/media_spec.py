@@ -169,14 +169,15 @@ def read_media(
         if not taken:
             shown = listed(f"'{tensor.name}'" for tensor in interface.features) or "no features"
             raise ModelError(f"'{files.graph}' encodes an {modality.value}; the embedding graph takes {shown}")
-        returned, inputs = [value.name for value in proto.graph.output], tuple(graph_inputs(proto.graph).values())
-        unnamed = [tensor.name for tensor in taken if tensor.name not in returned]
+        given = {value.name: tensor_spec(value) for value in proto.graph.output}
+        inputs = tuple(graph_inputs(proto.graph).values())
+        unnamed = [tensor.name for tensor in taken if tensor.name not in given]
         if len(taken) > 1 and unnamed:  # several are told apart by their names alone
             shown = f"'{unnamed[0]}' of the embedding graph"
-            raise ModelError(f"'{files.graph}' returns {listed(returned)}, and not {shown}")
-        outputs = tuple(_output(files, proto, tensor) for tensor in taken)
+            raise ModelError(f"'{files.graph}' returns {listed(given)}, and not {shown}")
+        outputs = tuple(_output(files, given, tensor) for tensor in taken)
         placeholder = _placeholder(modality, graph.graph, taken, interface, configs)
-        others = [tensor_spec(value) for value in proto.graph.output if value.name != outputs[0].name]
+        others = (tensor for tensor in given.values() if tensor != outputs[0])
         whole = [tensor for tensor in others if tensor.elem_type in _WHOLE and len(tensor.shape) in (1, 2)]
         marks = [tensor for tensor in whole if any(word in tensor.name for word in ("mask", "length", "size"))]
         real = marks[0] if marks and len(outputs[0].shape) == 3 else None  # beside features [B, rows, size]
@@ -186,9 +187,8 @@ def read_media(
     return MediaSpec(tuple(specs), positions is not None and len(positions.shape) == 3, tuple(notes))
 
 
-def _output(files: GraphFiles, proto: onnx.ModelProto, feature: TensorSpec) -> TensorSpec:
+def _output(files: GraphFiles, outputs: Mapping[str, TensorSpec], feature: TensorSpec) -> TensorSpec:
     """The output that is the embedding graph's input: the one of its name, else the only one of its width and type."""
-    outputs = {value.name: tensor_spec(value) for value in proto.graph.output}
     fitting = [tensor for tensor in outputs.values() if width_fits(tensor, feature)]
     named = outputs.get(feature.name)
     if named is not None and named not in fitting:
