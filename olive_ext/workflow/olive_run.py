@@ -1,5 +1,5 @@
-"""A run of Olive's engine from its refusals to its outcome, and `olive-ext run`: `olive run` with this package's types,
-and with failures that count. Knows no model."""
+"""A run of Olive's engine from its refusals to its outcome, also in a container of Olive's Docker system; and
+`olive-ext run`: `olive run` with this package's types, and with failures that count. Knows no model."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import json
 import logging
 import os
 import sys
+import tempfile
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,12 +21,13 @@ from olive_ext.check.recipe import mistakes, plain_path
 from olive_ext.config.yaml_files import read_recipe
 from olive_ext.errors import ConfigError, OliveExtError, RequirementError, RunError, one_line, printable, raised_at
 from olive_ext.registry import hooks
-from olive_ext.report import Report
+from olive_ext.report import Report, from_json
 from olive_ext.report.page import PASSES
 from olive_ext.report.plain_text import print_lines, print_verdicts
 from olive_ext.report.report_files import page_of_report
 from olive_ext.report.verdict import EXIT_STATUS, Verdict, worst_status
-from olive_ext.workflow.current_run import Run, logger, running
+from olive_ext.workflow.current_run import OUTCOME, Run, logger, running
+from olive_ext.workflow.evaluator import surfaced
 from olive_ext.workflow.passes import publish
 from olive_ext.workflow.preflight import has_only_costs, is_ours, our_evaluators, our_passes, references, refuse
 
@@ -262,3 +265,45 @@ def _problems(error: ValidationError) -> str:
     ]
     real = [problem for problem in problems if not problem.endswith(": Invalid evaluators")]
     return "; ".join(real or problems)
+
+
+def run_in_container(system: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> None:
+    """The hook of `DockerSystem.run_workflow`: what the container has found counts here, and is printed. Where it hands
+    nothing over, its olive_ext is another release, or none is there: the workflow is then not decided.
+
+    This machine's process runs no engine and sees a log: what the container's workflow found comes back in a file,
+    through a folder that is mounted for it. Raises `RequirementError` for a container that failed and has found a loss,
+    `RunError` for any other that failed.
+    """
+    recipe = arguments["run_config"]
+    asked = SimpleNamespace(evaluator_config=recipe.engine.evaluator, input_passes_configs=recipe.passes)
+    if not any(our_evaluators(asked)) and not any(our_passes(asked)):
+        original()
+        return
+    run_container, environment = system._run_container, system._prepare_environment
+    place, stopped = system.work_dir / "olive_ext", None
+    with tempfile.TemporaryDirectory(prefix="olive-ext-") as folder:
+
+        def run_mounted(command: str, volumes: list[str], device: Any = None) -> None:
+            run_container(command, [*volumes, f"{folder}:{place}"], device=device)
+
+        system._run_container = run_mounted
+        system._prepare_environment = lambda given: {**environment(given), OUTCOME: str(place / "outcome.json")}
+        try:
+            with surfaced("the workflow in the container stopped"):
+                original()
+        except RunError as error:
+            stopped = error
+        ended = Run(recipe.input_model, Path(recipe.engine.output_dir or "."))
+        file = Path(folder, "outcome.json")
+        if file.is_file():
+            known = json.loads(file.read_text(encoding="utf-8"))
+            ended.reports = [from_json(text) for text in known.pop("reports")]
+            vars(ended).update(known)
+        elif stopped is None:
+            ended.unmeasured, ended.is_undecided = "by this release of olive_ext, which the container has not", True
+    print_results(ended)
+    note_ended(ended)
+    if stopped is not None:
+        is_lost = not ended.is_search and any(verdict.status == "loss" for verdict in deciding(ended))
+        raise RequirementError(str(stopped), ended.reports[-1]) if is_lost else stopped

@@ -1,20 +1,25 @@
 """What the passes of this package share, whose parameters are the fields of their settings; the pass `OrtLMEvaluation`,
 which measures a model and hands it on unchanged; and the reports that travel with a model through a chain of passes: a
-table and bounds after each measuring pass, the files next to the output model.
+table and bounds after each measuring pass, the files next to the output model. Also the keys of these passes in
+Olive's cache: digests of what decides what they give.
 
 Olive takes a pass that it ran before from its cache, without calling it; so tables and bounds hook the engine, not the
-pass, and are made from the reports among the model's additional files. Knows no other pass and no evaluator.
+pass, and are made from the reports among the model's additional files. It keys its cache to the recipe and to a part of
+the model's files only. What a task of one's own reads may lie anywhere, so that a pass with such a task runs anew in
+each workflow. Knows no other pass and no evaluator.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
+import json
 import shutil
 import tempfile
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -24,8 +29,21 @@ from olive.passes.pass_config import PassConfigParam
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from olive_ext.config import PASS_TYPE, EvaluationSettings, PassSettings, StrictModel, settings_of_pass
-from olive_ext.model.files.content import read_outline
+from olive_ext.backends.task_files import is_file
+from olive_ext.config import (
+    PASS_TYPE,
+    EvaluationSettings,
+    ModelSettings,
+    PassSettings,
+    ReferenceConfig,
+    StrictModel,
+    settings_of_pass,
+)
+from olive_ext.engine.requests import NUMBERS
+from olive_ext.errors import OliveExtError
+from olive_ext.model import resolve
+from olive_ext.model.files.content import digest_of, read_outline
+from olive_ext.package_versions import versions
 from olive_ext.registry import entries, hooks
 from olive_ext.report import Report, from_json, write
 from olive_ext.report.page import PASSES
@@ -34,10 +52,10 @@ from olive_ext.report.report_files import report_number, write_chain, write_text
 from olive_ext.report.tables import chain_steps, chain_table
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.costs import COSTS, SIZE_ON_DISK, TOKENS_PER_SECOND, with_costs
-from olive_ext.workflow.current_run import Run, recorded_failures, requirement_error, running
+from olive_ext.run.task_fit import is_onnx_model
+from olive_ext.workflow.current_run import Run, files_of, recorded_failures, requirement_error, running, settled
 from olive_ext.workflow.evaluator import measure, surfaced
-from olive_ext.workflow.handlers import additional_files
-from olive_ext.workflow.pass_keys import content, deciding_settings, digest, environment, has_own_tasks
+from olive_ext.workflow.handlers import COMPONENTS, additional_files, tokenizer_candidates
 from olive_ext.workflow.preflight import FINGERPRINT, is_our_pass, parse, pass_class, reference_of
 
 _DESCRIPTION = "Set by the pass: versions and task files, so that Olive's cache notices when they change."
@@ -340,3 +358,70 @@ def load_run(cache: Any, arguments: dict[str, Any], original: Callable[..., Any]
 def _report_files(model_config: Mapping[str, Any]) -> dict[Path, int]:
     files = additional_files(model_config.get("model_attributes"))
     return {path: number for path in files if (number := report_number(path)) is not None}
+
+
+def has_own_tasks(keys: Mapping[str, Any]) -> bool:
+    """Whether a task among the keys of a pass may be the user's: what it reads lies anywhere."""
+    tasks = keys.get("tasks") or ()
+    return keys.get("include_path") is not None or any(not isinstance(task, str) or is_file(task) for task in tasks)
+
+
+def environment(settings: PassSettings, day: date | None = None) -> str:
+    """Digest (16 hex digits) of the versions in use, and of the adapters and models in the settings. Where chat
+    templates are used, the `day` counts, by default today."""
+    own = None if settings.reference is None else settled(settings.reference)
+    references = [] if own is None else [_reference(own)]
+    if own is not None and own.float_model is not None:
+        references.append(_reference(ReferenceConfig(path=own.float_model)))
+    adapters = [path for path in map(Path, settings.engine.adapters) if path.is_file()]
+    # Chat templates may print it; answers to prompts without it are in the journal anyway.
+    printed = str(day or date.today()) if settings.apply_chat_template else ""
+    facts = {"versions": versions(), "numbers": NUMBERS, "date": printed, "references": references}
+    return digest({**facts, "adapters": digest_of((str(path), path) for path in adapters)})
+
+
+def content(model: Any, tokenizer: str | None = None) -> str:
+    """Digest of all files that opening the model of Olive's configuration reads: its model id says what made a model,
+    not what lies in its cache now. Empty where the files cannot be found: the pass then raises the error.
+    """
+    path, attributes = model.config.get("model_path"), model.config.get("model_attributes")
+    if not isinstance(path, str) or not Path(path).exists():
+        return ""
+    kind: Any = "onnx" if is_onnx_model(model.type) else "hf"
+    where = {"onnx_file_name": model.config.get("onnx_file_name"), "components": (attributes or {}).get(COMPONENTS, {})}
+    which = ModelSettings(model=path, kind=kind, tokenizer=tokenizer, **where)
+    try:
+        return str(resolve(which, tokenizer_candidates=tokenizer_candidates(attributes)).digest)
+    except OliveExtError:  # opening it will say so
+        return ""
+
+
+def _reference(reference: ReferenceConfig) -> list[Any]:
+    """The reference's settings and its content; of a model on the hub the path of its config.json in the local cache,
+    which contains the revision, and None where it is not there."""
+    settings = reference.model_dump(mode="json", exclude={"records_dir"})
+    if Path(reference.path).exists():
+        return [settings, digest_of((str(file), file) for file in files_of(reference))]
+    from huggingface_hub import try_to_load_from_cache
+
+    known = try_to_load_from_cache(reference.path, "config.json")
+    return [settings, known if isinstance(known, str) else None]
+
+
+def deciding_settings(values: Mapping[str, Any], *, bounds_decide: bool = False) -> dict[str, Any]:
+    """Settings as written, without those that change no number: `require` (which decides the documents where these are
+    "enough", and with `bounds_decide` the model that is made) and the folder of the records.
+
+    Olive makes folders absolute once they exist, which would also make a second run differ from the first.
+    """
+    is_free = not bounds_decide and values.get("documents") != "enough"
+    kept = {name: value for name, value in values.items() if not (is_free and name == "require")}
+    if isinstance(kept.get("reference"), Mapping):
+        kept["reference"] = {name: value for name, value in kept["reference"].items() if name != "records_dir"}
+    return kept
+
+
+def digest(value: Any) -> str:
+    """16 hex digits of any value that JSON can represent."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    return digest_of([("", text.encode())])[:16]

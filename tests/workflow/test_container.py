@@ -14,9 +14,8 @@ from olive_ext.config import EVALUATOR_TYPE
 from olive_ext.errors import RequirementError, RunError
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.verdict import Reason, worst_status
-from olive_ext.workflow.container import run_in_container
 from olive_ext.workflow.current_run import OUTCOME, Run
-from olive_ext.workflow.olive_run import deciding, watched_runs
+from olive_ext.workflow.olive_run import deciding, run_in_container, watched_runs
 from tests.refusals import refused
 from tests.workflow.recipes import REPORT
 

@@ -17,7 +17,7 @@ from olive_ext.errors import ConfigError, MismatchError
 from olive_ext.package_versions import versions
 from olive_ext.workflow.current_run import Run, running, settled, with_reference
 from olive_ext.workflow.handlers import tokenizer_candidates
-from olive_ext.workflow.pass_keys import environment, has_own_tasks
+from olive_ext.workflow.passes import environment, has_own_tasks
 from tests.model.tiny import packed, put_genai, put_graph, put_json, put_tokenizer
 from tests.refusals import refused
 

@@ -17,7 +17,7 @@ from olive_ext.report.metrics import COMPARISON_NAMES, comparison_metrics
 from olive_ext.run.bounds import broken_bounds, kept_bounds, with_measurements
 from olive_ext.workflow.handlers import written
 from olive_ext.workflow.metric_results import broken_in, declared_pairs, text_of, to_metric_result
-from olive_ext.workflow.pass_keys import deciding_settings
+from olive_ext.workflow.passes import deciding_settings
 from tests.refusals import refused
 from tests.report.test_comparison import divergence
 from tests.workflow.recipes import ACC, NORM, REPORT
