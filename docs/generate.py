@@ -20,8 +20,7 @@ from pydantic import BaseModel  # noqa: E402
 
 from docs import decoders, stubs  # noqa: E402
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments  # noqa: E402
-from olive_ext.cli.options import SET_HELP, Option  # noqa: E402
-from olive_ext.cli.parser import ABOUT, RUN_HELP, commands  # noqa: E402
+from olive_ext.cli.options import ABOUT, RUN_HELP, SET_HELP, Option, commands  # noqa: E402
 from olive_ext.config import (  # noqa: E402
     EVALUATOR_TYPE,
     PASS_TYPE,

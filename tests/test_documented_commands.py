@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from olive_ext.cli.parser import parse
+from olive_ext.cli.options import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -60,9 +60,8 @@ def run(argv: Sequence[str] | None, commands: Mapping[str, Function] | None) -> 
 
 def command(argv: list[str], commands: Mapping[str, Function] | None) -> int:
     """The status of a command that has ended. `commands`: functions in place of the known ones."""
-    from olive_ext.cli.options import in_options
-    from olive_ext.cli.parser import commands as known
-    from olive_ext.cli.parser import parse
+    from olive_ext.cli.options import commands as known
+    from olive_ext.cli.options import in_options, parse
     from olive_ext.registry import load
 
     try:

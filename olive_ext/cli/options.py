@@ -1,21 +1,33 @@
-"""The options of the command line: each is one configuration key, whose docstring is its help.
+"""The command line of `olive-ext`: its options, each of which is one configuration key with the docstring as its help;
+its commands with their arguments; and the parser.
 
-The parser and docs/reference/cli.md are both made from these tables. Knows no validation: values stay text here.
+The parser and docs/reference/cli.md are both made from these tables. Knows no validation, as values stay text here, and
+no function of a command.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shlex
+from argparse import SUPPRESS, Action, ArgumentError, ArgumentParser, Namespace
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
-from olive_ext.config import RECIPE_SUFFIXES, SAME_MODEL, EngineConfig, EvaluationConfig, ReferenceConfig, StrictModel
+from olive_ext import __version__
+from olive_ext.config import (
+    RECIPE_SUFFIXES,
+    SAME_MODEL,
+    SCHEMA_KINDS,
+    EngineConfig,
+    EvaluationConfig,
+    ReferenceConfig,
+    StrictModel,
+)
 from olive_ext.config.base import nested_model
 from olive_ext.errors import ConfigError, ContradictionError, OliveExtError, TaskError, first_line, suggest
+from olive_ext.registry import Command, entries, load
 
 Form = Literal["value", "names", "commas", "pairs", "flag", "optional", "arguments", "place"]
 
@@ -102,14 +114,12 @@ CHECK_OPTIONS = tuple(one for one in OPTIONS if one.for_check)
 SET_HELP = "Any other configuration key, for instance engine.num_slots=4; VALUE is read as JSON where it is JSON."
 
 
-class _Once(argparse.Action):
+class _Once(Action):
     """Refuses a second one, which would replace the first though both are meant."""
 
-    def __call__(
-        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Namespace, values: Any, option_string: str | None = None) -> None:
         if hasattr(namespace, self.dest):
-            raise argparse.ArgumentError(self, f"given twice, '{values}' the second time: write all in one, K=V,K=V")
+            raise ArgumentError(self, f"given twice, '{values}' the second time: write all in one, K=V,K=V")
         setattr(namespace, self.dest, values)
 
 
@@ -123,17 +133,17 @@ _ARGPARSE_FORMS: dict[Form, dict[str, Any]] = {
 }
 
 
-def add_options(parser: argparse.ArgumentParser, options: Sequence[Option]) -> None:
+def add_options(parser: ArgumentParser, options: Sequence[Option]) -> None:
     """Adds the options and `--set`; absent ones leave no trace in the namespace."""
     for option in options:
         form = {**({"metavar": option.metavar} if option.metavar else {}), **_ARGPARSE_FORMS.get(option.form, {})}
         text = option.help.replace("%", "%%")
-        parser.add_argument(option.flag, dest=option.key, help=text, default=argparse.SUPPRESS, **form)
-    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=argparse.SUPPRESS, help=SET_HELP)
+        parser.add_argument(option.flag, dest=option.key, help=text, default=SUPPRESS, **form)
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=SUPPRESS, help=SET_HELP)
 
 
 def written_values(
-    arguments: argparse.Namespace, model: str | None = None, options: Sequence[Option] = OPTIONS
+    arguments: Namespace, model: str | None = None, options: Sequence[Option] = OPTIONS
 ) -> dict[str, Any]:
     """The configuration's keys as written, nested. Raises `ConfigError` for a malformed pair and for a key's second
     value."""
@@ -262,3 +272,154 @@ def _put(values: dict[str, Any], key: str, value: Any, flag: str) -> None:
     if name in values:
         raise ContradictionError("this key has another value on the same command line: give one", flag, key)
     values[name] = value
+
+
+ABOUT = "Evaluates ONNX language models, alone or inside Microsoft Olive."
+RUN_HELP = (
+    "All other arguments of `olive run` are passed on, for instance -o DIR, --list_required_packages, --tempdir DIR, "
+    "--log_level N; `olive run --help` lists them."
+)
+_REPORTS = (
+    "Folder with a report.json, the file itself, or a folder of such folders; NAME=PATH gives the report a name. Two "
+    "or more, the first being the baseline."
+)
+_BASELINE = "Name or path of the report that the others are held against; by default the first."
+_VERIFY = "Also run the model: compare log-probabilities of the scoring-head graph, the untouched graph and the CPU."
+_AGAINST = (
+    "Also hold the model against the Hugging Face checkpoint it was exported from, on texts of growing length: where "
+    "they differ, from which length on, in which layer, and what the export left out."
+)
+_MODEL = "An .onnx file, a folder with one or with genai_config.json, or a Hugging Face model."
+_RECORDS = "The file: distributions, answers, versions, provider, processor. Its size is printed before the model runs."
+_NEEDED = {"required": True}
+
+
+_HERE = "olive_ext.cli.commands"
+CORE: dict[str, Command] = {
+    "quickstart": Command(
+        "Copy the quickstart (recipe, small trained model, tasks) into a new folder, ready to run.",
+        f"{_HERE}:quickstart_command",
+        (("folder", "DIR", "A folder that is new or empty.", {}),),
+    ),
+    "evaluate": Command(
+        "Evaluate one model with lm-eval tasks.",
+        f"{_HERE}:evaluate_command",
+        (("model", "MODEL", _MODEL, {}),),
+        "olive_ext.cli.options:OPTIONS",
+    ),
+    "record": Command(
+        "Record what a model says to tasks in one file, a reference for elsewhere (--reference FILE.records).",
+        f"{_HERE}:record_command",
+        (("model", "MODEL", _MODEL, {}), ("--output", "FILE.records", _RECORDS, _NEEDED)),
+        "olive_ext.cli.options:RECORD_OPTIONS",
+    ),
+    "compare": Command(
+        "Put earlier reports side by side in one table and one page; refuse what was not asked in the same way.",
+        f"{_HERE}:compare_command",
+        (
+            ("reports", "REPORT", _REPORTS, {"nargs": "+"}),
+            ("--baseline", "REPORT", _BASELINE, {}),
+            ("--output", "DIR", "Folder for compare.html. Without it only the table is printed.", {}),
+        ),
+    ),
+    "run": Command(
+        "Run an Olive recipe: the same arguments as `olive run`; its evaluator and passes are known.",
+        f"{_HERE}:run_command",
+        (
+            (
+                "--config --run-config",
+                "RECIPE",
+                "The recipe, .json or .yaml; as the first argument also without the option's name.",
+                _NEEDED,
+            ),
+            ("-m --model_name_or_path", "MODEL", "An input model in place of the recipe's.", {"dest": "model"}),
+        ),
+    ),
+    "check": Command(
+        "Say what a recipe or a model resolves to, without running it.",
+        f"{_HERE}:check_command",
+        (
+            ("target", "RECIPE|MODEL", "A recipe (.json, .yaml, .yml), or a model as for `evaluate`.", {}),
+            ("--verify", "", _VERIFY, {"action": "store_true"}),
+            ("--against", "CHECKPOINT", _AGAINST, {}),
+        ),
+        "olive_ext.cli.options:CHECK_OPTIONS",
+    ),
+    "schema": Command(
+        "Print the JSON schema of an evaluator block, a pass block or a recipe.",
+        f"{_HERE}:schema_command",
+        (
+            (
+                "kind",
+                "|".join(SCHEMA_KINDS),
+                "Which schema; recipe by default.",
+                {"nargs": "?", "choices": SCHEMA_KINDS, "default": "recipe"},
+            ),
+        ),
+    ),
+}
+
+
+def commands() -> Mapping[str, Command]:
+    """All commands by name: the core's, then those of plug-ins."""
+    return entries("commands", CORE)
+
+
+class _Parser(ArgumentParser):
+    """Raises instead of printing the usage and exiting: the caller prints one line."""
+
+    passes_on = False
+    """Whether another program reads the arguments that this one does not know."""
+
+    def error(self, message: str) -> NoReturn:
+        listed = f": {', '.join(commands())}" if message.endswith("required: COMMAND") else ""
+        raise ConfigError(f"{message}{listed} (see '{self.prog} --help')")
+
+    def _check_value(self, action: Any, value: Any) -> None:
+        """As argparse's, with the nearest name."""
+        if action.choices is not None and value not in action.choices and (hint := suggest(value, action.choices)):
+            raise ArgumentError(action, f"invalid choice: {value!r}: {hint}")
+        super()._check_value(action, value)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse's, which leaves it to the whole parser to refuse what a command's own parser does not know."""
+        arguments, unknown = super().parse_known_args(args, namespace)
+        if unknown and not self.passes_on:
+            words = [*(args or ())]
+            place = words.index("--tasks") + 2 if "--tasks" in words else len(words)
+            flag, known = unknown[0].partition("=")[0], self._option_string_actions
+            key = flag.removeprefix("--").replace("-", "_")
+            is_key = self.prog.endswith(" evaluate") and key in EvaluationConfig.model_fields
+            hint = f"it is a key: --set {key}=VALUE" if is_key else suggest(flag, known)
+            hint = "did you mean --against?" if flag == "--reference" and "--against" in known else hint
+            hint = "--tasks takes names with commas between: A,B" if unknown[:1] == words[place : place + 1] else hint
+            self.error(": ".join(filter(None, [f"unrecognized arguments: {' '.join(unknown)}", hint])))
+        return arguments, unknown
+
+
+def build_parser() -> _Parser:
+    """The parser; `arguments.command` names the command."""
+    parser = _Parser(prog="olive-ext", description=ABOUT, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"olive-ext {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in commands().items():
+        made = subparsers.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
+        for names, metavar, text, more in command.arguments:
+            named: dict[str, Any] = {"metavar": metavar} if metavar else {}
+            made.add_argument(*names.split(), help=text, **named, **more)
+        if command.options:
+            add_options(made, load(command.options))
+        if name == "run":
+            made.epilog, made.passes_on = RUN_HELP, True
+    return parser
+
+
+def parse(argv: list[str]) -> Namespace:
+    """The arguments; raises `ConfigError`, and SystemExit after a help text. Olive reads those of `run`, too, where a
+    recipe that comes first is the value of `--config`."""
+    if argv[:1] == ["run"] and argv[1:] and not argv[1].startswith("-"):
+        argv = ["run", "--config", *argv[1:]]
+    parser = build_parser()
+    parser.passes_on = argv[:1] == ["run"]
+    arguments: Namespace = parser.parse_known_args(argv, Namespace(passed_on=argv[1:]))[0]
+    return arguments

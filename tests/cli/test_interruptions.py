@@ -171,9 +171,9 @@ def show(_):
         os.write(1, b"what a library prints")
         file.write(str(file.fileno()).encode())
     return 0
-import olive_ext.cli.commands as commands, olive_ext.cli.parser as parser
+import olive_ext.cli.commands as commands, olive_ext.cli.options as options
 commands.schema_command = show
-parser.parse = lambda argv: type("Arguments", (), {"command": "schema"})
+options.parse = lambda argv: type("Arguments", (), {"command": "schema"})
 sys.exit(main())
 """
     command = f"{sys.executable} -c '{program}' schema {tmp_path / 'file'} <&- >&- 2>&-"

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from olive_ext.cli.options import OPTIONS, advised, in_options, written_values
-from olive_ext.cli.parser import build_parser
+from olive_ext.cli.options import OPTIONS, advised, build_parser, in_options, written_values
 from olive_ext.config import SAME_MODEL, ClaimConfig, EvaluationConfig
 from olive_ext.errors import (
     ConfigError,

@@ -15,7 +15,7 @@ import pytest
 from olive_ext.check import check_recipe, mistakes, refuse
 from olive_ext.cli import main
 from olive_ext.cli.exit_status import command
-from olive_ext.cli.parser import commands
+from olive_ext.cli.options import commands
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, EvaluationConfig
 from olive_ext.errors import OliveExtError
 from olive_ext.registry import load

@@ -27,7 +27,7 @@ sys.path.insert(0, sys.argv[4])
 import olive_ext
 assert olive_ext.__file__.startswith(sys.argv[4])
 from olive_ext.cli import main
-from olive_ext.cli.parser import commands
+from olive_ext.cli.options import commands
 from olive_ext.config import evaluator_settings, pass_settings
 model, tasks, gone = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 assert not {*gone["commands"]} & commands().keys(), "commands"
