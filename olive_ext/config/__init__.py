@@ -5,10 +5,15 @@ model and no framework.
 """
 
 from olive_ext.config.base import StrictModel, accepts
-from olive_ext.config.certain import Bound, ClaimConfig, LossBound
-from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings, EvaluatorSettings
-from olive_ext.config.execution import EngineConfig, ExecutionSettings
-from olive_ext.config.model import ModelConfig, ModelSettings, OpenSettings
+from olive_ext.config.evaluation import (
+    Bound,
+    ClaimConfig,
+    EvaluationConfig,
+    EvaluationSettings,
+    EvaluatorSettings,
+    LossBound,
+)
+from olive_ext.config.model import EngineConfig, ExecutionSettings, ModelConfig, ModelSettings, OpenSettings
 from olive_ext.config.schema import (
     EVALUATOR_TYPE,
     PASS_TYPE,

@@ -26,8 +26,7 @@ from olive_ext.config.base import (
     without_paths,
     word,
 )
-from olive_ext.config.execution import EngineConfig, ExecutionSettings, ProviderOptions, ProviderRequest
-from olive_ext.config.model import ModelConfig
+from olive_ext.config.model import EngineConfig, ExecutionSettings, ModelConfig, ProviderOptions, ProviderRequest
 from olive_ext.errors import ConfigError, ContradictionError, MissingError
 
 Limit = PositiveInt | Annotated[float, Field(gt=0, lt=1)]

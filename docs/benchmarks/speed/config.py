@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from olive_ext.cli.options import Option, add_options, written_values
 from olive_ext.config.base import Auto, NonNegativeInt, PathText, PositiveInt, StrictModel, Word
-from olive_ext.config.execution import EngineConfig, ProviderOptions
+from olive_ext.config.model import EngineConfig, ProviderOptions
 from olive_ext.config.work import Limit
 
 Peer = Literal["hf", "onnxruntime", "onnxruntime-genai", "olive-ort", "olive-ortgenai"]

@@ -18,7 +18,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from olive_ext.config.execution import WorkerSettings
+from olive_ext.config.model import WorkerSettings
 from olive_ext.engine.requests import Request
 from olive_ext.errors import ConfigError, RunError, first_line, one_line
 from olive_ext.python_processes import BEAT_S, import_path

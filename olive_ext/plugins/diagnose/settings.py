@@ -10,8 +10,7 @@ from pydantic import BeforeValidator, ByteSize, Field, model_validator
 from typing_extensions import Self
 
 from olive_ext.config.base import PathText, PositiveInt, StrictModel, Word, not_bool
-from olive_ext.config.certain import WrittenBound
-from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings
+from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings, WrittenBound
 from olive_ext.config.work import ModelWork, PassSettings, Reference, TaskSettings
 from olive_ext.errors import ContradictionError, MissingError
 

@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any
 
 from olive_ext.config import ModelSettings
-from olive_ext.config.execution import WorkerSettings
+from olive_ext.config.model import WorkerSettings
 from olive_ext.engine.requests import Counters, KeyedRequest, KeyedResult, Lost, Request, Result
 from olive_ext.engine.scheduling.prefix_tree import predicted_tokens
 from olive_ext.errors import OliveExtError, RunError, WorkerError, counted, one_line
