@@ -1,7 +1,7 @@
 """The results of an evaluation as plain data, and their forms: JSON, one table (terminal, markdown) and one HTML page.
 
-The data are in `report`, `metrics`, `comparison` and `page`; `verdict`, `view` and `tables` turn them into
-cells and sentences once; `plain_text` and `html` lay those out; `report_files` writes them. All of it is pure
+The data are in `report`, `metrics`, `comparison` and `page`; `verdict` and `view` turn them into cells and
+sentences once; `plain_text` and `html` lay those out; `report_files` writes them. All of it is pure
 but for the last. Reports, and their way to files and back, are imported from here; all else from its module. The room
 knows no model, no statistics and no evaluation framework.
 """

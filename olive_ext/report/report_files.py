@@ -14,9 +14,8 @@ from pathlib import Path
 from olive_ext.errors import ConfigError, RunError, special_kind
 from olive_ext.report.html.render import render, to_html
 from olive_ext.report.page import Page
-from olive_ext.report.plain_text import markdown_page, to_eval_results, to_markdown
+from olive_ext.report.plain_text import ChainStep, chain_table, markdown_page, to_eval_results, to_markdown
 from olive_ext.report.report import Report, to_json
-from olive_ext.report.tables import ChainStep, chain_table
 
 logger = logging.getLogger(__name__)
 _PROBE_BYTES = 1 << 16

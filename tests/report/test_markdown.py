@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from olive_ext.report import Metric, Report
-from olive_ext.report.plain_text import literal, markdown_page, markdown_table, to_markdown
-from olive_ext.report.tables import ChainStep, chain_table
+from olive_ext.report.plain_text import ChainStep, chain_table, literal, markdown_page, markdown_table, to_markdown
 from tests.report.synthetic import comparison
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])

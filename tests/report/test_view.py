@@ -14,9 +14,8 @@ from olive_ext.report import Metric, Report, to_json, view
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.numbers import NO_VALUE, predicted
 from olive_ext.report.page import column_of
-from olive_ext.report.plain_text import print_cells, print_table, to_markdown
+from olive_ext.report.plain_text import Table, chain_steps, chain_table, print_cells, print_table, to_markdown
 from olive_ext.report.report_files import write_chain
-from olive_ext.report.tables import Table, chain_steps, chain_table
 from olive_ext.report.verdict import Reason
 from olive_ext.report.view import needed
 from tests.report.test_comparison import divergence, outcome

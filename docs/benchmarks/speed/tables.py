@@ -9,8 +9,7 @@ from typing import Any
 
 from docs.benchmarks.speed.latency import LATENCIES, STATISTICS
 from docs.benchmarks.speed.summary import BackendRow, Summary
-from olive_ext.report.plain_text import literal, markdown_table, print_cells, print_lines
-from olive_ext.report.tables import Table
+from olive_ext.report.plain_text import Table, literal, markdown_table, print_cells, print_lines
 
 HEADS = (
     *("backend", "batch", "requests/s", "tokens/s", "in model s", "process s", "MB above model", "MB peak"),

@@ -15,10 +15,9 @@ from olive_ext.errors import RequirementError, counted
 from olive_ext.report import numbers
 from olive_ext.report.comparison import Status
 from olive_ext.report.html.render import TONES, filled
-from olive_ext.report.plain_text import markdown_page, print_cells, print_lines
+from olive_ext.report.plain_text import Table, markdown_page, print_cells, print_lines
 from olive_ext.report.report import plain, to_json
 from olive_ext.report.report_files import write_texts
-from olive_ext.report.tables import Table
 
 MOST_ROWS = 20
 """Entries that a terminal shows."""
