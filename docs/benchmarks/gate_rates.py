@@ -33,8 +33,7 @@ from olive_ext.report.changes import LEVEL
 from olive_ext.report.comparison import Comparison, TextChange
 from olive_ext.report.numbers import Z95
 from olive_ext.report.verdict import EXIT_STATUS, verdict
-from olive_ext.run.reference.answers import Answers, DocumentAnswer
-from olive_ext.run.reference.packed_answers import packed
+from olive_ext.run.reference.answers import Answers, DocumentAnswer, packed
 from olive_ext.stats import paired_answers
 from olive_ext.stats.distances import clustered_mean, degrees_of_freedom
 from olive_ext.stats.paired_answers import compare_outcomes, documents_needed

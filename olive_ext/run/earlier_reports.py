@@ -30,8 +30,7 @@ from olive_ext.report.report_files import report_number
 from olive_ext.report.verdict import BANDS
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.model_facts import damage_of, stops_of
-from olive_ext.run.reference.answers import Answers, Sample
-from olive_ext.run.reference.packed_answers import unpacked
+from olive_ext.run.reference.answers import Answers, Sample, unpacked
 from olive_ext.run.reference.pairing import compare_answers, compare_texts
 from olive_ext.run.sample_logs import read_logs
 

@@ -36,17 +36,16 @@ from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, re
 from olive_ext.report.numbers import SAME_NATS
 from olive_ext.report.page import SIZE
 from olive_ext.report.report_files import refuse_filled
-from olive_ext.report.sampled import sampled_metrics
 from olive_ext.report.verdict import BANDS
 from olive_ext.run.bounds import broken_bounds, kept_bounds, refuse_names
 from olive_ext.run.costs import cost_metrics, requested_costs, requested_tasks, with_costs
 from olive_ext.run.machine import Clock, PeakMemory, describe_hardware
 from olive_ext.run.model_facts import UNJUDGED, damage_of
 from olive_ext.run.models import Models, OtherPromptsError
+from olive_ext.run.reference.answers import packed
 from olive_ext.run.reference.comparison_run import TaskRun, is_own_reference, mode_of
 from olive_ext.run.reference.observer import Weights
-from olive_ext.run.reference.packed_answers import packed
-from olive_ext.run.reference.sampled_run import refuse_unanswerable
+from olive_ext.run.reference.sampled_run import refuse_unanswerable, sampled_metrics
 from olive_ext.run.sample_logs import write_samples
 from olive_ext.run.task_fit import refuse_misfits, refuse_texts
 

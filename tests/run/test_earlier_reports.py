@@ -21,8 +21,7 @@ from olive_ext.report.html.render import render
 from olive_ext.report.report import plain
 from olive_ext.report.verdict import verdict
 from olive_ext.run import compare
-from olive_ext.run.reference.answers import NATS, UNITS, Answers, DocumentAnswer, read_answers
-from olive_ext.run.reference.packed_answers import packed
+from olive_ext.run.reference.answers import NATS, UNITS, Answers, DocumentAnswer, packed, read_answers
 from olive_ext.run.sample_logs import sample_fields, write_samples
 from tests.refusals import refused, tells
 from tests.report.synthetic import comparison, report

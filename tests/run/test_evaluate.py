@@ -20,7 +20,7 @@ from olive_ext.records.journal import Journal
 from olive_ext.report import Metric, Report, from_json, to_json
 from olive_ext.report.page import check_comparable
 from olive_ext.run import evaluate
-from olive_ext.run.reference.packed_answers import unpacked
+from olive_ext.run.reference.answers import unpacked
 from tests.backends.local_tasks import CHOICE, NAMES, write_tasks
 from tests.backends.reference import ForwardEngine, hflm, model, ort_lm
 from tests.exports import genai_export

@@ -13,8 +13,7 @@ from lm_eval.api.metrics import mean
 from lm_eval.loggers import EvaluationTracker
 
 from olive_ext.errors import RunError
-from olive_ext.run.reference.answers import question_of, read_answers, target_of
-from olive_ext.run.reference.packed_answers import packed, unpacked
+from olive_ext.run.reference.answers import packed, question_of, read_answers, target_of, unpacked
 from olive_ext.run.sample_logs import OWN, log_path, read_logs, sample_fields, write_samples
 from tests.refusals import refused
 

@@ -44,7 +44,7 @@ from tests.mistakes.recipes import with_value
 from tests.mistakes.table import BLOCKS
 from tests.model.tiny import put_graph, put_tokenizer
 from tests.refusals import refused
-from tests.report.test_sampled import sampled_report
+from tests.run.reference.test_drawn_numbers import sampled_report
 from tests.workflow.recipes import REPORT, Measure, saved
 from tests.workflow.test_passes import make
 

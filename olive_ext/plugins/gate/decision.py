@@ -40,8 +40,7 @@ from olive_ext.report.verdict import EXIT_STATUS, Verdict, possible_loss, reason
 from olive_ext.run import check_complete, evaluate
 from olive_ext.run.earlier_reports import Named, is_report, load, other_choices
 from olive_ext.run.model_facts import STOP_FACTS, UNJUDGED, damage_of, stops_of
-from olive_ext.run.reference.answers import Answers
-from olive_ext.run.reference.packed_answers import unpacked
+from olive_ext.run.reference.answers import Answers, unpacked
 from olive_ext.run.reference.pairing import compare_answers, compare_texts, without_value
 
 

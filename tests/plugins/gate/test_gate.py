@@ -36,8 +36,7 @@ from olive_ext.report.verdict import EXIT_STATUS, Reason, Verdict, verdict, wors
 from olive_ext.run import compare
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.earlier_reports import load
-from olive_ext.run.reference.answers import Answers, DocumentAnswer
-from olive_ext.run.reference.packed_answers import packed, unpacked
+from olive_ext.run.reference.answers import Answers, DocumentAnswer, packed, unpacked
 from olive_ext.run.reference.pairing import compare_answers, compare_texts
 from tests.backends.local_tasks import write_tasks
 from tests.refusals import refused, tells

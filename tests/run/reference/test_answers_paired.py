@@ -17,8 +17,7 @@ from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import TaskError
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.metrics import comparison_metrics
-from olive_ext.run.reference.answers import Answers, DocumentAnswer, changed_answers, read_answers
-from olive_ext.run.reference.packed_answers import keyed
+from olive_ext.run.reference.answers import Answers, DocumentAnswer, changed_answers, keyed, read_answers
 from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.run.reference.sampled_run import question_of
 from olive_ext.session.requests import GenerationOutput

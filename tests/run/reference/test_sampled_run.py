@@ -16,13 +16,12 @@ from olive_ext.config import Bound, ClaimConfig, EvaluationConfig
 from olive_ext.errors import LostRequestsError, TaskError
 from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import comparison_metrics, read_metrics
-from olive_ext.report.sampled import sampled_metrics
 from olive_ext.report.verdict import verdict
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.reference.answers import Answers, DocumentAnswer
 from olive_ext.run.reference.comparison_run import Mode, TaskRun
 from olive_ext.run.reference.observer import Observer
-from olive_ext.run.reference.sampled_run import question_of
+from olive_ext.run.reference.sampled_run import question_of, sampled_metrics
 from tests.backends.local_tasks import CHOICE, LOADER, write_tasks
 from tests.backends.reference import model
 from tests.refusals import refused, tells

@@ -16,9 +16,9 @@ from olive_ext.report.html.render import to_html
 from olive_ext.report.metrics import comparison_metrics
 from olive_ext.report.numbers import nats
 from olive_ext.report.page import check_comparable
-from olive_ext.report.sampled import certain_comparison, sampled_metrics
 from olive_ext.report.verdict import verdict
 from olive_ext.run.bounds import broken_bounds
+from olive_ext.run.reference.sampled_run import certain_comparison, sampled_metrics
 from olive_ext.stats.paired_answers import compare_outcomes
 from tests.refusals import refused
 from tests.report.synthetic import comparison, report
