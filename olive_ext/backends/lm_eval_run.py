@@ -1,13 +1,12 @@
-"""One run of lm-eval: from a model and loaded tasks to results and samples. Also runs over some documents of tasks,
-with the prompts of a run over all, and over known answers, for lm-eval's own aggregation. Knows no kind of model."""
+"""One run of lm-eval: from a model and loaded tasks to results and samples. Also a run over known answers, for
+lm-eval's own aggregation. Knows no kind of model."""
 
 from __future__ import annotations
 
-import copy
 import json
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import date
 from operator import attrgetter
 from pathlib import Path
@@ -18,7 +17,6 @@ from lm_eval.api.model import LM
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
 
 from olive_ext.backends.code_eval import CODE, loading_metrics, programs_at_once
-from olive_ext.backends.evaluated_task import Chosen
 from olive_ext.backends.lm_eval.instances import LostRequests
 from olive_ext.backends.lm_eval_patches import (
     exits_raised,
@@ -115,27 +113,6 @@ def sample_line(sample: Mapping[str, Any]) -> str:
         "target": str(sample["target"]),
     }
     return json.dumps(line, default=handle_non_serializable, ensure_ascii=False) + "\n"
-
-
-Documents = Mapping[str, Collection[int]]
-"""Numbers of documents by task."""
-
-
-class ChosenDocuments:
-    """`of(documents)` gives the tasks with these documents alone. All requests are built once, for one model."""
-
-    def __init__(self, tasks: LoadedTasks) -> None:
-        self._tasks = tasks
-        self._known: dict[str, Chosen] = {}
-
-    def of(self, documents: Documents) -> LoadedTasks:
-        """The tasks that have some of `documents`; those of the others are left out."""
-        tasks = {name: copy.copy(self._tasks.tasks[name]) for name, numbers in documents.items() if numbers}
-        for name, task in tasks.items():
-            if name not in self._known:
-                self._known[name] = Chosen((), task.eval_docs, {})
-            task.chosen = replace(self._known[name], numbers=sorted(documents[name]))
-        return self._tasks.replaced(tasks)
 
 
 class AnsweredRequests(LM):  # type: ignore[misc]

@@ -11,7 +11,7 @@ import copy
 import random
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from olive_ext.backends.code_eval import loading_metrics, pass_names, refuse_unconfined, refuse_unconfirmed
-from olive_ext.backends.evaluated_task import evaluated
+from olive_ext.backends.evaluated_task import Chosen, evaluated
 from olive_ext.backends.lm_eval_patches import exits_raised, quiet_data, sandboxed_templates
 from olive_ext.backends.samples import count_samples, names_of
 from olive_ext.backends.task_checks import made_tasks, refuse_definition
@@ -82,13 +82,21 @@ class LoadedTasks:
         self.groups: Mapping[str, Any] = loaded.get("groups", {})
         """Every group by name, subgroups too."""
 
+        self._whole: dict[str, Chosen] = {}
+
     @property
     def configs(self) -> dict[str, Mapping[str, Any]]:
         """The configurations of the tasks that have one."""
         return {name: vars(task.config) for name, task in self.tasks.items() if task.config is not None}
 
-    def replaced(self, tasks: Mapping[str, Any]) -> LoadedTasks:
-        """The same with `tasks` instead of its own, and the same states of the generators."""
+    def of(self, documents: Mapping[str, Collection[int]]) -> LoadedTasks:
+        """The same with these `documents` alone, by their numbers, and without the tasks that have none. Their prompts
+        are those of a run over all: all requests are built once, for one model."""
+        tasks = {name: copy.copy(self.tasks[name]) for name, numbers in documents.items() if numbers}
+        for name, task in tasks.items():
+            if name not in self._whole:
+                self._whole[name] = Chosen((), task.eval_docs, {})
+            task.chosen = replace(self._whole[name], numbers=sorted(documents[name]))
         other = copy.copy(self)
         other._loaded, other.tasks = {**self._loaded, "tasks": tasks}, tasks
         return other

@@ -174,8 +174,6 @@ def _judged(report: Report, config: EvaluationConfig, names: Mapping[str, str | 
 def _evaluate(models: Models, lm: LM | None, weights: Weights | None = None) -> tuple[Report, TaskRun | None]:
     """The report, and the run of the tasks, where there are any. `weights` are those of documents that an earlier run
     has drawn: only these are evaluated."""
-    from olive_ext.backends.lm_eval_run import ChosenDocuments
-
     if lm is not None and not hasattr(lm, "session") and models.config.use_cache is not None:
         problem = "lm-eval's own model keeps no answers: leave it out, or wrap the model in lm_eval.api.model.CachingLM"
         raise ConfigError(problem, "use_cache", models.config.use_cache)
@@ -183,7 +181,7 @@ def _evaluate(models: Models, lm: LM | None, weights: Weights | None = None) -> 
     if tasks is None:
         return _report(models, lm, {"results": {}}, 0, None), None
     if weights is not None:
-        tasks = ChosenDocuments(tasks).of(weights)
+        tasks = tasks.of(weights)
     task_run = TaskRun(models, mode_of(models, lm), tasks, weights)
     try:
         return _run(task_run, models, lm), task_run

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.backends.lm_eval_run import AnsweredRequests, ChosenDocuments, run_tasks
+from olive_ext.backends.lm_eval_run import AnsweredRequests, run_tasks
 from olive_ext.backends.task_loading import LoadedTasks, load_tasks
 from olive_ext.config import EvaluationConfig
 from tests.backends.local_tasks import CHOICE, NAMES, write_tasks
@@ -41,10 +41,10 @@ def lines(results: Any, task: str) -> dict[tuple[int, str], Any]:
 
 
 def test_documents_keep_their_prompts_numbers_and_answers(tasks: LoadedTasks, whole: Any) -> None:
-    chosen, lm = ChosenDocuments(tasks), OrtLM(session=NetSession(model()))
+    lm = OrtLM(session=NetSession(model()))
     twice = {"tiny_shots": [4, 1], "tiny_generate": [5]}
     for documents in (twice, {name: [2] for name in TASKS}, twice):
-        found = run(lm, chosen.of(documents))
+        found = run(lm, tasks.of(documents))
         assert set(found["samples"]) == set(documents)
         for task, numbers in documents.items():
             own = lines(found, task)
@@ -56,10 +56,9 @@ def test_documents_keep_their_prompts_numbers_and_answers(tasks: LoadedTasks, wh
 
 
 def test_all_documents_are_aggregated_from_their_answers(tasks: LoadedTasks, whole: Any) -> None:
-    chosen = ChosenDocuments(tasks)
     everything = {task: range(6) for task in tasks.tasks}
     lm = AnsweredRequests(OrtLM(session=NetSession(model())), whole["samples"])
-    found = run(lm, chosen.of(everything))
+    found = run(lm, tasks.of(everything))
     assert found["results"] == whole["results"]
     assert found["samples"].keys() == whole["samples"].keys()
     assert found["n-samples"] == whole["n-samples"]
@@ -67,7 +66,7 @@ def test_all_documents_are_aggregated_from_their_answers(tasks: LoadedTasks, who
 
 def test_aggregates_are_of_the_chosen_documents(tasks: LoadedTasks, whole: Any) -> None:
     lm = AnsweredRequests(OrtLM(session=NetSession(model())), whole["samples"])
-    found = run(lm, ChosenDocuments(tasks).of({"tiny_choice": [0, 3, 5]}))
+    found = run(lm, tasks.of({"tiny_choice": [0, 3, 5]}))
     values = [lines(whole, "tiny_choice")[number, "none"]["acc"] for number in (0, 3, 5)]
     assert found["results"]["tiny_choice"]["acc,none"] == pytest.approx(sum(values) / 3)
     assert found["n-samples"]["tiny_choice"] == {"original": 6, "effective": 3}

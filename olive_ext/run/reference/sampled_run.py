@@ -228,9 +228,8 @@ def run_sampled(
 
     The same seed and reference draw the same first batch for all candidates. `observer` sees the model's positions.
     """
-    from olive_ext.backends.lm_eval_run import AnsweredRequests, ChosenDocuments, run_tasks
+    from olive_ext.backends.lm_eval_run import AnsweredRequests, run_tasks
 
-    chosen = ChosenDocuments(tasks)
     sampler = Sampler(question.population, question.claim, config.seed or 0)
     samples: dict[str, list[Any]] = defaultdict(list)
     quick = config.model_copy(update={"bootstrap_iters": 0})
@@ -239,7 +238,7 @@ def run_sampled(
         by_task: dict[str, list[int]] = defaultdict(list)
         for task, number in documents:
             by_task[task].append(number)
-        batch = run_tasks(lm, chosen.of(by_task), quick, progress=progress)["samples"]
+        batch = run_tasks(lm, tasks.of(by_task), quick, progress=progress)["samples"]
         lm.says_work = False  # a line for the first batch alone
         if observer is not None:
             wanted = {*documents}
@@ -254,7 +253,7 @@ def run_sampled(
     for index, weight in sampler.representation().items():
         task, number = question.documents[index]
         weights[task][number] = weight
-    results = run_tasks(AnsweredRequests(lm, samples), chosen.of(weights), config, progress=progress)
+    results = run_tasks(AnsweredRequests(lm, samples), tasks.of(weights), config, progress=progress)
     decision, cut = sampler.decision(), question.cut
     beyond_cut = 0.0 if cut is None or observer is None else observer.beyond(cut, weights)
     numbers = repr([(task, sorted(weights[task])) for task in sorted(weights)])
