@@ -241,15 +241,15 @@ def _of_answers(item: Outcome, comparison: Comparison) -> Change:
 def perplexity_change(item: Divergence | TextChange) -> FormattedValue:
     """The change of the perplexity in per cent with its 95 % interval, as texts; none of too few. The interval has both
     its ends where these are not as far from the change: few texts with a long tail."""
-    change, low, high = _perplexity(item)
+    change, low, high = perplexity_interval(item)
     places = numbers.decimals(min(change - low, high - change) / _QUANTILE, most=2)
     below, above = f"{change - low:.{places}f}", f"{high - change:.{places}f}"
     ends = below if below == above else f"{numbers.plus(low, places)} to {numbers.plus(high, places)}"
     return FormattedValue(f"{numbers.plus(change, places)} %", ends if math.isfinite(high - low) else "")
 
 
-def _perplexity(item: Divergence | TextChange) -> tuple[float, float, float]:
-    """The change of the perplexity in per cent, and its interval's ends."""
+def perplexity_interval(item: Divergence | TextChange) -> tuple[float, float, float]:
+    """The change of the perplexity in per cent, and the ends of its 95 % interval."""
     change = item.perplexity_ratio - 1
     low, high = item.interval(change, item.perplexity_ratio_stderr, item.perplexity_ratio_skewness)
     return 100 * change, 100 * low, 100 * high
@@ -257,7 +257,7 @@ def _perplexity(item: Divergence | TextChange) -> tuple[float, float, float]:
 
 def _of_text(item: Divergence | TextChange, matters: float) -> Change:
     metric = item.metric if isinstance(item, TextChange) else "perplexity"
-    (change, low, high), documents, shown = _perplexity(item), item.num_documents, perplexity_change(item)
+    (change, low, high), documents, shown = perplexity_interval(item), item.num_documents, perplexity_change(item)
     errors = item.perplexity_ratio_stderr, item.perplexity_ratio_skewness
     reach = (1 + _POWER_QUANTILE / _QUANTILE) * (high - change)
     needed = documents * (reach / matters) ** 2 if math.isfinite(reach) else None

@@ -157,9 +157,9 @@ def short_names(paths: Sequence[Sequence[str]]) -> list[str]:
 def check_comparable(reports: Sequence[tuple[str, Report]]) -> None:
     """Raises `ConfigError` where a task that two of the named reports have differs in its requests or its scoring.
 
-    Compared are the task's version, examples in the prompt, number of documents and which were drawn, hash of the task
-    (where lm-eval gave one), its configuration, chat template and system prompt, generation settings, the seed of the
-    examples, the longest context that was asked for, and for tasks that score whole texts the model's.
+    Compared are the task's version, examples in the prompt, number of documents and which were drawn, its
+    configuration, chat template and system prompt, generation settings, the seed of the examples, the longest context
+    that was asked for, and for tasks that score whole texts the model's.
     """
     tasks = dict.fromkeys(task for _, report in reports for task in report.results.get("configs", {}))
     problems = [problem for task in tasks for problem in _problems(task, reports)]
@@ -190,8 +190,6 @@ def _facts(task: str, report: Report) -> Iterator[tuple[str, Any]]:
     yield "number of documents", results.get("n-samples", {}).get(task, {}).get("effective")
     certainty = None if report.comparison is None else report.comparison.certainty
     yield "sample of documents", "all" if certainty is None else certainty.sample
-    if task in results.get("task_hashes", {}):
-        yield "hash", results["task_hashes"][task]
     configuration: Mapping[str, Any] = results.get("configs", {}).get(task) or {}
     yield from ((key, configuration.get(key)) for key in _MEANING)
     yield from ((key, report.config.get(key) or None) for key in (*_TEMPLATE, "max_length"))

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from olive_ext.errors import listed
 from olive_ext.report import numbers
+from olive_ext.report.changes import perplexity_interval
 from olive_ext.report.comparison import ALL, Divergence, Outcome
 from olive_ext.report.metrics import COMPARISON_NAMES, STOPPED, Metric
 from olive_ext.report.numbers import NO_VALUE, Z95, FormattedValue
@@ -220,8 +221,7 @@ def tone(outcome: Outcome) -> Tone:
 
 def perplexity_tone(item: Divergence) -> Tone:
     """As `tone`, of the change of a perplexity."""
-    change = item.perplexity_ratio - 1
-    low, high = item.interval(change, item.perplexity_ratio_stderr, item.perplexity_ratio_skewness)
+    change, low, high = perplexity_interval(item)
     return "unclear" if low <= 0 <= high else "loss" if change > 0 else "gain"
 
 
