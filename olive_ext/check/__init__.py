@@ -113,7 +113,7 @@ def _check_block(
     from olive_ext.backends.lm_eval.generation_settings import refuse_generations
     from olive_ext.backends.task_files import TaskFiles, task_folders
     from olive_ext.backends.task_loading import declared_configs
-    from olive_ext.run.costs import COSTS
+    from olive_ext.run.bounds import COSTS
 
     inputs: Configs = {}
     with findings.noting_problems():

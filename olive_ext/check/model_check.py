@@ -160,7 +160,7 @@ def _add_work(model: ResolvedModel, config: EvaluationConfig, section: Section, 
     from olive_ext.backends.lm_eval_run import run_tasks
     from olive_ext.backends.task_loading import load_tasks
     from olive_ext.backends.workload import CountingLM, forecast
-    from olive_ext.run.costs import requested_tasks
+    from olive_ext.run.bounds import requested_tasks
     from olive_ext.run.task_fit import refuse_misfits
     from olive_ext.session.local import open_tokenizer
 

@@ -259,7 +259,7 @@ def metrics_of(settings: EvaluationSettings, *, loads: bool) -> Declared | None:
     """The tasks with their metrics, as their files list them. Where the files do not (a group, a class, functions as
     metrics), the tasks are loaded with their data if `loads` is set (raises `TaskError`)."""
     from olive_ext.backends.task_loading import declared_metrics, load_tasks, loaded_metrics
-    from olive_ext.run.costs import COSTS
+    from olive_ext.run.bounds import COSTS
 
     asked = [task for task in settings.tasks if task not in COSTS]
     shared: dict[str, Any] = {"repeats": settings.repeats, "thinks": settings.thinks}
@@ -570,7 +570,7 @@ def what_is_missing(block: Block, settings: Settings) -> Iterator[OliveExtError]
         where = block.where
         yield from (ConfigError("does not exist", f"{where}.{key}", path, code="not_found") for key, path in missing)
     elif tasks:
-        from olive_ext.run.costs import COSTS
+        from olive_ext.run.bounds import COSTS
 
         try:
             refuse_unknown([task for task in tasks if task not in COSTS], task_folders(written))

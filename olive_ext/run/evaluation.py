@@ -37,8 +37,15 @@ from olive_ext.report.numbers import SAME_NATS
 from olive_ext.report.page import SIZE
 from olive_ext.report.report_files import refuse_filled
 from olive_ext.report.verdict import BANDS
-from olive_ext.run.bounds import broken_bounds, kept_bounds, refuse_names
-from olive_ext.run.costs import cost_metrics, requested_costs, requested_tasks, with_costs
+from olive_ext.run.bounds import (
+    broken_bounds,
+    cost_metrics,
+    kept_bounds,
+    refuse_names,
+    requested_costs,
+    requested_tasks,
+    with_costs,
+)
 from olive_ext.run.machine import Clock, PeakMemory, describe_hardware
 from olive_ext.run.model_facts import UNJUDGED, damage_of
 from olive_ext.run.models import Models, OtherPromptsError

@@ -31,7 +31,7 @@ from olive_ext.records.journal import facts_key
 from olive_ext.records.travelling import unpack
 from olive_ext.report.comparison import CONSTANTS, PACKAGE_TOKENIZER, PromptDiff, StopTokens
 from olive_ext.report.page import SIZE
-from olive_ext.run.costs import is_timed
+from olive_ext.run.bounds import is_timed
 from olive_ext.run.machine import Clock
 from olive_ext.run.model_facts import contexts_of, ends_of, stops_of
 from olive_ext.run.reference.observer import Observer

@@ -23,7 +23,7 @@ from olive_ext.report import Report, check_writable
 from olive_ext.report.numbers import size
 from olive_ext.report.page import SIZE
 from olive_ext.report.report import plain
-from olive_ext.run.costs import requested_tasks
+from olive_ext.run.bounds import requested_tasks
 from olive_ext.run.evaluation import evaluate_models
 from olive_ext.run.model_facts import STOP_FACTS
 from olive_ext.run.models import PICTURES, Models, pictures_of

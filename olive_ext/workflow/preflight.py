@@ -26,7 +26,7 @@ from olive_ext.config import (
     settings_of_pass,
 )
 from olive_ext.errors import ContradictionError
-from olive_ext.run.costs import COSTS
+from olive_ext.run.bounds import COSTS
 
 Settings = TypeVar("Settings", bound=StrictModel)
 

@@ -17,8 +17,7 @@ from olive_ext.report.html.render import TONES, tone_of
 from olive_ext.report.verdict import EXIT_STATUS, STATUSES, Status, Verdict, verdict
 from olive_ext.run.reference.sampled_run import certain_comparison
 from olive_ext.stats.paired_answers import compare_outcomes
-from olive_ext.stats.sampling_design import difference_population
-from olive_ext.stats.stopping import Claim, Sampler
+from olive_ext.stats.stopping import Claim, Sampler, difference_population
 from tests.report.test_comparison import divergence, outcome
 
 CODES = [*STATUSES]

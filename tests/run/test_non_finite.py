@@ -16,7 +16,7 @@ from olive_ext.report import Report
 from olive_ext.report.verdict import verdict
 from olive_ext.run import evaluate
 from olive_ext.run.bounds import broken_bounds
-from olive_ext.workflow.metric_results import broken_in, to_metric_result
+from olive_ext.workflow.evaluator import broken_in, to_metric_result
 from tests.backends.local_tasks import write_tasks
 from tests.check.tiny import put_model
 from tests.refusals import refused

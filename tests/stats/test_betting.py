@@ -8,8 +8,18 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from olive_ext.stats.sampling_design import Population, difference_population, draw_probabilities, mean_population
-from olive_ext.stats.stopping import ABOVE, BELOW, Bet, Evidence, joined, limits
+from olive_ext.stats.stopping import (
+    ABOVE,
+    BELOW,
+    Bet,
+    Evidence,
+    Population,
+    difference_population,
+    draw_probabilities,
+    joined,
+    limits,
+    mean_population,
+)
 
 SIGNS = {ABOVE: 1, BELOW: -1}
 

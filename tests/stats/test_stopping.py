@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from olive_ext.stats.sampling_design import Population, difference_population, mean_population
-from olive_ext.stats.stopping import Claim, ClaimDecision, Sampler
+from olive_ext.stats.stopping import Claim, ClaimDecision, Population, Sampler, difference_population, mean_population
 
 WITHIN_ONE_POINT = Claim(-0.01, "above", 0.01)
 

@@ -15,8 +15,8 @@ from olive_ext.report import Metric, Report
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.metrics import COMPARISON_NAMES, comparison_metrics
 from olive_ext.run.bounds import broken_bounds, kept_bounds, with_measurements
+from olive_ext.workflow.evaluator import broken_in, declared_pairs, text_of, to_metric_result
 from olive_ext.workflow.handlers import written
-from olive_ext.workflow.metric_results import broken_in, declared_pairs, text_of, to_metric_result
 from olive_ext.workflow.passes import deciding_settings
 from tests.refusals import refused
 from tests.report.test_comparison import divergence

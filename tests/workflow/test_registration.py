@@ -35,7 +35,7 @@ from olive_ext.report import Report
 from olive_ext.report.comparison import Comparison
 from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.environment_process import evaluate_in_environment
-from olive_ext.workflow.metric_results import to_metric_result
+from olive_ext.workflow.evaluator import to_metric_result
 from olive_ext.workflow.olive_run import watched_runs
 from olive_ext.workflow.preflight import FINGERPRINT
 from olive_ext.workflow.registration import hook_engine, parse_recipe, register

@@ -37,7 +37,7 @@ from olive_ext.report.numbers import nats
 from olive_ext.report.place import FirstPosition, PlaceFinding
 from olive_ext.report.stages import Stage, StageName
 from olive_ext.report.verdict import verdict
-from olive_ext.run.costs import requested_tasks
+from olive_ext.run.bounds import requested_tasks
 from olive_ext.run.models import Models
 from olive_ext.run.reference.comparison_run import TaskRun
 from olive_ext.run.reference.observer import Observer

@@ -53,7 +53,7 @@ from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import comparison_metrics
 from olive_ext.report.page import SIZE
 from olive_ext.report.verdict import SENTENCES
-from olive_ext.run.costs import PEAK_MEMORY
+from olive_ext.run.bounds import PEAK_MEMORY
 from olive_ext.run.evaluation import report_of
 from olive_ext.run.machine import PeakMemory
 from olive_ext.run.models import Models
@@ -63,9 +63,8 @@ from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest
 from olive_ext.workflow.current_run import logger, running
-from olive_ext.workflow.evaluator import surfaced
+from olive_ext.workflow.evaluator import surfaced, text_of, to_metric_result
 from olive_ext.workflow.handlers import config_of, label
-from olive_ext.workflow.metric_results import text_of, to_metric_result
 
 
 def is_speech(metric: Any) -> bool:

@@ -129,8 +129,7 @@ def metric_mistakes(
         measured |= given
     if settings.bounds and len(mappings(metrics)) == len(metrics):
         from olive_ext.report.metrics import COMPARISON_NAMES
-        from olive_ext.run.bounds import check_names
-        from olive_ext.run.costs import PEAK_MEMORY
+        from olive_ext.run.bounds import PEAK_MEMORY, check_names
 
         bounds = [(bound.task, bound.metric) for bound in settings.bounds]
         compared = COMPARISON_NAMES if settings.reference is not None else ()

@@ -37,7 +37,7 @@ from olive_ext.report.changes import name_of
 from olive_ext.report.comparison import VARIANT, ClaimResult, Comparison, PromptDiff
 from olive_ext.report.metrics import NON_FINITE
 from olive_ext.report.page import SIZE
-from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, requested_costs, requested_tasks
+from olive_ext.run.bounds import PEAK_MEMORY, TOKENS_PER_SECOND, requested_costs, requested_tasks
 from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers, changed_answers, read_answers
 from olive_ext.run.reference.observer import Generated, Observer, ReferenceScores, Weights, score_generated

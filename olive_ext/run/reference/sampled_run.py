@@ -23,8 +23,7 @@ from olive_ext.report.comparison import ACCURACY, ALL, ClaimResult
 from olive_ext.report.metrics import LENGTHS
 from olive_ext.run.reference.answers import Answers, check_same_questions, mean_metrics, primary_answers, read_answers
 from olive_ext.run.reference.observer import Generated, Observer, Weights, score_generated
-from olive_ext.stats.sampling_design import Population, difference_population, mean_population
-from olive_ext.stats.stopping import Claim, Sampler
+from olive_ext.stats.stopping import Claim, Population, Sampler, difference_population, mean_population
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
