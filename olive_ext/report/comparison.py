@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from olive_ext.errors import counted
+from olive_ext.report.diagnosis import PlaceFinding, Stage
 from olive_ext.report.numbers import Bin, Number, Spread, joined
-from olive_ext.report.place import PlaceFinding
-from olive_ext.report.stages import Stage
 
 Status = Literal["ok", "small_loss", "loss", "unknown"]
 """What every verdict comes to."""

@@ -30,11 +30,10 @@ from olive_ext.report.changes import (
     unjudged_tasks,
 )
 from olive_ext.report.comparison import ALL, CONSTANTS, Comparison, Divergence, Status
+from olive_ext.report.diagnosis import PlaceFinding, stage_sentences
 from olive_ext.report.metrics import CUT_OFF, STOPPED
 from olive_ext.report.next_step import next_step
 from olive_ext.report.numbers import SAME_NATS, joined
-from olive_ext.report.place import PlaceFinding
-from olive_ext.report.stages import stage_sentences
 
 EXIT_STATUS: Mapping[Status, int] = {"ok": 0, "small_loss": 0, "loss": 1, "unknown": 3}
 """The exit status of a command that ends with a verdict; 2 is a mistake."""

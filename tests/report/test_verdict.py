@@ -28,8 +28,8 @@ from olive_ext.report.comparison import (
     StopTokens,
     TextChange,
 )
+from olive_ext.report.diagnosis import FirstPosition, PlaceFinding
 from olive_ext.report.metrics import comparison_metrics
-from olive_ext.report.place import FirstPosition, PlaceFinding
 from olive_ext.report.verdict import Reason, Verdict, band_of, verdict, worst_status
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.stats.paired_answers import compare_outcomes

@@ -33,9 +33,8 @@ from olive_ext.model.files.package_config import is_same_path
 from olive_ext.package_versions import runtimes
 from olive_ext.report import Report
 from olive_ext.report.comparison import Comparison
+from olive_ext.report.diagnosis import FirstPosition, PlaceFinding, Stage, StageName
 from olive_ext.report.numbers import nats
-from olive_ext.report.place import FirstPosition, PlaceFinding
-from olive_ext.report.stages import Stage, StageName
 from olive_ext.report.verdict import verdict
 from olive_ext.run.bounds import requested_tasks
 from olive_ext.run.models import Models

@@ -19,10 +19,10 @@ from olive_ext.errors import counted
 from olive_ext.report import numbers, view
 from olive_ext.report.changes import OVER_ALL, difference_texts, perplexity_change
 from olive_ext.report.comparison import Divergence
+from olive_ext.report.diagnosis import Stage
 from olive_ext.report.numbers import NO_VALUE, Bin
 from olive_ext.report.page import Column, ComparedModels, Page, page_of
 from olive_ext.report.report import Report
-from olive_ext.report.stages import Stage
 from olive_ext.report.verdict import Verdict
 from olive_ext.report.view import SIGNS, WORDS, cost_rows, size_of, task_title
 

@@ -25,7 +25,7 @@ from olive_ext.plugins.diagnose import conversion, findings
 from olive_ext.plugins.diagnose.findings import refuse_stages, stage_of, with_stages
 from olive_ext.report import Report, from_json, numbers
 from olive_ext.report.comparison import ClaimResult, Comparison, Spread
-from olive_ext.report.stages import Stage, stage_sentences
+from olive_ext.report.diagnosis import Stage, stage_sentences
 from olive_ext.report.verdict import verdict
 from olive_ext.run import evaluate
 from olive_ext.run.export import float_export

@@ -48,8 +48,8 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import load_graph
 from olive_ext.plugins.diagnose.remedy.variants import asked
 from olive_ext.python_processes import usable_processors
+from olive_ext.report.diagnosis import FirstPosition, Noise, PlaceFinding, PlaceKind
 from olive_ext.report.numbers import nats
-from olive_ext.report.place import FirstPosition, Noise, PlaceFinding, PlaceKind
 from olive_ext.session.opening import open_model
 from olive_ext.session.requests import RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 
