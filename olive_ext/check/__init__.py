@@ -110,7 +110,7 @@ def _check_block(
             _check_provider(recipe, block.where, settings, findings.sections[0])
     if any(what_is_missing(block, settings)):
         return {}
-    from olive_ext.backends.lm_eval.generation_settings import refuse_generations
+    from olive_ext.backends.lm_eval.arguments import refuse_generations
     from olive_ext.backends.task_files import TaskFiles, task_folders
     from olive_ext.backends.task_loading import declared_configs
     from olive_ext.run.bounds import COSTS
@@ -174,7 +174,7 @@ def _check_input_model(
     values = valid[0].written(EvaluationSettings.model_fields.keys() - _OF_REFERENCE)
     values |= execution(valid[0], keys.get("inference_settings"), accelerator(recipe)) if is_onnx else {}
     model = {"path": path, "kind": "onnx", "onnx_file_name": name} if is_onnx else {"path": path, "kind": "hf"}
-    from olive_ext.backends.lm_eval.generation_settings import refuse_generations
+    from olive_ext.backends.lm_eval.arguments import refuse_generations
     from olive_ext.run.task_fit import refuse_arguments, refuse_misfits, refuse_texts
 
     try:

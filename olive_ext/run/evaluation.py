@@ -218,7 +218,7 @@ def _run(task_run: TaskRun, models: Models, lm: LM | None) -> Report:
 
 def load_requested_tasks(models: Models, lm: LM | None) -> LoadedTasks | None:
     """The tasks, refused where the model cannot do what they ask; None where only costs are measured."""
-    from olive_ext.backends.lm_eval.generation_settings import refuse_generations
+    from olive_ext.backends.lm_eval.arguments import refuse_generations
     from olive_ext.backends.task_checks import refuse_shots
     from olive_ext.backends.task_loading import declared_metrics, load_tasks, loaded_metrics
 

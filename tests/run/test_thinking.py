@@ -12,7 +12,7 @@ import pytest
 
 import olive_ext
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
+from olive_ext.backends.lm_eval.arguments import GenerationSettings
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import OliveExtError
 from olive_ext.report import Report, from_json, to_json

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
-from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
+from olive_ext.backends.lm_eval.arguments import GenerationSettings
 from olive_ext.errors import LostRequestsError, OliveExtError
 from olive_ext.model.providers.devices import trim_host_memory
 from olive_ext.session import Session

@@ -22,8 +22,7 @@ from lm_eval.models.utils import replace_placeholders, resize_image
 from typing_extensions import Self
 
 from olive_ext.backends.evaluated_task import as_list
-from olive_ext.backends.lm_eval.arguments import OrtLMArguments
-from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
+from olive_ext.backends.lm_eval.arguments import GenerationSettings, OrtLMArguments
 from olive_ext.backends.lm_eval.instances import (
     KnownAnswers,
     LostRequests,
