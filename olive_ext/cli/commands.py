@@ -82,7 +82,7 @@ def record_command(arguments: Namespace) -> int:
     from olive_ext.report.numbers import size
     from olive_ext.report.plain_text import print_table
     from olive_ext.run import check_complete
-    from olive_ext.run.recording import record
+    from olive_ext.run.evaluation import record
 
     report, num_bytes = record(config, arguments.output, progress=True)
     print_table(report)

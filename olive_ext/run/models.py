@@ -151,7 +151,7 @@ class Models:
 
         try:
             with self.clock.phase("export"):
-                return str(float_export(self.given_reference, tell=self._tell))
+                return str(float_export(self.given_reference, tell=self.tell))
         except OliveExtError as error:
             raise ConfigError(first_line(error), "reference.float_model", EXPORT) from error
 
@@ -270,11 +270,12 @@ class Models:
         from olive_ext.run.export import exported
 
         with self.clock.phase("export"):
-            made = exported(model, tell=self._tell)
+            made = exported(model, tell=self.tell)
         logger.info("%s %s", model.settings.model, self._exports.setdefault(model.settings.model, made.note))
         return made.model
 
-    def _tell(self, line: str) -> None:
+    def tell(self, line: str) -> None:
+        """Says a line of progress, which goes to Olive's log where none is shown."""
         (say if self.progress else logger.info)(line)
 
     def export_note(self, path: str) -> dict[str, str]:

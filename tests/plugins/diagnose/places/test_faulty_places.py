@@ -18,8 +18,8 @@ from olive_ext.cli import main
 from olive_ext.config import EvaluationConfig
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.engine.step import Step, StepOutput
-from olive_ext.report.place import PlaceFinding
-from olive_ext.run.recording import record
+from olive_ext.report.diagnosis import PlaceFinding
+from olive_ext.run.evaluation import record
 from tests.exports.cache import once
 from tests.exports.edited import changed, edited
 from tests.exports.quickstart import TASKS, exported, quantized

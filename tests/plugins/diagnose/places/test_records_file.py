@@ -19,7 +19,7 @@ from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, OliveExtError, RecordsError
 from olive_ext.report import Report
 from olive_ext.report.verdict import verdict
-from olive_ext.run.recording import record
+from olive_ext.run.evaluation import record
 from tests.exports.quickstart import TASKS, exported, quantized
 from tests.plugins.diagnose.places.planted import WORK, compared, planted
 from tests.refusals import refused
