@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,6 +27,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.package_versions import installed
 from olive_ext.python_processes import module_command
 from olive_ext.records.files import cache_folder, make_own_folder
+from olive_ext.report.report_files import whole_folder
 from olive_ext.session import Session
 from olive_ext.session.opening import open_model
 
@@ -147,10 +147,9 @@ def _make(model: ResolvedModel, target: Path) -> None:
     assert model.size is not None
     if shutil.disk_usage(target.parent).free < _DISK_FACTOR * 2 * model.size:
         raise OliveExtError(f"the disk of '{target.parent}' is too full", code="failed")
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".new-") as scratch:
-        folder = Path(scratch, "model")
+    with whole_folder(target) as folder:
         options = ["-i", str(model.files.directory.resolve()), "-o", str(folder), "-p", "fp32", "-e", "cpu"]
-        options += ["-c", str(Path(scratch, "cache"))]
+        options += ["-c", str(folder.parent / "cache")]
         options += ["--extra_options", f"hf_remote={str(model.settings.trust_remote_code).lower()}"]  # true by default
         command = module_command(MODULE, *options)
         try:
@@ -162,8 +161,7 @@ def _make(model: ResolvedModel, target: Path) -> None:
             raise OliveExtError(f"{BUILDER} cannot: {lines[-1]}", code="failed")
         checked = {**_compared(model, folder), _DIGEST: _of(model, folder).digest}
         (folder / _CHECKED).write_text(json.dumps(checked), encoding="utf-8")
-        shutil.rmtree(target, ignore_errors=True)
-        folder.rename(target)
+        shutil.rmtree(target, ignore_errors=True)  # an export that has changed
 
 
 def _compared(model: ResolvedModel, folder: Path) -> dict[str, float]:
