@@ -2,28 +2,241 @@
 number; a document with a lost request counts in no metric; chosen documents have the prompts of a run over all; and
 pictures and sounds of examples ("shots"), of which lm-eval keeps the texts and a marker for each, reach the model.
 
-Knows no model.
+Also several answers to each document of a task that generates (`repeats`): metrics of the task over all of them, and
+how long answers are. lm-eval scores each document's first answer. A document gives one value of each metric, so that
+lm-eval's standard errors are over documents. Knows no model.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import statistics
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
+from numbers import Real
 from typing import Any
 
+import numpy as np
+from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import mean, nanmean
 from lm_eval.api.task import ConfigurableTask
+from lm_eval.filters.extraction import WhitespaceFilter
+from lm_eval.filters.selection import MajorityVoteFilter, TakeFirstFilter, TakeKFilter
+from lm_eval.filters.transformation import LowercaseFilter, UppercaseFilter
+from typing_extensions import Self
 
 from olive_ext.backends.lm_eval_patches import replaced
-from olive_ext.backends.samples import means_of
 from olive_ext.backends.task_checks import listed_choices
+from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import TaskError, counted, named_failures
 from olive_ext.media.pictures import media_digest
-from olive_ext.report.metrics import as_number
+from olive_ext.report.metrics import CUT_OFF, LENGTHS, STOPPED, as_number
+from olive_ext.session.requests import GenerationOutput
 from olive_ext.session.tokenizer import refuse_odd
+
+MEANS = (mean, nanmean, np.mean, np.nanmean, statistics.mean, statistics.fmean)
+"""The aggregations that are means over documents. A task's own function may have one's name."""
+
+_TOGETHER = MajorityVoteFilter, TakeKFilter
+"""Filters that choose among a document's answers."""
+
+_PLAIN = TakeFirstFilter, LowercaseFilter, UppercaseFilter, WhitespaceFilter
+"""Filters that leave the whole answer. No two such texts are alike, so there is no majority."""
+
+
+class GeneratedText(str):
+    """An answer for lm-eval, with what lm-eval does not ask for."""
+
+    ends: Mapping[str, float]
+    """1 for what ended it, its limit (`CUT_OFF`) or a stop string (`STOPPED`), else 0."""
+
+    lengths: Mapping[str, float]
+    """Its values of `LENGTHS`, where it is separated from its reasoning."""
+
+    reasoning: str | None
+
+    @classmethod
+    def of(cls, text: str, output: GenerationOutput) -> Self:
+        """The answer `text` of an output."""
+        made, reasoning = cls(text), output.reasoning
+        reasons = {CUT_OFF: FinishReason.LENGTH, STOPPED: FinishReason.STOPPED}
+        made.ends = {name: float(output.finish_reason is reason) for name, reason in reasons.items()}
+        made.lengths, made.reasoning = {}, None
+        if reasoning is not None:
+            known = len(output.tokens), reasoning.num_tokens, reasoning.is_forced, *made.ends.values()
+            made.lengths, made.reasoning = dict(zip(LENGTHS, map(float, known), strict=True)), reasoning.text
+        return made
+
+
+class _Filtered:
+    """The text or list of a document that a task scores after a filter, with all answers after that filter; empty where
+    the filter chooses among them."""
+
+    answers: tuple[str, ...] = ()
+    is_extracted = False
+    lengths: Mapping[str, float]
+
+
+class _FilteredText(_Filtered, str):
+    """The first answer."""
+
+
+class _FilteredList(_Filtered, list[Any]):
+    """All answers: the task itself scores them together."""
+
+
+def names_of(repeats: int | None, *, thinks: bool) -> dict[str, bool]:
+    """The metrics of a task with so many answers to a document, and whether higher is better. `thinks`: whether answers
+    are separated from their reasoning."""
+    count = repeats or 1
+    sampled = [f"avg@{count}", f"maj@{count}", *(f"pass@{k}" for k in _counts(count))] if count > 1 else []
+    return dict.fromkeys(sampled, True) | dict.fromkeys(LENGTHS if thinks else (), False)
+
+
+def _counts(count: int) -> list[int]:
+    return sorted({count, *(2**power for power in range(1, count.bit_length()))} - {1} if count > 1 else ())
+
+
+def means_of(aggregations: Mapping[str, Any]) -> list[str]:
+    """The metrics that are means over documents."""
+    return [name for name, function in aggregations.items() if any(function is one for one in MEANS)]
+
+
+def count_samples(tasks: Iterable[Any], repeats: int | None, *, thinks: bool) -> None:
+    """Makes lm-eval's `tasks` that generate ask each document `repeats` times (None: as often as they say), and gives
+    them the metrics of `names_of`."""
+    for task in tasks:
+        if getattr(task, "OUTPUT_TYPE", None) != "generate_until" or task.config is None:
+            continue
+        if repeats is not None:
+            task.set_config(key="repeats", value=repeats)
+        task.__class__ = _counting(type(task), thinks=thinks)
+
+
+def _counting(kind: Any, *, thinks: bool) -> Any:
+
+    class Counting(kind):  # type: ignore[misc]
+        def aggregation(self) -> dict[str, Any]:
+            aggregations = super().aggregation()
+            return {**aggregations, **{name: mean for name in self._names() if name not in aggregations}}
+
+        def higher_is_better(self) -> dict[str, Any]:
+            own, better = self._names(), self._first()[1]
+            follow = [name for name in own if name[:4] in ("avg@", "maj@") or (better is None and "@" in name)]
+            return {**own, **dict.fromkeys(follow, better), **super().higher_is_better()}
+
+        def apply_filters(self) -> Any:
+            filtered = super().apply_filters()
+            for number, ensemble in enumerate(self._filters):
+                _note_answers(ensemble, self._instances, has_lengths=number == 0)
+            return filtered
+
+        def process_results(self, doc: Any, results: Sequence[Any]) -> dict[str, Any]:
+            return _values(partial(super().process_results, doc), results, *self._first())
+
+        def _first(self) -> tuple[str, bool | None]:
+            """The metric that judges answers, which is the first that is a mean, and whether higher is better."""
+            name = next(iter(means_of(super().aggregation())), "")
+            return name, super().higher_is_better().get(name)
+
+        def _names(self) -> dict[str, bool]:
+            runs_code = getattr(self, "UNSAFE_CODE", False)  # its own metrics are of all answers
+            return names_of(1 if runs_code else self.config.repeats, thinks=thinks)
+
+    Counting.__name__ = kind.__name__
+    return Counting
+
+
+def _note_answers(ensemble: Any, instances: Sequence[Instance], *, has_lengths: bool) -> None:
+    """Puts all answers after a filter, and their lengths, into what a task scores after that filter."""
+    made = [filter() for filter in ensemble.filters]
+    alone = [] if any(isinstance(one, _TOGETHER) for one in made) else list(_alone(made, instances))
+    for place, instance in enumerate(instances):
+        first = instance.filtered_resps[ensemble.name]
+        if not isinstance(first, str | list):
+            continue
+        scored = _FilteredText(first) if isinstance(first, str) else _FilteredList(first)
+        answers = tuple(each[place] for each in alone)
+        if len(answers) > 1 and answers[0] == first and all(isinstance(each, str) for each in answers):
+            scored.answers, scored.is_extracted = answers, not all(isinstance(one, _PLAIN) for one in made)
+        scored.lengths = _mean_lengths(instance.resps) if has_lengths else {}
+        instance.filtered_resps[ensemble.name] = scored
+
+
+def _values(
+    score: Callable[[list[Any]], dict[str, Any]], results: Sequence[Any], first: str, higher_is_better: bool | None
+) -> dict[str, Any]:
+    """The metrics of a document. `score` gives those of one answer; the metric `first` judges its answers."""
+    values = score([str(each) if isinstance(each, _FilteredText) else each for each in results])
+    if len(results) != 1 or not isinstance(scored := results[0], _Filtered):
+        return values
+    each = [values, *(score([answer]) for answer in scored.answers[1:])] if scored.answers else []
+    judged = [_number(one.get(first)) for one in each]
+    more = {**dict(_worth(judged, scored, right=float(higher_is_better is not False))), **scored.lengths}
+    return {**values, **{name: value for name, value in more.items() if name not in values}}
+
+
+def _alone(filters: Sequence[Any], instances: Sequence[Instance]) -> Iterator[list[Any]]:
+    """All documents' first answers after the filters, then all second ones, and so on."""
+    documents = [instance.doc for instance in instances]
+    for number in range(min((len(instance.resps) for instance in instances), default=0)):
+        answers: Any = [[instance.resps[number]] for instance in instances]
+        for filter in filters:
+            answers = filter.apply(answers, documents)
+        yield list(answers)
+
+
+def _mean_lengths(answers: Sequence[Any]) -> dict[str, float]:
+    known = [answer.lengths for answer in answers if isinstance(answer, GeneratedText) and answer.lengths]
+    if len(known) < len(answers):
+        return {}
+    return {name: math.fsum(each[name] for each in known) / len(known) for name in LENGTHS}
+
+
+def _worth(values: Sequence[float | None], text: _Filtered, right: float) -> Iterator[tuple[str, float]]:
+    """`avg@n` is the mean of the known values. `maj@n` is the value of the most frequent answer; of several, the one
+    that was given first (lm-eval's `majority_vote`). `pass@k` is the chance that one of k answers is right; NaN where
+    an answer is neither right nor wrong."""
+    count = len(values)
+    if known := [value for value in values if value is not None]:
+        yield f"avg@{count}", math.fsum(known) / len(known)
+    if values and text.is_extracted:
+        majority = values[text.answers.index(Counter(text.answers).most_common(1)[0][0])]
+        yield from [] if majority is None else [(f"maj@{count}", majority)]
+    is_binary = {*values} <= {0.0, 1.0}
+    yield from (
+        (f"pass@{k}", pass_at(k, count, values.count(right)) if is_binary else math.nan) for k in _counts(count)
+    )
+
+
+def drop_shares(results: dict[str, Any]) -> None:
+    """Removes `pass@k` from lm-eval's results where a document has an answer that is neither right nor wrong. Over the
+    other documents alone, which are the easiest and the hardest, it would be another number."""
+    for task, values in results["results"].items():
+        undefined = [name for name in values if name.startswith("pass@") and values[name] != values[name]]
+        for name in undefined:  # with its standard error
+            del values[name]
+            metric, _, filter_name = name.partition(",")
+            for line in results.get("samples", {}).get(task, ()):
+                if line["filter"] == filter_name and line.pop(metric, None) is not None:
+                    line["metrics"].remove(metric)
+
+
+def pass_at(k: int, count: int, num_right: int) -> float:
+    """The chance that one of `k` answers is right, of `count` answers without replacement: the unbiased estimator of
+    Chen et al. 2021, 1 - C(n - c, k) / C(n, k)."""
+    return 1 - math.comb(count - num_right, k) / math.comb(count, k)
+
+
+def _number(value: object) -> float | None:
+    is_number = isinstance(value, Real | np.bool_) and not math.isnan(value)
+    return float(value) if is_number else None  # type: ignore[arg-type]
+
 
 logger = logging.getLogger(__name__)
 

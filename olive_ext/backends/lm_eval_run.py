@@ -17,6 +17,7 @@ from lm_eval.api.model import LM
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
 
 from olive_ext.backends.code_eval import CODE, loading_metrics, programs_at_once
+from olive_ext.backends.evaluated_task import drop_shares
 from olive_ext.backends.lm_eval.instances import LostRequests
 from olive_ext.backends.lm_eval_patches import (
     exits_raised,
@@ -24,7 +25,6 @@ from olive_ext.backends.lm_eval_patches import (
     quiet_bars,
     sandboxed_templates,
 )
-from olive_ext.backends.samples import drop_shares
 from olive_ext.backends.task_checks import named_aggregations
 from olive_ext.backends.task_files import helpers_of
 from olive_ext.backends.task_loading import LoadedTasks

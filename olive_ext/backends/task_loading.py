@@ -21,9 +21,8 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from olive_ext.backends.code_eval import loading_metrics, pass_names, refuse_unconfined, refuse_unconfirmed
-from olive_ext.backends.evaluated_task import Chosen, evaluated
+from olive_ext.backends.evaluated_task import Chosen, count_samples, evaluated, names_of
 from olive_ext.backends.lm_eval_patches import exits_raised, quiet_data, sandboxed_templates
-from olive_ext.backends.samples import count_samples, names_of
 from olive_ext.backends.task_checks import made_tasks, refuse_definition
 from olive_ext.backends.task_files import (
     Spec,
@@ -123,7 +122,7 @@ def load_tasks(
     """Tasks by registered name, path of a YAML file, or inline definition; names under `include_path` come first.
     `seed` as in `Seeds.of`. `metadata` is laid over each task's own, and given to the functions that make documents.
     `runs_code`: whether those may be among them that run what a model has written. `repeats` and `thinks` as in
-    `samples.count_samples`.
+    `evaluated_task.count_samples`.
 
     Raises:
         TaskError: a name is unknown (the nearest names are given), a file or folder is missing, or a task's definition

@@ -21,7 +21,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import replace_placeholders, resize_image
 from typing_extensions import Self
 
-from olive_ext.backends.evaluated_task import as_list
+from olive_ext.backends.evaluated_task import GeneratedText, as_list
 from olive_ext.backends.lm_eval.arguments import GenerationSettings, OrtLMArguments
 from olive_ext.backends.lm_eval.instances import (
     KnownAnswers,
@@ -33,7 +33,6 @@ from olive_ext.backends.lm_eval.instances import (
     run_requests,
 )
 from olive_ext.backends.progress import is_shown, progress_bar, shown
-from olive_ext.backends.samples import GeneratedText
 from olive_ext.backends.workload import Workload, forecast, workload_of
 from olive_ext.errors import MediaError, OliveExtError, SessionError, TaskError, UnfitTaskError, counted
 from olive_ext.media.pictures import read_picture

@@ -30,7 +30,7 @@ import numpy as np
 import psutil
 
 from olive_ext.backends.code_eval import SWITCH
-from olive_ext.backends.samples import pass_at
+from olive_ext.backends.evaluated_task import pass_at
 from olive_ext.errors import RunError
 from olive_ext.python_processes import import_path, python_command, usable_processors
 

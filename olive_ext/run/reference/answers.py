@@ -115,7 +115,7 @@ class Answers:
 def mean_metrics(task: Any) -> dict[str, bool | None]:
     """The metrics of lm-eval's `task` that have a value for each document, and whether a higher one is better."""
     functions, directions = task.aggregation(), task.higher_is_better()
-    from olive_ext.backends.samples import means_of  # imports lm-eval
+    from olive_ext.backends.evaluated_task import means_of  # imports lm-eval
 
     means = {*means_of(functions), WER}
     return {name: directions.get(name) for name in functions if name in means}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from lm_eval.api.metrics import mean
 
-from olive_ext.backends.samples import GeneratedText
+from olive_ext.backends.evaluated_task import GeneratedText
 from olive_ext.config import ClaimConfig
 from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import TaskError
