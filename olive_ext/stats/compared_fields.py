@@ -15,6 +15,8 @@ from typing import Annotated, Any, TypeAlias, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
 Floats: TypeAlias = Annotated[npt.NDArray[np.float32], "<f4"]
 Flags: TypeAlias = Annotated[npt.NDArray[np.bool_], "?"]
 

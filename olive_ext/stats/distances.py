@@ -17,9 +17,7 @@ import numpy.typing as npt
 
 from olive_ext.report.comparison import Divergence
 from olive_ext.report.numbers import Bin, Spread
-from olive_ext.stats.compared_fields import CLASSES, Positions
-
-FloatArray = npt.NDArray[np.float64]
+from olive_ext.stats.compared_fields import CLASSES, FloatArray, Positions
 
 HISTOGRAM_EDGES: FloatArray = np.concatenate([[0.0], 10 ** (np.arange(-18, 4) / 3)])
 """Lower edges in nats: one bin below 1e-6 (float32's rounding), then three bins a decade up to 10 and more."""

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.report.comparison import Outcome
-
-FloatArray = npt.NDArray[np.float64]
+from olive_ext.stats.compared_fields import FloatArray
 
 DIFFERENCES = (0.05, 0.02, 0.01, 0.005)
 """Differences for which `Outcome.documents_needed` is always computed."""

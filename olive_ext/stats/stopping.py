@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.report.comparison import Status
+from olive_ext.stats.compared_fields import FloatArray
 
-FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 _MAX_LEVELS = 5

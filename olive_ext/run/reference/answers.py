@@ -20,8 +20,8 @@ from olive_ext.errors import ANY_FAILURE, TaskError
 from olive_ext.media.pictures import media_digest
 from olive_ext.report import PackedAnswers
 from olive_ext.report.metrics import CUT_OFF, LENGTHS, STOPPED
+from olive_ext.stats.compared_fields import FloatArray
 
-FloatArray = npt.NDArray[np.float64]
 OWN = "olive_ext"
 """The key of a logged sample under which our own fields stand; everything else is lm-eval's."""
 

@@ -27,7 +27,7 @@ from olive_ext.session.requests import (
     ScoringRequest,
     Text,
 )
-from olive_ext.stats.compared_fields import Compared, Positions, TokenClasses
+from olive_ext.stats.compared_fields import Compared, FloatArray, Positions, TokenClasses
 from olive_ext.stats.distances import measure_divergence
 
 Ask: TypeAlias = Callable[[list[Any]], list[Any]]
@@ -98,7 +98,6 @@ Answered: TypeAlias = tuple[str, int, Prompt]
 """A task, a document's number and a prompt."""
 
 Scoring: TypeAlias = ScoringRequest | RollingRequest
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 Weights: TypeAlias = Mapping[str, Mapping[int, float]]
 """How many documents each drawn one stands for, by task and number."""

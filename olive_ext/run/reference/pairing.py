@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from olive_ext.errors import ANY_FAILURE, first_line
 from olive_ext.media.pictures import thumbnail
@@ -31,10 +30,10 @@ from olive_ext.run.reference.answers import (
     target_of,
 )
 from olive_ext.run.reference.observer import Weights
+from olive_ext.stats.compared_fields import FloatArray
 from olive_ext.stats.distances import degrees_of_freedom, perplexity_ratio
 from olive_ext.stats.paired_answers import compare_outcomes, flips
 
-FloatArray = npt.NDArray[np.float64]
 logger = logging.getLogger(__name__)
 
 MOST_THUMBNAILS = 4

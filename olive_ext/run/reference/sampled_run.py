@@ -23,6 +23,7 @@ from olive_ext.report.comparison import ACCURACY, ALL, ClaimResult
 from olive_ext.report.metrics import LENGTHS
 from olive_ext.run.reference.answers import Answers, check_same_questions, mean_metrics, primary_answers, read_answers
 from olive_ext.run.reference.observer import Generated, Observer, Weights, score_generated
+from olive_ext.stats.compared_fields import FloatArray
 from olive_ext.stats.stopping import Claim, Population, Sampler, difference_population, mean_population
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ from collections.abc import Iterator, Mapping
 from olive_ext.report.comparison import Comparison, Divergence, Outcome
 from olive_ext.report.metrics import Metric, read_metrics
 from olive_ext.report.numbers import Z95
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 Document: TypeAlias = tuple[str, int]
 """A task, and a document's number in it."""
