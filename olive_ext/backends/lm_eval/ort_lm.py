@@ -173,7 +173,7 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
             begun = f"'gen_prefix' = {str(chat_history[-1].get('content'))[:80]!r} of a task"
             raise TaskError(f"{begun} begins the answer before any thought", "enable_thinking", code="contradiction")
         options = self._arguments.template_variables()
-        messages = self._media.messages(chat_history)
+        messages = [self._media.message(one) for one in chat_history]
         text = self._text.render_chat(messages, add_generation_prompt, **options)
         self.note_prompt(messages, add_generation_prompt, text)
         self._media.note_markers(text, chat_history)
@@ -412,12 +412,9 @@ class TaskMedia:
         if marks > self._arguments.max_images:
             self._marked[text] = marks
 
-    def messages(self, history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The conversation with a part for each "<image>" and "<audio>" of a message: all in front of its text, or in
-        their places with `interleave`."""
-        return [self._message(message) for message in history]
-
-    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A message of a conversation with a part for each "<image>" and "<audio>" in it: all in front of its text, or
+        in their places with `interleave`."""
         text = message["content"]
         kinds = {PLACEHOLDERS[modality]: modality for modality in self._markers}
         if not isinstance(text, str) or not any(mark in text for mark in kinds):
