@@ -11,14 +11,13 @@ import difflib
 import functools
 import logging
 import os
-import stat
 import sysconfig
 import tempfile
 import threading
 import traceback
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -375,12 +374,11 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 def special_kind(path: Path) -> str:
     """ "a pipe", "a socket" or "a device", whose reading may never end; empty for a file, a folder, a missing path."""
-    try:
-        mode = path.stat().st_mode
-    except (OSError, ValueError):
-        return ""
-    kinds = {stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
-    return next((kind for is_kind, kind in kinds.items() if is_kind(mode)), "")
+    devices = dict.fromkeys((path.is_char_device, path.is_block_device), "a device")
+    kinds = {path.is_fifo: "a pipe", path.is_socket: "a socket", **devices}
+    with suppress(OSError):
+        return next((kind for is_kind, kind in kinds.items() if is_kind()), "")
+    return ""
 
 
 def keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -84,18 +84,14 @@ def check_writable(directory: str | Path, setting: str = "output_dir") -> None:
         raise ConfigError(f"'{nearest}' is a link to '{nearest.readlink()}', which does not exist", setting, directory)
     if not nearest.is_dir():
         raise ConfigError(f"'{nearest}' is not a folder", setting, directory, code="no_access")
-    probe = nearest / f".olive_ext.{uuid.uuid4().hex}"
     try:
-        with probe.open("xb") as file:
+        with tempfile.NamedTemporaryFile(dir=nearest, prefix=".olive_ext.") as file:
             file.write(bytes(_PROBE_BYTES))
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         problem = f"cannot write in '{nearest}': {error.strerror or error}"
         raise ConfigError(problem, setting, directory, code="no_access") from error
-    finally:
-        with suppress(OSError):
-            probe.unlink(missing_ok=True)
 
 
 def refuse_filled(folder: Path, setting: str = "output_dir") -> None:
