@@ -4,9 +4,11 @@ keeps a model's answers to tasks in one file, for comparisons elsewhere."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -14,10 +16,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.backends.task_files import refuse_unknown, task_folders
-from olive_ext.config import EvaluationConfig
+from olive_ext.config import RECORDS_SUFFIX, SAME_MODEL, EvaluationConfig, ReferenceConfig
 from olive_ext.config.base import takes
 from olive_ext.errors import (
     ConfigError,
+    ContradictionError,
     IncompleteError,
     MissingError,
     ModelError,
@@ -30,12 +33,17 @@ from olive_ext.errors import (
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.hub import offline_if_unreachable
 from olive_ext.model.types import MEDIA_PARTS
+from olive_ext.records.files import read_index
+from olive_ext.records.journal import read_facts
+from olive_ext.records.store import REQUEST, TARGET
+from olive_ext.records.travelling import pack
 from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
 from olive_ext.report.comparison import GENERATED, GRAPH, KV_CACHE, NAME, SHARED, TOKENIZER, VARIANT, Comparison
 from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
-from olive_ext.report.numbers import SAME_NATS
+from olive_ext.report.numbers import SAME_NATS, size
 from olive_ext.report.page import SIZE
+from olive_ext.report.report import plain
 from olive_ext.report.report_files import refuse_filled
 from olive_ext.report.verdict import BANDS
 from olive_ext.run.bounds import (
@@ -48,8 +56,8 @@ from olive_ext.run.bounds import (
     with_costs,
 )
 from olive_ext.run.machine import Clock, PeakMemory, describe_hardware
-from olive_ext.run.model_facts import UNJUDGED, damage_of
-from olive_ext.run.models import Models, OtherPromptsError
+from olive_ext.run.model_facts import STOP_FACTS, UNJUDGED, damage_of
+from olive_ext.run.models import PICTURES, Models, OtherPromptsError, pictures_of
 from olive_ext.run.reference.answers import packed
 from olive_ext.run.reference.comparison_run import TaskRun, is_own_reference, mode_of
 from olive_ext.run.reference.observer import Weights
@@ -62,22 +70,6 @@ if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks
 
-
-import shutil
-import tempfile
-from collections.abc import Callable
-from dataclasses import asdict
-
-from olive_ext.config import RECORDS_SUFFIX, SAME_MODEL, ReferenceConfig
-from olive_ext.errors import ContradictionError
-from olive_ext.records.files import read_index
-from olive_ext.records.journal import read_facts
-from olive_ext.records.store import REQUEST, TARGET
-from olive_ext.records.travelling import pack
-from olive_ext.report.numbers import size
-from olive_ext.report.report import plain
-from olive_ext.run.model_facts import STOP_FACTS
-from olive_ext.run.models import PICTURES, pictures_of
 
 logger = logging.getLogger(__name__)
 

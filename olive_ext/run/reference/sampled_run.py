@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,8 +19,9 @@ import numpy.typing as npt
 
 from olive_ext.config import ClaimConfig, EvaluationConfig
 from olive_ext.errors import RunError, TaskError, UnfitTaskError
-from olive_ext.report.comparison import ACCURACY, ALL, ClaimResult
-from olive_ext.report.metrics import LENGTHS
+from olive_ext.report.comparison import ACCURACY, ALL, ClaimResult, Comparison, Divergence, Outcome
+from olive_ext.report.metrics import LENGTHS, Metric, read_metrics
+from olive_ext.report.numbers import Z95
 from olive_ext.run.reference.answers import Answers, check_same_questions, mean_metrics, primary_answers, read_answers
 from olive_ext.run.reference.observer import Generated, Observer, Weights, score_generated
 from olive_ext.stats.compared_fields import FloatArray
@@ -30,12 +31,6 @@ if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks
 
-
-from collections.abc import Iterator, Mapping
-
-from olive_ext.report.comparison import Comparison, Divergence, Outcome
-from olive_ext.report.metrics import Metric, read_metrics
-from olive_ext.report.numbers import Z95
 
 Document: TypeAlias = tuple[str, int]
 """A task, and a document's number in it."""
