@@ -218,7 +218,6 @@ def test_processes_that_a_command_has_forked_end_without_a_word() -> None:
         text=True,
         start_new_session=True,
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)

@@ -86,7 +86,6 @@ def test_rest_works_without(names: list[str], tmp_path: Path, forks: subprocess.
     log, errors = tmp_path / "log", tmp_path / "errors"
     places = {"log": str(log), "errors": str(errors), "folder": str(tmp_path), "environment": {"HF_HUB_OFFLINE": "1"}}
     assert forks.stdin is not None
-    assert forks.stdout is not None
     print(json.dumps({"arguments": arguments, **places}), file=forks.stdin, flush=True)
     assert forks.stdout.readline() == "0\n", errors.read_text()[-3000:]
     assert log.read_text().splitlines()[-1:] == ["done"]

@@ -158,7 +158,6 @@ def test_distance_orders_the_models_where_accuracy_cannot(report_of: Callable[[s
     found = []
     for name in QUANTIZED:
         comparison = report_of(name).comparison
-        assert comparison is not None
         found.append(next(item.kl for item in comparison.divergences if item.task == ALL))
     assert found[0].mean * 100 < found[1].mean
     for first, second in pairwise(found):
@@ -186,7 +185,6 @@ def test_distance_flips_and_p_value_are_those_of_plain_passes(
     assert ends == list(difference_interval(after.astype(float) - before)[:2])
     expected = stats.binomtest(lost, lost + won).pvalue if lost + won else 1.0
     assert metric(report, "mcnemar_p") == pytest.approx(expected)
-    assert report.comparison is not None
     flips = [flip for flip in report.comparison.flips if (flip.task, flip.metric) == (TASK, "acc")]
     assert {flip.doc_id for flip in flips} == set(np.flatnonzero(before != after).tolist())
 
@@ -203,7 +201,6 @@ def test_flips_and_intervals_are_those_of_two_separate_runs(
     name: str, alone: Path, out: Path, report_of: Callable[[str], Report]
 ) -> None:
     comparison = report_of(name).comparison
-    assert comparison is not None
     pooled = []
     for task, first in FIRST.items():
         before, after = values(alone, task), values(out / name, task)
@@ -225,7 +222,6 @@ def test_flips_and_intervals_are_those_of_two_separate_runs(
 @pytest.mark.long
 def test_both_modes_say_the_same(models: dict[str, Path], report_of: Callable[[str], Report], out: Path) -> None:
     report = recorded(models[RESIDENT], MODEL, out, tasks=[TASK])
-    assert report.comparison is not None
     whole = report.comparison.divergences[0]
     exact = metric(report_of(RESIDENT), "kl_mean")
     assert abs(whole.kl.mean - exact) <= 4 * whole.kl_sampling_error + 1e-6

@@ -71,7 +71,6 @@ def test_model_has_seen_what_it_is_asked_about() -> None:
             bootstrap_iters=0,
         )
         num_encoded = lm.session.describe_execution()["images_encoded"]
-    assert found is not None
     assert num_encoded == 40  # both tasks ask about the same pictures
     assert found["results"]["shapes_colour"]["acc,none"] >= 0.5
     assert found["results"]["shapes_answer"]["exact_match,strip"] >= 0.45

@@ -38,7 +38,6 @@ _ANSWERS = (
 def comparison(num_flips: int = 40) -> Comparison:
     """That of the stored report."""
     found = stored("int4").comparison
-    assert found is not None
     judged = [(item.task, item.metric, item.filter) for item in found.outcomes if item.task != ALL]
     return replace(found, flips=tuple(_flip(number, *judged[number % len(judged)]) for number in range(num_flips)))
 

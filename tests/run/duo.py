@@ -86,7 +86,6 @@ class NetEngine(ForwardEngine):
     def _generate_on_net(self, request: Request) -> Result:
         made: list[int] = []
         self.generated.append(request)
-        assert request.generation is not None
         for _ in range(request.generation.max_new_tokens):
             made.append(int(logprobs(self.net, (*request.tokens, *made))[-1].argmax()))
         return Result(tokens=tuple(made))

@@ -371,7 +371,6 @@ def test_a_lost_end_token_is_never_green(folder: Path, tmp_path: Path) -> None:
     tasks = {"tasks": ["tiny_generate"]}
     report = answered(lost, whole, folder, tmp_path, "out", **tasks)
     stops, found = compared(report).stops, verdict(compared(report))
-    assert stops is not None
     assert (stops.missing, stops.candidate_file, stops.reference_file) == ((end,), *["genai_config.json"] * 2)
     assert compared(report).changed_answers > 0
     assert found.status not in ("ok", "small_loss")
@@ -391,7 +390,6 @@ def test_a_lost_begin_of_text_is_named_and_leaves_the_reference_as_it_is(folder:
     alone = compared(answered(copied(tmp_path, "same"), plain, folder, tmp_path, "same_out", **tasks))
     report = answered(lost, plain, folder, tmp_path, "out", **tasks)
     asked, found = compared(report).asked, verdict(compared(report))
-    assert asked is not None
     assert (len(asked.what), asked.files) == (1, ("tokenizer.json",))
     assert asked.reference_prompt.endswith(asked.candidate_prompt)
     assert asked.reference_prompt != asked.candidate_prompt
@@ -412,7 +410,6 @@ def test_a_tokenizer_that_other_texts_would_show_asks_as_its_tokens_of_all_docum
 
     other, plain = copied(tmp_path, "other", tokenizer=damage), genai_export("llama")
     made = compared(answered(other, plain, folder, tmp_path, "out", tasks=["tiny_choice"], limit=limit))
-    assert made.asked is not None
     shown = made.asked.reference_prompt, made.asked.candidate_prompt
     prompt = "<bos>the cat sat "
     assert (made.asked.are_alike, shown) == (
@@ -423,7 +420,6 @@ def test_a_tokenizer_that_other_texts_would_show_asks_as_its_tokens_of_all_docum
     assert "tokenizer.json" in found.headline
     assert "tokenizer.json" in found.next_step
     alone = asked(other, plain)
-    assert alone is not None
     assert (alone.candidate_prompt, alone.are_alike) == ("", False)
 
 
@@ -460,7 +456,6 @@ def test_a_chat_template_counts_by_what_it_makes_of_the_tasks(
         not is_found,
     )
     if is_found:
-        assert asked is not None
         file = "additional_chat_templates/rag.jinja" if named else "chat_template.jinja"
         assert (asked.what, asked.files[-1], compared(made).divergences) == (("chat template",), file, ())
         assert asked.reference_prompt != asked.candidate_prompt
@@ -563,7 +558,6 @@ def test_a_model_that_only_continues_texts_wrongly_is_named_where_none_is_contin
     path = edited.edited(genai_export("llama"), tmp_path / "model", partial(edited.continue_wrongly, how=how))
     report = answered(path, genai_export("llama"), folder, tmp_path, "out", tasks=["tiny_choice"])
     found, divergence = verdict(compared(report)), compared(report).overall_divergence()
-    assert divergence is not None
     assert divergence.kl.maximum < 1e-4
     assert (found.status, found.code, [*compared(report).damaged]) == ("unknown", "damaged", ["the KV cache"])
 
@@ -593,7 +587,6 @@ def test_answers_of_one_token_continue_nothing(tokens: int, is_named: bool, fold
     same = edited.edited(genai_export("llama", None), tmp_path / "model", lambda model: None)
     settings = {"tasks": ["tiny_generate"], "gen_kwargs": {"max_gen_toks": tokens}, "limit": 2}
     found = compared(answered(same, genai_export("llama", None), folder, tmp_path, "out", **settings))
-    assert found.reach is not None
     assert (GENERATED in found.reach.unseen) is is_named
 
 
@@ -606,7 +599,6 @@ def test_a_graph_whose_texts_cannot_share_a_step_is_damaged_unless_the_reference
     same = edited.edited(plain, tmp_path / "model", lambda model: None)
     for model, reference, damaged in ((alone, plain, [KV_CACHE]), (same, plain, []), (alone, alone, [])):
         comparison = compared(run(model, reference, mode, folder, str(tmp_path / "records"), tasks=["tiny_choice"]))
-        assert comparison.reach is not None
         assert ([*comparison.damaged], SHARED in comparison.reach.unseen) == (damaged, model is alone)
 
 
@@ -649,7 +641,6 @@ def test_a_graph_that_its_steps_decide_is_damaged_where_a_trial_shows_it(
     path = edited.edited(genai_export("llama"), tmp_path / "model", decided)
     report = answered(path, genai_export("llama"), folder, tmp_path, "out", tasks=["tiny_choice"])
     divergence, damaged = compared(report).overall_divergence(), compared(report).damaged
-    assert divergence is not None
     assert divergence.kl.maximum < 1e-4
     assert problem in damaged.get(KV_CACHE, "")
     assert (verdict(compared(report)).code == "damaged") == bool(problem) == (KV_CACHE in damaged)

@@ -83,7 +83,6 @@ def test_the_request_is_named_and_the_rest_is_evaluated(
         assert "1 request" in said
         assert [metric.value for metric in found.metrics if metric.task == MISSING] == [1]
         assert {metric.n for metric in found.metrics if metric.metric == "acc"} == {DOCUMENTS - 1}
-        assert found.comparison is not None
         assert found.comparison.missing == 1
         assert "1 request" in verdict(found.comparison).finding
     assert second.model["journal"]["answers_written"] == 0, "all others were kept"

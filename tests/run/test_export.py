@@ -56,7 +56,6 @@ def test_baseline_and_reference_ask_the_float_model_once(folder: Path, tmp_path:
     baseline = evaluate(EvaluationConfig.parse({"model": {"path": path}, **values}))
     candidate = evaluate(EvaluationConfig.parse({"model": {"path": str(genai_export("llama"))}, **values}))
     assert baseline.comparison is None
-    assert candidate.comparison is not None
     assert candidate.comparison.reference["tokens_fed"] == 0
     assert candidate.comparison.reference["kind"] == "hf"
     assert candidate.comparison.metrics["results"] == baseline.results["results"]

@@ -224,7 +224,6 @@ def test_memory_does_not_grow_with_the_number_of_pictures(package: Path, tmp_pat
     peaks = []
     with olive_ext.open(package) as session:
         session.loglikelihood([ScoringRequest("<image> and", " stone", images=files[:1])])
-        assert session.media is not None
         session.media.processor.kept.budget = 1 << 16
         for count in (4, 24):
             session.gc()
@@ -255,7 +254,6 @@ def test_files_that_prepare_sound_otherwise_are_damage(
     package = tmp_path / "package"
     shutil.copytree(whisper_export(), package)
     source = resolve(ModelSettings(model=str(package))).source
-    assert source is not None
     load_feature_extractor([package], source[1]).save_pretrained(package)
     text = (package / file).read_text()
     for key, value in edit.items():
@@ -341,7 +339,6 @@ def test_export_is_compared_with_its_checkpoint_resident_and_recorded(family: st
         assert all(0 <= kl < (1e-6 if asked else 1e-5) for kl in found.values())
         assert broken_bounds([Bound(metric="kl_mean", max=1e-5)], report.metrics) == []
         assert len(broken_bounds([Bound(metric="kl_mean", max=1e-12)], report.metrics)) == 1
-        assert report.comparison is not None
         assert report.comparison.flips == ()
         note = report.comparison.reference["export"]
         assert note.endswith("text alone is")

@@ -85,7 +85,6 @@ class FakeEngine:
 
     def _generate(self, request: Request) -> Result:
         generation = request.generation
-        assert generation is not None
         tokens: list[int] = []
         for token in self._said(request, tokens):
             if token in generation.stop_ids:

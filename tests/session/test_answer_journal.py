@@ -100,7 +100,6 @@ def test_a_forged_answer_ends_in_an_error_that_names_the_journal(tmp_path: Path)
     session = Session(FakeEngine(), byte_level())
     session.keep_answers(tmp_path / "answers")
     session.loglikelihood([([5, 6], [7])])
-    assert session.journal is not None
     path = session.journal.path
     assert read_facts(path)["versions"] == runtimes(), "another release's answers are others"
     session.keep_answers(None)
@@ -278,7 +277,6 @@ def kept(asked: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
     with open_tiny() as session:
         session.keep_answers(stem)
         found = answers(session, asked)
-        assert session.journal is not None
         yield session.journal.path, found
 
 
@@ -293,7 +291,6 @@ def test_bits_of_a_real_model_do_not_depend_on_where_it_was_interrupted(
         session.loglikelihood([([7, 8, 9] * 30, [5])] * 3)  # whatever the session has done before
         session.keep_answers(tmp_path / "answers")
         assert answers(session, asked) == expected
-        assert session.journal is not None
         assert session.journal.num_known > 0
         assert session.journal.num_known + session.journal.num_written == len(asked[0]) + len(asked[1])
         assert (tmp_path / path.name).stat().st_size == len(content)
@@ -309,7 +306,6 @@ def test_answers_that_were_computed_otherwise_are_not_used(
         execution = {**session.describe_execution(), **other}
         monkeypatch.setattr(session, "describe_execution", lambda: execution)
         session.keep_answers(kept[0].parent / "answers")
-        assert session.journal is not None
         assert session.journal.path != kept[0]
         assert session.journal.num_known == 0
 
@@ -320,7 +316,6 @@ def test_what_is_compared_with_a_reference_is_kept(asked: Any, tmp_path: Path) -
         with open_tiny(reference=genai_export("llama", precision="int4")) as session:
             session.keep_answers(tmp_path / "answers")
             compared.append([output.compared for output in session.loglikelihood(scored)])
-            assert session.journal is not None
             num_written = session.journal.num_written
     assert num_written == 0
     for one, two in zip(*compared, strict=True):

@@ -87,15 +87,12 @@ def test_prompt_that_ends_with_the_end_of_reasoning_leaves_none_to_bound(
     prompt = prompt if isinstance(end, str) else prompt.replace("</think>", "<|im_start|>")
     asked = _asked(prompt, end, thinking_budget=3)
     generation = _converted(asked, _session()).generation
-    assert generation is not None
     assert (generation.thinking is None) is is_over
     answer = byte_level().encode("the cat the", add_special_tokens=False)
     reasoning = _answer(answer, asked, _session()).reasoning
-    assert reasoning is not None
     assert reasoning.is_forced is (not is_over)
     unbound = _answer(answer, _asked(prompt, end), _session())
     assert unbound.text == "the cat the"
-    assert unbound.reasoning is not None
     assert (unbound.reasoning.num_tokens, unbound.reasoning.has_ended) == (
         (0, True) if is_over else (len(answer), False)
     )
@@ -124,8 +121,6 @@ def test_forced_end_of_bytes_is_found_beside_a_character_that_was_cut() -> None:
     half, the = known["<0xE6>"], tokenizer.encode("the", add_special_tokens=False)
     request, session = GenerationRequest([5], 40, think_end_token=end, thinking_budget=2), _session(tokenizer)
     generation = _converted(request, session).generation
-    assert generation is not None
-    assert generation.thinking is not None
     tokens = (*the[:1], half, *generation.thinking.marker, half, *the)
     output = _answer(tokens, request, session)
     assert end not in tokenizer.decode(tokens)

@@ -53,7 +53,6 @@ def test_onnx_model_keeps_its_file_and_the_settings_beside_the_path_also_as_the_
         reference = found(settings({"path": "input_model", "mode": "recorded"}))
         other = with_reference(settings({"path": "owner/name", "float_model": "input_model"})).reference
     assert (reference.kind, reference.onnx_file_name, reference.mode) == ("onnx", "m.onnx", "recorded")
-    assert other is not None
     assert (other.path, other.float_model) == ("owner/name", str(tmp_path / "m.onnx"))
 
 
@@ -73,7 +72,6 @@ def test_reference_that_a_pass_has_written_over_is_refused_before_and_after_the_
     if reference == "float":
         reference = {"path": "owner/name", "float_model": str(folder / "a[1].onnx")}
     written = settings(reference).reference
-    assert written is not None
     model = ModelConfig(
         type="ONNXModel", config={"model_path": str(tmp_path / "input"), "onnx_file_name": "onnx/a[1].onnx"}
     )
@@ -122,7 +120,6 @@ def test_float_model_at_hand_is_the_last_that_is_not_quantized(
             with caplog.at_level("WARNING", "olive"):
                 caplog.clear()
                 reference = with_reference(written).reference
-            assert reference is not None
             assert reference.float_model == path
             assert ("'export'" in caplog.text) == (run.model_id == "direct")
     finally:
@@ -137,7 +134,6 @@ def test_word_that_olive_took_for_a_folder_is_still_it_and_none_outside_of_a_wor
     """Other references are left alone."""
     monkeypatch.chdir(tmp_path)
     reference = settings({"path": "owner/name", "float_model": str(tmp_path / "input_model")}).reference
-    assert reference is not None
     assert reference.float_model == "input_model"
     for written in (settings("owner/name"), EvaluationSettings.parse({"tasks": ["t"]})):
         assert with_reference(written) is written

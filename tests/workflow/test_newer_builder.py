@@ -43,5 +43,4 @@ def test_quickstart_by_an_onnx_input_runs(tmp_path: Path) -> None:
     assert cli_run(["--config", saved(tmp_path, recipe(tmp_path, model, **blocks))]) == 0
     text = (tmp_path / "report" / "int4" / "report.json").read_text(encoding="utf-8")
     comparison = from_json(text).comparison
-    assert comparison is not None
     assert "quickstart_choice" in {item.task for item in comparison.divergences}

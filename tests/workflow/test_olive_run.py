@@ -120,8 +120,6 @@ def test_float_model_of_an_earlier_pass_splits_the_distance(folder: Path) -> Non
     reports = [from_json(file.read_text()) for file in (folder / "reports").glob("*/report.json")]
     carried = from_json((folder / "out/report.json").read_text())
     of_output = next(report for report in reports if report.comparison is not None)
-    assert of_output.comparison is not None
-    assert carried.comparison is not None
     conversion, quantization = of_output.comparison.stages
     assert (conversion.name, conversion.is_exact) == ("conversion", True)
     assert quantization.kl_mean > 1e-4
@@ -258,7 +256,6 @@ def test_olives_own_command_fails_by_the_evaluators_bounds_behind_the_saved_mode
     assert {name: len(one.broken) for name, one in reports.items()} == {"input_model": 0, "q": 1}  # bounds are output's
     for name, where_it_is in (("input_model", "package"), ("q", "out")):
         compared = reports[name].comparison
-        assert compared is not None
         assert compared.arguments.split()[0].endswith(where_it_is), "not in Olive's cache"
         assert compared.over_all
     assert "tiny_choice-acc" in metrics(folder / "out/metrics.json")

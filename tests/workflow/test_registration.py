@@ -245,7 +245,6 @@ def test_report_of_a_python_environments_process_is_one_of_the_workflow(
         register()  # as a user's own script does: the verdict of its process was lost
         there = running.get()
         running.reset(token)
-        assert there is not None
         assert (there.input_model, there.made_by, there.current) == (model, {"m": ["q"]}, ["q"])
         if makes_report:
             there.add(REPORT)

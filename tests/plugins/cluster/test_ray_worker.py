@@ -209,7 +209,6 @@ with open_tiny(**given) as session:
 
 def wait_for_answers(driver: subprocess.Popen[str], folder: Path) -> None:
     """Until the driver's journal in `folder` has got some."""
-    assert driver.stdout is not None
     assert driver.stdout.readline() == "open\n"
     (journal,) = folder.glob("answers_*.jsonl")
     size = journal.stat().st_size
@@ -232,7 +231,6 @@ def test_a_killed_driver_resumes_and_its_workers_end(expected: Any, tmp_path: Pa
     with open_tiny(workers=2) as session:
         session.keep_answers(tmp_path / "answers")
         assert answers(session) == expected
-        assert session.journal is not None
         assert session.journal.num_known > 0
         assert session.counters.requests <= len(set(map(repr, PAIRS))) + len(PROMPTS) - session.journal.num_known
 
@@ -374,7 +372,6 @@ def cluster() -> Iterator[tuple[str, psutil.Process]]:
     """Another cluster on this machine: its address, and its head's process."""
     command = [sys.executable, "-c", CLUSTER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starter:
-        assert starter.stdout is not None
         address = starter.stdout.readline().strip()
         children = psutil.Process(starter.pid).children(recursive=True)
         (head,) = (child for child in children if child.name() == "gcs_server")
@@ -397,7 +394,6 @@ def test_without_the_head_a_run_ends_by_name_and_goes_on_elsewhere(
     with open_tiny(workers=2) as session:
         session.keep_answers(tmp_path / "answers")
         found = session.loglikelihood(MANY)
-        assert session.journal is not None
         num_known = session.journal.num_known
         assert 0 < num_known < len(MANY)
         assert session.counters.requests == len(MANY) - num_known

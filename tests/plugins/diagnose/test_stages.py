@@ -67,12 +67,10 @@ def staged(folder: Path, model: Path, family: str, float_model: Path, **more: An
 def test_quantization_is_charged_where_the_conversion_lost_nothing(folder: Path, tmp_path: Path) -> None:
     package = export("llama-genai-0.14-int4")
     report = staged(folder, package.path, "llama", genai_export("llama"), output_dir=str(tmp_path / "out"))
-    assert report.comparison is not None
     conversion, quantization = report.comparison.stages
     assert (conversion.name, quantization.name) == ("conversion", "quantization")
     assert conversion.kl_mean < 1e-6
     overall = report.comparison.overall_divergence()
-    assert overall is not None
     assert quantization.kl_mean == pytest.approx(overall.kl.mean, rel=1e-3)
     assert conversion.finding == ""
     assert "quantization lost it (KL" in (tmp_path / "out" / "report.md").read_text()
@@ -90,7 +88,6 @@ def test_conversion_is_charged_and_its_layer_is_named(folder: Path, tmp_path: Pa
     converted = edited(genai_export("llama"), tmp_path / "float", tripled)
     quantized = edited(converted, tmp_path / "quantized", rounded)
     report = staged(folder, quantized, "llama", converted, output_dir=str(tmp_path / "out"))
-    assert report.comparison is not None
     conversion, quantization = report.comparison.stages
     assert conversion.kl_mean > quantization.kl_mean > 0
     assert "layer 1 (self_attn)" in conversion.finding
@@ -99,7 +96,6 @@ def test_conversion_is_charged_and_its_layer_is_named(folder: Path, tmp_path: Pa
 
 def test_float_model_that_is_exported_is_held_against_transformers(folder: Path) -> None:
     report = staged(folder, export("llama-genai-0.14-int4").path, "llama", Path("export"), export="auto")
-    assert report.comparison is not None
     checkpoint = resolve(ModelSettings(model=str(hf_model("llama")), device="cpu"))
     conversion, quantization = report.comparison.stages
     assert 0 < conversion.kl_mean < 1e-6 < quantization.kl_mean
@@ -108,7 +104,6 @@ def test_float_model_that_is_exported_is_held_against_transformers(folder: Path)
 
 def test_float_model_that_is_the_evaluated_one_has_no_stages(folder: Path) -> None:
     report = staged(folder, genai_export("llama"), "llama", genai_export("llama"))
-    assert report.comparison is not None
     assert report.comparison.stages == ()
 
 
@@ -118,7 +113,6 @@ def test_stage_that_fails_is_a_warning_and_the_report_stands(
     broken = edited(genai_export("llama"), tmp_path / "float", lambda model: model.graph.initializer.pop())
     with caplog.at_level(logging.WARNING, "olive"):
         report = staged(folder, export("llama-genai-0.14-int4").path, "llama", broken)
-    assert report.comparison is not None
     assert report.comparison.stages == ()
     assert "stages" in caplog.text
 
@@ -175,15 +169,12 @@ def test_drawn_documents_are_those_of_every_stage(tmp_path: Path, mode: str) -> 
             documents="enough", certain=claim, mode=mode, records_dir=str(tmp_path / "records"),
         )  # fmt: skip
     comparison = report.comparison
-    assert comparison is not None
-    assert comparison.certainty is not None
     assert comparison.certainty.num_evaluated < COUNT
     assert [documents for documents, _ in evaluated] == ["enough", "all", "all"]
     assert evaluated[0][1] == evaluated[1][1] == evaluated[2][1]
     assert len(evaluated[0][1]) == comparison.certainty.num_evaluated
     conversion, quantization = comparison.stages
     whole = comparison.overall_divergence()
-    assert whole is not None
     assert conversion.is_exact
     assert quantization.kl_mean == pytest.approx(whole.kl.mean, rel=1e-3)
     assert quantization.kl_stderr == pytest.approx(whole.kl.stderr, rel=1e-2)
@@ -217,13 +208,11 @@ def planned(monkeypatch: pytest.MonkeyPatch, provider: str, **values: Any) -> di
         return Comparison({}, (divergence(kl=1e-9),))
 
     whole = with_stages(Report((), comparison=Comparison({}, (divergence(),))), models, compare).comparison
-    assert whole is not None
     return dict(zip([stage.name for stage in whole.stages], evaluated, strict=True))
 
 
 def places(config: EvaluationConfig) -> tuple[Any, Any]:
     """Where a stage's model and its reference run; None is where the candidate does."""
-    assert config.reference is not None
     return config.execution_provider, config.reference.execution_provider
 
 
@@ -342,7 +331,6 @@ def test_innocent_stage_never_breaks_the_verdict_alone(
     largest = max(stage.kl_mean for stage in stages)
     for title in innocent:
         overall = parts[title].overall_divergence()
-        assert overall is not None
         assert verdict(parts[title]).code not in ("loss", "small_loss", "distant", "claim_broken")
         assert overall.kl.mean < 1e-6 or overall.kl.mean <= 0.1 * largest
         assert bound is None or overall.kl.mean <= max(1e-6, bound)

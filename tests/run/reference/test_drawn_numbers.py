@@ -94,7 +94,6 @@ def test_groups_are_estimated_by_their_tasks_documents() -> None:
 
 def sampled_report(**changes: Any) -> Any:
     made = report("models/a", comparison(50))
-    assert made.comparison is not None
     outcomes = tuple(replace(item, num_population=10_042) for item in made.comparison.outcomes)
     found = certain_comparison(replace(made.comparison, outcomes=outcomes), certainty(**changes))
     return replace(made, comparison=found)
@@ -144,7 +143,6 @@ def test_kl_is_what_was_measured() -> None:
     kept = certainty(metric="kl_mean", side="below", bound=1e-5, outcome=None, cut=1.0, beyond_cut=0.01)
     measured = comparison(50).overall_divergence()
     found = certain_comparison(comparison(50), kept)
-    assert measured is not None
     assert found.overall_divergence().kl == measured.kl  # type: ignore[union-attr]
     line = "; ".join(verdict(found).lines)
     assert "of positions cut at 1 nat: 0.01 nats lie beyond" in line

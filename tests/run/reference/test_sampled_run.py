@@ -142,7 +142,6 @@ def stopped(tasks: LoadedTasks) -> Callable[[Mode], Run]:
 def test_stops_when_a_claim_is_certain(stopped: Callable[[Mode], Run], whole: Run, mode: Mode) -> None:
     found = stopped(mode)
     certainty = found.comparison.certainty
-    assert certainty is not None
     truth = whole.metrics[ALL, "accuracy_difference"].value
     assert certainty.verdict == ("ok" if truth >= -0.2 else "loss")
     assert certainty.low <= truth <= certainty.high
@@ -173,7 +172,6 @@ def test_claim_at_the_truth_needs_all_documents_and_gives_the_whole_runs_numbers
     truth = whole.metrics[ALL, "accuracy_difference"].value
     found = enough(tasks, "recorded", 0.6, above=truth + 1e-9 if truth == 0 else truth)
     certainty = found.comparison.certainty
-    assert certainty is not None
     assert certainty.num_evaluated == COUNT
     assert certainty.estimate == pytest.approx(truth)
     for key, metric in whole.metrics.items():
@@ -185,8 +183,6 @@ def test_claims_on_distributions_are_decided_by_documents_as_clusters(tasks: Loa
     kl, agreement = (whole.metrics[ALL, name].value for name in ("kl_mean", "top1_agreement"))
     below = enough(tasks, "recorded", 0.6, metric="kl_mean", below=2 * kl).comparison.certainty
     above = enough(tasks, "resident", 0.6, metric="top1_agreement", above=agreement / 2).comparison.certainty
-    assert below is not None
-    assert above is not None
     assert (below.verdict, above.verdict) == ("ok", "ok")
     assert below.low <= kl <= below.high
     assert above.low <= agreement <= above.high
@@ -233,7 +229,6 @@ def test_generations_count_as_positions(tmp_path: Path) -> None:
 
 def test_identical_model_is_certain_as_well(tasks: LoadedTasks) -> None:
     found = Run(tasks, "resident", model(), documents="enough", certain={"within": 0.1})
-    assert found.comparison.certainty is not None
     assert found.comparison.certainty.verdict == "ok"
     assert found.comparison.certainty.num_evaluated < COUNT
 
@@ -254,7 +249,6 @@ def test_bounds_are_judged_as_the_claim_was_decided(
     for distance, expected in zip(distances, ("ok", "loss"), strict=True):
         bound = truth + distance * size
         found = enough(tasks, "resident", 0.6, metric=metric, **{side: bound})
-        assert found.comparison.certainty is not None
         assert found.comparison.certainty.verdict == expected
         required = Bound.model_validate({"metric": metric, "min" if side == "above" else "max": bound})
         assert bool(broken_bounds([required], list(found.metrics.values()))) == (expected == "loss")
@@ -273,7 +267,6 @@ def test_document_without_an_answer_is_whatever_breaks_the_claim(
 ) -> None:
     found = Run(tasks, mode, perturbed(0.6), loses=some, documents="enough", certain=certain)
     certainty = found.comparison.certainty
-    assert certainty is not None
     assert certainty.num_unknown > 0
     assert found.comparison.missing >= certainty.num_unknown
     assert "answer" in certainty.sentence()
@@ -286,7 +279,6 @@ def test_claim_stays_open_where_what_is_lost_would_decide(tasks: LoadedTasks, wh
     truth = whole.metrics[ALL, "accuracy_difference"].value
     found = Run(tasks, mode, perturbed(0.6), loses=some, documents="enough", certain={"above": truth - 1e-6})
     certainty = found.comparison.certainty
-    assert certainty is not None
     assert (certainty.verdict, certainty.num_evaluated) == ("unknown", COUNT)
     assert certainty.low <= truth <= certainty.high
     assert any(text.startswith("all 160 documents, ") for text in verdict(found.comparison).lines)
@@ -302,7 +294,6 @@ def test_documents_that_the_reference_lost_are_not_drawn(
 ) -> None:
     found = Run(tasks, mode, perturbed(0.6), reference_loses=some, documents="enough", certain=certain)
     certainty = found.comparison.certainty
-    assert certainty is not None
     assert 0 < certainty.num_documents < COUNT
     assert certainty.num_unknown == 0
     assert found.comparison.missing >= COUNT - certainty.num_documents
