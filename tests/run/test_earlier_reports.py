@@ -18,6 +18,7 @@ from olive_ext.cli import main
 from olive_ext.errors import ConfigError
 from olive_ext.report import to_json
 from olive_ext.report.html.render import render
+from olive_ext.report.page import ComparedModels
 from olive_ext.report.report import plain
 from olive_ext.report.verdict import verdict
 from olive_ext.run import compare
@@ -88,6 +89,25 @@ def place(folder: Path, name: str, lines: list[dict[str, Any]], change: Callable
     return target
 
 
+def results(path: str, value: Any) -> Callable[[dict[str, Any]], Any]:
+    """An edit of a report: the value at a dotted path."""
+
+    def change(values: dict[str, Any]) -> None:
+        *parents, last = path.split(".")
+        place = values
+        for parent in parents:
+            place = place[parent]
+        place[last] = value
+
+    return change
+
+
+def side_by_side(folder: Path, *sides: tuple[list[dict[str, Any]], Callable[[dict[str, Any]], Any]]) -> ComparedModels:
+    """The second report beside the first; a side is its log and the edit of its report."""
+    paths = [str(place(folder, name, *side)) for name, side in zip("ab", sides, strict=True)]
+    return compare(paths).compared[0]
+
+
 BASE = [line(number, number < 7) for number in range(10)]
 WORSE = [line(number, 2 <= number < 8) for number in range(10)]
 
@@ -109,38 +129,71 @@ def test_logs_give_flips_and_paired_differences(tmp_path: Path) -> None:
     assert "colours" in render(page)
 
 
-@pytest.mark.parametrize(
-    ("contents", "answers", "code"),
-    [("cc", BASE, "no_difference"), ("cc", WORSE, "too_few"), ("cd", BASE, "too_few"), ("", BASE, "too_few")],
-)
-def test_one_model_with_the_same_answers_has_no_difference(
-    contents: str, answers: list[dict[str, Any]], code: str, tmp_path: Path
-) -> None:
-    def change(values: dict[str, Any]) -> None:
-        values["comparison"] = None
-        values["model"].pop("content_hash", None)
-        values["model"] |= {"content_hash": digest} if (digest := next(each, "")) else {}
-
-    each = iter(contents)
-    pair = [str(place(tmp_path, name, lines, change)) for name, lines in (("a", BASE), ("b", answers))]
-    found = compare(pair).compared[0].verdict
-    assert (found.code, found.status == "ok") == (code, code == "no_difference")
+def with_comparison(**more: Any) -> Callable[[dict[str, Any]], Any]:
+    """The report's own comparison, with a reference."""
+    return results("comparison", json.loads(to_json(report(found=comparison(40))))["comparison"] | more)
 
 
-@pytest.mark.parametrize(
-    ("factor", "has_distances", "is_told"), [(0.25, False, True), (0.25, True, False), (1, False, False)]
-)
-def test_the_same_answers_with_other_margins_are_another_model(
-    factor: float, has_distances: bool, is_told: bool, tmp_path: Path
-) -> None:
-    """As logits times a factor give. Where distributions were compared, those say it."""
-    kept = json.loads(to_json(report(found=comparison(40))))["comparison"] if has_distances else None
+def scaled(factor: float) -> list[dict[str, Any]]:
+    """The answers of 40 documents with all logits times a factor."""
     lines = [line(number, number % 4 > 0) for number in range(40)]
-    scaled = [{**one, "resps": [[(factor * score, False)] for ((score, _),) in one["resps"]]} for one in lines]
-    first = place(tmp_path, "a", lines)
-    second = place(tmp_path, "b", scaled, lambda values: values.update(comparison=kept))
-    found = compare([str(first), str(second)]).compared[0].comparison.damaged
-    assert [*found] == ["choices of colours"] * is_told
+    return [{**one, "resps": [[(factor * score, False)] for ((score, _),) in one["resps"]]} for one in lines]
+
+
+def without_values(values: dict[str, Any]) -> None:
+    """A second task, of which there is a value over its corpus alone."""
+    values["results"]["configs"]["cola"] = {}
+    values["results"]["n-samples"]["cola"] = {"original": 1, "effective": 1}
+    values["results"]["results"] = {"cola": {"mcc,none": 0.5}}
+
+
+def model(facts: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
+    """Facts of the evaluated model, beside the stored report's."""
+    return lambda values: values["model"].update(facts)
+
+
+def infinite(values: dict[str, Any]) -> None:
+    values["metrics"].append({"task": "non_finite", "metric": "requests", "filter": "none", "value": 2.0})
+
+
+C, D, WHOLE, TURNED, LOST = (
+    {"content_hash": "c"},
+    {"content_hash": "d"},
+    {"stop_ids": [1, 2], "unused_stop_ids": []},
+    {"stop_ids": [2, 1], "unused_stop_ids": []},
+    {"stop_ids": [1], "unused_stop_ids": []},
+)
+UNKNOWN = results("model", {"path": "a"})
+MISSING = results("missing", [{"task": "colours", "doc_id": number, "reason": "crashed"} for number in range(3)])
+DAMAGED = with_comparison(divergences=[], damaged={"cos_cache": "is missing"})
+UNJUDGED = results("model.unjudged", {"tokenizer_config.json": "has another chat template"})
+CODES: dict[str, tuple[Any, Any, str]] = {
+    "the same contents": ((BASE, model(C)), (BASE, model(C)), "no_difference"),
+    "the same contents with other answers": ((BASE, model(C)), (WORSE, model(C)), "too_few"),
+    "other contents": ((BASE, model(C)), (BASE, model(D)), "too_few"),
+    "contents that are not known": ((BASE, UNKNOWN), (BASE, UNKNOWN), "too_few"),
+    # The same answers by logits times a factor are of another model. Compared distributions say so themselves.
+    "the same margins": ((scaled(1), id), (scaled(1), id), "no_difference"),
+    "other margins": ((scaled(1), id), (scaled(0.25), id), "damaged"),
+    "other margins beside distributions": ((scaled(1), id), (scaled(0.25), with_comparison()), "no_difference"),
+    "missing answers": ((BASE, id), (BASE, MISSING), "missing"),
+    "missing answers of the first": ((BASE, MISSING), (BASE, id), "missing"),
+    "no numbers": ((BASE, id), (BASE, infinite), "cannot_tell"),
+    "no numbers of the first": ((BASE, infinite), (BASE, id), "cannot_tell"),
+    "the same ends": ((BASE, model(WHOLE)), (BASE, model(TURNED)), "no_difference"),
+    "a lost end": ((BASE, model(WHOLE)), (BASE, model(LOST)), "stops"),
+    "a damaged part": ((BASE, id), (BASE, DAMAGED), "damaged"),
+    "a damaged file": ((BASE, id), (BASE, UNJUDGED), "damaged"),
+    "a damaged file of both": ((BASE, UNJUDGED), (BASE, UNJUDGED), "no_difference"),
+    "a task without values by document": ((BASE, without_values), (BASE, without_values), "no_values"),
+    "such a task of the first alone": ((BASE, without_values), (BASE, id), "no_difference"),
+}
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_what_the_reports_say_of_their_models_stays_in_the_verdict(name: str, tmp_path: Path) -> None:
+    first, second, code = CODES[name]
+    assert code in [reason.code for reason in verdict(side_by_side(tmp_path, first, second).comparison).reasons]
 
 
 def test_reports_without_answers_have_scores_only_and_keep_their_own_comparison(tmp_path: Path) -> None:
@@ -148,8 +201,7 @@ def test_reports_without_answers_have_scores_only_and_keep_their_own_comparison(
     page = compare([str(first), str(place(tmp_path, "b", []))])
     assert page.compared == ()
     assert "Scores" in render(page)
-    found = json.loads(to_json(report(found=comparison(40))))["comparison"]
-    second = place(tmp_path, "int4", [], lambda values: values.update(comparison=found))
+    second = place(tmp_path, "int4", [], with_comparison())
     page = compare([str(first), str(second)])
     assert page.compared[0].comparison.divergences == comparison(40).divergences
 
@@ -214,16 +266,6 @@ def test_baseline_is_told_by_name_or_path(tmp_path: Path) -> None:
         compare(paths, "x")
 
 
-def test_report_with_a_reference_keeps_its_divergences(tmp_path: Path) -> None:
-    first = place(tmp_path, "other", [])
-    found = json.loads(to_json(report(found=comparison(40))))["comparison"]
-    second = place(tmp_path, "int4", [], lambda values: values.update(comparison=found))
-    (models,) = compare([str(first), str(second)]).compared
-    assert models.comparison.divergences
-    assert models.comparison.outcomes == ()
-    assert models.note.startswith("divergence, as 'perplexity, change', is from models/float, not from other")
-
-
 @pytest.mark.parametrize(
     ("reference", "model", "is_same"),
     [
@@ -237,8 +279,7 @@ def test_own_reference_is_known_by_its_content_else_by_its_path_from_here(
     reference: dict[str, Any], model: dict[str, Any], is_same: bool, tmp_path: Path
 ) -> None:
     first = place(tmp_path, "float", [], lambda values: values.update(model=model))
-    found = json.loads(to_json(report(found=comparison(40))))["comparison"] | {"reference": reference, "over_all": True}
-    second = place(tmp_path, "int4", [], lambda values: values.update(comparison=found))
+    second = place(tmp_path, "int4", [], with_comparison(reference=reference, over_all=True))
     (models,) = compare([str(first), str(second)]).compared
     assert models.comparison.over_all, "it was 'not decided', and advised what the report was made with"
     assert (models.is_of_another, models.note.startswith("divergence")) == (not is_same, not is_same)
@@ -306,51 +347,6 @@ def test_texts_are_compared_between_the_reports_and_not_with_another_reference(
     assert judged.status == status, judged.lines
     line = "colours word_perplexity rose by 30 %, more than 1 % (`fail_on_loss`)"  # `evaluate`: per token
     assert [item.words for item in models.broken] == [line] * (status == "loss")
-
-
-def test_missing_answers_and_broken_outputs_stay_against_a_model(tmp_path: Path) -> None:
-    def lossy(values: dict[str, Any]) -> None:
-        values["missing"] = [{"task": "colours", "doc_id": number, "reason": "crashed"} for number in range(3)]
-
-    def broken(values: dict[str, Any]) -> None:
-        values["metrics"].append({"task": "non_finite", "metric": "requests", "filter": "none", "value": 2.0})
-
-    base = place(tmp_path, "base", BASE)
-    for name, change, told in (
-        ("lossy", lossy, "3 requests have no answer"),
-        ("broken", broken, "cannot tell: non-finite"),
-    ):
-        for pair in [str(base), str(place(tmp_path, name, BASE, change))], [str(tmp_path / name), str(base)]:
-            assert told in verdict(compare(pair).compared[0].comparison).finding
-
-
-def test_damage_and_lost_ends_of_the_reports_stay_against_a_model(tmp_path: Path) -> None:
-    def ends(*ids: int) -> Callable[[dict[str, Any]], Any]:
-        return lambda values: values["model"].update(stop_ids=[*ids], unused_stop_ids=[])
-
-    def damaged(values: dict[str, Any]) -> None:
-        found = json.loads(to_json(report(found=comparison(40))))["comparison"]
-        values.update(comparison={**found, "divergences": [], "damaged": {"cos_cache": "is missing"}})
-
-    base = place(tmp_path, "base", BASE, ends(1, 2))
-    for name, change, code in (
-        ("same", ends(2, 1), "no_difference"),
-        ("lost", ends(1), "stops"),
-        ("broken", damaged, "damaged"),
-    ):
-        (models,) = compare([str(base), str(place(tmp_path, name, BASE, change))]).compared
-        assert verdict(models.comparison).code == code
-
-
-def results(path: str, value: Any) -> Callable[[dict[str, Any]], Any]:
-    def change(values: dict[str, Any]) -> None:
-        *parents, last = path.split(".")
-        place = values
-        for parent in parents:
-            place = place[parent]
-        place[last] = value
-
-    return change
 
 
 def rolling(values: dict[str, Any]) -> None:
@@ -469,34 +465,3 @@ def test_forged_report_is_refused_in_a_line(
         (said,) = capsys.readouterr().err.splitlines()
         assert tells(said, told)
         assert ("two" in said) or len(paths) == 1
-
-
-def test_what_ships_damaged_is_named_unless_the_first_report_has_it(tmp_path: Path) -> None:
-    def damaged(values: dict[str, Any]) -> None:
-        values["model"]["unjudged"] = {"tokenizer_config.json": "has another chat template"}
-
-    changes = {"sound": id, "one": damaged, "two": damaged}
-    folders = {name: str(place(tmp_path, name, BASE, change)) for name, change in changes.items()}
-    pairs = [("sound", "one"), ("one", "two")]
-    found = [compare([folders[name] for name in pair]).compared[0].comparison.damaged for pair in pairs]
-    assert [[*one] for one in found] == [["tokenizer_config.json"], []]
-
-
-def test_a_task_of_both_reports_without_values_by_document_is_named(tmp_path: Path) -> None:
-    """One that the first report alone has is in a note: there is nothing to compare."""
-
-    def with_cola(values: dict[str, Any]) -> None:
-        values["comparison"] = None
-        values["results"]["configs"]["cola"] = {}
-        values["results"]["n-samples"]["cola"] = {"original": 1, "effective": 1}
-        values["results"]["results"] = {"cola": {"mcc,none": 0.5}}
-
-    def without(values: dict[str, Any]) -> None:
-        values["comparison"] = None
-
-    folders = [place(tmp_path, name, BASE, change) for name, change in (("a", with_cola), ("b", with_cola))]
-    other = place(tmp_path, "c", BASE, without)
-    compared = compare([*map(str, folders), str(other)]).compared
-    findings = [verdict(item.comparison).finding for item in compared]
-    assert ["cola (mcc)" in finding for finding in findings] == [True, False]
-    assert [item.note for item in compared] == ["", "without cola, which a alone has"]
