@@ -74,7 +74,7 @@ class ForwardEngine(FakeEngine):
     def _said(self, request: Request, tokens: Sequence[int]) -> Iterator[int]:
         if self.script is not None:
             yield from (*self.script(request), EOS)
-        sampling = request.generation.sampling  # type: ignore[union-attr]
+        sampling = request.generation.sampling
         while True:
             row = _logprobs((*request.tokens, *tokens))[-1]
             if sampling.is_greedy:

@@ -24,7 +24,7 @@ def _cut_picture(shade: int) -> Image.Image:
     return Image.open(io.BytesIO(file.getvalue()[:-900]))
 
 
-class Shots(ConfigurableTask):  # type: ignore[misc]
+class Shots(ConfigurableTask):
     """A task whose prompts are its examples."""
 
     def __init__(self, sampler: Any) -> None:

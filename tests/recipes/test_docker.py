@@ -67,7 +67,7 @@ def stand_in(client: Docker) -> types.ModuleType:
     errors = types.ModuleType("docker.errors")
     for name in ("BuildError", "ContainerError", "ImageNotFound"):
         setattr(errors, name, type(name, (Exception,), {}))
-    module.errors, module.from_env = errors, lambda: client  # type: ignore[attr-defined]
+    module.errors, module.from_env = errors, lambda: client
     return module
 
 

@@ -21,8 +21,7 @@ MOST_BYTES = {"quickstart": 8_000_000, "speech": 1_500_000, "vision": 5_000_000}
 
 
 def read(name: str) -> dict[str, Any]:
-    recipe: dict[str, Any] = json.loads((FOLDER / name).read_text(encoding="utf-8"))
-    return recipe
+    return json.loads((FOLDER / name).read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -14,8 +14,7 @@ RECIPE = FOLDER / "recipe.json"
 
 
 def read() -> dict[str, Any]:
-    recipe: dict[str, Any] = json.loads(RECIPE.read_text(encoding="utf-8"))
-    return recipe
+    return json.loads(RECIPE.read_text(encoding="utf-8"))
 
 
 def test_every_candidate_is_documented() -> None:

@@ -55,7 +55,7 @@ def pair_of(*names: str) -> Page:
         Column("float", report().metrics, report()),
         *map(Column, names, (item.metrics for item in reports), reports),
     ]
-    compared = [ComparedModels(name, "float", item.comparison) for name, item in zip(names, reports, strict=True)]  # type: ignore[arg-type]
+    compared = [ComparedModels(name, "float", item.comparison) for name, item in zip(names, reports, strict=True)]
     return Page("several against one", tuple(columns), tuple(compared))
 
 

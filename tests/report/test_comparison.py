@@ -35,7 +35,7 @@ def divergence(task: str = "wiki", kl: float = 0.0123, **values: object) -> Dive
         "by_class": (Bin("word start", 3, 0.5),),
         "is_text": task == "wiki",
     }
-    return Divergence(**{**given, **values})  # type: ignore[arg-type]
+    return Divergence(**{**given, **values})
 
 
 def outcome(task: str = "choice", metric: str = "acc", **values: object) -> Outcome:
@@ -55,9 +55,9 @@ def outcome(task: str = "choice", metric: str = "acc", **values: object) -> Outc
         "documents_needed": {"0.01": 1500, "0.005": None},
     }
     given |= values
-    if "mcnemar_p" not in values and not given["low"] <= 0 <= given["high"]:  # type: ignore[operator]
+    if "mcnemar_p" not in values and not given["low"] <= 0 <= given["high"]:
         given["mcnemar_p"] = 0.001  # as the interval says
-    return Outcome(**given)  # type: ignore[arg-type]
+    return Outcome(**given)
 
 
 def comparison() -> Comparison:

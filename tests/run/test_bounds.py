@@ -137,7 +137,7 @@ def test_open_claim_meets_no_bound_on_its_only_task(tasks: Sequence[str], is_ope
     """Whose numbers are those over all tasks; and bounds on its metric alone."""
     outcomes = tuple(outcome(task, "acc", difference=-0.004) for task in tasks)
     given = ("accuracy_difference", "above", -0.01, 0.95, "unknown", -0.004, -0.02, 0.01, 6, 6, "a")
-    claim = ClaimResult(*given, (tasks[-1], "acc", "none"), num_unknown=2)  # type: ignore[arg-type]
+    claim = ClaimResult(*given, (tasks[-1], "acc", "none"), num_unknown=2)
     metrics = [*comparison_metrics(Comparison({}, (), outcomes, certainty=claim)), *METRICS]
     for asked in {"task": "choice"}, {"metric": "choice/accuracy_difference"}:
         assert bool(broken(metrics, **{"metric": "accuracy_difference", "min": -0.01, **asked})) == is_open

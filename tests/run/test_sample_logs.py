@@ -51,7 +51,7 @@ def test_lines_are_those_that_lm_eval_writes(tmp_path: Path) -> None:
     tracker = EvaluationTracker(output_path=str(tmp_path / "theirs"))
     tracker.general_config_tracker.model_name_sanitized = "m"
     tracker.date_id = "now"
-    tracker.save_results_samples("colours", copy.deepcopy(plain[TASK]))  # type: ignore[arg-type]
+    tracker.save_results_samples("colours", copy.deepcopy(plain[TASK]))
     assert lines(ours) == lines(tmp_path / "theirs" / "m" / "samples_colours_now.jsonl")
 
 

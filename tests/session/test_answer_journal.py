@@ -61,7 +61,7 @@ def test_results_are_read_as_they_were_written(logprobs: list[float], tokens: li
         assert again == result
         assert (again.notes is None) == (result.notes is None)
         if again.notes is not None:
-            assert again.notes.tobytes() == result.notes.tobytes()  # type: ignore[union-attr]
+            assert again.notes.tobytes() == result.notes.tobytes()
 
 
 SCORED = Request((1, 2, 3), 2)

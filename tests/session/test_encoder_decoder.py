@@ -39,9 +39,7 @@ def _session(takes_features: bool = False, start: tuple[int, ...] = START, conte
 
 
 def _asked(session: Session) -> object:
-    engine = session.executor
-    assert isinstance(engine, FakeEngine)
-    (request,) = engine.requests
+    (request,) = session.executor.requests
     return request
 
 

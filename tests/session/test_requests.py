@@ -23,7 +23,7 @@ from tests.session.tiny import IM_START, byte_level, model_files
 
 
 def test_generation_request_takes_one_stop_as_text_and_ids_of_any_integer_kind() -> None:
-    request = GenerationRequest(np.array([3, 4]), stop="\n")  # type: ignore[arg-type]
+    request = GenerationRequest(np.array([3, 4]), stop="\n")
     assert request.prompt == (3, 4)
     assert request.stop == ("\n",)
 

@@ -33,9 +33,7 @@ def make_session(answers: dict[str, str] | None = None, context_length: int = 51
 
 
 def engine_of(session: Session) -> FakeEngine:
-    engine = session.executor
-    assert isinstance(engine, FakeEngine)
-    return engine
+    return session.executor
 
 
 @given(pairs=st.lists(st.tuples(IDS, IDS.filter(bool)), max_size=6), max_length=st.integers(1, 30))
@@ -164,14 +162,14 @@ def test_close_waits_for_a_list_of_answers() -> None:
         closing.join(0.05)
         yield from ("the", "on")
 
-    assert len(session.generate(asked())) == 3  # type: ignore[arg-type]
+    assert len(session.generate(asked())) == 3
     closing.join(10)
     assert engine_of(session).num_closed == 1
 
 
 def test_requests_may_come_from_an_iterator_and_none_give_an_empty_list() -> None:
     session, texts = make_session(), ["the cat", "a dog"]
-    assert session.generate(iter(texts), max_new_tokens=2) == session.generate(texts, max_new_tokens=2)  # type: ignore[arg-type]
+    assert session.generate(iter(texts), max_new_tokens=2) == session.generate(texts, max_new_tokens=2)
     assert session.generate([]) == session.loglikelihood([]) == session.loglikelihood_rolling([]) == []
     assert list(session.generate_continuous([])) == []
 
@@ -182,10 +180,10 @@ def test_generate_continuous_gives_the_session_back_when_closed_early_or_failed(
     next(results)
     with refused(SessionError, "closed", holds="generate_continuous"):
         session.loglikelihood([("a", "b")])
-    results.close()  # type: ignore[attr-defined]
+    results.close()
     assert engine_of(session).num_open_iterators == 0
     with refused(ConfigError, "wrong_value", "prompt", holds="bad"):
-        list(session.generate_continuous([("bad", None)]))  # type: ignore[list-item]
+        list(session.generate_continuous([("bad", None)]))
     assert session.loglikelihood([("a", "b")])
 
 
@@ -262,7 +260,7 @@ def test_a_call_between_outputs_is_refused_and_no_failure_there_ends_the_session
         next(outputs)
         with pytest.raises(error):
             failing()
-        outputs.close()  # type: ignore[attr-defined]
+        outputs.close()
         assert session.generate(["a"])
 
 
@@ -277,7 +275,7 @@ def test_describe_execution_is_json_and_holds_facts_and_counters() -> None:
         "counters": {"requests": 1, "tokens_fed": 0},
     }
     assert session.counters.requests == 1
-    assert engine_of(session).requests[0].generation.stop_ids == {EOS, 7}  # type: ignore[union-attr]
+    assert engine_of(session).requests[0].generation.stop_ids == {EOS, 7}
 
 
 def test_a_tokenizer_without_prefix_is_named_when_one_is_needed() -> None:
@@ -289,7 +287,7 @@ def test_a_tokenizer_without_prefix_is_named_when_one_is_needed() -> None:
         def prefix_token_id(self) -> int:
             raise TaskError("neither BOS nor EOS")
 
-    session = Session(FakeEngine(), NoPrefix())  # type: ignore[arg-type]
+    session = Session(FakeEngine(), NoPrefix())
     with refused(TaskError, "task", holds=("0", "BOS", "EOS")):
         session.loglikelihood_rolling([[5, 6]])
     assert session.loglikelihood_rolling([RollingRequest([5, 6], prefix=5)])

@@ -92,7 +92,7 @@ def test_text_of_a_model_on_workers_is_one_piece() -> None:
         for _ in range(2):
             unread = session.stream("the cat", max_new_tokens=12, stop=["\n"])
             assert next(unread) in whole.text
-            unread.close()  # type: ignore[attr-defined]
+            unread.close()
             assert not threads()
             assert list(session.stream("the cat", max_new_tokens=12)) == [whole.text]
         with pytest.raises(ConfigError, match="'think_end_token' = 'x'"):

@@ -67,9 +67,7 @@ def _asked(prompt: Any = (9,), end: str | int = "</think>", **settings: Any) -> 
 
 def _answer(tokens: Sequence[int], request: GenerationRequest, session: Session) -> GenerationOutput:
     result = Result(tokens=tuple(tokens), finish_reason=FinishReason.LENGTH)
-    output = output_of(session, request, [_converted(request, session)], [result])
-    assert isinstance(output, GenerationOutput)
-    return output
+    return output_of(session, request, [_converted(request, session)], [result])
 
 
 def test_answers_under_other_budgets_are_other_answers_in_the_journal() -> None:

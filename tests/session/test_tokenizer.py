@@ -36,7 +36,7 @@ def lm_eval_pair(tokenizer: Tokenizer, context: str, target: str) -> tuple[list[
         backend = "causal"
         tok_encode = staticmethod(tokenizer.encode)
 
-    return TemplateLM._encode_pair(Stub(), context, target)  # type: ignore[arg-type]
+    return TemplateLM._encode_pair(Stub(), context, target)
 
 
 def test_encode_adds_bos_unless_the_text_begins_with_it_or_a_setting_decides() -> None:

@@ -203,7 +203,7 @@ MBPP = [
 ]
 
 
-class Writes(LM):  # type: ignore[misc]
+class Writes(LM):
     """Answers documents with an even number rightly, in the form that each task's prompt asks for."""
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:

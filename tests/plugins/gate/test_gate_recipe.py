@@ -25,8 +25,7 @@ STATUSES = {"passes": 0, "fails": 1, "cannot-tell": 3}
 
 def parsed(file: Path) -> dict[Any, Any]:
     """A YAML file."""
-    values: dict[Any, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return values
+    return yaml.safe_load(file.read_text(encoding="utf-8"))
 
 
 @dataclass
@@ -122,8 +121,7 @@ class Machine:
     def filled(self, step: dict[str, Any], inputs: Mapping[str, str]) -> dict[str, Any]:
         """The step with its expressions replaced."""
         text = re.sub(r"\$\{\{ ([\w.]+) \}\}", lambda found: self.value(found[1], inputs), json.dumps(step))
-        filled: dict[str, Any] = json.loads(text)
-        return filled
+        return json.loads(text)
 
     def step(self, step: Mapping[str, Any], inputs: Mapping[str, str]) -> None:
         """One step."""

@@ -125,7 +125,7 @@ def soundfile(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Olive's evaluator needs of a package that is not installed here: a WAV file of floats."""
     module = ModuleType("soundfile")
     module.__spec__ = ModuleSpec("soundfile", None)
-    module.write = lambda file, samples, samplerate, format: wavfile.write(file, samplerate, samples)  # type: ignore[attr-defined]
+    module.write = lambda file, samples, samplerate, format: wavfile.write(file, samplerate, samples)
     monkeypatch.setitem(sys.modules, "soundfile", module)
 
 

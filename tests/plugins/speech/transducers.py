@@ -98,7 +98,7 @@ def modules(seed: int = SEED) -> tuple[Encoder, Decoder, Joiner]:
         for parameter in (p for module in made for p in module.parameters()):
             parameter.mul_(SCALE)
         made[2].out.bias[WORDS] += BIAS
-    return tuple(module.eval() for module in made)  # type: ignore[return-value]
+    return tuple(module.eval() for module in made)
 
 
 def transducer_export(folder: Path, *, batched: bool = True, **changes: Any) -> Path:

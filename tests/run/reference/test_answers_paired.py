@@ -119,7 +119,7 @@ def test_filters_are_compared_each_by_itself() -> None:
 
 def test_documents_without_a_value_are_left_out() -> None:
     reference, candidate = answers("t", {"acc": [1, 1]}), answers("t", {"acc": [0, 1]})
-    candidate.by_document[0].values.clear()  # type: ignore[attr-defined]
+    candidate.by_document[0].values.clear()
     outcomes, *_ = paired([reference], [candidate], samples("t", 2), {"t": TASK})
     assert (outcomes[0].num_documents, outcomes[0].difference) == (1, 0.0)
 

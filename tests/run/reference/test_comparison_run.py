@@ -38,7 +38,7 @@ def compare(
     given = {"model": {"path": "m"}, "reference": {"path": "r", "kind": "onnx"}, "tasks": NAMES, "bootstrap_iters": 0}
     config = EvaluationConfig.parse({**given, **settings})
     models = TwoModels(candidate, config)
-    task_run = models.task_run = TaskRun(models, mode, tasks)  # type: ignore[arg-type]
+    task_run = models.task_run = TaskRun(models, mode, tasks)
     task_run.run_reference_alone()
     lm = task_run.open_candidate()
     results = task_run.run(lm)

@@ -143,7 +143,7 @@ def test_kl_is_what_was_measured() -> None:
     kept = certainty(metric="kl_mean", side="below", bound=1e-5, outcome=None, cut=1.0, beyond_cut=0.01)
     measured = comparison(50).overall_divergence()
     found = certain_comparison(comparison(50), kept)
-    assert found.overall_divergence().kl == measured.kl  # type: ignore[union-attr]
+    assert found.overall_divergence().kl == measured.kl
     line = "; ".join(verdict(found).lines)
     assert "of positions cut at 1 nat: 0.01 nats lie beyond" in line
     assert f"mean KL {nats(measured.kl.mean)}" in line

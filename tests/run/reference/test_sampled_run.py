@@ -74,7 +74,7 @@ class Run:
         if reference_loses is not None:
             for name in "open_reference", "open_resident":
                 setattr(models, name, partial(_losing_model, getattr(models, name), reference_loses))
-        task_run = TaskRun(models, mode, tasks)  # type: ignore[arg-type]
+        task_run = TaskRun(models, mode, tasks)
         task_run.run_reference_alone()
         lm: Any = task_run.open_candidate()
         self.asked: Counter[Any] = Counter()
@@ -197,7 +197,7 @@ def test_scores_of_drawn_documents_stand_for_all(stopped: Callable[[Mode], Run],
     errors = []
     for name in ("acc", "acc_norm"):
         own, true = found.metrics["many_choice", name], whole.metrics["many_choice", name]
-        assert (own.n, own.num_population, own.is_estimate) == (found.comparison.certainty.num_evaluated, COUNT, True)  # type: ignore[union-attr]
+        assert (own.n, own.num_population, own.is_estimate) == (found.comparison.certainty.num_evaluated, COUNT, True)
         assert own.documents.endswith("of 160")
         assert own.stderr is not None
         errors.append((own.value - true.value) / own.stderr)

@@ -408,7 +408,7 @@ def test_no_more_tokens_are_held_than_there_is_room_for(monkeypatch: pytest.Monk
     def chunks() -> Iterator[Sequence[Request]]:
         for number in range(8):
             read.append(number)
-            yield [Request(range(long), 1)]  # type: ignore[arg-type]  # as long as a tuple, without its memory
+            yield [Request(range(long), 1)]  # as long as a tuple, without its memory
 
     feed = ChunkFeed(chunks(), 100)
     while feed.read():
@@ -429,9 +429,7 @@ def test_every_chunk_is_complete_once_however_often_a_worker_is_lost(
         if feed.read():
             continue
         while not feed.outcomes.empty():
-            outcome = feed.outcomes.get()
-            assert isinstance(outcome, Chunk)
-            number, results = feed.complete(outcome)
+            number, results = feed.complete(feed.outcomes.get())
             assert number not in found
             found[number] = len(results)
         if feed.has_work:

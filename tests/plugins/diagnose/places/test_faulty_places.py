@@ -118,9 +118,7 @@ def dynamic() -> Path:
 
 
 def place_against(reference: Any, model: Path, **settings: Any) -> PlaceFinding:
-    found = compared(reference, model, **settings).comparison.place
-    assert isinstance(found, PlaceFinding)
-    return found
+    return compared(reference, model, **settings).comparison.place
 
 
 def test_fault_within_rounding_of_activations_is_found_by_its_node_and_not_beside_records(tmp_path: Path) -> None:

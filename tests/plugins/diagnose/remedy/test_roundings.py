@@ -50,7 +50,7 @@ def test_node_that_rounds_activations_is_named_and_no_entry(tmp_path: Path) -> N
     assert not rounded_inside(floats, GraphWeights(stored.model, tmp_path))
 
 
-class Texts(CalibrationDataReader):  # type: ignore[misc]
+class Texts(CalibrationDataReader):
     """A text of 64 tokens without a past."""
 
     def __init__(self, model: onnx.ModelProto) -> None:

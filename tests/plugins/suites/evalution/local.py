@@ -140,17 +140,17 @@ def loader(rows: Callable[[str], list[dict[str, Any]]]) -> Callable[..., Dataset
     return lambda *_, split, **__: Dataset.from_list(rows(split))
 
 
-class LocalMMLU(MMLU):  # type: ignore[misc] # Evalution has no types
+class LocalMMLU(MMLU):  # Evalution has no types
     def dataset_loader(self) -> Any:
         return loader(mmlu_rows)
 
 
-class LocalHellaSwag(HellaSwag):  # type: ignore[misc]
+class LocalHellaSwag(HellaSwag):
     def dataset_loader(self) -> Any:
         return loader(hellaswag_rows)
 
 
-class LocalGSM8K(GSM8K):  # type: ignore[misc]
+class LocalGSM8K(GSM8K):
     def dataset_loader(self) -> Any:
         return loader(gsm8k_rows)
 

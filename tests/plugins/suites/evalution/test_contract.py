@@ -173,7 +173,7 @@ def test_stream_closed_early_stops_reading_and_leaves_the_session_usable(
     start = session.generate_continuous if kind == "generation" else session.loglikelihood_continuous
     stream = start(source())
     next(stream)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert len(read) < 10_000
     assert len(session.generate([generation(0)])) == 1
 

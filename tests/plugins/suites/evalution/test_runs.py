@@ -189,6 +189,6 @@ def test_closed_stream_ends_inside_and_outside() -> None:
 
     results = stream("test", endless(), process)
     assert next(results) == (0, "output")
-    results.close()  # type: ignore[attr-defined]
+    results.close()
     assert list(results) == []
     assert not [thread for thread in threading.enumerate() if thread.name == "olive_ext test"]
