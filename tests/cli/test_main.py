@@ -1,4 +1,5 @@
-"""How a command ends: exit status and the one line on stderr."""
+"""How a command ends: exit status and one line on stderr. Names on a hub that does not answer, and the mistakes of
+`tests/mistakes/table.py`, are told before heavy imports. What `olive-ext quickstart` copies, and refuses."""
 
 from __future__ import annotations
 
@@ -6,19 +7,25 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from olive_ext.check import check_recipe
 from olive_ext.cli import main
-from olive_ext.cli.exit_status import DEBUG_VARIABLE
+from olive_ext.cli.commands import IN_CLONE
+from olive_ext.cli.exit_status import DEBUG_VARIABLE, command
 from olive_ext.errors import ConfigError, IncompleteError, ModelError, RequirementError, WorkerError
 from olive_ext.python_processes import ChildProcess
-from tests.refusals import tells
+from tests.mistakes.early import told
+from tests.refusals import assert_says, refused, tells
 
 
 def ends_with(error: BaseException) -> dict[str, Callable[[Namespace], int]]:
@@ -76,8 +83,8 @@ def test_error_ends_with_the_status_of_its_kind_and_one_line(
 
 
 def test_name_of_a_file_that_is_too_long_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("quickstart", "compare"):
-        assert main([command, "a" * 5000]) == 2
+    for name in ("quickstart", "compare"):
+        assert main([name, "a" * 5000]) == 2
         line = capsys.readouterr().err
         assert tells(line, "aaa...' 5,000")
         assert len(line) < 200
@@ -156,3 +163,94 @@ def test_code_that_ends_the_process_does_not_end_the_command_well(capsys: pytest
         assert name in line
         assert (line.count("\n"), "test_main.py, line " in line) == (1, True)
     assert main(["schema"], ends_with(KeyboardInterrupt())) == 130
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a hub that takes no connection and refuses none, as behind a firewall: its queue is full."""
+    with ExitStack() as open_sockets:
+        server = open_sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(2):
+            client = open_sockets.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def refusing() -> str:
+    """The address of a hub where nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+NAME = "some-owner/some-model"
+OF_RECIPE = ("run --config recipe.json", {"input_model": {"type": "HfModel", "model_path": NAME}})
+
+
+@pytest.mark.parametrize(
+    ("hub", "reason", "given"),
+    [
+        pytest.param("silent", "127.0.0.1 1", [f"evaluate {NAME} TASKS"], marks=pytest.mark.long),
+        ("refusing", "refused", [f"evaluate MODEL TASKS --reference {NAME}", OF_RECIPE]),
+        ("offline", "HF_HUB_OFFLINE", [f"evaluate MODEL TASKS --set tokenizer={NAME}"]),
+    ],
+)
+def test_name_on_a_hub_that_does_not_answer(
+    tmp_path: Path, hub: str, reason: str, given: list[Any], request: pytest.FixtureRequest
+) -> None:
+    network = {"HF_HUB_OFFLINE": "1"} if hub == "offline" else {"HF_ENDPOINT": request.getfixturevalue(hub)}
+    found = told(tmp_path, given, HF_HOME=str(tmp_path), NO_PROXY="127.0.0.1", **network)
+    assert len(found) == len(given)
+    for error in found:
+        assert_says(error, "needs_network", holds=(f"'{NAME}'", *reason.split()))
+        assert not error.imported
+
+
+def test_help_of_run_names_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("usage: olive-ext run ")
+    assert "--list_required_packages" in said
+
+
+def test_working_directory_that_is_gone_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the check torch's libraries end the process: "Cannot load libtorch_cpu.so", no word of the cause."""
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    with refused(ConfigError, "not_found"):
+        command(["evaluate", "m", "--tasks", "a"], None)
+
+
+def paths(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_copy_is_whole_and_its_recipe_is_valid_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "with a space" / "try"
+    assert main(["quickstart", str(target)]) == 0
+    assert capsys.readouterr().out == f"cd '{target}' && olive run --config recipe.json\n"
+    assert [entry.name for entry in target.parent.iterdir()] == ["try"]
+    assert {"recipe.json", "olive_ext_plugin.py", "model/model.safetensors", "model/config.json"} <= paths(target)
+    assert not {path for path in paths(target) if path.startswith("make/")}
+    model = "model/model.safetensors"
+    assert (target / model).read_bytes() == (IN_CLONE / model).read_bytes()
+    assert "recipes/" not in (target / "recipe.json").read_text(encoding="utf-8")
+    assert json.loads((target / "recipe.json").read_text(encoding="utf-8"))["input_model"]["model_path"] == "model"
+    monkeypatch.chdir(target)
+    assert check_recipe("recipe.json").problems == []
+
+
+def test_empty_folder_is_taken_and_any_other_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quickstart", str(tmp_path / "new")]) == 0
+    (tmp_path / "empty").mkdir()
+    assert main(["quickstart", str(tmp_path / "empty")]) == 0
+    before = paths(tmp_path)
+    (tmp_path / "file").touch()
+    for taken in ("new", "file"):
+        capsys.readouterr()
+        assert main(["quickstart", str(tmp_path / taken)]) == 2
+        assert capsys.readouterr().err.startswith(f"olive-ext: error: 'folder' = '{tmp_path / taken}': ")
+    assert paths(tmp_path) == before | {"file"}

@@ -1,16 +1,24 @@
-"""Size, memory and speed as metrics of one evaluation."""
+"""What an evaluation costs as metrics and phases, its machine, and the peak memory of a piece of work."""
 
 from __future__ import annotations
 
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 
 from olive_ext.config import EvaluationConfig
 from olive_ext.report import Metric, Report
 from olive_ext.run import evaluate
-from olive_ext.run.bounds import cost_metrics
+from olive_ext.run.costs import cost_metrics
+from olive_ext.run.machine import Clock, PeakMemory, describe_hardware
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.backends.reference import ForwardEngine, hflm, ort_lm
 
@@ -65,3 +73,74 @@ def test_memory_and_speed_are_metrics_beside_quality(folder: Path) -> None:
     seconds = report.engine["seconds_candidate"]
     assert found["tokens_per_second"].value == pytest.approx(1000 / seconds)
     assert found["requests_per_second"].value == pytest.approx(36 / seconds)
+
+
+def inner(clock: Clock) -> None:
+    """A phase inside of another is not counted twice."""
+    with clock.phase("reference"), clock.phase("load"):
+        pass
+
+
+def failing(clock: Clock) -> None:
+    """A phase that fails is counted and ended."""
+    with suppress(ValueError), clock.phase("candidate"):
+        raise ValueError
+    with clock.phase("statistics"):
+        pass
+
+
+def moved(clock: Clock) -> None:
+    """What was measured inside of a phase moves."""
+    with clock.phase("candidate"):
+        pass
+    clock.move(2.0, "candidate", "reference")
+
+
+@pytest.mark.parametrize(
+    ("run", "times", "expected"),
+    [
+        (inner, (0, 1, 3, 7, 8, 10), {"": 10.0, "_load": 4.0, "_reference": 3.0}),
+        (failing, (0, 1, 3, 3, 4, 5), {"": 5.0, "_candidate": 2.0, "_statistics": 1.0}),
+        (moved, (0, 0, 5, 5), {"": 5.0, "_candidate": 3.0, "_reference": 2.0}),
+    ],
+)
+def test_seconds_by_phase(run: Callable[[Clock], Any], times: tuple[float, ...], expected: dict[str, float]) -> None:
+    clock = Clock(map(float, times).__next__)
+    run(clock)
+    assert clock.seconds() == {f"seconds{name}": value for name, value in expected.items()}
+
+
+def test_long_phase_without_a_word_is_told_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with clock.reporting(True, every=0.05), clock.phase("export"):
+        time.sleep(0.4)
+    lines = capsys.readouterr().err.splitlines()
+    assert 2 <= len(lines) <= 8
+    assert lines[0].startswith("olive-ext: exporting ")
+    with clock.reporting(False, every=0.05):
+        time.sleep(0.2)
+    assert capsys.readouterr().err == ""
+
+
+def test_facts_are_json_and_tell_processor_memory_and_system() -> None:
+    facts = json.loads(json.dumps(describe_hardware()))
+    assert {"cpu", "threads", "memory_bytes", "os", "python"} <= set(facts)
+    assert 1 <= facts["usable_threads"] <= (os.cpu_count() or 1)
+    assert facts["memory_bytes"] > 1e8
+
+
+def test_memory_that_is_gone_again_counts() -> None:
+    before = psutil.Process().memory_info().rss
+    with PeakMemory() as peak:
+        block = np.ones(25_000_000)
+        time.sleep(0.3)  # many looks, on a busy machine as well
+        del block
+    assert 190e6 < peak.bytes - before < 400e6
+
+
+def test_memory_of_before_does_not_count() -> None:
+    block = np.ones(50_000_000)
+    del block
+    with PeakMemory() as peak:
+        pass
+    assert abs(peak.bytes - psutil.Process().memory_info().rss) < 100e6

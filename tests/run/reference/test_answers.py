@@ -1,4 +1,5 @@
-"""What is kept of lm-eval's samples: values, answers as texts, and whether two runs asked the same."""
+"""What is kept of lm-eval's samples: values, answers as texts, whether two runs asked the same; and known scores, which
+are not computed again."""
 
 from __future__ import annotations
 
@@ -13,20 +14,20 @@ from olive_ext.backends.lm_eval_run import run_tasks
 from olive_ext.backends.task_loading import LoadedTasks, load_tasks
 from olive_ext.backends.word_errors import word_error_rate
 from olive_ext.config import EvaluationSettings
-from olive_ext.errors import TaskError
+from olive_ext.errors import RunError, TaskError
 from olive_ext.run.reference import answers as answers_module
 from olive_ext.run.reference.answers import (
     Answers,
     check_same_questions,
     mean_metrics,
-    packed,
     question_of,
     read_answers,
     target_of,
-    unpacked,
 )
+from olive_ext.run.reference.observer import ReferenceScores
+from olive_ext.run.reference.packed_answers import packed, unpacked
 from tests.backends.local_tasks import CHOICE, NAMES, write_tasks
-from tests.backends.reference import ort_lm
+from tests.backends.reference import instances, ort_lm
 from tests.refusals import refused
 
 Ran = tuple[dict[str, Any], LoadedTasks]
@@ -187,3 +188,31 @@ def test_word_errors_are_looked_for_where_a_task_has_them(run: Ran, monkeypatch:
     monkeypatch.setattr(answers_module, "word_errors", looked_at.append)
     assert read_answers(run[0]["samples"], run[1].tasks)
     assert looked_at == []
+
+
+GREEDY = {"until": ["\n"], "max_gen_toks": 5}
+
+
+@pytest.mark.parametrize(
+    ("known", "kind", "asked", "answer"),
+    [
+        (("the cat", " sat"), "loglikelihood", ("the cat", " sat"), (-0.75, True)),
+        (("the cat sat",), "loglikelihood_rolling", ("the cat sat",), -0.75),
+        (("a", "b"), "loglikelihood", ("the cat", ""), (0.0, True)),
+        (("a",), "loglikelihood_rolling", ("",), 0.0),  # an empty page
+        (("a", "b"), "generate_until", ("the cat", GREEDY), "asked 1"),  # the model's own in the second run
+        (("the cat", " sat"), "loglikelihood", ("the dog", " sat"), None),  # prompts change from run to run
+    ],
+)
+def test_scores_of_the_reference_answer_the_second_run(
+    known: tuple[str, ...], kind: str, asked: tuple[Any, ...], answer: Any
+) -> None:
+    scores = ReferenceScores()
+    compared: Any = SimpleNamespace(reference_logprobs=[-0.5, -0.25], reference_is_greedy=[True, True])
+    scores.note(known, compared)
+    requests = instances(kind, [asked])
+    if answer is None:
+        with refused(RunError, "failed"):
+            scores(requests, list)
+    else:
+        assert scores(requests, lambda passed: [f"asked {len(passed)}"]) == [answer]

@@ -1,26 +1,33 @@
-"""Outcomes and flips from two runs of lm-eval, against a count over its samples."""
+"""Outcomes and flips from two runs of lm-eval, against a count over its samples, and thumbnails of what flips."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from lm_eval.api.metrics import mean
+from PIL import Image
 
-from olive_ext.backends.evaluated_task import GeneratedText
+from olive_ext.backends.samples import GeneratedText
+from olive_ext.backends.task_loading import load_tasks
 from olive_ext.config import ClaimConfig
 from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import TaskError
+from olive_ext.media.pictures import data_of_url
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.metrics import comparison_metrics
-from olive_ext.run.reference.answers import Answers, DocumentAnswer, changed_answers, keyed, read_answers
-from olive_ext.run.reference.pairing import compare_answers
+from olive_ext.run.reference.answers import Answers, DocumentAnswer, changed_answers, read_answers
+from olive_ext.run.reference.packed_answers import keyed
+from olive_ext.run.reference.pairing import MOST_THUMBNAILS, compare_answers, thumbnails_of
 from olive_ext.run.reference.sampled_run import question_of
 from olive_ext.session.requests import GenerationOutput
+from tests.families.pictures import picture
 from tests.refusals import refused
 
 TASK = SimpleNamespace(doc_to_text=lambda doc: f"question {doc}", doc_to_choice=lambda doc: None)
@@ -219,3 +226,27 @@ def test_truths_of_numpy_are_values() -> None:
         line |= {"resps": [[""]], "neat": is_neat, **dict.fromkeys(("doc_hash", "prompt_hash", "target_hash"), "h")}
     (read,) = read_answers(lines, {"ones": task})
     assert [answer.values["neat"] for answer in read.by_document.values()] == [1.0, 0.0]
+
+
+TASKS = Path(__file__).parents[3] / "recipes" / "vision" / "tasks"
+
+
+def task(pictures: Any) -> Any:
+    return SimpleNamespace(
+        config=SimpleNamespace(doc_to_image="image"), eval_docs=[{}], doc_to_image=lambda doc: pictures
+    )
+
+
+def test_document_of_a_picture_task_has_its_own_picture() -> None:
+    (loaded,) = load_tasks(["shapes_colour"], str(TASKS)).tasks.values()
+    (url,) = thumbnails_of(loaded, 3)
+    assert Image.open(io.BytesIO(data_of_url(url))).size == loaded.eval_docs[3]["image"].size
+    assert url != thumbnails_of(loaded, 4)[0]
+
+
+def test_few_pictures_of_a_document_are_shown_and_none_that_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
+    assert len(thumbnails_of(task([picture(0, 8, 8)] * 9), 0)) == MOST_THUMBNAILS
+    assert len(thumbnails_of(task(picture(0, 8, 8)), 0)) == 1
+    assert thumbnails_of(SimpleNamespace(), 0) == (), "a document of a text"
+    assert thumbnails_of(task([b"no picture"]), 0) == ()
+    assert "document 0: " in caplog.text
