@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -163,83 +164,74 @@ def test_a_graph_without_configurations_ends_as_its_tokenizers_folder_says(tmp_p
     assert (read_stop_ids(files, EOS).ids, read_search(files)["repetition_penalty"]) == ({EOS}, 1.0)
 
 
-def test_first_tokens_that_only_the_reference_forces_are_named() -> None:
-    """A Whisper package without generation_config.json lost 67 points of word errors, and "loses weights" was said."""
-    forced = {"forced_decoder_ids": [[1, 60]]}
-    assert other_search(forced, {}) == ("forced_decoder_ids [] for [[1, 60]]",)
-    assert other_search(forced, forced) == other_search({}, {}) == ()
+DRAWN = {"do_sample": True, "temperature": 0.6}
+FROM_CONFIG = {"do_sample": True, "repetition_penalty": 1.6, "max_time": 0.1}
+TOLD_OF_CONFIG = ("repetition_penalty 1.6 for 1.0", "temperature 1.0 for 0.6", "max_time 0.1 for None")
 
 
-def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:
-    """As onnxruntime-genai's builder writes it; what says a default is no difference."""
-    drawn = {"do_sample": True, "temperature": 0.6, "top_k": 50, "top_p": 1.0}
-    plain = {"search": {"max_length": 512, **drawn}, "model": {"context_length": 512}}
-    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.6}))
-    checkpoint = model_files(tmp_path, {})
-    assert other_search(read_search(checkpoint), read_search(model_files(tmp_path, plain))) == ()
-    as_float32 = {**plain, "search": {**plain["search"], "temperature": 0.6000000238418579}}
-    assert other_search(read_search(checkpoint), read_search(model_files(tmp_path, as_float32))) == ()
-    for name, value in (
-        ("min_length", 60),
-        ("repetition_penalty", 1.8),
-        ("max_length", 24),
-        ("max_length", 1024),
-        ("num_beams", 4),
-        ("temperature", 3.0),
-        ("top_k", 40),
-        ("top_p", 0.9),
-    ):
-        edited = {**plain, "search": {**plain["search"], name: value}}
-        (told,) = other_search(read_search(checkpoint), read_search(model_files(tmp_path, edited)))
-        assert told.startswith(f"{name} {value} for ")
-    sound = read_search(checkpoint)
-    (tmp_path / "generation_config.json").unlink()
-    (tmp_path / "config.json").write_text(json.dumps({"do_sample": True, "repetition_penalty": 1.6, "max_time": 0.1}))
-    assert other_search(sound, read_search(model_files(tmp_path, {}))) == (
-        "repetition_penalty 1.6 for 1.0",
-        "temperature 1.0 for 0.6",
-        "max_time 0.1 for None",
-    )
-    (tmp_path / "config.json").unlink()
-    assert other_search(read_search(checkpoint), read_search(model_files(tmp_path, plain))) == (
-        "do_sample True for False",
-    )
-    assert other_search({"do_sample": True}, read_search(model_files(tmp_path, plain))) == (), "an earlier version's"
-    for name, value in (("top_k", 1), ("temperature", 0)):  # mobius writes "do_sample" with "top_k" 1, which is greedy
-        greedy = {**plain, "search": {**plain["search"], name: value}}
-        assert other_search(read_search(checkpoint), read_search(model_files(tmp_path, greedy))) == ()
+def of_files(folder: Path, **contents: dict[str, Any]) -> dict[str, Any]:
+    """The search that the configurations of a model that encodes give, or its genai_config.json."""
+    folder.mkdir()
+    for name in contents.keys() - {"genai"}:
+        (folder / f"{name}.json").write_text(json.dumps(contents[name]))
+    return read_search(model_files(folder, contents.get("genai", {}), {"is_encoder_decoder": True}))
+
+
+def written(**search: Any) -> dict[str, Any]:
+    """As onnxruntime-genai's builder writes it, with other values."""
+    plain = {"max_length": 512, **DRAWN, "top_k": 50, "top_p": 1.0}
+    return {"genai": {"search": {**plain, **search}, "model": {"context_length": 512}}}
+
+
+def generation(**values: Any) -> dict[str, Any]:
+    return {"generation_config": values}
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("reference", "candidate", "told"),
     [
-        ("suppress_tokens", [5]),
-        ("bad_words_ids", [[7]]),
-        ("sequence_bias", [[[7], -9.0]]),
-        ("max_new_tokens", 2),
-        ("cache_implementation", "quantized"),
-        ("decoder_start_token_id", [9]),
-        ("forced_decoder_ids", [[1, 5]]),
+        # What says a default is no difference.
+        (generation(**DRAWN), written(), ()),
+        (generation(**DRAWN), written(temperature=0.6000000238418579), ()),
+        (generation(repetition_penalty=None, min_length=None), {"genai": {"search": {"repetition_penalty": 1.0}}}, ()),
+        (generation(temperature=0.6), generation(cache_implementation="hybrid"), ()),
+        # mobius writes "do_sample" with "top_k" 1, which is greedy.
+        ({}, written(top_k=1), ()),
+        ({}, written(temperature=0), ()),
+        ({}, written(), ("do_sample True for False",)),
+        (generation(**DRAWN), {"config": FROM_CONFIG}, TOLD_OF_CONFIG),
+        (generation(**DRAWN), written(min_length=60), ("min_length 60 for 0",)),
+        (generation(**DRAWN), written(repetition_penalty=1.8), ("repetition_penalty 1.8 for 1.0",)),
+        (generation(**DRAWN), written(max_length=24), ("max_length 24 for None",)),
+        (generation(**DRAWN), written(max_length=1024), ("max_length 1024 for None",)),
+        (generation(**DRAWN), written(num_beams=4), ("num_beams 4 for 1",)),
+        (generation(**DRAWN), written(temperature=3.0), ("temperature 3.0 for 0.6",)),
+        (generation(**DRAWN), written(top_k=40), ("top_k 40 for 50",)),
+        (generation(**DRAWN), written(top_p=0.9), ("top_p 0.9 for 1.0",)),
+        (generation(temperature=0.6), generation(suppress_tokens=[5]), ("suppress_tokens [5] for None",)),
+        (generation(temperature=0.6), generation(bad_words_ids=[[7]]), ("bad_words_ids [[7]] for None",)),
+        (generation(), generation(sequence_bias=[[[7], -9.0]]), ("sequence_bias [[[7], -9.0]] for None",)),
+        (generation(temperature=0.6), generation(max_new_tokens=2), ("max_new_tokens 2 for None",)),
+        (generation(), generation(cache_implementation="quantized"), ("cache_implementation quantized for None",)),
+        (generation(), generation(decoder_start_token_id=[9]), ("decoder_start_token_id [9] for None",)),
+        (generation(), generation(forced_decoder_ids=[[1, 5]]), ("forced_decoder_ids [[1, 5]] for None",)),
+        # A Whisper package without generation_config.json lost 67 points of word errors, and "loses weights" was said.
+        (generation(forced_decoder_ids=[[1, 60]]), {}, ("forced_decoder_ids [] for [[1, 60]]",)),
     ],
 )
-def test_search_of_transformers_that_makes_other_answers_is_named(name: str, value: object, tmp_path: Path) -> None:
-    searches = []
-    for key in ("temperature", name):
-        (tmp_path / "generation_config.json").write_text(json.dumps({key: value if key == name else 0.6}))
-        searches.append(read_search(model_files(tmp_path, {}, {"is_encoder_decoder": True})))
-    assert other_search(*searches) == (f"{name} {value} for None",)
+def test_search_that_makes_other_answers_is_named(
+    reference: dict[str, Any], candidate: dict[str, Any], told: tuple[str, ...], tmp_path: Path
+) -> None:
+    searches = [of_files(tmp_path / "one", **reference), of_files(tmp_path / "two", **candidate)]
+    assert other_search(*searches) == told
     assert other_search(searches[1], searches[1]) == ()
-    assert ("decoder" in name) is (name not in read_search(model_files(tmp_path, {}))), (
-        "a decoder alone has no such start"
-    )
-    (tmp_path / "generation_config.json").write_text(json.dumps({"cache_implementation": "hybrid"}))
-    assert other_search(searches[0], read_search(model_files(tmp_path, {}))) == ()
 
 
-def test_a_search_of_null_is_the_default(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text(json.dumps({"repetition_penalty": None, "min_length": None}))
-    written = {"search": {"repetition_penalty": 1.0, "min_length": 0}}
-    assert other_search(read_search(model_files(tmp_path, {})), read_search(model_files(tmp_path, written))) == ()
+def test_a_decoder_alone_has_no_start_of_its_own_and_an_earlier_versions_search_is_not_compared(tmp_path: Path) -> None:
+    starts = {"decoder_start_token_id": [9], "forced_decoder_ids": [[1, 5]]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(starts))
+    assert not starts.keys() & read_search(model_files(tmp_path, {}))
+    assert other_search({"do_sample": True}, of_files(tmp_path / "package", **written())) == ()
 
 
 def test_a_search_of_transformers_that_adds_no_processor_is_the_default(tmp_path: Path) -> None:
