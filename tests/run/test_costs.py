@@ -34,16 +34,6 @@ def folder(tmp_path: Path) -> Path:
     return write_tasks(tmp_path / "tasks")
 
 
-def test_metrics_that_are_not_asked_for_are_not_there(folder: Path) -> None:
-    report = evaluate(
-        EvaluationConfig.parse(
-            {"model": {"path": "x"}, "tasks": ["tiny_choice"], "include_path": str(folder), "bootstrap_iters": 0}
-        ),
-        lm=ort_lm(),
-    )
-    assert {metric.task for metric in report.metrics} == {"tiny_choice"}
-
-
 def test_speed_counts_what_was_asked_and_is_none_of_a_model_that_counted_nothing() -> None:
     counters = {"tokens_naive": 900, "tokens_generated": 100, "requests": 50}
     found = list(cost_metrics(["tokens_per_second"], size=lambda: 0, peak_memory=0, counters=counters, seconds=2.0))

@@ -42,6 +42,7 @@ def test_baseline_by_its_export_equals_lm_evals_hf(folder: Path) -> None:
     ours = evaluate(config)
     theirs = evaluate(config, lm=HFLM(path, device="cpu", max_length=128, dtype="float32", batch_size=8))
     assert (ours.model["kind"], theirs.model["kind"]) == ("hf", "hf")
+    assert ours.model["deterministic"] is True
     assert "20 requests" in ours.model["export"]
     assert "export" not in theirs.model
     found, expected = metrics(ours), metrics(theirs)

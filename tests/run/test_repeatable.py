@@ -8,10 +8,6 @@ from typing import Any
 import numpy as np
 
 import olive_ext
-from olive_ext.config import EvaluationConfig
-from olive_ext.report.report import to_json
-from olive_ext.run import evaluate
-from tests.backends.local_tasks import NAMES, write_tasks
 from tests.exports import genai_export
 
 
@@ -65,13 +61,3 @@ def test_first_call_of_another_session_differs_because_the_stem_is_not_resident_
         forgotten = [out.token_logprobs for out in session.loglikelihood(_requests()[:6])]
     assert scores[1] == scores[2]
     assert forgotten == scores[0]
-
-
-def test_evaluations_are_equal_byte_by_byte(tmp_path: Path) -> None:
-    def run() -> Any:
-        values = {"tasks": NAMES, "include_path": str(write_tasks(tmp_path)), "bootstrap_iters": 10}
-        return evaluate(EvaluationConfig.parse({"model": {"path": str(genai_export("llama"))}, **values}))
-
-    first, second = run(), run()
-    assert to_json(first.metrics) == to_json(second.metrics)
-    assert first.model["deterministic"] is True
