@@ -737,18 +737,6 @@ def broken_by(loss: float, found: Comparison) -> list[Reason]:
     return broken_bounds([LossBound.of(loss)], comparison_metrics(found), found)
 
 
-@pytest.mark.parametrize(
-    ("change", "status"), [({}, "unknown"), ({"low": -0.005}, "ok"), ({**LOST, "mcnemar_p": 0.001}, "loss")]
-)
-def test_score_between_right_and_wrong_is_judged_by_its_interval_where_nothing_else_is_there(
-    change: dict[str, float], status: str
-) -> None:
-    """The evaluation ended with a mistake, in `require`."""
-    found = of(outcome(**{**GRADED, "difference": 0.0, **change}), over_all=True)
-    assert broken_by(1, found) == []
-    assert verdict(found, broken_by(1, found)).status == status
-
-
 def test_perplexity_measured_beyond_the_bound_breaks_it_whatever_matters() -> None:
     wiki = divergence("wiki", perplexity_ratio=1.011, perplexity_ratio_stderr=0.01)
     found = of(wiki, over_all=True)

@@ -18,14 +18,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from olive_ext.report import Metric, Report, to_json, view
-from olive_ext.report.comparison import ALL, Comparison
+from olive_ext.report import Metric, Report, view
+from olive_ext.report.comparison import Comparison
 from olive_ext.report.numbers import NO_VALUE, predicted
 from olive_ext.report.page import column_of
 from olive_ext.report.plain_text import literal, markdown_page, markdown_table, print_cells, print_table, to_markdown
 from olive_ext.report.report_files import write_chain
 from olive_ext.report.tables import ChainStep, Table, chain_steps, chain_table
-from olive_ext.report.verdict import Reason
 from olive_ext.report.view import needed
 from tests.report.synthetic import comparison
 from tests.report.test_comparison import divergence, outcome
@@ -59,22 +58,6 @@ def test_answers_of_an_earlier_run_are_noted() -> None:
     journal = {"answers_known": 2000, "answers_used": 1240}
     noted = str(Report((), model={"path": "m", "journal": journal}))
     assert "answers to 1,240 requests are from an earlier run" in noted.splitlines()
-
-
-def test_loss_that_is_excluded_over_all_tasks_is_said_where_it_was_asked_for() -> None:
-    single, whole = (
-        outcome(task, low=low, high=0.01, difference=0.0) for task, low in (("choice", -0.05), (ALL, -0.009))
-    )
-    compared = Comparison({}, (), (single, whole))
-    found = Report((), model={"path": "m"}, comparison=compared)
-    passed = "m: over all tasks together a loss of 1 pt is excluded: accuracy difference 0.00 pt (\u22120.90 to +1.00)"
-    assert passed not in printed(print_table, found)
-    asked = replace(found, comparison=replace(compared, over_all=True))
-    assert passed in printed(print_table, asked).splitlines()
-    broken = replace(asked, broken=(Reason("bound_broken", words="x"),))
-    lines = printed(print_table, broken).splitlines()
-    assert (passed in lines, "m: bound broken: x" in lines) == (False, True)
-    assert json.loads(to_json(broken))["verdict"]["status"] == "loss"
 
 
 def test_table_is_not_cut_and_a_terminal_obeys_no_name_in_it() -> None:
