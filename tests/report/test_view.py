@@ -22,9 +22,19 @@ from olive_ext.report import Metric, Report, view
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.numbers import NO_VALUE, predicted
 from olive_ext.report.page import column_of
-from olive_ext.report.plain_text import literal, markdown_page, markdown_table, print_cells, print_table, to_markdown
+from olive_ext.report.plain_text import (
+    ChainStep,
+    Table,
+    chain_steps,
+    chain_table,
+    literal,
+    markdown_page,
+    markdown_table,
+    print_cells,
+    print_table,
+    to_markdown,
+)
 from olive_ext.report.report_files import write_chain
-from olive_ext.report.tables import ChainStep, Table, chain_steps, chain_table
 from olive_ext.report.view import needed
 from tests.report.synthetic import comparison
 from tests.report.test_comparison import divergence, outcome

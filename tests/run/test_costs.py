@@ -17,7 +17,7 @@ import pytest
 from olive_ext.config import EvaluationConfig
 from olive_ext.report import Metric, Report
 from olive_ext.run import evaluate
-from olive_ext.run.costs import cost_metrics
+from olive_ext.run.bounds import cost_metrics
 from olive_ext.run.machine import Clock, PeakMemory, describe_hardware
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.backends.reference import ForwardEngine, hflm, ort_lm

@@ -19,7 +19,7 @@ from olive_ext.report import Report, from_json
 from olive_ext.report.verdict import verdict
 from olive_ext.run import check_complete, evaluate
 from olive_ext.run.bounds import broken_bounds
-from olive_ext.workflow.metric_results import broken_in, to_metric_result
+from olive_ext.workflow.evaluator import broken_in, to_metric_result
 from tests.backends.local_tasks import write_tasks
 from tests.backends.reference import ForwardEngine, ort_lm
 from tests.check.tiny import put_model

@@ -7,8 +7,21 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from olive_ext.stats.sampling_design import Population, difference_population, draw_probabilities, mean_population
-from olive_ext.stats.stopping import ABOVE, BELOW, Bet, Claim, ClaimDecision, Evidence, Sampler, joined, limits
+from olive_ext.stats.stopping import (
+    ABOVE,
+    BELOW,
+    Bet,
+    Claim,
+    ClaimDecision,
+    Evidence,
+    Population,
+    Sampler,
+    difference_population,
+    draw_probabilities,
+    joined,
+    limits,
+    mean_population,
+)
 
 WITHIN_ONE_POINT = Claim(-0.01, "above", 0.01)
 

@@ -19,10 +19,9 @@ from olive_ext.report.metrics import COMPARISON_NAMES, comparison_metrics
 from olive_ext.run.bounds import broken_bounds, kept_bounds, with_measurements
 from olive_ext.workflow import OrtLMEvaluator
 from olive_ext.workflow.current_run import Run, running
-from olive_ext.workflow.evaluator import measure
+from olive_ext.workflow.evaluator import broken_in, declared_pairs, measure, text_of, to_metric_result
 from olive_ext.workflow.handlers import written
-from olive_ext.workflow.metric_results import broken_in, declared_pairs, text_of, to_metric_result
-from olive_ext.workflow.pass_keys import deciding_settings
+from olive_ext.workflow.passes import deciding_settings
 from tests.exports import genai_export
 from tests.refusals import refused
 from tests.report.test_comparison import divergence

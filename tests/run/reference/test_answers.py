@@ -20,12 +20,13 @@ from olive_ext.run.reference.answers import (
     Answers,
     check_same_questions,
     mean_metrics,
+    packed,
     question_of,
     read_answers,
     target_of,
+    unpacked,
 )
 from olive_ext.run.reference.observer import ReferenceScores
-from olive_ext.run.reference.packed_answers import packed, unpacked
 from tests.backends.local_tasks import CHOICE, NAMES, write_tasks
 from tests.backends.reference import instances, ort_lm
 from tests.refusals import refused

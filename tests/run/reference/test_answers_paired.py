@@ -14,7 +14,7 @@ import pytest
 from lm_eval.api.metrics import mean
 from PIL import Image
 
-from olive_ext.backends.samples import GeneratedText
+from olive_ext.backends.evaluated_task import GeneratedText
 from olive_ext.backends.task_loading import load_tasks
 from olive_ext.config import ClaimConfig
 from olive_ext.engine.requests import FinishReason
@@ -22,8 +22,7 @@ from olive_ext.errors import TaskError
 from olive_ext.media.pictures import data_of_url
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.metrics import comparison_metrics
-from olive_ext.run.reference.answers import Answers, DocumentAnswer, changed_answers, read_answers
-from olive_ext.run.reference.packed_answers import keyed
+from olive_ext.run.reference.answers import Answers, DocumentAnswer, changed_answers, keyed, read_answers
 from olive_ext.run.reference.pairing import MOST_THUMBNAILS, compare_answers, thumbnails_of
 from olive_ext.run.reference.sampled_run import question_of
 from olive_ext.session.requests import GenerationOutput
