@@ -29,7 +29,7 @@ from olive_ext.workflow.registration import wrap_once
 from tests.exports import genai_export
 from tests.model.tiny import put_graph, put_tokenizer
 from tests.refusals import refused
-from tests.report.test_sampled import certainty
+from tests.run.reference.test_drawn_numbers import certainty
 from tests.workflow.recipes import REPORT, SIZE, Measure
 
 
