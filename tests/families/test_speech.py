@@ -46,6 +46,8 @@ def test_features_are_the_raw_form_of_sound_and_two_sounds_or_both_forms_are_ref
         session.generate([GenerationRequest(audio=[short, short])])
     with refused(LostRequestsError, "incomplete", holds=("source", "audio")):
         session.generate([GenerationRequest(audio=[short], source=features(short[0]))])
+    with refused(OliveExtError, "unsupported", holds=("[80, 100]", "[80, 3000]")):
+        session.generate([GenerationRequest(source=raw[:, :100], max_new_tokens=8)])
 
 
 def test_long_sound_is_answered_window_by_window(session: Session) -> None:
