@@ -15,7 +15,6 @@ import pytest
 import torch
 import transformers
 from lm_eval.api.instance import Instance
-from lm_eval.models.huggingface import HFLM
 
 import olive_ext
 from olive_ext.backends.lm_eval import OrtLM
@@ -47,17 +46,6 @@ def test_stop_string_ends_a_sequence_as_in_transformers() -> None:
             while tokens and tokens[-1] in (0, 1):
                 tokens.pop()
             assert output.tokens == tuple(tokens)
-
-
-def test_lm_eval_gets_the_answers_of_its_own_backend() -> None:
-    search = {"num_beams": 3, "length_penalty": 0.6, "early_stopping": True, "until": ["zzzz"], "max_gen_toks": 8}
-    texts = ["Ann sees the blue", "Bob carries a heavy wheel", "the old"]
-    asked = [Instance("generate_until", {}, (text, search), place, ("t", place, 1)) for place, text in enumerate(texts)]
-    reference = HFLM(pretrained=str(hf_model("llama")), device="cpu", dtype="float32", batch_size=1)
-    with OrtLM(str(genai_export("llama"))) as lm:
-        found = lm.generate_until(asked, disable_tqdm=True)
-    assert found == reference.generate_until(asked, disable_tqdm=True)
-    assert all(found)
 
 
 NUM_PROMPT, NUM_SAMPLES, NUM_NEW = 100, 16, 8

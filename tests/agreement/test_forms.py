@@ -17,18 +17,15 @@ from olive_ext.engine.engine import Engine, open_engine
 from olive_ext.engine.forms.buckets import BucketedRunner, with_buckets
 from olive_ext.engine.forms.tree import check_tree_batches
 from olive_ext.engine.step import Row, Step, StepOutput
-from olive_ext.errors import ConfigError, OliveExtError, RunError
+from olive_ext.errors import ConfigError, RunError
 from olive_ext.model import resolve
 from olive_ext.model.decisions import BucketPlan
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.spec.decoder_spec import read_spec
 from olive_ext.session import Session
-from olive_ext.session.requests import GenerationRequest, ScoringRequest
-from tests.agreement.asked import PROMPTS, SEARCHED
-from tests.agreement.test_table import LONGROPE, MORE
+from olive_ext.session.requests import ScoringRequest
 from tests.exports import CONTEXT, VOCAB, export, genai_export
-from tests.exports.ropes import ORIGINAL
 from tests.refusals import refused
 
 
@@ -155,16 +152,6 @@ def test_tree_batches_that_a_device_computes_wrongly_are_noticed(is_failing: boo
     faulty: Any = Faulty(runner, wrong)
     assert said in (check_tree_batches(faulty, VOCAB) or "")
     engine.close()
-
-
-@pytest.mark.parametrize("name", [*LONGROPE, *(pytest.param(name, marks=pytest.mark.exporters) for name in MORE)])
-def test_beams_that_would_cross_the_first_maximum_are_refused(name: str) -> None:
-    crossing = [one for one in PROMPTS if len(one) <= ORIGINAL < len(one) + SEARCHED - 1]
-    with olive_ext.open(export(name).path, engine={"num_slots": 4}) as session:
-        for prompt in crossing:
-            with refused(OliveExtError, "unsupported", holds=str(len(prompt))):
-                session.generate([GenerationRequest(prompt, max_new_tokens=SEARCHED, num_beams=3)])
-        assert (len(crossing), session.counters.tokens_fed) == (3, 0)
 
 
 def test_slots_that_are_chosen_count_windowed_layers_at_full_length() -> None:

@@ -21,18 +21,16 @@ from onnxruntime.capi.onnxruntime_pybind11_state import EPFail, InvalidGraph, No
 import olive_ext
 from olive_ext.check.model_check import check_model
 from olive_ext.config import EvaluationConfig, ModelSettings
-from olive_ext.engine.engine import Engine, open_runner
+from olive_ext.engine.engine import open_runner
 from olive_ext.engine.forms import packed
 from olive_ext.engine.forms.attention_trial import attends_otherwise
 from olive_ext.engine.forms.kv_store import COPIED_BYTES
 from olive_ext.engine.reference.kernels import DivergenceKernels
-from olive_ext.engine.requests import Generation, Request
-from olive_ext.engine.step import Copy, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import Copy, LogitsRow, Row, Step
 from olive_ext.errors import ConfigError, ProviderError
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.records import Form
 from olive_ext.session import Session
-from olive_ext.session.requests import GenerationRequest
 from tests.cuda_stub.counts import Counts, counts
 from tests.engine.runners.ort.test_block_tables import POOLS, Paged
 from tests.exports import VOCAB, export, genai_export
@@ -210,19 +208,6 @@ def test_blocks_of_every_type_are_copied_in_short_rows_by_indices_made_on_the_de
     assert index_bytes(session) == {"Gather": COPIED_BYTES, "ScatterND": COPIED_BYTES}
 
 
-def test_packed_step_holds_many_questions_behind_one_prefix() -> None:
-    prefix, *questions = _texts(1, 200, seed=6) + _texts(30, 150, seed=7)
-    pairs = [(prefix + question, [answer]) for question in questions for answer in (5, 6, 7, 8)]
-    with olive_ext.open(export(LLAMA).path, execution_provider="cuda") as session:
-        session.loglikelihood(pairs)
-        facts = session.describe_execution()
-    counters = facts["counters"]
-    assert (facts["scoring"], facts["chunk_size"]) == ("packed", 1024)
-    assert counters["tokens_fed"] <= 1.02 * counters["tokens_distinct"]
-    assert counters["steps"] <= 2 + counters["tokens_fed"] // 1024, "one step for the prefix, then full ones"
-    assert counters["steps_overlapped"] == counters["steps"] - 1
-
-
 def test_recording_sends_records_and_no_rows_of_logits_to_the_host() -> None:
     """Of a vocabulary that is worth a record: the tiny one is kept whole."""
     rows, form = 6, Form(4096, 64, 32, 0)
@@ -249,49 +234,6 @@ def test_cudnn_makes_no_plan_for_every_length_of_a_prompt() -> None:
     """The variable is read when the provider comes up: without the session's setting it would be absent."""
     with olive_ext.open(export(LLAMA).path, execution_provider="cuda"):
         assert os.environ["ORT_ENABLE_CUDNN_FLASH_ATTENTION"] == "0"
-
-
-def test_shared_prefixes_are_copied_on_the_device(session: Session) -> None:
-    (stem,) = _texts(1, 70, seed=3)
-    asked = [GenerationRequest([*stem, *tail], max_new_tokens=4) for tail in _texts(4, 5, seed=4)]
-    before = session.describe_execution()["counters"]["copies"]
-    counts()
-    _generate(session, asked)
-    found = counts()
-    assert session.describe_execution()["counters"]["copies"] > before
-    assert found.wrong_copies == 0
-    assert found.largest_to_host <= SLOTS * 8
-
-
-def _generate(session: Session, asked: list[GenerationRequest]) -> None:
-    """Tokens are whatever lay in memory: one that is no token at all ends the call, which then shows too little."""
-    try:
-        session.generate(asked)
-    except OverflowError:
-        pytest.skip("the memory that a token was read from held something else")
-
-
-def test_steps_overlap_while_prompts_are_admitted(form: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nine of ten, with four times as many prompts as slots. The host reads a token of each row meanwhile."""
-    runner, chunk_size = open_runner(_model(name, form))
-    inner = runner.run
-
-    def run(step: Step) -> StepOutput:
-        output = inner(step)
-        output.greedy_ids[...] = output.target_logprobs[...] = 7  # what lay in memory may be no token
-        return output
-
-    monkeypatch.setattr(runner, "run", run)
-    engine_of_one = Engine(runner, chunk_size)
-    asked = [Request(tuple(text), 0, Generation(12 + i % 5)) for i, text in enumerate(_texts(4 * SLOTS, 20))]
-    counts()
-    results = engine_of_one.run(asked)
-    found, counters = counts(), engine_of_one.counters
-    engine_of_one.close()
-    assert [result.tokens for result in results] == [(7,) * (12 + i % 5) for i in range(4 * SLOTS)]
-    assert counters.steps_overlapped >= 0.9 * counters.steps
-    assert found.wrong_copies == 0
-    assert found.largest_to_host <= SLOTS * 8
 
 
 @pytest.mark.parametrize("export_name", ["llama-genai-0.18", "lfm2-genai-0.18", "gpt_oss-genai-0.18"])

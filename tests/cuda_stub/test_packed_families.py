@@ -4,7 +4,6 @@ that share a cache, positions as an input, and tokens that a graph of its own em
 from __future__ import annotations
 
 import random
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +11,9 @@ from pathlib import Path
 import pytest
 
 import olive_ext
-from olive_ext.check.model_check import check_model
-from olive_ext.config import EvaluationConfig
 from tests.agreement.table import opened
 from tests.agreement.test_table import ROWS
-from tests.cuda_stub.test_cuda import CHUNK, SLOTS, STEPS, TEXT, _pairs, _texts, scored
+from tests.cuda_stub.test_cuda import CHUNK, SLOTS, STEPS, TEXT, _pairs, scored
 from tests.exports import genai_export, hf_model
 from tests.exports.mobius import mobius_export
 
@@ -67,30 +64,3 @@ def test_positions_on_three_axes_keep_single_rows_and_say_so() -> None:
     assert facts["scoring"] == "rows"
     assert facts["scoring_reason"].startswith("by rule")
     assert any("positions are on three axes" in note for note in facts["notes"])
-
-
-def test_short_answers_share_steps_where_packed_ones_are_refused() -> None:
-    """Four questions with six answers of three tokens each: a step a question, and then every slot has an answer."""
-    slots, questions, answers, tokens = 8, 4, 6, 3
-    path = genai_export("qwen2_5_vl", "0.18.0", "fp16", "cuda")
-    contexts, ends = _texts(questions, 60), _texts(answers, tokens, seed=2)
-    pairs = [(context, end) for context in contexts for end in ends]
-    steps, found = {}, {}
-    for scoring in ("rows", "answers"):
-        engine = {"num_slots": slots, "scoring": scoring}
-        with olive_ext.open(path, execution_provider="cuda", engine=engine) as session:
-            facts, steps[scoring], found[scoring] = scored(session, pairs)
-        assert facts["scoring"] == scoring, facts["notes"]
-    assert steps["rows"] == questions * answers
-    assert steps["answers"] <= questions + 1.5 * questions * (answers - 1) * (tokens - 1) / slots
-    assert found["answers"].launches < 0.7 * found["rows"].launches
-    for one in found.values():
-        assert one.bytes_to_host <= len(pairs) * tokens * (4 + 8)
-        assert one.largest_to_host <= 20 * 8
-
-
-def test_check_says_that_short_answers_share_steps() -> None:
-    path = genai_export("qwen2_5_vl", "0.18.0", "fp16", "cuda")
-    config = {"model": {"path": str(path)}, "execution_provider": "cuda", "tasks": ["a"]}
-    said = check_model(EvaluationConfig.parse(config)).text()
-    assert re.search(r"scoring +answers +\(.*positions are on three axes; short answers share steps", said)
