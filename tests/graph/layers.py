@@ -5,260 +5,181 @@ The attention's keys are the output `present`, as decoders return them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from tests.graph.heads import Build, H, Parts, V, model_of
+from tests.graph.heads import H, V, model_with
 
 FF = 40
 """Width of the MLP."""
 
 _RNG = np.random.default_rng(21)
+SHAPES = {
+    **dict.fromkeys(("w_q", "w_k", "w_o", "w_p"), (H, H)),
+    "w_gate": (H, FF),
+    "w_up": (H, FF),
+    "w_down": (FF, H),
+    "w_pair": (H, 2 * FF),
+    "w_head": (H, V),
+    "w_narrow": (H, 8),
+    "w_back": (8, H),
+    "w_down_turned": (H, FF),
+}
+VECTORS = {**dict.fromkeys(("g0", "g1", "g2", "b1", "b2", "b_o"), H), "b_up": FF, "g_small": H // 4}
+WEIGHTS: dict[str, Any] = {
+    **{name: (_RNG.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32) for name, shape in SHAPES.items()},
+    **{name: _RNG.uniform(0.5, 1.5, size).astype(np.float32) for name, size in VECTORS.items()},
+    "w16": (_RNG.standard_normal((H, H)) / 6).astype(np.float16),
+    "w8": _RNG.integers(-90, 90, (H, H)).astype(np.int8),
+    "packed": _RNG.integers(0, 256, (H, 1, 16), dtype=np.uint8),
+    "packed_scales": np.full((H, 1), 0.05, np.float32),
+    "scale": np.float32(0.02),
+    "zero": np.int8(0),
+    "w8_scale": np.float32(0.002),
+    "eps": np.float32(1e-6),
+    "unit": np.float32(1.0),
+    "square": np.float32(2.0),
+    "ones": np.ones((1, H), np.float32),
+    "by_position": np.arange(5, dtype=np.float32).reshape(5, 1),
+    "nothing": [0],
+    "one": [1],
+    "two": [2],
+    "second": 2,
+    "minus": [-1],
+    "front": [-(2**31)],
+    "middle": [FF // 2],
+    "ff": [FF],
+    "halves": [FF, FF],
+    "flat": [-1, H],
+    "flat_ff": [-1, FF],
+    "rows": [0, H],
+    "heads": [0, -1, H // 4],
+    "whole": [0, -1, H],
+}
+INPUTS: dict[str, Sequence[int | str]] = {
+    "mix": ["N", "N"],
+    "per_layer": ["B", "S", 3, 8],
+    "shared": [1, "S", H],
+    "first": ["B", 1, H],
+}
+"""Weights and inputs that a layer's nodes may name."""
+
+NORM = "n = SimplifiedLayerNormalization <axis: int = -1, epsilon = 1e-6> (hidden, g0)"
+ATTENTION = """
+    q = MatMul (n, w_q) present = MatMul (n, w_k)
+    a = com.microsoft.MultiHeadAttention <num_heads = 4> (q, present, present)
+"""
+FLAT_ATTENTION = "present = Identity (n) a = MatMul (mix, n)"
+"""Of `hidden` [N, H], as paged decoders have it; `mix` is what the attention gives each token of the others."""
+
+LAYERS: dict[str, str] = {
+    # As onnxruntime-genai's builder writes a layer: the sum before the norm is an output of it.
+    "skip_norms": """
+        m, , , sum = com.microsoft.SkipSimplifiedLayerNormalization (hidden, o, g1)
+        gate = MatMul (m, w_gate) up = MatMul (m, w_up) s = Sigmoid (gate) silu = Mul (gate, s) act = Mul (silu, up)
+        down = MatMul (act, w_down) f = com.microsoft.SkipSimplifiedLayerNormalization (sum, down, g2)
+        logits = MatMul (f, w_head)
+    """,
+    # With biases of products and norms.
+    "skip_layer_norms": """
+        ob = Add (o, b_o) m, , , sum = com.microsoft.SkipLayerNormalization (hidden, ob, g1, b1)
+        up = MatMul (m, w_up) act = com.microsoft.BiasGelu (up, b_up) down = MatMul (act, w_down)
+        r = Add (sum, down) f = LayerNormalization (r, g2, b2) logits = MatMul (f, w_head)
+    """,
+    # As torch exports an RMS norm.
+    "written_out_norm": """
+        r = Add (hidden, o) squares = Pow (r, square) mean = ReduceMean <keepdims = 1> (squares, minus)
+        shifted = Add (mean, eps) root = Sqrt (shifted) inverse = Div (unit, root) normed = Mul (r, inverse)
+        m = Mul (g1, normed) up = MatMul (m, w_up) act = Gelu <approximate = "tanh"> (up)
+        down = MatMul (act, w_down) out = Add (r, down) logits = MatMul (out, w_head)
+    """,
+    # Gate and up in one product, parted by Split, and by Slice; put together by Concat.
+    "packed_mlp": """
+        r = Add (hidden, o) pair = MatMul (r, w_pair) gate, up = Split <axis: int = -1> (pair, halves)
+        activated = com.microsoft.QuickGelu <alpha = 1.0> (gate) act = Mul (activated, up)
+        left = Slice (act, nothing, middle, two) right = Slice (act, middle, ff, two)
+        turned = Concat <axis = 2> (right, left) down = MatMul (turned, w_down) out = Add (down, r)
+        logits = MatMul (out, w_head)
+    """,
+    # As torch exports addmm: [B, S, W] to [B*S, W] and back, the shape computed at run time.
+    "flattened_products": """
+        r = Add (hidden, o) shape = Shape (r) lead = Slice (shape, nothing, two) r2 = Reshape (r, flat)
+        up2 = Gemm (r2, w_up, b_up) wide = Concat <axis = 0> (lead, ff) up = Reshape (up2, wide) act = Tanh (up)
+        act2 = Reshape (act, flat_ff) down2 = Gemm <transB = 1> (act2, w_down_turned, b_o)
+        down2b = Reshape (down2, rows) narrow = Concat <axis = 0> (lead, minus) down = Reshape (down2b, narrow)
+        out = Add (down, r) logits = MatMul (out, w_head)
+    """,
+    # The MLP reads what the attention reads, which is therefore needed whole.
+    "parallel": """
+        up = MatMul (n, w_up) act = com.microsoft.FastGelu (up) down = MatMul (act, w_down) both = Add (down, o)
+        out = Add (both, hidden) logits = MatMul (out, w_head)
+    """,
+    # As Gemma 3n: one layer's part of a value [B, S, layers, D] comes in after the attention.
+    "per_layer_embedding": """
+        mine = Gather <axis = 2> (per_layer, second) r = Add (hidden, o) gate = MatMul (r, w_narrow)
+        gated = Mul (gate, mine) back = MatMul (gated, w_back) out = Add (r, back) logits = MatMul (out, w_head)
+    """,
+    # MatMulNBits over float activations.
+    "packed_weights": """
+        r = Add (hidden, o)
+        p = com.microsoft.MatMulNBits <K = 32, N = 32, bits = 4, block_size = 32> (r, packed, packed_scales)
+        logits = MatMul (p, w_head)
+    """,
+    "half": """
+        o16 = Cast <to = 10> (o) p16 = MatMul (o16, w16) p32 = Cast <to = 1> (p16) out = Add (p32, hidden)
+        logits = MatMul (out, w_head)
+    """,
+    # Activations quantized with constant scales.
+    "static_scales": """
+        oq = QuantizeLinear (o, scale, zero) od = DequantizeLinear (oq, scale, zero) p = MatMul (od, w_p)
+        out = Add (p, hidden) logits = MatMul (out, w_head)
+    """,
+    # Nothing is gained where the last product must stay.
+    "norms_only": """
+        mixed = Softmax <axis = 1> (o) f = SimplifiedLayerNormalization <axis: int = -1, epsilon = 1e-6> (mixed, g1)
+        logits = MatMul (f, w_head)
+    """,
+    # The activations of all positions are quantized with one scale.
+    "one_scale": """
+        oq, of_all, offset = DynamicQuantizeLinear (o) product = MatMulInteger (oq, w8, offset)
+        product32 = Cast <to = 1> (product) both = Mul (of_all, w8_scale) scaled = Mul (product32, both)
+        out = Add (scaled, hidden) logits = MatMul (out, w_head)
+    """,
+    # A constant of which each position has another row.
+    "different_positions": "out = Add (o, by_position) logits = MatMul (out, w_head)",
+    "mean_of_positions": """
+        mean = ReduceMean <keepdims = 1> (o, one) out = Sub (o, mean) logits = MatMul (out, w_head)
+    """,
+    "norm_of_positions": "out = LayerNormalization <axis = 1> (o, ones) logits = MatMul (out, w_head)",
+    # Skip*LayerNormalization takes a sum of which all rows of the batch get the same.
+    "shared_skip": """
+        out = com.microsoft.SkipSimplifiedLayerNormalization (o, shared, g1) logits = MatMul (out, w_head)
+    """,
+    # A value without positions is added to all.
+    "one_position": "out = Add (o, first) logits = MatMul (out, w_head)",
+    # The positions come out in another order.
+    "turned_positions": "out = Slice (o, minus, front, one, minus) logits = MatMul (out, w_head)",
+    "given_shape": "out = Reshape (o, given) logits = MatMul (out, w_head)",
+    # A reshape that makes four rows of one, and one of four again.
+    "other_width": """
+        small = Reshape (o, heads) normed = SimplifiedLayerNormalization <axis: int = -1> (small, g_small)
+        out = Reshape (normed, whole) logits = MatMul (out, w_head)
+    """,
+}
 
 
-def weight(p: Parts, name: str, inner: int = H, columns: int = H) -> str:
-    return p.weight(name, (_RNG.standard_normal((inner, columns)) / np.sqrt(inner)).astype(np.float32))
+def layer(name: str, **form: Any) -> onnx.ModelProto:
+    """A model around a layer of `LAYERS`."""
+    model = model_with(f"{NORM} {ATTENTION} o = MatMul (a, w_o) {LAYERS[name]}", WEIGHTS, INPUTS, **form)
+    if name == "given_shape":
+        model.graph.input.append(helper.make_tensor_value_info("given", TensorProto.INT64, [3]))
+    return model
 
 
-def vector(p: Parts, name: str, size: int = H) -> str:
-    return p.weight(name, _RNG.uniform(0.5, 1.5, size).astype(np.float32))
-
-
-def number(p: Parts, name: str, value: float) -> str:
-    return p.weight(name, value, np.float32)
-
-
-def norm(p: Parts, value: str, out: str) -> None:
-    p.node("SimplifiedLayerNormalization", [value, vector(p, f"g_{out}")], out, axis=-1, epsilon=1e-6)
-
-
-def head(p: Parts, value: str) -> None:
-    p.node("MatMul", [value, weight(p, "w_head", H, V)], "logits")
-
-
-def layer(build: Build, **form: Any) -> onnx.ModelProto:
-    """A model around the nodes that `build` adds."""
-    parts = Parts()
-    norm(parts, "hidden", "n")
-    parts.node("MatMul", ["n", weight(parts, "w_q")], "q")
-    parts.node("MatMul", ["n", weight(parts, "w_k")], "present")
-    parts.node("MultiHeadAttention", ["q", "present", "present"], "a", "com.microsoft", num_heads=4)
-    parts.node("MatMul", ["a", weight(parts, "w_o")], "o")
-    build(parts)
-    return model_of(parts, **form)
-
-
-def flat_layer(build: Build) -> onnx.ModelProto:
-    """The same with `hidden` [N, H], as paged decoders have it; `mix` [N, N] is the attention."""
-    parts = Parts()
-    parts.input("mix", ["N", "N"])
-    norm(parts, "hidden", "n")
-    parts.node("Identity", ["n"], "present")
-    parts.node("MatMul", ["mix", "n"], "a")
-    parts.node("MatMul", ["a", weight(parts, "w_o")], "o")
-    build(parts)
-    return model_of(parts, lead=("N",))
-
-
-def skip_norms(p: Parts) -> None:
-    """As onnxruntime-genai's builder writes a layer: the sum before the norm is an output of it."""
-    p.node("SkipSimplifiedLayerNormalization", ["hidden", "o", vector(p, "g1")], ["m", "", "", "sum"], "com.microsoft")
-    p.node("MatMul", ["m", weight(p, "w_gate", H, FF)], "gate")
-    p.node("MatMul", ["m", weight(p, "w_up", H, FF)], "up")
-    p.node("Sigmoid", ["gate"], "s")
-    p.node("Mul", ["gate", "s"], "silu")
-    p.node("Mul", ["silu", "up"], "act")
-    p.node("MatMul", ["act", weight(p, "w_down", FF, H)], "down")
-    p.node("SkipSimplifiedLayerNormalization", ["sum", "down", vector(p, "g2")], "f", "com.microsoft")
-    head(p, "f")
-
-
-def skip_layer_norms(p: Parts) -> None:
-    """With biases of products and norms."""
-    p.node("Add", ["o", vector(p, "b_o")], "ob")
-    inputs = ["hidden", "ob", vector(p, "g1"), vector(p, "b1")]
-    p.node("SkipLayerNormalization", inputs, ["m", "", "", "sum"], "com.microsoft")
-    p.node("MatMul", ["m", weight(p, "w_up", H, FF)], "up")
-    p.node("BiasGelu", ["up", vector(p, "b_up", FF)], "act", "com.microsoft")
-    p.node("MatMul", ["act", weight(p, "w_down", FF, H)], "down")
-    p.node("Add", ["sum", "down"], "r")
-    p.node("LayerNormalization", ["r", vector(p, "g2"), vector(p, "b2")], "f")
-    head(p, "f")
-
-
-def written_out_norm(p: Parts) -> None:
-    """As torch exports an RMS norm."""
-    p.node("Add", ["hidden", "o"], "r")
-    p.node("Pow", ["r", number(p, "two", 2.0)], "squares")
-    p.node("ReduceMean", ["squares", p.weight("last", [-1], np.int64)], "mean", keepdims=1)
-    p.node("Add", ["mean", number(p, "eps", 1e-6)], "shifted")
-    p.node("Sqrt", ["shifted"], "root")
-    p.node("Div", [number(p, "one", 1.0), "root"], "inverse")
-    p.node("Mul", ["r", "inverse"], "normed")
-    p.node("Mul", [vector(p, "g1"), "normed"], "m")
-    p.node("MatMul", ["m", weight(p, "w_up", H, FF)], "up")
-    p.node("Gelu", ["up"], "act", approximate="tanh")
-    p.node("MatMul", ["act", weight(p, "w_down", FF, H)], "down")
-    p.node("Add", ["r", "down"], "out")
-    head(p, "out")
-
-
-def packed_mlp(p: Parts) -> None:
-    """Gate and up in one product, parted by Split, and by Slice; put together by Concat."""
-    p.node("Add", ["hidden", "o"], "r")
-    p.node("MatMul", ["r", weight(p, "w_pair", H, 2 * FF)], "pair")
-    p.node("Split", ["pair", p.weight("sizes", [FF, FF], np.int64)], ["gate", "up"], axis=-1)
-    p.node("QuickGelu", ["gate"], "activated", "com.microsoft", alpha=1.0)
-    p.node("Mul", ["activated", "up"], "act")
-    bounds = [p.weight(name, [at], np.int64) for name, at in (("first", 0), ("middle", FF // 2), ("end", FF))]
-    p.node("Slice", ["act", bounds[0], bounds[1], p.weight("axis", [2], np.int64)], "left")
-    p.node("Slice", ["act", bounds[1], bounds[2], "axis"], "right")
-    p.node("Concat", ["right", "left"], "turned", axis=2)
-    p.node("MatMul", ["turned", weight(p, "w_down", FF, H)], "down")
-    p.node("Add", ["down", "r"], "out")
-    head(p, "out")
-
-
-def flattened_products(p: Parts) -> None:
-    """As torch exports addmm: [B, S, W] to [B*S, W] and back, the shape computed at run time."""
-    p.node("Add", ["hidden", "o"], "r")
-    p.node("Shape", ["r"], "shape")
-    p.node("Slice", ["shape", p.weight("zero", [0], np.int64), p.weight("two", [2], np.int64)], "lead")
-    p.node("Reshape", ["r", p.weight("flat", [-1, H], np.int64)], "r2")
-    p.node("Gemm", ["r2", weight(p, "w_up", H, FF), vector(p, "b_up", FF)], "up2")
-    p.node("Concat", ["lead", p.weight("ff", [FF], np.int64)], "wide", axis=0)
-    p.node("Reshape", ["up2", "wide"], "up")
-    p.node("Tanh", ["up"], "act")
-    p.node("Reshape", ["act", p.weight("flat_ff", [-1, FF], np.int64)], "act2")
-    p.node("Gemm", ["act2", weight(p, "w_down", H, FF), vector(p, "b_down")], "down2", transB=1)
-    p.node("Reshape", ["down2", p.weight("keeps", [0, H], np.int64)], "down2b")
-    p.node("Concat", ["lead", p.weight("h", [-1], np.int64)], "narrow", axis=0)
-    p.node("Reshape", ["down2b", "narrow"], "down")
-    p.node("Add", ["down", "r"], "out")
-    head(p, "out")
-
-
-def parallel(p: Parts) -> None:
-    """The MLP reads what the attention reads, which is therefore needed whole."""
-    p.node("MatMul", ["n", weight(p, "w_up", H, FF)], "up")
-    p.node("FastGelu", ["up"], "act", "com.microsoft")
-    p.node("MatMul", ["act", weight(p, "w_down", FF, H)], "down")
-    p.node("Add", ["down", "o"], "both")
-    p.node("Add", ["both", "hidden"], "out")
-    head(p, "out")
-
-
-def per_layer_embedding(p: Parts) -> None:
-    """As Gemma 3n: one layer's part of a value [B, S, layers, D] comes in after the attention."""
-    p.input("per_layer", ["B", "S", 3, 8])
-    p.node("Gather", ["per_layer", p.weight("two", 2, np.int64)], "mine", axis=2)
-    p.node("Add", ["hidden", "o"], "r")
-    p.node("MatMul", ["r", weight(p, "w_gate", H, 8)], "gate")
-    p.node("Mul", ["gate", "mine"], "gated")
-    p.node("MatMul", ["gated", weight(p, "w_back", 8, H)], "back")
-    p.node("Add", ["r", "back"], "out")
-    head(p, "out")
-
-
-def packed_weights(p: Parts) -> None:
-    """MatMulNBits over float activations."""
-    p.node("Add", ["hidden", "o"], "r")
-    packed = _RNG.integers(0, 256, (H, 1, 16), dtype=np.uint8)
-    inputs = ["r", p.weight("w_Q4", packed), p.weight("w_scales", np.full((H, 1), 0.05, np.float32))]
-    p.node("MatMulNBits", inputs, "p", "com.microsoft", K=H, N=H, bits=4, block_size=32)
-    head(p, "p")
-
-
-def half(p: Parts) -> None:
-    p.node("Cast", ["o"], "o16", to=TensorProto.FLOAT16)
-    p.node("MatMul", ["o16", p.weight("w16", _RNG.standard_normal((H, H)) / 6, np.float16)], "p16")
-    p.node("Cast", ["p16"], "p32", to=TensorProto.FLOAT)
-    p.node("Add", ["p32", "hidden"], "out")
-    head(p, "out")
-
-
-def static_scales(p: Parts) -> None:
-    """Activations quantized with constant scales."""
-    zero = p.weight("zero", 0, np.int8)
-    p.node("QuantizeLinear", ["o", number(p, "scale", 0.02), zero], "oq")
-    p.node("DequantizeLinear", ["oq", "scale", zero], "od")
-    p.node("MatMul", ["od", weight(p, "w_p")], "p")
-    p.node("Add", ["p", "hidden"], "out")
-    head(p, "out")
-
-
-def norms_only(p: Parts) -> None:
-    """Nothing is gained where the last product must stay."""
-    p.node("Softmax", ["o"], "mixed", axis=1)
-    norm(p, "mixed", "f")
-    head(p, "f")
-
-
-def one_scale(p: Parts) -> None:
-    """The activations of all positions are quantized with one scale."""
-    integers = _RNG.integers(-90, 90, (H, H)).astype(np.int8)
-    p.node("DynamicQuantizeLinear", ["o"], ["oq", "scale", "zero"])
-    p.node("MatMulInteger", ["oq", p.weight("w", integers), "zero"], "product")
-    p.node("Cast", ["product"], "product32", to=TensorProto.FLOAT)
-    p.node("Mul", ["scale", number(p, "w_scale", 0.002)], "both")
-    p.node("Mul", ["product32", "both"], "scaled")
-    p.node("Add", ["scaled", "hidden"], "out")
-    head(p, "out")
-
-
-def different_positions(p: Parts) -> None:
-    """A constant of which each position has another row."""
-    p.node("Add", ["o", p.weight("b", np.arange(5, dtype=np.float32).reshape(5, 1))], "out")
-    head(p, "out")
-
-
-def mean_of_positions(p: Parts) -> None:
-    p.node("ReduceMean", ["o", p.weight("one", [1], np.int64)], "mean", keepdims=1)
-    p.node("Sub", ["o", "mean"], "out")
-    head(p, "out")
-
-
-def norm_of_positions(p: Parts) -> None:
-    scale = p.weight("g", np.ones((1, H), np.float32))
-    p.node("LayerNormalization", ["o", scale], "out", axis=1)
-    head(p, "out")
-
-
-def shared_skip(p: Parts) -> None:
-    """Skip*LayerNormalization takes a sum of which all rows of the batch get the same."""
-    p.input("shared", [1, "S", H])
-    p.node("SkipSimplifiedLayerNormalization", ["o", "shared", vector(p, "g1")], "out", "com.microsoft")
-    head(p, "out")
-
-
-def one_position(p: Parts) -> None:
-    """A value without positions is added to all."""
-    p.input("first", ["B", 1, H])
-    p.node("Add", ["o", "first"], "out")
-    head(p, "out")
-
-
-def turned_positions(p: Parts) -> None:
-    """The positions come out in another order."""
-    ends = [
-        p.weight(name, [at], np.int64) for name, at in (("last", -1), ("front", -(2**31)), ("one", 1), ("back", -1))
-    ]
-    p.node("Slice", ["o", *ends], "out")
-    head(p, "out")
-
-
-def given_shape(p: Parts) -> None:
-    p.inputs.append(helper.make_tensor_value_info("given", TensorProto.INT64, [3]))
-    p.node("Reshape", ["o", "given"], "out")
-    head(p, "out")
-
-
-def other_width(p: Parts) -> None:
-    """A reshape that makes four rows of one, and one of four again."""
-    p.node("Reshape", ["o", p.weight("heads", [0, -1, H // 4], np.int64)], "small")
-    p.node("SimplifiedLayerNormalization", ["small", vector(p, "g1", H // 4)], "normed", axis=-1)
-    p.node("Reshape", ["normed", p.weight("whole", [0, -1, H], np.int64)], "out")
-    head(p, "out")
+def flat_layer(name: str) -> onnx.ModelProto:
+    """The same without an axis of rows."""
+    return model_with(f"{NORM} {FLAT_ATTENTION} o = MatMul (a, w_o) {LAYERS[name]}", WEIGHTS, INPUTS, lead=("N",))

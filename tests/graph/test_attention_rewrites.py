@@ -8,56 +8,46 @@ import sys
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
 from olive_ext.graph.edits import cross_graph, with_attention_bias, with_full_length_kv, with_total_of_all_rows
-
-FLOAT = TensorProto.FLOAT
-
-
-def _value(name: str, *shape: object, kind: int = FLOAT) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, kind, shape)
+from tests.graph.text import model_from, session_of
 
 
-def _weight(name: str, *shape: int) -> onnx.TensorProto:
-    values = np.random.default_rng(len(name)).normal(size=shape).astype(np.float32)
-    return onnx.numpy_helper.from_array(values, name)
+def _weights(**shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
+    return {
+        name: np.random.default_rng(len(name)).normal(size=shape).astype(np.float32) for name, shape in shapes.items()
+    }
 
 
-def _decoder() -> onnx.ModelProto:
+GRAPH = """
+decoder (int64[B, S] input_ids, float[B, T, 4] encoder_hidden_states)
+=> (float[B, S, 9] logits, float[B, T, 4] "present.0.encoder.key") {{
+    {nodes}
+}}
+"""
+NODES = "hidden = Gather (embed, input_ids) logits = MatMul (hidden, head) {key} = MatMul (encoder_hidden_states, key)"
+BRANCHES = """
+    logits, "present.0.encoder.key" = If (use_cache_branch) <
+        then_branch = past () => (float past_logits, float past_key) {{
+            past_logits = Constant <value_float = 0.0> () past_key = Constant <value_float = 0.0> ()
+        }},
+        else_branch = no_past () => (float logits, float inner_key) {{ {nodes} }}
+    >
+"""
+
+
+def _decoder(nodes: str = NODES.format(key='"present.0.encoder.key"')) -> onnx.ModelProto:
     """Returns logits of the tokens, and a cross key of the encoder's states alone."""
-    nodes = [
-        helper.make_node("Gather", ["embed", "input_ids"], ["hidden"]),
-        helper.make_node("MatMul", ["hidden", "head"], ["logits"]),
-        helper.make_node("MatMul", ["encoder_hidden_states", "key"], ["present.0.encoder.key"]),
-    ]
-    inputs = [_value("input_ids", "B", "S", kind=TensorProto.INT64), _value("encoder_hidden_states", "B", "T", 4)]
-    outputs = [_value("logits", "B", "S", 9), _value("present.0.encoder.key", "B", "T", 4)]
-    weights = [_weight("embed", 9, 4), _weight("head", 4, 9), _weight("key", 4, 4)]
-    graph = helper.make_graph(nodes, "decoder", inputs, outputs, weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    return model_from(GRAPH.format(nodes=nodes), 18, **_weights(embed=(9, 4), head=(4, 9), key=(4, 4)))
 
 
 def _merged() -> onnx.ModelProto:
     """The same as the branch without a past of one If; the weight of its keys lies in the branch."""
-    model = _decoder()
-    graph = model.graph
-    without = helper.make_graph(list(graph.node), "no_past", [], [_value("logits"), _value("inner_key")])
-    without.node[-1].output[0] = "inner_key"
-    without.initializer.append(graph.initializer.pop())
-    with_past = helper.make_graph(
-        [helper.make_node("Constant", [], [name], value_float=0.0) for name in ("past_logits", "past_key")],
-        "past",
-        [],
-        [_value("past_logits"), _value("past_key")],
-    )
-    names = [output.name for output in graph.output]
-    branch = helper.make_node("If", ["use_cache_branch"], names, then_branch=with_past, else_branch=without)
-    del graph.node[:]
-    graph.node.append(branch)
-    graph.input.append(_value("use_cache_branch", 1, kind=TensorProto.BOOL))
+    model = _decoder(BRANCHES.format(nodes=NODES.format(key="inner_key")))
+    model.graph.node[0].attribute[1].g.initializer.append(model.graph.initializer.pop())
+    model.graph.input.append(helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1]))
     return model
 
 
@@ -77,19 +67,14 @@ def test_cross_graph_holds_only_what_its_outputs_need(make) -> None:
 
 
 def _run(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, feed)
+    return session_of(model).run(None, feed)
 
 
 def _attention(bias: bool) -> onnx.ModelProto:
-    inputs = ["x", "qkv", *(["bias"] if bias else [])]
-    node = helper.make_node("Attention", inputs, ["y"], domain="com.microsoft", num_heads=2)
-    weights = [_weight("qkv", 8, 24)]
-    if bias:
-        weights.append(onnx.numpy_helper.from_array(np.zeros(24, np.float32), "bias"))
-    graph = helper.make_graph([node], "encoder", [_value("x", 1, 4, 8)], [_value("y", 1, 4, 8)], weights)
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    node = f"y = com.microsoft.Attention <num_heads = 2> (x, qkv{', bias' if bias else ''})"
+    zeros = {"bias": np.zeros(24, np.float32)} if bias else {}
+    graph = f"encoder (float[1, 4, 8] x) => (float[1, 4, 8] y) {{ {node} }}"
+    return model_from(graph, 18, **_weights(qkv=(8, 24)), **zeros)
 
 
 def test_attention_without_a_bias_gets_one_of_zeros_and_one_with_a_bias_is_left_alone() -> None:
@@ -158,18 +143,14 @@ def test_windowed_layers_keep_all_positions_and_look_at_the_same_window(length: 
 
 def test_total_length_is_that_of_all_rows_and_not_of_the_first() -> None:
     """In the form of mobius 0.1.0: the first row's sum of the mask."""
-    model = _graph(windowed=(False,))
-    mask = helper.make_tensor_value_info("mask", TensorProto.INT64, ["B", "T"])
-    consts = [onnx.numpy_helper.from_array(np.array(value), name) for name, value in (("axis", [1]), ("place", 0))]
-    nodes = [
-        helper.make_node("ReduceSum", ["mask", "axis"], ["sums"], keepdims=0),
-        helper.make_node("Cast", ["sums"], ["cast"], to=TensorProto.INT32),
-        helper.make_node("Gather", ["cast", "place"], ["total"]),
-        *model.graph.node,
-    ]
-    total = helper.make_tensor_value_info("total", TensorProto.INT32, [])
-    graph = helper.make_graph(nodes, "g", [mask, *model.graph.input], [total, *model.graph.output], consts)
-    decoder = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    nodes = """
+        sums = ReduceSum <keepdims = 0> (mask, axis) cast = Cast <to = 6> (sums) total = Gather (cast, place)
+    """
+    decoder = model_from(f"g (int64[B, T] mask) => (int32 total) {{ {nodes} }}", 18, axis=[1], place=0)
+    attention = _graph(windowed=(False,)).graph
+    decoder.graph.node.extend(attention.node)
+    decoder.graph.input.extend(attention.input)
+    decoder.graph.output.extend(attention.output)
     found = []
     for edit in (lambda model: model, with_total_of_all_rows):
         found += _run(cross_graph(edit(decoder), ["total"]), {"mask": np.array([[1, 1, 0], [1, 1, 1]])})

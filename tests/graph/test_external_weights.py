@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from olive_ext.graph.nodes import external_locations
 from olive_ext.model.files.content import relocated
-from tests.graph.heads import decoder, matmul
+from tests.graph.heads import decoder
 from tests.model.tiny import put_weight
 
 
@@ -23,7 +23,7 @@ def external(name: str, location: str) -> onnx.TensorProto:
 @pytest.fixture
 def scattered() -> onnx.ModelProto:
     """Weights in an initializer, in an attribute, in a subgraph, in a function, and inline."""
-    model = decoder(matmul)
+    model = decoder("matmul")
     model.graph.initializer.append(external("a", "model.onnx.data"))
     model.graph.initializer.append(external("b", "other.data"))
     model.graph.node.append(helper.make_node("Constant", [], ["c"], value=external("", "constant.data")))
@@ -38,7 +38,7 @@ def scattered() -> onnx.ModelProto:
 def test_locations_are_found_wherever_tensors_are_stored(scattered):
     names = {"model.onnx.data", "other.data", "constant.data", "branch.data", "inner.data", "function.data"}
     assert external_locations(scattered) == names
-    assert external_locations(decoder(matmul)) == set()
+    assert external_locations(decoder("matmul")) == set()
 
 
 def test_relocated_model_names_the_links_ends_and_leaves_the_input(scattered, tmp_path):
