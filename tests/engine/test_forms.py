@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 import olive_ext
 from olive_ext.config import ModelSettings
@@ -28,7 +28,7 @@ from olive_ext.engine.requests import Generation, Request
 from olive_ext.engine.scheduling.sequences import ChosenRow
 from olive_ext.engine.step import UNLIMITED, Copy, Row
 from olive_ext.errors import ConfigError
-from olive_ext.graph.nodes import ModelProto, model_of
+from olive_ext.graph.nodes import ModelProto
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.decisions import Decision
 from olive_ext.model.providers.devices import Device, Provider
@@ -37,6 +37,7 @@ from tests.engine.fake_runner import FORMS as STEP_FORMS
 from tests.engine.fake_runner import PACKED, POOL, RANGE, SINGLE, FakeRunner
 from tests.engine.strategies import assert_runs_as_oracle, questions, requests_of
 from tests.exports import genai_export
+from tests.graph.text import model_from, session_of
 from tests.refusals import refused
 
 
@@ -280,32 +281,21 @@ FLOAT = TensorProto.FLOAT
 SLOTS = 12
 
 
-def _graph() -> bytes:
-    """Keys are the tokens, appended; the state is their number and sum, of the tokens fed and those before."""
-    value = helper.make_tensor_value_info
-    inputs = [value("ids", FLOAT, ["B", "S"]), value("past", FLOAT, ["B", 1, "P", 1]), value("sum", FLOAT, ["B", 2])]
-    outputs = [value("present", FLOAT, ["B", 1, "T", 1]), value("new_sum", FLOAT, ["B", 2])]
-    nodes = [
-        helper.make_node("Unsqueeze", ["ids", "middle"], ["new"]),
-        helper.make_node("Concat", ["past", "new"], ["present"], axis=2),
-        helper.make_node("Mul", ["ids", "zero"], ["none"]),
-        helper.make_node("Add", ["none", "one"], ["ones"]),
-        helper.make_node("ReduceSum", ["ids", "last"], ["total"], keepdims=1),
-        helper.make_node("ReduceSum", ["ones", "last"], ["count"], keepdims=1),
-        helper.make_node("Concat", ["count", "total"], ["added"], axis=1),
-        helper.make_node("Add", ["sum", "added"], ["new_sum"]),
-    ]
-    constants = [
-        helper.make_tensor("middle", TensorProto.INT64, [2], [1, 3]),
-        helper.make_tensor("last", TensorProto.INT64, [1], [1]),
-        helper.make_tensor("zero", FLOAT, [], [0.0]),
-        helper.make_tensor("one", FLOAT, [], [1.0]),
-    ]
-    return model_of(helper.make_graph(nodes, "store", inputs, outputs, constants), 18).SerializeToString()
+STORE = """
+store (float[B, S] ids, float[B, 1, P, 1] past, float[B, 2] sum)
+=> (float[B, 1, T, 1] present, float[B, 2] new_sum) {
+    new = Unsqueeze (ids, middle) present = Concat <axis = 2> (past, new)
+    none = Mul (ids, zero) ones = Add (none, one)
+    count = ReduceSum <keepdims = 1> (ones, last) total = ReduceSum <keepdims = 1> (ids, last)
+    added = Concat <axis = 1> (count, total) new_sum = Add (sum, added)
+}
+"""
+"""Keys are the tokens, appended; the state is their number and sum, of the tokens fed and those before."""
 
 
 def _store(has_state: bool) -> tuple[ReturnedKv, ort.InferenceSession]:
-    session = ort.InferenceSession(_graph(), providers=["CPUExecutionProvider"])
+    numbers = {"zero": np.float32(0), "one": np.float32(1)}
+    session = session_of(model_from(STORE, middle=[1, 3], last=[1], **numbers))
     logits = TensorSpec("logits", FLOAT, ("B", "S", 8))
     states = (StateTensor("sum", "new_sum", FLOAT, (2,)),) if has_state else ()
     spec = DecoderSpec((), (KvTensor("past", "present", FLOAT, 1, 1),), logits, 8, 99, False, states)

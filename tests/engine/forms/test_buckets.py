@@ -26,6 +26,7 @@ from olive_ext.model.providers.bindings import InputFeed, KeptBinding
 from olive_ext.model.providers.devices import Device
 from tests.engine.fake_runner import POOL, RANGE, SINGLE, FakeRunner, oracle
 from tests.engine.strategies import assert_equal, assert_runs_as_oracle, requests_of
+from tests.graph.text import model_from, session_of
 
 
 class _Watching(FakeRunner):
@@ -86,17 +87,8 @@ def test_shapes_that_memory_does_not_hold_are_left_out_and_their_steps_halved() 
         strict.run([request])
 
 
-def identity() -> ort.InferenceSession:
-    def value(name: str) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, onnx.TensorProto.INT64, ["N"])
-
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "identity", [value("x")], [value("y")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-
-
 def test_a_kept_binding_reads_what_was_bound_last() -> None:
-    session = identity()
+    session = session_of(model_from("identity (int64[N] x) => (int64[N] y) { y = Identity (x) }"))
     binding = KeptBinding(session)
     kept = ort.OrtValue.ortvalue_from_numpy(np.array([1, 2]))
     other = ort.OrtValue.ortvalue_from_numpy(np.array([3]))
@@ -121,13 +113,9 @@ def test_a_kept_binding_reads_what_was_bound_last() -> None:
 
 def test_what_is_no_tensor_is_left_out_of_a_plain_run() -> None:
     """As an output that ONNX Runtime 1.27 has optimized away: `numpy` of a sequence ended in its words."""
-    x = helper.make_tensor_value_info("x", onnx.TensorProto.INT64, ["N"])
-    held = helper.make_tensor_sequence_value_info("held", onnx.TensorProto.INT64, None)
-    y = helper.make_tensor_value_info("y", onnx.TensorProto.INT64, ["N"])
-    nodes = [helper.make_node("SequenceConstruct", ["x"], ["held"]), helper.make_node("Identity", ["x"], ["y"])]
-    graph = helper.make_graph(nodes, "sequence", [x], [held, y])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    model = model_from("sequence (int64[N] x) => (int64[N] y) { held = SequenceConstruct (x) y = Identity (x) }")
+    model.graph.output.append(helper.make_tensor_sequence_value_info("held", onnx.TensorProto.INT64, None))
+    session = session_of(model)
     values = run_plainly(session, {"x": ort.OrtValue.ortvalue_from_numpy(np.array([1, 2]))})
     assert {name: value.tolist() for name, value in values.items()} == {"y": [1, 2]}
 

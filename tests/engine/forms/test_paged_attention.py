@@ -6,20 +6,20 @@ is ONNX Runtime's.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from olive_ext.engine.forms.kv_store import NotFittingError
 from olive_ext.engine.forms.paged_attention import KERNELS, pack_inputs, with_paged_attention
-from olive_ext.graph.nodes import model_of
 from olive_ext.model.types import KvTensor
+from tests.graph.text import model_from, session_of
 
 HEADS, KV_HEADS, SIZE, CONTEXT, BLOCK = 4, 2, 16, 32, 4
 WIDTH, KV_WIDTH = HEADS * SIZE, KV_HEADS * SIZE
@@ -29,7 +29,24 @@ INPUTS = CACHES, ["ids"], ["mask"]
 CUDA = KERNELS["cuda"]
 
 
-def _model(*, is_shared: bool = False, more: list[str] | None = None, **changes: Any) -> onnx.ModelProto:
+GRAPH = """
+decoder (int64[B, S] ids, int64[B, T] mask, float[B, 2, P, 16] past_k, float[B, 2, P, 16] past_v)
+=> (float[B, S, 64] out, float[B, 2, T, 16] new_k, float[B, 2, T, 16] new_v) {{
+    q_rows = Gather (q, ids) k_rows = Gather (k, ids) v_rows = Gather (v, ids)
+    sum = ReduceSum <keepdims = 0> (mask, axis) last_64 = Sub (sum, one) last = Cast <to = 6> (last_64)
+    shape = Shape (mask) total_64 = Gather (shape, one) total = Cast <to = 6> (total_64)
+    {first}, new_k, new_v = com.microsoft.GroupQueryAttention <{how}>
+        (q_rows, k_rows, v_rows, past_k, past_v, last, total, cos, sin{more})
+    {second}
+}}
+"""
+SECOND = """
+    no_k = Slice (k_rows, nothing, nothing, axis) no_v = Slice (v_rows, nothing, nothing, axis)
+    out = com.microsoft.GroupQueryAttention <{how}> (first, no_k, no_v, new_k, new_v, last, total, cos, sin)
+"""
+
+
+def _model(*, is_shared: bool = False, more: str = "", **changes: Any) -> onnx.ModelProto:
     """Token ids to `out`: embeddings, one attention over a cache, and a second one over the same cache where
     `is_shared`, whose own keys and values are empty."""
     rng = np.random.default_rng(3)
@@ -37,39 +54,19 @@ def _model(*, is_shared: bool = False, more: list[str] | None = None, **changes:
     tables = {"cos": np.cos(angles), "sin": np.sin(angles), "sink": rng.standard_normal(HEADS)}
     widths = {"q": WIDTH, "k": KV_WIDTH, "v": KV_WIDTH}
     tables |= {name: rng.standard_normal((50, width)) for name, width in widths.items()}
-    weights = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in tables.items()]
-    weights += [numpy_helper.from_array(np.array(number), name) for name, number in (("one", 1), ("axis", [1]))]
-    node = helper.make_node
-    nodes = [node("Gather", [name, "ids"], [f"{name}_rows"]) for name in "qkv"]
-    nodes += [node("ReduceSum", ["mask", "axis"], ["sum"], keepdims=0), node("Sub", ["sum", "one"], ["last_64"])]
-    nodes += [node("Cast", ["last_64"], ["last"], to=TensorProto.INT32), node("Shape", ["mask"], ["shape"])]
-    nodes += [
-        node("Gather", ["shape", "one"], ["total_64"]),
-        node("Cast", ["total_64"], ["total"], to=TensorProto.INT32),
-    ]
-    settings: dict[str, Any] = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "do_rotary": 1, **changes}
-    names = ["q_rows", "k_rows", "v_rows", "past_k", "past_v", "last", "total", "cos", "sin", *(more or [])]
-    nodes.append(node("GroupQueryAttention", names, ["out", "new_k", "new_v"], domain="com.microsoft", **settings))
-    if is_shared:
-        nodes[-1].output[0] = "first"
-        nodes += [node("Slice", [name, "nothing", "nothing", "axis"], [f"no_{name}"]) for name in ("k_rows", "v_rows")]
-        weights.append(numpy_helper.from_array(np.array([0]), "nothing"))
-        second = ["first", "no_k_rows", "no_v_rows", "new_k", "new_v", "last", "total", "cos", "sin"]
-        nodes.append(node("GroupQueryAttention", second, ["out", "", ""], domain="com.microsoft", **settings))
-    value = helper.make_tensor_value_info
-    inputs = [value("ids", INT64, ["B", "S"]), value("mask", INT64, ["B", "T"])]
-    inputs += [value(name, FLOAT, ["B", KV_HEADS, "P", SIZE]) for name in CACHES]
-    outputs = [value("out", FLOAT, ["B", "S", WIDTH])]
-    outputs += [value(name, FLOAT, ["B", KV_HEADS, "T", SIZE]) for name in ("new_k", "new_v")]
-    return model_of(helper.make_graph(nodes, "decoder", inputs, outputs, weights), 21, "com.microsoft")
+    settings = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "do_rotary": 1, **changes}
+    how = ", ".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
+    parts = {"first": "first", "second": SECOND.format(how=how)} if is_shared else {"first": "out", "second": ""}
+    numbers = {"one": 1, "axis": [1], "nothing": [0]}
+    weights = {name: array.astype(np.float32) for name, array in tables.items()}
+    return model_from(GRAPH.format(how=how, more=more, **parts), **weights, **numbers)
 
 
 def _alone(model: onnx.ModelProto, ids: list[int]) -> np.ndarray:
     """[S, D], the text in one row behind nothing."""
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     nothing = np.zeros((1, KV_HEADS, 0, SIZE), np.float32)
     feeds = {"ids": np.array([ids]), "mask": np.ones((1, len(ids)), np.int64), "past_k": nothing, "past_v": nothing}
-    return session.run(["out"], feeds)[0][0]
+    return session_of(model).run(["out"], feeds)[0][0]
 
 
 def _rotated(x_NHD: np.ndarray, positions_N: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
@@ -144,7 +141,7 @@ class Blocks:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"local_window_size": 3}, {"softcap": 0.7}, {"scale": 0.4}, {"more": ["", "", "sink"]}, {"is_shared": True}],
+    [{}, {"local_window_size": 3}, {"softcap": 0.7}, {"scale": 0.4}, {"more": ", , , sink"}, {"is_shared": True}],
     ids=["plain", "window", "softcap", "scale", "sinks", "shared"],
 )
 def test_packed_rows_behind_a_shared_block_see_what_each_sees_alone(changes: dict[str, Any]) -> None:
@@ -177,7 +174,7 @@ def test_layers_that_share_a_cache_write_it_once_by_name() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"more": ["", "sink"]}, "has a bias"),
+        ({"more": ", , sink"}, "has a bias"),
         ({"smooth_softmax": 1}, "smooth_softmax 1, which PagedAttention lacks"),
         ({"k_quant_type": "PER_CHANNEL"}, "a scale for each channel"),
     ],
@@ -201,9 +198,7 @@ def test_mask_that_something_else_reads_is_refused_with_the_reader() -> None:
 
 
 def test_packed_inputs_are_one_row_inside() -> None:
-    value, axes = helper.make_tensor_value_info, ["B", "S"]
-    nodes = [helper.make_node("Identity", ["ids"], ["out"])]
-    graph = helper.make_graph(nodes, "g", [value("ids", INT64, axes)], [value("out", INT64, axes)])
-    pack_inputs(graph, ["ids"])
-    (found,) = ReferenceEvaluator(model_of(graph, 21)).run(None, {"ids": np.array([5, 6])})
+    model = model_from("g (int64[B, S] ids) => (int64[B, S] out) { out = Identity (ids) }")
+    pack_inputs(model.graph, ["ids"])
+    (found,) = ReferenceEvaluator(model).run(None, {"ids": np.array([5, 6])})
     assert found.tolist() == [[5, 6]]

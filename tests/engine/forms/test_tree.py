@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from olive_ext.engine.forms.kv_store import NotFittingError
 from olive_ext.engine.forms.tree import (
@@ -24,6 +23,7 @@ from olive_ext.engine.forms.tree import (
     step_cost,
     with_tree_attention,
 )
+from tests.graph.text import model_from, session_of
 
 
 def test_a_text_costs_its_steps_and_short_ones_share_them() -> None:
@@ -40,31 +40,21 @@ HEADS, KV_HEADS, SIZE, CONTEXT = 4, 2, 16, 32
 FLOAT, INT32 = TensorProto.FLOAT, TensorProto.INT32
 
 
-def _model(window: int = -1, **changes: Any) -> onnx.ModelProto:
+GRAPH = """
+attention (float[B, S, 128] qkv, float[B, 2, P, 16] pk, float[B, 2, P, 16] pv, int32[B] last, int32 total)
+=> (float[B, S, 64] out, float k, float v) {{
+    out, k, v = com.microsoft.{op}
+        <num_heads = 4, kv_num_heads = 2, do_rotary = {do_rotary}, local_window_size: int = {window}>
+        (qkv, , , pk, pv, last, total, cos, sin{more})
+}}
+"""
+
+
+def _model(window: int = -1, op: str = "GroupQueryAttention", more: str = "", do_rotary: int = 1) -> onnx.ModelProto:
     """One GroupQueryAttention over packed queries, keys and values."""
-    width = (HEADS + 2 * KV_HEADS) * SIZE
-    value = helper.make_tensor_value_info
-    cache = ["B", KV_HEADS, "P", SIZE]
-    inputs = [value("qkv", FLOAT, ["B", "S", width]), value("pk", FLOAT, cache), value("pv", FLOAT, cache)]
-    inputs += [value("last", INT32, ["B"]), value("total", INT32, [])]
-    outputs = [value("out", FLOAT, ["B", "S", HEADS * SIZE]), value("k", FLOAT, None), value("v", FLOAT, None)]
     angles = np.arange(CONTEXT)[:, None] / 100 ** (np.arange(0, SIZE, 2) / SIZE)
-    tables = [numpy_helper.from_array(f(angles).astype(np.float32), f.__name__) for f in (np.cos, np.sin)]
-    names = ["qkv", "", "", "pk", "pv", "last", "total", "cos", "sin", *changes.pop("more", [])]
-    node = helper.make_node(
-        changes.pop("op", "GroupQueryAttention"),
-        names,
-        ["out", "k", "v"],
-        domain="com.microsoft",
-        num_heads=HEADS,
-        kv_num_heads=KV_HEADS,
-        do_rotary=1,
-        local_window_size=window,
-        **changes,
-    )
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    graph = helper.make_graph([node], "attention", inputs, outputs, tables)
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    tables = {function.__name__: function(angles).astype(np.float32) for function in (np.cos, np.sin)}
+    return model_from(GRAPH.format(op=op, do_rotary=do_rotary, window=window, more=more), **tables)
 
 
 def _run(model: onnx.ModelProto, more: Mapping[str, Any], tokens: int, past: int) -> np.ndarray:
@@ -80,8 +70,7 @@ def _run(model: onnx.ModelProto, more: Mapping[str, Any], tokens: int, past: int
         "total": np.array(past + tokens, np.int32),
         **more,
     }
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return np.asarray(session.run(["out"], feeds)[0])
+    return np.asarray(session_of(model).run(["out"], feeds)[0])
 
 
 def _told(biases: Sequence[BiasInput], positions: np.ndarray, visible_ST: np.ndarray) -> dict[str, np.ndarray]:
@@ -144,19 +133,13 @@ def test_layers_with_one_window_share_a_bias() -> None:
     ("changes", "reason"),
     [
         ({"op": "MultiHeadAttention"}, "MultiHeadAttention"),
-        ({"more": ["", "bias"]}, "has a bias already"),
+        ({"more": ", , bias"}, "has a bias already"),
         ({"do_rotary": 0}, "counts positions by itself"),
     ],
 )
 def test_what_cannot_be_told_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
-    model = _model()
-    if changes.get("do_rotary") == 0:
-        entry = next(entry for entry in model.graph.node[0].attribute if entry.name == "do_rotary")
-        entry.i = 0
-    else:
-        model = _model(**changes)
     with pytest.raises(NotFittingError, match=reason):
-        with_tree_attention(model, ["pk", "pv"], has_positions=False)
+        with_tree_attention(_model(**changes), ["pk", "pv"], has_positions=False)
 
 
 def test_a_rotary_table_that_the_graph_computes_is_refused() -> None:

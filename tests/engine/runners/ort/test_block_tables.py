@@ -15,7 +15,7 @@ import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from olive_ext.engine.forms.kv_store import COPIED_BYTES, KvPlace
 from olive_ext.engine.forms.packed import PagedKv
@@ -28,6 +28,7 @@ from olive_ext.model.decisions import BLOCK_SIZE
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.types import ITEM_BYTES, DecoderSpec, InputSpec, KvTensor, Role, TensorSpec
 from tests.graph.index_bytes import index_bytes, profiled
+from tests.graph.text import model_from, session_of
 
 SLOTS, CAPACITY, BLOCK = 4, 22, 4
 
@@ -175,12 +176,9 @@ def test_positions_of_a_prefix_are_copied_in_pools_of_every_type_by_short_rows(t
 
 def opened(weights: BoundWeights) -> ort.InferenceSession:
     """x + w, with w of ones in the graph."""
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
-    node = helper.make_node("Add", ["x", "w"], ["y"])
-    graph = helper.make_graph([node], "sum", [x], [y], [numpy_helper.from_array(np.ones(2, np.float32), "w")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    model = model_from("sum (float[2] x) => (float[2] y) { y = Add (x, w) }", w=np.ones(2, np.float32))
     weights.edit(model)
-    session = ort.InferenceSession(model.SerializeToString())
+    session = session_of(model)
     weights.attach(Device("cpu"))
     return session
 
@@ -211,11 +209,9 @@ def test_other_numbers_hold_until_they_are_put_back_or_from_the_opening_on() -> 
 @pytest.mark.parametrize(("provider", "is_told"), [("CPUExecutionProvider", False), ("QNNExecutionProvider", True)])
 def test_provider_without_a_product_is_told_by_the_session_s_own_record(provider: str, *, is_told: bool) -> None:
     """ONNX Runtime's record of a session on the CPU names no other provider."""
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "x"], ["y"], "product")], "graph", value[:1], value[1:])
     options = ort.SessionOptions()
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = model_from("graph (float[1, 1] x) => (float[1, 1] y) { y = MatMul (x, x) }")
     session = ort.InferenceSession(model.SerializeToString(), options)
     told = f"{provider} takes none of its products, which CPUExecutionProvider would run"
     assert untaken(session, provider) == (told if is_told else None)
