@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -299,12 +300,8 @@ def test_quantized_weight_is_compared_with_its_float_one_and_with_the_same_conte
 
 @pytest.mark.parametrize("form", forms())
 def test_damaged_weight_and_a_damaged_row_are_found_in_every_stored_form(form: str) -> None:
-    row = (slice(None), 0) if form in ("blocks", "int4") else 0
-    assert_damage_is_found(*forms()[form], row)
-
-
-def assert_damage_is_found(model: onnx.ModelProto, reference: onnx.ModelProto, name: str, row: Any) -> None:
-    """Damage of all scales, whose tensor's name has `name`, and of those of one row of the weight."""
+    """Damage of all scales, and of those of one row of the weight."""
+    (model, reference, name), row = forms()[form], (slice(None), 0) if form in ("blocks", "int4") else 0
     own, usual = Constants(reference, Path()), distances(Constants(reference, Path()), Constants(model, Path()))
     assert usual
     assert all(one.share == 0 and not one.rows for one in usual.values())
@@ -542,6 +539,13 @@ def damaged(
     return damage(*saved(folder, model, reference), **facts).findings
 
 
+def with_encoder(folder: Path, encoder: onnx.ModelProto) -> ModelFiles:
+    """The files of a decoder that has this encoder of pictures beside it."""
+    (files,) = saved(folder, decoder())
+    onnx.save(encoder, folder / "vision.onnx")
+    return replace(files, companions={"vision": GraphFiles(folder / "vision.onnx")})
+
+
 def number(value: float) -> onnx.TensorProto:
     return numpy_helper.from_array(np.float32(value))
 
@@ -573,11 +577,14 @@ NUMBERS: list[tuple[Any, str, str]] = [
 
 @pytest.mark.parametrize(("edit", "what", "shown_by"), NUMBERS)
 def test_node_that_computes_with_another_number_is_named(edit: Any, what: str, shown_by: str, tmp_path: Path) -> None:
-    told = damaged(tmp_path, decoder(edit), decoder())
+    told = damaged(tmp_path / "graph", decoder(edit), decoder())
     assert {how.removeprefix("has ") for how in told.values()} == {what.format("the reference's")}
     assert verdict(Comparison({}, (), (equal(),), damaged=told)).code == "damaged"
     of_another = [Constants(one, Path()) for one in (decoder(OTHER_NAMES), decoder(edit))]
     assert differing_numbers(*of_another).keys() == (told.keys() if "other" in shown_by else set())
+    of_config = damaged(tmp_path / "config", decoder(edit), {"text_config": CONFIG}).values()
+    shown = {what.format("config.json")} if "config" in shown_by else set()
+    assert {how.removeprefix("has ") for how in of_config} == shown
 
 
 @pytest.mark.parametrize(
@@ -601,13 +608,8 @@ def test_where_distributions_are_equal_only_numbers_that_texts_need_not_reach_ar
 
 def test_numbers_of_a_part_that_no_text_reaches_are_compared_whatever_texts_gave(tmp_path: Path) -> None:
     """A lost scale of attention was left out of pictures' encoders, too, where texts alone had been equal."""
-    files = []
-    for name, edits in (("own", [NUMBERS[8][0]]), ("float", [])):
-        (tmp_path / name).mkdir()
-        onnx.save(decoder(*edits), tmp_path / name / "vision.onnx")
-        onnx.save(decoder(), tmp_path / name / "model.onnx")
-        companions = {"vision": GraphFiles(tmp_path / name / "vision.onnx")}
-        files.append(ModelFiles(tmp_path / name / "model.onnx", tmp_path / name, {}, {}, "", companions=companions))
+    scaled = decoder(NUMBERS[8][0])
+    files = [with_encoder(tmp_path / name, encoder) for name, encoder in (("own", scaled), ("float", decoder()))]
     for unreached, num_named in ((["vision"], 1), ([], 0)):
         assert len(damage(*files, is_near=True, is_same=True, unreached=unreached).findings) == num_named
 
@@ -710,17 +712,6 @@ def test_window_as_long_as_the_context_is_none_and_may_be_left_out(
     assert len(damaged(tmp_path / "config", one_less, CONFIG, longest=longest)) == num_named
 
 
-@pytest.mark.parametrize(("edit", "what", "shown_by"), NUMBERS)
-def test_node_that_computes_with_another_number_than_config_json_says_is_named(
-    edit: Any, what: str, shown_by: str, tmp_path: Path
-) -> None:
-    told = damaged(tmp_path, decoder(edit), {"text_config": CONFIG}).values()
-    assert {how.removeprefix("has ") for how in told} == (
-        {what.format("config.json")} if "config" in shown_by else set()
-    )
-    assert numbers_against(CONFIG, decoder()) == {}
-
-
 @pytest.mark.parametrize(
     ("written", "what"),
     [
@@ -746,6 +737,7 @@ def test_a_window_that_is_lost_everywhere_is_named() -> None:
     assert len(numbers_against(config, decoder(setting("Attention", local_window_size=-1)))) == 2
     assert numbers_against({**config, "use_sliding_window": False}, none) == {}
     assert numbers_against(config, decoder()) == {}, "of some layers, which config.json does not name"
+    assert numbers_against(CONFIG, decoder()) == {}
 
 
 TURNS = (np.cos, np.sin)
@@ -893,7 +885,6 @@ def test_matrices_that_no_text_reaches_are_held_like_rows(
     layers was changed on purpose. What no finding says and a constant of a new name are counted."""
     files = []
     for name in ("own", "reference"):
-        (tmp_path / name).mkdir()
         encoder = onnx.ModelProto(graph=onnx.GraphProto(name="vision"), opset_import=[helper.make_opsetid("", 21)])
         encoder.graph.output.append(helper.make_empty_tensor_value_info("x4"))
         for layer in range(4):
@@ -903,10 +894,7 @@ def test_matrices_that_no_text_reaches_are_held_like_rows(
             encoder.graph.initializer.append(numpy_helper.from_array(weight, f"{new}vision.{layer}.weight"))
             inputs = [f"x{layer}", encoder.graph.initializer[-1].name]
             encoder.graph.node.append(helper.make_node("MatMul", inputs, [f"x{layer + 1}"], f"/{new}{layer}/MatMul"))
-        onnx.save(encoder, tmp_path / name / "vision.onnx")
-        onnx.save(decoder(), tmp_path / name / "model.onnx")
-        companions = {"vision": GraphFiles(tmp_path / name / "vision.onnx")}
-        files.append(ModelFiles(tmp_path / name / "model.onnx", tmp_path / name, {}, {}, "", companions=companions))
+        files.append(with_encoder(tmp_path / name, encoder))
     found = damage(*files, unreached=() if is_reached else ["vision"])
     assert len(found.findings) == (0 if is_reached else told)
     assert found.uncompared == (len(tripled) - len(found.findings) if tripled else 1)

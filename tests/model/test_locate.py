@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from onnx import TensorProto, helper
 
 from olive_ext.cli import main
 from olive_ext.config import ModelSettings
 from olive_ext.errors import DamagedError, MismatchError, ModelError, NotFoundError, ProviderError
 from olive_ext.model import resolve
-from olive_ext.model.files.content import model_digest, read_outline
+from olive_ext.model.files.content import model_digest
 from olive_ext.model.files.locate import locate, model_kind
 from olive_ext.model.files.model_package import choose, why_missing
 from olive_ext.model.providers.resolution import available_providers, resolve_providers
@@ -292,18 +291,6 @@ def test_relative_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(put(tmp_path, PACKAGE))
     assert locate("model.onnx").decoder == tmp_path / "model.onnx"
     assert locate(".").tokenizer == str(tmp_path)
-
-
-def test_external_data_of_subgraphs_and_functions_is_seen(tmp_path: Path) -> None:
-    inner = graph("y", ["inner.data"]).graph
-    choice = helper.make_node("If", ["c"], ["logits"], then_branch=inner, else_branch=inner)
-    model = graph()
-    model.graph.node.append(choice)
-    constant = helper.make_node("Constant", [], ["k"], value=graph("y", ["function.data"]).graph.initializer[0])
-    model.functions.append(helper.make_function("own", "F", [], ["k"], [constant], [helper.make_opsetid("", 17)]))
-    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
-    assert read_outline(tmp_path / "m.onnx").locations.keys() == {"inner.data", "function.data"}
-    assert model.functions[0].node[0].attribute[0].t.data_location == TensorProto.EXTERNAL
 
 
 def test_link_to_a_lone_file_finds_data_and_tokenizer_beside_that(tmp_path: Path) -> None:

@@ -8,40 +8,35 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from olive_ext.errors import ModelError
 from olive_ext.model.spec.attention import refuse_rotary, rotary_rows
+from tests.graph.text import model_from, session_of
 
-FLOAT, INT32, INT64 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
 STEP = 5
 CAUGHT = (onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument,)
+ATTENTION = """
+rotary (float[1, S, {width}] query, float[1, S, {size}] key, float[1, S, {size}] value,
+    float[1, 1, P, {size}] past_key, float[1, 1, P, {size}] past_value, int32[1] lengths, int32 total)
+=> (float out, float present_key, float present_value) {{
+    out, present_key, present_value = com.microsoft.GroupQueryAttention
+        <num_heads = 2, kv_num_heads = 1, do_rotary = 1>
+        (query, key, value, past_key, past_value, lengths, total, cos_cache, sin_cache)
+}}
+"""
 
 
-def tables(cosines: tuple[int, ...], sines: tuple[int, ...]) -> list[onnx.TensorProto]:
-    arrays = {"cos_cache": np.ones(cosines, np.float32), "sin_cache": np.zeros(sines, np.float32)}
-    return [numpy_helper.from_array(array, name) for name, array in arrays.items()]
-
-
-def graph(node: onnx.NodeProto, inputs: dict[str, Any], weights: list[onnx.TensorProto]) -> onnx.ModelProto:
-    infos = [helper.make_tensor_value_info(name, *given) for name, given in inputs.items()]
-    outputs = [helper.make_tensor_value_info(name, FLOAT, None) for name in node.output]
-    opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
-    made = helper.make_graph([node], "rotary", infos, outputs, weights)
-    return helper.make_model(made, opset_imports=opsets, ir_version=10)
+def tables(cosines: tuple[int, ...], sines: tuple[int, ...]) -> dict[str, Any]:
+    return {"cos_cache": np.ones(cosines, np.float32), "sin_cache": np.zeros(sines, np.float32)}
 
 
 def attention(head_size: int, cosines: tuple[int, ...], sines: tuple[int, ...]) -> onnx.ModelProto:
-    names = ["query", "key", "value", "past_key", "past_value", "lengths", "total", "cos_cache", "sin_cache"]
-    options = {"domain": "com.microsoft", "num_heads": 2, "kv_num_heads": 1, "do_rotary": 1}
-    node = helper.make_node("GroupQueryAttention", names, ["out", "present_key", "present_value"], **options)
-    new, past = (FLOAT, [1, "S", head_size]), (FLOAT, [1, 1, "P", head_size])
-    values = [(FLOAT, [1, "S", 2 * head_size]), new, new, past, past, (INT32, [1]), (INT32, [])]
-    return graph(node, dict(zip(names, values, strict=False)), tables(cosines, sines))
+    return model_from(ATTENTION.format(size=head_size, width=2 * head_size), 23, **tables(cosines, sines))
 
 
 def is_run(model: onnx.ModelProto, feed: dict[str, Any]) -> bool:
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = session_of(model)
     try:
         session.run(None, feed)
     except CAUGHT:
@@ -67,7 +62,7 @@ def test_tables_of_an_attention_are_refused_where_the_kernel_refuses_them(head_s
     assert is_taken(model, head_size) == is_run(model, feed)
 
 
-@pytest.mark.parametrize("domain", ["", "com.microsoft"])
+@pytest.mark.parametrize("domain", ["", "com.microsoft."])
 @pytest.mark.parametrize("rotated", [0, 8, 16])
 @pytest.mark.parametrize(
     ("cosines", "sines"), [((32, 8), (32, 8)), ((32, 4), (32, 4)), ((32, 8), (16, 8)), ((32, 8), (32, 4))]
@@ -75,11 +70,11 @@ def test_tables_of_an_attention_are_refused_where_the_kernel_refuses_them(head_s
 def test_tables_of_an_embedding_are_refused_where_the_kernel_refuses_them(
     domain: str, rotated: int, cosines: tuple[int, ...], sines: tuple[int, ...]
 ) -> None:
-    names = ["x", "positions", "cos_cache", "sin_cache"] if domain else ["x", "cos_cache", "sin_cache", "positions"]
-    options = {"rotary_embedding_dim": rotated, "num_heads": 2} if rotated else {}
-    node = helper.make_node("RotaryEmbedding", names, ["out"], domain=domain, **options)
-    inputs = {"x": (FLOAT, [1, 2, "S", 16]), "positions": (INT64, [1, "S"])}
-    model = graph(node, inputs, tables(cosines, sines))
+    names = "x, positions, cos_cache, sin_cache" if domain else "x, cos_cache, sin_cache, positions"
+    how = f"<rotary_embedding_dim = {rotated}, num_heads = 2>" if rotated else ""
+    node = f"out = {domain}RotaryEmbedding {how} ({names})"
+    graph = f"rotary (float[1, 2, S, 16] x, int64[1, S] positions) => (float out) {{ {node} }}"
+    model = model_from(graph, 23, **tables(cosines, sines))
     feed = {"x": np.zeros((1, 2, STEP, 16), np.float32), "positions": np.arange(STEP)[None]}
     is_open = cosines == sines and not (rotated and domain == "")  # it may be half of a head
     assert is_taken(model, 16) == (is_open or is_run(model, feed))
@@ -87,10 +82,8 @@ def test_tables_of_an_embedding_are_refused_where_the_kernel_refuses_them(
 
 def test_context_is_that_of_the_smallest_table_that_a_node_reads() -> None:
     model = attention(16, (32, 8), (32, 8))
-    other = tables((64, 8), (64, 8))
-    for tensor in other:
-        tensor.name = f"other.{tensor.name}"
-    model.graph.initializer.extend(other)
+    other = tables((64, 8), (64, 8)).items()
+    model.graph.initializer.extend(numpy_helper.from_array(array, f"other.{name}") for name, array in other)
     assert rotary_rows(model.graph) == 32
     del model.graph.node[:]
     assert rotary_rows(model.graph) == 64

@@ -320,6 +320,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Any, str]] = {
     "KV without an output": ({}, without_output, KV),
     "no KV": ({"layers": []}, None, KV),
     "no tokens": ({"tokens": []}, None, f"input_ids {KV}"),
+    "tokens that are no integers": ({"tokens": [("input_ids", FLOAT, ["B", "S"])]}, None, "input_ids FLOAT"),
     **{name: ({"extra": [(name, FLOAT, ["B"])]}, None, f"{name} input_ids") for name in UNKNOWN},
     **{
         f"{past} without an output": ({"extra": [(past, FLOAT, ["B", 8, 3])]}, None, f"{past} {present}")
