@@ -98,28 +98,23 @@ def test_attention_without_a_bias_still_ends_the_process(tmp_path) -> None:
     assert subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, check=False).returncode != 0
 
 
+ATTENTION = """
+    y{layer}, "present.{layer}.key", "present.{layer}.value" = com.microsoft.GroupQueryAttention
+        <num_heads = 4, {how}>
+        (q, k, v, "past.{layer}.key", "past.{layer}.value", seqlens, total)
+"""
+HOW = {True: "local_window_size = 16, sliding_window_cache = 1", False: "local_window_size = -1"}
+
+
 def _graph(*, windowed: tuple[bool, ...], length: int | str = "past_sliding_length") -> onnx.ModelProto:
     """A GroupQueryAttention for each of `windowed`. Never run, so nothing else is needed."""
-    inputs, outputs, nodes = [], [], []
-    value = helper.make_tensor_value_info
+    inputs, outputs = [], []
     for layer, is_windowed in enumerate(windowed):
-        pasts, presents = ([f"{stem}.{layer}.{part}" for part in ("key", "value")] for stem in ("past", "present"))
-        past_length, total = (length, "total_sliding_length") if is_windowed else ("past_sequence_length", "T")
-        inputs += [value(name, TensorProto.FLOAT, ["B", 2, past_length, 16]) for name in pasts]
-        outputs += [value(name, TensorProto.FLOAT, ["B", 2, total, 16]) for name in presents]
-        attributes = {"sliding_window_cache": 1} if is_windowed else {}
-        nodes.append(
-            helper.make_node(
-                "GroupQueryAttention",
-                ["q", "k", "v", *pasts, "seqlens", "total"],
-                [f"y{layer}", *presents],
-                domain="com.microsoft",
-                num_heads=4,
-                local_window_size=16 if is_windowed else -1,
-                **attributes,
-            )
-        )
-    return helper.make_model(helper.make_graph(nodes, "g", inputs, outputs))
+        sizes = (length, "total_sliding_length") if is_windowed else ("past_sequence_length", "T")
+        for values, name, size in zip((inputs, outputs), ("past", "present"), sizes, strict=True):
+            values += [f'float[B, 2, {size}, 16] "{name}.{layer}.{part}"' for part in ("key", "value")]
+    nodes = [ATTENTION.format(layer=layer, how=HOW[is_windowed]) for layer, is_windowed in enumerate(windowed)]
+    return model_from(f"g ({', '.join(inputs)}) => ({', '.join(outputs)}) {{ {' '.join(nodes)} }}")
 
 
 def _lengths(values: object) -> list[str | int]:

@@ -24,26 +24,19 @@ Value = tuple[str, int, Shape]
 
 TOKENS: list[Value] = [("input_ids", INT64, ["B", "S"]), ("attention_mask", INT64, ["B", "P+S"])]
 LOGITS: Value = ("logits", FLOAT, ["B", "S", 100])
-GENAI_CONFIG = {
-    "model": {
-        "context_length": 512,
-        "vocab_size": 100,
-        "decoder": {
-            "head_size": 16,
-            "num_key_value_heads": 2,
-            "inputs": {
-                "input_ids": "input_ids",
-                "past_key_names": "past_key_values.%d.key",
-                "past_value_names": "past_key_values.%d.value",
-            },
-            "outputs": {
-                "logits": "logits",
-                "present_key_names": "present.%d.key",
-                "present_value_names": "present.%d.value",
-            },
-        },
+PARTS = ("key", "value")
+
+
+def names(past: str, present: str) -> dict[str, Any]:
+    """The caches' names in genai_config.json's section of a decoder."""
+    return {
+        "inputs": {f"past_{part}_names": past.format(part=part) for part in PARTS},
+        "outputs": {f"present_{part}_names": present.format(part=part) for part in PARTS},
     }
-}
+
+
+DECODER = {"head_size": 16, "num_key_value_heads": 2, **names("past_key_values.%d.{part}", "present.%d.{part}")}
+GENAI_CONFIG = {"model": {"context_length": 512, "vocab_size": 100, "decoder": DECODER}}
 
 
 def model(
@@ -128,12 +121,7 @@ def test_head_size_is_refused_when_nothing_states_it(decoder, tmp_path):
         (
             "in.{layer}.{part}",
             "out.{layer}.{part}",
-            changed(
-                "model",
-                "decoder",
-                inputs={"past_key_names": "in.%d.key", "past_value_names": "in.%d.value"},
-                outputs={"present_key_names": "out.%d.key", "present_value_names": "out.%d.value"},
-            ),
+            changed("model", "decoder", **names("in.%d.{part}", "out.%d.{part}")),
         ),
     ],
     ids=["known", "configured"],
