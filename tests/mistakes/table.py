@@ -24,6 +24,8 @@ class Mistake(NamedTuple):
     field: str = ""
     words: str = ""
     value: Any = ...
+    is_long: bool = False
+    """One day in seven has it: what it asks of the same code, other rows ask on every day."""
 
 
 def through(door: str, rows: Iterable[Sequence[Any]]) -> list[Mistake]:
@@ -586,9 +588,16 @@ ENDINGS = {
 }
 CODED: list[tuple[Any, ...]] = [
     *(
-        ((field, code, "!function mine.f"), TASK, "", f"'mine'{document}: {error} mine.py, 3)")
-        for field, document in FIELDS.items()
-        for code, error in ENDINGS.items()
+        (
+            (field, code, "!function mine.f"),
+            TASK,
+            "",
+            f"'mine'{document}: {error} mine.py, 3)",
+            ...,
+            (row + column) % 3 > 0,
+        )
+        for row, (field, document) in enumerate(FIELDS.items())
+        for column, (code, error) in enumerate(ENDINGS.items())
     ),
     (("doc_to_text", "pass\nexit(0)", "!function mine.f"), TASK, "", "tasks 'mine' SystemExit: 0 mine.py, 4)"),
     (("doc_to_text", "raise type('Stop', (BaseException,), {})('so')", "!function mine.f"), TASK, "", "mine tasks"),
@@ -606,12 +615,16 @@ CODED: list[tuple[Any, ...]] = [
 ]
 
 
-def at_every_door(given: dict[str, Any], code: str, field: str, words: str = "") -> Iterator[Mistake]:
-    for door, where in (("python", ""), ("options", ""), ("evaluator", "evaluators.e."), ("pass", "passes.p.")):
-        is_value = code in (WRONG, UNKNOWN)
-        named = f"{where}{field}" if is_value else where.rstrip(".")
-        value = value_at(given, field) if is_value else ...
-        yield Mistake(door, given, code, f"{where}{field}", f"{words} {named}", value)
+def at_every_door(rows: Iterable[Sequence[Any]]) -> Iterator[Mistake]:
+    """All doors read settings by the same code: of rows alike, in code and depth, the first is for every run."""
+    known = set[tuple[str, str, int]]()
+    for given, code, field, *words in rows:
+        for door, where in (("python", ""), ("options", ""), ("evaluator", "evaluators.e."), ("pass", "passes.p.")):
+            is_value, kind = code in (WRONG, UNKNOWN), (door, code, field.count("."))
+            named = " ".join([*words, f"{where}{field}" if is_value else where.rstrip(".")])
+            value, is_long = value_at(given, field) if is_value else ..., door != "python" and kind in known
+            yield Mistake(door, given, code, f"{where}{field}", named, value, is_long)
+            known.add(kind)
 
 
 def in_recipe(at: tuple[str, Any], code: str, below: str = "", words: str = "") -> Mistake:
@@ -622,7 +635,7 @@ def in_recipe(at: tuple[str, Any], code: str, below: str = "", words: str = "") 
 
 
 TABLE: list[Mistake] = [
-    *(mistake for row in SETTINGS for mistake in at_every_door(*row)),
+    *at_every_door(SETTINGS),
     *through("command", COMMANDS),
     *(in_recipe(*row) for row in [*BLOCKS, *OF_RECIPES]),
     *through("option", OPTIONS),

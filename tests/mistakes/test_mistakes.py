@@ -92,7 +92,10 @@ def named(row: Mistake) -> str:
     return f"{row.door}-{row.field}-{str(row.given)[-30:]!a}" if not callable(row.given) else f"{row.door}-{row.words}"
 
 
-@pytest.mark.parametrize("row", TABLE, ids=named)
+CASES = [pytest.param(row, marks=[pytest.mark.long] if row.is_long else [], id=named(row)) for row in TABLE]
+
+
+@pytest.mark.parametrize("row", CASES)
 def test_mistake_is_refused(
     row: Mistake, tmp_path: Path, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
