@@ -66,10 +66,14 @@ ON_DEVICE = {"lfm2-genai-0.18": 1e-4, "llama-genai-0.18-paged-webgpu": 0.1}
 in fp16. More rows are in docs/decoders.md (`python -m docs.decoders --provider webgpu`)."""
 
 
+IN_AGREEMENT = ("gemma3_text-genai-0.18", "llama-genai-0.18-kv8", "whisper-genai-0.18")
+"""Those of which the table of agreement compares scores and answers in every run; the others are there at times."""
+
+
 def _mark(name: str) -> Any:
     if name not in COMMON:
         return pytest.mark.exporters
-    return [pytest.mark.long] if name.startswith("whisper") else []
+    return [pytest.mark.long] if name in IN_AGREEMENT else []
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_mark(name)) for name in ALL])

@@ -93,10 +93,6 @@ def test_features_beyond_the_budget_are_dropped_least_recently_used_first() -> N
     assert (encoder.encoded, encoder.hits, encoder.evicted) == (4, 2, 2)
 
 
-AUDIO, IMAGE = Modality.AUDIO, Modality.IMAGE
-exporters = pytest.mark.exporters
-
-
 def test_picture_that_cannot_be_had_leaves_the_others_of_its_run_as_they_are(tmp_path: Path) -> None:
     encoder, processor = _encoder(media_export("llava")[0], 1024)
     files = [tmp_path / f"{seed}.png" for seed in range(4)]
@@ -146,7 +142,7 @@ def choosy() -> Path:
 
 
 @pytest.mark.parametrize("max_rows", [1, 64])
-@pytest.mark.parametrize("num_slots", [1, 3])
+@pytest.mark.parametrize("num_slots", [3, pytest.param(1, marks=pytest.mark.long)])
 def test_picture_that_the_encoder_fails_on_costs_its_own_requests(choosy: Path, max_rows: int, num_slots: int) -> None:
     """The bad one is found among several in a run; no good one is encoded twice."""
     dark = [Image.new("RGB", (32, 32), (shade, 0, 0)) for shade in range(4)]

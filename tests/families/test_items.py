@@ -21,14 +21,12 @@ from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.check.model_check import Findings, check_model
 from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.errors import ConfigError, LostRequestsError, OliveExtError, TaskError
-from olive_ext.media.processor import MediaProcessor
 from olive_ext.model import resolve
 from olive_ext.model.types import Modality
 from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.agreement.asked import marker, pictures, sounds, with_items
 from tests.agreement.packages import FEATURES, package
-from tests.agreement.table import reference
 from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES, media_export, plain_encoder_export
 from tests.exports.step_wide import padded_features
 from tests.families.pictures import sound
@@ -124,27 +122,6 @@ def test_text_that_holds_a_placeholder_is_refused_and_costs_itself_alone() -> No
             session.loglikelihood_rolling(["Ann sees", f"Ann sees the {word} here"])
 
 
-@pytest.mark.exporters
-def test_placeholder_of_a_model_with_other_markers_is_refused_in_a_prompt() -> None:
-    with _open("gemma3") as session:
-        for context, images in (("a <image_soft_token>", []), ("<start_of_image><image_soft_token>", pictures()[:1])):
-            with refused(LostRequestsError, "incomplete", holds="<image_soft_token>"):
-                session.loglikelihood([ScoringRequest(context, " stone", images=images)])
-
-
-def test_picture_of_more_tokens_than_a_chunk_may_have_loses_its_request_alone() -> None:
-    name, answered = "qwen2_5_vl", dict[int, object]()
-    sizes = list(map(reference("transformers", name).num_tokens, pictures()))  # type: ignore[attr-defined]
-    asked = [ScoringRequest(marker(package(name)), " stone", images=[one]) for one in pictures()]
-    with _open(name, chunk_size=max(sizes) - 1) as session, pytest.raises(LostRequestsError) as caught:
-        answered.update(session.as_completed("loglikelihood", [asked]))
-    too_large = [place for place, size in enumerate(sizes) if size == max(sizes)]
-    assert sorted(caught.value.lost) == too_large
-    for reason in caught.value.lost.values():
-        assert [word for word in (f"{max(sizes)} tokens", f"'engine.chunk_size' = {max(sizes) - 1}") if word in reason]
-    assert sorted([*answered, *too_large]) == list(range(len(asked)))
-
-
 def _checked(path: Path, **given: object) -> Findings:
     return check_model(EvaluationConfig.parse({"model": {"path": str(path)}, "tasks": ["a"], **given}))
 
@@ -227,14 +204,6 @@ def test_requests_of_lm_eval_with_sounds_are_scored_and_answered(name: str) -> N
     assert texts == [output.text for output in outputs]
     assert len({score for score, _ in scores}) == len(given)
     assert shown == f"<user>what is {SOUND_FAMILIES[name].marker}?<assistant>"
-
-
-@pytest.mark.exporters
-def test_sound_of_which_the_extractor_would_drop_the_end_is_refused() -> None:
-    model = resolve(ModelSettings(model=str(media_export("gemma4_any")[0])))
-    assert model.media is not None
-    with refused(TaskError, "media", holds=("31.0 s", "30.0 s")):
-        MediaProcessor(model.media, model.files).item(Modality.AUDIO, sound(0, 31 * 16000))
 
 
 def test_components_of_a_model_package_give_the_numbers_of_its_folder(tmp_path: Path) -> None:

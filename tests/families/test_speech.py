@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import base64
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lm_eval import simple_evaluate
-from lm_eval.tasks import TaskManager
 
 import olive_ext
-from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.backends.word_errors import normalized, word_error_rate
-from olive_ext.config import EvaluationConfig
 from olive_ext.errors import LostRequestsError, OliveExtError, TaskError
-from olive_ext.run import evaluate
 from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.agreement.references import RATE, features, noise
 from tests.exports.genai import whisper_export
 from tests.families.pictures import wav
 from tests.refusals import refused
-
-TASKS = Path(__file__).parents[2] / "recipes" / "speech" / "tasks"
 
 
 @pytest.fixture(scope="module")
@@ -111,59 +103,6 @@ def test_message_with_other_sound_than_is_needed_is_refused(
     code, _, field = code.partition(":")
     with refused(OliveExtError, code, field, holds=holds):
         session.generate([GenerationRequest([{"role": "user", "content": [part]}], audio=[b"RIFF"] * audio)])
-
-
-@pytest.mark.long
-def test_task_of_speech_has_a_word_error_rate(package: Path) -> None:
-    pytest.importorskip("jiwer")
-    with OrtLM(str(package)) as lm:
-        found = simple_evaluate(
-            lm,
-            tasks=["tones_words"],
-            limit=5,
-            task_manager=TaskManager(include_path=str(TASKS), include_defaults=False),
-            bootstrap_iters=0,
-        )
-        num_runs = lm.session.describe_execution()["encoder_runs"]
-    assert found is not None
-    samples = found["samples"]["tones_words"]
-    assert num_runs == len(samples) == 5  # no two sounds are alike
-    pairs = [normalized(sample["doc"]["text"], sample["resps"][0][0]) for sample in samples]
-    assert found["results"]["tones_words"]["wer,none"] == pytest.approx(word_error_rate(pairs))
-
-
-BAD_SOUNDS: list[tuple[tuple[str, ...], list[Any]]] = [
-    (("NaN",), [{"array": [0.1, float("nan")], "sampling_rate": RATE}]),
-    (("[0]",), [{"array": [], "sampling_rate": RATE}]),
-    (("8000", "16000"), [{"array": [0.1] * 99, "sampling_rate": 8000}]),
-    (("/nowhere.wav",), ["/nowhere.wav"]),
-    (("no sound",), []),
-    (("2 sounds",), [{"array": [0.1] * 99, "sampling_rate": RATE}] * 2),
-]
-
-
-def test_documents_whose_sounds_cannot_be_used_are_missing_and_the_others_are_evaluated(
-    package: Path, tmp_path: Path
-) -> None:
-    sounds = [[{"array": noise(0, 1).tolist(), "sampling_rate": RATE}], *(given for _, given in BAD_SOUNDS)]
-    lines = [json.dumps({"number": number, "sounds": json.dumps(found)}) for number, found in enumerate(sounds)]
-    (tmp_path / "data.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    (tmp_path / "given.py").write_text("import json\n\ndef sounds(doc):\n    return json.loads(doc['sounds'])\n")
-    (tmp_path / "heard.yaml").write_text(
-        f"task: heard\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {tmp_path}/data.jsonl}}}}\n"
-        "test_split: test\noutput_type: generate_until\ndoc_to_text: ''\ndoc_to_audio: !function given.sounds\n"
-        "doc_to_target: low\ngeneration_kwargs: {until: ['.'], max_gen_toks: 4}\n"
-        "metric_list: [{metric: exact_match}]\n",
-        encoding="utf-8",
-    )
-    given = {"tasks": ["heard"], "include_path": str(tmp_path), "on_error": "report", "bootstrap_iters": 0}
-    report = evaluate(EvaluationConfig.parse({**given, "model": {"path": str(package)}}))
-    assert report.results["n-samples"]["heard"]["effective"] == 1
-    reasons = {item["doc_id"]: item["reason"] for item in report.missing}
-    assert list(reasons) == list(range(1, len(sounds)))
-    for reason, (facts, _) in zip(reasons.values(), BAD_SOUNDS, strict=True):
-        assert not [fact for fact in facts if fact not in reason]
-        assert "\n" not in reason
 
 
 def test_word_error_rate_counts_words_of_normalized_texts() -> None:

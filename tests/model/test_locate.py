@@ -767,6 +767,7 @@ def test_package_is_no_recipes_input_model(tmp_path: Path) -> None:
     assert not why_missing("onnxmodel", str(root / "models" / "model" / "cpu" / "model.onnx"), None)
 
 
+@pytest.mark.long
 def test_two_variants_are_two_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The quickstart's model twice, and quantized: the same to rounding, and different."""
     root = packed(tmp_path / "m.ortpackage", one=exported(), two=exported(), int4=quantized(4, 32))
