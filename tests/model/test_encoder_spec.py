@@ -315,6 +315,12 @@ def test_package_whose_files_contradict_its_graphs_is_told_with_both(
     assert re.search(error, "\n".join([*found.problems, found.text()]))
 
 
+def test_check_prints_the_text_of_a_placeholder() -> None:
+    path = str(media_export("qwen2_5_vl")[0])
+    found = check_model(EvaluationConfig.parse({"model": {"path": path}, "tasks": ["a"]}))
+    assert re.search(r"image placeholder +1018 '<\|image_pad\|>'", found.text())
+
+
 WINDOW = 3
 GRAPH = """
 <ir_version: 10, opset_import: ["": 24]>

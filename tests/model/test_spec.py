@@ -28,10 +28,10 @@ PARTS = ("key", "value")
 
 
 def names(past: str, present: str) -> dict[str, Any]:
-    """The caches' names in genai_config.json's section of a decoder."""
+    """The names in genai_config.json's section of a decoder, with such caches."""
     return {
-        "inputs": {f"past_{part}_names": past.format(part=part) for part in PARTS},
-        "outputs": {f"present_{part}_names": present.format(part=part) for part in PARTS},
+        "inputs": {"input_ids": "input_ids", **{f"past_{part}_names": past.format(part=part) for part in PARTS}},
+        "outputs": {"logits": "logits", **{f"present_{part}_names": present.format(part=part) for part in PARTS}},
     }
 
 
