@@ -15,7 +15,6 @@ import pytest
 from olive_ext.config import ModelSettings
 from olive_ext.engine.engine import open_runner
 from olive_ext.engine.forms.attention_trial import attends_otherwise
-from olive_ext.engine.forms.packed import PagedKv
 from olive_ext.engine.forms.paged_attention import KERNELS
 from olive_ext.errors import ProviderError
 from olive_ext.model import resolve
@@ -83,35 +82,6 @@ def test_beams_over_blocks_are_those_over_slots_but_for_near_ties_of_fp16() -> N
     same = [pair for pair in zip(*found, strict=True) if pair[0].tokens == pair[1].tokens]
     assert len(same) >= 5
     assert max(abs(one.score - other.score) for one, other in same) < 0.01
-
-
-def test_eighty_rows_over_few_blocks_answer_as_over_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four blocks of 256 positions for 80 texts, some of which grow into a second one. Another step's rows round fp16
-    otherwise, so answers may part, but at near ties alone."""
-    rng = random.Random(5)
-    texts = [[rng.randrange(4, VOCAB) for _ in range(rng.choice([6, 6, 20, 249]))] for _ in range(80)]
-    asked = [GenerationRequest(text, max_new_tokens=24) for text in texts]
-    reserve, found = PagedKv.reserve, []
-
-    def few(kv: PagedKv, capacity: int) -> None:
-        kv._most_blocks = 4
-        reserve(kv, capacity)
-
-    for is_few in (False, True):
-        monkeypatch.setattr(PagedKv, "reserve", few if is_few else reserve)
-        with open_on("webgpu", export(NAME).path, num_slots=80) as session:
-            found.append([output.tokens for output in session.generate(asked)])
-            facts = session.describe_execution()
-        assert (facts["kv_blocks"] == 4) == is_few
-    parted = []
-    for text, one, other in zip(texts, *found, strict=True):
-        if one != other:
-            at = next(at for at, (own, theirs) in enumerate(zip(one, other, strict=False)) if own != theirs)
-            parted += [([*text, *one[:at]], [answer[at]]) for answer in (one, other)]
-    assert len(parted) < 2 * 30
-    with _open("cpu", scoring="rows") as session:
-        scores = [output.logprob for output in session.loglikelihood(parted)]
-    assert np.abs(np.diff(np.reshape(scores, (-1, 2)))).max() < 0.05
 
 
 def test_attention_over_blocks_is_numpys_and_a_missing_window_is_seen() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.packed import PackedSteps
 from olive_ext.engine.forms.returned import AlikeRows
-from olive_ext.engine.requests import Generation, Request, Result, ThinkingBudget
+from olive_ext.engine.requests import Counters, Generation, Request, Result, ThinkingBudget
 from olive_ext.engine.scheduling.blocks import BlockTables
 from olive_ext.media.items import MediaItem, MediaRun, Source
 from olive_ext.model.types import Modality
@@ -134,6 +134,14 @@ def assert_runs_as_oracle(engine: Engine, calls: Iterable[Sequence[Request]], le
         for found, request in zip(engine.run(requests), requests, strict=True):
             assert_equal(found, oracle(request, lengths))
         assert engine.counters.requests == begun + len(requests)
+
+
+def ran(runner: FakeRunner, requests: Sequence[Request], chunk_size: int = 64) -> Counters:
+    """What an engine has counted that ran these requests, whose results are the oracle's, and was closed."""
+    engine = Engine(runner, chunk_size)
+    assert_runs_as_oracle(engine, [requests])
+    engine.close()
+    return engine.counters
 
 
 def assert_tables_agree(engine: Engine, runner: FakeRunner) -> None:

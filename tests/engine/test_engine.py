@@ -28,6 +28,7 @@ from tests.engine.strategies import (
     assert_equal,
     assert_runs_as_oracle,
     assert_tables_agree,
+    ran,
     requests_of,
 )
 from tests.refusals import refused
@@ -115,9 +116,8 @@ def test_slots_whose_content_waiting_sequences_share_are_not_overwritten(batchin
     ends = [[draw.randrange(VOCAB) for _ in range(draw.randint(3, 9))] for _ in range(40)]
     requests = [Request((*draw.choice(stems), *end), 2) for end in ends]
     mix = AlikeRows(mixes_pasts=True, prompts=True)
-    engine = Engine(FakeRunner(num_slots, batching, can_rewind=False, row_mix=mix), 256)
-    assert_runs_as_oracle(engine, [requests])
-    assert engine.counters.tokens_fed <= 1.02 * engine.counters.tokens_distinct
+    counters = ran(FakeRunner(num_slots, batching, can_rewind=False, row_mix=mix), requests, 256)
+    assert counters.tokens_fed <= 1.02 * counters.tokens_distinct
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,8 @@ def test_slots_whose_content_waiting_sequences_share_are_not_overwritten(batchin
 )
 def test_texts_that_are_alike_are_scored_together(requests: list[Request], rows: list[int]) -> None:
     runner = FakeRunner(4, ALIKE, can_rewind=False, row_mix=AlikeRows(continued=True, prompts=True))
-    engine = Engine(runner, 64)
-    assert_runs_as_oracle(engine, [requests])
-    assert engine.counters.tokens_fed == engine.counters.tokens_distinct
+    counters = ran(runner, requests)
+    assert counters.tokens_fed == counters.tokens_distinct
     assert [len(step.rows) for step in runner.steps] == rows
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnxruntime as ort
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
 
@@ -35,7 +35,7 @@ from olive_ext.model.providers.devices import Device, Provider
 from olive_ext.model.types import DecoderSpec, KvTensor, Role, StateTensor, TensorSpec
 from tests.engine.fake_runner import FORMS as STEP_FORMS
 from tests.engine.fake_runner import PACKED, POOL, RANGE, SINGLE, FakeRunner
-from tests.engine.strategies import assert_runs_as_oracle, questions, requests_of
+from tests.engine.strategies import assert_runs_as_oracle, questions, ran, requests_of
 from tests.exports import genai_export
 from tests.graph.text import model_from, session_of
 from tests.refusals import refused
@@ -254,19 +254,17 @@ def test_answers_of_many_questions_fill_steps_of_one_token_each(batching: StepFo
 @BATCHING
 def test_what_answers_share_is_copied_once_for_each_and_not_computed_again(batching: StepForm) -> None:
     runner = FakeRunner(8, batching, answer_steps=True)
-    engine = Engine(runner, 128)
-    assert_runs_as_oracle(engine, [questions(6, answers=6, tokens=3)])
+    counters = ran(runner, questions(6, answers=6, tokens=3), 128)
     copies = [copy for step in runner.steps for copy in step.copies]
-    assert engine.counters.tokens_fed == engine.counters.tokens_distinct
+    assert counters.tokens_fed == counters.tokens_distinct
     assert 0 < len(copies) <= 6 + 6 * 5
 
 
 @BATCHING
 def test_generations_and_answers_share_steps(batching: StepForm) -> None:
     runner = FakeRunner(8, batching, answer_steps=True)
-    engine = Engine(runner, 128)
     asked = [Request((number, 1), 0, Generation(30)) for number in range(2)]
-    assert_runs_as_oracle(engine, [[*asked, *questions(6, answers=6, tokens=3)]])
+    ran(runner, [*asked, *questions(6, answers=6, tokens=3)], 128)
     assert max(len(step.logits_rows) for step in runner.steps) > 4
 
 
@@ -325,6 +323,7 @@ def _feed(store: ReturnedKv, session: ort.InferenceSession, rows: list[Row], has
 CONTENT: list[list[int]] = []
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(has_state=st.booleans(), data=st.data())
 def test_slots_hold_what_was_fed_to_each(has_state: bool, data: st.DataObject) -> None:
     store, session = _store(has_state)

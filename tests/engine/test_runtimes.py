@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,11 @@ import pytest
 import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.engine import open_runner
-from olive_ext.errors import ConfigError, ModelError
+from olive_ext.engine.runners.genai_runner import open_genai_runner
+from olive_ext.errors import ConfigError, ModelError, ProviderError
 from olive_ext.model import ResolvedModel
+from olive_ext.model.providers.devices import Provider
+from olive_ext.model.providers.table import CPU
 from olive_ext.model.runtimes import choose, refuse_settings, with_alternative
 from olive_ext.model.types import ModelFiles
 from olive_ext.registry import plugins
@@ -218,19 +221,8 @@ def test_setting_that_a_chosen_runtime_does_not_follow_is_reported() -> None:
     assert refuse_settings(resolved(settings)) == []
 
 
-def test_missing_genai_names_what_to_install() -> None:
-    script = (
-        "import sys; sys.modules['onnxruntime_genai'] = None\n"
-        "from pathlib import Path\n"
-        "from olive_ext.config import ModelSettings\n"
-        "from olive_ext.engine.runners.genai_runner import open_genai_runner\n"
-        "from olive_ext.model import ResolvedModel\n"
-        "from olive_ext.model.providers.devices import Provider\n"
-        "from olive_ext.model.types import ModelFiles\n"
-        "files = ModelFiles(Path('m.onnx'), Path('.'), {'model': {'decoder': {'filename': 'm.onnx'}}}, {}, '.')\n"
-        "settings, used = ModelSettings(model='m.onnx'), (Provider('CPUExecutionProvider', 'cpu'),)\n"
-        "open_genai_runner(ResolvedModel(settings, 'onnx', '', files, session_providers=used))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert "ProviderError: this model needs onnxruntime-genai" in done.stderr
-    assert "'.[cpu]' in a clone" in done.stderr
+def test_missing_genai_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime_genai", None)
+    on_cpu = replace(resolved(EngineConfig(), filename="model.onnx"), session_providers=(Provider(CPU, "cpu"),))
+    with refused(ProviderError, "provider", holds=("onnxruntime-genai", "'.[cpu]' in a clone")):
+        open_genai_runner(on_cpu)

@@ -30,7 +30,7 @@ from olive_ext.model.spec.role_inputs import COMPUTE, StepArrays
 from olive_ext.model.types import Role, TensorSpec
 from tests import exports
 from tests.engine.fake_runner import BLOCK_SIZE, PACKED, VOCAB, FakeRunner
-from tests.engine.strategies import assert_runs_as_oracle, assert_tables_agree, questions, requests_of
+from tests.engine.strategies import assert_runs_as_oracle, assert_tables_agree, questions, ran, requests_of
 from tests.exports import genai_export
 
 PREFIX = 30
@@ -40,13 +40,11 @@ PREFIX = 30
 def test_questions_behind_one_prefix_fill_every_step_but_the_ends(overlaps_steps: bool) -> None:
     requests = questions(60, answers=4)
     runner = FakeRunner(24, PACKED, overlaps_steps=overlaps_steps)
-    engine = Engine(runner, 128)
-    assert_runs_as_oracle(engine, [requests])
+    counters = ran(runner, requests, 128)
     sizes = [step.num_tokens for step in runner.steps]
-    assert engine.counters.tokens_fed <= 1.05 * engine.counters.tokens_distinct
+    assert counters.tokens_fed <= 1.05 * counters.tokens_distinct
     assert sum(sizes[2:-2]) >= 0.95 * 128 * len(sizes[2:-2]), "the first step has the prefix alone"
     assert max(len(step.rows) for step in runner.steps) >= 10
-    engine.close()
 
 
 def test_shared_prefix_is_named_and_only_its_last_block_copied() -> None:
@@ -111,10 +109,8 @@ def test_greedy_answers_copy_the_end_of_the_examples_once_each_and_nothing_while
 def test_prompts_ride_along_with_rows_that_decode() -> None:
     runner = FakeRunner(8, PACKED)
     decoding = [Request((1, i, 3), 0, Generation(40)) for i in range(4)]
-    engine = Engine(runner, 64)
-    assert_runs_as_oracle(engine, [[*decoding, *questions(12, answers=2)]])
+    ran(runner, [*decoding, *questions(12, answers=2)])
     assert any({1} < {len(row.tokens) for row in step.rows} for step in runner.steps)
-    engine.close()
 
 
 @given(
@@ -144,13 +140,11 @@ def test_nothing_is_reserved_for_the_longest() -> None:
     short = [Request((i, 2, 3), 0, Generation(5)) for i in range(16)]
     longest = Request((1, 1), 0, Generation(63))
     runner = FakeRunner(16, PACKED, overlaps_steps=True, most_blocks=32)
-    engine = Engine(runner, 64)
     assert runner.tables.num_blocks == 0
-    assert_runs_as_oracle(engine, [[longest, *short]])
+    counters = ran(runner, [longest, *short])
     assert runner.tables.num_blocks == 32
     assert max(len(step.rows) for step in runner.steps) == 16
-    assert engine.counters.preemptions == 0
-    engine.close()
+    assert counters.preemptions == 0
 
 
 @pytest.mark.parametrize("num_targets", [0, 2])
@@ -158,32 +152,27 @@ def test_sequences_that_outgrow_the_blocks_are_given_up_last_come_first(num_targ
     """All end, few tokens are fed twice, no score is read twice, and steps go on overlapping."""
     requests = [Request((i, 2, 3), num_targets, Generation(60)) for i in range(12)]
     runner = FakeRunner(12, PACKED, overlaps_steps=True, most_blocks=64)
-    engine = Engine(runner, 64)
-    assert_runs_as_oracle(engine, [requests])
+    counters = ran(runner, requests)
     fed = sum(len(request.tokens) + 59 for request in requests)
-    assert 0 < engine.counters.preemptions <= 12
-    assert fed < engine.counters.tokens_fed < 1.5 * fed
-    assert engine.counters.steps_overlapped >= 0.9 * engine.counters.steps
-    engine.close()
+    assert 0 < counters.preemptions <= 12
+    assert fed < counters.tokens_fed < 1.5 * fed
+    assert counters.steps_overlapped >= 0.9 * counters.steps
 
 
 def test_text_that_is_given_up_within_its_targets_goes_on_with_the_next() -> None:
     answers = [Request((i,), 0, Generation(13)) for i in range(4)]
-    engine = Engine(FakeRunner(5, PACKED, most_blocks=11), 2)
-    assert_runs_as_oracle(engine, [[*answers, Request((10, *[2, 3] * 4), 8)]])
-    assert engine.counters.preemptions > 0
+    counters = ran(FakeRunner(5, PACKED, most_blocks=11), [*answers, Request((10, *[2, 3] * 4), 8)], 2)
+    assert counters.preemptions > 0
 
 
 def test_prefix_that_is_shared_takes_its_blocks_once_also_where_they_are_few() -> None:
     """What is not shared any more makes room first."""
     requests = questions(30, answers=2)
     runner = FakeRunner(24, PACKED, overlaps_steps=True, most_blocks=40)
-    engine = Engine(runner, 64)
-    assert_runs_as_oracle(engine, [requests])
-    assert engine.counters.tokens_fed <= 1.05 * engine.counters.tokens_distinct
-    assert engine.counters.preemptions == 0
+    counters = ran(runner, requests)
+    assert counters.tokens_fed <= 1.05 * counters.tokens_distinct
+    assert counters.preemptions == 0
     assert max(len(step.rows) for step in runner.steps) >= 5
-    engine.close()
 
 
 def _thinking(count: int) -> list[Request]:

@@ -24,7 +24,7 @@ from olive_ext.engine.runners.genai_runner import (
     set_providers,
 )
 from olive_ext.engine.step import LogitsRow, Row, Step
-from olive_ext.errors import ModelError, RunError
+from olive_ext.errors import ModelError, NonFiniteError, RunError
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.types import ModelFiles
 from tests.engine.fake_runner import VOCAB, logits_of, oracle
@@ -125,7 +125,7 @@ def requests() -> list[Request]:
     return found
 
 
-@pytest.mark.parametrize("chunk_size", [1, 3, 64])
+@pytest.mark.parametrize("chunk_size", [3, *(pytest.param(size, marks=pytest.mark.long) for size in (1, 64))])
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_equal_the_oracle_whatever_generators_can_do(kind: str, chunk_size: int) -> None:
     engine = Engine(GenaiRunner(FakeModel(KINDS[kind]), {}), chunk_size)
@@ -184,6 +184,12 @@ def test_inputs_of_fixed_length_are_never_continued_and_are_checked_on_a_full_wi
     with pytest.raises(ModelError, match="different logits for the same tokens"):
         FakeModel(KINDS["once"], is_silent=True, window=7).find(8, window_size=8)
     assert not FakeModel(ALL).find(may_rewind=False).rewinds
+
+
+def test_logits_that_are_no_numbers_show_nothing_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeGenerator, "get_logits", lambda _: np.full((1, 1, VOCAB), np.nan, np.float32))
+    with refused(NonFiniteError, "not_finite", holds="4 tokens"):
+        FakeModel(ALL).find()
 
 
 def test_generator_is_made_for_the_positions_needed_and_reused() -> None:

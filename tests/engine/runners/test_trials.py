@@ -15,7 +15,7 @@ import pytest
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.runners import trials
-from olive_ext.engine.runners.runner import Capacity, Runner, Traits
+from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.runners.trials import (
     LEAST,
     LENGTH,
@@ -192,15 +192,12 @@ FLOAT, V = 1, 11
 CPU = Device("cpu")
 
 
-class Kernels(Runner):
+class Kernels(FakeRunner):
     """Takes `tile` rows of a step at a time and the rest otherwise: in the last bit of what is kept of a token, which
     all that follows reads. The head's own last bit follows from the number of rows that are read."""
 
-    host_bytes = 0
-    capacity = Capacity(1)
-
     def __init__(self, tile: int, context_length: int = 512, *, encoder: TensorSpec | None = None) -> None:
-        super().__init__(Traits(context_length, ALIKE))
+        super().__init__(1, ALIKE, context_length)
         if encoder is not None:
             self.encoder = SimpleNamespace(kind=SourceKind.FEATURES, source=encoder)
         self._tile, self._kept = tile, np.zeros(context_length, np.int64)
@@ -221,15 +218,6 @@ class Kernels(Runner):
         sums = np.cumsum(self._kept * np.arange(1, len(self._kept) + 1))
         sums_R = sums[[row.past + place.offset for place in step.logits_rows]]
         return StepOutput(np.zeros(0, np.float32), np.zeros(0, np.int64), np.outer(sums_R, scales))
-
-    def release_memory(self) -> None:
-        raise AssertionError
-
-    def describe(self) -> dict[str, object]:
-        raise AssertionError
-
-    def close(self) -> None:
-        raise AssertionError
 
 
 class Broken(Kernels):

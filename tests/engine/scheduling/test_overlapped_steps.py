@@ -17,13 +17,13 @@ import pytest
 from olive_ext.engine import engine as engine_module
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
-from olive_ext.engine.requests import Beams, FinishReason, Generation, Ids, Request, Sampling, ThinkingBudget
+from olive_ext.engine.requests import Beams, Counters, FinishReason, Generation, Ids, Request, Sampling, ThinkingBudget
 from olive_ext.engine.scheduling.planned_step import THREAD_NAME, StepThread
 from olive_ext.engine.scheduling.prefix_tree import make_plan
 from olive_ext.engine.step import Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
 from tests.engine.fake_runner import FORMS, PACKED, RANGE, SINGLE, VOCAB, FakeRunner, oracle
-from tests.engine.strategies import assert_equal, assert_runs_as_oracle
+from tests.engine.strategies import assert_equal, assert_runs_as_oracle, ran
 
 
 class Scarce(FakeRunner):
@@ -60,31 +60,24 @@ def test_memory_that_is_lost_on_the_way_costs_no_token(at: int) -> None:
     requests = [Request((1, 2, i), 0, Generation(9, frozenset({3}))) for i in range(3)]
     runner = Scarce(3, RANGE, overlaps_steps=True)
     runner.at = at
-    engine = Engine(runner, 8)
-    assert_runs_as_oracle(engine, [requests])
-    assert engine.counters.steps_halved >= 1
-    engine.close()
+    assert ran(runner, requests, 8).steps_halved >= 1
 
 
-def _decode(batching: StepForm, requests: list[Request], overlaps_steps: bool = True) -> tuple[Engine, FakeRunner]:
+def _decode(batching: StepForm, requests: list[Request], overlaps_steps: bool = True) -> tuple[Counters, FakeRunner]:
     runner = FakeRunner(4, batching, overlaps_steps=overlaps_steps)
-    engine = Engine(runner, 64)
-    assert_runs_as_oracle(engine, [requests])
-    engine.close()
-    return engine, runner
+    return ran(runner, requests), runner
 
 
 @pytest.mark.parametrize("batching", FORMS)
 def test_steady_decoding_goes_ahead_and_ends_by_length_waste_nothing(batching: StepForm) -> None:
     requests = [Request((1, 2, i), 0, Generation(20)) for i in range(4)]
-    engine, runner = _decode(batching, requests)
+    counters, runner = _decode(batching, requests)
     serial, _ = _decode(batching, requests, overlaps_steps=False)
-    counters = engine.counters
     assert counters.rows_dropped == 0
-    assert (counters.steps, counters.tokens_fed) == (serial.counters.steps, serial.counters.tokens_fed)
+    assert (counters.steps, counters.tokens_fed) == (serial.steps, serial.tokens_fed)
     decoding = [step for step in runner.steps if all(row.past >= 3 for row in step.rows)]
     assert counters.steps_overlapped >= len(decoding) - 4
-    assert serial.counters.steps_overlapped == 0
+    assert serial.steps_overlapped == 0
 
 
 def _queue(count: int, stop_ids: frozenset[int] = frozenset()) -> list[Request]:
@@ -99,8 +92,8 @@ def _queue(count: int, stop_ids: frozenset[int] = frozenset()) -> list[Request]:
 def test_steps_overlap_while_prompts_take_the_places_of_what_has_ended(
     batching: StepForm, stop_ids: frozenset[int]
 ) -> None:
-    engine, runner = _decode(batching, _queue(40, stop_ids))
-    assert engine.counters.steps_overlapped >= 0.9 * engine.counters.steps
+    counters, runner = _decode(batching, _queue(40, stop_ids))
+    assert counters.steps_overlapped >= 0.9 * counters.steps
     mixed = [step for step in runner.steps if len({len(row.tokens) for row in step.rows}) > 1]
     assert bool(mixed) is (batching == PACKED)
 
@@ -110,18 +103,18 @@ def test_steps_overlap_beside_a_row_whose_next_tokens_a_budget_puts_there(batchi
     """That row alone waits until its token is read."""
     marker = (VOCAB + 1,) * 4
     answers = [Generation(60, thinking=ThinkingBudget(7 + 11 * i, marker)) for i in range(4)]
-    engine, _ = _decode(batching, [Request((1, 2, i), 0, answer) for i, answer in enumerate(answers)])
-    assert engine.counters.steps_overlapped >= 0.9 * engine.counters.steps
-    assert engine.counters.rows_dropped == 0
+    counters, _ = _decode(batching, [Request((1, 2, i), 0, answer) for i, answer in enumerate(answers)])
+    assert counters.steps_overlapped >= 0.9 * counters.steps
+    assert counters.rows_dropped == 0
 
 
 def test_slot_of_an_answer_whose_last_token_is_found_next_is_free_at_once() -> None:
     """Steps are fed with every token that is not the last: none stands still for a slot."""
     requests = [Request((i, 2, 1), 0, Generation(6)) for i in range(12)]
-    engine, runner = _decode(PACKED, requests)
+    counters, runner = _decode(PACKED, requests)
     assert [len(step.rows) for step in runner.steps] == [4] * 18
-    assert engine.counters.steps_overlapped == 17
-    assert engine.counters.rows_dropped == 0
+    assert counters.steps_overlapped == 17
+    assert counters.rows_dropped == 0
 
 
 SAMPLED = [Request((1, 9, i), 0, Generation(9, sampling=Sampling(1.0, seed=i))) for i in range(5)]
@@ -151,10 +144,10 @@ def test_a_stop_that_is_seen_late_costs_one_row_and_says_so() -> None:
     request = Request((1, 2), 0, Generation(20))
     third = oracle(request).tokens[2]
     requests = [Request((1, 2), 0, Generation(20, frozenset({third})))]
-    engine, runner = _decode(RANGE, requests)
+    counters, runner = _decode(RANGE, requests)
     generated = oracle(requests[0]).tokens
-    assert engine.counters.rows_dropped == 1
-    assert engine.counters.tokens_fed == 2 + len(generated)
+    assert counters.rows_dropped == 1
+    assert counters.tokens_fed == 2 + len(generated)
     assert len(runner.steps) == 2 + len(generated)
 
 
@@ -347,10 +340,8 @@ def test_step_behind_one_that_failed_is_not_run(at: int) -> None:
 @pytest.mark.parametrize("batching", FORMS)
 def test_scoring_is_planned_while_the_step_before_runs(batching: StepForm) -> None:
     requests = [Request((i % VOCAB, i % 3, 2, i % 5, 4), 2) for i in range(40)]
-    engine = Engine(FakeRunner(4, batching, overlaps_steps=True), 8)
-    assert_runs_as_oracle(engine, [requests])
-    assert engine.counters.steps_overlapped == engine.counters.steps - 1
-    engine.close()
+    counters = ran(FakeRunner(4, batching, overlaps_steps=True), requests, 8)
+    assert counters.steps_overlapped == counters.steps - 1
 
 
 def test_engine_that_keeps_no_tokens_starts_no_thread() -> None:
