@@ -70,19 +70,8 @@ def _try_packages(requirements: tuple[str, ...]) -> Path | str:
     """The folder, or why there is none; asked once a process, because an index out of reach costs minutes."""
 
     def install(folder: Path) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--no-deps",
-            "--no-compile",
-            "--target",
-            str(folder),
-            *requirements,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-compile", "--target", str(folder))
+        done = subprocess.run([*pip, *requirements], capture_output=True, text=True, check=False)
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr[-300:]]
             raise _CannotInstall(lines[-1])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.exports.genai import genai_export
 from tests.exports.hf import hf_model
@@ -63,44 +65,25 @@ _NO_FP8 = "GroupQueryAttention has no CPU kernel for an fp8 cache"
 
 
 def _genai(
-    family: str,
-    release: str = GENAI_18,
-    dtype: str = "fp32",
-    provider: str = "cpu",
-    *options: str,
-    kv_dtype: str = "",
-    not_on_cpu: str = "",
-    differs: str = "",
+    family: str, release: str = GENAI_18, dtype: str = "fp32", provider: str = "cpu", *options: str, **known: str
 ) -> Recipe:
-    def make() -> Path:
-        return genai_export(family, release, dtype, provider, options)
+    """`known`: other fields of the recipe."""
+    make = partial(genai_export, family, release, dtype, provider, options)
+    return Recipe(family, f"genai {release}", make, dtype, **known)
 
-    return Recipe(family, f"genai {release}", make, dtype, kv_dtype, not_on_cpu, differs)
 
-
-def _mobius(
-    family: str,
-    dtype: str = "fp32",
-    static_cache: int = 0,
-    provider: str = "default",
-    one_token: bool = False,
-    not_on_cpu: str = "",
-    differs: str = "",
-) -> Recipe:
+def _mobius(family: str, dtype: str = "fp32", static_cache: int = 0, provider: str = "default", **known: Any) -> Recipe:
+    """`known`: other fields of the recipe."""
     short = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}[dtype]
-
-    def make() -> Path:
-        return mobius_export(family, short, static_cache, provider)
-
-    return Recipe(family, "mobius 0.1.0", make, dtype, not_on_cpu=not_on_cpu, differs=differs, one_token=one_token)
+    return Recipe(family, "mobius 0.1.0", partial(mobius_export, family, short, static_cache, provider), dtype, **known)
 
 
 def _optimum(family: str, merged: bool = False) -> Recipe:
-    return Recipe(family, "optimum-onnx 0.1.0", lambda: optimum_export(family, merged))
+    return Recipe(family, "optimum-onnx 0.1.0", partial(optimum_export, family, merged))
 
 
 def _surgery(family: str, surgeon: str) -> Recipe:
-    return Recipe(family, "olive", lambda: surgery_export(family, surgeon))
+    return Recipe(family, "olive", partial(surgery_export, family, surgeon))
 
 
 CATALOG: dict[str, Recipe] = {
