@@ -23,14 +23,8 @@ from olive_ext.model.decisions import BucketPlan
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.spec.decoder_spec import read_spec
-from olive_ext.session import Session
-from olive_ext.session.requests import ScoringRequest
 from tests.exports import CONTEXT, VOCAB, export, genai_export
 from tests.refusals import refused
-
-
-def _open(**engine: object) -> Session:
-    return olive_ext.open(genai_export("llama"), engine=engine)
 
 
 @contextmanager
@@ -58,18 +52,6 @@ class Faulty:
 def _with_rows(runner: Any, step: Step, change: Callable[[Row], Row]) -> StepOutput:
     output: StepOutput = runner.run(dataclasses.replace(step, rows=tuple(change(row) for row in step.rows)))
     return output
-
-
-def test_a_shape_that_was_not_run_ahead_is_counted_or_refused() -> None:
-    answers = [ScoringRequest([5, 6, 7], [token]) for token in range(80)]  # 80 targets behind one token
-    rows: dict[str, Any] = {"num_slots": 4, "scoring": "rows"}
-    with _open(**rows, shapes="bucketed") as session:
-        session.loglikelihood(answers)
-        assert session.describe_execution()["shapes_late"] == 1
-    with _open(**rows, strict_shapes=True) as session:
-        with refused(RunError, "failed", holds=("strict_shapes", "1", "8", "256")):
-            session.loglikelihood(answers)
-        assert session.loglikelihood(answers[:9])[0].token_logprobs
 
 
 def _wanted(provider: Provider, *, exposes_rows: bool = False, **written: object) -> str:

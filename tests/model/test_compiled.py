@@ -69,12 +69,18 @@ def counts(found: Mapping[str, Any]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("providers", [QNN, TENSORRT], ids=["context", "files"])
-def test_second_run_compiles_nothing(tmp_path: Path, providers: Sequence[Provider]) -> None:
+def test_second_run_compiles_nothing_but_what_cannot_be_opened(tmp_path: Path, providers: Sequence[Provider]) -> None:
     compiler = Compiler()
     assert counts(run(tmp_path, providers, compiler)) == (1, 0)
     assert counts(run(tmp_path, providers, compiler)) == (0, 1)
     assert compiler.compiled == 1
     assert not list(tmp_path.glob(".new-*"))
+    (kept,) = (path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock")
+    kept.write_bytes(b"half")
+    found = run(tmp_path, providers, compiler)
+    assert counts(found) == (1, 0)
+    assert "compiled anew: this is no" in found["compiled_problem"]
+    assert counts(run(tmp_path, providers, compiler)) == (0, 1)
 
 
 def test_two_at_once_compile_once(tmp_path: Path) -> None:
@@ -93,18 +99,6 @@ def test_two_at_once_compile_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         assert sorted(pool.map(engine, range(2))) == [(0, 1), (1, 0)]
     assert compiler.compiled == 1
-
-
-@pytest.mark.parametrize("providers", [QNN, TENSORRT], ids=["context", "files"])
-def test_what_cannot_be_opened_is_compiled_anew(tmp_path: Path, providers: Sequence[Provider]) -> None:
-    compiler = Compiler()
-    run(tmp_path, providers, compiler)
-    (kept,) = (path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock")
-    kept.write_bytes(b"half")
-    found = run(tmp_path, providers, compiler)
-    assert counts(found) == (1, 0)
-    assert "compiled anew: this is no" in found["compiled_problem"]
-    assert counts(run(tmp_path, providers, compiler)) == (0, 1)
 
 
 def test_half_written_context_is_not_kept(tmp_path: Path) -> None:
