@@ -499,7 +499,9 @@ def _trial(how: Mapping[str, Any]) -> AttentionTrial:
     return trial_of(**{"heads": 1, "elem_type": FLOAT16, **how})
 
 
-@pytest.mark.parametrize("how", [HEADS["1 head"], HEADS["4 heads, rotated"]], ids=["1 head", "4 heads"])
+@pytest.mark.parametrize(
+    "how", [HEADS["1 head"], pytest.param(HEADS["4 heads, rotated"], marks=pytest.mark.long)], ids=["1 head", "4 heads"]
+)
 def test_a_fault_at_the_boundary_of_a_block_is_found(how: dict[str, Any]) -> None:
     """Whichever rows have it, and however few the heads; the kernel without it passes."""
     kernel = Kernel(_trial(how))
