@@ -21,7 +21,6 @@ from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.engine import open_engine
 from olive_ext.engine.requests import Beams, Generation, Request, Sampling
 from olive_ext.model import resolve
-from olive_ext.model.providers.resolution import register_libraries
 from tests.device.open import LIBRARY, STEP
 from tests.device.watch import watching
 from tests.exports import VOCAB, genai_export
@@ -218,17 +217,3 @@ def test_the_checks_fire_on_a_graph_that_computes_all_logits(device: str, tmp_pa
     assert seen.outputs == {"logits"}
     rows = {_rows(tensor) for node in seen.nodes for tensor in node.outputs if tensor.shape[-1:] == (VOCAB,)}
     assert rows >= STEPS
-
-
-@pytest.mark.webgpu
-def test_the_benchmarks_profile_shows_small_copies_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "docs" / "benchmarks"))
-    import host_device_copies
-
-    register_libraries(LIBRARY)
-    found = host_device_copies.observe(genai_export("llama"), "webgpu", ["one two three", "one two four"], tmp_path)
-    assert found["problems"] == []
-    (profile,) = found["profiles"].values()
-    copies = [copy for steps in profile.values() for step in steps for copy in step["copies"]]
-    assert "MemcpyToHost" in {copy["node"] for copy in copies}
-    assert max(copy["bytes"] for copy in copies) <= 1024
