@@ -242,14 +242,6 @@ def test_source_is_the_same_by_type_shape_and_content() -> None:
     assert len({Source(array) for array in (ids, *others)}) == 5
 
 
-def test_interrupted_run_leaves_the_engine_usable() -> None:
-    engine = Engine(FakeRunner(2, RANGE), 4)
-    requests = [Request(tuple(range(i, i + 9)), 3) for i in range(6)]
-    for _ in engine.run_slices([list(enumerate(requests))]):
-        break
-    assert_runs_as_oracle(engine, [requests])
-
-
 def test_slices_of_an_interrupted_call_are_let_go() -> None:
     class Slices:
         def __iter__(self) -> Iterator[list[tuple[int, Request]]]:

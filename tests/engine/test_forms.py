@@ -24,7 +24,7 @@ from olive_ext.engine.forms.packed import PackedOnGraph, PackedSteps, longest_st
 from olive_ext.engine.forms.registry import FORMS, choose
 from olive_ext.engine.forms.returned import AlikeRows, ReturnedKv
 from olive_ext.engine.forms.rows import RowsOnGraph, ViewKv, choose_limit
-from olive_ext.engine.requests import Generation, Request
+from olive_ext.engine.requests import Request
 from olive_ext.engine.scheduling.sequences import ChosenRow
 from olive_ext.engine.step import UNLIMITED, Copy, Row
 from olive_ext.errors import ConfigError
@@ -258,14 +258,6 @@ def test_what_answers_share_is_copied_once_for_each_and_not_computed_again(batch
     copies = [copy for step in runner.steps for copy in step.copies]
     assert counters.tokens_fed == counters.tokens_distinct
     assert 0 < len(copies) <= 6 + 6 * 5
-
-
-@BATCHING
-def test_generations_and_answers_share_steps(batching: StepForm) -> None:
-    runner = FakeRunner(8, batching, answer_steps=True)
-    asked = [Request((number, 1), 0, Generation(30)) for number in range(2)]
-    ran(runner, [*asked, *questions(6, answers=6, tokens=3)], 128)
-    assert max(len(step.logits_rows) for step in runner.steps) > 4
 
 
 def test_rule_takes_short_answers_and_leaves_long_ones_alone() -> None:

@@ -6,7 +6,6 @@ Which packed steps are captured, in which shape, and what the trial before that 
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import zip_longest
@@ -29,11 +28,9 @@ from olive_ext.model.providers.devices import Device
 from olive_ext.model.spec.role_inputs import COMPUTE, StepArrays
 from olive_ext.model.types import Role, TensorSpec
 from tests import exports
-from tests.engine.fake_runner import BLOCK_SIZE, PACKED, VOCAB, FakeRunner
+from tests.engine.fake_runner import PACKED, VOCAB, FakeRunner
 from tests.engine.strategies import assert_runs_as_oracle, assert_tables_agree, questions, ran, requests_of
 from tests.exports import genai_export
-
-PREFIX = 30
 
 
 @pytest.mark.parametrize("overlaps_steps", [False, True])
@@ -47,18 +44,6 @@ def test_questions_behind_one_prefix_fill_every_step_but_the_ends(overlaps_steps
     assert max(len(step.rows) for step in runner.steps) >= 10
 
 
-def test_shared_prefix_is_named_and_only_its_last_block_copied() -> None:
-    requests = questions(12, answers=1)
-    runner = FakeRunner(12, PACKED)
-    Engine(runner, 512).run(requests)
-    whole = PREFIX // BLOCK_SIZE
-    first = [tuple(runner.tables.table(slot)[:whole]) for slot in range(12)]
-    assert len(set(first)) == 1
-    assert [copy.num_positions for copy in runner.copied] == [PREFIX % BLOCK_SIZE] * 11
-    ends = -(-52 // BLOCK_SIZE) - whole  # each question's own blocks: 52 tokens are fed
-    assert runner.tables.num_blocks - runner.tables.num_free == whole + 12 * ends
-
-
 def _copied(requests: list[Request], num_slots: int = 64) -> FakeRunner:
     """A runner with blocks of 256 positions after these requests, in steps of up to 1,024 tokens."""
     runner = FakeRunner(num_slots, PACKED, 2048, overlaps_steps=True, block_size=256)
@@ -68,12 +53,12 @@ def _copied(requests: list[Request], num_slots: int = 64) -> FakeRunner:
     return runner
 
 
-def _texts(count: int, prefix: int, own: int, growing: int = 0) -> list[tuple[int, ...]]:
-    """So many texts behind a common prefix, each a few tokens longer than the one before, which part at once."""
+def _texts(count: int, prefix: int, own: int) -> list[tuple[int, ...]]:
+    """So many texts of one length after a common prefix, which part at once."""
     rng = random.Random(count)
     words = lambda n: tuple(rng.randrange(VOCAB) for _ in range(n))  # noqa: E731
     shared = words(prefix)
-    return [(*shared, i, *words(own - 1 + growing * i)) for i in range(count)]
+    return [(*shared, i, *words(own - 1)) for i in range(count)]
 
 
 @pytest.mark.parametrize("num_slots", [8, 64])
@@ -89,28 +74,12 @@ def test_answers_of_one_token_add_no_copies_to_those_of_their_questions(num_slot
     assert [copy.num_positions for copy in one.copied] == [700 % 256] * (min(20, num_slots) - 1)
 
 
-def test_several_token_answers_copy_the_end_of_their_question_once_each() -> None:
-    """HellaSwag's shape: contexts of 30 to 49 tokens that share nothing, with four endings of 8 to 11 tokens."""
-    contexts = _texts(20, 0, 30, growing=1)
-    runner = _copied([Request((*text, *[end] * (8 + end)), 8 + end) for text in contexts for end in range(4)])
-    copies = Counter(copy.num_positions for copy in runner.copied)
-    assert copies.keys() == {len(text) for text in contexts}
-    assert max(copies.values()) <= 3, "the ending that was fed with its context copies nothing"
-
-
 def test_greedy_answers_copy_the_end_of_the_examples_once_each_and_nothing_while_they_decode() -> None:
     """GSM8K-CoT's shape: eight examples of 900 tokens together, 60 of each of 20 questions, 30 new ones. The question
     that was fed with the examples copies nothing, though it writes behind them while others begin there."""
     runner = _copied([Request(text, 0, Generation(30)) for text in _texts(20, 900, 60)])
     assert [copy.num_positions for copy in runner.copied] == [900 % 256] * 19
     assert runner.steps_copying <= 2 < len(runner.steps)
-
-
-def test_prompts_ride_along_with_rows_that_decode() -> None:
-    runner = FakeRunner(8, PACKED)
-    decoding = [Request((1, i, 3), 0, Generation(40)) for i in range(4)]
-    ran(runner, [*decoding, *questions(12, answers=2)])
-    assert any({1} < {len(row.tokens) for row in step.rows} for step in runner.steps)
 
 
 @given(
@@ -133,18 +102,6 @@ def test_drawn_and_searched_answers_do_not_depend_on_blocks(
     if few.steps:
         assert_tables_agree(engine, few)
     engine.close()
-
-
-def test_nothing_is_reserved_for_the_longest() -> None:
-    """Sixteen short answers decode together in the blocks of two long ones."""
-    short = [Request((i, 2, 3), 0, Generation(5)) for i in range(16)]
-    longest = Request((1, 1), 0, Generation(63))
-    runner = FakeRunner(16, PACKED, overlaps_steps=True, most_blocks=32)
-    assert runner.tables.num_blocks == 0
-    counters = ran(runner, [longest, *short])
-    assert runner.tables.num_blocks == 32
-    assert max(len(step.rows) for step in runner.steps) == 16
-    assert counters.preemptions == 0
 
 
 @pytest.mark.parametrize("num_targets", [0, 2])
