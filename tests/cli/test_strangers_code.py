@@ -148,7 +148,7 @@ ROADS: dict[str, tuple[Callable[[Path], list[str]], set[str]]] = {
 """Command lines, and for which types of model they are refused: transformers have the classes of the known one."""
 
 
-EXPORTS_AGAIN = (("model", KNOWN), ("reference", KNOWN), ("reference", UNKNOWN))
+EXPORTS_AGAIN = (("model", KNOWN), ("model", UNKNOWN), ("reference", KNOWN), ("reference", UNKNOWN))
 """Seconds of the processor each."""
 
 CASES = [(road, model_type) for road in ROADS for model_type in (KNOWN, UNKNOWN)]

@@ -161,6 +161,7 @@ def in_folder(folder: Path, *, max_kl: float) -> dict[str, Any]:
     return recipe
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_exports")
 def test_chain_measured_step_by_step_passes_its_gate_or_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from olive.workflows import run

@@ -158,6 +158,7 @@ def test_interruption_ends_the_run_and_leaves_no_report(folder: Path) -> None:
     assert not (folder / "out" / "input_model_metrics.json").exists()
 
 
+@pytest.mark.long
 def test_composite_model_is_measured_by_the_pass_and_its_report_travels_along(folder: Path) -> None:
     part = onnx()
     model = {

@@ -47,6 +47,7 @@ def quantized() -> dict[str, Any]:
     return {"type": "ONNXModel", "model_path": str(quickstart.quantized(4, 128)), "onnx_file_name": "model.onnx"}
 
 
+@pytest.mark.long
 def test_bound_is_broken_before_and_kept_behind_the_pass(tmp_path: Path) -> None:
     register()
     olive_run(recipe(tmp_path, quantized(), **blocks()))

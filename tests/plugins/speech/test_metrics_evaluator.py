@@ -153,6 +153,7 @@ def test_word_errors_are_those_of_olives_evaluator_on_the_same_package(sounds: P
     assert found["speech-rtfx"] > 0
 
 
+@pytest.mark.long
 def test_public_recipe_of_whisper_ports_by_its_type(sounds: Path, tmp_path: Path) -> None:
     """Metrics by name at the recipe's root, a folder of two graphs, no "evaluator": Olive 0.13 refuses all three."""
     metric = declared("speech_accuracy", "accuracy", ["wer", "rtfx"], "tones")

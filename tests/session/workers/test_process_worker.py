@@ -99,7 +99,9 @@ def test_a_killed_worker_costs_the_chunk_in_flight_only(
     crew.stop()
 
 
-@pytest.mark.parametrize("doing", [SLOW, None], ids=["busy", "idle"])
+@pytest.mark.parametrize(
+    "doing", [pytest.param(SLOW, id="busy", marks=pytest.mark.long), pytest.param(None, id="idle")]
+)
 def test_a_worker_ends_with_its_parent(doing: int | None, tmp_path: Path) -> None:
     run = f"worker.run('own', [Request((1, {doing}, 3), 1)])" if doing else "time.sleep(60)"
     program = f"""
@@ -167,7 +169,7 @@ SERVES = TALKS.replace("(b'", "(b'\\0olive_ext\\n' + b'")
         (KILLED.format("SIGSEGV"), "SIGSEGV"),
         ("raise SystemExit(3)", "status 3"),
         (SERVES, "read"),
-        (TALKS, "3 s"),
+        pytest.param(TALKS, "3 s", marks=pytest.mark.long),
         ("import sys; sys.stdin.read()", "3 s"),
     ],
     ids=["SIGKILL", "SIGSEGV", "status", "no message", "talks", "silent"],
