@@ -300,8 +300,12 @@ def test_quantized_weight_is_compared_with_its_float_one_and_with_the_same_conte
 
 @pytest.mark.parametrize("form", forms())
 def test_damaged_weight_and_a_damaged_row_are_found_in_every_stored_form(form: str) -> None:
-    """Damage of all scales, and of those of one row of the weight."""
-    (model, reference, name), row = forms()[form], (slice(None), 0) if form in ("blocks", "int4") else 0
+    row = (slice(None), 0) if form in ("blocks", "int4") else 0
+    assert_damage_is_found(*forms()[form], row)
+
+
+def assert_damage_is_found(model: onnx.ModelProto, reference: onnx.ModelProto, name: str, row: Any) -> None:
+    """Damage of all scales, whose tensor's name has `name`, and of those of one row of the weight."""
     own, usual = Constants(reference, Path()), distances(Constants(reference, Path()), Constants(model, Path()))
     assert usual
     assert all(one.share == 0 and not one.rows for one in usual.values())
