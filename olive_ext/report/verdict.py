@@ -267,7 +267,8 @@ def _found(comparison: Comparison) -> tuple[Sequence[Reason], tuple[Figure, ...]
             judged = next((str(item.figure) for item in deciding_changes(changes) if item.is_shown), "")
             findings = [Reason("no_difference" if is_same else "no_loss_found", words=reach, figure=judged)]
     few = [item for item in findings if item.code == "too_few" and not item.figure]
-    undecided = [item for item in few if claimed or item.unit == "pt"]
+    texts = {(item.task, item.metric) for item in changes if item.outcome is None}
+    undecided = [item for item in few if claimed or (item.task, item.metric) not in texts]
     whole = [item for item in changes if item.is_whole and not item.may_lose(comparison.matters)]
     pooled = [Reason("pooled", item.task, item.metric, figure=str(item.figure)) for item in whole]
     deciding = claimed or (pooled if comparison.over_all else [])

@@ -128,7 +128,6 @@ def read_search(files: ModelFiles) -> dict[str, Any]:
 def other_search(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[str, ...]:
     """How a candidate's runtime searches otherwise than its reference's, by `read_search`, where answers change."""
     known = {**_SEARCH, **reference}  # records and baselines of earlier versions have fewer
-    candidate = {**{name: [] for name in reference.keys() & {"forced_decoder_ids"}}, **candidate}  # none are forced
     compared = (item for item in candidate.items() if item[0] not in _DRAWS or item[0] in reference)
     others = {
         name: value for name, value in compared if value not in (None, False) and not is_same(value, known.get(name))

@@ -199,6 +199,10 @@ CASES: dict[str, tuple[Comparison, str]] = {
         of(outcome(**SAFE), outcome(metric="acc_norm", low=-0.03, high=0.02), over_all=True),
         "ok: pooled choice acc, too_few choice acc_norm 3 pt",
     ),
+    "accuracy excludes it, and a rating above 1 is open, over all": (
+        of(outcome(**SAFE), outcome(metric="rating", reference=4, low=-1, high=1, is_binary=False), over_all=True),
+        "ok: pooled choice acc, too_few choice rating 25 %",
+    ),
     "first metric excludes it": (
         of(outcome(**SAFE), outcome(metric="acc_norm", low=-0.03, high=0.02)),
         "unknown: too_few choice acc_norm 3 pt",

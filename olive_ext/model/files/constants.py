@@ -15,23 +15,21 @@ from functools import cached_property
 from itertools import chain
 from operator import eq
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx.numpy_helper
 from onnx import TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-from olive_ext.graph.nodes import attribute, external_locations, nested_graphs
+from olive_ext.graph.nodes import attribute, external_locations, few_bits, nested_graphs, quantizing_operator
 from olive_ext.model.files.content import weight_files
+from olive_ext.model.files.grids import Array, Grid, dequantized_grid, packed_grid
 from olive_ext.model.files.package_config import json_object
 from olive_ext.model.spec.attention import rotary_nodes
 from olive_ext.model.spec.media_spec import HIDDEN
-
-Array: TypeAlias = npt.NDArray[Any]
 
 AT_A_TIME = 1 << 22
 """Numbers that are in memory at a time."""
@@ -470,7 +468,7 @@ def quantized_weights(constants: Constants) -> dict[str, Grid]:
                 is_turned, maker = not is_turned, constants.maker.get(maker.input[0])
             stored = constants.packed(maker, (0, 1, 2)) if maker is not None else None
             if maker is not None and maker.op_type == "DequantizeLinear" and stored is not None:
-                grid = _dequantized(maker, *stored, is_turned=is_turned)
+                grid = dequantized_grid(maker, *stored, is_turned=is_turned)
                 grids |= {name: grid} if grid is not None else {}
     return grids
 
@@ -478,83 +476,6 @@ def quantized_weights(constants: Constants) -> dict[str, Grid]:
 def _is_turned(node: onnx.NodeProto) -> bool:
     """Whether the weight's last axis is its outputs."""
     return node.op_type == "MatMul" or (node.op_type == "Gemm" and not attribute(node, "transB", 0))
-
-
-class Grid(NamedTuple):
-    """A quantized weight of N rows of K numbers, in blocks with one scale each."""
-
-    stored: Array
-    """[N, K], or bytes along K whose numbers have `bits` bits, the first in the lowest ones."""
-
-    scales: Array
-    """[N, blocks]."""
-
-    zeros: Array | int
-    """Zero points, in the form of `scales` or packed as `stored`, or a single one for all blocks."""
-
-    num_inputs: int
-    block: int
-    bits: int = 0
-    """The bits of a number that shares a byte with others; 0 where none do."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """N and K."""
-        return len(self.stored), self.num_inputs
-
-    def rows(self, first: int, last: int) -> tuple[Array, Array]:
-        """Some rows as the kernel decodes them [R, K], and the steps of their blocks [R, blocks]."""
-        num_blocks, points = self.scales.shape[1], self.zeros
-        stored = self.stored[first:last]
-        if isinstance(points, np.ndarray):
-            points = points[first:last]
-            points = unpacked(points, self.bits) if self.bits and points.dtype == np.uint8 else points
-            points = points.astype(np.float32)[:, :num_blocks, None]
-        numbers = (unpacked(stored, self.bits) if self.bits else stored).astype(np.float32)[
-            :, : num_blocks * self.block
-        ]
-        steps = self.scales[first:last].astype(np.float32)
-        numbers = np.pad(numbers, ((0, 0), (0, num_blocks * self.block - numbers.shape[1])))
-        numbers = (numbers.reshape(len(steps), num_blocks, self.block) - points) * steps[..., None]
-        return numbers.reshape(len(steps), -1)[:, : self.num_inputs], np.abs(steps)
-
-
-def packed_grid(
-    node: onnx.NodeProto, stored: Array, scales: Array, zeros: Array | None, groups: Array | None = None
-) -> Grid:
-    """As MatMulNBits, GatherBlockQuantized and QMoE (its experts' rows one after the other) store it. Without zero
-    points, that of bytes is the middle of the grid, and that of integers of 4 bits is 0. `groups`: the block of each of
-    K numbers, where they are not in order."""
-    bits = int(attribute(node, "expert_weight_bits" if node.op_type == "QMoE" else "bits", 4))
-    bits = bits if stored.dtype == np.uint8 else 0
-    num_rows = len(stored) * (stored.shape[1] if node.op_type == "QMoE" else 1)
-    stored, scales = stored.reshape(num_rows, -1), scales.reshape(num_rows, -1)
-    num_inputs = int(attribute(node, "K", stored.shape[1] * (8 // bits if bits else 1)))
-    points = zeros.reshape(num_rows, -1) if zeros is not None else 2 ** (bits - 1) if bits else 0
-    block = int(attribute(node, "block_size", 0)) or -(-num_inputs // scales.shape[1])
-    if groups is not None:
-        if isinstance(points, np.ndarray):
-            points = (unpacked(points, bits).astype(np.float32) if points.dtype == np.uint8 else points)[:, groups]
-        return Grid(stored, scales[:, groups], points, num_inputs, 1, bits)
-    return Grid(stored, scales, points, num_inputs, block, bits)
-
-
-def _dequantized(
-    node: onnx.NodeProto, stored: Array, scales: Array, zeros: Array | None, *, is_turned: bool
-) -> Grid | None:
-    """As DequantizeLinear makes it of a matrix: with one scale for all, for each output, for each input (as with a
-    wrong axis of a square matrix) or for blocks of inputs; None for other forms."""
-    axis, outputs = attribute(node, "axis", 1) % 2, int(is_turned)
-    if stored.ndim != 2 or (scales.ndim == 2 and axis == outputs):
-        return None
-    parts = [scales, *([] if zeros is None else [zeros])]
-    if scales.ndim < 2:
-        parts = [part.reshape((1, -1) if axis else (-1, 1)) for part in parts]
-    stored, *parts = (part.T if is_turned else part for part in (stored, *parts))
-    num_rows, num_inputs = stored.shape
-    parts = [np.broadcast_to(part, (num_rows, part.shape[1])) for part in parts]
-    block = int(attribute(node, "block_size", 0)) or num_inputs // parts[0].shape[1]
-    return Grid(stored, parts[0], parts[1] if zeros is not None else 0, num_inputs, block)
 
 
 def distance(weight: Array, grid: Grid, begin: int = 0) -> Distance:
@@ -582,8 +503,28 @@ def distance(weight: Array, grid: Grid, begin: int = 0) -> Distance:
     return Distance(count / weight.size, np.flatnonzero(is_far).tolist(), len(rows))
 
 
-def unpacked(bytes_: Array, bits: int) -> Array:
-    """Numbers of `bits` bits as bytes, along the last axis; the first one of a byte is in its lowest bits."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    numbers: Array = (bytes_[..., None] >> shifts) & np.uint8(2**bits - 1)
-    return numbers.reshape(*bytes_.shape[:-1], -1)
+def rounding_of(
+    model: Constants, reference: Constants | None, known: Mapping[str, Array], constants: Mapping[str, Array]
+) -> float:
+    """The mean KL in nats that rounding explains in a graph with exactly the reference's constants; infinite where it
+    has others, or rounds to 8 bits or to bfloat16. Inputs of products in 16 bits moved the quickstart's model by 6e-8
+    nats, and a random mixture of experts, whose router turns, by 0.02."""
+    graphs = [graph.model for graph in (model, *([reference] if reference is not None else []))]
+    nodes, values = [*graph_nodes(model.model)], [value.type.tensor_type for value in model.model.graph.input]
+    types = {attribute(node, "to", 0) for node in nodes} | {value.elem_type for value in values}
+    types |= {tensor.data_type for tensor in model.tensors.values()}
+    both = [{name: one for name, one in own.items() if not ROTARY.search(name)} for own in (known, constants)]
+    is_rounded = any(map(quantizing_operator, graphs)) or any(node.op_type == "Round" for node in nodes)
+    if len(graphs) < 2 or is_rounded or few_bits(types - {0}) or TensorProto.BFLOAT16 in types:
+        return math.inf
+    matrices = [{name for name, one in own.items() if one.ndim > 1} for own in both]
+    is_equal = all(name in both[1] and _is_exact(one, both[1][name]) for name, one in both[0].items())
+    is_half = TensorProto.FLOAT16 in types
+    return (0.05 if is_half else 1e-3) if matrices[0] == matrices[1] and is_equal else math.inf
+
+
+def _is_exact(one: Array, other: Array) -> bool:
+    """Whether two arrays are equal, but for being stored in the other's precision."""
+    coarser = min((one.dtype, other.dtype), key=lambda dtype: dtype.itemsize)
+    with np.errstate(over="ignore"):
+        return np.array_equal(one.astype(coarser, copy=False), other.astype(coarser, copy=False))

@@ -20,16 +20,14 @@ import onnx
 import onnx.inliner
 import onnx.numpy_helper
 
-from olive_ext.graph.nodes import QUANTIZING, attribute, few_bits, layer_of, quantizing_operator
+from olive_ext.graph.nodes import QUANTIZING, attribute, layer_of, quantizing_operator
 from olive_ext.model.files.constants import (
     AT_A_TIME,
     FLOATS,
     ROTARY,
     Apart,
-    Array,
     Constants,
     Distance,
-    Grid,
     apart,
     broken,
     checkpoint_floats,
@@ -44,8 +42,10 @@ from olive_ext.model.files.constants import (
     outliers,
     plain_name,
     quantized_weights,
+    rounding_of,
 )
 from olive_ext.model.files.content import load_graph
+from olive_ext.model.files.grids import Array, Grid
 from olive_ext.model.files.package_config import json_object
 from olive_ext.model.spec.checkpoint import entries, read_length
 from olive_ext.model.types import ModelFiles
@@ -125,8 +125,9 @@ class Damage(NamedTuple):
 
     findings: dict[str, str]
     uncompared: int
-    has_weights: bool = False
-    """Whether the model is a single graph with all weights of the reference's, rounds nothing, and nothing differs."""
+    rounding: float = math.inf
+    """The mean KL in nats that rounding explains in a model with exactly the reference's constants; infinite where it
+    has others, or rounds to 8 bits or to bfloat16."""
 
 
 def damage(
@@ -148,7 +149,7 @@ def damage(
     `longest` text is not one. Rows of `vocab_sizes` beyond the tokenizer's `num_tokens`, and rotary ones beyond
     `longest`, are never read. No text shows differences in the parts that are `unreached`. The reference is an ONNX
     model, a checkpoint, or not on disk. Raises `ModelError`."""
-    findings, uncompared, has_weights = dict[str, str](), 0, False
+    findings, uncompared, rounding = dict[str, str](), 0, 0.0
     floats, config, others, without = {}, {}, {}, REACHED * is_near + _SHOWN * is_same
     if reference is not None and reference.decoder.suffix == ".onnx":
         others = _graphs(reference)
@@ -189,25 +190,13 @@ def damage(
             is_folded = is_near and not all(is_one(known[name], constants[name]) for name in vectors)
             texts = {"is_near": is_near, "is_same": is_same, "is_quantized": quantizing_operator(own.model) != ""}
             causes = hidden(differing.found, apart_by, known, constants, is_folded=is_folded, **texts)
-        is_other = differing.found or differing.meant or causes or numbers
-        has_weights = not is_other and _has_weights_of(own, other, known, constants)
+        explained = math.inf if causes or numbers else rounding_of(own, other, known, constants)
+        rounding = max(rounding, explained)
         left_out = differing.meant | differing.found.keys() | outliers(apart_by).keys()
         uncompared += sum(own.float_names.get(name, name) not in own.scales for name in left_out - causes.keys())
         causes |= broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in causes.items()}
-    return Damage(findings, uncompared, has_weights and len(_graphs(model)) == 1)
-
-
-def _has_weights_of(
-    model: Constants, reference: Constants | None, known: Mapping[str, Array], constants: Mapping[str, Array]
-) -> bool:
-    """Whether two graphs that round nothing to 8 bits or fewer have each matrix `known` of the reference, by its
-    name."""
-    if reference is None or any(quantizing_operator(one.model) for one in (model, reference)):
-        return False
-    matrices = {name for name, one in known.items() if one.ndim > 1 and not ROTARY.search(name)}
-    caches = few_bits(value.type.tensor_type.elem_type for value in model.model.graph.input)
-    return bool(matrices) and matrices <= constants.keys() and not caches
+    return Damage(findings, uncompared, rounding)
 
 
 def _constants(file: Path) -> Constants:

@@ -27,8 +27,9 @@ from onnx.external_data_helper import uses_external_data
 from olive_ext.errors import ConfigError, ModelError, RunError
 from olive_ext.graph.nodes import all_names, attribute, delete_at, external_locations, reads, remove_dead, tensors_of
 from olive_ext.model import ResolvedModel
-from olive_ext.model.files.constants import FLOATS, Array, Constants
+from olive_ext.model.files.constants import FLOATS, Constants
 from olive_ext.model.files.content import load_graph, weight_files
+from olive_ext.model.files.grids import Array
 from olive_ext.model.files.package_config import OLIVE_RECORD, real_path
 from olive_ext.plugins.diagnose.remedy.pairing import BIAS, DATA, TABLES, Sources, Target, bias_of
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, PackedWeight, Precision, WeightUse

@@ -22,7 +22,8 @@ from onnx.external_data_helper import uses_external_data
 
 from olive_ext.errors import ModelError
 from olive_ext.graph.nodes import attribute, makers_of
-from olive_ext.model.files.constants import FLOATS, WEIGHTS, Constants, packed_grid, part_name
+from olive_ext.model.files.constants import FLOATS, WEIGHTS, Constants, part_name
+from olive_ext.model.files.grids import packed_grid
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.providers.table import CPU

@@ -1,0 +1,97 @@
+"""Quantized weights as nodes store them: numbers of few bits, in blocks with one scale and zero point each."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from olive_ext.graph.nodes import attribute
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+class Grid(NamedTuple):
+    """A quantized weight of N rows of K numbers, in blocks with one scale each."""
+
+    stored: Array
+    """[N, K], or bytes along K whose numbers have `bits` bits, the first in the lowest ones."""
+
+    scales: Array
+    """[N, blocks]."""
+
+    zeros: Array | int
+    """Zero points, in the form of `scales` or packed as `stored`, or a single one for all blocks."""
+
+    num_inputs: int
+    block: int
+    bits: int = 0
+    """The bits of a number that shares a byte with others; 0 where none do."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        return len(self.stored), self.num_inputs
+
+    def rows(self, first: int, last: int) -> tuple[Array, Array]:
+        """Some rows as the kernel decodes them [R, K], and the steps of their blocks [R, blocks]."""
+        num_blocks, points = self.scales.shape[1], self.zeros
+        stored = self.stored[first:last]
+        if isinstance(points, np.ndarray):
+            points = points[first:last]
+            points = unpacked(points, self.bits) if self.bits and points.dtype == np.uint8 else points
+            points = points.astype(np.float32)[:, :num_blocks, None]
+        numbers = (unpacked(stored, self.bits) if self.bits else stored).astype(np.float32)[
+            :, : num_blocks * self.block
+        ]
+        steps = self.scales[first:last].astype(np.float32)
+        numbers = np.pad(numbers, ((0, 0), (0, num_blocks * self.block - numbers.shape[1])))
+        numbers = (numbers.reshape(len(steps), num_blocks, self.block) - points) * steps[..., None]
+        return numbers.reshape(len(steps), -1)[:, : self.num_inputs], np.abs(steps)
+
+
+def packed_grid(
+    node: onnx.NodeProto, stored: Array, scales: Array, zeros: Array | None, groups: Array | None = None
+) -> Grid:
+    """As MatMulNBits, GatherBlockQuantized and QMoE (its experts' rows one after the other) store it. Without zero
+    points, that of bytes is the middle of the grid, and that of integers of 4 bits is 0. `groups`: the block of each of
+    K numbers, where they are not in order."""
+    bits = int(attribute(node, "expert_weight_bits" if node.op_type == "QMoE" else "bits", 4))
+    bits = bits if stored.dtype == np.uint8 else 0
+    num_rows = len(stored) * (stored.shape[1] if node.op_type == "QMoE" else 1)
+    stored, scales = stored.reshape(num_rows, -1), scales.reshape(num_rows, -1)
+    num_inputs = int(attribute(node, "K", stored.shape[1] * (8 // bits if bits else 1)))
+    points = zeros.reshape(num_rows, -1) if zeros is not None else 2 ** (bits - 1) if bits else 0
+    block = int(attribute(node, "block_size", 0)) or -(-num_inputs // scales.shape[1])
+    if groups is not None:
+        if isinstance(points, np.ndarray):
+            points = (unpacked(points, bits).astype(np.float32) if points.dtype == np.uint8 else points)[:, groups]
+        return Grid(stored, scales[:, groups], points, num_inputs, 1, bits)
+    return Grid(stored, scales, points, num_inputs, block, bits)
+
+
+def dequantized_grid(
+    node: onnx.NodeProto, stored: Array, scales: Array, zeros: Array | None, *, is_turned: bool
+) -> Grid | None:
+    """As DequantizeLinear makes it of a matrix: with one scale for all, for each output, for each input (as with a
+    wrong axis of a square matrix) or for blocks of inputs; None for other forms."""
+    axis, outputs = attribute(node, "axis", 1) % 2, int(is_turned)
+    if stored.ndim != 2 or (scales.ndim == 2 and axis == outputs):
+        return None
+    parts = [scales, *([] if zeros is None else [zeros])]
+    if scales.ndim < 2:
+        parts = [part.reshape((1, -1) if axis else (-1, 1)) for part in parts]
+    stored, *parts = (part.T if is_turned else part for part in (stored, *parts))
+    num_rows, num_inputs = stored.shape
+    parts = [np.broadcast_to(part, (num_rows, part.shape[1])) for part in parts]
+    block = int(attribute(node, "block_size", 0)) or num_inputs // parts[0].shape[1]
+    return Grid(stored, parts[0], parts[1] if zeros is not None else 0, num_inputs, block)
+
+
+def unpacked(bytes_: Array, bits: int) -> Array:
+    """Numbers of `bits` bits as bytes, along the last axis; the first one of a byte is in its lowest bits."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    numbers: Array = (bytes_[..., None] >> shifts) & np.uint8(2**bits - 1)
+    return numbers.reshape(*bytes_.shape[:-1], -1)
