@@ -13,6 +13,7 @@ import importlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -28,6 +29,10 @@ from olive_ext.model.files.content import digest_of
 logger = logging.getLogger(__name__)
 
 _BARS = ("tqdm", "lm_eval.api.model", "lm_eval.api.task", "lm_eval.models.huggingface")
+
+
+_LOADING = threading.RLock()
+"""Held while tasks are loaded: two threads would each replace what the other has replaced."""
 
 
 @contextmanager
@@ -123,6 +128,12 @@ def quiet_data() -> Iterator[None]:
     knows local files in its cache by their content, too: by name and time alone, an edited file would not be read
     again. It does not take the name of an existing file for a pattern, whatever its folders' names contain. lm-eval
     names no option of its own command line, as it does for every task that makes its documents by it."""
+    with _LOADING, _quiet_data():
+        yield
+
+
+@contextmanager
+def _quiet_data() -> Iterator[None]:
     files: Any = importlib.import_module("datasets.data_files")
     origin: Any = getattr(files, "_get_single_origin_metadata", None)
 
@@ -146,9 +157,9 @@ def quiet_data() -> Iterator[None]:
         datasets.disable_progress_bars()
     try:
         with ExitStack() as undo:
-            for own, instead in ((resolve, of_file), (origin, by_content)):
-                if own is not None:
-                    undo.enter_context(replaced(files, own.__name__, instead))
+            for name, instead in (("resolve_pattern", of_file), ("_get_single_origin_metadata", by_content)):
+                if hasattr(files, name):
+                    undo.enter_context(replaced(files, name, instead))
             yield
     finally:
         noisy.removeFilter(_of_no_option)

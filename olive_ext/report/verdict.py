@@ -78,6 +78,9 @@ class Band:
     """The verdict of the distance alone: none, a doubt ("distant"), or a loss ("far")."""
 
 
+_LOST_TOO = frozenset({"stops", *(code for code, status in STATUSES.items() if status == "loss")})
+"""What is said beside a loss: what is lost, and that answers end or are searched otherwise."""
+
 BANDS = (
     Band("as with weights of 6 to 8 bits", 0.01),
     Band("as with weights of 4 to 5 bits", 0.09),
@@ -284,7 +287,7 @@ def _found(comparison: Comparison) -> tuple[Sequence[Reason], tuple[Figure, ...]
         *claims,
         *(Reason("stages", words=words) for words in stage_sentences(comparison.stages, most_kl)),
         *damaged,
-        *(item for item in [*findings, *undecided] if STATUSES[item.code] == "loss" or not is_lost),
+        *(item for item in [*findings, *undecided] if item.code in _LOST_TOO or not is_lost),
     ]
     if worst == "too_few" or (comparison.over_all and is_open):
         others += [item for item in pooled if item.task == ALL]

@@ -6,6 +6,7 @@ import os
 import random
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -227,3 +228,11 @@ def test_task_of_ones_own_in_the_documentation_is_one(tmp_path: Path, monkeypatc
     task = load_tasks(["tasks/homes.yaml"], None).tasks["homes"]
     (doc,) = task.test_docs()
     assert (task.doc_to_text(doc), task.doc_to_choice(doc), task.doc_to_target(doc)) == ("Is 1 even?", ["yes", "no"], 1)
+
+
+def test_two_threads_load_tasks_side_by_side(tmp_path: Path) -> None:
+    """The second replaced what the first had replaced, under another name."""
+    write_tasks(tmp_path)
+    with ThreadPoolExecutor(4) as pool:
+        loaded = [*pool.map(lambda _: load_tasks(["tiny_choice"], str(tmp_path)), range(8))]
+    assert {one.tasks["tiny_choice"].config.task for one in loaded} == {"tiny_choice"}

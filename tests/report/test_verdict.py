@@ -455,6 +455,10 @@ CASES: dict[str, tuple[Comparison, str]] = {
     "an end lost": (kept(stops=StopTokens((1, 2), "a", (1,), "b")), "unknown: stops"),
     "an end more": (kept(stops=MORE), "unknown: stops"),
     "another search": (kept(stops=StopTokens((1,), "a", (1,), "b", ("min_length 60 for 0",))), "unknown: stops"),
+    "another search beside a loss": (
+        of(outcome(**LOST, mcnemar_p=0.004), stops=StopTokens((1,), "a", (1,), "b", ("min_length 60 for 0",))),
+        "loss: loss choice acc 3 pt, stops",
+    ),
     "an end that is known": (kept(stops=replace(MORE, unused=(2,))), "ok: no_loss_found, more_stops"),
     "an end more beside answers": (kept(metrics=WRITES, stops=MORE), "unknown: no_values, more_stops"),
 }

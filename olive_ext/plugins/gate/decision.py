@@ -164,7 +164,8 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
     wrong = report.results, len(report.missing), non_finite_requests(report.metrics)
     faults = Comparison(limit, (), (), (), *wrong, matters=matters, damaged=damage_of(*facts), stops=stops_of(*facts))
     if report.comparison is not None:
-        faults = replace(faults, arguments=report.comparison.arguments)
+        damaged = {**report.comparison.damaged, **faults.damaged}
+        faults = replace(faults, arguments=report.comparison.arguments, damaged=damaged)
     date = report.results.get(TEMPLATE_DATE)
     dates = f": the chat template prints the date, {date}, and the baseline is of {baseline.created[:10]}"
     gated = gate_answers(baseline.answers(), own, faults, (file, run.name), dates if date else "")

@@ -117,6 +117,10 @@ def other_choice(item: dict[str, Any]) -> dict[str, Any]:
     return {"arguments": [(prompt, " violet"), *rest]}
 
 
+def other_picture(item: dict[str, Any]) -> dict[str, Any]:
+    return {"arguments": [(*texts, {"visual": ["another"]}) for texts in item["arguments"]]}
+
+
 def asked(change: Callable[[dict[str, Any]], dict[str, Any]]) -> list[dict[str, Any]]:
     """The baseline's answers, with something else in the first 30."""
     return [item | change(item) if number < 30 else item for number, item in enumerate(rows(40))]
@@ -131,6 +135,7 @@ HELD: dict[str, tuple[list[dict[str, Any]], Callable[[dict[str, Any]], Any], str
     "another prompt": (asked(lambda _: {"prompt_hash": "another"}), id, "too_few", LESS),
     "another target": (asked(lambda _: {"target_hash": "another"}), id, "too_few", LESS),
     "another choice": (asked(other_choice), id, "too_few", LESS),
+    "another picture": (asked(other_picture), id, "no_loss_found", "370 of 400"),
     "another column": (asked(lambda _: {"doc_hash": "column"}), id, "no_loss_found", "400 documents"),
     "another order": (asked(lambda item: {"doc_id": 29 - item["doc_id"]}), id, "no_loss_found", "400 documents"),
     "another place": (asked(lambda item: {"doc_id": item["doc_id"] + 1000}), id, "no_loss_found", "400 documents"),
@@ -143,6 +148,9 @@ HELD: dict[str, tuple[list[dict[str, Any]], Callable[[dict[str, Any]], Any], str
         rows(40), results("results.configs.shapes", {"metric_list": [{"metric": "f1"}]}), "no_values", "shapes",
     ),
     "the last token alone": (rows(40), results("model.parts_failure", "11 nats off"), "damaged", "11 nats"),
+    "found beside a reference": (
+        rows(40), results("comparison", {"reference": {}, "damaged": {"the graph": "differs"}}), "damaged", "differs",
+    ),
     "a file": (rows(40), results("model.unjudged", {"tokenizer_config.json": "x"}), "damaged", "tokenizer_config"),
 }  # fmt: skip
 
