@@ -82,7 +82,7 @@ def files_of(home: Path, program: str, server: socket.socket, **chosen: str) -> 
 @pytest.mark.parametrize(
     ("program", "variable", "file"),
     [
-        pytest.param(ORT, "ORT_DISABLE_TELEMETRY", "onnxruntime.db", id="onnxruntime"),
+        pytest.param(ORT, "ORT_DISABLE_TELEMETRY", "onnxruntime.db", id="onnxruntime", marks=pytest.mark.long),
         pytest.param(OLIVE, "OLIVE_DISABLE_TELEMETRY", "deviceid", id="olive", marks=pytest.mark.long),
     ],
 )

@@ -86,10 +86,11 @@ def metrics(path: Path) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("keys", "has_traceback", "words"),
     [
-        pytest.param({"tassks": ["a"]}, False, "'evaluators.mine.tassks' 'tasks'", marks=pytest.mark.long),
+        ({"tassks": ["a"]}, False, "'evaluators.mine.tassks' 'tasks'"),
         ({"type": None}, True, "'evaluators.mine.type' 'OrtLMEvaluator'"),
     ],
 )
+@pytest.mark.long
 def test_plain_olive_run_ends_with_our_line(
     folder: Path, keys: dict[str, Any], has_traceback: bool, words: str
 ) -> None:

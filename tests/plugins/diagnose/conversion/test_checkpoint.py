@@ -48,6 +48,7 @@ def without_windows(model: onnx.ModelProto) -> None:
                 attribute.i = -1
 
 
+@pytest.mark.long
 def test_a_whole_text_runs_over_caches_that_drop_positions(tmp_path: Path) -> None:
     """A quantized model of windows was "not decided": such a cache has no room for an empty past."""
 
@@ -376,7 +377,8 @@ def test_what_is_no_checkpoint_or_no_plain_decoder_is_refused() -> None:
         held(package.path, package.hf)
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl-mobius", pytest.param("gemma4_vl-mobius", marks=pytest.mark.exporters)])
+@pytest.mark.exporters
+@pytest.mark.parametrize("name", ["qwen2_5_vl-mobius", "gemma4_vl-mobius"])
 def test_multimodal_package_is_compared_in_its_text(name: str) -> None:
     """Without any token of pictures, sounds and videos: transformers take those of Gemma 4 for padding."""
     package = export(name)
