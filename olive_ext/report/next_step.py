@@ -69,9 +69,8 @@ def next_step(
     """The next step with whole commands, without its full stop; empty without any. `most_kl`: what a bound allows.
     `is_gated`: whether a gate asks, which has `--within` for `matters` and nothing that decides over all tasks."""
     first = reasons[0].code
-    if first == "loss" and any(item.code == "stops" and not item.metric for item in reasons):
-        first = "stops"
-        reasons = [item for item in reasons if item.code == "stops"]
+    if first == "loss" and (ends := [item for item in reasons if item.code == "stops" and not item.metric]):
+        first, reasons = "stops", ends
     if first == "bound_broken":
         return _of_broken(reasons, comparison)
     is_open = first in ("cannot_tell", "too_few", "nothing_compared", "place_unknown")

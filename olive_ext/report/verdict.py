@@ -68,6 +68,10 @@ _OTHER_AGREEMENT = 0.05
 """Distributions far apart with fewer equal top tokens are no quantization of one model: at 2 bits 71 % are equal."""
 
 
+_LOST_TOO = frozenset({"stops", *(code for code, status in STATUSES.items() if status == "loss")})
+"""What is said beside a loss: what is lost, and that answers end or are searched otherwise."""
+
+
 @dataclass(frozen=True)
 class Band:
     """Distances up to `most_kl` nats."""
@@ -77,9 +81,6 @@ class Band:
     code: str = ""
     """The verdict of the distance alone: none, a doubt ("distant"), or a loss ("far")."""
 
-
-_LOST_TOO = frozenset({"stops", *(code for code, status in STATUSES.items() if status == "loss")})
-"""What is said beside a loss: what is lost, and that answers end or are searched otherwise."""
 
 BANDS = (
     Band("as with weights of 6 to 8 bits", 0.01),

@@ -667,6 +667,7 @@ STEPS: dict[str, tuple[Comparison, str, str]] = {
     "a node": (at_node(node="a"), "--repro DIR", "repro.py"),
     "a node whose graph is written": (at_node(node="a", repro="r"), "`python r/repro.py`", "--repro DIR"),
     "no node": (at_node(), "each setting", "--repro"),
+    "a loss by another search": (CASES["another search beside a loss"][0], "ends and search (a) into the", "locate"),
 }  # fmt: skip
 
 

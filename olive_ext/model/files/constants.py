@@ -371,12 +371,10 @@ def _broken(array: Array) -> str:
 def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
     """How two arrays differ beyond rounding, if they do. A number is added to `own`, as exporters fold Gemma's norms'
     1."""
-    coarser = min((own.dtype, other.dtype), key=lambda dtype: dtype.itemsize)
     is_rotary, rows, count, squares, whole = bool(ROTARY.search(name)), [], 0, 0.0, 0.0
     for (first, left), (_, right) in zip(_blocks(own), _blocks(other), strict=True):
-        with np.errstate(over="ignore"):
-            if not added and np.array_equal(left.astype(coarser, copy=False), right.astype(coarser, copy=False)):
-                continue
+        if not added and _is_equal(left, right):
+            continue
         left, right = left.astype(np.float32) + added, right.astype(np.float32)
         size = np.where(np.isfinite(left), np.abs(left), 0)
         limit = _EPSILON * np.maximum(size, size.max(1, keepdims=True, initial=0) / (16 if own.ndim < 2 else 1.95))
@@ -509,22 +507,29 @@ def rounding_of(
     """The mean KL in nats that rounding explains in a graph with exactly the reference's constants; infinite where it
     has others, or rounds to 8 bits or to bfloat16. Inputs of products in 16 bits moved the quickstart's model by 6e-8
     nats, and a random mixture of experts, whose router turns, by 0.02."""
-    graphs = [graph.model for graph in (model, *([reference] if reference is not None else []))]
-    nodes, values = [*graph_nodes(model.model)], [value.type.tensor_type for value in model.model.graph.input]
-    types = {attribute(node, "to", 0) for node in nodes} | {value.elem_type for value in values}
-    types |= {tensor.data_type for tensor in model.tensors.values()}
-    both = [{name: one for name, one in own.items() if not ROTARY.search(name)} for own in (known, constants)]
-    is_rounded = any(map(quantizing_operator, graphs)) or any(node.op_type == "Round" for node in nodes)
-    if len(graphs) < 2 or is_rounded or few_bits(types - {0}) or TensorProto.BFLOAT16 in types:
+    if reference is None or any(quantizing_operator(one.model) for one in (model, reference)):
         return math.inf
-    matrices = [{name for name, one in own.items() if one.ndim > 1} for own in both]
-    is_equal = all(name in both[1] and _is_exact(one, both[1][name]) for name, one in both[0].items())
-    is_half = TensorProto.FLOAT16 in types
-    return (0.05 if is_half else 1e-3) if matrices[0] == matrices[1] and is_equal else math.inf
+    nodes = [*graph_nodes(model.model)]
+    types = {attribute(node, "to", TensorProto.FLOAT) for node in nodes}
+    types |= {value.type.tensor_type.elem_type for value in model.model.graph.input}
+    types |= {tensor.data_type for tensor in model.tensors.values()}
+    if few_bits(types) or TensorProto.BFLOAT16 in types or any(node.op_type == "Round" for node in nodes):
+        return math.inf
+    theirs, own = ({name: one for name, one in held.items() if not ROTARY.search(name)} for held in (known, constants))
+    has_more = any(one.ndim > 1 and name not in theirs for name, one in own.items())  # as an adapter beside the base
+    if has_more or not all(name in own and _is_exact(one, own[name]) for name, one in theirs.items()):
+        return math.inf
+    return 0.05 if TensorProto.FLOAT16 in types else 1e-3
 
 
 def _is_exact(one: Array, other: Array) -> bool:
     """Whether two arrays are equal, but for being stored in the other's precision."""
-    coarser = min((one.dtype, other.dtype), key=lambda dtype: dtype.itemsize)
+    pairs = zip(_blocks(one), _blocks(other), strict=True) if one.shape == other.shape else ()
+    return one.shape == other.shape and all(_is_equal(left, right) for (_, left), (_, right) in pairs)
+
+
+def _is_equal(left: Array, right: Array) -> bool:
+    """Whether numbers are equal in the precision of those that have the smaller one."""
+    coarser = min((left.dtype, right.dtype), key=lambda dtype: dtype.itemsize)
     with np.errstate(over="ignore"):
-        return np.array_equal(one.astype(coarser, copy=False), other.astype(coarser, copy=False))
+        return np.array_equal(left.astype(coarser, copy=False), right.astype(coarser, copy=False))

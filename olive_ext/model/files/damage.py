@@ -190,8 +190,8 @@ def damage(
             is_folded = is_near and not all(is_one(known[name], constants[name]) for name in vectors)
             texts = {"is_near": is_near, "is_same": is_same, "is_quantized": quantizing_operator(own.model) != ""}
             causes = hidden(differing.found, apart_by, known, constants, is_folded=is_folded, **texts)
-        explained = math.inf if causes or numbers else rounding_of(own, other, known, constants)
-        rounding = max(rounding, explained)
+        is_other = causes or numbers or is_same  # nothing is to be explained of equal distributions
+        rounding = max(rounding, math.inf if is_other else rounding_of(own, other, known, constants))
         left_out = differing.meant | differing.found.keys() | outliers(apart_by).keys()
         uncompared += sum(own.float_names.get(name, name) not in own.scales for name in left_out - causes.keys())
         causes |= broken(known, constants) | numbers
@@ -304,7 +304,7 @@ def hidden(
     widest, whole, far = max(map(max, tables), default=0), set(), outliers(products)
     for name, what in others.items():
         shape = constants[name].shape
-        if _EXPERT.search(name) or constants[name].dtype.kind in "iu":  # nor need any text have an id
+        if _EXPERT.search(name) or constants[name].dtype.kind in "iu":  # no text need reach one, or have an id
             continue
         is_product = len(shape) == 2 and len(what.rows) == shape[0] and max(shape) < widest
         is_table = len(shape) == 2 and (shape[0] >= widest or _TABLES.search(name) is not None)
