@@ -34,7 +34,10 @@ class Encoded:
 
     values: Values
     lengths: tuple[int, ...]
-    """The number of encoder positions of each row."""
+    """The number of encoder positions of each row, without padding."""
+
+    width: int
+    """The number with padding, which the decoder's masks hide."""
 
 
 class SourceEncoder:
@@ -55,6 +58,10 @@ class SourceEncoder:
         self.kind = spec.kind
         self.source = spec.source
         self.num_runs = 0
+        self.takes_padding = spec.takes_padding
+        self.failure: str | None = None
+        """How the padding of a source changes texts; empty where it does not, None where that was not tried."""
+
         self._graphs = graphs
         self._session = graphs.count.of(session, "the encoder")
         self._cross = graphs.count.of(cross, "the graph of cross-attention KV") if cross is not None else None
@@ -76,16 +83,15 @@ class SourceEncoder:
             self._batches.put(key, batch)
         for name, value in batch.values.items():
             decoder.bind_ortvalue_input(name, value)
-        mask_BT = np.arange(max(batch.lengths)) < np.array(batch.lengths)[:, None]
         for tensor in self._spec.masks:
-            decoder.bind_cpu_input(tensor.name, mask_BT.astype(DTYPES[tensor.elem_type]))
+            decoder.bind_cpu_input(tensor.name, _mask(tensor, batch.lengths, batch.width))
         for tensor in self._spec.unused:
             sizes = [len(present), *(size if isinstance(size, int) else 0 for size in tensor.shape[1:])]
             decoder.bind_ortvalue_input(tensor.name, zeros(sizes, tensor.elem_type))
 
     def describe(self) -> Mapping[str, Any]:
         """The encoder's inputs, and its counters."""
-        facts = {"source": self._spec.kind.value, "encoder_runs": self.num_runs}
+        facts = {"source": self._spec.kind.value, "encoder_runs": self.num_runs, "encoder_failure": self.failure}
         return {**facts, "encoder_outputs_kept": self._num_kept, **self._graphs.count.describe()}
 
     def warm_up(self, source: Source) -> None:
@@ -94,8 +100,18 @@ class SourceEncoder:
             for num_rows in range(1, self._num_kept + 1):
                 self._stacked([self._encoded(source)] * num_rows)
         self._graphs.count.freeze()
-        self.num_runs = 0
+        self.restart()
+
+    def encode_padded(self, source: Source) -> None:
+        """Keeps what a source gives with as much padding as it has positions. Raises `RunError`."""
         self.close()
+        with named_ort_failures("on a padded source"):
+            self._sources.put(source.key, self._encode(source, padding=len(source.array)))
+
+    def restart(self) -> None:
+        """Drops all kept results, and counts runs anew."""
+        self.close()
+        self.num_runs = 0
 
     def close(self) -> None:
         """Drops all kept results."""
@@ -125,31 +141,33 @@ class SourceEncoder:
                 tuple(row.values[name] for name in names),
                 [0],
                 [*range(length), *[0] * (max(lengths) - length)],
-                is_whole=length == max(lengths),
+                is_whole=row.width == max(lengths),
             )
             for row, length in zip(rows, lengths, strict=True)
         ]
-        return Encoded(dict(zip(names, self._stacker.stack(parts), strict=True)), tuple(lengths))
+        return Encoded(dict(zip(names, self._stacker.stack(parts), strict=True)), tuple(lengths), max(lengths))
 
-    def _encode(self, source: Source) -> Encoded:
+    def _encode(self, source: Source, padding: int = 0) -> Encoded:
+        """What a decoder takes of a source, with zeros of `padding` positions at its end."""
         self.num_runs += 1
         spec, device = self._spec, self._graphs.device
-        fed: dict[str, npt.NDArray[Any]] = {
-            spec.source.name: np.ascontiguousarray(source.array[None], DTYPES[spec.source.elem_type])
-        }
+        array = np.pad(source.array, [(0, padding), *[(0, 0)] * (source.array.ndim - 1)])
+        fed: dict[str, npt.NDArray[Any]] = {spec.source.name: array[None].astype(DTYPES[spec.source.elem_type])}
         if spec.mask is not None:
-            fed[spec.mask.name] = _ones(spec.mask, len(source.array))
+            fed[spec.mask.name] = _mask(spec.mask, [len(source.array)], len(array))
         outputs = run_graph(self._session, fed, (*spec.outputs.values(), spec.states), device)
         values = {name: outputs[output] for name, output in spec.outputs.items()}
         states = outputs[spec.states]
+        width = states.shape()[1]
+        length = width - padding
         if self._cross is not None and (first := spec.first_step) is not None:
             taken: dict[str, Any] = {first.states: states}
-            taken |= {tensor.name: _ones(tensor, states.shape()[1]) for tensor in first.masks}
-            taken |= {tensor.name: _ones(tensor, 1) for tensor in first.tokens}
+            taken |= {tensor.name: _mask(tensor, [length], width) for tensor in first.masks}
+            taken |= {tensor.name: _mask(tensor, [1], 1) for tensor in first.tokens}
             outputs = run_graph(self._cross, taken, first.outputs.values(), device)
             values |= {name: outputs[output] for name, output in first.outputs.items()}
-        return Encoded(values, (states.shape()[1],))
+        return Encoded(values, (length,), width)
 
 
-def _ones(tensor: TensorSpec, length: int) -> npt.NDArray[Any]:
-    return np.ones((1, length), DTYPES[tensor.elem_type])
+def _mask(tensor: TensorSpec, lengths: Sequence[int], width: int) -> npt.NDArray[Any]:
+    return (np.arange(width) < np.array(lengths)[:, None]).astype(DTYPES[tensor.elem_type])

@@ -33,7 +33,8 @@ _UNSEEN_TAIL = 2.0
 law with a skewness of 6 have 2 on average)."""
 
 TOKENIZER, PACKAGE_TOKENIZER = "the tokenizer", "the package's own tokenizer"
-KV_CACHE, GRAPH, CONSTANTS = "the KV cache", "the graph", "the files' constants"
+OF_GRAPHS = KV_CACHE, ENCODER, GRAPH = "the KV cache", "the encoder", "the graph"
+CONSTANTS = "the files' constants"
 """Names in `Comparison.damaged` that are neither constants nor files."""
 
 NAME = "name"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from olive_ext.errors import counted
-from olive_ext.report.comparison import ALL, CONSTANTS, GRAPH, KV_CACHE, PACKAGE_TOKENIZER, TOKENIZER, Comparison
+from olive_ext.report.comparison import ALL, CONSTANTS, OF_GRAPHS, PACKAGE_TOKENIZER, TOKENIZER, Comparison
 from olive_ext.report.numbers import joined
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ _REPAIRS: Mapping[str, str] = {
     "(leave `tokenizer` out)",
     TOKENIZER: "copy the reference's tokenizer into the package",
     "model_args.add_bos_token": "copy the reference's tokenizer into the package, or leave `add_bos_token` out",
-    KV_CACHE: "export the model again: what its graph makes of a cache is wrong, and `olive-ext mend` replaces weights",
-    GRAPH: "export the model again: its weights are right, and what its graph makes of them is not",
+    **dict.fromkeys(OF_GRAPHS, "export the model again: its graph is wrong, and `olive-ext mend` replaces weights"),
     CONSTANTS: "repair the file that cannot be read, then evaluate again",
 }
 """How to repair damage that is in no constant of the graph, by file."""

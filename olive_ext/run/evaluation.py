@@ -142,7 +142,8 @@ def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Mo
     with suppress(ModelError):  # neither need be known, where the evaluation itself names a length
         if models.candidate.kind == "onnx":
             spec = models.candidate.spec
-            vocab_size, is_alone = spec.vocab_size, bool(spec.alone or spec.cross)  # sources are not tried together
+            untried = bool(spec.cross) and model.get("encoder_failure") is None
+            vocab_size, is_alone = spec.vocab_size, bool(spec.alone) or untried
         contexts, length = models.contexts, models.candidate.context_length
     reach = None if observer is None else observer.reach(contexts[1] if contexts else length, vocab_size)
     taken = () if models.candidate.media is None else models.candidate.media.modalities

@@ -11,7 +11,7 @@ from typing import Any
 
 from olive_ext.errors import ModelError
 from olive_ext.model import ResolvedModel
-from olive_ext.report.comparison import KV_CACHE, StopTokens
+from olive_ext.report.comparison import ENCODER, KV_CACHE, StopTokens
 
 STOP_FACTS = ("stop_ids", "unused_stop_ids", "stop_ids_file", "search")
 """Facts of an execution that `stops_of` reads."""
@@ -19,13 +19,17 @@ STOP_FACTS = ("stop_ids", "unused_stop_ids", "stop_ids_file", "search")
 UNJUDGED = "unjudged"
 """The fact of a report that holds `Models.unjudged`."""
 
+TRIALS = {"parts_failure": KV_CACHE, "encoder_failure": ENCODER}
+"""What is damaged, by the fact of an execution that says what its trial has found."""
+
 
 def damage_of(reference: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, str]:
     """What is damaged by facts of two executions, where the reference does not have it too: files that are not judged,
-    and a KV cache that continues texts otherwise than whole texts, which only generated answers show."""
-    known, parts = reference.get(UNJUDGED, {}), model.get("parts_failure", "")
+    and what trials of opening have found, which tasks may not show."""
+    known = reference.get(UNJUDGED, {})
     files = {name: what for name, what in model.get(UNJUDGED, {}).items() if known.get(name) != what}
-    return {**files, KV_CACHE: parts} if parts and not reference.get("parts_failure") else files
+    failed = {name: model[fact] for fact, name in TRIALS.items() if model.get(fact) and not reference.get(fact)}
+    return {**files, **failed}
 
 
 def contexts_of(candidate: int | None, other: int | None) -> tuple[int, int] | None:

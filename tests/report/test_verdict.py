@@ -621,7 +621,7 @@ def test_next_step_has_this_run_s_command_and_names_of_tasks_as_they_are() -> No
         ({"damaged": {PACKAGE_TOKENIZER: "is another"}}, ("into the package", "`tokenizer`")),
         ({"damaged": {TOKENIZER: "writes"}}, ("the reference's tokenizer",)),
         ({"damaged": {CONSTANTS: "are not compared: no access"}}, ("repair the file", "evaluate again")),
-        ({"damaged": {KV_CACHE: "11 nats off"}}, ("export the model again", "cache")),
+        ({"damaged": {KV_CACHE: "11 nats off"}}, ("export the model again", "graph")),
         ({"damaged": {"cos_cache": "rows"}}, ("olive-ext mend",)),
         ({"asked": PromptDiff(("chat template",), ("chat_template.jinja",))}, ("chat template (chat_template.jinja)",)),
         ({"stops": StopTokens((1, 2), "config.json", (1,), "genai_config.json")}, ("config.json", "genai_config.json")),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Items
+from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 from itertools import groupby
 from typing import ClassVar
@@ -23,9 +24,9 @@ import onnxruntime as ort
 from typing_extensions import override
 
 from olive_ext.engine.forms.base import ONE_ROW, ReadySequences, StepForm
-from olive_ext.engine.forms.kv_store import TARGETS, KvPlace, KvStore, OpenedDecoder, Text, disagreement, targets_of
+from olive_ext.engine.forms.kv_store import TARGETS, KvPlace, KvStore, OpenedDecoder, disagreement, draw, targets_of
 from olive_ext.engine.forms.rows import RowsOnGraph
-from olive_ext.engine.runners.runner import Runner
+from olive_ext.engine.runners.runner import PartsDifferError, Runner
 from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence
 from olive_ext.engine.step import UNLIMITED, Copy, FloatArray, LogitsRow, Row, Step
 from olive_ext.errors import ModelError, RunError
@@ -33,6 +34,7 @@ from olive_ext.graph.standalone_graphs import RowTensor
 from olive_ext.media.items import Source, runs_within
 from olive_ext.model import ResolvedModel
 from olive_ext.model.providers.bindings import StackedPart, Stacker, Values, zeros
+from olive_ext.model.types import SourceKind
 
 
 @dataclass(frozen=True)
@@ -143,36 +145,55 @@ def fitting_chunk_size(chunk_size: int, runner: Runner, notes: list[str]) -> int
 def find_row_mix(runner: Runner, vocab_size: int, chunk_size: int, pad: Callable[[bool], None]) -> AlikeRows | None:
     """How far rows of one step must be alike; None where together they give other numbers than alone. Shorter rows are
     padded at the end or, after `pad(True)`, in front, which stays set."""
-    rng = np.random.default_rng(0)
-    first, second = (tuple(text) for text in rng.integers(0, vocab_size, (2, TEXT_TOKENS)).tolist())
-    trial = _RowsTrial(runner, (first, second), chunk_size)
+    trial = _RowsTrial(runner, vocab_size, chunk_size, (None, None))
     together, apart = ((PROMPT, PROMPT), (PROMPT, PROMPT - 1))
-    mix = AlikeRows(prompts=trial.agrees((0, 0), PROMPT))
-    if trial.agrees(apart, 1, 1):  # as GroupQueryAttention does, which refuses `continued`
+    mix = AlikeRows(prompts=not trial.problem((0, 0), PROMPT))
+    if not trial.problem(apart, 1, 1):  # as GroupQueryAttention does, which refuses `continued`
         return replace(mix, mixes_pasts=True)
     pad(True)
-    mix = replace(mix, mixes_pasts=trial.agrees(apart, 1, 1))
+    mix = replace(mix, mixes_pasts=not trial.problem(apart, 1, 1))
     if not mix.mixes_pasts:
         pad(False)
-        if not trial.agrees(together, 1, 1):
+        if trial.problem(together, 1, 1):
             return None
-    return replace(mix, continued=trial.agrees(together, TEXT_TOKENS - PROMPT))
+    return replace(mix, continued=not trial.problem(together, TEXT_TOKENS - PROMPT))
+
+
+def try_sources(runner: Runner, num_ids: int, *, are_padded: bool) -> None:
+    """Sets the `failure` of an encoder-decoder's encoder. Raises `PartsDifferError` where two sources in a step change
+    each other's texts. Nothing is tried of a model that fails on random tokens alone. `are_padded`: whether the sources
+    of a step may have different lengths."""
+    problem, encoder = None, runner.encoder
+    lengths = TEXT_TOKENS, 2 * TEXT_TOKENS if are_padded else TEXT_TOKENS
+    sources = [Source(np.array(ids)) for ids in map(draw(num_ids), lengths)]
+    with suppress(RunError):
+        trial = _RowsTrial(runner, num_ids, TEXT_TOKENS, sources)
+        problem = trial.problem((0, 0), PROMPT, 1)
+        if encoder.takes_padding:
+            encoder.encode_padded(sources[0])
+            encoder.failure = trial.problem((0,), TEXT_TOKENS, what="texts with padded sources") or ""
+    encoder.restart()
+    if problem is not None:
+        raise PartsDifferError(problem)
 
 
 class _RowsTrial:
     """Two texts in two slots, and the log-probabilities of `TARGETS` after each of their tokens when fed alone."""
 
-    def __init__(self, runner: Runner, texts: tuple[Text, Text], chunk_size: int) -> None:
+    def __init__(self, runner: Runner, vocab_size: int, chunk_size: int, sources: Items[Source | None]) -> None:
+        """`sources`: the two texts', of an encoder-decoder."""
         self._runner = runner
-        self._texts = texts
+        self._texts = [*map(draw(vocab_size), (TEXT_TOKENS, TEXT_TOKENS))]
         self._chunk_size = chunk_size
+        self._sources = sources
         runner.reserve(TEXT_TOKENS)
-        self._expected = [self._alone(0, text) for text in texts]
+        self._expected = [self._alone(slot, text) for slot, text in enumerate(self._texts)]
 
-    def agrees(self, pasts: tuple[int, int], *steps: int) -> bool:
-        """Whether steps of so many tokens of both texts, after pasts that were fed alone, find what is found alone."""
+    def problem(self, pasts: Items[int], *steps: int, what: str = "texts beside others") -> str | None:
+        """Why steps of so many tokens of the texts, after pasts that were fed alone, do not find what is found alone;
+        None where they do. `what` names such texts."""
         if max(steps) > self._chunk_size:
-            return False
+            return f"a step has at most {self._chunk_size} tokens"
         try:
             for slot, past in enumerate(pasts):
                 if past:
@@ -180,27 +201,30 @@ class _RowsTrial:
             wanted, seen = [], []
             for num_tokens in steps:
                 found_RT = self._together(pasts, num_tokens)
-                pasts = (pasts[0] + num_tokens, pasts[1] + num_tokens)
+                pasts = [past + num_tokens for past in pasts]
                 wanted += [self._expected[slot][past - 1] for slot, past in enumerate(pasts)]
                 seen += [*found_RT]
-        except RunError:
-            return False
+        except RunError as error:
+            return f"{what} fail: {error}"
         spread = [expected_ST.ravel() for expected_ST in self._expected]
         both = [*spread, np.concatenate(wanted)], [*spread, np.concatenate(seen)]
-        return disagreement("rows together", *both, spread[1]) is None
+        return disagreement(what, *both, spread[1])
 
     def _alone(self, slot: int, tokens: Items[int]) -> FloatArray:
         """[S, T]."""
         logprobs = []
         for start in range(0, len(tokens), self._chunk_size):
-            row = Row(slot, start, tuple(tokens[start : start + self._chunk_size]))
+            row = self._row(slot, start, tokens[start : start + self._chunk_size])
             logprobs.append(self._run((row,), [LogitsRow(0, offset) for offset in range(len(row.tokens))]))
         return np.concatenate(logprobs)
 
-    def _together(self, pasts: tuple[int, int], num_tokens: int) -> FloatArray:
+    def _together(self, pasts: Items[int], num_tokens: int) -> FloatArray:
         """[R, T], after the last token of each row."""
-        rows = tuple(Row(slot, past, self._texts[slot][past : past + num_tokens]) for slot, past in enumerate(pasts))
+        rows = tuple(self._row(slot, past, self._texts[slot][past:][:num_tokens]) for slot, past in enumerate(pasts))
         return self._run(rows, [LogitsRow(slot, num_tokens - 1) for slot in range(len(rows))])
+
+    def _row(self, slot: int, past: int, tokens: Items[int]) -> Row:
+        return Row(slot, past, tuple(tokens), source=self._sources[slot])
 
     def _run(self, rows: tuple[Row, ...], logits_rows: Items[LogitsRow]) -> FloatArray:
         """[R, T]."""
@@ -223,8 +247,9 @@ class ReturnedOnGraph(RowsOnGraph):
 
     @override
     def trial(self, decoder: OpenedDecoder) -> None:
-        """Finds how many tokens a step may have, and which rows. An encoder-decoder is not tried, because its encoder
-        would have to run: its rows share a step after equally many positions, and masks hide a source's padding."""
+        """Finds how many tokens a step may have, and which rows. Those of an encoder-decoder share a step after equally
+        many positions, and masks hide a source's padding: of sources of tokens that is tried, and sounds take long.
+        Raises `PartsDifferError`."""
         spec, runner, size = decoder.spec, decoder.runner, decoder.chunk_size
         if not spec.cross:
             size = decoder.chunk_size = fitting_chunk_size(size, runner, decoder.notes)
@@ -233,6 +258,8 @@ class ReturnedOnGraph(RowsOnGraph):
         mix: AlikeRows | None = AlikeRows(prompts=True, continued=True, sources=bool(spec.cross.masks))
         if not spec.cross:
             mix = find_row_mix(runner, spec.vocab_size, size, self._store.pad_in_front)
+        elif runner.encoder.kind is SourceKind.TOKENS:
+            try_sources(runner, spec.num_ids, are_padded=bool(spec.cross.masks))
         if mix is not None:
             runner.traits = replace(runner.traits, form=mix)
 

@@ -14,6 +14,10 @@ from olive_ext.media.items import ItemLimit, Media, MediaItem, Source, refuse_ot
 from olive_ext.model.providers.devices import Device
 
 
+class PartsDifferError(Exception):
+    """How far texts that are fed in parts, or in company, are from those fed whole and alone."""
+
+
 @dataclass(frozen=True)
 class Traits:
     """The abilities of a runner, which are fixed when the model is open."""

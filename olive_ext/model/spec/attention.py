@@ -4,12 +4,13 @@ input's name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 import onnx
 
 from olive_ext.errors import MismatchError, ModelError
-from olive_ext.graph.nodes import attribute
+from olive_ext.graph.nodes import attribute, nested_graphs
 from olive_ext.model.types import TensorSpec
 
 _ONE_SCALE = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
@@ -56,10 +57,11 @@ def graph_inputs(graph: onnx.GraphProto) -> dict[str, TensorSpec]:
     return {value.name: tensor_spec(value) for value in graph.input if value.name not in weights}
 
 
-def step_scale(nodes: Iterable[onnx.NodeProto]) -> str:
+def step_scale(nodes: Sequence[onnx.NodeProto]) -> str:
     """How nodes give all tokens of a step one scale, so that numbers depend on what is fed together; empty where none
     does."""
-    number = sum(node.op_type in _ONE_SCALE for node in nodes)
+    bodies = (body.node for body in nested_graphs(nodes))
+    number = sum(node.op_type in _ONE_SCALE for node in chain(nodes, *bodies))
     return f"the activations of all tokens of a step are quantized with one scale ({number} nodes)" if number else ""
 
 

@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 from olive_ext.errors import MismatchError, ModelError, listed
 from olive_ext.model.spec import tensor_names
-from olive_ext.model.spec.attention import graph_inputs
+from olive_ext.model.spec.attention import graph_inputs, step_scale
 from olive_ext.model.spec.tensor_names import EMBEDDING_NAMES, STATES_OUTPUTS, Outline
 from olive_ext.model.types import (
     MEDIA_PARTS,
@@ -63,6 +63,9 @@ class EncoderSpec:
 
     masks: tuple[TensorSpec, ...] = ()
     first_step: FirstStepSpec | None = None
+    takes_padding: bool = False
+    """Whether masks hide padding from all that reads a source, and no rounding shows it."""
+
     unused: tuple[TensorSpec, ...] = ()
     """Cross-attention KV that no graph computes: the decoder computes it from the hidden states."""
 
@@ -123,6 +126,7 @@ def read_encoder(
         outputs={tensor.name: states for tensor in cross.states}
         | {tensor.name: present for present, tensor in cross.kv.items() if present in outputs},
         masks=cross.masks,
+        takes_padding=bool(mask is not None and cross.masks and not step_scale(model.graph.node)),
         first_step=_first_step(first_step, computed) if computed and first_step is not None else None,
         unused=tuple(unused.values()),
     )

@@ -39,7 +39,7 @@ from olive_ext.report.page import TASK_HELPERS, TEMPLATE_DATE, model_name
 from olive_ext.report.verdict import EXIT_STATUS, Verdict, possible_loss, reason_of, verdict
 from olive_ext.run import check_complete, evaluate
 from olive_ext.run.earlier_reports import Named, is_report, load, other_choices
-from olive_ext.run.model_facts import STOP_FACTS, UNJUDGED, damage_of, stops_of
+from olive_ext.run.model_facts import STOP_FACTS, TRIALS, UNJUDGED, damage_of, stops_of
 from olive_ext.run.reference.answers import Answers, unpacked
 from olive_ext.run.reference.pairing import compare_answers, compare_texts, without_value
 
@@ -316,7 +316,7 @@ def baseline_of(report: Report) -> Baseline:
     """The baseline of a report. Raises `ConfigError` where it has no answers."""
     if not report.answers:
         raise MissingError("a baseline needs a value for each document, which no task of the report has")
-    facts = ("path", "kind", "content_hash", "mode", "parts_failure", UNJUDGED, *STOP_FACTS)
+    facts = ("path", "kind", "content_hash", "mode", UNJUDGED, *TRIALS, *STOP_FACTS)
     reference = {} if report.comparison is None else report.comparison.reference
     records = {"records": Path(str(reference["folder"])).name} if "folder" in reference else {}  # their key
     return Baseline(

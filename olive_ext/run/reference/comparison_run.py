@@ -38,6 +38,7 @@ from olive_ext.report.comparison import VARIANT, ClaimResult, Comparison, Prompt
 from olive_ext.report.metrics import NON_FINITE
 from olive_ext.report.page import SIZE
 from olive_ext.run.bounds import PEAK_MEMORY, TOKENS_PER_SECOND, requested_costs, requested_tasks
+from olive_ext.run.model_facts import TRIALS
 from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers, changed_answers, read_answers
 from olive_ext.run.reference.observer import Generated, Observer, ReferenceScores, Weights, score_generated
@@ -82,7 +83,7 @@ class ReferenceRun:
     """Requests for which its output was not finite, where it ran alone."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Where it ran alone: `parts_failure`, and `tokens_fed`, which is 0 where its records and kept generations held
+    """Where it ran alone: `TRIALS`, and `tokens_fed`, which is 0 where its records and kept generations held
     everything."""
 
     @property
@@ -240,8 +241,8 @@ class TaskRun:
         if observer is not None and is_alone:
             score_generated(lm, observer.generated)
             facts = {"tokens_fed": int(lm.session.counters.tokens_fed)}
-            if parts := lm.session.describe_execution().get("parts_failure"):
-                facts["parts_failure"] = parts
+            execution = lm.session.describe_execution()
+            facts |= {fact: execution[fact] for fact in TRIALS if execution.get(fact)}
         counts = len(getattr(lm, "lost", ())) - num_lost, _non_finite(lm) if is_alone else 0
         return ReferenceRun(results, answers, observer, lost_documents(lm), prompts, *counts, facts)
 

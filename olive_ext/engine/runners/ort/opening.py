@@ -29,7 +29,7 @@ from olive_ext.engine.forms.registry import choose
 from olive_ext.engine.runners.ort.inputs import Adapters, BoundWeights
 from olive_ext.engine.runners.ort.ort_runner import OrtParts, OrtRunner, ScoringHead, SeparateHead, with_head
 from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced, untaken
-from olive_ext.engine.runners.runner import OpenedRunner
+from olive_ext.engine.runners.runner import OpenedRunner, PartsDifferError
 from olive_ext.engine.runners.trials import affordable, check_steps, fitting_attention, group_rows
 from olive_ext.errors import ModelError, ProviderError, reading
 from olive_ext.graph.edits import NUM_ROWS, clips_as_max, cross_graph, drop_shape_hints, pad_rows, with_attention_bias
@@ -51,10 +51,6 @@ from olive_ext.model.spec.encoder_spec import read_encoder
 from olive_ext.model.types import DecoderSpec, MediaEncoderSpec, Role, TensorSpec
 
 logger = logging.getLogger(__name__)
-
-
-class PartsDifferError(Exception):
-    """How far texts that are fed in parts, or in company, are from those fed whole and alone."""
 
 
 def open_ort_runner(
