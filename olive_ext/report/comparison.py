@@ -447,11 +447,15 @@ class Coverage:
     first: int = 1
     """The first position of a text that is compared, counted from 1: the tokens of a prompt are read and not scored."""
 
+    seconds: float = 0.0
+    """Of the longest sound; 0 without any."""
+
     def __str__(self) -> str:
         """ "in positions 17 to 450 of 512, 12 % of the vocabulary and no picture, with 3 constants not compared"."""
         where = f"{self.longest:,}{'' if self.context is None else f' of {self.context:,}'}"
         parts = [f"positions {self.first:,} to {where}"]
         parts += [] if self.vocabulary is None else [f"{100 * self.vocabulary:.2g} % of the vocabulary"]
+        parts += [f"sounds of up to {self.seconds:.3g} s"] if self.seconds else []
         parts += [f"no {name}" for name in self.unseen]
         rest = f", with {counted(self.uncompared, 'constant')} not compared" if self.uncompared else ""
         return f"in {joined(parts)}{rest}"

@@ -340,6 +340,7 @@ def test_export_is_compared_with_its_checkpoint_resident_and_recorded(family: st
         assert broken_bounds([Bound(metric="kl_mean", max=1e-5)], report.metrics) == []
         assert len(broken_bounds([Bound(metric="kl_mean", max=1e-12)], report.metrics)) == 1
         assert report.comparison.flips == ()
+        assert report.comparison.reach.seconds == (4 if asked else 0)
         note = report.comparison.reference["export"]
         assert note.endswith("text alone is")
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from olive_ext.errors import RunError
 from olive_ext.media.pictures import media_digest
+from olive_ext.media.sound import read_sound
 from olive_ext.report.comparison import ALL, Coverage, Divergence
 from olive_ext.session.requests import (
     GenerationOutput,
@@ -146,6 +147,9 @@ class Observer:
         self._longest = 0
         """Tokens before and of the longest request's targets."""
 
+        self._seconds = 0.0
+        """Of the longest sound."""
+
         self._first = sys.maxsize
         self._first_rows: dict[tuple[Any, ...], int] = {}
         self._alone: dict[str, dict[int, tuple[int, float]]] = {}
@@ -246,6 +250,8 @@ class Observer:
         if not isinstance(target, str):
             self._tokens.update(one for one in (*before, *target) if isinstance(one, int))
         self.modalities |= {name for name, field in _MEDIA.items() if getattr(request, field, ())}
+        for samples_N, rate in map(read_sound, getattr(request, "audio", ())):
+            self._seconds = max(self._seconds, len(samples_N) / rate)
         self._longest = max(self._longest, 1 + int(output.compared.positions.max(initial=-1)))
         self._first = min(self._first, 1 + int(output.compared.positions.min(initial=sys.maxsize - 1)))
         if not isinstance(request, RollingRequest):
@@ -264,12 +270,13 @@ class Observer:
         return output.compared
 
     def reach(self, context: int | None, vocab_size: int | None) -> Coverage | None:
-        """How far into the context and the vocabulary the compared targets reached; None without any."""
+        """How far into the context and the vocabulary the compared targets reached, and how long sounds were; None
+        without any target."""
         if not self._longest:
             return None
         share = len(self._tokens) / vocab_size if vocab_size and self._tokens else None
         longest = min(self._longest, context or self._longest)
-        return Coverage(longest, context, share, first=min(self._first, longest))
+        return Coverage(longest, context, share, first=min(self._first, longest), seconds=self._seconds)
 
     @property
     def tasks(self) -> tuple[str, ...]:
