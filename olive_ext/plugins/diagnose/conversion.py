@@ -22,6 +22,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.files.constants import Constants
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.damage import replace_weights
+from olive_ext.report.comparison import GENERATED
 from olive_ext.run.export import LARGEST_DIFFERENCE, logprobs
 from olive_ext.session.opening import open_model
 from olive_ext.session.tokenizer import load_tokenizer
@@ -575,7 +576,7 @@ class Agreement:
         weights = " with the model's weights" * self.is_decoded
         if self.is_equal:
             short = [f"no text reached '{name}' of {number}" for name, number in self.unseen.items()]
-            return "; ".join([f"equal to the checkpoint{weights}: {apart}", *short])
+            return "; ".join([f"equal to the checkpoint{weights}: {apart}", *short, f"no {GENERATED} was compared"])
         if self.is_undecided:
             usual = f"which says little of a quantized model ({self.quantized_by}; {USUAL})"
             measured = "`olive-ext evaluate --reference` measures what it lost"
