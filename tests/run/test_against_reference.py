@@ -546,13 +546,13 @@ def test_a_graph_that_computes_otherwise_with_the_references_weights_is_damaged(
 
     def flattened(model: onnx.ModelProto) -> None:
         next(node for node in model.graph.node if node.output[0] == "logits").output[0] = "right"
-        model.graph.initializer.append(numpy_helper.from_array(np.float32(0.5), "factor"))
-        model.graph.node.append(helper.make_node("Mul", ["right", "factor"], ["logits"]))
+        model.graph.initializer.append(numpy_helper.from_array(np.float32(0.5), "least"))
+        model.graph.node.append(helper.make_node("Max", ["right", "least"], ["logits"]))
         if beside == "an adapter":
             model.graph.initializer.append(numpy_helper.from_array(np.ones((8, 4), np.float32), "lora_A"))
             model.graph.node.append(helper.make_node("Identity", ["lora_A"], ["added"]))
         if beside == "products in bfloat16":
-            model.graph.node.append(helper.make_node("Cast", ["factor"], ["unread"], to=onnx.TensorProto.BFLOAT16))
+            model.graph.node.append(helper.make_node("Cast", ["least"], ["unread"], to=onnx.TensorProto.BFLOAT16))
         for tensor in model.graph.initializer if beside == "other weights" else ():
             if len(tensor.dims) == 2:
                 tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * 1.001, tensor.name))

@@ -501,6 +501,29 @@ def distance(weight: Array, grid: Grid, begin: int = 0) -> Distance:
     return Distance(count / weight.size, np.flatnonzero(is_far).tolist(), len(rows))
 
 
+def other_factor(reference: Constants, model: Constants) -> dict[str, str]:
+    """The number by which a graph multiplies its first output last of all, by that output's name, where it is not the
+    reference's: no rounding of weights has one, and a head whose weights hold it is far from the reference's."""
+    own, other = (_last_factor(one) for one in (model, reference))
+    if math.isclose(own, other, rel_tol=2**-7):
+        return {}
+    return {model.model.graph.output[0].name: f"are multiplied by {own:.6g}, the reference's by {other:.6g}"}
+
+
+def _last_factor(constants: Constants) -> float:
+    makers = {name: node for node in constants.model.graph.node for name in node.output}
+    value, factor = constants.model.graph.output[0].name, 1.0
+    while (node := makers.get(value)) is not None and node.op_type in ("Cast", "Mul", "Div"):
+        numbers = [constants.numbers(name) for name in node.input if name in constants.tensors]
+        others = [name for name in node.input if name not in constants.tensors]
+        if len(others) != 1 or any(one.size > 1 for one in numbers):
+            break
+        value = others[0]
+        for number in numbers:
+            factor *= np.float64(number.item()) ** (-1 if node.op_type == "Div" else 1)
+    return float(factor)
+
+
 def rounding_of(
     model: Constants, reference: Constants | None, known: Mapping[str, Array], constants: Mapping[str, Array]
 ) -> float:

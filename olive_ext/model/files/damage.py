@@ -39,6 +39,7 @@ from olive_ext.model.files.constants import (
     is_one,
     kind_of,
     meant_others,
+    other_factor,
     outliers,
     plain_name,
     quantized_weights,
@@ -176,10 +177,11 @@ def damage(
         elif config and not part:
             known = floats | rotary_tables(config, constants)
             numbers, apart_by = numbers_against(config, own.model, without, longest), checkpoint_distances(floats, own)
-        uncompared += len(grids.keys() - {name.split(",")[0] for name in apart_by} - alike)
+        unpaired = grids.keys() - {name.split(",")[0] for name in apart_by} - alike
         known, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in (known, constants))
         known = _renamed(known, constants)
-        uncompared += sum(own.float_names[name] not in own.scales for name in constants.keys() - known.keys())
+        alone = [name for name in constants.keys() - known.keys() if own.float_names[name] not in own.scales]
+        uncompared += len(unpaired) + len(alone)
         differing = apart(known, constants)
         if part in unreached:
             causes = {name: what.sentence(constants[name]) for name, what in differing.found.items()}
@@ -190,9 +192,12 @@ def damage(
             is_folded = is_near and not all(is_one(known[name], constants[name]) for name in vectors)
             texts = {"is_near": is_near, "is_same": is_same, "is_quantized": quantizing_operator(own.model) != ""}
             causes = hidden(differing.found, apart_by, known, constants, is_folded=is_folded, **texts)
+        left_out = differing.meant | differing.found.keys() | outliers(apart_by).keys()
+        is_open = numbers or unpaired or left_out or any(constants[name].size > 1 for name in alone)
+        if other is not None and not is_open:
+            numbers = other_factor(other, own)
         is_other = causes or numbers or is_same  # nothing is to be explained of equal distributions
         rounding = max(rounding, math.inf if is_other else rounding_of(own, other, known, constants))
-        left_out = differing.meant | differing.found.keys() | outliers(apart_by).keys()
         uncompared += sum(own.float_names.get(name, name) not in own.scales for name in left_out - causes.keys())
         causes |= broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in causes.items()}
