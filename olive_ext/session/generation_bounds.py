@@ -98,14 +98,14 @@ _TRANSFORMERS_SEARCH = (
 )  # fmt: skip
 """Keys of generation_config.json that change greedy answers by being there at all."""
 
-_STARTS = ("decoder_start_token_id", "forced_decoder_ids")
-"""Keys of any configuration that decide the first tokens of an encoder-decoder's answers."""
+_OF_ANY_FILE = ("decoder_start_token_id", "forced_decoder_ids", "suppress_tokens", "begin_suppress_tokens")
+"""Keys of any configuration that decide which tokens an encoder-decoder's answers have."""
 
 
 def read_search(files: ModelFiles) -> dict[str, Any]:
     """How a model's own runtime searches answers, beside its stop ids, by genai_config.json, else by
     generation_config.json, else (as transformers) by config.json: penalties, beams, whether tokens are drawn, a
-    `max_length` other than the context's (onnxruntime-genai 0.14 refuses a longer one), and the first tokens."""
+    `max_length` other than the context's (onnxruntime-genai 0.14 refuses a longer one), first and suppressed tokens."""
     config = next(iter(() if files.genai_config else generation_files(files)), None)
     written = {} if config is None else read_json(config, GenerationConfig)
     section = files.genai_config.get("search") or written
@@ -120,7 +120,7 @@ def read_search(files: ModelFiles) -> dict[str, Any]:
         **{name: section.get(name) or default for name, default in _DRAWS.items() if draws},
         "max_length": section["max_length"] if is_other else None,
         **{name: written[name] for name in _TRANSFORMERS_SEARCH if written.get(name)},
-        **{name: [*ids] for name in _STARTS if has_encoder and (ids := first_named(name, files))},
+        **{name: [*ids] for name in _OF_ANY_FILE if has_encoder and (ids := first_named(name, files))},
         **{name: value for name, value in written.items() if (name, value) == ("cache_implementation", "quantized")},
     }
 

@@ -627,12 +627,16 @@ def test_a_graph_that_its_steps_decide_is_damaged_where_a_trial_shows_it(
     assert (verdict(compared(report)).code == "damaged") == bool(problem) == (KV_CACHE in damaged)
 
 
-def test_answers_that_contradict_the_models_own_scores_are_damage(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("suppressed", [[], [5]])
+def test_answers_that_contradict_the_models_own_scores_are_damage_unless_tokens_are_suppressed(
+    suppressed: list[int], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Observer, "contradicted", lambda *_: "writes other answers than it scores")
-    report = answered(genai_export("llama"), genai_export("llama"), folder, tmp_path, "out", tasks=["tiny_generate"])
-    assert (verdict(compared(report)).code, [*compared(report).damaged]) == ("damaged", ["the KV cache"])
+    path = copied(tmp_path, "model")
+    (path / "genai_config.json").unlink()
+    (path / "generation_config.json").write_text(json.dumps({"suppress_tokens": suppressed}))
+    found = compared(answered(path, genai_export("llama"), folder, tmp_path, "out", tasks=["tiny_generate"]))
+    assert [*found.damaged] == ([] if suppressed else [KV_CACHE])
 
 
 @pytest.mark.parametrize("mode", ["resident", "recorded"])

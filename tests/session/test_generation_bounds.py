@@ -214,6 +214,7 @@ def generation(**values: Any) -> dict[str, Any]:
         (generation(temperature=0.6), generation(max_new_tokens=2), ("max_new_tokens 2 for None",)),
         (generation(), generation(cache_implementation="quantized"), ("cache_implementation quantized for None",)),
         (generation(), generation(decoder_start_token_id=[9]), ("decoder_start_token_id [9] for None",)),
+        (written(), written() | generation(suppress_tokens=[5]), ("suppress_tokens [5] for None",)),
         (generation(), generation(forced_decoder_ids=[[1, 5]]), ("forced_decoder_ids [[1, 5]] for None",)),
     ],
 )
