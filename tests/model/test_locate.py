@@ -339,9 +339,12 @@ KINDS: dict[str, tuple[Files, str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("files", "path", "kind"), KINDS.values(), ids=KINDS)
-def test_kind_is_that_of_the_files(files: Files, path: str, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", KINDS)
+def test_kind_is_that_of_the_files(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files, path, kind = KINDS[name]
     assert model_kind(put(tmp_path, files) / path) == kind
+    is_told = any("onnx/model.onnx" in line for line in caplog.messages)
+    assert is_told is (name == "weights above a graph")
 
 
 def test_kind_of_a_hub_name_is_hf_and_of_neither_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

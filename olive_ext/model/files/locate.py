@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from olive_ext.errors import MismatchError, ModelError, NotFoundError, counted, listed
+from olive_ext.errors import MismatchError, ModelError, NotFoundError, counted, listed, warn_ignored
 from olive_ext.model.files.content import hf_weights, read_outline, refuse_short, weight_files
 from olive_ext.model.files.model_package import ASSET, asset, choose, is_package, with_overlay
 from olive_ext.model.files.package_config import (
@@ -189,7 +189,8 @@ def _weights(graph: Path, outline: Outline) -> tuple[Path, ...]:
 def model_kind(path: str | Path) -> Kind:
     """What `path` holds: "onnx" for what `locate` takes, "hf" for config.json with weights and for a hub name.
 
-    A Hugging Face folder with ONNX files only in a sub-folder is "hf". Raises `ModelError` for anything else.
+    A Hugging Face folder with ONNX files only in a sub-folder is "hf", which is said once. Raises `ModelError` for
+    anything else.
     """
     if is_hub_name(str(path), needs_owner=True):
         return "hf"
@@ -202,9 +203,12 @@ def model_kind(path: str | Path) -> Kind:
     kind, record = olive_record(root)
     if kind == "onnxmodel":
         return "onnx"
+    graphs = sorted(root.glob("*/*.onnx"))
     if (root / "config.json").is_file() and hf_weights(root):
+        if graphs:
+            warn_ignored(f"'{graphs[0]}', because '{root}' holds weights of Hugging Face: name the graph to run it")
         return "hf"
-    if any(root.glob("*/*.onnx")):
+    if graphs:
         return "onnx"
     hint = f"; its {OLIVE_RECORD} names the model '{record['model_path']}'" if record.get("model_path") else ""
     raise ModelError(f"'{root}' is neither an ONNX nor a Hugging Face model: {contents(root)}{hint if kind else ''}")
