@@ -170,7 +170,7 @@ def cli() -> str:
         "answer, or a failure that nobody foresaw (`OLIVE_EXT_DEBUG=1` shows the traceback) |\n"
         "| 2 | what was given cannot be done (a mistake, a damaged model, too little memory or disk): one line on "
         "stderr names it |\n"
-        f"| {EXIT_STATUS['unknown']} | a comparison that decides nothing: the last lines say what would decide |\n"
+        f"| {EXIT_STATUS['unknown']} | an undecided comparison, or damage beside kept bounds: see the last lines |\n"
         "| 130, 143 | Ctrl-C, SIGTERM |\n\n"
         "`mend`, and `olive-ext run` without `fail_on_loss`, end with 0 where nothing is decided: the model is made. "
         "`olive run` itself ends with 0 on a loss, too, because Olive has no status for it: use a bound.",

@@ -62,7 +62,7 @@ def evaluate_command(arguments: Namespace) -> int:
         with going_on(config.journal and Path(config.journal).parent):
             from olive_ext.report.plain_text import print_table
             from olive_ext.report.report_files import page_of_report
-            from olive_ext.report.verdict import worst_status
+            from olive_ext.report.verdict import EXIT_STATUS, worst_status
             from olive_ext.run import check_complete, evaluate
 
             report = evaluate(config, progress=True)
@@ -73,7 +73,10 @@ def evaluate_command(arguments: Namespace) -> int:
         raise
     print_table(report, page=page_of_report(report), wording=advised)
     check_complete(report, config.on_error)
-    return FAILED if report.broken else worst_status([report.verdict])
+    if report.broken:
+        return FAILED
+    is_unknown = bool(config.bounds and report.unjudged_damage)  # bounds that are kept say nothing of it
+    return EXIT_STATUS["unknown"] if is_unknown else worst_status([report.verdict])
 
 
 def record_command(arguments: Namespace) -> int:

@@ -37,6 +37,9 @@ OF_GRAPHS = KV_CACHE, ENCODER, GRAPH = "the KV cache", "the encoder", "the graph
 CONSTANTS = "the files' constants"
 """Names in `Comparison.damaged` that are neither constants nor files."""
 
+TRIALS = {"parts_failure": KV_CACHE, "encoder_failure": ENCODER}
+"""What is damaged, by the fact of an execution that says what a trial at its opening has found."""
+
 NAME = "name"
 """Key of a model's facts: the name that people use. Without it the path is the name."""
 

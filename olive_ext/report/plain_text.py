@@ -198,7 +198,7 @@ def print_table(
     rows. `wording` gives the verdict's lines another form."""
     print_page(page_of(report), _notes(report), file, wording, is_short=page is not None)
     lines = [f"bound broken: {item.words}" for item in report.broken if report.comparison is None]
-    print_lines([*lines, *([] if page is None else [f"page: {page}"])], file)
+    print_lines([*lines, *report.unjudged_damage, *([] if page is None else [f"page: {page}"])], file)
 
 
 def print_page(
@@ -280,6 +280,7 @@ def to_markdown(report: Report) -> str:
         *(f"- {_with_code(text)}" for item in judged for text in item.evidence),
         *(f"Next: {_with_code(item.next_step)}." for item in judged if item.next_step),
         *(f"**Bound broken: {literal(item.words)}.**" for item in report.broken if not judged),
+        *(literal(item) for item in report.unjudged_damage),
         markdown_table(table.heads, table.rows),
         _facts("Model", report.model),
         f"## Providers\n\n{markdown_table(heads, providers)}" if providers else "",

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from olive_ext.report.comparison import Comparison
+from olive_ext.report.comparison import TRIALS, Comparison
 from olive_ext.report.metrics import Metric
 from olive_ext.report.verdict import Reason, Verdict, verdict
 
@@ -94,6 +94,12 @@ class Report:
     def verdict(self) -> Verdict | None:
         """The verdict on the comparison; None without one. report.json has its `_JUDGED`."""
         return None if self.comparison is None else verdict(self.comparison, self.broken)
+
+    @property
+    def unjudged_damage(self) -> tuple[str, ...]:
+        """What trials found damaged in a model that no verdict is on, in sentences."""
+        facts = self.model if self.comparison is None else {}
+        return tuple(f"damaged: '{name}' {facts[fact]}" for fact, name in TRIALS.items() if facts.get(fact))
 
     def __str__(self) -> str:
         """The terminal's table and verdict."""

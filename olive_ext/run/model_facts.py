@@ -11,16 +11,13 @@ from typing import Any
 
 from olive_ext.errors import ModelError
 from olive_ext.model import ResolvedModel
-from olive_ext.report.comparison import ENCODER, KV_CACHE, StopTokens
+from olive_ext.report.comparison import TRIALS, StopTokens
 
 STOP_FACTS = ("stop_ids", "unused_stop_ids", "stop_ids_file", "search")
 """Facts of an execution that `stops_of` reads."""
 
 UNJUDGED = "unjudged"
 """The fact of a report that holds `Models.unjudged`."""
-
-TRIALS = {"parts_failure": KV_CACHE, "encoder_failure": ENCODER}
-"""What is damaged, by the fact of an execution that says what its trial has found."""
 
 
 def damage_of(reference: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, str]:

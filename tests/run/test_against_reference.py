@@ -537,6 +537,17 @@ def test_a_model_that_only_continues_texts_wrongly_is_named_where_none_is_contin
     assert (found.status, found.code, [*compared(report).damaged]) == ("unknown", "damaged", ["the KV cache"])
 
 
+@pytest.mark.parametrize(("bounds", "status"), [((), 0), (("--require", "acc>=0"), 3), (("--require", "acc>=1"), 1)])
+def test_damage_is_told_without_a_reference_and_a_kept_bound_does_not_pass_it(
+    bounds: tuple[str, ...], status: int, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = edited.edited(genai_export("llama"), tmp_path / "model", edited.continue_wrongly)
+    asked = ("--tasks", "tiny_choice", "--include-path", str(folder), "--limit", "4", "--output", str(tmp_path / "out"))
+    assert main(["evaluate", str(path), *asked, *bounds]) == status
+    page = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert [text.count(f"damaged: '{KV_CACHE}'") for text in (capsys.readouterr().out, page)] == [1, 1]
+
+
 @pytest.mark.parametrize("beside", ["nothing", "other weights", "an adapter", "products in bfloat16"])
 def test_a_graph_that_computes_otherwise_with_the_references_weights_is_damaged(
     beside: str, folder: Path, tmp_path: Path

@@ -32,14 +32,14 @@ from olive_ext.errors import (
 )
 from olive_ext.report import Metric, PackedAnswers, Report, to_json, write_texts
 from olive_ext.report.changes import changes_of, deciding_changes, difference_texts
-from olive_ext.report.comparison import ALL, Comparison, Outcome, Status
+from olive_ext.report.comparison import ALL, TRIALS, Comparison, Outcome, Status
 from olive_ext.report.metrics import LENGTHS, non_finite_requests
 from olive_ext.report.next_step import next_step
 from olive_ext.report.page import TASK_HELPERS, TEMPLATE_DATE, model_name
 from olive_ext.report.verdict import EXIT_STATUS, Verdict, possible_loss, reason_of, verdict
 from olive_ext.run import check_complete, evaluate
 from olive_ext.run.earlier_reports import Named, is_report, load, other_choices
-from olive_ext.run.model_facts import STOP_FACTS, TRIALS, UNJUDGED, damage_of, stops_of
+from olive_ext.run.model_facts import STOP_FACTS, UNJUDGED, damage_of, stops_of
 from olive_ext.run.reference.answers import Answers, unpacked
 from olive_ext.run.reference.pairing import compare_answers, compare_texts, without_value
 

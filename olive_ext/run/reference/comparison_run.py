@@ -34,11 +34,10 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import is_same_path
 from olive_ext.registry import hook
 from olive_ext.report.changes import name_of
-from olive_ext.report.comparison import VARIANT, ClaimResult, Comparison, PromptDiff
+from olive_ext.report.comparison import TRIALS, VARIANT, ClaimResult, Comparison, PromptDiff
 from olive_ext.report.metrics import NON_FINITE
 from olive_ext.report.page import SIZE
 from olive_ext.run.bounds import PEAK_MEMORY, TOKENS_PER_SECOND, requested_costs, requested_tasks
-from olive_ext.run.model_facts import TRIALS
 from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers, changed_answers, read_answers
 from olive_ext.run.reference.observer import Generated, Observer, ReferenceScores, Weights, score_generated
