@@ -36,13 +36,15 @@ def contexts_of(candidate: int | None, other: int | None) -> tuple[int, int] | N
 
 def ends_of(model: ResolvedModel) -> Mapping[str, Any]:
     """`STOP_FACTS` of a model by its files, which may have no tokenizer."""
-    from olive_ext.session.generation_bounds import read_stop_ids
+    from olive_ext.session.generation_bounds import read_start, read_stop_ids
     from olive_ext.session.tokenizer import load_tokenizer
 
-    eos = None
+    files, settings = model.processor_files, model.settings
     with suppress(ModelError):
-        eos = load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code).eos_token_id
-    return read_stop_ids(model.processor_files, eos).facts
+        tokenizer = load_tokenizer(model.files.tokenizer, trust_remote_code=settings.trust_remote_code)
+        start = read_start(tokenizer, files, settings.language, settings.speech_task) if model.source else ()
+        return read_stop_ids(files, tokenizer.eos_token_id, start).facts
+    return read_stop_ids(files, None).facts
 
 
 def stops_of(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> StopTokens | None:

@@ -73,13 +73,15 @@ class StopIds:
         return listed(f"{number} {tokenizer.token_text(number)!r}" for number in shown) or "no token"
 
 
-def read_stop_ids(files: ModelFiles, eos: int | None) -> StopIds:
+def read_stop_ids(files: ModelFiles, eos: int | None, start: Sequence[int] = ()) -> StopIds:
     """The ids at which the model's own runtime stops. onnxruntime-genai reads genai_config.json alone; transformers
-    reads generation_config.json, else config.json. Where the file names none, it is `eos`, the tokenizer's."""
+    reads generation_config.json, else config.json. Where the file names none, it is `eos`, the tokenizer's. `start`:
+    an encoder-decoder's, by `read_start`."""
     ends = {**named_ends(files), "the tokenizer": () if eos is None else (eos,)}
     file, ids = next(iter(ends.items()))
     named = {token: other for other in reversed(ends) for token in ends[other] if token not in ids}
-    return StopIds(frozenset(ids), file, read_search(files), named)
+    search = {**read_search(files), **({DECODER_START: [*start]} if start else {})}
+    return StopIds(frozenset(ids), file, search, named)
 
 
 _SEARCH = {
@@ -98,14 +100,17 @@ _TRANSFORMERS_SEARCH = (
 )  # fmt: skip
 """Keys of generation_config.json that change greedy answers by being there at all."""
 
-_OF_ANY_FILE = ("decoder_start_token_id", "forced_decoder_ids", "suppress_tokens", "begin_suppress_tokens")
+_OF_ANY_FILE = ("suppress_tokens", "begin_suppress_tokens")
 """Keys of any configuration that decide which tokens an encoder-decoder's answers have."""
+
+DECODER_START = "decoder_input_ids"
+"""The first tokens of an encoder-decoder's answers, by transformers' name."""
 
 
 def read_search(files: ModelFiles) -> dict[str, Any]:
     """How a model's own runtime searches answers, beside its stop ids, by genai_config.json, else by
-    generation_config.json, else (as transformers) by config.json: penalties, beams, whether tokens are drawn, a
-    `max_length` other than the context's (onnxruntime-genai 0.14 refuses a longer one), first and suppressed tokens."""
+    generation_config.json, else (as transformers) by config.json: penalties, beams, whether tokens are drawn,
+    suppressed tokens, and a `max_length` other than the context's (onnxruntime-genai 0.14 refuses a longer one)."""
     config = next(iter(() if files.genai_config else generation_files(files)), None)
     written = {} if config is None else read_json(config, GenerationConfig)
     section = files.genai_config.get("search") or written
@@ -128,7 +133,7 @@ def read_search(files: ModelFiles) -> dict[str, Any]:
 def other_search(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[str, ...]:
     """How a candidate's runtime searches otherwise than its reference's, by `read_search`, where answers change."""
     known = {**_SEARCH, **reference}  # records and baselines of earlier versions have fewer
-    compared = (item for item in candidate.items() if item[0] not in _DRAWS or item[0] in reference)
+    compared = (item for item in candidate.items() if item[0] not in (*_DRAWS, DECODER_START) or item[0] in reference)
     others = {
         name: value for name, value in compared if value not in (None, False) and not is_same(value, known.get(name))
     }

@@ -90,8 +90,9 @@ def read_texts(model: ResolvedModel, tokenizer: Tokenizer | None = None) -> Text
     """Tokenizer (or the one that is open already), stop ids and encoding. Raises `ModelError` and `ConfigError` for
     what cannot be opened in the tokenizer and in the configurations of generation."""
     tokenizer = tokenizer or open_tokenizer(model)
-    stops = read_stop_ids(model.processor_files, tokenizer.eos_token_id)
-    return Texts(model, tokenizer, stops, read_encoding(tokenizer, model))
+    encoding = read_encoding(tokenizer, model)
+    start = () if encoding is None else encoding.start
+    return Texts(model, tokenizer, read_stop_ids(model.processor_files, tokenizer.eos_token_id, start), encoding)
 
 
 def open_tokenizer(model: ResolvedModel) -> Tokenizer:
@@ -228,7 +229,7 @@ def _resident_tap(candidate: LocalModel, reference: LocalModel) -> Tap:
     if len(both) == 2 and are_other_features(*both):
         logger.warning("the reference prepares sound otherwise than the model: both are given the model's features")
     own_item = {} if reference.media is None else {"own_item": reference.media.processor.own}
-    return ResidentTap(candidate.runner, reference.opened, kernels, **own_item)
+    return ResidentTap(candidate.opened, reference.opened, kernels, **own_item)
 
 
 def new_records(model: LocalModel, record_to: RecordTo) -> Records:

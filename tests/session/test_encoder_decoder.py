@@ -16,7 +16,10 @@ import torch
 import transformers
 
 import olive_ext
+from olive_ext.config.model import ModelSettings
 from olive_ext.errors import ConfigError, OliveExtError, TaskError
+from olive_ext.model.resolve import resolve
+from olive_ext.run.model_facts import ends_of, stops_of
 from olive_ext.session import Session
 from olive_ext.session.generation_bounds import read_start
 from olive_ext.session.placeholders import Encoding
@@ -164,6 +167,24 @@ def test_decoder_begins_as_in_transformers(package: Path, given: dict[str, Any],
         ends = session.stop_ids | {model.config.pad_token_id}
     for row, output in zip(found, outputs, strict=True):
         assert tuple(token for token in row if token not in ends)[-len(output.tokens) :] == output.tokens
+
+
+def test_other_first_tokens_are_another_search(package: Path, tmp_path: Path) -> None:
+    """By the tokens, not by the files: a language makes the forced ones void."""
+    forcing = shutil.copytree(package, tmp_path / "forcing")
+    file = forcing / "generation_config.json"
+    forced = json.loads(file.read_text(encoding="utf-8")) | {"forced_decoder_ids": [[1, 50], [2, 60]]}
+    file.write_text(json.dumps(forced), encoding="utf-8")
+
+    def search(reference: Path, candidate: Path, **given: Any) -> tuple[str, ...]:
+        models = [resolve(ModelSettings(model=str(path), **given)) for path in (reference, candidate)]
+        stops = stops_of(*map(ends_of, models))
+        assert stops is not None
+        return stops.search
+
+    assert search(forcing, package) == ("decoder_input_ids [2] for [2, 50, 60]",)
+    assert search(package, forcing) == ("decoder_input_ids [2, 50, 60] for [2]",)
+    assert search(forcing, package, language="en") == ()
 
 
 def test_language_that_nothing_names_is_told(package: Path, caplog: pytest.LogCaptureFixture) -> None:

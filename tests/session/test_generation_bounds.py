@@ -213,9 +213,7 @@ def generation(**values: Any) -> dict[str, Any]:
         (generation(), generation(sequence_bias=[[[7], -9.0]]), ("sequence_bias [[[7], -9.0]] for None",)),
         (generation(temperature=0.6), generation(max_new_tokens=2), ("max_new_tokens 2 for None",)),
         (generation(), generation(cache_implementation="quantized"), ("cache_implementation quantized for None",)),
-        (generation(), generation(decoder_start_token_id=[9]), ("decoder_start_token_id [9] for None",)),
         (written(), written() | generation(suppress_tokens=[5]), ("suppress_tokens [5] for None",)),
-        (generation(), generation(forced_decoder_ids=[[1, 5]]), ("forced_decoder_ids [[1, 5]] for None",)),
     ],
 )
 def test_search_that_makes_other_answers_is_named(
@@ -226,11 +224,9 @@ def test_search_that_makes_other_answers_is_named(
     assert other_search(searches[1], searches[1]) == ()
 
 
-def test_a_decoder_alone_has_no_start_of_its_own_and_an_earlier_versions_search_is_not_compared(tmp_path: Path) -> None:
-    starts = {"decoder_start_token_id": [9], "forced_decoder_ids": [[1, 5]]}
-    (tmp_path / "generation_config.json").write_text(json.dumps(starts))
-    assert not starts.keys() & read_search(model_files(tmp_path, {}))
+def test_an_earlier_versions_search_is_not_compared_with_what_it_did_not_note(tmp_path: Path) -> None:
     assert other_search({"do_sample": True}, of_files(tmp_path / "package", **written())) == ()
+    assert other_search({"do_sample": False}, read_stop_ids(model_files(tmp_path), EOS, (2, 50)).search) == ()
 
 
 def test_a_search_of_transformers_that_adds_no_processor_is_the_default(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from olive_ext.engine.reference.kernels import DivergenceKernels, shape_of
 from olive_ext.engine.requests import KeyedRequest, Notes, Request, Result, source_key
 from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
 from olive_ext.engine.step import UNLIMITED, IntArray, Step, StepOutput
-from olive_ext.errors import NotComparableError, RecordsError
+from olive_ext.errors import NotComparableError, RecordsError, UnsupportedError
 from olive_ext.media.items import Media, MediaItem, media_key
 from olive_ext.records import Records, request_key, scored_targets
 from olive_ext.stats.compared_fields import COMPARED
@@ -93,17 +93,22 @@ class ResidentTap(Tap):
 
     def __init__(
         self,
-        candidate: Runner,
+        candidate: OpenedRunner,
         reference: OpenedRunner,
         kernels: DivergenceKernels,
         own_item: Callable[[MediaItem], MediaItem] = lambda item: item,
     ) -> None:
-        """`own_item`: prepares a picture as the reference does. Raises `ConfigError` for models of different kinds."""
+        """`own_item`: prepares a picture as the reference does. Raises `ConfigError` for models of different kinds, and
+        where one takes one token a step and the other only whole texts."""
         self._reference, self.longest_step = reference
-        names = [runner.encoder.kind.value if runner.encoder else "none" for runner in (self._reference, candidate)]
+        runners = self._reference, candidate.runner
+        names = [runner.encoder.kind.value if runner.encoder else "none" for runner in runners]
         if names[0] != names[1]:
             raise NotComparableError(f"the reference's encoder takes {names[0]} and the model's {names[1]}")
-        self._reference.residency = candidate.residency
+        if 1 in (candidate.chunk_size, self.longest_step) and not all(one.traits.chunked_prefill for one in runners):
+            problem = "one of the models takes one token a step and the other only whole texts: set it to 'recorded'"
+            raise UnsupportedError(problem, "reference.mode", "resident")
+        self._reference.residency = candidate.runner.residency
         self.runners, self.kernels = (self._reference,), kernels
         self._own_item = lru_cache(maxsize=KEPT_ITEMS)(own_item)
         self._has_warned = False

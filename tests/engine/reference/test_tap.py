@@ -23,7 +23,7 @@ from olive_ext.engine.reference.tap import ReadingTap, ResidentTap, WritingTap
 from olive_ext.engine.requests import Generation, Request, Result, join_compared
 from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Traits
 from olive_ext.engine.step import UNLIMITED
-from olive_ext.errors import ConfigError, OliveExtError, RecordsError
+from olive_ext.errors import ConfigError, OliveExtError, RecordsError, UnsupportedError
 from olive_ext.media.items import Source
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.types import SourceKind
@@ -66,7 +66,7 @@ DIVERGENCE = DivergenceKernels(open_graph, Device("cpu"))
 
 def compared_engine(candidate: FakeRunner, reference: FakeRunner, chunk_size: int = 8) -> Engine:
     """An engine that compares with a resident reference."""
-    tap = ResidentTap(candidate, OpenedRunner(reference, chunk_size), DIVERGENCE)
+    tap = ResidentTap(OpenedRunner(candidate, chunk_size), OpenedRunner(reference, chunk_size), DIVERGENCE)
     return Engine(candidate, chunk_size, tap=tap)
 
 
@@ -211,7 +211,10 @@ def test_models_with_other_encoders_or_vocabularies_are_refused() -> None:
     speech = FakeRunner(1, SINGLE)
     speech.encoder = SimpleNamespace(kind=SourceKind.FEATURES)
     with refused(ConfigError, "not_comparable"):
-        ResidentTap(FakeRunner(1, SINGLE), OpenedRunner(speech, 8), DIVERGENCE)
+        ResidentTap(OpenedRunner(FakeRunner(1, SINGLE), 8), OpenedRunner(speech, 8), DIVERGENCE)
+    whole = FakeRunner(1, SINGLE, chunked_prefill=False)
+    with refused(UnsupportedError, "unsupported", "reference.mode", "resident"):
+        compared_engine(FakeRunner(1, SINGLE), whole, chunk_size=1)
     rows = np.zeros((2, 5), np.float32)
     ids = np.zeros(2, np.int64)
     with refused(ConfigError, "not_comparable", holds=("5", "6")):
