@@ -204,7 +204,8 @@ class Models:
         with suppress(ModelError):  # no file need state a length, where the evaluation itself names one
             says += [f"says {text}" for text in candidate.spec.contradicted]
         types = [str(one.files.genai_config.get("model", {}).get("type", "")) for one in self.given_models]
-        if all(types) and types[0] != types[-1] and refusal_of(types[0]) != refusal_of(types[-1]):
+        runs_alike = types[0] in ("", types[-1]) or not types[-1]
+        if not runs_alike and refusal_of(types[0]) not in map(refusal_of, (types[-1], "llama")):  # which is one graph
             says.append(f"says model.type '{types[0]}', the reference's file '{types[-1]}'")
         named = candidate.files.genai_config.get("model", {}).get("decoder", {}).get("filename")
         if named and candidate.files.directory / named not in (candidate.files.decoder, *candidate.files.weights):

@@ -548,12 +548,17 @@ def test_damage_is_told_without_a_reference_and_a_kept_bound_does_not_pass_it(
     assert [text.count(f"damaged: '{KV_CACHE}'") for text in (capsys.readouterr().out, page)] == [1, 1]
 
 
-@pytest.mark.parametrize("beside", ["nothing", "other weights", "an adapter", "products in bfloat16"])
+@pytest.mark.parametrize(
+    "beside", ["nothing", "other weights", "an adapter", "products in bfloat16", "a reference in bfloat16"]
+)
 def test_a_graph_that_computes_otherwise_with_the_references_weights_is_damaged(
     beside: str, folder: Path, tmp_path: Path
 ) -> None:
     """An export in fp32 without one of its heads was "as with weights of 4 to 5 bits", and no loss was found. What was
     changed on purpose, or rounds, may be as far."""
+
+    def rounded(model: onnx.ModelProto) -> None:
+        model.graph.node.append(helper.make_node("Cast", ["logits"], ["unread"], to=onnx.TensorProto.BFLOAT16))
 
     def flattened(model: onnx.ModelProto) -> None:
         next(node for node in model.graph.node if node.output[0] == "logits").output[0] = "right"
@@ -563,13 +568,16 @@ def test_a_graph_that_computes_otherwise_with_the_references_weights_is_damaged(
             model.graph.initializer.append(numpy_helper.from_array(np.ones((8, 4), np.float32), "lora_A"))
             model.graph.node.append(helper.make_node("Identity", ["lora_A"], ["added"]))
         if beside == "products in bfloat16":
-            model.graph.node.append(helper.make_node("Cast", ["least"], ["unread"], to=onnx.TensorProto.BFLOAT16))
+            rounded(model)
         for tensor in model.graph.initializer if beside == "other weights" else ():
             if len(tensor.dims) == 2:
                 tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * 1.001, tensor.name))
 
     path = edited.edited(genai_export("llama"), tmp_path / "model", flattened)
-    found = compared(answered(path, genai_export("llama"), folder, tmp_path, "out", tasks=["tiny_choice"]))
+    reference = genai_export("llama")
+    if beside == "a reference in bfloat16":
+        reference = edited.edited(reference, tmp_path / "reference", rounded)
+    found = compared(answered(path, reference, folder, tmp_path, "out", tasks=["tiny_choice"]))
     assert (GRAPH in found.damaged) is (beside == "nothing")
 
 
@@ -722,6 +730,13 @@ def test_what_ships_and_is_not_judged_is_named(
     found = " ".join(f"{name} {how}" for name, how in Models(config).unjudged.items())
     assert tells(found, what)
     assert bool(found) == bool(what)
+
+
+@pytest.mark.parametrize("kind", ["nosuch", "decoder-pipeline"])
+def test_a_type_that_runs_as_one_graph_is_judged_beside_a_reference_of_any(kind: str, tmp_path: Path) -> None:
+    other = copied(tmp_path, "reference", lambda content: content["model"].update(type=kind))
+    given = {"model": {"path": str(genai_export("llama"))}, "reference": str(other), "tasks": ["tiny_choice"]}
+    assert not Models(EvaluationConfig.parse(given)).unjudged
 
 
 USER = "<|user|>"

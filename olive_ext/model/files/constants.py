@@ -528,14 +528,14 @@ def rounding_of(
     model: Constants, reference: Constants | None, known: Mapping[str, Array], constants: Mapping[str, Array]
 ) -> float:
     """The mean KL in nats that rounding explains in a graph with exactly the reference's constants; infinite where it
-    has others, or rounds to 8 bits or to bfloat16. Inputs of products in 16 bits moved the quickstart's model by 6e-8
-    nats, and a random mixture of experts, whose router turns, by 0.02."""
+    has others, or one of both rounds to 8 bits or to bfloat16. Inputs of products in 16 bits moved the quickstart's
+    model by 6e-8 nats, and a random mixture of experts, whose router turns, by 0.02."""
     if reference is None or any(quantizing_operator(one.model) for one in (model, reference)):
         return math.inf
-    nodes = [*graph_nodes(model.model)]
+    nodes = [node for one in (model, reference) for node in graph_nodes(one.model)]
     types = {attribute(node, "to", TensorProto.FLOAT) for node in nodes}
-    types |= {value.type.tensor_type.elem_type for value in model.model.graph.input}
-    types |= {tensor.data_type for tensor in model.tensors.values()}
+    types |= {value.type.tensor_type.elem_type for one in (model, reference) for value in one.model.graph.input}
+    types |= {tensor.data_type for one in (model, reference) for tensor in one.tensors.values()}
     if few_bits(types) or TensorProto.BFLOAT16 in types or any(node.op_type == "Round" for node in nodes):
         return math.inf
     theirs, own = ({name: one for name, one in held.items() if not ROTARY.search(name)} for held in (known, constants))

@@ -64,11 +64,8 @@ _BY_NAME = (
 _BY_FORM = ("do_rotary", "rotary_interleaved", "interleaved", "is_causal", "unidirectional")
 """Attributes that mean the same in two nodes of one name with the same inputs."""
 
-REACHED = ("scale", "num_heads", "kv_num_heads")
-"""Attributes that decide every position of every text."""
-
-_SHOWN = (*_BY_FORM, "epsilon")
-"""Attributes that every text shows a little: weights in another order, or scaled, may have others."""
+REACHED = ("scale", "num_heads", "kv_num_heads", *_BY_FORM, "epsilon")
+"""Attributes that decide every position of every text: weights in another order, or scaled, may have others."""
 
 _ABSENT: Mapping[str, Any] = {
     "softcap": 0.0, "scale": 0.0, "local_window_size": -1, "epsilon": 1e-5, "activation_alpha": 1.0,
@@ -146,12 +143,12 @@ def damage(
     the reference's, NaN and infinity, a single vector that differs, and a product that is farther from the float one
     than rounding explains. To nodes: other numbers, except `REACHED` where texts gave nearly the same distributions
     (`is_near`), because a scale may be folded into the weights, and heads repeated. Where texts gave the same
-    distributions (`is_same`), vectors and numbers that every text reaches do not count. A window of the model's
+    distributions (`is_same`), vectors that every text reaches do not count. A window of the model's
     `longest` text is not one. Rows of `vocab_sizes` beyond the tokenizer's `num_tokens`, and rotary ones beyond
     `longest`, are never read. No text shows differences in the parts that are `unreached`. The reference is an ONNX
     model, a checkpoint, or not on disk. Raises `ModelError`."""
     findings, uncompared, rounding = dict[str, str](), 0, 0.0
-    floats, config, others, without = {}, {}, {}, REACHED * is_near + _SHOWN * is_same
+    floats, config, others, without = {}, {}, {}, REACHED * is_near
     if reference is not None and reference.decoder.suffix == ".onnx":
         others = _graphs(reference)
     elif reference is not None:
