@@ -25,11 +25,12 @@ from olive_ext.model.files.constants import (
     apart,
     broken,
     checkpoint_floats,
+    distance,
     distances,
     outliers,
 )
 from olive_ext.model.files.damage import (
-    checkpoint_distances,
+    checkpoint_pairs,
     damage,
     differing_numbers,
     hidden,
@@ -382,11 +383,15 @@ def test_quantized_weights_are_held_against_a_checkpoint_s_tensors(form: str) ->
         with_product(model, name, rows[24 * number : 24 * number + 24].T)
     own = Constants(graphs.to_nearest(model, 8), Path())
     others = {"visual.blocks.0.attn.q_proj.weight": rows, "model.layers.1.self_attn.v_proj.weight": rows[::-1]}
+
+    def far_from(tensors: dict[str, np.ndarray]) -> dict[str, Distance]:
+        return {name: distance(*pair) for name, pair in checkpoint_pairs(tensors, own).items()}
+
     checkpoint = {name: rows[part] for name, part in tensors.items()}
-    assert {one.share for one in checkpoint_distances({**others, **checkpoint}, own).values()} == {0.0}
+    assert {one.share for one in far_from(others | checkpoint).values()} == {0.0}
     last = [*checkpoint][-1]
     checkpoint[last] = np.concatenate([checkpoint[last][:-8], rows[:8]])
-    far = checkpoint_distances({**others, **checkpoint}, own)
+    far = far_from(others | checkpoint)
     assert {name for name, one in far.items() if one.rows or one.share > 0.2} == told
 
 
@@ -409,37 +414,33 @@ def test_the_norm_before_the_head_may_be_folded_into_it(
     assert len(damaged(tmp_path, graphs.to_nearest(model, bits), {"hidden_size": 64})) == num_named
 
 
-def test_two_products_that_make_up_for_each_other_are_no_damage_where_distributions_are_near(tmp_path: Path) -> None:
-    """One layer's smoothed `up_proj` and `down_proj`, in 8 bits: nothing was lost, and both were damaged."""
+@pytest.mark.parametrize(("bits", "is_alone"), [(8, False), (4, False), (8, True)])
+def test_two_products_that_make_up_for_each_other_are_no_damage(bits: int, is_alone: bool, tmp_path: Path) -> None:
+    """One layer's smoothed `up_proj` and `down_proj`: nothing was lost, and both were damaged."""
     rng = np.random.default_rng(1)
-    rows, smooth = rng.normal(size=(64, 64)).astype(np.float32), np.exp(rng.normal(size=64)).astype(np.float32)
+    rows, smooth = rng.normal(size=(64, 64)).astype(np.float32), np.exp(rng.normal(size=64) / 2).astype(np.float32)
     own, reference = graphs.plain(rows.T), graphs.plain(rows.T)
     for number in range(8):
         for model, factor in ((own, {2: smooth[:, None], 5: 1 / smooth}.get(number, 1)), (reference, 1)):
+            factor = 1 if is_alone and number == 2 else factor
             with_product(model, f"/layers.0/{'abcdefgh'[number]}/MatMul", (rows * factor).T)
-    own = graphs.to_nearest(own, 8)
-    for is_near in (False, True):
-        found = damaged(tmp_path / str(is_near), own, reference, is_near=is_near)
-        assert len(found) == (0 if is_near else 2)
+    assert len(damaged(tmp_path, graphs.to_nearest(own, bits), reference)) == is_alone
 
 
-@pytest.mark.parametrize(("is_near", "folded", "num_named"), [(True, 3, 0), (True, 0, 1), (False, 3, 1)])
-def test_a_norm_that_is_folded_into_one_product_alone_makes_it_no_damage(
-    is_near: bool, folded: int, num_named: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("is_folded", [True, False])
+def test_a_norm_that_is_folded_into_one_product_alone_makes_it_no_damage(is_folded: bool, tmp_path: Path) -> None:
     """Attention's norms and the last one were folded before int8, the others were not: the head was "damaged"."""
     rows, scale = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32), np.linspace(0.2, 4, 64)
     own, reference = graphs.plain(rows.T), graphs.plain(rows.T)
     for number in range(4):
         for model in (own, reference):
-            norm = np.ones(64) if model is own and number < folded else scale
+            norm = np.ones(64) if model is own and number < 3 * is_folded else scale
             name = f"layers.{number}.norm"
             model.graph.initializer.append(numpy_helper.from_array(norm.astype(np.float32), name))
             model.graph.node.append(helper.make_node("Mul", ["x", name], [f"{name}.y"]))
             product = rows * scale[None, :] if model is own and number == 3 else rows
             with_product(model, f"/{'abch'[number]}/MatMul", product.T.astype(np.float32))
-    found = damaged(tmp_path, graphs.to_nearest(own, 8), reference, is_near=is_near)
-    assert len(found) == num_named
+    assert len(damaged(tmp_path, graphs.to_nearest(own, 8), reference)) == (not is_folded)
 
 
 def test_rounding_of_every_kind_has_no_row_of_damage() -> None:

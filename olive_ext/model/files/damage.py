@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -28,25 +28,29 @@ from olive_ext.model.files.constants import (
     Apart,
     Constants,
     Distance,
+    Pair,
     apart,
     broken,
     checkpoint_floats,
     distance,
-    distances,
     float_weights,
     graph_nodes,
+    has_spread,
     is_alike,
+    is_made_up_for,
     is_one,
     kind_of,
     meant_others,
+    multipliers,
     other_factor,
     outliers,
+    pairs_of,
     plain_name,
     quantized_weights,
     rounding_of,
 )
 from olive_ext.model.files.content import load_graph
-from olive_ext.model.files.grids import Array, Grid
+from olive_ext.model.files.grids import Array
 from olive_ext.model.files.package_config import json_object
 from olive_ext.model.spec.checkpoint import entries, read_length
 from olive_ext.model.types import ModelFiles
@@ -162,19 +166,21 @@ def damage(
         left_out = (constants.keys() - floats.keys()) | differing.meant | (differing.found.keys() - causes.keys())
         return Damage(causes | broken(floats, constants), len(left_out))
     for part, graph in _graphs(model).items():
-        own, known, apart_by, alike, numbers, other = _constants(graph), floats, {}, set[str](), {}, None
+        own, known, alike, numbers, other = _constants(graph), floats, set[str](), {}, None
+        pairs: dict[str, Pair] = {}
         constants, grids = own.floats(), quantized_weights(own)
         _without_idle_windows(own.model, longest)
         if part in others:
             other = _constants(others[part])
             _without_idle_windows(other.model, longest)
-            known, apart_by, held = other.floats(), distances(other, own), quantized_weights(other)
+            known, pairs, held = other.floats(), pairs_of(other, own), quantized_weights(other)
             alike = {name for name in grids.keys() & held.keys() if all(map(np.array_equal, grids[name], held[name]))}
             numbers = differing_numbers(other, own, () if part in unreached else without)
         elif config and not part:
             known = floats | rotary_tables(config, constants)
-            numbers, apart_by = numbers_against(config, own.model, without, longest), checkpoint_distances(floats, own)
-        unpaired = grids.keys() - {name.split(",")[0] for name in apart_by} - alike
+            numbers, pairs = numbers_against(config, own.model, without, longest), checkpoint_pairs(floats, own)
+        unpaired = grids.keys() - {name.split(",")[0] for name in pairs} - alike
+        apart_by = {name: distance(*pair) for name, pair in pairs.items()}
         known, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in (known, constants))
         known = _renamed(known, constants)
         alone = [name for name in constants.keys() - known.keys() if own.float_names[name] not in own.scales]
@@ -184,11 +190,9 @@ def damage(
             causes = {name: what.sentence(constants[name]) for name, what in differing.found.items()}
             causes |= outliers(apart_by)
         else:
-            shared = known.keys() & constants.keys() - differing.found.keys()
-            vectors = (name for name in shared if known[name].ndim == 1)
-            is_folded = is_near and not all(is_one(known[name], constants[name]) for name in vectors)
+            folded = _smoothed(pairs, apart_by, known, constants)
             texts = {"is_near": is_near, "is_same": is_same, "is_quantized": quantizing_operator(own.model) != ""}
-            causes = hidden(differing.found, apart_by, known, constants, is_folded=is_folded, **texts)
+            causes = hidden(differing.found, apart_by, known, constants, folded=folded, **texts)
         left_out = differing.meant | differing.found.keys() | outliers(apart_by).keys()
         is_open = numbers or unpaired or left_out or any(constants[name].size > 1 for name in alone)
         if other is not None and not is_open:
@@ -207,11 +211,6 @@ def _constants(file: Path) -> Constants:
     return Constants(onnx.inliner.inline_local_functions(model) if model.functions else model, file)
 
 
-def checkpoint_distances(tensors: Mapping[str, Array], model: Constants) -> dict[str, Distance]:
-    """As `distances`, of a checkpoint's tensors. A part of a packed product has its own name, too."""
-    return {name: distance(whole, grid, first) for name, whole, grid, first in _paired(tensors, model)}
-
-
 def replace_weights(tensors: Mapping[str, Array], model: Constants) -> bool:
     """Writes the decoded values of a graph's quantized weights into the `tensors` of its checkpoint. Returns whether
     the graph should then compute what the checkpoint does: everything that is rounded in it is a weight that pairs and
@@ -221,7 +220,7 @@ def replace_weights(tensors: Mapping[str, Array], model: Constants) -> bool:
     for name, array in model.floats().items():
         is_exact &= name not in tensors or tensors[name].shape != array.shape or is_one(tensors[name], array)
     names = set()
-    for name, whole, grid, first in _paired(tensors, model) if is_exact else ():
+    for name, (whole, grid, first) in checkpoint_pairs(tensors, model).items() if is_exact else ():
         decoded, _ = grid.rows(first, first + len(whole))
         is_exact &= bool(np.linalg.norm(decoded - whole) < _NEAR * np.linalg.norm(whole))
         whole[:] = decoded
@@ -230,11 +229,10 @@ def replace_weights(tensors: Mapping[str, Array], model: Constants) -> bool:
     return is_exact and bool(names) and quantized_weights(model).keys() == names and all(read)
 
 
-def _paired(tensors: Mapping[str, Array], model: Constants) -> Iterator[tuple[str, Array, Grid, int]]:
-    """A checkpoint's tensors, each with the quantized weights of a graph that hold it and the row where it begins. They
-    pair by layer, last word and shape, and a packed product of one side (`JOINED`) with its parts by rows. A head that
-    the checkpoint lacks is its table."""
-    grids = quantized_weights(model)
+def checkpoint_pairs(tensors: Mapping[str, Array], model: Constants) -> dict[str, Pair]:
+    """As `pairs_of`, of a checkpoint's tensors. They pair by layer, last word and shape, and a packed product of one
+    side (`JOINED`) with its parts by rows; a part has its own name. A head that the checkpoint lacks is its table."""
+    grids, pairs = quantized_weights(model), dict[str, Pair]()
     names, owns = _by_word(grids), {key: tensors[name] for key, name in _by_word(tensors).items()}
     for (layer, word), whole in [*owns.items()]:
         if word == "embed_tokens":
@@ -248,7 +246,8 @@ def _paired(tensors: Mapping[str, Array], model: Constants) -> Iterator[tuple[st
         ends = np.cumsum([0, *(len(owns[part]) for part in parts)])
         for part, first in zip(parts, ends, strict=False) if ends[-1] == grids[name].shape[0] else ():
             if owns[part].shape[1:] == grids[name].shape[1:]:
-                yield name if part[1] == word else f"{name}, {part[1]}", owns[part], grids[name], int(first)
+                pairs[name if part[1] == word else f"{name}, {part[1]}"] = owns[part], grids[name], int(first)
+    return pairs
 
 
 def _by_word(names: Iterable[str]) -> dict[tuple[int | None, str], str]:
@@ -290,7 +289,7 @@ def hidden(
     is_near: bool = False,
     is_same: bool = False,
     is_quantized: bool = False,
-    is_folded: bool = False,
+    folded: Collection[str] = (),
 ) -> dict[str, str]:
     """The damage that texts need not show, among `constants` that are `others` than the `reference`'s and `products`
     far from their float ones. Any text reaches a constant that differs in half of its numbers or more, and a matrix
@@ -299,9 +298,8 @@ def hidden(
     Rotations, smoothing and folded norms change several constants that way, a folded multiplier changes one matrix, and
     the model computes the same. Then these are left out, and so is a vector alone where texts gave the same
     distributions (`is_same`). Up to a quarter of the products do not count as such where no vector changed with them
-    and texts gave other distributions (not `is_near`). A norm of ones may be in quantized products. Where vectors
-    were changed on purpose (`is_folded`), no product is damage for being far. Nothing is folded into fewer than half of
-    the rows of a table or head."""
+    and texts gave other distributions (not `is_near`). A norm of ones may be in quantized products, and products make
+    up for vectors that are `folded`. Nothing is folded into fewer than half of the rows of a table or head."""
     tables = (array.shape for name, array in constants.items() if array.ndim == 2 and not ROTARY.search(name))
     widest, whole, far = max(map(max, tables), default=0), set(), outliers(products)
     for name, what in others.items():
@@ -318,12 +316,40 @@ def hidden(
     is_smooth = is_near or is_same or any(constants[name].ndim < 2 for name in whole)
     is_meant = len(whole) + len(far) > max(1, 0 if is_smooth else len(products) // 4)
     ones = {name for name in whole if is_quantized and (constants[name] == 1).all()}
-    meant = whole if is_meant or is_same else {name for name in whole if constants[name].ndim > 1} | ones
+    meant = whole if is_meant or is_same else {name for name in whole if constants[name].ndim > 1} | ones | {*folded}
     findings = {name: what.sentence(constants[name]) for name, what in others.items() if name not in meant}
     in_part = {name for name, one in products.items() if 0 < 2 * len(one.rows) < one.num_rows}
     in_part = {name for name in in_part if _TABLES.search(name) or "lm_head" in name}
-    is_expected = is_meant or is_folded
-    return {**findings, **{name: how for name, how in far.items() if not is_expected or name in in_part}}
+    return {**findings, **{name: how for name, how in far.items() if not is_meant or name in in_part}}
+
+
+def _smoothed(
+    pairs: Mapping[str, Pair],
+    apart_by: dict[str, Distance],
+    reference: Mapping[str, Array],
+    constants: Mapping[str, Array],
+) -> set[str]:
+    """The vectors whose change the columns of a product make up for, as AWQ, SmoothQuant and folded norms do it. A
+    product that is far in `apart_by`, and whose factors a vector or another product makes up for, is compared with its
+    float one times these factors."""
+    far, folds = outliers(apart_by), dict[str, tuple[Array, Array]]()
+    changes = {}
+    for name in constants.keys() & reference.keys():
+        both = [one[name].astype(np.float32) for one in (constants, reference) if one[name].ndim == 1]
+        if len(both) == 2 and both[0].shape == both[1].shape:
+            with np.errstate(all="ignore"):
+                changes[name] = np.nan_to_num(np.log(np.abs(both[0] / both[1])), posinf=0, neginf=0)
+    for name, pair in pairs.items() if far or any(map(has_spread, changes.values())) else ():
+        if not (_TABLES.search(name) or _EXPERT.search(name)):
+            folds[name] = multipliers(*pair)
+    all_columns = [columns for _, columns in folds.values()]
+    causes = [*changes.values(), *(rows for rows, _ in folds.values())]
+    for name in far.keys() & folds.keys():
+        (rows_N, columns_K), (weight, grid, first) = folds[name], pairs[name]
+        made_up_for = [is_made_up_for(rows_N, all_columns), is_made_up_for(columns_K, causes)]
+        if any(made_up_for) and made_up_for == [has_spread(rows_N), has_spread(columns_K)]:
+            apart_by[name] = distance(weight * np.exp(rows_N)[:, None] * np.exp(columns_K), grid, first)
+    return {name for name, change in changes.items() if is_made_up_for(change, all_columns)}
 
 
 def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[str, Array]:
