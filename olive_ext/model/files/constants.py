@@ -10,12 +10,12 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from operator import eq
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -26,7 +26,16 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from olive_ext.graph.nodes import attribute, external_locations, few_bits, nested_graphs, quantizing_operator
 from olive_ext.model.files.content import weight_files
-from olive_ext.model.files.grids import Array, Grid, dequantized_grid, packed_grid
+from olive_ext.model.files.grids import (
+    Array,
+    Grid,
+    Pair,
+    dequantized_grid,
+    has_spread,
+    is_made_up_for,
+    multipliers,
+    packed_grid,
+)
 from olive_ext.model.files.package_config import json_object
 from olive_ext.model.spec.attention import rotary_nodes
 from olive_ext.model.spec.media_spec import HIDDEN
@@ -71,13 +80,6 @@ that are off by one make 1, and lost numbers 2.7."""
 
 ROW_SIZE, BLOCK_SIZE = 0.2, 0.5
 """The same, relative to the mean size of the row's numbers: GPTQ moves small numbers by many steps of 8 bits."""
-
-_FITS, _LEAST_FOLDED = 20, 1e-3
-"""Rounds of alternating least squares, and the least factor of a row or column that was not just lost."""
-
-_LEAST_SPREAD, _LEAST_CORRELATION = 0.05, 0.9
-"""The standard deviation from which on logarithms of factors are not all alike (rounding to 3 bits leaves 0.02 of 128
-numbers), and their correlation where one side takes back the other: 0.98 of AWQ at 3 bits, by chance 0.45 of 32."""
 
 _NOTHING = 1e-3
 """Steps below this share of a weight's mean size count as this."""
@@ -439,10 +441,6 @@ def outliers(distances: Mapping[str, Distance]) -> dict[str, str]:
     return {name: f"{far[name]} farther off than rounding puts any" for name in far.keys() - meant}
 
 
-Pair: TypeAlias = tuple[Array, Grid, int]
-"""A float weight, the quantized one that holds it, and the row where it begins in that."""
-
-
 def pairs_of(reference: Constants, model: Constants) -> dict[str, Pair]:
     """By node name: each quantized product, table and experts' weight whose float one `reference` has."""
     floats, grids = float_weights(reference), quantized_weights(model)
@@ -492,36 +490,6 @@ def _is_turned(node: onnx.NodeProto) -> bool:
     return node.op_type == "MatMul" or (node.op_type == "Gemm" and not attribute(node, "transB", 0))
 
 
-def multipliers(weight: Array, grid: Grid, begin: int = 0) -> tuple[Array, Array]:
-    """The logarithms of what the rows and the columns of a float weight [N, K] were multiplied by before it was
-    rounded, by least squares: [N], [K]. 0 where little is left of a row or column."""
-    floats, (numbers, _) = weight.astype(np.float32), grid.rows(begin, begin + len(weight))
-    products_NK, squares_NK = floats * np.nan_to_num(numbers), floats**2
-    rows_N, columns_K = np.ones(len(floats), np.float32), np.ones(floats.shape[1], np.float32)
-    for _ in range(_FITS):
-        rows_N = _fitted(products_NK @ columns_K, squares_NK @ columns_K**2)
-        columns_K = _fitted(rows_N @ products_NK, rows_N**2 @ squares_NK)
-    return np.log(rows_N), np.log(columns_K)
-
-
-def _fitted(products: Array, squares: Array) -> Array:
-    return np.where(products > _LEAST_FOLDED * squares, products / np.maximum(squares, 1e-30), 1)
-
-
-def is_made_up_for(factors: Array, others: Iterable[Array]) -> bool:
-    """Whether one of the `others` takes factors back that are not all alike: all are logarithms. Of a packed product
-    the last rows are values or `up_proj`."""
-    if not has_spread(factors):
-        return False
-    same = (one for one in others if len(one) <= len(factors) and has_spread(one))
-    return any(np.corrcoef(factors[-len(one) :], -one)[0, 1] > _LEAST_CORRELATION for one in same)
-
-
-def has_spread(factors: Array) -> bool:
-    """Whether logarithms of factors differ by more than rounding leaves."""
-    return bool(factors.std() > _LEAST_SPREAD)
-
-
 def distance(weight: Array, grid: Grid, begin: int = 0) -> Distance:
     """The distance of a float weight [N, K] from the rows of its quantized one that begin at `begin`."""
     count, in_steps, in_size = 0, [], []
@@ -545,6 +513,33 @@ def distance(weight: Array, grid: Grid, begin: int = 0) -> Distance:
     if is_nearest:
         is_far |= ((blocks > BLOCK_STEPS) & (sizes > BLOCK_SIZE)).any(1)
     return Distance(count / weight.size, np.flatnonzero(is_far).tolist(), len(rows))
+
+
+def smoothed(
+    pairs: Mapping[str, Pair],
+    apart_by: dict[str, Distance],
+    reference: Mapping[str, Array],
+    constants: Mapping[str, Array],
+) -> set[str]:
+    """The vectors whose change the columns of a product make up for, as AWQ, SmoothQuant and folded norms do it. A
+    product that is far in `apart_by`, and whose factors a vector or another product makes up for, is compared with its
+    float one times these factors."""
+    far, changes = outliers(apart_by), {}
+    for name in constants.keys() & reference.keys():
+        both = [one[name].astype(np.float32) for one in (constants, reference) if one[name].ndim == 1]
+        if len(both) == 2 and both[0].shape == both[1].shape:
+            with np.errstate(all="ignore"):
+                changes[name] = np.nan_to_num(np.log(np.abs(both[0] / both[1])), posinf=0, neginf=0)
+    is_open = far or any(map(has_spread, changes.values()))
+    folds = {name: multipliers(*pair) for name, pair in pairs.items()} if is_open else {}
+    all_columns = [columns for _, columns in folds.values()]
+    causes = [*changes.values(), *(rows for rows, _ in folds.values())]
+    for name in far.keys() & folds.keys():
+        (rows_N, columns_K), (weight, grid, first) = folds[name], pairs[name]
+        made_up_for = [is_made_up_for(rows_N, all_columns), is_made_up_for(columns_K, causes)]
+        if any(made_up_for) and made_up_for == [has_spread(rows_N), has_spread(columns_K)]:
+            apart_by[name] = distance(weight * np.exp(rows_N)[:, None] * np.exp(columns_K), grid, first)
+    return {name for name, change in changes.items() if is_made_up_for(change, all_columns)}
 
 
 def other_factor(reference: Constants, model: Constants) -> dict[str, str]:

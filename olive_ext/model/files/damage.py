@@ -28,29 +28,26 @@ from olive_ext.model.files.constants import (
     Apart,
     Constants,
     Distance,
-    Pair,
     apart,
     broken,
     checkpoint_floats,
     distance,
     float_weights,
     graph_nodes,
-    has_spread,
     is_alike,
-    is_made_up_for,
     is_one,
     kind_of,
     meant_others,
-    multipliers,
     other_factor,
     outliers,
     pairs_of,
     plain_name,
     quantized_weights,
     rounding_of,
+    smoothed,
 )
 from olive_ext.model.files.content import load_graph
-from olive_ext.model.files.grids import Array
+from olive_ext.model.files.grids import Array, Pair
 from olive_ext.model.files.package_config import json_object
 from olive_ext.model.spec.checkpoint import entries, read_length
 from olive_ext.model.types import ModelFiles
@@ -190,7 +187,8 @@ def damage(
             causes = {name: what.sentence(constants[name]) for name, what in differing.found.items()}
             causes |= outliers(apart_by)
         else:
-            folded = _smoothed(pairs, apart_by, known, constants)
+            whole = {name: one for name, one in pairs.items() if not (_TABLES.search(name) or _EXPERT.search(name))}
+            folded = smoothed(whole, apart_by, known, constants)
             texts = {"is_near": is_near, "is_same": is_same, "is_quantized": quantizing_operator(own.model) != ""}
             causes = hidden(differing.found, apart_by, known, constants, folded=folded, **texts)
         left_out = differing.meant | differing.found.keys() | outliers(apart_by).keys()
@@ -321,35 +319,6 @@ def hidden(
     in_part = {name for name, one in products.items() if 0 < 2 * len(one.rows) < one.num_rows}
     in_part = {name for name in in_part if _TABLES.search(name) or "lm_head" in name}
     return {**findings, **{name: how for name, how in far.items() if not is_meant or name in in_part}}
-
-
-def _smoothed(
-    pairs: Mapping[str, Pair],
-    apart_by: dict[str, Distance],
-    reference: Mapping[str, Array],
-    constants: Mapping[str, Array],
-) -> set[str]:
-    """The vectors whose change the columns of a product make up for, as AWQ, SmoothQuant and folded norms do it. A
-    product that is far in `apart_by`, and whose factors a vector or another product makes up for, is compared with its
-    float one times these factors."""
-    far, folds = outliers(apart_by), dict[str, tuple[Array, Array]]()
-    changes = {}
-    for name in constants.keys() & reference.keys():
-        both = [one[name].astype(np.float32) for one in (constants, reference) if one[name].ndim == 1]
-        if len(both) == 2 and both[0].shape == both[1].shape:
-            with np.errstate(all="ignore"):
-                changes[name] = np.nan_to_num(np.log(np.abs(both[0] / both[1])), posinf=0, neginf=0)
-    for name, pair in pairs.items() if far or any(map(has_spread, changes.values())) else ():
-        if not (_TABLES.search(name) or _EXPERT.search(name)):
-            folds[name] = multipliers(*pair)
-    all_columns = [columns for _, columns in folds.values()]
-    causes = [*changes.values(), *(rows for rows, _ in folds.values())]
-    for name in far.keys() & folds.keys():
-        (rows_N, columns_K), (weight, grid, first) = folds[name], pairs[name]
-        made_up_for = [is_made_up_for(rows_N, all_columns), is_made_up_for(columns_K, causes)]
-        if any(made_up_for) and made_up_for == [has_spread(rows_N), has_spread(columns_K)]:
-            apart_by[name] = distance(weight * np.exp(rows_N)[:, None] * np.exp(columns_K), grid, first)
-    return {name for name, change in changes.items() if is_made_up_for(change, all_columns)}
 
 
 def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[str, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -11,6 +12,13 @@ import onnx
 from olive_ext.graph.nodes import attribute
 
 Array: TypeAlias = npt.NDArray[Any]
+
+_FITS, _LEAST_FOLDED = 20, 1e-3
+"""Rounds of alternating least squares, and the least factor of a row or column that was not just lost."""
+
+_LEAST_SPREAD, _LEAST_CORRELATION = 0.05, 0.9
+"""The standard deviation from which on logarithms of factors are not all alike (rounding to 3 bits leaves 0.02 of 128
+numbers), and their correlation where one side takes back the other: 0.98 of AWQ at 3 bits, by chance 0.45 of 32."""
 
 
 class Grid(NamedTuple):
@@ -50,6 +58,10 @@ class Grid(NamedTuple):
         numbers = np.pad(numbers, ((0, 0), (0, num_blocks * self.block - numbers.shape[1])))
         numbers = (numbers.reshape(len(steps), num_blocks, self.block) - points) * steps[..., None]
         return numbers.reshape(len(steps), -1)[:, : self.num_inputs], np.abs(steps)
+
+
+Pair: TypeAlias = tuple[Array, Grid, int]
+"""A float weight, the quantized one that holds it, and the row where it begins in that."""
 
 
 def packed_grid(
@@ -95,3 +107,33 @@ def unpacked(bytes_: Array, bits: int) -> Array:
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     numbers: Array = (bytes_[..., None] >> shifts) & np.uint8(2**bits - 1)
     return numbers.reshape(*bytes_.shape[:-1], -1)
+
+
+def multipliers(weight: Array, grid: Grid, begin: int = 0) -> tuple[Array, Array]:
+    """The logarithms of what the rows and the columns of a float weight [N, K] were multiplied by before it was
+    rounded, by least squares: [N], [K]. 0 where little is left of a row or column."""
+    floats, (numbers, _) = weight.astype(np.float32), grid.rows(begin, begin + len(weight))
+    products_NK, squares_NK = floats * np.nan_to_num(numbers), floats**2
+    rows_N, columns_K = np.ones(len(floats), np.float32), np.ones(floats.shape[1], np.float32)
+    for _ in range(_FITS):
+        rows_N = _fitted(products_NK @ columns_K, squares_NK @ columns_K**2)
+        columns_K = _fitted(rows_N @ products_NK, rows_N**2 @ squares_NK)
+    return np.log(rows_N), np.log(columns_K)
+
+
+def _fitted(products: Array, squares: Array) -> Array:
+    return np.where(products > _LEAST_FOLDED * squares, products / np.maximum(squares, 1e-30), 1)
+
+
+def is_made_up_for(factors: Array, others: Iterable[Array]) -> bool:
+    """Whether one of the `others` takes factors back that are not all alike: all are logarithms. Of a packed product
+    the last rows are values or `up_proj`."""
+    if not has_spread(factors):
+        return False
+    same = (one for one in others if len(one) <= len(factors) and has_spread(one))
+    return any(np.corrcoef(factors[-len(one) :], -one)[0, 1] > _LEAST_CORRELATION for one in same)
+
+
+def has_spread(factors: Array) -> bool:
+    """Whether logarithms of factors differ by more than rounding leaves."""
+    return bool(factors.std() > _LEAST_SPREAD)
