@@ -151,9 +151,8 @@ def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Mo
     overall = comparison.overall_divergence()
     is_near = overall is not None and overall.kl.mean < BANDS[0].most_kl
     is_same = overall is not None and overall.kl.maximum < SAME_NATS
-    constants = models.damage(
-        is_near=is_near, is_same=is_same, unreached=[part for part, one in MEDIA_PARTS.items() if one in unseen]
-    )
+    texts = {"is_far": overall is not None and not is_near, "is_near": is_near, "is_same": is_same}
+    constants = models.damage(**texts, unreached=[part for part, one in MEDIA_PARTS.items() if one in unseen])
     if reach is not None:
         continues = observer is not None and any(len(one.target.target) > 1 for one in observer.generated)
         kinds = [*(one.kind for one in unseen), *([] if continues else [GENERATED])]

@@ -932,6 +932,28 @@ def test_many_other_rows_of_a_table_are_damage_as_few_are(number: int, told: int
     assert len(damage(*saved(tmp_path, own, tables), is_same=True).findings) == told
 
 
+@pytest.mark.parametrize("is_graph", [True, False])
+@pytest.mark.parametrize(("layers", "is_far", "num_named"), [([1], True, 1), ([0, 1], True, 2), ([1], False, 0)])
+def test_a_float_weight_that_is_another_is_damage_where_texts_were_far(
+    layers: list[int], is_far: bool, num_named: int, is_graph: bool, tmp_path: Path
+) -> None:
+    """A product of zeros alone, 0.1 nats, passed by `fail_on_loss`. Nothing that is folded into floats is far, and
+    where most of a kind are others, they were trained."""
+    rows = np.random.default_rng(1).normal(size=(8, 16, 16)).astype(np.float32)
+
+    def weights(lost: Sequence[int] = ()) -> Any:
+        arrays = {f"model.layers.{number}.mlp.weight": one * (number not in lost) for number, one in enumerate(rows)}
+        if not is_graph:
+            return {TABLE: np.ones((100, 16), np.float32), **arrays}
+        model = decoder()
+        for name, array in arrays.items():
+            with_product(model, name, array)
+        return model
+
+    assert len(damaged(tmp_path / "some", weights(layers), weights(), is_far=is_far)) == num_named
+    assert damaged(tmp_path / "most", weights(range(1, 8)), weights(), is_far=is_far) == {}
+
+
 def test_a_checkpoint_is_held_against_its_reference_where_it_runs_as_it_is(tmp_path: Path) -> None:
     """Without an export: NaN rows, and rows of others, were "no difference found"."""
     own = changed(TABLE, put([3, 90], np.nan), changed(NORM, lambda array: 2 * array))

@@ -27,6 +27,7 @@ from olive_ext.model.files.constants import (
     ROTARY,
     Apart,
     Constants,
+    Differing,
     Distance,
     apart,
     broken,
@@ -133,6 +134,7 @@ def damage(
     model: ModelFiles,
     reference: ModelFiles | None,
     *,
+    is_far: bool = False,
     is_near: bool = False,
     is_same: bool = False,
     longest: int | None = None,
@@ -143,7 +145,8 @@ def damage(
     """The damage to a model's constants and nodes that texts need not show, by name. To constants: rows that are not
     the reference's, NaN and infinity, a single vector that differs, and a product that is farther from the float one
     than rounding explains. To nodes: other numbers, except `REACHED` where texts gave nearly the same distributions
-    (`is_near`), because a scale may be folded into the weights, and heads repeated. Where texts gave the same
+    (`is_near`), because a scale may be folded into the weights, and heads repeated; and whatever differs in a float
+    model where they did not (`is_far`), unless most weights of its kind do. Where texts gave the same
     distributions (`is_same`), vectors that every text reaches do not count. A window of the model's
     `longest` text is not one. Rows of `vocab_sizes` beyond the tokenizer's `num_tokens`, and rotary ones beyond
     `longest`, are never read. No text shows differences in the parts that are `unreached`. The reference is an ONNX
@@ -160,6 +163,7 @@ def damage(
         floats, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in both)
         differing = apart(floats, constants)
         causes = hidden(differing.found, {}, floats, constants, is_same=is_same)
+        causes |= alone_apart(differing, constants) if is_far else {}
         left_out = (constants.keys() - floats.keys()) | differing.meant | (differing.found.keys() - causes.keys())
         return Damage(causes | broken(floats, constants), len(left_out))
     for part, graph in _graphs(model).items():
@@ -191,6 +195,8 @@ def damage(
             folded = smoothed(whole, apart_by, known, constants)
             texts = {"is_near": is_near, "is_same": is_same, "is_quantized": quantizing_operator(own.model) != ""}
             causes = hidden(differing.found, apart_by, known, constants, folded=folded, **texts)
+            if is_far and not texts["is_quantized"]:
+                causes |= alone_apart(differing, constants)
         left_out = differing.meant | differing.found.keys() | outliers(apart_by).keys()
         is_open = numbers or unpaired or left_out or any(constants[name].size > 1 for name in alone)
         if other is not None and not is_open:
@@ -319,6 +325,12 @@ def hidden(
     in_part = {name for name, one in products.items() if 0 < 2 * len(one.rows) < one.num_rows}
     in_part = {name for name in in_part if _TABLES.search(name) or "lm_head" in name}
     return {**findings, **{name: how for name, how in far.items() if not is_meant or name in in_part}}
+
+
+def alone_apart(differing: Differing, constants: Mapping[str, Array]) -> dict[str, str]:
+    """What is apart in a float model whose texts were far: what is folded gives the same distributions there. Nothing
+    where most weights of a kind are others, as trained ones are."""
+    return {} if differing.meant else {name: what.sentence(constants[name]) for name, what in differing.found.items()}
 
 
 def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[str, Array]:
