@@ -1,5 +1,10 @@
 """The run of Olive's engine that is in progress: state that passes and evaluators cannot reach from where Olive calls
-them, and the model it starts from as `"reference": "input_model"`. Opens no session."""
+them, and the model it starts from as `"reference": "input_model"`. Opens no session.
+
+The processes of a PythonEnvironment system know Olive's own passes and nothing of the workflow. Hooks pass on to them
+what is known of the run, and make this file run in place of Olive's script for passes: it registers our types and then
+runs that script. The environment needs this package, too.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,11 @@ import json
 import logging
 import os
 import shlex
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -17,19 +25,23 @@ from typing import Any
 
 from olive_ext.check.recipe import of_input_model
 from olive_ext.config import AT_HAND, EXPORT, INPUT_MODEL, EvaluationSettings, ModelSettings, ReferenceConfig
-from olive_ext.errors import ConfigError, ContradictionError, MismatchError, OliveExtError, RequirementError
+from olive_ext.errors import ConfigError, ContradictionError, MismatchError, OliveExtError, RequirementError, RunError
 from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model import resolve
 from olive_ext.model.files.content import load_graph, read_files
 from olive_ext.model.files.model_package import is_package
-from olive_ext.report import Report, to_json
+from olive_ext.report import Report, from_json, to_json
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.verdict import Reason
 
 OUTCOME = "OLIVE_EXT_OUTCOME"
 """Names the variable that holds the path of a file for what a workflow has found: it runs in a container."""
 
+IN_PROGRESS = "OLIVE_EXT_RUN"
+"""Names the variable that holds the run in progress, as JSON: input model, `_KNOWN`, and the file of the report."""
+
 _FOUND = ("gave_up", "is_search", "is_undecided", "num_earlier", "unmeasured")
+_KNOWN = ("answers", "current", "is_search", "made_by", "model_id", "types")
 
 logger = logging.getLogger("olive.olive_ext")
 """The logger of this package, a child of Olive's: its messages appear in Olive's log, at the recipe's severity."""
@@ -265,3 +277,61 @@ def _float_at_hand() -> str | None:
 
 def _is_onnx(model: Any) -> bool:
     return bool(model.type.lower() == "onnxmodel")
+
+
+def evaluate_in_environment(system: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
+    """The hook of `PythonEnvironmentSystem.evaluate_model`: the process's report becomes one of the run."""
+    run, environ = running.get(), system.environ
+    if run is None:
+        return original()
+    with tempfile.TemporaryDirectory(prefix="olive-ext-") as folder:
+        file = Path(folder, "report.json")
+        known = {"input_model": run.input_model.to_json(), "report_file": str(file)}
+        system.environ = {**environ, IN_PROGRESS: json.dumps(known | {name: getattr(run, name) for name in _KNOWN})}
+        try:
+            return original()
+        finally:
+            system.environ = environ
+            if file.is_file():
+                run.reports.append(from_json(file.read_text(encoding="utf-8")))
+
+
+def run_in_environment(system: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
+    """The hook of `PythonEnvironmentSystem.run_pass`. Raises `RunError` with the last line that the process wrote."""
+    from olive_ext.workflow.preflight import is_our_pass
+
+    name = type(arguments["the_pass"]).__name__
+    if not is_our_pass(name):
+        return original()
+    own, system.pass_runner_path = system.pass_runner_path, Path(__file__)
+    try:
+        return evaluate_in_environment(system, arguments, original)
+    except subprocess.CalledProcessError as error:
+        reason = bytes(error.stderr or b"").decode(errors="replace").strip().splitlines()[-1:]
+        raise RunError(f"{name} failed in the environment's process: {''.join(reason) or error}") from error
+    finally:
+        system.pass_runner_path = own
+
+
+def restore_run() -> None:
+    """Makes the workflow's run the one in progress, if this is a process of its PythonEnvironment system."""
+    from olive.model import ModelConfig
+
+    if written := os.environ.get(IN_PROGRESS):
+        known = json.loads(written)
+        running.set(Run(ModelConfig.model_validate(known.pop("input_model")), **known))
+
+
+def main() -> None:
+    """Olive's script for passes, with ours registered."""
+    from olive.systems.python_environment import pass_runner
+
+    import olive_ext.workflow
+
+    olive_ext.workflow.register()
+    pass_runner.main()
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this folder, whose modules are part of a package
+    main()

@@ -31,7 +31,7 @@ from olive_ext.config.base import word
 from olive_ext.config.pass_options import unknown_keys
 from olive_ext.errors import combined
 from olive_ext.registry import entries, load
-from olive_ext.workflow.environment_process import evaluate_in_environment, restore_run, run_in_environment
+from olive_ext.workflow.current_run import evaluate_in_environment, restore_run, run_in_environment
 from olive_ext.workflow.evaluator import OrtLMEvaluator, evaluate_model, pass_by
 from olive_ext.workflow.olive_run import end_in_lines, run, run_in_container
 from olive_ext.workflow.passes import OrtLMEvaluation, load_run, run_pass

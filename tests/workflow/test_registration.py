@@ -33,8 +33,7 @@ from olive_ext.errors import (
 )
 from olive_ext.report import Report
 from olive_ext.report.comparison import Comparison
-from olive_ext.workflow.current_run import Run, running
-from olive_ext.workflow.environment_process import evaluate_in_environment
+from olive_ext.workflow.current_run import Run, evaluate_in_environment, running
 from olive_ext.workflow.evaluator import to_metric_result
 from olive_ext.workflow.olive_run import watched_runs
 from olive_ext.workflow.preflight import FINGERPRINT
