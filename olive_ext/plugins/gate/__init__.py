@@ -1,17 +1,13 @@
 """The gate of a pull request: an evaluation is compared with a baseline that the repository keeps.
 
-`decision` reads the file, pairs and judges; `formats` lays the result out for machines. Statistics and words of the
-verdict are those of every comparison.
+Statistics and words of the verdict are those of every comparison.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-from argparse import ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError
 from contextlib import suppress
 
-from olive_ext.errors import printable
 from olive_ext.registry import Command, Plugin
 
 
@@ -31,7 +27,7 @@ plugin = Plugin(
     commands={
         "gate": Command(
             "Hold an evaluation against a baseline in the repository.",
-            "olive_ext.plugins.gate:gate_command",
+            "olive_ext.plugins.gate.decision:gate_command",
             (
                 ("run", "RUN", _RUN, {}),
                 ("--baseline", "FILE", _BASELINE, {"required": True}),
@@ -42,20 +38,3 @@ plugin = Plugin(
         )
     }
 )
-
-
-def gate_command(arguments: Namespace) -> int:
-    """Prints the decision on an evaluation; 0: passed, 1: a loss, 3: it cannot be decided. Writes the baseline instead
-    with `--update-baseline`."""
-    from olive_ext.plugins.gate.decision import GateResult, gate
-    from olive_ext.plugins.gate.formats import annotation_lines, lines, write_formats
-    from olive_ext.report.verdict import EXIT_STATUS
-
-    gated = gate(arguments.run, arguments.baseline, arguments.within, update=arguments.update_baseline)
-    if not isinstance(gated, GateResult):
-        sys.stdout.write(f"baseline: {printable(arguments.baseline)}\n")
-        return 0
-    for line in (*lines(gated), *annotation_lines(gated, os.environ)):
-        sys.stdout.write(f"{printable(line)}\n")
-    write_formats(gated, arguments.junit, os.environ)
-    return EXIT_STATUS[gated.status]

@@ -20,13 +20,16 @@ from olive_ext.errors import ConfigError
 from olive_ext.plugins.gate.decision import (
     GateBound,
     GateResult,
+    annotation_lines,
     baseline_of,
     gate,
     gate_answers,
+    junit,
+    lines,
+    markdown,
     read_baseline,
     refuse_other_definitions,
 )
-from olive_ext.plugins.gate.formats import annotation_lines, junit, lines, markdown
 from olive_ext.report import Report, from_json, to_json
 from olive_ext.report.changes import changes_of
 from olive_ext.report.comparison import Comparison
