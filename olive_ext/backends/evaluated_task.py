@@ -327,8 +327,12 @@ def _scored(name: str, kind: Any) -> Any:
                 whole.build_all_requests(**{**options, "limit": None, "samples": None})
                 for request in whole.instances:
                     self.chosen.requests.setdefault(int(request.doc_id), []).append(request)
-            built = (self.chosen.requests.get(number, ()) for number in self.chosen.numbers)
-            self._instances = [_unanswered(request) for requests in built for request in requests]
+            self._instances = []
+            for number in self.chosen.numbers:
+                for request in self.chosen.requests.get(number, ()):
+                    unanswered = copy.copy(request)
+                    unanswered.resps, unanswered.filtered_resps = [], {}
+                    self._instances.append(unanswered)
 
         def process_results(self, doc: Any, results: Any) -> Any:
             document = f"task '{name}', document {self._at}"
@@ -386,12 +390,6 @@ def _prompted(name: str, kind: Any) -> Any:
         doc_to_choice = listed_choices(kind.doc_to_choice)
 
     return Prompted
-
-
-def _unanswered(request: Any) -> Any:
-    fresh = copy.copy(request)
-    fresh.resps, fresh.filtered_resps = [], {}
-    return fresh
 
 
 def _with_shots(task: Any, part: Any, shots: Sequence[Any]) -> Any:

@@ -105,7 +105,10 @@ class GrowingFiles:
         They are read, not mapped: pages of a map that have been touched would count as this process's memory.
         """
         ends = self._ends(name)
-        numbers = self._valid(ends) if numbers is None else np.asarray(numbers, np.int64)
+        if numbers is None:
+            parts = zip(ends, ends[1:], self.chunks, strict=False)
+            valid = [np.arange(first, end) for first, end, chunk in parts if not chunk.get(DAMAGED)]
+            numbers = np.concatenate([np.empty(0, np.int64), *valid])
         items = np.empty(len(numbers), self._dtypes[name])
         if not len(numbers):
             return items
@@ -141,11 +144,6 @@ class GrowingFiles:
     def _ends(self, name: str) -> npt.NDArray[np.int64]:
         """The number of the first item of each chunk, and after them the number of the next one."""
         return np.cumsum([0, *(chunk["counts"][name] for chunk in self.chunks)])
-
-    def _valid(self, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        parts = zip(ends, ends[1:], self.chunks, strict=False)
-        sound = [np.arange(first, end) for first, end, chunk in parts if not chunk.get(DAMAGED)]
-        return np.concatenate([np.empty(0, np.int64), *sound])
 
     def _opened(self, name: str) -> BufferedIOBase:
         path = self.path(name)

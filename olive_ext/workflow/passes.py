@@ -54,7 +54,7 @@ from olive_ext.run.task_fit import is_onnx_model
 from olive_ext.workflow.current_run import Run, files_of, recorded_failures, requirement_error, running, settled
 from olive_ext.workflow.evaluator import measure, surfaced
 from olive_ext.workflow.handlers import COMPONENTS, additional_files, tokenizer_candidates
-from olive_ext.workflow.preflight import FINGERPRINT, is_our_pass, parse, pass_class, reference_of
+from olive_ext.workflow.preflight import FINGERPRINT, is_our_pass, parse, reference_of
 
 _DESCRIPTION = "Set by the pass: versions and task files, so that Olive's cache notices when they change."
 
@@ -229,7 +229,8 @@ def run_pass(engine: Any, arguments: dict[str, Any], original: Callable[..., Any
     name, run.model_id = arguments["pass_name"], arguments["input_model_id"]
     run.current, lineage = run.made_by.get(run.model_id, ()), run.lineage
     config = engine.computed_passes_configs[name]
-    run.types[name] = pass_class(engine, config.type)
+    described = engine.olive_config.get_pass_module_config(config.type)  # which reads types without regard to case
+    run.types[name] = described.module_path.rpartition(".")[2]
     changing = {name.lower() for name, one in entries("passes").items() if one.changes_model}
     is_unchanged = is_our_pass(config.type) and config.type.rpartition(".")[2].lower() not in changing
     values = config.config.model_dump() if isinstance(config.config, BaseModel) else config.config or {}

@@ -114,11 +114,6 @@ def reference_of(keys: Mapping[str, Any]) -> ReferenceConfig | None:
     )
 
 
-def pass_class(engine: Any, pass_type: str) -> str:
-    """The name of a pass's class: Olive reads types without regard to case."""
-    return str(engine.olive_config.get_pass_module_config(pass_type).module_path.rpartition(".")[2])
-
-
 def our_evaluators(engine: Any) -> Iterator[tuple[str, Any]]:
     """This package's evaluators of an engine, each with its dotted key in the recipe."""
     if is_ours(engine.evaluator_config):

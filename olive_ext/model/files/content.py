@@ -131,13 +131,6 @@ def weight_files(decoder: Path, locations: Iterable[str]) -> dict[str, Path]:
     return files
 
 
-def refuse_short(decoder: Path, file: Path, needed: int) -> None:
-    """Raises `ModelError` for external data of fewer bytes than the graph reads, or a pointer of Git LFS."""
-    refuse_pointer(file)
-    if (size := file.stat().st_size) < needed:
-        raise DamagedError(f"'{file}' has {size:,} bytes, and '{decoder}' reads {needed:,} of it: it is cut off")
-
-
 def refuse_pointer(file: Path) -> None:
     """Raises `ModelError` for a pointer of Git LFS, which a clone without LFS leaves in place of a large file."""
     with file.open("rb") as content:

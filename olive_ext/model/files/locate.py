@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from olive_ext.errors import MismatchError, ModelError, NotFoundError, counted, listed, warn_ignored
-from olive_ext.model.files.content import hf_weights, read_outline, refuse_short, weight_files
+from olive_ext.errors import DamagedError, MismatchError, ModelError, NotFoundError, counted, listed, warn_ignored
+from olive_ext.model.files.content import hf_weights, read_outline, refuse_pointer, weight_files
 from olive_ext.model.files.model_package import ASSET, asset, choose, is_package, with_overlay
 from olive_ext.model.files.package_config import (
     GENAI_CONFIG,
@@ -182,7 +182,10 @@ def _weights(graph: Path, outline: Outline) -> tuple[Path, ...]:
     locations = outline.locations
     files = weight_files(graph, locations)
     for location, file in files.items():
-        refuse_short(graph, file, locations[location])
+        refuse_pointer(file)
+        size, needed = file.stat().st_size, locations[location]
+        if size < needed:
+            raise DamagedError(f"'{file}' has {size:,} bytes, and '{graph}' reads {needed:,} of it: it is cut off")
     return tuple(files.values())
 
 
