@@ -94,12 +94,16 @@ def shares(most: float) -> dict[str, Any]:
 
 
 # Exports of the builder, the release installed and 0.18; `.ci/run` asks this of the oldest ONNX Runtime, too.
-BUILDERS = [f"{family}-{release}" for family in ("llama", "qwen3") for release in ("installed", "genai-0.18")]
+FAMILIES, RELEASES = ("llama", "qwen3"), ("installed", "genai-0.18")
+BUILDERS = [f"{family}-{release}" for family, release in product(FAMILIES, RELEASES)]
 BINDING = {"kv_cache": "in_place", "kv_binding": "rows by pointer, past and present share one buffer"}
-add("builder", BUILDERS, "mixed + first_tokens", 1e-4, forms([(3, 64)]), flags=True, facts=BINDING)
-add("builder", BUILDERS, "answers_of_64", 1e-4, forms([(1, 32)]))
 FEW_STEPS = counts(lambda steps, **_: steps < 12 * 64)
-add("builder", BUILDERS, "answers_of_64", 1e-4, forms([(3, 32), (8, 32)]), facts=FEW_STEPS)
+for (row, family), (column, release) in product(enumerate(FAMILIES), enumerate(RELEASES)):
+    name, mark = f"{family}-{release}", every_other(row, column)
+    add("builder", name, "mixed + first_tokens", 1e-4, forms([(3, 64)]), flags=True, facts=BINDING, mark=mark)
+    for at, slots in enumerate((1, 3, 8)):
+        facts, mark = FEW_STEPS if slots > 1 else {}, every_other(row, column, at)
+        add("builder", name, "answers_of_64", 1e-4, forms([(slots, 32)]), facts=facts, mark=mark)
 NO_IDLE_ROWS = counts(lambda idle_rows, copies, **_: idle_rows == 0 < copies)
 add("builder", BUILDERS, "many_lengths", 1e-4, facts=NO_IDLE_ROWS)
 
@@ -117,9 +121,10 @@ for (at, graph), (mark, count, shapes) in product(enumerate(GRAPHS), ORDERS):
 IS_WINDOWED = {"kv_cache": "in_place", "notes": holds("sliding_window_cache"), **REUSES}
 IS_WHOLE = {**IS_WINDOWED, "scored_row_products": []}
 WINDOWED = [f"{family}-genai-0.18" for family in ("gemma3_text", "gpt_oss")]
-add("windowed", WINDOWED, "windows", 1e-4, forms(SHAPES), facts=IS_WINDOWED)
-for shape, mark in zip(SHAPES, ("long", "", "long"), strict=True):
-    add("windowed", WINDOWED, "windows", 1e-4, forms([shape], graph="untouched"), facts=IS_WHOLE, mark=mark)
+for (row, shape), (column, name) in product(enumerate(SHAPES), enumerate(WINDOWED)):
+    add("windowed", name, "windows", 1e-4, forms([shape]), facts=IS_WINDOWED, mark=every_other(row, column))
+    mark = every_other(row, column, 1)
+    add("windowed", name, "windows", 1e-4, forms([shape], graph="untouched"), facts=IS_WHOLE, mark=mark)
 add("windowed", (), "windows", 1e-4, forms(SHAPES), against="plain", fetched=["gemma4_unified-genai-0.18"])
 
 # Caches and weights that are not fp32, with the same file run plainly.
@@ -240,14 +245,15 @@ add("rounded", QUICKSTARTS, "after_stems", 5e-5, ENGINES, against="groups", fact
 # Forms of a step score and answer what others do.
 IS_WARM = {"shapes_warmed": lambda found: 0 < found < 150, "warm_up_s": lambda found: found > 0}
 IS_WARM |= {"shapes": "bucketed", "shapes_late": 0}
-for graph in GRAPHS:
+for (row, graph), (column, family) in product(enumerate(GRAPHS), enumerate(FAMILIES)):
     rows = {"num_slots": 4, "scoring": "rows", "graph": graph}
     shaped = {**rows, "strict_shapes": True}
     add(
-        *("few shapes", ["llama-installed", "qwen3-installed"], "endings", 2e-5, [shaped]),
+        *("few shapes", f"{family}-installed", "endings", 2e-5, [shaped]),
         against=rows,
         facts=IS_WARM,
         same=["tokens_fed"],
+        mark=every_other(row, column),
     )
 for chunk, longest in ((1, 20), (7, 60), (64, 300), (256, 300), (512, 300)):
 

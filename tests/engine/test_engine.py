@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
@@ -48,6 +48,7 @@ _FULL_SLOT = [
 
 
 @pytest.mark.parametrize("kind", RUNNERS)
+@settings(max_examples=settings().max_examples // 2)
 @given(data=st.data(), chunk_size=st.integers(1, 60))
 def test_any_runner_gives_what_the_oracle_gives(kind: str, data: st.DataObject, chunk_size: int) -> None:
     """Calls and streams of any requests, also after memory was released; and what every step has in common."""
