@@ -112,7 +112,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
         names = {"port": server.getsockname()[1], "secret": str(secret), "pid": os.getpid()}
         confined = {name: text.format(**names) for name, text in CONFINED.items()}
         answers = {**PASSED, **{name: text for name, (text, _) in FAILED.items()}, **confined}
-        slow = ["loops", "sleeps", "forks_without_end", "ignores_signals"]
+        slow = ["floods_every_file", "loops", "sleeps", "forks_without_end", "ignores_signals"]
         order = [name for name in answers if name not in slow] + slow
         programs = [answers[name] + "\n" + TEST for name in order]
         sandbox = Sandbox(Limits(cpu_s=3, memory_bytes=1 << 29))
