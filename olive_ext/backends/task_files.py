@@ -141,7 +141,7 @@ class TaskFiles:
     def refuse_doubled_keys(self) -> None:
         """Raises `TaskError` for a task file with a repeated key, of which lm-eval takes the last."""
         for path in self.referenced()[1]:
-            if path.is_file() and (twice := doubled_key(yaml_bytes(path))):
+            if path.is_file() and (twice := doubled_key(path)):
                 raise TaskError(f"task file '{path}', {twice}", code="damaged")
 
     def refuse_endless(self) -> None:

@@ -41,9 +41,10 @@ def yaml_bytes(path: Path) -> bytes:
     return content
 
 
-def doubled_key(content: bytes) -> str | None:
-    """The place where a mapping of `yaml_bytes` has a key twice, of which readers take the last; None without any."""
-    waiting, seen = [yaml.compose(content, Loader=LOADER)], set[int]()
+def doubled_key(path: Path) -> str | None:
+    """The place where a mapping of a file has a key twice, of which readers take the last; None without any. Raises as
+    `yaml_bytes` does."""
+    waiting, seen = [yaml.compose(yaml_bytes(path), Loader=LOADER)], set[int]()
     while waiting:
         node = waiting.pop()
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
@@ -83,7 +84,7 @@ def read_recipe(path: str | Path) -> Mapping[str, Any]:
         raise ConfigError(f"the recipe '{path}' is {kind}: give a file", code="no_access")
     try:
         is_yaml = path.suffix.lower() in (".yaml", ".yml")
-        if is_yaml and (twice := doubled_key(yaml_bytes(path))):
+        if is_yaml and (twice := doubled_key(path)):
             raise ValueError(twice)
         recipe = (
             yaml.safe_load(yaml_bytes(path))

@@ -147,7 +147,7 @@ COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
 def cost_rows(columns: Sequence[Column]) -> list[tuple[str, list[str]]]:
     """Name and one cell per model, for each cost that is known of at least one of them. Beside other reports one that
     took answers from an earlier run has no time and no tokens: its own are of the rest alone."""
-    known = [_costs(column) for column in columns]
+    known = [costs_of(column) for column in columns]
     if sum(column.report is not None for column in columns) > 1:
         for column, costs in zip(columns, known, strict=True):
             if column.report is not None and (column.report.model.get("journal") or {}).get("answers_used"):
@@ -160,12 +160,8 @@ def cost_rows(columns: Sequence[Column]) -> list[tuple[str, list[str]]]:
     ]
 
 
-def size_of(column: Column) -> float | None:
-    """Bytes of the model's files, as measured or as known."""
-    return _costs(column).get("size_on_disk")
-
-
-def _costs(column: Column) -> dict[str, float]:
+def costs_of(column: Column) -> dict[str, float]:
+    """A model's costs by their names, "size_on_disk" as measured or as known."""
     counters: Mapping[str, Any] = column.report.engine if column.report is not None else {}
     costs = {key: float(value) for key, value in counters.items() if isinstance(value, int | float)}
     if column.size is not None:
@@ -249,16 +245,15 @@ def changed_documents(models: ComparedModels) -> Iterator[str]:
 
 
 def divergences(compared: Iterable[ComparedModels]) -> list[list[tuple[str, Divergence]]]:
-    """The distances by task, all tasks together first; of each task every candidate's."""
-    rows = [(each.candidate, item) for each in compared for item in overall_first(each.comparison.divergences)]
+    """The distances by task, all tasks together first; of a single task its own alone, as both are equal. Of each task
+    every candidate's."""
+    rows: list[tuple[str, Divergence]] = []
+    for each in compared:
+        of_tasks = [item for item in each.comparison.divergences if item.task != ALL]
+        overall = [item for item in each.comparison.divergences if item.task == ALL and len(of_tasks) != 1]
+        rows += [(each.candidate, item) for item in (*overall, *of_tasks)]
     tasks = dict.fromkeys(item.task for _, item in rows)
     return [[row for row in rows if row[1].task == task] for task in tasks]
-
-
-def overall_first(divergences: Sequence[Divergence]) -> list[Divergence]:
-    """The divergence over all tasks, then the others; of a single task its own alone, as both are equal."""
-    tasks = [item for item in divergences if item.task != ALL]
-    return [item for item in divergences if item.task == ALL and len(tasks) != 1] + tasks
 
 
 def estimate(item: Divergence) -> str:

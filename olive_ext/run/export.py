@@ -75,13 +75,13 @@ def exported(model: ResolvedModel, root: Path | None = None, tell: Callable[[str
     return Exported(model, f"runs on transformers ({how}), not exported: {reason}")
 
 
-def float_export(model: ResolvedModel, root: Path | None = None, tell: Callable[[str], object] = str) -> Path:
+def float_export(model: ResolvedModel, tell: Callable[[str], object] = str) -> Path:
     """The folder of `model`, a Hugging Face one, as ONNX in fp32, whatever it scores. Raises `OliveExtError` where it
     cannot be made. `tell` is as in `exported`."""
     model = model.patched({"dtype": "float32", "device": "cpu"})
     if (reason := _lack(model)) is not None:
         raise OliveExtError(reason)
-    return _made(model, root or cache_folder("exports"), tell).folder
+    return _made(model, cache_folder("exports"), tell).folder
 
 
 def obstacle(model: ResolvedModel) -> str | None:

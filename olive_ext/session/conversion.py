@@ -138,7 +138,7 @@ def _prompt_tokens(
         return tokenizer.encode(prompt), request
     if not is_chat(prompt):
         return prompt, request
-    messages, images, audio = with_media(prompt, request.images, request.audio)
+    messages, images, audio = with_media(prompt, request)
     text = tokenizer.render_chat(messages, is_open, **(variables or {}))
     return tokenizer.encode(text, add_special_tokens=False), replace(request, images=images, audio=audio)
 

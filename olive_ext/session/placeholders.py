@@ -170,11 +170,11 @@ def cut_media(media: Media, begin: int, length: int) -> Media:
 
 
 def with_media(
-    messages: Iterable[Mapping[str, Any]], images: Sequence[Any], audio: Sequence[Any]
+    messages: Iterable[Mapping[str, Any]], request: RequestT
 ) -> tuple[list[Mapping[str, Any]], list[Any], list[Any]]:
     """Chat messages for a template, with their pictures and their sounds in order: those that their parts hold, and
-    those given beside them for parts that hold none. Raises `ConfigError` for a part that is not understood, and
-    `MediaError` where more or fewer are given than there are such parts."""
+    those that their `request` has beside them for parts that hold none. Raises `ConfigError` for a part that is not
+    understood, and `MediaError` where more or fewer are given than there are such parts."""
     plain_messages: list[Mapping[str, Any]] = []
     held: dict[Modality, list[Any]] = {modality: [] for modality in Modality}
     for message in messages:
@@ -193,7 +193,7 @@ def with_media(
             held[modality].append(item)
             plain.append({"type": modality.value})
         plain_messages.append({**message, "content": plain})
-    return plain_messages, _filled(held, Modality.IMAGE, images), _filled(held, Modality.AUDIO, audio)
+    return plain_messages, _filled(held, Modality.IMAGE, request.images), _filled(held, Modality.AUDIO, request.audio)
 
 
 def _filled(held: Mapping[Modality, Sequence[Any]], modality: Modality, beside: Sequence[Any]) -> list[Any]:
@@ -289,7 +289,7 @@ def speech_request(request: RequestT, encoding: Encoding) -> RequestT:
     prompt: Prompt = getattr(request, name)
     if not is_chat(prompt) or encoding.sound is None:
         return request
-    messages, images, audio = with_media(prompt, request.images, request.audio)
+    messages, images, audio = with_media(prompt, request)
     if images:
         raise UnfitTaskError(f"the messages hold {counted(len(images), 'picture')}; this model takes sound")
     contents = [message.get("content") or "" for message in messages]

@@ -24,7 +24,7 @@ from olive_ext.report.numbers import NO_VALUE, Bin
 from olive_ext.report.page import Column, ComparedModels, Page, page_of
 from olive_ext.report.report import Report
 from olive_ext.report.verdict import Verdict
-from olive_ext.report.view import SIGNS, WORDS, cost_rows, size_of, task_title
+from olive_ext.report.view import SIGNS, WORDS, cost_rows, costs_of, task_title
 
 _TEMPLATES = Path(__file__).with_name("templates")
 TONES: dict[str, str] = {
@@ -183,7 +183,8 @@ def _basis(models: ComparedModels) -> str:
 
 
 def _sizes(columns: Sequence[Column], candidate: str, reference: str = "") -> list[Tile]:
-    sizes = {column.name: numbers.size(size) for column in columns if (size := size_of(column)) is not None}
+    known = {column.name: costs_of(column).get("size_on_disk") for column in columns}
+    sizes = {name: numbers.size(size) for name, size in known.items() if size is not None}
     note = f"of {sizes[reference]}" if reference in sizes else ""
     return [("Size on disk", sizes[candidate], note)] if candidate in sizes else []
 
