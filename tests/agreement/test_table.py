@@ -49,14 +49,17 @@ def add(
     *,
     fetched: Iterable[str] = (),
     mark: str = "",
+    half: int | None = None,
     is_drawn: bool = False,
     **row: Any,
 ) -> None:
-    """Rows of a group: each package in each form; a sample has one of those that are asked the same, or drawn. Those
-    that are `fetched` take an exporter that is not at hand."""
+    """Rows of a group: each package in each form; with a `half`, the number of a further choice, the half in which any
+    two choices meet is for every run. A sample has one of those that are asked the same, or drawn. Those that are
+    `fetched` take an exporter that is not at hand."""
     packages = [packages] if isinstance(packages, str) else list(packages)
-    for name, engine in product([*packages, *fetched], list(engines)):
-        marks = MARKS[mark if name in packages else "exporters"]
+    for (at, name), (place, engine) in product(enumerate([*packages, *fetched]), enumerate(list(engines))):
+        own = mark if half is None or (at + place + half) % 2 == 0 else "long"
+        marks = MARKS[own if name in packages else "exporters"]
         made = Row(name, asked, nats, engine=engine, **row)
         ROWS.append(pytest.param(made, marks=marks, id=f"{group}{':' * is_drawn} {asked}: {made}"))
 
@@ -69,11 +72,6 @@ def forms(shapes: Iterable[tuple[Any, ...]], *names: str, **more: Any) -> list[d
 def holds(text: str) -> Callable[[Any], bool]:
     """Whether a reason, or one of several notes, has a text."""
     return lambda found: any(text in one for one in ([found] if isinstance(found, str) else found))
-
-
-def every_other(*places: int) -> str:
-    """The mark of a combination of several choices: half of them, in which any two choices meet, are for every run."""
-    return "long" if sum(places) % 2 else ""
 
 
 def counts(fits: Callable[..., bool]) -> dict[str, Any]:
@@ -94,16 +92,12 @@ def shares(most: float) -> dict[str, Any]:
 
 
 # Exports of the builder, the release installed and 0.18; `.ci/run` asks this of the oldest ONNX Runtime, too.
-FAMILIES, RELEASES = ("llama", "qwen3"), ("installed", "genai-0.18")
-BUILDERS = [f"{family}-{release}" for family, release in product(FAMILIES, RELEASES)]
+BUILDERS = ["llama-installed", "llama-genai-0.18", "qwen3-genai-0.18", "qwen3-installed"]
 BINDING = {"kv_cache": "in_place", "kv_binding": "rows by pointer, past and present share one buffer"}
+add("builder", BUILDERS, "mixed + first_tokens", 1e-4, forms([(3, 64)]), flags=True, facts=BINDING, half=0)
+add("builder", BUILDERS, "answers_of_64", 1e-4, forms([(1, 32)]), half=0)
 FEW_STEPS = counts(lambda steps, **_: steps < 12 * 64)
-for (row, family), (column, release) in product(enumerate(FAMILIES), enumerate(RELEASES)):
-    name, mark = f"{family}-{release}", every_other(row, column)
-    add("builder", name, "mixed + first_tokens", 1e-4, forms([(3, 64)]), flags=True, facts=BINDING, mark=mark)
-    for at, slots in enumerate((1, 3, 8)):
-        facts, mark = FEW_STEPS if slots > 1 else {}, every_other(row, column, at)
-        add("builder", name, "answers_of_64", 1e-4, forms([(slots, 32)]), facts=facts, mark=mark)
+add("builder", BUILDERS, "answers_of_64", 1e-4, forms([(3, 32), (8, 32)]), facts=FEW_STEPS, half=1)
 NO_IDLE_ROWS = counts(lambda idle_rows, copies, **_: idle_rows == 0 < copies)
 add("builder", BUILDERS, "many_lengths", 1e-4, facts=NO_IDLE_ROWS)
 
@@ -111,20 +105,18 @@ add("builder", BUILDERS, "many_lengths", 1e-4, facts=NO_IDLE_ROWS)
 AT_LENGTH = [(1, 1), (1, 256), (3, 7), (8, 1), (8, 256)]
 ORDERS = [("", 85, [(1, 7), (3, 1), (3, 256), (8, 7)]), ("long", 510, AT_LENGTH)]
 for (at, graph), (mark, count, shapes) in product(enumerate(GRAPHS), ORDERS):
-    for (row, (slots, chunk)), (column, name) in product(enumerate(shapes), enumerate(BUILDERS)):
+    for row, (slots, chunk) in enumerate(shapes):
         asked = f"mixed_scores {count // 4 if chunk == 1 else count}"
         (base, other) = forms([(1, 256), (slots, chunk)], graph=graph)
-        own = mark or every_other(at, row, column)
-        add("order", name, asked, 1e-5, [other], against=base, order=slots * chunk, mark=own)
+        how: dict[str, Any] = {"against": base, "order": slots * chunk, "mark": mark, "half": at + row}
+        add("order", BUILDERS, asked, 1e-5, [other], **how)
 
 # Windowed caches at full length, with attention sinks; layers of two shapes.
 IS_WINDOWED = {"kv_cache": "in_place", "notes": holds("sliding_window_cache"), **REUSES}
 IS_WHOLE = {**IS_WINDOWED, "scored_row_products": []}
 WINDOWED = [f"{family}-genai-0.18" for family in ("gemma3_text", "gpt_oss")]
-for (row, shape), (column, name) in product(enumerate(SHAPES), enumerate(WINDOWED)):
-    add("windowed", name, "windows", 1e-4, forms([shape]), facts=IS_WINDOWED, mark=every_other(row, column))
-    mark = every_other(row, column, 1)
-    add("windowed", name, "windows", 1e-4, forms([shape], graph="untouched"), facts=IS_WHOLE, mark=mark)
+add("windowed", WINDOWED, "windows", 1e-4, forms(SHAPES), facts=IS_WINDOWED, half=0)
+add("windowed", WINDOWED, "windows", 1e-4, forms(SHAPES, graph="untouched"), facts=IS_WHOLE, half=1)
 add("windowed", (), "windows", 1e-4, forms(SHAPES), against="plain", fetched=["gemma4_unified-genai-0.18"])
 
 # Caches and weights that are not fp32, with the same file run plainly.
@@ -142,10 +134,9 @@ for column, (name, nats, kv_cache) in enumerate(TYPES):
         bound = 1e-4 if nats == 1e-1 and chunk > 1 and scoring == "rows" else nats
         if nats == 1e-1:
             facts = {**facts, "scoring": scoring}
-        how: dict[str, Any] = {"against": "plain", "provider": "cpu", "facts": facts}
-        for at, graph in enumerate(GRAPHS):
-            (engine,) = forms([(slots, chunk)], scoring=scoring, graph=graph)
-            add("types", name, asked, bound, [engine], mark=every_other(at, row, column), **how)
+        how = {"against": "plain", "provider": "cpu", "facts": facts, "half": row + column}
+        engines = [one for graph in GRAPHS for one in forms([(slots, chunk)], scoring=scoring, graph=graph)]
+        add("types", name, asked, bound, engines, **how)
 IN_ROWS = {"scoring": "rows", "notes": holds("rounding of activations")}
 add("types", "llama-genai-0.18-int4", asked, 1e-1, against="plain", facts=IN_ROWS)
 ONE_TOKEN = {"chunk_size": 1, "notes": holds("steps are cut to 1 token")}
@@ -180,10 +171,9 @@ LONGROPE = ["phi3_longrope-genai-0.14", "phi3_longrope-mobius"]
 MORE = ["phi3_longrope-genai-0.18", "phi4_mini-genai-0.18", "phi4_mini-mobius", "phi3_longrope-mobius-static"]
 BY_GENERATE: dict[str, Any] = {"against": "generate", "fetched": MORE}
 SIDES = [{"num_slots": 1, "chunk_size": 256}, {"num_slots": 8, "chunk_size": 64, "overlaps_steps": True}]
-add("sides", LONGROPE, "both_sides", 1e-4, SIDES, facts=REUSES, **BY_GENERATE)
-add(
-    "sides", LONGROPE, "both_sides", 1e-4, forms([(3, 7)], graph="untouched"), **BY_GENERATE
-)  # takes no side as an input
+add("sides", LONGROPE, "both_sides", 1e-4, SIDES, half=0, facts=REUSES, **BY_GENERATE)
+BESIDE = forms([(3, 7)], graph="untouched")  # takes no side as an input
+add("sides", LONGROPE, "both_sides", 1e-4, BESIDE, **BY_GENERATE)
 add("sides", LONGROPE, "beams_on_one_side", 1e-4, [{"num_slots": 4}], **BY_GENERATE)
 # The stem is computed once for a side and no more.
 FEW = counts(lambda tokens_fed, **_: tokens_fed <= 2 * (ORIGINAL - 12) + 6 * (4 + 1) + 6 * (20 + 1))
@@ -245,15 +235,15 @@ add("rounded", QUICKSTARTS, "after_stems", 5e-5, ENGINES, against="groups", fact
 # Forms of a step score and answer what others do.
 IS_WARM = {"shapes_warmed": lambda found: 0 < found < 150, "warm_up_s": lambda found: found > 0}
 IS_WARM |= {"shapes": "bucketed", "shapes_late": 0}
-for (row, graph), (column, family) in product(enumerate(GRAPHS), enumerate(FAMILIES)):
+for half, graph in enumerate(GRAPHS):
     rows = {"num_slots": 4, "scoring": "rows", "graph": graph}
     shaped = {**rows, "strict_shapes": True}
     add(
-        *("few shapes", f"{family}-installed", "endings", 2e-5, [shaped]),
+        *("few shapes", ["llama-installed", "qwen3-installed"], "endings", 2e-5, [shaped]),
         against=rows,
         facts=IS_WARM,
         same=["tokens_fed"],
-        mark=every_other(row, column),
+        half=half,
     )
 for chunk, longest in ((1, 20), (7, 60), (64, 300), (256, 300), (512, 300)):
 
@@ -421,25 +411,16 @@ SHAPED = ["gemma3@", "llava@", "qwen2_5_vl@", "qwen2_5_vl@webgpu", "llava_clip@"
 WIDE = {"num_slots": 3, "chunk_size": 96, "encoder_batch_rows": 1}
 KNOWN = [{**WIDE, "strict_shapes": True}, {**WIDE, "strict_shapes": True, "encoder_batch_rows": 64}]
 MET: dict[str, Any] = {"against": WIDE, "provider": "cpu", "facts": {"encoder_shapes_late": 0}, "is_observed": True}
-for at, name in enumerate(SHAPED):
-    for engine, mark in zip(KNOWN[:: 1 - 2 * (at % 2)], ("", "long"), strict=True):
-        add("known shapes", name, "items_of_many_sizes", 1e-4, [engine], mark=mark, **MET)
-add("known shapes", (), "items_of_many_sizes", 1e-4, KNOWN, fetched=["gemma4_vl@", "gemma4_any@"], **MET)
+MORE_SHAPED = ["gemma4_vl@", "gemma4_any@"]
+add("known shapes", SHAPED, "items_of_many_sizes", 1e-4, KNOWN, half=0, fetched=MORE_SHAPED, **MET)
 
 # An encoder's states are stacked for as many rows as there are slots.
 STACKED = {"encoder_shapes_late": 0, "encoder_shapes_warmed": lambda found: found >= 5}
 STACKED["encoder_runs"] = lambda found: found >= len(LENGTHS)
 MET |= {"against": {"num_slots": 5}, "provider": "", "facts": STACKED}
 engines = [{"num_slots": 5, "strict_shapes": True}]
-add(
-    "known shapes",
-    "heard genai",
-    "heard_beside_others",
-    1e-6,
-    engines,
-    fetched=["heard mobius", "heard optimum"],
-    **MET,
-)
+MORE_HEARD = ["heard mobius", "heard optimum"]
+add("known shapes", "heard genai", "heard_beside_others", 1e-6, engines, fetched=MORE_HEARD, **MET)
 
 # Tokens that stay on the device are those that the host reads; who decides that steps begin before the one before them
 # is read, and who said so. A state cannot be cut back: what a dropped row was fed
