@@ -85,8 +85,8 @@ def _open_elsewhere(
     """A session on workers; the texts stay in this process, and mistakes in their files cost no worker."""
     own_texts = read_texts(model)
     other_texts = read_texts(reference) if isinstance(reference, ResolvedModel) else None
-    both = [texts if record_to is None else None for texts in (own_texts, other_texts)]  # recording loads its own
-    crew = open_crew(model, reference, record_to, [None if texts is None else texts.for_worker() for texts in both])
+    tokenizers = [None if texts is None else texts.for_worker() for texts in (own_texts, other_texts)]
+    crew = open_crew(model, reference, record_to, tokenizers)
     served = crew.served
 
     def session(texts: Texts, which: str, beside: Session | None = None) -> Session:

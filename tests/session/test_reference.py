@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+import psutil
 import pytest
 
 import olive_ext
@@ -171,6 +172,8 @@ def test_records_that_another_process_wrote_are_a_reference(tmp_path: Path) -> N
     with olive_ext.open(genai_export("llama"), isolation="process", record_to=tmp_path) as session:
         recorded = session.loglikelihood(pairs(2))
         records = session.records
+        loaded = psutil.Process(session.executor._crew.workers[0].pid).memory_maps()
+        assert not [one for one in loaded if "torch" in Path(one.path).name]  # 3 s of the processor
     with olive_ext.open(genai_export("llama"), reference=records) as session:
         outputs = session.loglikelihood(pairs(2))
     for output, said in zip(outputs, recorded, strict=True):
