@@ -196,7 +196,7 @@ def sentence(reasons: Sequence[Reason], matters: float, *, is_headline: bool) ->
             return f"{otherwise}no loss found{words}, gain in {names}"
         case "pooled":
             where = "over all tasks together" if first.task == ALL else f"in {first.name}"
-            return f"{where} a loss of {matters:g} pt is excluded: {first.figure}"
+            return f"{where} a loss of {matters:g} pt is excluded: {first.figure}{words * is_headline}"
         case "two_models":
             return f"as two models: {words}"
     return f"{first.grade}: {words}" if first.grade and is_headline else words
@@ -261,8 +261,8 @@ def _found(comparison: Comparison) -> tuple[Sequence[Reason], tuple[Figure, ...]
     claims = [] if certainty is None else [Reason(_CLAIM_CODES[certainty.verdict], words=certainty.sentence())]
     claimed = [item for item in claims if item.code == "claim_kept"]
     findings = [*(claims if not claimed else ()), *damaged, *against, *(shorter if is_cut else ())]
+    reach = "" if comparison.reach is None else f", {comparison.reach}"
     if not findings:
-        reach = "" if comparison.reach is None else f", {comparison.reach}"
         if is_same and comparison.is_same_content:
             reach = ": the models' files and answers are the same"
         gained = [item for item in changes if item.is_gained and item.metric != CUT_OFF]
@@ -274,7 +274,7 @@ def _found(comparison: Comparison) -> tuple[Sequence[Reason], tuple[Figure, ...]
     texts = {(item.task, item.metric) for item in changes if item.outcome is None}
     undecided = [item for item in few if claimed or (item.task, item.metric) not in texts]
     whole = [item for item in changes if item.is_whole and not item.may_lose(comparison.matters)]
-    pooled = [Reason("pooled", item.task, item.metric, figure=str(item.figure)) for item in whole]
+    pooled = [Reason("pooled", item.task, item.metric, words=reach, figure=str(item.figure)) for item in whole]
     deciding = claimed or (pooled if comparison.over_all else [])
     if deciding and undecided and not comparison.missing:
         findings = [*(item for item in findings if item not in undecided), *deciding]

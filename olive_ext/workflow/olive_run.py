@@ -209,9 +209,8 @@ def cli_run(argv: Sequence[str]) -> int:
         except FileNotFoundError as error:
             raise ConfigError(f"'{error.filename}': no such file", code="not_found") from error
     if not any(run.gave_up for run in runs):
-        ended = [run for run in runs if not run.is_search]
-        status = worst_status(verdict for run in ended for verdict in deciding(run))
-        return status or (EXIT_STATUS["unknown"] if any(run.is_undecided for run in ended) else 0)
+        status = worst_status(verdict for run in runs if not run.is_search for verdict in deciding(run))
+        return status or (EXIT_STATUS["unknown"] if any(run.is_undecided for run in runs) else 0)
     logger.error("Olive went on without a model or its metrics: %s", reasons[-1] if reasons else "see its log")
     return 1
 

@@ -22,7 +22,7 @@ from olive_ext.report.comparison import Comparison
 from olive_ext.report.verdict import Reason, worst_status
 from olive_ext.workflow import OrtLMEvaluation, register
 from olive_ext.workflow.current_run import Run, running
-from olive_ext.workflow.olive_run import deciding, note_unmeasured, print_results
+from olive_ext.workflow.olive_run import cli_run, deciding, note_ended, note_unmeasured, print_results
 from olive_ext.workflow.passes import _put_over, _refresh_carried, carried_reports, load_run, publish, run_pass
 from olive_ext.workflow.preflight import FINGERPRINT, references
 from olive_ext.workflow.registration import wrap_once
@@ -349,7 +349,13 @@ AFTER = "after GraphSurgeries cut"
     ],
 )
 def test_output_model_that_no_evaluation_of_answers_ran_on_is_named(
-    has_pass: bool, evaluators: list[Any], made: str, unmeasured: str, run: Run, tmp_path: Path
+    has_pass: bool,
+    evaluators: list[Any],
+    made: str,
+    unmeasured: str,
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Olive's evaluators measure the output model itself: the last pass's, else the recipe's."""
     run.output_dir.mkdir()
@@ -361,6 +367,9 @@ def test_output_model_that_no_evaluation_of_answers_ran_on_is_named(
     publish(engine, run, output)
     note_unmeasured(engine, run, output)
     assert (run.unmeasured, run.is_undecided) == (unmeasured, unmeasured in (BY_GATE, BY_BOUND))
+    monkeypatch.setattr("olive.cli.launcher.main", lambda _: note_ended(run))
+    for run.is_search in (False, True):
+        assert cli_run([]) == (3 if run.is_undecided else 0)
 
 
 @pytest.mark.parametrize("is_broken", [False, True])

@@ -65,6 +65,10 @@ class MetricSettings(EmbeddingSettings, EvaluatorSettings):
 
     @model_validator(mode="after")
     def _check_reference(self) -> Self:
+        for name in ("fail_on_loss", "matters"):
+            if self.tasks and name in self.model_fields_set:
+                problem = "mteb's scores have no verdict: bound their 'main_score_change' by 'require'"
+                raise ContradictionError(problem, name, getattr(self, name))
         for name in _OF_DISTRIBUTIONS:
             if self.reference is not None and name in self.reference.model_fields_set:
                 raise ContradictionError(f"'reference.{name}': the answers alone are compared here, take it out")

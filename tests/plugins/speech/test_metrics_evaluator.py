@@ -457,6 +457,8 @@ def test_metric_that_cannot_be_measured_is_refused_before_anything_is_opened() -
         OrtEvaluator().evaluate(None, [mixed])
     with refused(ConfigError, "unknown_key", "taskz", ["mmlu"]):
         MetricSettings.parse({"taskz": ["mmlu"]})
+    with refused(ConfigError, "contradiction", "fail_on_loss", 5.0):  # nothing of mteb's would have read it
+        MetricSettings.parse({"tasks": ["STS"], "reference": "float", "fail_on_loss": 5})
 
 
 def test_column_that_is_not_there_and_a_model_without_sound_are_refused(
