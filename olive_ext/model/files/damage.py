@@ -301,9 +301,9 @@ def hidden(
     a table of tokens or positions that differ.
     Rotations, smoothing and folded norms change several constants that way, a folded multiplier changes one matrix, and
     the model computes the same. Then these are left out, and so is a vector alone where texts gave the same
-    distributions (`is_same`). Up to a quarter of the products do not count as such where no vector changed with them
-    and texts gave other distributions (not `is_near`). A norm of ones may be in quantized products, and products make
-    up for vectors that are `folded`. Nothing is folded into fewer than half of the rows of a table or head."""
+    distributions (`is_same`). Up to a quarter of the products do not count as such where texts gave other distributions
+    (not `is_near`). A norm of ones may be in quantized products, and products make up for vectors that are `folded`.
+    Nothing is folded into fewer than half of the rows of a table or head."""
     tables = (array.shape for name, array in constants.items() if array.ndim == 2 and not ROTARY.search(name))
     widest, whole, far = max(map(max, tables), default=0), set(), outliers(products)
     for name, what in others.items():
@@ -317,8 +317,7 @@ def hidden(
             is_reached = is_reached and len(what.rows) >= int(np.count_nonzero(reference[name][: shape[0]].any(1)))
         if not ROTARY.search(name) and (is_product or is_reached):
             whole.add(name)
-    is_smooth = is_near or is_same or any(constants[name].ndim < 2 for name in whole)
-    is_meant = len(whole) + len(far) > max(1, 0 if is_smooth else len(products) // 4)
+    is_meant = len(whole) + len(far) > max(1, 0 if is_near or is_same else len(products) // 4)
     ones = {name for name in whole if is_quantized and (constants[name] == 1).all()}
     meant = whole if is_meant or is_same else {name for name in whole if constants[name].ndim > 1} | ones | {*folded}
     findings = {name: what.sentence(constants[name]) for name, what in others.items() if name not in meant}
