@@ -16,6 +16,9 @@ Array: TypeAlias = npt.NDArray[Any]
 _FITS, _LEAST_FOLDED = 20, 1e-3
 """Rounds of alternating least squares, and the least factor of a row or column that was not just lost."""
 
+_PART, _MOST_PARTS = 32, 32
+"""The rows of a part, and the parts that columns are fitted by: of 8 bits 1,024 rows leave errors of 0.03 steps."""
+
 _LEAST_SPREAD, _LEAST_CORRELATION = 0.05, 0.9
 """The standard deviation from which on logarithms of factors are not all alike (rounding to 3 bits leaves 0.02 of 128
 numbers), and their correlation where one side takes back the other: 0.98 of AWQ at 3 bits, by chance 0.45 of 32."""
@@ -111,14 +114,23 @@ def unpacked(bytes_: Array, bits: int) -> Array:
 
 def multipliers(weight: Array, grid: Grid, begin: int = 0) -> tuple[Array, Array]:
     """The logarithms of what the rows and the columns of a float weight [N, K] were multiplied by before it was
-    rounded, by least squares: [N], [K]. 0 where little is left of a row or column."""
-    floats, (numbers, _) = weight.astype(np.float32), grid.rows(begin, begin + len(weight))
-    products_NK, squares_NK = floats * np.nan_to_num(numbers), floats**2
-    rows_N, columns_K = np.ones(len(floats), np.float32), np.ones(floats.shape[1], np.float32)
+    rounded, by least squares: [N], [K]; the columns' of some parts of the rows. 0 where little of a row or column is
+    left."""
+
+    def moments(first: int) -> tuple[Array, Array]:
+        floats = weight[first : first + _PART].astype(np.float32)
+        numbers, _ = grid.rows(begin + first, begin + first + len(floats))
+        return floats * np.nan_to_num(numbers), floats**2
+
+    firsts = range(0, len(weight), _PART)
+    some = [moments(first) for first in firsts[:: -(-len(firsts) // _MOST_PARTS)]]
+    products_NK, squares_NK = (np.concatenate(parts) for parts in zip(*some, strict=True))
+    columns_K = np.ones(weight.shape[1], np.float32)
     for _ in range(_FITS):
         rows_N = _fitted(products_NK @ columns_K, squares_NK @ columns_K**2)
         columns_K = _fitted(rows_N @ products_NK, rows_N**2 @ squares_NK)
-    return np.log(rows_N), np.log(columns_K)
+    both = ((products @ columns_K, squares @ columns_K**2) for products, squares in map(moments, firsts))
+    return np.log(np.concatenate([_fitted(*one) for one in both])), np.log(columns_K)
 
 
 def _fitted(products: Array, squares: Array) -> Array:
