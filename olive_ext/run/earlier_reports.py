@@ -195,7 +195,7 @@ def _compared(first: Named, others: Sequence[Named]) -> Iterator[ComparedModels]
             notes.append("of the drawn documents alone, which do not stand for all alike")
         if not first.matters == item.matters == Comparison.matters:
             notes.append(f"a loss of {item.matters:g} pt or % matters, as in the evaluation of {item.name}")
-        if comparison.outcomes or comparison.texts or comparison.divergences:
+        if comparison.metrics["configs"]:
             models = ComparedModels(item.name, first.name, comparison, "; ".join(notes), is_of_another=not is_same)
             loss, found = item.report.config.get("fail_on_loss"), models.for_verdict
             bounds = [LossBound.of(float(loss))] if loss and own.certainty is None else []

@@ -74,7 +74,7 @@ def place(folder: Path, name: str, lines: list[dict[str, Any]], change: Callable
         "max_length": 512,
     }
     change(values)
-    listed = values["results"]["configs"]["colours"]["metric_list"]
+    listed = values["results"]["configs"].get("colours", {"metric_list": ()})["metric_list"]
     task = SimpleNamespace(
         aggregation=lambda: {item["metric"]: get_aggregation(item.get("aggregation", "mean")) for item in listed},
         higher_is_better=lambda: {item["metric"]: item.get("higher_is_better", True) for item in listed},
@@ -186,6 +186,7 @@ CODES: dict[str, tuple[Any, Any, str]] = {
     "a damaged file": ((BASE, id), (BASE, UNJUDGED), "damaged"),
     "a damaged file of both": ((BASE, UNJUDGED), (BASE, UNJUDGED), "no_difference"),
     "a task without values by document": ((BASE, without_values), (BASE, without_values), "no_values"),
+    "only such a task, as of a median": (([], id), ([], id), "nothing_compared"),
     "such a task of the first alone": ((BASE, without_values), (BASE, id), "no_difference"),
 }
 
@@ -196,9 +197,9 @@ def test_what_the_reports_say_of_their_models_stays_in_the_verdict(name: str, tm
     assert code in [reason.code for reason in verdict(side_by_side(tmp_path, first, second).comparison).reasons]
 
 
-def test_reports_without_answers_have_scores_only_and_keep_their_own_comparison(tmp_path: Path) -> None:
+def test_reports_without_tasks_have_scores_only_and_others_keep_their_own_comparison(tmp_path: Path) -> None:
     first = place(tmp_path, "a", [])
-    page = compare([str(first), str(place(tmp_path, "b", []))])
+    page = compare([str(place(tmp_path, name, [], results("results.configs", {}))) for name in "bc"])
     assert page.compared == ()
     assert "Scores" in render(page)
     second = place(tmp_path, "int4", [], with_comparison())
