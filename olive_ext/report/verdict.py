@@ -68,7 +68,7 @@ _OTHER_AGREEMENT = 0.05
 """Distributions far apart with fewer equal top tokens are no quantization of one model: at 2 bits 71 % are equal."""
 
 
-_LOST_TOO = frozenset({"stops", *(code for code, status in STATUSES.items() if status == "loss")})
+LOST_TOO = frozenset({"stops", *(code for code, status in STATUSES.items() if status == "loss")})
 """What is said beside a loss: what is lost, and that answers end or are searched otherwise."""
 
 
@@ -288,7 +288,7 @@ def _found(comparison: Comparison) -> tuple[Sequence[Reason], tuple[Figure, ...]
         *claims,
         *(Reason("stages", words=words) for words in stage_sentences(comparison.stages, most_kl)),
         *damaged,
-        *(item for item in [*findings, *undecided] if item.code in _LOST_TOO or not is_lost),
+        *(item for item in [*findings, *undecided] if item.code in LOST_TOO or not is_lost),
     ]
     if worst == "too_few" or (comparison.over_all and is_open):
         others += [item for item in pooled if item.task == ALL]

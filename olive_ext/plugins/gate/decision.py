@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,6 +32,7 @@ from olive_ext.errors import (
     counted,
     first_line,
     keys_once,
+    listed,
     printable,
     special_kind,
 )
@@ -41,12 +43,14 @@ from olive_ext.report.metrics import LENGTHS, non_finite_requests
 from olive_ext.report.next_step import next_step
 from olive_ext.report.page import TASK_HELPERS, TEMPLATE_DATE, model_name
 from olive_ext.report.plain_text import literal
-from olive_ext.report.verdict import EXIT_STATUS, Verdict, possible_loss, reason_of, verdict
+from olive_ext.report.verdict import EXIT_STATUS, LOST_TOO, Verdict, possible_loss, reason_of, verdict
 from olive_ext.run import check_complete, evaluate
 from olive_ext.run.earlier_reports import Named, is_report, load, other_choices
 from olive_ext.run.model_facts import STOP_FACTS, UNJUDGED, damage_of, stops_of
 from olive_ext.run.reference.answers import Answers, unpacked
 from olive_ext.run.reference.pairing import compare_answers, compare_texts, without_value
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,8 @@ def _named(item: Outcome) -> tuple[str, str]:
 
 _DIRECTIONS = {True: "", False: " (less is better)", None: " (without `higher_is_better`)"}
 _NO_FAULTS = Comparison({})
+_TELLING = {"damaged", "distant", *LOST_TOO}
+"""Codes of what an evaluation finds wrong with a model, and nothing that is only undecided."""
 
 
 @dataclass(frozen=True)
@@ -119,12 +125,21 @@ def gate(run: str, file: str, within: float | None = None, *, update: bool = Fal
 
     `within`: points of accuracy whose loss is too much; None takes the run's `matters`.
     """
-    path = Path(run)
     baseline = None if update else read_baseline(Path(file))
+    given = _given(run, within)
+    compared = given.report.comparison
+    if compared is not None and compared.certainty is not None:
+        raise NotComparableError(f"'{given.name}' has drawn documents alone: evaluate all ('documents': \"all\")")
+    return _written(given, file) if baseline is None else gate_report(given, file, baseline, within)
+
+
+def _given(run: str, within: float | None) -> Named:
+    """The report in the folder or file `run`, or of the evaluation by the settings there."""
+    path = Path(run)
     if is_report(path) or path.suffix.lower() not in RECIPE_SUFFIXES:
         if len(named := load([run])) != 1:
             raise ConfigError(f"'{run}' holds {len(named)} reports: give one")
-        return _written(named[0], file) if baseline is None else gate_report(named[0], file, baseline, within)
+        return named[0]
     from olive_ext.check import read_recipe
 
     values = dict(read_recipe(path))
@@ -138,44 +153,51 @@ def gate(run: str, file: str, within: float | None = None, *, update: bool = Fal
         config = config.model_copy(update={"reference": reference.model_copy(update={"mode": "recorded"})})
     report = evaluate(config, progress=True)
     check_complete(report, config.on_error)
-    evaluated = Named(model_name(report), report, path.parent)
-    return _written(evaluated, file) if baseline is None else gate_report(evaluated, file, baseline, within)
+    return Named(model_name(report), report, path.parent)
 
 
 def _written(run: Named, file: str) -> Baseline:
     """The baseline of a run, in its file. Raises `MissingError` where it has no finite answer to each request."""
     report = run.report
-    if report.comparison is not None and report.comparison.certainty is not None:
-        raise MissingError(
-            f"'{run.name}' has drawn documents alone: a baseline needs all of them ('documents': \"all\")"
-        )
     if faults := len(report.missing) + non_finite_requests(report.metrics):
         without = counted(faults, "request")
         raise MissingError(f"'{run.name}' has {without} without a finite answer: a baseline needs an answer to each")
     made = baseline_of(report)
     write_texts({Path(file): to_json(made)}, Path(file).parent, "the baseline")
+    judged, found = report.verdict, report.unjudged_damage
+    if judged is not None and any(item.code in _TELLING for item in judged.reasons):
+        found = (judged.finding,)
+    if found:
+        logger.warning("the baseline is of a model whose evaluation says: %s", "; ".join(found))
     return made
 
 
 def gate_report(run: Named, file: str, baseline: Baseline, within: float | None = None) -> GateResult:
     """The decision on a report, by the answers that it keeps."""
     report = run.report
-    if report.comparison is not None and report.comparison.certainty is not None:
-        raise NotComparableError(f"'{run.name}' has drawn documents alone: evaluate all of them ('documents': \"all\")")
+    compared = report.comparison or Comparison({})
     if not (own := run.answers):
         raise MissingError(f"'{run.name}' has no value for any document: evaluate it anew")
     matters = run.matters if within is None else within
-    limit, facts = {"limit": report.config.get("limit")}, (baseline.model, report.model)
-    wrong = report.results, len(report.missing), non_finite_requests(report.metrics)
-    faults = Comparison(limit, (), (), (), *wrong, matters=matters, damaged=damage_of(*facts), stops=stops_of(*facts))
-    if report.comparison is not None:
-        damaged = {**report.comparison.damaged, **faults.damaged}
-        faults = replace(faults, arguments=report.comparison.arguments, damaged=damaged)
+    facts = (baseline.model, report.model)
+    alike = [name for name, what in compared.damaged.items() if baseline.damaged.get(name) == what]
+    found = {name: what for name, what in compared.damaged.items() if name not in alike}
+    faults = Comparison(
+        {"limit": report.config.get("limit")},
+        metrics=report.results,
+        missing=len(report.missing),
+        non_finite=non_finite_requests(report.metrics),
+        damaged={**found, **damage_of(*facts)},
+        matters=matters,
+        arguments=compared.arguments,
+        stops=stops_of(*facts),
+    )
     date = report.results.get(TEMPLATE_DATE)
     dates = f": the chat template prints the date, {date}, and the baseline is of {baseline.created[:10]}"
     gated = gate_answers(baseline.answers(), own, faults, (file, run.name), dates if date else "")
     refuse_other_definitions(baseline, report.results)
-    return gated
+    same = [f"the baseline is damaged alike: {listed(alike)}"] if alike else ()
+    return replace(gated, notes=(*gated.notes, *same))
 
 
 def gate_answers(
@@ -312,6 +334,9 @@ class Baseline:
     definitions: Mapping[str, str]
     """By task, what `definitions` gives."""
 
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    """What the comparison with the reference found damaged, as `Comparison.damaged`: a run that has it is no worse."""
+
     def answers(self) -> list[Answers]:
         """The answers, under short digests. Raises `ValueError` as `unpacked` does."""
         return unpacked(self.documents)
@@ -322,7 +347,8 @@ def baseline_of(report: Report) -> Baseline:
     if not report.answers:
         raise MissingError("a baseline needs a value for each document, which no task of the report has")
     facts = ("path", "kind", "content_hash", "mode", UNJUDGED, *TRIALS, *STOP_FACTS)
-    reference = {} if report.comparison is None else report.comparison.reference
+    compared = report.comparison or Comparison({})
+    reference = compared.reference
     records = {"records": Path(str(reference["folder"])).name} if "folder" in reference else {}  # their key
     return Baseline(
         format=FORMAT,
@@ -333,6 +359,7 @@ def baseline_of(report: Report) -> Baseline:
         metrics=tuple(item for item in report.metrics if item.n is not None),
         documents=report.answers,
         definitions=definitions(report.results),
+        damaged=compared.damaged,
     )
 
 
@@ -439,15 +466,14 @@ def junit(gated: GateResult) -> str:
 
 def annotation_lines(gated: GateResult, environment: Mapping[str, str]) -> Iterator[str]:
     """A line for each bound that is lost or undecided, as the machine reads it from stdout; empty elsewhere."""
-    bad = [bound for bound in gated.bounds if EXIT_STATUS[bound.status]]
-    if environment.get("GITHUB_ACTIONS") == "true":
-        for bound in bad:
+    for bound in (each for each in gated.bounds if EXIT_STATUS[each.status]):
+        level = "error" if bound.status == "loss" else "warning"
+        if environment.get("GITHUB_ACTIONS") == "true":
             title = _escaped(bound.name, {":": "%3A", ",": "%2C"})
-            yield f"::{_level_of(bound)} title={title}::{_escaped(f'{_WORDS[bound.status]}: {bound.text}')}"
-    elif environment.get("TF_BUILD", "").lower() == "true":
-        for bound in bad:
+            yield f"::{level} title={title}::{_escaped(f'{_WORDS[bound.status]}: {bound.text}')}"
+        elif environment.get("TF_BUILD", "").lower() == "true":
             text = _escaped(f"{bound.name}: {_WORDS[bound.status]}: {bound.text}", {"%": "%AZP25"})
-            yield f"##vso[task.logissue type={_level_of(bound)}]{text}"
+            yield f"##vso[task.logissue type={level}]{text}"
 
 
 def write_formats(gated: GateResult, junit_file: str | None, environment: Mapping[str, str]) -> None:
@@ -469,10 +495,6 @@ def _headline(gated: GateResult) -> str:
     word = _WORDS[gated.status]
     finding = gated.verdict.finding.removeprefix(f"{word}: ")
     return f"{word}: {finding} ({counted(gated.verdict.num_documents, 'document')})"
-
-
-def _level_of(bound: GateBound) -> str:
-    return "error" if bound.status == "loss" else "warning"
 
 
 def _escaped(text: str, more: Mapping[str, str] | None = None) -> str:

@@ -34,16 +34,18 @@ from olive_ext.report import Report, from_json, to_json
 from olive_ext.report.changes import changes_of
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import comparison_metrics
+from olive_ext.report.report import plain
 from olive_ext.report.verdict import EXIT_STATUS, Reason, Verdict, verdict, worst_status
 from olive_ext.run import compare
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.earlier_reports import load
 from olive_ext.run.reference.answers import Answers, DocumentAnswer, packed, unpacked
 from olive_ext.run.reference.pairing import compare_answers, compare_texts
+from olive_ext.stats.paired_answers import compare_outcomes
 from tests.backends.local_tasks import write_tasks
 from tests.refusals import refused, tells
 from tests.run.test_against_reference import answered, copied, with_ends
-from tests.run.test_earlier_reports import line, place, results
+from tests.run.test_earlier_reports import line, place, results, with_comparison
 
 ROOT = Path(__file__).resolve().parents[3]
 NUMBER = 400
@@ -151,9 +153,6 @@ HELD: dict[str, tuple[list[dict[str, Any]], Callable[[dict[str, Any]], Any], str
         rows(40), results("results.configs.shapes", {"metric_list": [{"metric": "f1"}]}), "no_values", "shapes",
     ),
     "the last token alone": (rows(40), results("model.parts_failure", "11 nats off"), "damaged", "11 nats"),
-    "found beside a reference": (
-        rows(40), results("comparison", {"reference": {}, "damaged": {"the graph": "differs"}}), "damaged", "differs",
-    ),
     "a file": (rows(40), results("model.unjudged", {"tokenizer_config.json": "x"}), "damaged", "tokenizer_config"),
 }  # fmt: skip
 
@@ -167,10 +166,34 @@ def test_run_passes_where_every_document_of_the_baseline_is_judged(name: str, ba
     assert ("no answer" in str(gated)) == (name == "100 have no value")
 
 
-def test_damage_that_the_baseline_has_is_no_worse(baseline: Path) -> None:
-    run = place(baseline.parent, "after", rows(40), results("model.parts_failure", "11 nats off"))
-    gate(str(run), str(baseline), update=True)
-    assert held(run, baseline).status == "ok"
+ROUNDED = {"head": "is rounded"}
+
+
+@pytest.mark.parametrize("damage", [results("model.parts_failure", "11 nats off"), with_comparison(damaged=ROUNDED)])
+def test_damage_that_the_baseline_has_is_no_worse(
+    damage: Callable[[dict[str, Any]], Any], baseline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is new, by name or text, counts. The baseline is not written without a word."""
+    run = place(baseline.parent, "known", rows(40), damage)
+    assert main(["gate", str(run), "--baseline", str(baseline), "--update-baseline"]) == 0
+    assert tells(capsys.readouterr().err, "WARNING damaged")
+    gated = held(run, baseline)
+    assert (gated.status, tells(gated.notes, "head")) == ("ok", not read_baseline(baseline).model.get("parts_failure"))
+    for number, other in enumerate(({"head": "is all zeros"}, {**ROUNDED, "tail": "is rounded"})):
+        gated = held(place(baseline.parent, f"other{number}", rows(40), with_comparison(damaged=other)), baseline)
+        assert (gated.status, gated.verdict.code) == ("unknown", "damaged")
+
+
+@pytest.mark.parametrize("lost", [0, 5, 200])
+def test_baseline_of_a_model_that_lost_is_written_with_a_warning(
+    lost: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Five of 400 leave it undecided, which is no finding."""
+    before, after = (np.arange(NUMBER) >= wrong for wrong in (0, lost))
+    compared = Comparison({}, outcomes=(compare_outcomes("colours", "acc", "none", before, after),))
+    run = place(tmp_path, "run", rows(lost), results("comparison", plain(compared)))
+    assert main(["gate", str(run), "--baseline", str(tmp_path / "baseline.json"), "--update-baseline"]) == 0
+    assert tells(capsys.readouterr().err, "WARNING loss acc 50") == (lost == 200)
 
 
 def baseline_with(path: str, value: Any) -> Callable[[str], str]:
