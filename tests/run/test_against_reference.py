@@ -548,8 +548,11 @@ def test_damage_is_told_without_a_reference_and_a_kept_bound_does_not_pass_it(
     assert [text.count(f"damaged: '{KV_CACHE}'") for text in (capsys.readouterr().out, page)] == [1, 1]
 
 
+MORE = {"an adapter": ((8, 4), ["lora_A"]), "a bias a layer": ((8,), ["0.bias", "1.bias"]), "a mask": ((8,), ["mask"])}
+
+
 @pytest.mark.parametrize(
-    "beside", ["nothing", "other weights", "an adapter", "products in bfloat16", "a reference in bfloat16"]
+    "beside", ["nothing", *MORE, "other weights", "products in bfloat16", "a reference in bfloat16"]
 )
 def test_a_graph_that_computes_otherwise_with_the_references_weights_is_damaged(
     beside: str, folder: Path, tmp_path: Path
@@ -564,9 +567,10 @@ def test_a_graph_that_computes_otherwise_with_the_references_weights_is_damaged(
         next(node for node in model.graph.node if node.output[0] == "logits").output[0] = "right"
         model.graph.initializer.append(numpy_helper.from_array(np.float32(0.5), "least"))
         model.graph.node.append(helper.make_node("Max", ["right", "least"], ["logits"]))
-        if beside == "an adapter":
-            model.graph.initializer.append(numpy_helper.from_array(np.ones((8, 4), np.float32), "lora_A"))
-            model.graph.node.append(helper.make_node("Identity", ["lora_A"], ["added"]))
+        shape, names = MORE.get(beside, ((), ()))
+        for name in names:
+            model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+            model.graph.node.append(helper.make_node("Identity", [name], [f"{name}_read"]))
         if beside == "products in bfloat16":
             rounded(model)
         for tensor in model.graph.initializer if beside == "other weights" else ():
@@ -578,7 +582,7 @@ def test_a_graph_that_computes_otherwise_with_the_references_weights_is_damaged(
     if beside == "a reference in bfloat16":
         reference = edited.edited(reference, tmp_path / "reference", rounded)
     found = compared(answered(path, reference, folder, tmp_path, "out", tasks=["tiny_choice"]))
-    assert (GRAPH in found.damaged) is (beside == "nothing")
+    assert (GRAPH in found.damaged) is (beside in ("nothing", "a mask"))
 
 
 @pytest.mark.parametrize(("tokens", "is_named"), [(1, True), (4, False)])

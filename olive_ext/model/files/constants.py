@@ -577,11 +577,12 @@ def rounding_of(
     types = {attribute(node, "to", TensorProto.FLOAT) for node in nodes}
     types |= {value.type.tensor_type.elem_type for one in (model, reference) for value in one.model.graph.input}
     types |= {tensor.data_type for one in (model, reference) for tensor in one.tensors.values()}
-    if few_bits(types) or TensorProto.BFLOAT16 in types or any(node.op_type == "Round" for node in nodes):
-        return math.inf
+    is_rounded = few_bits(types) or TensorProto.BFLOAT16 in types or any(node.op_type == "Round" for node in nodes)
     theirs, own = ({name: one for name, one in held.items() if not ROTARY.search(name)} for held in (known, constants))
-    has_more = any(one.ndim > 1 and name not in theirs for name, one in own.items())  # as an adapter beside the base
-    if has_more or not all(name in own and _is_exact(one, own[name]) for name, one in theirs.items()):
+    more = {name: one for name, one in own.items() if name not in theirs and one.size > 1}
+    # Adapters beside the base are matrices, or a vector a layer; a single vector may be a mask.
+    has_more = any(one.ndim > 1 for one in more.values()) or meant_others(more, more, kind_of)
+    if is_rounded or has_more or not all(name in own and _is_exact(one, own[name]) for name, one in theirs.items()):
         return math.inf
     return 0.05 if TensorProto.FLOAT16 in types else 1e-3
 
