@@ -126,7 +126,10 @@ def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, An
     read = []
     for name, lines in samples.items():
         task = tasks[name]
-        functions, metrics = task.aggregation(), mean_metrics(task)
+        functions = task.aggregation()
+        # Of numbers that a task's own code gives beside its metrics, lm-eval takes the mean.
+        beside = sorted({key for line in lines for key in line.get("metrics", ())} - functions.keys())
+        metrics = mean_metrics(task) | dict.fromkeys(beside)
         for filter_name in dict.fromkeys(line["filter"] for line in lines):
             chosen = [line for line in lines if line["filter"] == filter_name]
             chosen = _with_word_errors(chosen, functions[WER]) if WER in functions else chosen

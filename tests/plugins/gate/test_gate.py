@@ -252,7 +252,7 @@ def texts(parent: Path, name: str, nats: float, *, lost: int = 0, metric: str = 
     lines = []
     for number in range(30):
         value = [-(nats + random.normal(0, 0.3)) * (90 + number), 90 + number]
-        lines.append(line(number, True, **({metric: value} if number >= lost else {})))
+        lines.append(line(number, True, metrics=[metric], **({metric: value} if number >= lost else {})))
 
     def change(values: dict[str, Any]) -> None:
         values["metrics"][0] |= {"metric": metric, "value": float(np.exp(nats))}

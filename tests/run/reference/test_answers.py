@@ -53,6 +53,7 @@ metric_list:
   - metric: perplexity
   - metric: acc
 """
+BESIDE = CHOICE.replace("tiny_choice", "tiny_beside") + "process_results: !function own.scored\n"
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = write_tasks(tmp_path_factory.mktemp("tasks"))
     (folder / "tiny_letters.yaml").write_text(LETTERS)
     (folder / "tiny_last_word.yaml").write_text(LAMBADA)
-    names = [*NAMES, "tiny_letters", "tiny_last_word"]
+    (folder / "own.py").write_text(
+        "def scored(doc, results):\n    return {'acc': 1.0, 'length': len(doc['question'])}\n"
+    )
+    (folder / "tiny_beside.yaml").write_text(BESIDE)
+    names = [*NAMES, "tiny_letters", "tiny_last_word", "tiny_beside"]
     tasks = load_tasks(names, str(folder))
     settings = EvaluationSettings(tasks=names, bootstrap_iters=0, num_fewshot=0)
     results = run_tasks(ort_lm(), tasks, settings)
@@ -81,6 +86,7 @@ def test_metrics_are_means_only(answers: ByFilter) -> None:
         ("tiny_generate", "loose"): ["exact_match", "cut_off", "stopped"],
         ("tiny_letters", "none"): ["acc_norm"],
         ("tiny_last_word", "none"): ["acc"],
+        ("tiny_beside", "none"): ["acc", "length"],
     }
 
 
