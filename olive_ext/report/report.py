@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from io import StringIO
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from olive_ext.report.comparison import TRIALS, Comparison
 from olive_ext.report.metrics import Metric
 from olive_ext.report.verdict import Reason, Verdict, verdict
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
@@ -136,9 +138,15 @@ def from_json(text: str) -> Report:
         content = json.loads(text)
         if isinstance(content, dict):
             content.pop("verdict", None)
-        return _reader().validate_python(content)
+        return validated(_reader(), content)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def validated(reader: TypeAdapter[Kind], content: Any) -> Kind:
+    """JSON's data as a dataclass. Raises `ValueError` that names the first wrong key."""
+    try:
+        return reader.validate_python(content)
     except ValidationError as error:
         problem = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, problem['loc'])) or 'as a whole'}: {problem['msg']}") from error

@@ -61,11 +61,7 @@ def scores(columns: Sequence[Column]) -> list[list[Score]]:
     tables."""
     by_column = [{(item.task, item.metric, item.filter): item for item in column.metrics} for column in columns]
     rows = [[own.get(key) for own in by_column] for key in _score_keys(columns)]
-    nothing = (math.nan,) * 3
-    return [
-        list(zip(row, bars_of([nothing if item is None else _interval(item) for item in row]), strict=True))
-        for row in rows
-    ]
+    return [list(zip(row, bars_of([*map(_interval, row)]), strict=True)) for row in rows]
 
 
 def known(row: Sequence[Score]) -> list[Metric]:
@@ -115,9 +111,10 @@ def _score_keys(columns: Iterable[Column]) -> list[tuple[str, str, str]]:
     return sorted(keys, key=lambda key: order[key[0]])
 
 
-def _interval(metric: Metric) -> tuple[float, float, float]:
-    half = Z95 * metric.stderr if metric.stderr is not None and math.isfinite(metric.stderr) else 0.0
-    return metric.value, metric.value - half, metric.value + half
+def _interval(metric: Metric | None) -> tuple[float, float, float]:
+    value, stderr = (math.nan, None) if metric is None else (metric.value, metric.stderr)
+    half = Z95 * stderr if stderr is not None and math.isfinite(stderr) else 0.0
+    return value, value - half, value + half
 
 
 PHASES = {

@@ -181,12 +181,9 @@ def deciding(run: Run) -> Iterator[Verdict]:
 def failed_gates(run: Run) -> list[Report]:
     """The reports of passes with `fail_on_loss` or a claim that found a loss in a model that a later pass changed: the
     output model was made of it."""
-    gates = []
-    for report in () if run.is_search else run.reports[: run.num_earlier]:
-        verdict, comparison = report.verdict, report.comparison
-        if PASSES in report.model and verdict is not None and verdict.status == "loss" and comparison is not None:
-            gates += [report] * (comparison.over_all or comparison.certainty is not None)
-    return gates
+    of_passes = [] if run.is_search else [one for one in run.reports[: run.num_earlier] if PASSES in one.model]
+    lost = [one for one in of_passes if one.verdict is not None and one.verdict.status == "loss"]
+    return [one for one in lost if one.comparison and (one.comparison.over_all or one.comparison.certainty)]
 
 
 def cli_run(argv: Sequence[str]) -> int:

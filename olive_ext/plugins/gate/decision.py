@@ -15,12 +15,11 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 from xml.etree import ElementTree
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 
 from olive_ext.config import RECIPE_SUFFIXES, EvaluationConfig
 from olive_ext.errors import (
@@ -43,6 +42,7 @@ from olive_ext.report.metrics import LENGTHS, non_finite_requests
 from olive_ext.report.next_step import next_step
 from olive_ext.report.page import TASK_HELPERS, TEMPLATE_DATE, model_name
 from olive_ext.report.plain_text import literal
+from olive_ext.report.report import validated
 from olive_ext.report.verdict import EXIT_STATUS, LOST_TOO, Verdict, possible_loss, reason_of, verdict
 from olive_ext.run import check_complete, evaluate
 from olive_ext.run.earlier_reports import Named, is_report, load, other_choices
@@ -99,8 +99,6 @@ def _named(item: Outcome) -> tuple[str, str]:
 
 _DIRECTIONS = {True: "", False: " (less is better)", None: " (without `higher_is_better`)"}
 _NO_FAULTS = Comparison({})
-_TELLING = {"damaged", "distant", *LOST_TOO}
-"""Codes of what an evaluation finds wrong with a model, and nothing that is only undecided."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +110,6 @@ class GateResult:
     bounds: tuple[GateBound, ...]
     notes: tuple[str, ...] = ()
     """Sentences on what the numbers do not cover."""
-
-    @property
-    def next_step(self) -> str:
-        """What to do where it has not passed; empty where it has."""
-        return "" if EXIT_STATUS[self.status] == 0 else self.verdict.next_step or "evaluate more documents"
 
 
 def gate(run: str, file: str, within: float | None = None, *, update: bool = False) -> GateResult | Baseline:
@@ -165,7 +158,8 @@ def _written(run: Named, file: str) -> Baseline:
     made = baseline_of(report)
     write_texts({Path(file): to_json(made)}, Path(file).parent, "the baseline")
     judged, found = report.verdict, report.unjudged_damage
-    if judged is not None and any(item.code in _TELLING for item in judged.reasons):
+    # Not what is only undecided.
+    if judged is not None and {item.code for item in judged.reasons} & {"damaged", "distant", *LOST_TOO}:
         found = (judged.finding,)
     if found:
         logger.warning("the baseline is of a model whose evaluation says: %s", "; ".join(found))
@@ -178,8 +172,6 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
     compared = report.comparison or Comparison({})
     if not (own := run.answers):
         raise MissingError(f"'{run.name}' has no value for any document: evaluate it anew")
-    matters = run.matters if within is None else within
-    facts = (baseline.model, report.model)
     alike = [name for name, what in compared.damaged.items() if baseline.damaged.get(name) == what]
     found = {name: what for name, what in compared.damaged.items() if name not in alike}
     faults = Comparison(
@@ -187,10 +179,10 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
         metrics=report.results,
         missing=len(report.missing),
         non_finite=non_finite_requests(report.metrics),
-        damaged={**found, **damage_of(*facts)},
-        matters=matters,
+        damaged={**found, **damage_of(baseline.model, report.model)},
+        matters=run.matters if within is None else within,
         arguments=compared.arguments,
-        stops=stops_of(*facts),
+        stops=stops_of(baseline.model, report.model),
     )
     date = report.results.get(TEMPLATE_DATE)
     dates = f": the chat template prints the date, {date}, and the baseline is of {baseline.created[:10]}"
@@ -282,14 +274,10 @@ def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: t
         for own in (before, after)
     )
     if one != two:
-        tasks = [", ".join(sorted({item.task for item in own})) or "none" for own in (before, after)]
-        what, both = "tasks", tasks
-        if tasks[0] == tasks[1]:
-            what, pairs = "metrics", ((one, two), (two, one))
-            both = [", ".join(sorted(item - other)) or "no other" for item, other in pairs]
+        others = [listed(sorted(own - other)) or "no other" for own, other in ((one, two), (two, one))]
         raise NotComparableError(
-            f"--baseline = '{names[0]}' has the {what} {both[0]}, and '{names[1]}' {both[1]}: evaluate the same, or "
-            "write the baseline anew with --update-baseline",
+            f"--baseline = '{names[0]}' has the metrics {others[0]}, and '{names[1]}' {others[1]}: evaluate the same, "
+            "or write the baseline anew with --update-baseline",
             "--baseline",
             names[0],
         )
@@ -297,17 +285,9 @@ def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: t
 
 FORMAT = 3
 _DEFINITION = (
-    "output_type",
-    "doc_to_text",
-    "doc_to_target",
-    "doc_to_choice",
-    "process_docs",
-    "process_results",
-    "generation_kwargs",
-    "repeats",
-    "filter_list",
-    "metric_list",
-)
+    "output_type", "doc_to_text", "doc_to_target", "doc_to_choice", "process_docs", "process_results",
+    "generation_kwargs", "repeats", "filter_list", "metric_list",
+)  # fmt: skip
 """Keys of a task in lm-eval's results that say how it is asked and scored."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -348,13 +328,12 @@ def baseline_of(report: Report) -> Baseline:
         raise MissingError("a baseline needs a value for each document, which no task of the report has")
     facts = ("path", "kind", "content_hash", "mode", UNJUDGED, *TRIALS, *STOP_FACTS)
     compared = report.comparison or Comparison({})
-    reference = compared.reference
-    records = {"records": Path(str(reference["folder"])).name} if "folder" in reference else {}  # their key
+    records = {"records": Path(folder).name} if (folder := compared.reference.get("folder")) else {}
     return Baseline(
         format=FORMAT,
         created=report.created,
         model={key: report.model[key] for key in facts if key in report.model},
-        reference={key: reference[key] for key in facts if key in reference} | records,
+        reference={key: compared.reference[key] for key in facts if key in compared.reference} | records,
         versions=report.versions,
         metrics=tuple(item for item in report.metrics if item.n is not None),
         documents=report.answers,
@@ -386,18 +365,13 @@ def refuse_other_definitions(baseline: Baseline, results: Mapping[str, Any]) -> 
         raise NotComparableError(f"task '{other[0]}' is {what} write the baseline anew with --update-baseline")
 
 
-@cache
-def _reader() -> TypeAdapter[Baseline]:
-    return TypeAdapter(Baseline)
-
-
 def read_baseline(file: Path) -> Baseline:
     """The baseline in `file`. Raises `ConfigError` for anything else."""
     if kind := special_kind(file):
         raise ConfigError(f"it is {kind}: give a file", "--baseline", file, code="no_access")
     try:
         content = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=keys_once)
-        read = _reader().validate_python(content)
+        read = validated(TypeAdapter(Baseline), content)
         if read.format != FORMAT:
             raise ValueError(f"'format' = {read.format}, this version reads {FORMAT}: --update-baseline writes it anew")
         read.answers()
@@ -405,10 +379,6 @@ def read_baseline(file: Path) -> Baseline:
         hint = ": --update-baseline writes it" if isinstance(error, FileNotFoundError) else ""
         reason = f"cannot read it: {error.strerror or error}{hint}"
         raise ConfigError(reason, "--baseline", file, code="no_access") from error
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"])) or "as a whole"
-        raise ConfigError(f"no baseline: {where}: {problem['msg']}", "--baseline", file, code="damaged") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"no baseline: {first_line(error)}", "--baseline", file, code="damaged") from error
     return read
@@ -427,7 +397,9 @@ _SIGNS: Mapping[Status, str] = {"ok": "✅", "small_loss": "✅", "loss": "❌",
 def lines(gated: GateResult) -> list[str]:
     """The decision, its figures, and a line a bound: a name of several lines would start a machine's command."""
     bounds = [f"  {_WORDS[bound.status]:11} {bound.name}: {bound.text}" for bound in gated.bounds]
-    more = [f"  note: {note}" for note in gated.notes] + [f"  next: {gated.next_step}"] * bool(gated.next_step)
+    more = [f"  note: {note}" for note in gated.notes]
+    if EXIT_STATUS[gated.status]:
+        more.append(f"  next: {gated.verdict.next_step or 'evaluate more documents'}")
     return [text.replace("\n", " ") for text in (_headline(gated), *bounds, *more)]
 
 
@@ -476,21 +448,6 @@ def annotation_lines(gated: GateResult, environment: Mapping[str, str]) -> Itera
             yield f"##vso[task.logissue type={level}]{text}"
 
 
-def write_formats(gated: GateResult, junit_file: str | None, environment: Mapping[str, str]) -> None:
-    """Writes the JUnit file, and adds to the job's summary where the machine names one. Raises `RunError` and
-    `ConfigError`."""
-    if junit_file is not None:
-        write_texts({Path(junit_file): junit(gated)}, Path(junit_file).parent, "the JUnit file")
-    if summary := environment.get(SUMMARY):
-        try:
-            with Path(summary).open("a", encoding="utf-8") as file:
-                file.write(markdown(gated))
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write it: {error.strerror or error}", SUMMARY, summary, code="no_access"
-            ) from error
-
-
 def _headline(gated: GateResult) -> str:
     word = _WORDS[gated.status]
     finding = gated.verdict.finding.removeprefix(f"{word}: ")
@@ -504,13 +461,21 @@ def _escaped(text: str, more: Mapping[str, str] | None = None) -> str:
 
 
 def gate_command(arguments: Namespace) -> int:
-    """Prints the decision on an evaluation; 0: passed, 1: a loss, 3: it cannot be decided. Writes the baseline instead
-    with `--update-baseline`."""
+    """Prints the decision on an evaluation, writes the JUnit file, and adds to the job's summary where the machine
+    names one; 0: passed, 1: a loss, 3: it cannot be decided. Writes the baseline instead with `--update-baseline`."""
     gated = gate(arguments.run, arguments.baseline, arguments.within, update=arguments.update_baseline)
     if not isinstance(gated, GateResult):
         sys.stdout.write(f"baseline: {printable(arguments.baseline)}\n")
         return 0
     for line in (*lines(gated), *annotation_lines(gated, os.environ)):
         sys.stdout.write(f"{printable(line)}\n")
-    write_formats(gated, arguments.junit, os.environ)
+    if arguments.junit is not None:
+        write_texts({Path(arguments.junit): junit(gated)}, Path(arguments.junit).parent, "the JUnit file")
+    if summary := os.environ.get(SUMMARY):
+        try:
+            with Path(summary).open("a", encoding="utf-8") as added:
+                added.write(markdown(gated))
+        except OSError as error:
+            problem = f"cannot write it: {error.strerror or error}"
+            raise ConfigError(problem, SUMMARY, summary, code="no_access") from error
     return EXIT_STATUS[gated.status]

@@ -356,24 +356,6 @@ def test_decision_is_written_as_junit_as_annotations_and_as_markdown(baseline: P
     assert "at most 5 %" in text
 
 
-@pytest.mark.long
-def test_equal_models_seldom_fail_and_a_planted_loss_is_found() -> None:
-    """Of 60 pairs of exchangeable models at most 8 fail (the 99 % limit of 5 %); 10 points lost are always found."""
-
-    def made(right: np.ndarray) -> list[Answers]:
-        documents = {place: DocumentAnswer("d", {"acc": float(value)}, "") for place, value in enumerate(right)}
-        return [Answers("task", "none", {"acc": True}, documents)]
-
-    alarms = 0
-    for seed in range(60):
-        random = np.random.default_rng(seed)
-        margins = random.logistic(size=500) + 1
-        one, two = (margins + 0.4 * random.logistic(size=500) > 0 for _ in range(2))
-        alarms += gate_answers(made(one), made(two)).status == "loss"
-        assert gate_answers(made(one), made(two & (random.random(500) > 0.15))).status == "loss"
-    assert alarms <= 8
-
-
 def test_metrics_that_are_not_the_same_on_both_sides_are_refused(baseline: Path) -> None:
     """One that disappeared would go unnoticed; of one whose direction turned, less is better now."""
     (before,) = read_baseline(baseline).answers()
@@ -382,24 +364,6 @@ def test_metrics_that_are_not_the_same_on_both_sides_are_refused(baseline: Path)
         gate_answers([more], [before])
     with refused(ConfigError, "not_comparable", "--baseline", "the baseline"):
         gate_answers([before], [replace(before, metrics={"acc": False})])
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-def test_settings_are_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The quickstart's model against itself, and a baseline from the same file of settings."""
-    quickstart = ROOT / "recipes" / "quickstart"
-    settings = {
-        "model": str(quickstart / "model"),
-        "tasks": ["quickstart_choice", "quickstart_letters"],
-        "include_path": str(quickstart / "tasks"),
-        "matters": 5,
-    }
-    run, file = tmp_path / "settings.json", str(tmp_path / "baseline.json")
-    run.write_text(json.dumps(settings))
-    assert main(["gate", str(run), "--baseline", file, "--update-baseline"]) == 0
-    assert main(["gate", str(run), "--baseline", file]) == 0
-    assert "320 documents, flips 0 lost / 0 won" in capsys.readouterr().out
 
 
 def test_pipes_and_doubled_keys_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
