@@ -253,7 +253,9 @@ def _found(comparison: Comparison) -> tuple[Sequence[Reason], tuple[Figure, ...]
     if not figures:
         missing = Reason("cannot_tell", words=f"nothing was compared: {comparison.unanswered}")
         why = _incomparable(comparison) or "the tasks gave neither scores nor answers"
-        return [missing if comparison.missing else Reason("nothing_compared", words=why)], ()
+        nothing = missing if comparison.missing else Reason("nothing_compared", words=why)
+        lost = (item for item in _against(comparison, changes, divergence) if item.code in LOST_TOO)
+        return sorted([nothing, *_damaged(comparison), *lost], key=lambda item: [*STATUSES].index(item.code)), ()
     is_same = _is_same(comparison, divergence)
     against = [] if is_same and not comparison.missing else _against(comparison, changes, divergence)
     damaged = [*_damaged(comparison)]

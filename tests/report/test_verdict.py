@@ -429,14 +429,14 @@ CASES: dict[str, tuple[Comparison, str]] = {
     "a corpus's F1 beside answers": (kept(metrics=CORPUS_F1), "unknown: no_values"),
     "a corpus's F1 where accuracy decides": (kept(metrics=CORPUS_F1, over_all=True), "ok: no_loss_found, uncompared"),
     "a metric that is no number beside answers": (
-        kept(
-            metrics={"results": {"choice": {"acc,none": 1.0, "both,none": "1"}}},
-        ),
+        kept(metrics={"results": {"choice": {"acc,none": 1.0, "both,none": "1"}}}),
         "unknown: no_values",
     ),
     "a corpus's F1 of equal models": (equal(metrics=CORPUS_F1), "ok: no_difference"),
     "answers beside a group": (kept(metrics=GROUP), "unknown: no_values"),
     "a group": (of(metrics=GROUP), "unknown: nothing_compared"),
+    "a group of a damaged model": (of(metrics=GROUP, damaged=DAMAGED), "unknown: damaged, nothing_compared"),
+    "a group cut off": (of(metrics=GROUP, **cut_off(40, 30)), "loss: cut_off solve cut_off 75 pt, nothing_compared"),
     # Answers that run to their limit.
     "none cut off": (kept(**cut_off(40, 0)), "ok: no_loss_found"),
     "most cut off": (kept(**cut_off(40, 30)), "loss: cut_off solve cut_off 75 pt"),
