@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.instances import LostRequest
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks
+    from olive_ext.model.files.damage import Nearness
 
 
 logger = logging.getLogger(__name__)
@@ -149,10 +150,11 @@ def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Mo
     taken = () if models.candidate.media is None else models.candidate.media.modalities
     unseen = [] if observer is None else [one for one in taken if one not in observer.modalities]
     overall = comparison.overall_divergence()
-    is_near = overall is not None and overall.kl.mean < BANDS[0].most_kl
-    is_same = overall is not None and overall.kl.maximum < SAME_NATS
-    texts = {"is_far": overall is not None and not is_near, "is_near": is_near, "is_same": is_same}
-    constants = models.damage(**texts, unreached=[part for part, one in MEDIA_PARTS.items() if one in unseen])
+    texts: Nearness = "unknown"
+    if overall is not None:
+        is_near = overall.kl.mean < BANDS[0].most_kl
+        texts = "same" if overall.kl.maximum < SAME_NATS else "near" if is_near else "far"
+    constants = models.damage(texts, [part for part, one in MEDIA_PARTS.items() if one in unseen])
     if reach is not None:
         continues = observer is not None and any(len(one.target.target) > 1 for one in observer.generated)
         kinds = [*(one.kind for one in unseen), *([] if continues else [GENERATED])]

@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 from olive_ext.engine.runtimes import stated_type
 from olive_ext.model.files.constants import (
     Constants,
+    Differing,
     Distance,
     apart,
     broken,
@@ -30,6 +31,7 @@ from olive_ext.model.files.constants import (
     outliers,
 )
 from olive_ext.model.files.damage import (
+    Nearness,
     checkpoint_pairs,
     damage,
     differing_numbers,
@@ -107,7 +109,7 @@ def test_what_any_text_shows_is_left_to_the_distances() -> None:
     rotations, smoothing and folded norms make, which compute the same."""
 
     def told(own: dict[str, Array], *far: str) -> set[str]:
-        return {*hidden(apart(floats(), own).found, dict.fromkeys(far, Distance(0.0, [1], 8)), floats(), own)}
+        return {*hidden(apart(floats(), own), dict.fromkeys(far, Distance(0.0, [1], 8)), floats(), own)}
 
     rotated = changed(TABLE, lambda array: array[:, ::-1])
     assert apart(floats(), rotated).found.keys() == {TABLE}
@@ -128,7 +130,7 @@ def test_what_any_text_shows_is_left_to_the_distances() -> None:
     name = "model.layers.1.mlp.experts.3.up_proj.weight"
     experts = floats() | {name: floats()["model.layers.1.mlp.weight"]}
     random = changed(name, lambda array: array[::-1] * 5, experts)
-    assert {*hidden(apart(experts, random).found, {}, experts, random, is_near=True)} == {name}, "no text need reach it"
+    assert {*hidden(apart(experts, random), {}, experts, random, texts="near")} == {name}, "no text need reach it"
     part = put((slice(None), slice(12, None)), lambda columns: 3 * columns)  # the values of a packed product
     assert apart(floats(), values := changed("model.layers.1.mlp.weight", part)).found.keys() == {
         "model.layers.1.mlp.weight"
@@ -136,12 +138,12 @@ def test_what_any_text_shows_is_left_to_the_distances() -> None:
     assert told(values) == set()
     head = floats() | {"lm_head": floats()[TABLE].T}
     rare = changed("lm_head", put((slice(None), slice(90, None)), lambda columns: 3 * columns), head)
-    assert {*hidden(apart(head, rare).found, {}, head, rare)} == {"lm_head"}
+    assert {*hidden(apart(head, rare), {}, head, rare)} == {"lm_head"}
     smoothed = changed(NORM, lambda array: array * 2)
     assert told(smoothed, "up_proj") == told(changed("model.norm.weight", lambda array: array * 2, smoothed)) == set()
     rows = changed(TABLE, put(7, 1), smoothed)
-    assert hidden(apart(floats(), rows).found, {}, floats(), rows).keys() == {NORM, TABLE}
-    assert hidden(apart(floats(), rows).found, {}, floats(), rows, is_same=True).keys() == {TABLE}, (
+    assert hidden(apart(floats(), rows), {}, floats(), rows).keys() == {NORM, TABLE}
+    assert hidden(apart(floats(), rows), {}, floats(), rows, texts="same").keys() == {TABLE}, (
         "one layer alone is smoothed"
     )
     assert told(floats(), "up_proj") == {"up_proj"}
@@ -599,7 +601,7 @@ def test_where_distributions_are_near_only_numbers_that_texts_need_not_reach_are
 ) -> None:
     """A model whose weights are in another order of rotary pairs, or scaled with their epsilons, was "damaged", in 8
     bits too."""
-    assert len(damaged(tmp_path, decoder(NUMBERS[row][0]), decoder(), is_near=True)) == num_named
+    assert len(damaged(tmp_path, decoder(NUMBERS[row][0]), decoder(), texts="near")) == num_named
 
 
 def test_numbers_of_a_part_that_no_text_reaches_are_compared_whatever_texts_gave(tmp_path: Path) -> None:
@@ -607,7 +609,7 @@ def test_numbers_of_a_part_that_no_text_reaches_are_compared_whatever_texts_gave
     scaled = decoder(NUMBERS[8][0])
     files = [with_encoder(tmp_path / name, encoder) for name, encoder in (("own", scaled), ("float", decoder()))]
     for unreached, num_named in ((["vision"], 1), ([], 0)):
-        assert len(damage(*files, is_near=True, is_same=True, unreached=unreached).findings) == num_named
+        assert len(damage(*files, texts="same", unreached=unreached).findings) == num_named
 
 
 def test_a_weights_scale_beside_that_of_a_step_is_no_number_of_the_model() -> None:
@@ -850,7 +852,7 @@ def test_a_table_is_held_in_every_form_that_graphs_have(form: str, tmp_path: Pat
     wrong[90:] = wrong[90:][::-1] + 1
     models = [in_part(form, table) for table in (right, right, wrong)]
     assert damaged(tmp_path / "same", models[0], models[1]) == {}
-    (found,) = damaged(tmp_path / "other", models[2], models[0], is_same=True, is_near=True).values()
+    (found,) = damaged(tmp_path / "other", models[2], models[0], texts="same").values()
     assert tells(found, "90 99" if form != "ids" else "not")
     assert damage(*saved(tmp_path / "alone", models[0], CONFIG)).uncompared
 
@@ -920,8 +922,9 @@ def test_rows_of_rotary_tables_are_read_up_to_the_context(longest: int, told: in
 @pytest.mark.parametrize(("rows", "is_told"), [([2, 5], True), ([0, 1, 2, 3], False)])
 def test_what_is_folded_hides_no_part_of_a_head_or_table(name: str, rows: list[int], is_told: bool) -> None:
     """A norm that was folded into one product made every distant product meant, a head with 300 other rows, too."""
-    far = {f"/layers.0/{word}/MatMul": Distance(1.0, [1], 8) for word in ("qkv_proj", "o_proj")}
-    assert hidden({}, {**far, name: Distance(0.0, rows, 8)}, {}, {}).keys() == ({name} if is_told else set())
+    products = {f"/layers.0/{word}/MatMul": Distance(1.0, [1], 8) for word in ("qkv_proj", "o_proj")}
+    products[name] = Distance(0.0, rows, 8)
+    assert hidden(Differing({}, set()), products, {}, {}).keys() == ({name} if is_told else set())
 
 
 @pytest.mark.parametrize(("number", "told"), [(40, 1), (60, 1), (99, 1), (100, 0)])
@@ -929,13 +932,13 @@ def test_many_other_rows_of_a_table_are_damage_as_few_are(number: int, told: int
     """A text need not reach them. Where all differ but those of zeros, a multiplier may have been folded into them."""
     tables = changed(TABLE, put(0, 0))
     own = changed(TABLE, put(slice(None, number), lambda rows: 3 * rows), tables)
-    assert len(damage(*saved(tmp_path, own, tables), is_same=True).findings) == told
+    assert len(damage(*saved(tmp_path, own, tables), texts="same").findings) == told
 
 
 @pytest.mark.parametrize("is_graph", [True, False])
-@pytest.mark.parametrize(("layers", "is_far", "num_named"), [([1], True, 1), ([0, 1], True, 2), ([1], False, 0)])
+@pytest.mark.parametrize(("layers", "texts", "num_named"), [([1], "far", 1), ([0, 1], "far", 2), ([1], "unknown", 0)])
 def test_a_float_weight_that_is_another_is_damage_where_texts_were_far(
-    layers: list[int], is_far: bool, num_named: int, is_graph: bool, tmp_path: Path
+    layers: list[int], texts: Nearness, num_named: int, is_graph: bool, tmp_path: Path
 ) -> None:
     """A product of zeros alone, 0.1 nats, passed by `fail_on_loss`. Nothing that is folded into floats is far, and
     where most of a kind are others, they were trained."""
@@ -950,8 +953,8 @@ def test_a_float_weight_that_is_another_is_damage_where_texts_were_far(
             with_product(model, name, array)
         return model
 
-    assert len(damaged(tmp_path / "some", weights(layers), weights(), is_far=is_far)) == num_named
-    assert damaged(tmp_path / "most", weights(range(1, 8)), weights(), is_far=is_far) == {}
+    assert len(damaged(tmp_path / "some", weights(layers), weights(), texts=texts)) == num_named
+    assert damaged(tmp_path / "most", weights(range(1, 8)), weights(), texts=texts) == {}
 
 
 def test_a_checkpoint_is_held_against_its_reference_where_it_runs_as_it_is(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx
@@ -25,7 +25,6 @@ from olive_ext.model.files.constants import (
     AT_A_TIME,
     FLOATS,
     ROTARY,
-    Apart,
     Constants,
     Differing,
     Distance,
@@ -119,6 +118,10 @@ _BESIDE = re.compile(r"(^|[./])(vis|audio|encoder)")
 """Parts beside the decoder, whose layers may have names of their own."""
 
 
+Nearness: TypeAlias = Literal["unknown", "far", "near", "same"]
+"""What texts showed of both models' distributions: nearly the same ones ("near"), or the same but for rounding."""
+
+
 class Damage(NamedTuple):
     """What is damaged, by name, and how many constants are compared with none of the reference: they have no other
     there, or were changed on purpose."""
@@ -134,9 +137,7 @@ def damage(
     model: ModelFiles,
     reference: ModelFiles | None,
     *,
-    is_far: bool = False,
-    is_near: bool = False,
-    is_same: bool = False,
+    texts: Nearness = "unknown",
     longest: int | None = None,
     num_tokens: int | None = None,
     vocab_sizes: Collection[int | None] = (),
@@ -144,15 +145,14 @@ def damage(
 ) -> Damage:
     """The damage to a model's constants and nodes that texts need not show, by name. To constants: rows that are not
     the reference's, NaN and infinity, a single vector that differs, and a product that is farther from the float one
-    than rounding explains. To nodes: other numbers, except `REACHED` where texts gave nearly the same distributions
-    (`is_near`), because a scale may be folded into the weights, and heads repeated; and whatever differs in a float
-    model where they did not (`is_far`), unless most weights of its kind do. Where texts gave the same
-    distributions (`is_same`), vectors that every text reaches do not count. A window of the model's
-    `longest` text is not one. Rows of `vocab_sizes` beyond the tokenizer's `num_tokens`, and rotary ones beyond
-    `longest`, are never read. No text shows differences in the parts that are `unreached`. The reference is an ONNX
-    model, a checkpoint, or not on disk. Raises `ModelError`."""
+    than rounding explains. To nodes: other numbers, except `REACHED` where `texts` gave nearly the same distributions,
+    because a scale may be folded into the weights, and heads repeated; and whatever differs in a float model where they
+    did not, unless most weights of its kind do. Where they gave the same distributions, vectors that every text reaches
+    do not count. A window of the model's `longest` text is not one. Rows of `vocab_sizes` beyond the tokenizer's
+    `num_tokens`, and rotary ones beyond `longest`, are never read. No text shows differences in the parts that are
+    `unreached`. The reference is an ONNX model, a checkpoint, or not on disk. Raises `ModelError`."""
     findings, uncompared, rounding = dict[str, str](), 0, 0.0
-    floats, config, others, without = {}, {}, {}, REACHED * is_near
+    floats, config, others, without = {}, {}, {}, REACHED * (texts in ("near", "same"))
     if reference is not None and reference.decoder.suffix == ".onnx":
         others = _graphs(reference)
     elif reference is not None:
@@ -162,8 +162,7 @@ def damage(
         both = (floats, checkpoint_floats(model.directory))
         floats, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in both)
         differing = apart(floats, constants)
-        causes = hidden(differing.found, {}, floats, constants, is_same=is_same)
-        causes |= alone_apart(differing, constants) if is_far else {}
+        causes = hidden(differing, {}, floats, constants, texts=texts)
         left_out = (constants.keys() - floats.keys()) | differing.meant | (differing.found.keys() - causes.keys())
         return Damage(causes | broken(floats, constants), len(left_out))
     for part, graph in _graphs(model).items():
@@ -193,15 +192,14 @@ def damage(
         else:
             whole = {name: one for name, one in pairs.items() if not (_TABLES.search(name) or _EXPERT.search(name))}
             folded = smoothed(whole, apart_by, known, constants)
-            texts = {"is_near": is_near, "is_same": is_same, "is_quantized": quantizing_operator(own.model) != ""}
-            causes = hidden(differing.found, apart_by, known, constants, folded=folded, **texts)
-            if is_far and not texts["is_quantized"]:
-                causes |= alone_apart(differing, constants)
+            is_quantized = quantizing_operator(own.model) != ""
+            facts: dict[str, Any] = {"texts": texts, "is_quantized": is_quantized, "folded": folded}
+            causes = hidden(differing, apart_by, known, constants, **facts)
         left_out = differing.meant | differing.found.keys() | outliers(apart_by).keys()
         is_open = numbers or unpaired or left_out or any(constants[name].size > 1 for name in alone)
         if other is not None and not is_open:
             numbers = other_factor(other, own)
-        is_other = causes or numbers or is_same  # nothing is to be explained of equal distributions
+        is_other = causes or numbers or texts == "same"  # nothing is to be explained of equal distributions
         rounding = max(rounding, math.inf if is_other else rounding_of(own, other, known, constants))
         uncompared += sum(own.float_names.get(name, name) not in own.scales for name in left_out - causes.keys())
         causes |= broken(known, constants) | numbers
@@ -285,28 +283,30 @@ def _reached(
 
 
 def hidden(
-    others: Mapping[str, Apart],
+    differing: Differing,
     products: Mapping[str, Distance],
     reference: Mapping[str, Array],
     constants: Mapping[str, Array],
     *,
-    is_near: bool = False,
-    is_same: bool = False,
+    texts: Nearness = "unknown",
     is_quantized: bool = False,
     folded: Collection[str] = (),
 ) -> dict[str, str]:
-    """The damage that texts need not show, among `constants` that are `others` than the `reference`'s and `products`
-    far from their float ones. Any text reaches a constant that differs in half of its numbers or more, and a matrix
-    that differs in all rows (or in the values' part of a packed product). It need not reach an expert, nor the rows of
-    a table of tokens or positions that differ.
+    """The damage that texts need not show, among `constants` that differ from the `reference`'s and `products` far
+    from their float ones. Any text reaches a constant that differs in half of its numbers or more, and a matrix that
+    differs in all rows (or in the values' part of a packed product). It need not reach an expert, nor the rows of a
+    table of tokens or positions that differ.
     Rotations, smoothing and folded norms change several constants that way, a folded multiplier changes one matrix, and
     the model computes the same. Then these are left out, and so is a vector alone where texts gave the same
-    distributions (`is_same`). Up to a quarter of the products do not count as such where texts gave other distributions
-    (not `is_near`). A norm of ones may be in quantized products, and products make up for vectors that are `folded`.
-    Nothing is folded into fewer than half of the rows of a table or head."""
+    distributions. Up to a quarter of the products do not count as such where texts gave other distributions. A norm of
+    ones may be in quantized products, and products make up for vectors that are `folded`. Nothing is folded into fewer
+    than half of the rows of a table or head, nor in a float model whose texts were far: nothing is left out of it,
+    unless most weights of a kind are others, as trained ones are."""
+    if texts == "far" and not is_quantized and not differing.meant:
+        return {name: what.sentence(constants[name]) for name, what in differing.found.items()}
     tables = (array.shape for name, array in constants.items() if array.ndim == 2 and not ROTARY.search(name))
     widest, whole, far = max(map(max, tables), default=0), set(), outliers(products)
-    for name, what in others.items():
+    for name, what in differing.found.items():
         shape = constants[name].shape
         if _EXPERT.search(name) or constants[name].dtype.kind in "iu":  # no text need reach one, or have an id
             continue
@@ -317,19 +317,15 @@ def hidden(
             is_reached = is_reached and len(what.rows) >= int(np.count_nonzero(reference[name][: shape[0]].any(1)))
         if not ROTARY.search(name) and (is_product or is_reached):
             whole.add(name)
-    is_meant = len(whole) + len(far) > max(1, 0 if is_near or is_same else len(products) // 4)
-    ones = {name for name in whole if is_quantized and (constants[name] == 1).all()}
-    meant = whole if is_meant or is_same else {name for name in whole if constants[name].ndim > 1} | ones | {*folded}
-    findings = {name: what.sentence(constants[name]) for name, what in others.items() if name not in meant}
+    is_meant = len(whole) + len(far) > max(1, 0 if texts in ("near", "same") else len(products) // 4)
+    meant = whole
+    if not is_meant and texts != "same":
+        ones = {name for name in whole if is_quantized and (constants[name] == 1).all()}
+        meant = {name for name in whole if constants[name].ndim > 1} | ones | {*folded}
+    findings = {name: what.sentence(constants[name]) for name, what in differing.found.items() if name not in meant}
     in_part = {name for name, one in products.items() if 0 < 2 * len(one.rows) < one.num_rows}
     in_part = {name for name in in_part if _TABLES.search(name) or "lm_head" in name}
     return {**findings, **{name: how for name, how in far.items() if not is_meant or name in in_part}}
-
-
-def alone_apart(differing: Differing, constants: Mapping[str, Array]) -> dict[str, str]:
-    """What is apart in a float model whose texts were far: what is folded gives the same distributions there. Nothing
-    where most weights of a kind are others, as trained ones are."""
-    return {} if differing.meant else {name: what.sentence(constants[name]) for name, what in differing.found.items()}
 
 
 def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[str, Array]:
