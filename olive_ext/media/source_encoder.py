@@ -131,9 +131,8 @@ class SourceEncoder:
             return rows[0]
         names, lengths = list(rows[0].values), [row.lengths[0] for row in rows]
         if self._stacker is None:
-            shapes = [
-                (value.element_type(), value.shape()) for value in rows[0].values.values()
-            ]  # [.., positions, size]
+            # The shapes: [.., positions, size].
+            shapes = [(value.element_type(), value.shape()) for value in rows[0].values.values()]
             tensors = [RowTensor(elem_type, (*shape[1:-2], None, shape[-1])) for elem_type, shape in shapes]
             self._stacker = Stacker(self._small.open, self._graphs.device, tensors)
         parts = [

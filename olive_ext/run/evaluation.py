@@ -326,7 +326,7 @@ def _report(
     config, session = models.config, getattr(lm, "session", None)
     execution = {} if session is None else dict(session.describe_execution())
     execution.pop("reference", None)
-    counters = execution.pop("counters", None) or getattr(lm, "counters", {})
+    counters = execution.setdefault("counters", getattr(lm, "counters", {}))
     costs = cost_metrics(
         requested_costs(config),
         size=lambda: models.size(lm),
@@ -340,7 +340,7 @@ def _report(
     if comparison is not None:
         finite = [metric for metric in metrics if metric.task != NON_FINITE]
         metrics = (*sampled_metrics(finite, comparison, results), *comparison_metrics(comparison))
-    report = report_of(metrics, _identity(models, lm), {**execution, "counters": counters}, models.clock, comparison)
+    report = report_of(metrics, _identity(models, lm), execution, models.clock, comparison)
     return replace(
         report,
         results={name: value for name, value in results.items() if name != "samples"},

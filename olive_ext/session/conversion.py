@@ -469,12 +469,8 @@ class Call:
             results_so_far[part] = result
             if len(results_so_far) == len(requests):
                 del self._waiting[key]
-                yield (
-                    key,
-                    output_of(
-                        self._model, request, requests, [results_so_far[at] for at in range(len(results_so_far))]
-                    ),
-                )
+                in_order = [results_so_far[at] for at in range(len(requests))]
+                yield key, output_of(self._model, request, requests, in_order)
         for key, (request, requests, _) in self._waiting.items():
             if not requests:
                 yield key, output_of(self._model, request, (), ())

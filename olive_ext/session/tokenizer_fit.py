@@ -308,9 +308,8 @@ def _vocabulary_read(tokenizer: Tokenizer) -> tuple[str | None, str | None]:
 def refuse_other_tokenizer(reference: Traits, candidate: Traits, reference_name: str, own_name: str) -> None:
     """Raises `ConfigError` that names what differs between the traits of two tokenizers. The second may have more added
     tokens than the reference's, which no template and no role uses: then all texts without them are the same ids."""
-    differing = [
-        name for name in candidate if name not in ("num_tokens", "used") and reference[name] != candidate[name]
-    ]
+    others = (name for name in candidate if reference[name] != candidate[name])
+    differing = [name for name in others if name not in ("num_tokens", "used")]
     before, after = (traits["added tokens"] for traits in (reference, candidate))
     more = after.keys() - before.keys()
     if before.items() <= after.items() and more.isdisjoint(map(str, candidate["used"])):

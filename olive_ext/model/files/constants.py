@@ -111,9 +111,8 @@ class Constants:
         """`path`: the file that `model` was read from. Raises `ModelError` for weights that are missing."""
         self.model = model
         self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-        made = {
-            node.output[0]: attribute(node, "value", None) for node in graph_nodes(model) if node.op_type == "Constant"
-        }
+        constants = (node for node in graph_nodes(model) if node.op_type == "Constant")
+        made = {node.output[0]: attribute(node, "value", None) for node in constants}
         inner = (tensor for body in nested_graphs(model.graph.node) for tensor in body.initializer)
         self.tensors = {name: tensor for name, tensor in made.items() if tensor is not None}
         """Also those of Constant nodes and of nested graphs."""
@@ -277,28 +276,27 @@ def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> Differi
     weights: any text shows the effect. Of matrices they are those that differ in nearly all rows. Tables of rotary
     positions are compared unless everything else belongs to another model.
     """
-    parts = {}
-    for name in model.keys() & reference.keys():
-        shapes = model[name].shape, reference[name].shape
+    known, own, shared = {**reference}, {**model}, set[str]()
+    for name in own.keys() & known.keys():
+        shapes = own[name].shape, known[name].shape
         if {*map(len, shapes)} == {2} and any(map(eq, *shapes)):
-            parts[name] = tuple(slice(min(sizes)) for sizes in zip(*shapes, strict=True))
-    model, reference = (
-        {**arrays, **{name: arrays[name][part] for name, part in parts.items()}} for arrays in (model, reference)
-    )
-    shared = {name for name, array in model.items() if name in reference and reference[name].shape == array.shape}
-    vectors = {name for name in shared if model[name].ndim == 1}
+            part = tuple(slice(min(sizes)) for sizes in zip(*shapes, strict=True))
+            own[name], known[name] = own[name][part], known[name][part]
+        if own[name].shape == known[name].shape:
+            shared.add(name)
+    vectors = {name for name in shared if own[name].ndim == 1}
     rotary = {name for name in shared if ROTARY.search(name)}
-    plain = {name: _apart(name, reference[name], model[name]) for name in model if name in shared}
-    folded = {name: _apart(name, reference[name], model[name], 1) for name in vectors}
+    plain = {name: _apart(name, known[name], own[name]) for name in own if name in shared}
+    folded = {name: _apart(name, known[name], own[name], 1) for name in vectors}
     of_kinds = [Counter(kind_of(name) for name, what in read.items() if what) for read in (plain, folded)]
     plain |= {name: what for name, what in folded.items() if of_kinds[1][kind_of(name)] < of_kinds[0][kind_of(name)]}
     others = {name: what for name, what in plain.items() if what}
-    stacked = {name for name in others if model[name].ndim > 2 and not _is_all(others[name], reference[name])}
+    stacked = {name for name in others if own[name].ndim > 2 and not _is_all(others[name], known[name])}
     meant = meant_others(shared, others, kind_of) - stacked  # one expert of each layer is not changed on purpose
     for whole in (vectors, shared - vectors - rotary):
         changed = whole & others.keys()
         if 2 < len(whole) < 2 * len(changed):
-            meant |= {name for name in changed if _is_all(others[name], reference[name])}
+            meant |= {name for name in changed if _is_all(others[name], known[name])}
     is_other_model = rotary < shared and shared - rotary <= others.keys()
     meant = meant | rotary if is_other_model else meant - rotary
     return Differing({name: what for name, what in others.items() if name not in meant}, meant & others.keys())

@@ -54,9 +54,8 @@ class Grid(NamedTuple):
             points = points[first:last]
             points = unpacked(points, self.bits) if self.bits and points.dtype == np.uint8 else points
             points = points.astype(np.float32)[:, :num_blocks, None]
-        numbers = (unpacked(stored, self.bits) if self.bits else stored).astype(np.float32)[
-            :, : num_blocks * self.block
-        ]
+        stored = unpacked(stored, self.bits) if self.bits else stored
+        numbers = stored.astype(np.float32)[:, : num_blocks * self.block]
         steps = self.scales[first:last].astype(np.float32)
         numbers = np.pad(numbers, ((0, 0), (0, num_blocks * self.block - numbers.shape[1])))
         numbers = (numbers.reshape(len(steps), num_blocks, self.block) - points) * steps[..., None]

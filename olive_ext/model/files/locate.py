@@ -113,7 +113,8 @@ def locate(
     tokenizer_place, tokenizer_rule = _find_tokenizer(decoder.parent, tokenizer, genai_config, candidates)
     named = {**find_companions(decoder, directory, genai_config, stated), **stated}
     companions = _companions(root, decoder, outline, named)
-    _refuse_strangers_in(Path(tokenizer_place), *([directory] if config_file else []))
+    for handed_on in dict.fromkeys((Path(tokenizer_place), *([directory] if config_file else []))):
+        refuse_strangers(handed_on)
     for key, name_of_file in named_files(genai_config):  # onnxruntime-genai opens those of unknown sections, too
         inside(directory, name_of_file, key)
     folders = (decoder.parent, directory, *([Path(tokenizer_place)] if companions or overlaid else []))
@@ -141,7 +142,8 @@ def locate_hf(path: str, tokenizer: str | None = None) -> ModelFiles:
     """The files of the Hugging Face model in the folder, or under the hub name, `path`. Nothing is looked up."""
     origin = "the model's own" if tokenizer is None else "the setting 'tokenizer'"
     folder = Path(path)
-    _refuse_strangers_in(folder, *([Path(tokenizer)] if tokenizer else []))
+    for handed_on in (folder, *([Path(tokenizer)] if tokenizer else [])):
+        refuse_strangers(handed_on)
     weights = tuple(hf_weights(folder))
     return ModelFiles(folder, folder, {}, _hf_config(folder), tokenizer or path, {"tokenizer": origin}, weights)
 
@@ -451,13 +453,6 @@ def _tokenizer_candidates(more: Sequence[str | Path], root: Path, decoder: Path)
 def _graphs_below(root: Path, pattern: str) -> list[Path]:
     """The .onnx files of `root` that match a pattern, each of which must be the folder's own."""
     return [within(file, root) for file in sorted(root.glob(pattern)) if file.exists()]
-
-
-def _refuse_strangers_in(*locations: Path) -> None:
-    """`refuse_strangers` for those of these that are folders."""
-    for folder in dict.fromkeys(locations):
-        if folder.is_dir():
-            refuse_strangers(folder)
 
 
 def _refuse_others(path: Path) -> None:

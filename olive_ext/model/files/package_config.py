@@ -80,7 +80,10 @@ def refuse_strangers(folder: Path) -> None:
     """Raises `ModelError` as `within` does for any file of a folder that is handed to transformers or
     onnxruntime-genai, which open every name that they know, and for what an index of a model or tokenizer names outside
     of the folder. Links to folders, hidden files and graphs are allowed, because they open none of these by name alone.
+    Does nothing where `folder` is none, as for a name on the hub.
     """
+    if not folder.is_dir():
+        return
     try:
         for inner in (folder, *(within(folder / name, folder) for name in _SUB_FOLDERS if (folder / name).is_dir())):
             for path in sorted(inner.iterdir()):
@@ -412,12 +415,9 @@ def is_same(value: Any, other: Any) -> bool:
         return len(value) == len(other) and all(map(is_same, value, other))
     if isinstance(value, Mapping) and isinstance(other, Mapping):
         return value.keys() == other.keys() and all(is_same(value[key], other[key]) for key in value)
-    if isinstance(value, float) or isinstance(other, float):
-        return (
-            isinstance(value, int | float)
-            and isinstance(other, int | float)
-            and math.isclose(value, other, rel_tol=1e-6)
-        )
+    are_numbers = isinstance(value, int | float) and isinstance(other, int | float)
+    if are_numbers and float in (type(value), type(other)):
+        return math.isclose(value, other, rel_tol=1e-6)
     return bool(value == other)
 
 
