@@ -436,7 +436,7 @@ def outliers(distances: Mapping[str, Distance]) -> dict[str, str]:
         if one.rows and name not in far:
             far[name] = f"has {_rows_of(one.rows, one.num_rows)}"
     meant = meant_others(distances, far, kind_of)
-    return {name: f"{far[name]} farther off than rounding puts any" for name in far.keys() - meant}
+    return {name: f"{what} farther off than rounding puts any" for name, what in far.items() if name not in meant}
 
 
 def pairs_of(reference: Constants, model: Constants) -> dict[str, Pair]:
