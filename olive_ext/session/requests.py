@@ -205,9 +205,9 @@ class GenerationRequest:
 
     def _check_thinking(self) -> None:
         end, budget = whole_text("think_end_token", self.think_end_token), self.thinking_budget
-        if end is not None and (isinstance(end, bool) or not (isinstance(end, str | int) and (end or end == 0))):
-            raise ConfigError("a text of at least one character, or a token id", "think_end_token", end)
-        _at_least("think_end_token", 0 if isinstance(end, str) or end is None else end, 0)
+        is_id = isinstance(end, int) and not isinstance(end, bool) and end >= 0
+        if end is not None and not is_id and not (isinstance(end, str) and end):
+            raise ConfigError("a text of at least one character, or a token id from 0 on", "think_end_token", end)
         if budget is None:
             return
         _at_least("thinking_budget", budget, 0)

@@ -93,9 +93,8 @@ def unwritten_specials(tokenizer: Tokenizer) -> list[str]:
     `added_tokens_decoder`: transformers add them, onnxruntime-genai (0.18) does not."""
     files = (tokenizer_file(tokenizer.where, name) for name in ("tokenizer.json", "tokenizer_config.json"))
     core, config = ({} if file is None else json.loads(file.read_text(encoding="utf-8-sig")) for file in files)
-    known = {
-        one["content"] for one in (*core.get("added_tokens", ()), *config.get("added_tokens_decoder", {}).values())
-    }
+    added = (*core.get("added_tokens", ()), *config.get("added_tokens_decoder", {}).values())
+    known = {one["content"] for one in added}
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
     texts = extra.values() if isinstance(extra, Mapping) else extra
     return sorted({text for text in texts if isinstance(text, str)} - known) if core else []

@@ -483,10 +483,8 @@ def numbers_against(
             allowed = {name: [value for key, value in fields if key.endswith(ends)] for name, ends in _EXPERTS.items()}
         if node.op_type in _ATTENTIONS:
             allowed = {"num_heads": queries, "kv_num_heads": [*shared, 1] if shared else [], "softcap": caps}
-            allowed |= {
-                "scale": _scales(text),
-                "local_window_size": _windows(text, node, longest, has_windows=has_windows),
-            }
+            windows = _windows(text, node, longest, has_windows=has_windows)
+            allowed |= {"scale": _scales(text), "local_window_size": windows}
         for name, values in ((name, accepted) for name, accepted in allowed.items() if name not in without):
             number = _value(node, name, set())
             if values and not any(_is_same(number, value) for value in (*values, 0 if "heads" in name else values[0])):
