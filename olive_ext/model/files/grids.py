@@ -19,6 +19,14 @@ _FITS, _LEAST_FOLDED = 20, 1e-3
 _PART, _MOST_PARTS = 32, 32
 """The rows of a part, and the parts that columns are fitted by: of 8 bits 1,024 rows leave errors of 0.03 steps."""
 
+_LEAST_SPREAD, _MOST_LEFT = 0.05, 0.3
+"""The standard deviation from which on logarithms of factors are not all alike (rounding to 3 bits leaves 0.02 of 128
+numbers), and the share of it that one side may leave of the other's: AWQ at 3 bits leaves 0.07 to 0.15, a norm that was
+divided twice 1."""
+
+_PART, _MOST_PARTS = 32, 32
+"""The rows of a part, and the parts that columns are fitted by: of 8 bits 1,024 rows leave errors of 0.03 steps."""
+
 _LEAST_SPREAD, _LEAST_CORRELATION = 0.05, 0.9
 """The standard deviation from which on logarithms of factors are not all alike (rounding to 3 bits leaves 0.02 of 128
 numbers), and their correlation where one side takes back the other: 0.98 of AWQ at 3 bits, by chance 0.45 of 32."""
@@ -141,8 +149,8 @@ def is_made_up_for(factors: Array, others: Iterable[Array]) -> bool:
     the last rows are values or `up_proj`."""
     if not has_spread(factors):
         return False
-    same = (one for one in others if len(one) <= len(factors) and has_spread(one))
-    return any(np.corrcoef(factors[-len(one) :], -one)[0, 1] > _LEAST_CORRELATION for one in same)
+    same = ((factors[-len(one) :], one) for one in others if len(one) <= len(factors) and has_spread(one))
+    return any((own + one).std() < _MOST_LEFT * min(own.std(), one.std()) + _LEAST_SPREAD / 2 for own, one in same)
 
 
 def has_spread(factors: Array) -> bool:
