@@ -39,6 +39,7 @@ from olive_ext.model.files.damage import (
     numbers_against,
     rotary_tables,
 )
+from olive_ext.model.files.grids import is_made_up_for
 from olive_ext.model.types import GraphFiles, ModelFiles
 from olive_ext.report.comparison import Comparison, Outcome
 from olive_ext.report.verdict import verdict
@@ -427,6 +428,31 @@ def test_two_products_that_make_up_for_each_other_are_no_damage(bits: int, is_al
             factor = 1 if is_alone and number == 2 else factor
             with_product(model, f"/layers.0/{'abcdefgh'[number]}/MatMul", (rows * factor).T)
     assert len(damaged(tmp_path, graphs.to_nearest(own, bits), reference)) == is_alone
+
+
+@pytest.mark.parametrize(
+    ("factors", "other", "is_made_up"), [(1, -1, True), (2, -1, False), (1, 1, False), (0, 0, False), (1, 0, False)]
+)
+def test_factors_are_made_up_for_where_little_of_them_is_left(factors: float, other: float, is_made_up: bool) -> None:
+    """They correlate as well where a norm was divided twice. Of a packed product the last rows count."""
+    rng = np.random.default_rng(0)
+    ours, theirs = (factor * np.linspace(-1, 1, 64) + rng.normal(size=64) / 50 for factor in (factors, other))
+    assert is_made_up_for(ours, [rng.normal(size=64), theirs]) is is_made_up
+    assert is_made_up_for(np.append(rng.normal(size=64), ours), [theirs]) is is_made_up
+    assert is_made_up_for(ours, [np.append(rng.normal(size=64), theirs)]) is is_made_up
+
+
+@pytest.mark.parametrize(("texts", "num_named"), [("near", 0), ("far", 1), ("unknown", 1)])
+def test_a_product_that_is_far_alone_is_no_damage_where_texts_were_near(
+    texts: Nearness, num_named: int, tmp_path: Path
+) -> None:
+    """Every text reads all of it: a scale that was folded into an int8 head, 6.8e-6 nats, made the head "damaged"."""
+    rows = np.random.default_rng(1).normal(size=(8, 32, 32)).astype(np.float32)
+    own, reference = graphs.plain(rows[0]), graphs.plain(rows[0])
+    for number, one in enumerate(rows[1:]):
+        for model, factor in ((own, 0.1 if number == 3 else 1), (reference, 1)):
+            with_product(model, f"/layers.{number}/mlp/MatMul", one * factor)
+    assert len(damaged(tmp_path, graphs.to_nearest(own, 8), reference, texts=texts)) == num_named
 
 
 @pytest.mark.parametrize("is_folded", [True, False])
@@ -955,6 +981,26 @@ def test_a_float_weight_that_is_another_is_damage_where_texts_were_far(
 
     assert len(damaged(tmp_path / "some", weights(layers), weights(), texts=texts)) == num_named
     assert damaged(tmp_path / "most", weights(range(1, 8)), weights(), texts=texts) == {}
+    floats = weights()
+    rows[layers] *= 1.1  # as far as trained ones are
+    assert damaged(tmp_path / "trained", weights(), floats, texts=texts) == {}
+
+
+@pytest.mark.parametrize(("edit", "num_named"), [(np.zeros_like, 1), (np.flipud, 1), (lambda rows: rows * 2, 0)])
+def test_a_float_matrix_beside_quantized_products_is_damage_unless_it_has_factors_alone(
+    edit: Edit, num_named: int, tmp_path: Path
+) -> None:
+    """One quantized head made a down_proj of zeros "1 constant not compared", 0.1 nats."""
+    rows = np.random.default_rng(1).normal(size=(8, 16, 16)).astype(np.float32)
+    head = np.random.default_rng(2).normal(size=(64, 64)).astype(np.float32)
+
+    def graph(edit: Edit) -> onnx.ModelProto:
+        model = graphs.to_nearest(graphs.plain(head), 4)
+        for number, one in enumerate(rows):
+            with_product(model, f"model.layers.{number}.mlp", edit(one) if number == 3 else one)
+        return model
+
+    assert len(damaged(tmp_path, graph(edit), graph(np.copy), texts="far")) == num_named
 
 
 def test_a_checkpoint_is_held_against_its_reference_where_it_runs_as_it_is(tmp_path: Path) -> None:

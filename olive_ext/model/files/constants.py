@@ -28,6 +28,7 @@ from olive_ext.graph.nodes import attribute, external_locations, few_bits, neste
 from olive_ext.model.files.content import weight_files
 from olive_ext.model.files.grids import (
     Array,
+    Distance,
     Grid,
     Pair,
     dequantized_grid,
@@ -413,19 +414,6 @@ def _rows_of(rows: list[int], num_rows: int) -> str:
     return f"{some}{which} of {num_rows:,}"
 
 
-class Distance(NamedTuple):
-    """How far a quantized weight is from its float one, counted in steps of its blocks' grids."""
-
-    share: float
-    """The share of the numbers that are more than a step away. Rounding to nearest leaves none: half a step, or a whole
-    one at an end of the grid."""
-
-    rows: list[int]
-    """Outputs, or rows of a table, that are farther off than the others explain."""
-
-    num_rows: int
-
-
 def outliers(distances: Mapping[str, Distance]) -> dict[str, str]:
     """How far off the weights, or rows of them, are that rounding as in the other weights does not explain. Where more
     than half of a kind are, they were changed on purpose (AWQ's smoothing, SpinQuant's rotations)."""
@@ -518,17 +506,19 @@ def smoothed(
     apart_by: dict[str, Distance],
     reference: Mapping[str, Array],
     constants: Mapping[str, Array],
-) -> set[str]:
-    """The vectors whose change the columns of a product make up for, as AWQ, SmoothQuant and folded norms do it. A
-    product that is far in `apart_by`, and whose factors a vector or another product makes up for, is compared with its
-    float one times these factors."""
-    far, changes = outliers(apart_by), {}
+) -> tuple[set[str], set[str]]:
+    """The vectors whose change the columns of a product make up for, as AWQ, SmoothQuant and folded norms do it; and
+    those that lost signs or numbers, for which none can. A product that is far in `apart_by`, and whose factors a
+    vector or another product makes up for, is compared with its float one times these factors."""
+    far, changes, turned = outliers(apart_by), {}, set()
     for name in constants.keys() & reference.keys():
         both = [one[name].astype(np.float32) for one in (constants, reference) if one[name].ndim == 1]
         if len(both) == 2 and both[0].shape == both[1].shape:
             with np.errstate(all="ignore"):
                 changes[name] = np.nan_to_num(np.log(np.abs(both[0] / both[1])), posinf=0, neginf=0)
-    is_open = far or any(map(has_spread, changes.values()))
+            if ((both[0] * both[1] <= 0) & (both[1] != 0)).any() and not (both[0] == 1).all():
+                turned.add(name)  # signs and numbers that are lost
+    is_open = far or turned or any(map(has_spread, changes.values()))
     folds = {name: multipliers(*pair) for name, pair in pairs.items()} if is_open else {}
     all_columns = [columns for _, columns in folds.values()]
     causes = [*changes.values(), *(rows for rows, _ in folds.values())]
@@ -537,7 +527,9 @@ def smoothed(
         made_up_for = [is_made_up_for(rows_N, all_columns), is_made_up_for(columns_K, causes)]
         if any(made_up_for) and made_up_for == [has_spread(rows_N), has_spread(columns_K)]:
             apart_by[name] = distance(weight * np.exp(rows_N)[:, None] * np.exp(columns_K), grid, first)
-    return {name for name, change in changes.items() if is_made_up_for(change, all_columns)}
+    folded = {name for name, change in changes.items() if is_made_up_for(change, all_columns)}
+    read = {name for name in turned if any(len(one) == len(constants[name]) for one in all_columns)}
+    return folded - turned, read
 
 
 def other_factor(reference: Constants, model: Constants) -> dict[str, str]:

@@ -27,7 +27,6 @@ from olive_ext.model.files.constants import (
     ROTARY,
     Constants,
     Differing,
-    Distance,
     apart,
     broken,
     checkpoint_floats,
@@ -47,7 +46,7 @@ from olive_ext.model.files.constants import (
     smoothed,
 )
 from olive_ext.model.files.content import load_graph
-from olive_ext.model.files.grids import Array, Pair
+from olive_ext.model.files.grids import Array, Distance, Pair, is_rotated, is_scaled
 from olive_ext.model.files.package_config import json_object
 from olive_ext.model.spec.checkpoint import entries, read_length
 from olive_ext.model.types import ModelFiles
@@ -114,6 +113,9 @@ _LAST_NORM = re.compile(r"(^|\.)(final_norm_layernorm|final_layernorm|(?<!\d\.)n
 _NEAR = 0.7
 """The relative error below which a weight was only rounded: with 2 bits it is 0.5 and less, with rotations 1.4."""
 
+_MOST_TRAINED = 0.3
+"""The relative error up to which a weight may have been trained."""
+
 _BESIDE = re.compile(r"(^|[./])(vis|audio|encoder)")
 """Parts beside the decoder, whose layers may have names of their own."""
 
@@ -145,14 +147,13 @@ def damage(
 ) -> Damage:
     """The damage to a model's constants and nodes that texts need not show, by name. To constants: rows that are not
     the reference's, NaN and infinity, a single vector that differs, and a product that is farther from the float one
-    than rounding explains. To nodes: other numbers, except `REACHED` where `texts` gave nearly the same distributions,
-    because a scale may be folded into the weights, and heads repeated; and whatever differs in a float model where they
-    did not, unless most weights of its kind do. Where they gave the same distributions, vectors that every text reaches
-    do not count. A window of the model's `longest` text is not one. Rows of `vocab_sizes` beyond the tokenizer's
-    `num_tokens`, and rotary ones beyond `longest`, are never read. No text shows differences in the parts that are
-    `unreached`. The reference is an ONNX model, a checkpoint, or not on disk. Raises `ModelError`."""
-    findings, uncompared, rounding = dict[str, str](), 0, 0.0
-    floats, config, others, without = {}, {}, {}, REACHED * (texts in ("near", "same"))
+    than rounding explains (`hidden`). To nodes: other numbers; of the `REACHED`, which folded scales and repeated heads
+    change, where `texts` gave other distributions, and a float model. A window of the model's `longest` text is not
+    one. Rows of `vocab_sizes` beyond the tokenizer's `num_tokens`, and rotary ones beyond `longest`, are never read. No
+    text shows differences in the parts that are `unreached`. The reference is an ONNX model, a checkpoint, or not on
+    disk. Raises `ModelError`."""
+    findings, uncompared, rounding = dict[str, str](), 0, math.inf if model.pipeline else 0.0
+    floats, config, others = {}, {}, {}
     if reference is not None and reference.decoder.suffix == ".onnx":
         others = _graphs(reference)
     elif reference is not None:
@@ -168,7 +169,8 @@ def damage(
     for part, graph in _graphs(model).items():
         own, known, alike, numbers, other = _constants(graph), floats, set[str](), {}, None
         pairs: dict[str, Pair] = {}
-        constants, grids = own.floats(), quantized_weights(own)
+        constants, grids, is_quantized = own.floats(), quantized_weights(own), quantizing_operator(own.model) != ""
+        without = REACHED * (texts in ("near", "same") or (is_quantized and texts == "far"))
         _without_idle_windows(own.model, longest)
         if part in others:
             other = _constants(others[part])
@@ -191,13 +193,14 @@ def damage(
             causes |= outliers(apart_by)
         else:
             whole = {name: one for name, one in pairs.items() if not (_TABLES.search(name) or _EXPERT.search(name))}
-            folded = smoothed(whole, apart_by, known, constants)
-            is_quantized = quantizing_operator(own.model) != ""
+            folded, lost = smoothed(whole, apart_by, known, constants)
             facts: dict[str, Any] = {"texts": texts, "is_quantized": is_quantized, "folded": folded}
             causes = hidden(differing, apart_by, known, constants, **facts)
+            if texts == "far" and not is_rotated(apart_by):
+                causes |= dict.fromkeys(lost, "has lost signs or numbers of the reference's")
         left_out = differing.meant | differing.found.keys() | outliers(apart_by).keys()
-        is_open = numbers or unpaired or left_out or any(constants[name].size > 1 for name in alone)
-        if other is not None and not is_open:
+        is_open = numbers or unpaired or any("lm_head" in name or _LAST_NORM.search(name) for name in left_out)
+        if other is not None and not is_open and all(constants[name].size == 1 for name in alone):
             numbers = other_factor(other, own)
         is_other = causes or numbers or texts == "same"  # nothing is to be explained of equal distributions
         rounding = max(rounding, math.inf if is_other else rounding_of(own, other, known, constants))
@@ -298,12 +301,11 @@ def hidden(
     table of tokens or positions that differ.
     Rotations, smoothing and folded norms change several constants that way, a folded multiplier changes one matrix, and
     the model computes the same. Then these are left out, and so is a vector alone where texts gave the same
-    distributions. Up to a quarter of the products do not count as such where texts gave other distributions. A norm of
-    ones may be in quantized products, and products make up for vectors that are `folded`. Nothing is folded into fewer
-    than half of the rows of a table or head, nor in a float model whose texts were far: nothing is left out of it,
-    unless most weights of a kind are others, as trained ones are."""
-    if texts == "far" and not is_quantized and not differing.meant:
-        return {name: what.sentence(constants[name]) for name, what in differing.found.items()}
+    distributions. Up to a quarter of the products do not count as such where texts gave other distributions; none is
+    damage where they were near. A norm of ones may be in quantized products, which make up for vectors that are
+    `folded`. Nothing is folded into fewer than half of the rows of a table or head. Where texts were far, nothing is
+    folded in a float model, and a float matrix beside quantized products has factors alone, or all were rotated: others
+    are damage, if they are farther off than trained ones and most constants are the reference's."""
     tables = (array.shape for name, array in constants.items() if array.ndim == 2 and not ROTARY.search(name))
     widest, whole, far = max(map(max, tables), default=0), set(), outliers(products)
     for name, what in differing.found.items():
@@ -317,15 +319,21 @@ def hidden(
             is_reached = is_reached and len(what.rows) >= int(np.count_nonzero(reference[name][: shape[0]].any(1)))
         if not ROTARY.search(name) and (is_product or is_reached):
             whole.add(name)
-    is_meant = len(whole) + len(far) > max(1, 0 if texts in ("near", "same") else len(products) // 4)
-    meant = whole
+    is_near = texts in ("near", "same")
+    is_meant = len(whole) + len(far) > max(1, 0 if is_near else len(products) // 4)
+    meant = {*whole}
     if not is_meant and texts != "same":
         ones = {name for name in whole if is_quantized and (constants[name] == 1).all()}
         meant = {name for name in whole if constants[name].ndim > 1} | ones | {*folded}
+    if texts == "far" and 2 * len(differing.meant) < len(constants) and not is_rotated(products):
+        lost = {name for name in whole & meant if differing.found[name].error > _MOST_TRAINED}
+        if is_quantized:
+            lost = {one for one in lost if constants[one].ndim > 1 and not is_scaled(reference[one], constants[one])}
+        meant -= lost
     findings = {name: what.sentence(constants[name]) for name, what in differing.found.items() if name not in meant}
     in_part = {name for name, one in products.items() if 0 < 2 * len(one.rows) < one.num_rows}
     in_part = {name for name in in_part if _TABLES.search(name) or "lm_head" in name}
-    return {**findings, **{name: how for name, how in far.items() if not is_meant or name in in_part}}
+    return {**findings, **{name: how for name, how in far.items() if not (is_meant or is_near) or name in in_part}}
 
 
 def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[str, Array]:
@@ -426,12 +434,12 @@ def _differing_scalars(reference: Mapping[str, Scalar], model: Mapping[str, Scal
     findings: dict[str, str] = {}
     ratios: dict[int | None, float] = {}
     for name, (value, power) in model.items():
-        other = reference.get(name, (value, power))[0]
-        is_mask = min(abs(value), abs(other)) > _LARGE
-        if not is_mask and not math.isclose(value, other, rel_tol=2**-7, abs_tol=6e-8):
+        other, its = reference.get(name, (value, power))
+        is_mask, is_factor = min(abs(value), abs(other)) > _LARGE, power and its and value and other
+        own, known = (value**power, other**its) if is_factor else (value, other)  # 8 divides as 0.125 multiplies
+        if not is_mask and not math.isclose(own, known, rel_tol=2**-7, abs_tol=6e-8):
             findings[name] = f"is {value:.6g}, the reference's {other:.6g}"
-            ratio = (value / other) ** power if power and value and other else math.nan
-            ratios[layer_of(name)] = ratios.get(layer_of(name), 1.0) * ratio
+            ratios[layer_of(name)] = ratios.get(layer_of(name), 1.0) * (own / known if is_factor else math.nan)
     return {name: how for name, how in findings.items() if not math.isclose(ratios[layer_of(name)], 1.0, rel_tol=2**-7)}
 
 
