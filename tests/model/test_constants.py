@@ -39,7 +39,7 @@ from olive_ext.model.files.damage import (
     numbers_against,
     rotary_tables,
 )
-from olive_ext.model.files.grids import is_made_up_for
+from olive_ext.model.files.grids import is_made_up_for, is_scaled
 from olive_ext.model.types import GraphFiles, ModelFiles
 from olive_ext.report.comparison import Comparison, Outcome
 from olive_ext.report.verdict import verdict
@@ -440,6 +440,29 @@ def test_factors_are_made_up_for_where_little_of_them_is_left(factors: float, ot
     assert is_made_up_for(ours, [rng.normal(size=64), theirs]) is is_made_up
     assert is_made_up_for(np.append(rng.normal(size=64), ours), [theirs]) is is_made_up
     assert is_made_up_for(ours, [np.append(rng.normal(size=64), theirs)]) is is_made_up
+
+
+@pytest.mark.parametrize(
+    ("name", "texts", "num_named"), [("norm", "far", 1), ("norm", "unknown", 0), ("bias", "far", 0)]
+)
+def test_norms_that_lost_signs_are_damage_beside_smoothing(
+    name: str, texts: Nearness, num_named: int, tmp_path: Path
+) -> None:
+    """Most norms are others in a model of AWQ: eight flipped signs of one, 0.03 nats, were not compared."""
+    rng = np.random.default_rng(1)
+    rows, smooth = rng.normal(size=(4, 64, 64)).astype(np.float32), np.exp(rng.normal(size=64) / 4).astype(np.float32)
+
+    def graph(factors: Array) -> onnx.ModelProto:
+        model = graphs.plain(rows[0])
+        for number, one in enumerate(rows):
+            signs = np.where(np.arange(64) < 8 * (number == 2 and factors is smooth), -1, 1).astype(np.float32)
+            with_arrays(model, **{f"layers.{number}.{name}": signs / factors})
+            model.graph.node.append(helper.make_node("Mul", ["x", f"layers.{number}.{name}"], [f"scaled {number}"]))
+            with_product(model, f"/layers.{number}/up/MatMul", factors[:, None] * one)
+        return model
+
+    own = graphs.to_nearest(graph(smooth), 4)
+    assert len(damaged(tmp_path, own, graph(np.ones(64, np.float32)), texts=texts)) == num_named
 
 
 @pytest.mark.parametrize(("texts", "num_named"), [("near", 0), ("far", 1), ("unknown", 1)])
@@ -1001,6 +1024,7 @@ def test_a_float_matrix_beside_quantized_products_is_damage_unless_it_has_factor
         return model
 
     assert len(damaged(tmp_path, graph(edit), graph(np.copy), texts="far")) == num_named
+    assert is_scaled(rows[0], edit(rows[0])[:12]) == (num_named == 0), "a table may be shorter"
 
 
 def test_a_checkpoint_is_held_against_its_reference_where_it_runs_as_it_is(tmp_path: Path) -> None:

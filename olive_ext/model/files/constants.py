@@ -508,7 +508,7 @@ def smoothed(
     constants: Mapping[str, Array],
 ) -> tuple[set[str], set[str]]:
     """The vectors whose change the columns of a product make up for, as AWQ, SmoothQuant and folded norms do it; and
-    those that lost signs or numbers, for which none can. A product that is far in `apart_by`, and whose factors a
+    the norms that lost signs or numbers, for which none can. A product that is far in `apart_by`, and whose factors a
     vector or another product makes up for, is compared with its float one times these factors."""
     far, changes, turned = outliers(apart_by), {}, set()
     for name in constants.keys() & reference.keys():
@@ -516,8 +516,8 @@ def smoothed(
         if len(both) == 2 and both[0].shape == both[1].shape:
             with np.errstate(all="ignore"):
                 changes[name] = np.nan_to_num(np.log(np.abs(both[0] / both[1])), posinf=0, neginf=0)
-            if ((both[0] * both[1] <= 0) & (both[1] != 0)).any() and not (both[0] == 1).all():
-                turned.add(name)  # signs and numbers that are lost
+            is_turned = ((both[0] * both[1] <= 0) & (both[1] != 0)).any() and not (both[0] == 1).all()
+            turned |= {name} if is_turned and "norm" in name else set()  # a bias may have been corrected
     is_open = far or turned or any(map(has_spread, changes.values()))
     folds = {name: multipliers(*pair) for name, pair in pairs.items()} if is_open else {}
     all_columns = [columns for _, columns in folds.values()]

@@ -145,7 +145,8 @@ def is_rotated(distances: Mapping[str, Distance]) -> bool:
 
 def is_scaled(reference: Array, model: Array) -> bool:
     """Whether a float matrix has the reference's numbers, but for factors of its rows and columns."""
-    own, known = (array[:_SAMPLED].astype(np.float32) for array in (model, reference))
+    size = min(_SAMPLED, len(model), len(reference))  # a table may have more rows than the other
+    own, known = (array[:size].astype(np.float32) for array in (model, reference))
     ratios = np.divide(own, known, out=np.zeros_like(own), where=known != 0)
     rows = np.median(ratios, 1, keepdims=True)
     ratios = np.divide(ratios, rows, out=np.zeros_like(own), where=rows != 0)
