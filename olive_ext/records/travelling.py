@@ -24,9 +24,6 @@ from olive_ext.records.files import INDEX, make_own_folder
 
 VERSION = 1
 MANIFEST = "manifest.json"
-_KEYS = {"version", "key", "facts", "tasks", "max_length", "answers", "asking", "stop_ids", "search", "pictures"}
-"""Keys of the manifest that whoever reads the records needs."""
-
 _NAMES = (MANIFEST, INDEX, "records.bin", "targets.bin", "requests.bin")
 _ANSWERS = re.compile(r"answers_[0-9a-f]+\.jsonl")
 
@@ -82,7 +79,7 @@ def _manifest(file: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
     if len(set(names)) < len(names) or any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
         raise ValueError("a part is there twice, or compressed")
     manifest: dict[str, Any] = json.loads(archive.read(MANIFEST))
-    if lacking := sorted(_KEYS - manifest.keys()):
+    if lacking := sorted({"version", "key", "facts", "tasks", "max_length", "answers"} - manifest.keys()):
         raise ValueError(f"its manifest has no '{lacking[0]}'")
     if manifest["version"] != VERSION:
         raise RecordsError(f"'{file}' has format {manifest['version']!r}, and this is {VERSION}: record anew")

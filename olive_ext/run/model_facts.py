@@ -53,6 +53,6 @@ def stops_of(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> Stop
 
     if not all(isinstance(facts.get("stop_ids"), list | tuple) for facts in (reference, candidate)):
         return None
-    both = [(tuple(facts["stop_ids"]), str(facts["stop_ids_file"])) for facts in (reference, candidate)]
-    search = other_search(reference["search"], candidate["search"])
-    return StopTokens(*both[0], *both[1], search, tuple(reference["unused_stop_ids"]))
+    both = [(tuple(facts["stop_ids"]), str(facts.get("stop_ids_file", ""))) for facts in (reference, candidate)]
+    search = other_search(reference.get("search") or {}, candidate.get("search") or {}) if "search" in reference else ()
+    return StopTokens(*both[0], *both[1], search, tuple(reference.get("unused_stop_ids", candidate["stop_ids"])))

@@ -435,7 +435,8 @@ class Models:
             return False
         records = self.records_file
         theirs = self.prompt_format(self.given_reference) if records is None else records.prompt_format
-        return bool(theirs.template) and theirs.template != self.prompt_format(self.given_candidate).template
+        known = "" if theirs is None else theirs.template
+        return bool(known) and known != self.prompt_format(self.given_candidate).template
 
     def _prompt_diff_of(self, model: ResolvedModel, reference: ResolvedModel | RecordsFile) -> PromptDiff | None:
         from olive_ext.session.tokenizer_fit import refuse_other_tokenizer
@@ -446,6 +447,8 @@ class Models:
             return None
         else:
             name, theirs = reference.settings.model, self.prompt_format(reference)
+        if theirs is None:
+            return None
         asked_by_files = self.prompt_format(model)
         refuse_other_tokenizer(theirs.ids, asked_by_files.ids, name, model.settings.model)
         if theirs.steps != asked_by_files.steps:
@@ -513,7 +516,7 @@ def pictures_of(model: ResolvedModel | RecordsFile) -> tuple[Mapping[str, Any], 
     from olive_ext.model.types import Modality
 
     if isinstance(model, RecordsFile):
-        return model.manifest[PICTURES], ""
+        return model.manifest.get(PICTURES, {}), ""
     with suppress(OliveExtError):
         if model.media is not None and Modality.IMAGE in model.media.modalities:
             processor, file = image_processor_of(model.processor_files)
@@ -554,9 +557,10 @@ class RecordsFile:
         return int(self.manifest["max_length"])
 
     @property
-    def prompt_format(self) -> PromptFormat:
-        """How the recorded model was asked."""
-        return PromptFormat(**self.manifest["asking"])
+    def prompt_format(self) -> PromptFormat | None:
+        """How the recorded model was asked; None of older files."""
+        known: Any = self.manifest.get("asking")
+        return None if known is None else PromptFormat(**known)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -575,8 +579,9 @@ class RecordsFile:
         """An `OrtLM` that answers as the recorded model did, with the tokenizer of the open `candidate`."""
         from olive_ext.session.local import replay_session
 
-        records = Records.read(self.folder), self.max_length, self.manifest["answers"], self.manifest["stop_ids"]
-        session = replay_session(candidate.session, *records)
+        stop_ids = self.manifest.get("stop_ids", candidate.session.stop_ids)  # older files name none
+        records = Records.read(self.folder), self.max_length, self.manifest["answers"]
+        session = replay_session(candidate.session, *records, stop_ids)
         if session.journal is not None:
             self._stack.callback(session.journal.close)
         return candidate.with_session(session, observer)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from importlib.metadata import version
 from itertools import zip_longest
+from operator import eq
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -224,11 +225,11 @@ class PromptFormat:
     files: Mapping[str, str]
     """Digests of the tokenizer's files that decide `asks`."""
 
-    steps: str
+    steps: str = ""
     """Digest of what tokenizer.json says beside vocabulary, merges and special tokens around a text: the added tokens
     and the steps from text to tokens and back. Where two are equal, all tokens are read alike."""
 
-    template: str
+    template: str = ""
     """Digest of the chat template's text but for white space; empty where none is used."""
 
     @classmethod
@@ -260,8 +261,9 @@ class PromptFormat:
     def differing(self, other: PromptFormat) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, str]]:
         """What `asks` differ in; the files that may decide it and are not the same; and what the first is of both, of
         several texts one that differs; of digests nothing."""
-        both = {name: (self.asks[name], other.asks[name]) for name in _ASKS}
-        what = tuple(name for name, pair in both.items() if None not in pair and not _is_alike(*pair))
+        both = {name: (self.asks[name], other.asks[name]) for name in self.asks.keys() & other.asks.keys()}
+        names = (name for name in _ASKS if name in both and None not in both[name])
+        what = tuple(name for name in names if not _is_alike(*both[name]))
         one, two = both[what[0]] if what else ("", "")
         if isinstance(one, list) and isinstance(two, list):
             one, two = next(pair for pair in zip(one, two, strict=False) if pair[0] != pair[1])
@@ -283,9 +285,11 @@ def excerpts(one: str, two: str) -> tuple[str, str]:
 
 
 def _is_alike(one: Any, other: Any) -> bool:
-    """Whether what two models are asked is equal; of chats those that both templates write."""
+    """Whether what two records or models are asked is equal, as far as both say it."""
     if isinstance(one, Mapping):
         return all(one[text] == other[text] for text in one.keys() & other.keys())
+    if isinstance(one, list) and isinstance(other, list):
+        return all(map(eq, one, other))
     return bool(one == other)
 
 
@@ -307,17 +311,20 @@ def _vocabulary_read(tokenizer: Tokenizer) -> tuple[str | None, str | None]:
 def refuse_other_tokenizer(reference: Traits, candidate: Traits, reference_name: str, own_name: str) -> None:
     """Raises `ConfigError` that names what differs between the traits of two tokenizers. The second may have more added
     tokens than the reference's, which no template and no role uses: then all texts without them are the same ids."""
-    others = (name for name in candidate if reference[name] != candidate[name])
-    differing = [name for name in others if name not in ("num_tokens", "used")]
-    before, after = (traits["added tokens"] for traits in (reference, candidate))
-    more = after.keys() - before.keys()
-    if before.items() <= after.items() and more.isdisjoint(map(str, candidate["used"])):
-        differing = [name for name in differing if name != "added tokens"]
+    differing = [
+        name for name in candidate if name not in ("num_tokens", "used") and reference.get(name) != candidate[name]
+    ]
+    before, after = (traits.get("added tokens") for traits in (reference, candidate))
+    if isinstance(before, Mapping) and isinstance(after, Mapping) and before.items() <= after.items():
+        more = after.keys() - before.keys()
+        differing = [
+            name for name in differing if name != "added tokens" or not more.isdisjoint(map(str, candidate["used"]))
+        ]
     if not differing:
         return
     sizes = ""
-    if reference["num_tokens"] != candidate["num_tokens"]:
-        sizes = f" ({reference['num_tokens']} and {candidate['num_tokens']} tokens)"
+    if reference.get("num_tokens") != candidate["num_tokens"]:
+        sizes = f" ({reference.get('num_tokens')} and {candidate['num_tokens']} tokens)"
     raise NotComparableError(
         f"the tokenizer of the reference '{reference_name}' differs from that of '{own_name}' in its "
         f"{', '.join(differing)}{sizes}: their distributions are over different tokens and cannot be compared"

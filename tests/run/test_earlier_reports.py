@@ -156,12 +156,13 @@ def infinite(values: dict[str, Any]) -> None:
     values["metrics"].append({"task": "non_finite", "metric": "requests", "filter": "none", "value": 2.0})
 
 
-def ends(*ids: int) -> dict[str, Any]:
-    """Facts of a model whose answers end at these tokens."""
-    return {"stop_ids": list(ids), "unused_stop_ids": [], "stop_ids_file": "config.json", "search": {}}
-
-
-C, D, WHOLE, TURNED, LOST = {"content_hash": "c"}, {"content_hash": "d"}, ends(1, 2), ends(2, 1), ends(1)
+C, D, WHOLE, TURNED, LOST = (
+    {"content_hash": "c"},
+    {"content_hash": "d"},
+    {"stop_ids": [1, 2], "unused_stop_ids": []},
+    {"stop_ids": [2, 1], "unused_stop_ids": []},
+    {"stop_ids": [1], "unused_stop_ids": []},
+)
 UNKNOWN = results("model", {"path": "a"})
 MISSING = results("missing", [{"task": "colours", "doc_id": number, "reason": "crashed"} for number in range(3)])
 DAMAGED = with_comparison(divergences=[], damaged={"cos_cache": "is missing"})

@@ -277,6 +277,8 @@ def test_what_reads_a_token_otherwise_is_named_though_no_probe_holds_it(other, w
     assert (
         tuple(name for name in asked[0].differing(asked[1])[0] if "around" not in name and "empty" not in name) == what
     )
+    older = PromptFormat(asked[1].ids, {name: asked[1].asks[name] for name in [*asked[1].asks][:3]}, {})
+    assert not {"texts of all tokens", "tokens of these texts"} & {*asked[0].differing(older)[0]}
 
 
 def put(folder: Path, tokenizer_class: str, **config: object) -> Tokenizer:
