@@ -48,7 +48,7 @@ VARIANT = "variant"
 
 
 class _OverDocuments:
-    """A mean over positions of documents, whose standard error has `degrees` of freedom, counted as 1 where less.
+    """A mean over positions of documents, whose standard error has `degrees` of freedom.
 
     Its interval ends where Student's t does, or where Hall's cubic transformation of t does ("On the Removal of
     Skewness by Transformation", 1992) if that is farther: on the side of the documents' longer tail.
@@ -56,7 +56,7 @@ class _OverDocuments:
 
     task: str
     num_documents: int
-    degrees: float
+    degrees: float | None
 
     def interval(self, mean: float, stderr: float | None, skewness: float | None) -> tuple[float, float]:
         """95 % interval of a mean with `stderr` of documents with `skewness`; infinite of fewer than five documents."""
@@ -75,19 +75,23 @@ class _OverDocuments:
             return 0.0
         size, a = abs(estimate) / stderr, self._cubic(math.copysign(1.0, estimate) * (skewness or 0.0))
         size = min(size, size + a * size**2 / 3 + a**2 * size**3 / 27 + a / 6)
-        return min(1.0, 2 * float(stdtr(max(1.0, self.degrees), -size)))
+        return min(1.0, 2 * float(stdtr(self._degrees, -size)))
 
     def _reach(self, skewness: float) -> float:
         """Standard errors down to the interval's lower end; to the upper one with the other sign."""
         from scipy.special import stdtrit
 
-        size, a = float(stdtrit(max(1.0, self.degrees), 0.975)), self._cubic(skewness)
+        size, a = float(stdtrit(self._degrees, 0.975)), self._cubic(skewness)
         cube = 1 + a * (size - a / 6)
         return max(size, 3 / a * (math.copysign(abs(cube) ** (1 / 3), cube) - 1)) if a else size
 
     def _cubic(self, skewness: float) -> float:
         """The weight of t's square and cube."""
         return _UNSEEN_TAIL * skewness / math.sqrt(self.num_documents)
+
+    @property
+    def _degrees(self) -> float:
+        return max(1.0, self.num_documents - 1.0 if self.degrees is None else self.degrees)
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class TextChange(_OverDocuments):
 
     perplexity_ratio_stderr: float | None
     perplexity_ratio_skewness: float | None = None
-    degrees: float = field(kw_only=True)
+    degrees: float | None = None
 
 
 @dataclass(frozen=True)
@@ -160,14 +164,14 @@ class Divergence(_OverDocuments):
     """Documents that the means are estimated for, where `num_documents` of them were drawn; quantiles, bins and the
     largest value are of the drawn ones alone."""
 
-    degrees: float = field(kw_only=True)
-    """Degrees of freedom of the errors (`stats.distances.degrees_of_freedom`)."""
+    degrees: float | None = None
+    """Degrees of freedom of the errors (`stats.distances.degrees_of_freedom`); None in reports that lack them."""
 
     kl_skewness: float | None = None
     """Skewness of the documents' deviations from the mean KL (`stats.distances.clustered_mean`)."""
 
     perplexity_ratio_skewness: float | None = None
-    """The same of the perplexities' ratio."""
+    """The same of the perplexities' ratio; None in reports that lack it."""
 
     kl_reverse: float | None = None
     """Mean of KL(candidate || reference) in nats; None of short records, and where the reference excludes a token."""

@@ -34,7 +34,6 @@ def divergence(task: str = "wiki", kl: float = 0.0123, **values: object) -> Dive
         "by_position": (Bin("0-15", 3, 0.5),),
         "by_class": (Bin("word start", 3, 0.5),),
         "is_text": task == "wiki",
-        "degrees": values.get("num_documents", 200) - 1.0,
     }
     return Divergence(**{**given, **values})
 

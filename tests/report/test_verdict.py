@@ -135,7 +135,6 @@ GROUP: dict[str, Any] = {
     "configs": {"cola": {}, "wiki": {}},
 }
 CORPUS_F1: dict[str, Any] = {"results": {"choice": {"acc,none": 0.5, "f1,none": 0.8}}, "configs": {"choice": {}}}
-OTHER_TEXT = TextChange("wiki", "ppl", 40, 1.004, 0.01, degrees=39.0)
 DAMAGED = {"cos_cache": "rows 450 to 511 of 512 are not the reference's", "norm": "is missing"}
 MORE = StopTokens((1,), "a", (1, 2), "b")
 WRITES = {"configs": {"colours": {}, "solve": {"output_type": "generate_until"}}}
@@ -355,7 +354,7 @@ CASES: dict[str, tuple[Comparison, str]] = {
     "one content": (of(unflipped("choice", 40), is_same_content=True), "ok: no_difference"),
     "one content with other answers": (of(outcome(), is_same_content=True), "unknown: too_few choice acc 1.2 pt"),
     "one content with other texts": (
-        of(unflipped("choice", 370), is_same_content=True, texts=(OTHER_TEXT,)),
+        of(unflipped("choice", 370), is_same_content=True, texts=(TextChange("wiki", "ppl", 40, 1.004, 0.01),)),
         "unknown: too_few wiki ppl 2.4 %",
     ),
     "one content that is damaged": (

@@ -141,7 +141,7 @@ def compare_texts(reference: Sequence[Answers], candidate: Sequence[Answers]) ->
             units = np.array([second[item].values[UNITS] for item in numbers])
             sums = [np.array([answers[item].values[NATS] for item in numbers]) for answers in (first, second)]
             ratio = perplexity_ratio(sums[0] / units, sums[1] / units, np.arange(len(numbers)), units)
-            yield TextChange(own.task, own.text_metric, len(numbers), *ratio, degrees=degrees_of_freedom(units))
+            yield TextChange(own.task, own.text_metric, len(numbers), *ratio, degrees_of_freedom(units))
 
 
 def without_value(reference: Sequence[Answers], candidate: Sequence[Answers]) -> dict[tuple[str, int], str]:
