@@ -13,8 +13,6 @@ COLUMNS = {
     "size": ("size_on_disk-bytes", lambda value: f"{value / 1e6:.2f} MB"),
     "mean KL": ("all-kl_mean", "{:.5f}".format),
     "same top token": ("all-top1_agreement", "{:.1%}".format),
-    "right to wrong": ("all-flips_right_to_wrong", "{:.0f}".format),
-    "wrong to right": ("all-flips_wrong_to_right", "{:.0f}".format),
     "accuracy difference": ("all-accuracy_difference", "{:+.4f}".format),
     "its interval from": ("all-accuracy_difference_low", "{:+.4f}".format),
 }
