@@ -194,8 +194,9 @@ def damage(
         else:
             whole = {name: one for name, one in pairs.items() if not (_TABLES.search(name) or _EXPERT.search(name))}
             folded, lost = smoothed(whole, apart_by, known, constants)
-            facts: dict[str, Any] = {"texts": texts, "is_quantized": is_quantized, "folded": folded}
-            causes = hidden(differing, apart_by, known, constants, **facts)
+            causes = hidden(
+                differing, apart_by, known, constants, texts=texts, is_quantized=is_quantized, folded=folded
+            )
             if texts == "far" and not is_rotated(apart_by):
                 causes |= dict.fromkeys(lost, "has lost signs or numbers of the reference's")
         left_out = differing.meant | differing.found.keys() | outliers(apart_by).keys()
