@@ -208,7 +208,7 @@ def _given(config: EvaluationConfig) -> ResolvedModel:
 
 def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: str, findings: Findings) -> None:
     """Adds how far the model is from its checkpoint, and what it lost: numbers, end tokens, prompts, sound files."""
-    from olive_ext.model.files.damage import Nearness, damage
+    from olive_ext.model.files.damage import damage
     from olive_ext.model.spec.checkpoint import read_rotary_lengths
     from olive_ext.run.model_facts import contexts_of, damage_of, ends_of, stops_of
     from olive_ext.run.models import Models
@@ -237,9 +237,11 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
     own_parts = "its positions go by length" * (read_rotary_lengths(other.processor_files.hf_config) is not None)
     damaged = damage_of({"parts_failure": own_parts}, {"parts_failure": agreement.parts})
     if agreement.quantized_by:  # whose distance says little: its files are compared
-        texts: Nearness = "near" if agreement.is_undecided and agreement.nats < _NEAR else "unknown"
-        files = damage(model.files, other.files, texts=texts, longest=model.context_length)
+        is_near = agreement.is_undecided and agreement.nats < _NEAR
+        files = damage(model.files, other.files, nats=0.0 if is_near else None, longest=model.context_length)
         damaged |= files.findings
+        if files.judged:
+            section.add("other constants", listed(files.judged, 3), "not the checkpoint's: tasks show what that costs")
         if files.uncompared:
             section.add(
                 "constants not compared", files.uncompared, "of other names, shapes or scales than the checkpoint's"

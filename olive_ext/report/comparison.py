@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from olive_ext.errors import counted
+from olive_ext.errors import counted, listed
 from olive_ext.report.diagnosis import PlaceFinding, Stage
 from olive_ext.report.numbers import Bin, Number, Spread, joined
 
@@ -453,15 +453,20 @@ class Coverage:
     seconds: float = 0.0
     """Of the longest sound; 0 without any."""
 
+    judged: tuple[str, ...] = ()
+    """Constants and weights that are not the reference's beyond rounding: what that costs, the texts show."""
+
     def __str__(self) -> str:
-        """ "in positions 17 to 450 of 512, 12 % of the vocabulary and no picture, with 3 constants not compared"."""
+        """ "in positions 17 to 450 of 512, 12 % of the vocabulary and no picture, with 'norm' and 2 more not the
+        reference's, with 3 constants not compared"."""
         where = f"{self.longest:,}{'' if self.context is None else f' of {self.context:,}'}"
         parts = [f"positions {self.first:,} to {where}"]
         parts += [] if self.vocabulary is None else [f"{100 * self.vocabulary:.2g} % of the vocabulary"]
         parts += [f"sounds of up to {self.seconds:.3g} s"] if self.seconds else []
         parts += [f"no {name}" for name in self.unseen]
-        rest = f", with {counted(self.uncompared, 'constant')} not compared" if self.uncompared else ""
-        return f"in {joined(parts)}{rest}"
+        rest = [f"with {listed(map(repr, self.judged), 1)} not the reference's"] if self.judged else []
+        rest += [f"with {counted(self.uncompared, 'constant')} not compared"] if self.uncompared else []
+        return ", ".join((f"in {joined(parts)}", *rest))
 
 
 @dataclass(frozen=True)

@@ -41,11 +41,10 @@ from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
 from olive_ext.report.comparison import GENERATED, GRAPH, KV_CACHE, NAME, SHARED, TOKENIZER, VARIANT, Comparison
 from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
-from olive_ext.report.numbers import SAME_NATS, size
+from olive_ext.report.numbers import size
 from olive_ext.report.page import SIZE
 from olive_ext.report.report import plain
 from olive_ext.report.report_files import refuse_filled
-from olive_ext.report.verdict import BANDS
 from olive_ext.run.bounds import (
     broken_bounds,
     cost_metrics,
@@ -69,7 +68,6 @@ if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.instances import LostRequest
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks
-    from olive_ext.model.files.damage import Nearness
 
 
 logger = logging.getLogger(__name__)
@@ -150,11 +148,8 @@ def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Mo
     taken = () if models.candidate.media is None else models.candidate.media.modalities
     unseen = [] if observer is None else [one for one in taken if one not in observer.modalities]
     overall = comparison.overall_divergence()
-    texts: Nearness = "unknown"
-    if overall is not None:
-        is_near = overall.kl.mean < BANDS[0].most_kl
-        texts = "same" if overall.kl.maximum < SAME_NATS else "near" if is_near else "far"
-    constants = models.damage(texts, [part for part, one in MEDIA_PARTS.items() if one in unseen])
+    nats = None if overall is None else overall.kl.mean
+    constants = models.damage(nats, [part for part, one in MEDIA_PARTS.items() if one in unseen])
     if reach is not None:
         continues = observer is not None and any(len(one.target.target) > 1 for one in observer.generated)
         kinds = [*(one.kind for one in unseen), *([] if continues else [GENERATED])]
@@ -162,11 +157,11 @@ def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Mo
         for kind, name in (("image", "pictures"), ("sound", "sounds")):  # an encoder may mix up those of one run
             if model.get(f"{kind}_encoder_runs") == model.get(f"{kind}s_encoded", 0) > 0:
                 kinds.append(f"two {name} encoded together")
-        reach = replace(reach, unseen=tuple(kinds), uncompared=constants.uncompared)
+        reach = replace(reach, unseen=tuple(kinds), judged=(*constants.judged,), uncompared=constants.uncompared)
     damaged = damage_of(comparison.reference, model) | constants.findings
     is_given = bool(models.candidate.settings.engine.adapters)  # which change a model on purpose
-    if overall is not None and overall.kl.mean > constants.rounding and not is_given:
-        damaged[GRAPH] = f"computes otherwise than the reference's, whose weights it has ({overall.kl.mean:.2g} nats)"
+    if nats is not None and nats > constants.rounding and not is_given:
+        damaged[GRAPH] = f"computes otherwise than the reference's, whose weights it has ({nats:.2g} nats)"
     asked = None if task_run.reference is None else task_run.reference.observer
     search = () if comparison.stops is None else comparison.stops.search
     may_write_all = not any("suppress_tokens" in item for item in search)  # as it scores them

@@ -41,7 +41,7 @@ from olive_ext.session.tokenizer_fit import TEMPLATE, PromptFormat, excerpts, un
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.arguments import OrtLMArguments
     from olive_ext.backends.lm_eval_run import LM
-    from olive_ext.model.files.damage import Damage, Nearness
+    from olive_ext.model.files.damage import Damage
     from olive_ext.session.tokenizer import Tokenizer
 
 logger = logging.getLogger("olive.olive_ext")
@@ -164,7 +164,7 @@ class Models:
         other = self.given_reference.context_length if records is None else records.max_length
         return contexts_of(self.candidate.context_length, other)
 
-    def damage(self, texts: Nearness, unreached: Collection[str] = ()) -> Damage:
+    def damage(self, nats: float | None, unreached: Collection[str] = ()) -> Damage:
         """Constants of the evaluated model that are not the reference's where they should be, or no numbers: how. Those
         of records that were made elsewhere are not at hand. The arguments are those of `damage`."""
         from olive_ext.model.files.damage import Damage, damage
@@ -178,10 +178,10 @@ class Models:
             sizes = {size for one in models for size in Rows.of(with_length(one))}
             longest = self.candidate.context_length
             facts: dict[str, Any] = {"longest": longest, "num_tokens": num_tokens, "vocab_sizes": sizes}
-            damaged = damage(self.candidate.files, other, texts=texts, unreached=unreached, **facts)
+            damaged = damage(self.candidate.files, other, nats=nats, unreached=unreached, **facts)
             return damaged._replace(uncompared=0) if other is None and self.records_file is None else damaged
         except Exception as error:  # noqa: BLE001 - a finding must not cost the report, which is not written yet
-            return Damage({CONSTANTS: f"are not compared: {first_line(error)}"}, 0)
+            return Damage({CONSTANTS: f"are not compared: {first_line(error)}"}, {}, 0)
 
     @cached_property
     def unjudged(self) -> dict[str, str]:

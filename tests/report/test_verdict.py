@@ -366,7 +366,7 @@ CASES: dict[str, tuple[Comparison, str]] = {
         "ok: no_difference, shorter 4.5e+02 tokens",
     ),
     "what a model takes beside texts": (
-        equal(reach=Coverage(63, 512, 0.12, ("picture", GENERATED), 1, seconds=2.25)),
+        equal(reach=Coverage(63, 512, 0.12, ("picture", GENERATED), 1, seconds=2.25, judged=("norm", "up"))),
         "ok: no_difference",
     ),
     "shorter context that texts fill": (
@@ -536,7 +536,8 @@ SENTENCES = {
     ),
     "what a model takes beside texts": (
         "no difference found, in positions 1 to 63 of 512, 12 % of the vocabulary, sounds of up to 2.25 s, no picture "
-        "and no answer generated token by token, with 1 constant not compared"
+        "and no answer generated token by token, with 'norm' and 1 more not the reference's, "
+        "with 1 constant not compared"
     ),
     "not compared": "not decided: the files' constants are not compared: no access",
     "damaged": "damaged: 'cos_cache' rows 450 to 511 of 512 are not the reference's, and 1 other",

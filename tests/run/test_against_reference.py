@@ -777,7 +777,7 @@ def test_constants_that_cannot_be_compared_are_a_finding(tmp_path: Path) -> None
     (hf / "model.safetensors").write_bytes(b"\x08" + bytes(15))
     model, reference = str(genai_export("llama")), {"path": str(hf), "export": "never"}
     config = EvaluationConfig.parse({"tasks": ["a"], "model": {"path": model}, "reference": reference})
-    ((name, how),) = Models(config).damage("near").findings.items()
+    ((name, how),) = Models(config).damage(1e-5).findings.items()
     assert f"{name} {how}".startswith("the files' constants ")
 
 
@@ -786,7 +786,7 @@ def test_constants_of_a_graph_without_a_context_length_are_compared(tmp_path: Pa
     one, two = (str(put_model(tmp_path / name)) for name in ("one", "two"))
     models = Models(EvaluationConfig.parse({"tasks": ["a"], "model": {"path": one}, "reference": two}))
     assert models.given_candidate.context_length is None
-    assert models.damage("near") == ({}, 0, 1e-3)
+    assert models.damage(5e-3) == ({}, {}, 0, 1e-3)
 
 
 def test_what_is_not_judged_is_never_green(folder: Path, tmp_path: Path, capsys: Any) -> None:

@@ -27,19 +27,21 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from olive_ext.graph.nodes import attribute, external_locations, few_bits, nested_graphs, quantizing_operator
 from olive_ext.model.files.content import weight_files
 from olive_ext.model.files.grids import (
+    LEAST_LIKENESS,
     Array,
     Distance,
     Grid,
     Pair,
     dequantized_grid,
-    has_spread,
-    is_made_up_for,
-    multipliers,
+    likeness,
     packed_grid,
 )
 from olive_ext.model.files.package_config import json_object
 from olive_ext.model.spec.attention import rotary_nodes
 from olive_ext.model.spec.media_spec import HIDDEN
+
+ROUNDING = 1e-3
+"""The least mean KL in nats that anything but rounding explains (`rounding_of`)."""
 
 AT_A_TIME = 1 << 22
 """Numbers that are in memory at a time."""
@@ -501,58 +503,18 @@ def distance(weight: Array, grid: Grid, begin: int = 0) -> Distance:
     return Distance(count / weight.size, np.flatnonzero(is_far).tolist(), len(rows))
 
 
-def smoothed(
-    pairs: Mapping[str, Pair],
-    apart_by: dict[str, Distance],
-    reference: Mapping[str, Array],
-    constants: Mapping[str, Array],
-) -> tuple[set[str], set[str]]:
-    """The vectors whose change the columns of a product make up for, as AWQ, SmoothQuant and folded norms do it; and
-    the norms that lost signs or numbers, for which none can. A product that is far in `apart_by`, and whose factors a
-    vector or another product makes up for, is compared with its float one times these factors."""
-    far, changes, turned = outliers(apart_by), {}, set()
-    for name in constants.keys() & reference.keys():
-        both = [one[name].astype(np.float32) for one in (constants, reference) if one[name].ndim == 1]
-        if len(both) == 2 and both[0].shape == both[1].shape:
-            with np.errstate(all="ignore"):
-                changes[name] = np.nan_to_num(np.log(np.abs(both[0] / both[1])), posinf=0, neginf=0)
-            is_turned = ((both[0] * both[1] <= 0) & (both[1] != 0)).any() and not (both[0] == 1).all()
-            turned |= {name} if is_turned and "norm" in name else set()  # a bias may have been corrected
-    is_open = far or turned or any(map(has_spread, changes.values()))
-    folds = {name: multipliers(*pair) for name, pair in pairs.items()} if is_open else {}
-    all_columns = [columns for _, columns in folds.values()]
-    causes = [*changes.values(), *(rows for rows, _ in folds.values())]
-    for name in far.keys() & folds.keys():
-        (rows_N, columns_K), (weight, grid, first) = folds[name], pairs[name]
-        made_up_for = [is_made_up_for(rows_N, all_columns), is_made_up_for(columns_K, causes)]
-        if any(made_up_for) and made_up_for == [has_spread(rows_N), has_spread(columns_K)]:
-            apart_by[name] = distance(weight * np.exp(rows_N)[:, None] * np.exp(columns_K), grid, first)
-    folded = {name for name, change in changes.items() if is_made_up_for(change, all_columns)}
-    read = {name for name in turned if any(len(one) == len(constants[name]) for one in all_columns)}
-    return folded - turned, read
+def is_unlike(weight: Array, grid: Grid, begin: int = 0) -> bool:
+    """Whether a quantized weight has nothing in common with its float one [N, K], whatever factors it was smoothed by;
+    the arguments are those of `distance`."""
+    rows = ((block, grid.rows(begin + first, begin + first + len(block))[0]) for first, block in _blocks(weight))
+    return likeness(rows) < LEAST_LIKENESS
 
 
-def other_factor(reference: Constants, model: Constants) -> dict[str, str]:
-    """The number by which a graph multiplies its first output last of all, by that output's name, where it is not the
-    reference's: no rounding of weights has one, and a head whose weights hold it is far from the reference's."""
-    own, other = (_last_factor(one) for one in (model, reference))
-    if math.isclose(own, other, rel_tol=2**-7):
-        return {}
-    return {model.model.graph.output[0].name: f"are multiplied by {own:.6g}, the reference's by {other:.6g}"}
-
-
-def _last_factor(constants: Constants) -> float:
-    makers = {name: node for node in constants.model.graph.node for name in node.output}
-    value, factor = constants.model.graph.output[0].name, 1.0
-    while (node := makers.get(value)) is not None and node.op_type in ("Cast", "Mul", "Div"):
-        numbers = [constants.numbers(name) for name in node.input if name in constants.tensors]
-        others = [name for name in node.input if name not in constants.tensors]
-        if len(others) != 1 or any(one.size > 1 for one in numbers):
-            break
-        value = others[0]
-        for number in numbers:
-            factor *= np.float64(number.item()) ** (-1 if node.op_type == "Div" else 1)
-    return float(factor)
+def are_unlike(array: Array, other: Array) -> bool:
+    """As `is_unlike`, of two float constants, as far as both reach."""
+    array, other = (one[tuple(map(slice, map(min, array.shape, other.shape)))] for one in (array, other))
+    blocks = zip(_blocks(array), _blocks(other), strict=True)
+    return likeness((left, right) for (_, left), (_, right) in blocks) < LEAST_LIKENESS
 
 
 def rounding_of(
@@ -574,7 +536,7 @@ def rounding_of(
     has_more = any(one.ndim > 1 for one in more.values()) or meant_others(more, more, kind_of)
     if is_rounded or has_more or not all(name in own and _is_exact(one, own[name]) for name, one in theirs.items()):
         return math.inf
-    return 0.05 if TensorProto.FLOAT16 in types else 1e-3
+    return 0.05 if TensorProto.FLOAT16 in types else ROUNDING
 
 
 def _is_exact(one: Array, other: Array) -> bool:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx
@@ -25,9 +25,11 @@ from olive_ext.model.files.constants import (
     AT_A_TIME,
     FLOATS,
     ROTARY,
+    ROUNDING,
+    Apart,
     Constants,
-    Differing,
     apart,
+    are_unlike,
     broken,
     checkpoint_floats,
     distance,
@@ -35,18 +37,17 @@ from olive_ext.model.files.constants import (
     graph_nodes,
     is_alike,
     is_one,
+    is_unlike,
     kind_of,
     meant_others,
-    other_factor,
     outliers,
     pairs_of,
     plain_name,
     quantized_weights,
     rounding_of,
-    smoothed,
 )
 from olive_ext.model.files.content import load_graph
-from olive_ext.model.files.grids import Array, Distance, Pair, is_rotated, is_scaled
+from olive_ext.model.files.grids import Array, Pair
 from olive_ext.model.files.package_config import json_object
 from olive_ext.model.spec.checkpoint import entries, read_length
 from olive_ext.model.types import ModelFiles
@@ -108,28 +109,32 @@ _TABLES = re.compile(r"embed|position|wte|wpe")
 _EXPERT = re.compile(r"[./]experts[./]\d")
 """Names of one expert's weights, which a router may send no text to."""
 
+_SELECTED = re.compile(rf"{_TABLES.pattern}|lm_head|{_EXPERT.pattern}|/fc\d$")
+"""Names of quantized weights of which texts need not show all rows: tables, the head, and the experts of a node."""
+
 _PLAIN_WORDS = ("", "weight", "MatMul", "Gemm", "Gather")
 _LAST_NORM = re.compile(r"(^|\.)(final_norm_layernorm|final_layernorm|(?<!\d\.)norm|norm_f|ln_f)\.weight$")
-_NEAR = 0.7
+_ROUNDED = 0.7
 """The relative error below which a weight was only rounded: with 2 bits it is 0.5 and less, with rotations 1.4."""
-
-_MOST_TRAINED = 0.3
-"""The relative error up to which a weight may have been trained."""
 
 _BESIDE = re.compile(r"(^|[./])(vis|audio|encoder)")
 """Parts beside the decoder, whose layers may have names of their own."""
 
 
-Nearness: TypeAlias = Literal["unknown", "far", "near", "same"]
-"""What texts showed of both models' distributions: nearly the same ones ("near"), or the same but for rounding."""
+NEAR = 0.01
+"""The mean KL in nats below which texts were near: as of weights of 6 to 8 bits."""
 
 
 class Damage(NamedTuple):
-    """What is damaged, by name, and how many constants are compared with none of the reference: they have no other
-    there, or were changed on purpose."""
+    """What is damaged, by name."""
 
     findings: dict[str, str]
+    judged: dict[str, str]
+    """Constants that are not the reference's, and that texts judge."""
+
     uncompared: int
+    """The constants without another in the reference, and those that were changed on purpose."""
+
     rounding: float = math.inf
     """The mean KL in nats that rounding explains in a model with exactly the reference's constants; infinite where it
     has others, or rounds to 8 bits or to bfloat16."""
@@ -139,76 +144,92 @@ def damage(
     model: ModelFiles,
     reference: ModelFiles | None,
     *,
-    texts: Nearness = "unknown",
+    nats: float | None = None,
     longest: int | None = None,
     num_tokens: int | None = None,
     vocab_sizes: Collection[int | None] = (),
     unreached: Collection[str] = (),
 ) -> Damage:
-    """The damage to a model's constants and nodes that texts need not show, by name. To constants: rows that are not
-    the reference's, NaN and infinity, a single vector that differs, and a product that is farther from the float one
-    than rounding explains (`hidden`). To nodes: other numbers; of the `REACHED`, which folded scales and repeated heads
-    change, where `texts` gave other distributions, and a float model. A window of the model's `longest` text is not
-    one. Rows of `vocab_sizes` beyond the tokenizer's `num_tokens`, and rotary ones beyond `longest`, are never read. No
-    text shows differences in the parts that are `unreached`. The reference is an ONNX model, a checkpoint, or not on
-    disk. Raises `ModelError`."""
-    findings, uncompared, rounding = dict[str, str](), 0, math.inf if model.pipeline else 0.0
+    """The damage to a model's constants and nodes that texts need not show, and what they show of them.
+
+    Texts judge what every text reaches, by the mean KL of `nats` that they measured (None where they did not): whole
+    vectors and products, which smoothing, folded norms, rotations and training change, and the `REACHED` numbers of
+    nodes. Such a constant is damage only if texts were not near, and it has nothing in common with the reference's, or
+    is a single vector of a float model. Files judge the rest: rows that differ, experts, rotary tables, NaN and
+    infinity, windows, and every part that is `unreached`. A window of the model's `longest` text is not one. Rows of
+    `vocab_sizes` beyond the tokenizer's `num_tokens`, and rotary ones beyond `longest`, are never read. The reference
+    is an ONNX model, a checkpoint, or not on disk. Raises `ModelError`."""
+    findings, judged, uncompared, rounding = dict[str, str](), dict[str, str](), 0, math.inf if model.pipeline else 0.0
     floats, config, others = {}, {}, {}
     if reference is not None and reference.decoder.suffix == ".onnx":
         others = _graphs(reference)
     elif reference is not None:
         written = reference.directory / "config.json"
         floats, config = checkpoint_floats(reference.directory), json_object(written) if written.is_file() else {}
+    is_near = nats is not None and nats < NEAR
     if model.decoder.suffix != ".onnx":
         both = (floats, checkpoint_floats(model.directory))
         floats, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in both)
-        differing = apart(floats, constants)
-        causes = hidden(differing, {}, floats, constants, texts=texts)
-        left_out = (constants.keys() - floats.keys()) | differing.meant | (differing.found.keys() - causes.keys())
-        return Damage(causes | broken(floats, constants), len(left_out))
+        causes, judged, meant = _compared(floats, constants, {}, is_near=is_near)
+        return Damage(causes, judged, len(meant | (constants.keys() - floats.keys())))
     for part, graph in _graphs(model).items():
         own, known, alike, numbers, other = _constants(graph), floats, set[str](), {}, None
         pairs: dict[str, Pair] = {}
         constants, grids, is_quantized = own.floats(), quantized_weights(own), quantizing_operator(own.model) != ""
-        without = REACHED * (texts in ("near", "same") or (is_quantized and texts == "far"))
+        with_reached = part in unreached or not (is_near or (is_quantized and nats is not None))
         _without_idle_windows(own.model, longest)
         if part in others:
             other = _constants(others[part])
             _without_idle_windows(other.model, longest)
             known, pairs, held = other.floats(), pairs_of(other, own), quantized_weights(other)
             alike = {name for name in grids.keys() & held.keys() if all(map(np.array_equal, grids[name], held[name]))}
-            numbers = differing_numbers(other, own, () if part in unreached else without)
+            numbers = differing_numbers(other, own, with_reached=with_reached)
         elif config and not part:
             known = floats | rotary_tables(config, constants)
-            numbers, pairs = numbers_against(config, own.model, without, longest), checkpoint_pairs(floats, own)
-        unpaired = grids.keys() - {name.split(",")[0] for name in pairs} - alike
-        apart_by = {name: distance(*pair) for name, pair in pairs.items()}
+            numbers = numbers_against(config, own.model, longest, with_reached=with_reached)
+            pairs = checkpoint_pairs(floats, own)
         known, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in (known, constants))
         known = _renamed(known, constants)
-        alone = [name for name in constants.keys() - known.keys() if own.float_names[name] not in own.scales]
-        uncompared += len(unpaired) + len(alone)
-        differing = apart(known, constants)
-        if part in unreached:
-            causes = {name: what.sentence(constants[name]) for name, what in differing.found.items()}
-            causes |= outliers(apart_by)
-        else:
-            whole = {name: one for name, one in pairs.items() if not (_TABLES.search(name) or _EXPERT.search(name))}
-            folded, lost = smoothed(whole, apart_by, known, constants)
-            causes = hidden(
-                differing, apart_by, known, constants, texts=texts, is_quantized=is_quantized, folded=folded
-            )
-            if texts == "far" and not is_rotated(apart_by):
-                causes |= dict.fromkeys(lost, "has lost signs or numbers of the reference's")
-        left_out = differing.meant | differing.found.keys() | outliers(apart_by).keys()
-        is_open = numbers or unpaired or any("lm_head" in name or _LAST_NORM.search(name) for name in left_out)
-        if other is not None and not is_open and all(constants[name].size == 1 for name in alone):
-            numbers = other_factor(other, own)
-        is_other = causes or numbers or texts == "same"  # nothing is to be explained of equal distributions
-        rounding = max(rounding, math.inf if is_other else rounding_of(own, other, known, constants))
-        uncompared += sum(own.float_names.get(name, name) not in own.scales for name in left_out - causes.keys())
-        causes |= broken(known, constants) | numbers
-        findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in causes.items()}
-    return Damage(findings, uncompared, rounding)
+        which = {"is_near": is_near, "is_quantized": is_quantized, "is_unreached": part in unreached}
+        causes, shown, meant = _compared(known, constants, pairs, **which)
+        is_far = nats is not None and nats > ROUNDING and not (causes or numbers)
+        rounding = max(rounding, rounding_of(own, other, known, constants) if is_far else math.inf)
+        unpaired = grids.keys() - {name.split(",")[0] for name in pairs} - alike
+        alone = meant | (constants.keys() - known.keys())
+        uncompared += len(unpaired) + sum(own.float_names[name] not in own.scales for name in alone)
+        suffix = f", {part}" if part else ""
+        findings |= {f"{name}{suffix}": how for name, how in (causes | numbers).items()}
+        shown = {name: how for name, how in shown.items() if own.float_names.get(name) not in own.scales}
+        judged |= {f"{name}{suffix}": how for name, how in shown.items()}
+    return Damage(findings, judged, uncompared, rounding)
+
+
+def _compared(
+    reference: Mapping[str, Array],
+    constants: Mapping[str, Array],
+    pairs: Mapping[str, Pair],
+    *,
+    is_near: bool,
+    is_quantized: bool = False,
+    is_unreached: bool = False,
+) -> tuple[dict[str, str], dict[str, str], set[str]]:
+    """What is damage among constants that are not the reference's and quantized weights that are far from their float
+    ones, what is left to the texts, and the names of what was changed on purpose."""
+    differing = apart(reference, constants)
+    distances = {name: distance(*pair) for name, pair in pairs.items()}
+    far = outliers(distances)
+    others = {name: what.sentence(constants[name]) for name, what in differing.found.items()} | far
+    rows = {name for name, one in distances.items() if 0 < 2 * len(one.rows) < one.num_rows and _SELECTED.search(name)}
+    judged = set() if is_unreached else _read_by_all(differing.found, reference, constants) | (far.keys() - rows)
+    if not is_near:
+        is_vector = len(judged) == 1 and not is_quantized
+        unlike = {name for name in judged & far.keys() if is_unlike(*pairs[name])}
+        for name in judged - far.keys():
+            if (is_vector and constants[name].ndim == 1) or are_unlike(reference[name], constants[name]):
+                unlike.add(name)
+        judged -= unlike
+    causes = {name: how for name, how in others.items() if name not in judged}
+    return causes | broken(reference, constants), {name: others[name] for name in sorted(judged)}, differing.meant
 
 
 def _constants(file: Path) -> Constants:
@@ -228,7 +249,7 @@ def replace_weights(tensors: Mapping[str, Array], model: Constants) -> bool:
     names = set()
     for name, (whole, grid, first) in checkpoint_pairs(tensors, model).items() if is_exact else ():
         decoded, _ = grid.rows(first, first + len(whole))
-        is_exact &= bool(np.linalg.norm(decoded - whole) < _NEAR * np.linalg.norm(whole))
+        is_exact &= bool(np.linalg.norm(decoded - whole) < _ROUNDED * np.linalg.norm(whole))
         whole[:] = decoded
         names.add(name.split(",")[0])
     read = (model.scales.intersection(node.input) for node in model.model.graph.node if node.op_type in QUANTIZING)
@@ -286,55 +307,26 @@ def _reached(
     return {name: cut(name, array) if array.ndim == 2 else array for name, array in arrays.items()}
 
 
-def hidden(
-    differing: Differing,
-    products: Mapping[str, Distance],
-    reference: Mapping[str, Array],
-    constants: Mapping[str, Array],
-    *,
-    texts: Nearness = "unknown",
-    is_quantized: bool = False,
-    folded: Collection[str] = (),
-) -> dict[str, str]:
-    """The damage that texts need not show, among `constants` that differ from the `reference`'s and `products` far
-    from their float ones. Any text reaches a constant that differs in half of its numbers or more, and a matrix that
-    differs in all rows (or in the values' part of a packed product). It need not reach an expert, nor the rows of a
-    table of tokens or positions that differ.
-    Rotations, smoothing and folded norms change several constants that way, a folded multiplier changes one matrix, and
-    the model computes the same. Then these are left out, and so is a vector alone where texts gave the same
-    distributions. Up to a quarter of the products do not count as such where texts gave other distributions; none is
-    damage where they were near. A norm of ones may be in quantized products, which make up for vectors that are
-    `folded`. Nothing is folded into fewer than half of the rows of a table or head. Where texts were far, nothing is
-    folded in a float model, and a float matrix beside quantized products has factors alone, or all were rotated: others
-    are damage, if they are farther off than trained ones and most constants are the reference's."""
+def _read_by_all(
+    differing: Mapping[str, Apart], reference: Mapping[str, Array], constants: Mapping[str, Array]
+) -> set[str]:
+    """Those of the `constants` that differ from the `reference`'s of which every text reads what differs: they differ
+    in half of their numbers or more, or are matrices that differ in all rows (or in the values' part of a packed
+    product). A text need not reach an expert, or the rows of a table of tokens or positions."""
     tables = (array.shape for name, array in constants.items() if array.ndim == 2 and not ROTARY.search(name))
-    widest, whole, far = max(map(max, tables), default=0), set(), outliers(products)
-    for name, what in differing.found.items():
+    widest, names = max(map(max, tables), default=0), set[str]()
+    for name, what in differing.items():
         shape = constants[name].shape
-        if _EXPERT.search(name) or constants[name].dtype.kind in "iu":  # no text need reach one, or have an id
+        if _EXPERT.search(name) or ROTARY.search(name) or constants[name].dtype.kind in "iu":  # ids, which are rare
             continue
         is_product = len(shape) == 2 and len(what.rows) == shape[0] and max(shape) < widest
-        is_table = len(shape) == 2 and (shape[0] >= widest or _TABLES.search(name) is not None)
-        is_reached = 2 * what.share >= 1
-        if is_table:  # rows of zeros stay, whatever multiplier is folded into the others
-            is_reached = is_reached and len(what.rows) >= int(np.count_nonzero(reference[name][: shape[0]].any(1)))
-        if not ROTARY.search(name) and (is_product or is_reached):
-            whole.add(name)
-    is_near = texts in ("near", "same")
-    is_meant = len(whole) + len(far) > max(1, 0 if is_near else len(products) // 4)
-    meant = {*whole}
-    if not is_meant and texts != "same":
-        ones = {name for name in whole if is_quantized and (constants[name] == 1).all()}
-        meant = {name for name in whole if constants[name].ndim > 1} | ones | {*folded}
-    if texts == "far" and 2 * len(differing.meant) < len(constants) and not is_rotated(products):
-        lost = {name for name in whole & meant if differing.found[name].error > _MOST_TRAINED}
-        if is_quantized:
-            lost = {one for one in lost if constants[one].ndim > 1 and not is_scaled(reference[one], constants[one])}
-        meant -= lost
-    findings = {name: what.sentence(constants[name]) for name, what in differing.found.items() if name not in meant}
-    in_part = {name for name, one in products.items() if 0 < 2 * len(one.rows) < one.num_rows}
-    in_part = {name for name in in_part if _TABLES.search(name) or "lm_head" in name}
-    return {**findings, **{name: how for name, how in far.items() if not (is_meant or is_near) or name in in_part}}
+        is_most = 2 * what.share >= 1
+        if len(shape) == 2 and (shape[0] >= widest or _TABLES.search(name)):
+            rows = int(np.count_nonzero(reference[name][: shape[0]].any(1)))  # zeros stay where the others are scaled
+            is_most = is_most and len(what.rows) >= rows
+        if is_product or is_most:
+            names.add(name)
+    return names
 
 
 def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[str, Array]:
@@ -404,8 +396,9 @@ def _without_idle_windows(model: onnx.ModelProto, longest: int | None) -> None:
             entry.i = -1
 
 
-def differing_numbers(reference: Constants, model: Constants, without: Sequence[str] = ()) -> dict[str, str]:
-    """Nodes of `model` that compute with other numbers than the reference's, by name, with these numbers.
+def differing_numbers(reference: Constants, model: Constants, *, with_reached: bool = True) -> dict[str, str]:
+    """Nodes of `model` that compute with other numbers than the reference's, by name, with these numbers; those that
+    every text reaches only `with_reached`.
 
     Nodes pair by name, and in order where only counters differ. Those of a kind without a name of the reference's, as
     in another exporter's graph, pair by order. Where the two sides have different numbers of them, a node's numbers
@@ -426,22 +419,25 @@ def differing_numbers(reference: Constants, model: Constants, without: Sequence[
                 group, known = (sorted(own, key=lambda one: str(one.name)) for own in (group, known))
             pairs = [[one] for one in known] if len(known) == len(group) else [known] * len(group)
             for node, pair in zip(group, pairs, strict=True):
-                findings |= _unlike(node, pair, sizes, without, widths, is_named=group is not rest[0])
-    return findings | _differing_scalars(_scalars(reference), _scalars(model))
+                findings |= _unlike(
+                    node, pair, sizes, () if with_reached else REACHED, widths, is_named=group is not rest[0]
+                )
+    return findings | _differing_scalars(_scalars(reference), _scalars(model), with_factors=with_reached)
 
 
-def _differing_scalars(reference: Mapping[str, Scalar], model: Mapping[str, Scalar]) -> dict[str, str]:
-    """Leaves out factors of a layer whose product is the reference's: queries may be scaled, or keys, or both."""
+def _differing_scalars(
+    reference: Mapping[str, Scalar], model: Mapping[str, Scalar], *, with_factors: bool
+) -> dict[str, str]:
     findings: dict[str, str] = {}
-    ratios: dict[int | None, float] = {}
     for name, (value, power) in model.items():
         other, its = reference.get(name, (value, power))
-        is_mask, is_factor = min(abs(value), abs(other)) > _LARGE, power and its and value and other
-        own, known = (value**power, other**its) if is_factor else (value, other)  # 8 divides as 0.125 multiplies
-        if not is_mask and not math.isclose(own, known, rel_tol=2**-7, abs_tol=6e-8):
+        is_factor = bool(power and its)
+        own, known = (value**power, other**its) if is_factor and value and other else (value, other)
+        is_mask = min(abs(value), abs(other)) > _LARGE
+        is_same = math.isclose(own, known, rel_tol=2**-7, abs_tol=6e-8)  # 8 divides as 0.125 multiplies
+        if not (is_same or is_mask or (is_factor and not with_factors)):
             findings[name] = f"is {value:.6g}, the reference's {other:.6g}"
-            ratios[layer_of(name)] = ratios.get(layer_of(name), 1.0) * (own / known if is_factor else math.nan)
-    return {name: how for name, how in findings.items() if not math.isclose(ratios[layer_of(name)], 1.0, rel_tol=2**-7)}
+    return findings
 
 
 def _unlike(
@@ -470,9 +466,10 @@ def _unlike(
 
 
 def numbers_against(
-    config: Mapping[str, Any], model: onnx.ModelProto, without: Sequence[str] = (), longest: int | None = None
+    config: Mapping[str, Any], model: onnx.ModelProto, longest: int | None = None, *, with_reached: bool = True
 ) -> dict[str, str]:
-    """Norms, attentions and experts that compute with other numbers than config.json says, by name, with these numbers.
+    """Norms, attentions and experts that compute with other numbers than config.json says, by name, with these numbers;
+    those that every text reaches only `with_reached`.
     One kind of norms may have its epsilon in the checkpoint's code, where others have the one that is written."""
     text = config.get("text_config", config)
     fields = [(key, value) for entry in entries(text) for key, value in entry.items()]
@@ -494,7 +491,9 @@ def numbers_against(
             allowed = {"num_heads": queries, "kv_num_heads": [*shared, 1] if shared else [], "softcap": caps}
             windows = _windows(text, node, longest, has_windows=has_windows)
             allowed |= {"scale": _scales(text), "local_window_size": windows}
-        for name, values in ((name, accepted) for name, accepted in allowed.items() if name not in without):
+        for name, values in allowed.items():
+            if name in REACHED and not with_reached:
+                continue
             number = _value(node, name, set())
             if values and not any(_is_same(number, value) for value in (*values, 0 if "heads" in name else values[0])):
                 findings[node.name] = f"has '{name}' {_shown(number)}, config.json {_shown(values[0])}"

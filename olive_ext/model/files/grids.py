@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -13,29 +13,9 @@ from olive_ext.graph.nodes import attribute
 
 Array: TypeAlias = npt.NDArray[Any]
 
-_FITS, _LEAST_FOLDED = 20, 1e-3
-"""Rounds of alternating least squares, and the least factor of a row or column that was not just lost."""
-
-_ROTATED = 0.3
-"""Share of the numbers of the median product beyond a step: AWQ at 4 bits has 0.14, a rotation 0.4 to 0.8."""
-
-_SAMPLED, _ALIKE = 256, 0.01
-"""The rows whose ratios to the reference's are compared, and how far these may be apart."""
-
-_PART, _MOST_PARTS = 32, 32
-"""The rows of a part, and the parts that columns are fitted by: of 8 bits 1,024 rows leave errors of 0.03 steps."""
-
-_LEAST_SPREAD, _MOST_LEFT = 0.05, 0.3
-"""The standard deviation from which on logarithms of factors are not all alike (rounding to 3 bits leaves 0.02 of 128
-numbers), and the share of it that one side may leave of the other's: AWQ at 3 bits leaves 0.07 to 0.15, a norm that was
-divided twice 1."""
-
-_PART, _MOST_PARTS = 32, 32
-"""The rows of a part, and the parts that columns are fitted by: of 8 bits 1,024 rows leave errors of 0.03 steps."""
-
-_LEAST_SPREAD, _LEAST_CORRELATION = 0.05, 0.9
-"""The standard deviation from which on logarithms of factors are not all alike (rounding to 3 bits leaves 0.02 of 128
-numbers), and their correlation where one side takes back the other: 0.98 of AWQ at 3 bits, by chance 0.45 of 32."""
+LEAST_LIKENESS = 0.5
+"""Below this, two weights have nothing in common. Rounding leaves 0.9 at 2 bits and more at others, factors of columns
+alone 1, those of rows and columns at once 0.8; rotations, other layers' weights, and zeros have about 0."""
 
 
 class Grid(NamedTuple):
@@ -138,56 +118,22 @@ class Distance(NamedTuple):
     num_rows: int
 
 
-def is_rotated(distances: Mapping[str, Distance]) -> bool:
-    """Whether most products are so far from their float ones that factors of rows and columns cannot be found."""
-    return bool(distances) and float(np.median([one.share for one in distances.values()])) > _ROTATED
+def likeness(blocks: Iterable[tuple[Array, Array]]) -> float:
+    """What two weights have in common: the median cosine of their rows [K], or that of their columns [N] if it is
+    larger. Factors of rows leave the first as it is, factors of columns the second. `blocks`: some rows of both at a
+    time, [R, K]; a vector is one row, and has no columns."""
+    rows, columns = [], np.zeros((3, 1))
+    for reference, model in blocks:
+        known, numbers = (np.nan_to_num(array.astype(np.float32), posinf=0, neginf=0) for array in (reference, model))
+        products = np.stack([known * numbers, known**2, numbers**2])
+        rows.append(products.sum(2))
+        columns = columns + products.sum(1)
+    by_rows = np.concatenate(rows, 1)
+    return max(map(_median_cosine, [by_rows] if by_rows.shape[1] == 1 else [by_rows, columns]))
 
 
-def is_scaled(reference: Array, model: Array) -> bool:
-    """Whether a float matrix has the reference's numbers, but for factors of its rows and columns."""
-    size = min(_SAMPLED, len(model), len(reference))  # a table may have more rows than the other
-    own, known = (array[:size].astype(np.float32) for array in (model, reference))
-    ratios = np.divide(own, known, out=np.zeros_like(own), where=known != 0)
-    rows = np.median(ratios, 1, keepdims=True)
-    ratios = np.divide(ratios, rows, out=np.zeros_like(own), where=rows != 0)
-    return bool(rows.any()) and float(np.median(np.abs(ratios - np.median(ratios, 0)))) < _ALIKE
-
-
-def multipliers(weight: Array, grid: Grid, begin: int = 0) -> tuple[Array, Array]:
-    """The logarithms of what the rows and the columns of a float weight [N, K] were multiplied by before it was
-    rounded, by least squares: [N], [K]; the columns' of some parts of the rows. 0 where little of a row or column is
-    left."""
-
-    def moments(first: int) -> tuple[Array, Array]:
-        floats = weight[first : first + _PART].astype(np.float32)
-        numbers, _ = grid.rows(begin + first, begin + first + len(floats))
-        return floats * np.nan_to_num(numbers), floats**2
-
-    firsts = range(0, len(weight), _PART)
-    some = [moments(first) for first in firsts[:: -(-len(firsts) // _MOST_PARTS)]]
-    products_NK, squares_NK = (np.concatenate(parts) for parts in zip(*some, strict=True))
-    columns_K = np.ones(weight.shape[1], np.float32)
-    for _ in range(_FITS):
-        rows_N = _fitted(products_NK @ columns_K, squares_NK @ columns_K**2)
-        columns_K = _fitted(rows_N @ products_NK, rows_N**2 @ squares_NK)
-    both = ((products @ columns_K, squares @ columns_K**2) for products, squares in map(moments, firsts))
-    return np.log(np.concatenate([_fitted(*one) for one in both])), np.log(columns_K)
-
-
-def _fitted(products: Array, squares: Array) -> Array:
-    return np.where(products > _LEAST_FOLDED * squares, products / np.maximum(squares, 1e-30), 1)
-
-
-def is_made_up_for(factors: Array, others: Iterable[Array]) -> bool:
-    """Whether one of the `others` takes factors back that are not all alike: all are logarithms. Of a packed product
-    the last rows are values or `up_proj`."""
-    if not has_spread(factors):
-        return False
-    sizes = ((one, min(len(one), len(factors))) for one in others if has_spread(one))
-    same = ((factors[-size:], one[-size:]) for one, size in sizes)
-    return any((own + one).std() < _MOST_LEFT * min(own.std(), one.std()) + _LEAST_SPREAD / 2 for own, one in same)
-
-
-def has_spread(factors: Array) -> bool:
-    """Whether logarithms of factors differ by more than rounding leaves."""
-    return bool(factors.std() > _LEAST_SPREAD)
+def _median_cosine(sums: Array) -> float:
+    """Of sums of products, and of both sides' squares, [3, N]. Those of zeros alone on both sides are alike."""
+    products, known, numbers = sums
+    cosines = products / np.sqrt(np.maximum(known * numbers, 1e-30))
+    return float(np.median(np.where(known + numbers > 0, cosines, 1.0)))
