@@ -445,7 +445,7 @@ class Coverage:
     "two pictures encoded together"."""
 
     uncompared: int = 0
-    """Constants of the model's files that none of the reference corresponds to, or that were changed on purpose."""
+    """How many constants of the model's files have no other in the reference's."""
 
     first: int = 1
     """The first position of a text that is compared, counted from 1: the tokens of a prompt are read and not scored."""

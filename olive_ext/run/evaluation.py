@@ -157,7 +157,7 @@ def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Mo
         for kind, name in (("image", "pictures"), ("sound", "sounds")):  # an encoder may mix up those of one run
             if model.get(f"{kind}_encoder_runs") == model.get(f"{kind}s_encoded", 0) > 0:
                 kinds.append(f"two {name} encoded together")
-        reach = replace(reach, unseen=tuple(kinds), judged=(*constants.judged,), uncompared=constants.uncompared)
+        reach = replace(reach, unseen=tuple(kinds), judged=constants.judged, uncompared=constants.uncompared)
     damaged = damage_of(comparison.reference, model) | constants.findings
     is_given = bool(models.candidate.settings.engine.adapters)  # which change a model on purpose
     if nats is not None and nats > constants.rounding and not is_given:

@@ -181,7 +181,7 @@ class Models:
             damaged = damage(self.candidate.files, other, nats=nats, unreached=unreached, **facts)
             return damaged._replace(uncompared=0) if other is None and self.records_file is None else damaged
         except Exception as error:  # noqa: BLE001 - a finding must not cost the report, which is not written yet
-            return Damage({CONSTANTS: f"are not compared: {first_line(error)}"}, {}, 0)
+            return Damage({CONSTANTS: f"are not compared: {first_line(error)}"}, (), 0)
 
     @cached_property
     def unjudged(self) -> dict[str, str]:

@@ -134,7 +134,7 @@ def test_rows_and_experts_are_damage_and_parts_of_all_rows_are_not(tmp_path: Pat
     found = damage(
         *saved(tmp_path, *({name: np.ascontiguousarray(one) for name, one in of.items()} for of in (own, whole)))
     )
-    assert (found.findings.keys(), found.judged.keys()) == ({expert, "lm_head"}, {product})
+    assert (found.findings.keys(), found.judged) == ({expert, "lm_head"}, (product,))
 
 
 def edited(word: str, edit: Edit, arrays: dict[str, Array] | None = None) -> dict[str, Array]:
@@ -285,7 +285,7 @@ def test_quantized_weight_is_compared_with_its_float_one_and_with_the_same_conte
     other = copy.deepcopy(model)
     change(weight(other, name), lambda numbers: 2 * numbers)
     files = saved(tmp_path, model, reference, model, other)
-    assert damage(files[0], files[1]) == damage(files[0], files[2]) == ({}, {}, 0, math.inf)
+    assert damage(files[0], files[1]) == damage(files[0], files[2]) == ({}, (), 0, math.inf)
     assert damage(files[0], files[3]).uncompared == 1
 
 
@@ -933,6 +933,6 @@ def test_a_checkpoint_is_held_against_its_reference_where_it_runs_as_it_is(tmp_p
     own = changed(TABLE, put([3, 90], np.nan), changed(NORM, lambda array: 2 * array))
     files = saved(tmp_path, own, floats(np.float16), floats())
     assert damage(files[0], files[2]).findings.keys() == {TABLE, NORM}
-    assert damage(files[1], files[2]) == ({}, {}, 0, math.inf)
+    assert damage(files[1], files[2]) == ({}, (), 0, math.inf)
     alone = damage(files[0], None)
     assert (alone.findings.keys(), alone.uncompared) == ({TABLE}, len(own))

@@ -786,7 +786,7 @@ def test_constants_of_a_graph_without_a_context_length_are_compared(tmp_path: Pa
     one, two = (str(put_model(tmp_path / name)) for name in ("one", "two"))
     models = Models(EvaluationConfig.parse({"tasks": ["a"], "model": {"path": one}, "reference": two}))
     assert models.given_candidate.context_length is None
-    assert models.damage(5e-3) == ({}, {}, 0, 1e-3)
+    assert models.damage(5e-3) == ({}, (), 0, 1e-3)
 
 
 def test_what_is_not_judged_is_never_green(folder: Path, tmp_path: Path, capsys: Any) -> None:

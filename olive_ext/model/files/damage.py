@@ -129,11 +129,11 @@ class Damage(NamedTuple):
     """What is damaged, by name."""
 
     findings: dict[str, str]
-    judged: dict[str, str]
+    judged: tuple[str, ...]
     """Constants that are not the reference's, and that texts judge."""
 
     uncompared: int
-    """The constants without another in the reference, and those that were changed on purpose."""
+    """How many constants have no other in the reference."""
 
     rounding: float = math.inf
     """The mean KL in nats that rounding explains in a model with exactly the reference's constants; infinite where it
@@ -159,7 +159,7 @@ def damage(
     infinity, windows, and every part that is `unreached`. A window of the model's `longest` text is not one. Rows of
     `vocab_sizes` beyond the tokenizer's `num_tokens`, and rotary ones beyond `longest`, are never read. The reference
     is an ONNX model, a checkpoint, or not on disk. Raises `ModelError`."""
-    findings, judged, uncompared, rounding = dict[str, str](), dict[str, str](), 0, math.inf if model.pipeline else 0.0
+    findings, judged, uncompared, rounding = dict[str, str](), list[str](), 0, math.inf if model.pipeline else 0.0
     floats, config, others = {}, {}, {}
     if reference is not None and reference.decoder.suffix == ".onnx":
         others = _graphs(reference)
@@ -170,8 +170,8 @@ def damage(
     if model.decoder.suffix != ".onnx":
         both = (floats, checkpoint_floats(model.directory))
         floats, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in both)
-        causes, judged, meant = _compared(floats, constants, {}, is_near=is_near)
-        return Damage(causes, judged, len(meant | (constants.keys() - floats.keys())))
+        causes, shown = _compared(floats, constants, {}, is_near=is_near)
+        return Damage(causes, tuple(shown), len(constants.keys() - floats.keys()))
     for part, graph in _graphs(model).items():
         own, known, alike, numbers, other = _constants(graph), floats, set[str](), {}, None
         pairs: dict[str, Pair] = {}
@@ -191,17 +191,16 @@ def damage(
         known, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in (known, constants))
         known = _renamed(known, constants)
         which = {"is_near": is_near, "is_quantized": is_quantized, "is_unreached": part in unreached}
-        causes, shown, meant = _compared(known, constants, pairs, **which)
+        causes, shown = _compared(known, constants, pairs, **which)
         is_far = nats is not None and nats > ROUNDING and not (causes or numbers)
         rounding = max(rounding, rounding_of(own, other, known, constants) if is_far else math.inf)
         unpaired = grids.keys() - {name.split(",")[0] for name in pairs} - alike
-        alone = meant | (constants.keys() - known.keys())
+        alone = constants.keys() - known.keys()
         uncompared += len(unpaired) + sum(own.float_names[name] not in own.scales for name in alone)
         suffix = f", {part}" if part else ""
         findings |= {f"{name}{suffix}": how for name, how in (causes | numbers).items()}
-        shown = {name: how for name, how in shown.items() if own.float_names.get(name) not in own.scales}
-        judged |= {f"{name}{suffix}": how for name, how in shown.items()}
-    return Damage(findings, judged, uncompared, rounding)
+        judged += [f"{name}{suffix}" for name in shown if own.float_names.get(name) not in own.scales]
+    return Damage(findings, tuple(judged), uncompared, rounding)
 
 
 def _compared(
@@ -212,9 +211,9 @@ def _compared(
     is_near: bool,
     is_quantized: bool = False,
     is_unreached: bool = False,
-) -> tuple[dict[str, str], dict[str, str], set[str]]:
+) -> tuple[dict[str, str], list[str]]:
     """What is damage among constants that are not the reference's and quantized weights that are far from their float
-    ones, what is left to the texts, and the names of what was changed on purpose."""
+    ones, and what is left to the texts: what all of them read, and what was changed on purpose."""
     differing = apart(reference, constants)
     distances = {name: distance(*pair) for name, pair in pairs.items()}
     far = outliers(distances)
@@ -229,7 +228,7 @@ def _compared(
                 unlike.add(name)
         judged -= unlike
     causes = {name: how for name, how in others.items() if name not in judged}
-    return causes | broken(reference, constants), {name: others[name] for name in sorted(judged)}, differing.meant
+    return causes | broken(reference, constants), sorted(judged | differing.meant)
 
 
 def _constants(file: Path) -> Constants:
