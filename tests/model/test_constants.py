@@ -414,6 +414,7 @@ ALIKE = {
     "columns": lose(3, lambda rows: rows * SMOOTH),
     "rows and columns": lose(3, lambda rows: SMOOTH[:, None] * rows / SMOOTH[::-1]),
     "trained": lose(3, lambda rows: rows + np.random.default_rng(5).normal(size=rows.shape) / 3),
+    "half of the inputs": lose(3, lambda rows: rows * (np.arange(64) < 40)),
     "half a head": lose(3, lambda rows: rows * (np.arange(64) < 40)[:, None]),
     "rotated": turn,
 }
@@ -447,12 +448,13 @@ def test_a_product_that_texts_read_is_damage_if_it_has_nothing_in_common(
 
 
 @pytest.mark.parametrize(("operator", "num_named"), [("MatMulNBits", 0), ("MatMul", 1)])
+@pytest.mark.parametrize("factor", [0, 1.5, np.linspace(-1, 1, 16)])
 def test_a_vector_that_differs_alone_is_damage_unless_weights_are_quantized(
-    operator: str, num_named: int, tmp_path: Path
+    operator: str, num_named: int, factor: Any, tmp_path: Path
 ) -> None:
-    """Quantized weights may have been smoothed by it."""
+    """Quantized weights may have been smoothed by it, or their bias corrected."""
     norm = np.linspace(0.5, 2, 16, dtype=np.float32)
-    own, reference = (with_arrays(decoder(), **{NORM: norm * factor}) for factor in (np.float32(1.5), 1))
+    own, reference = (with_arrays(decoder(), **{NORM: np.float32(norm * part)}) for part in (factor, 1))
     for model in (own, reference):
         model.graph.node.append(helper.make_node("Mul", ["y", NORM], ["z"]))
     own.graph.node.append(helper.make_node(operator, ["z", "v"], ["u"]))

@@ -511,7 +511,7 @@ def is_unlike(weight: Array, grid: Grid, begin: int = 0) -> bool:
 
 
 def are_unlike(array: Array, other: Array) -> bool:
-    """As `is_unlike`, of two float constants, as far as both reach."""
+    """As `is_unlike`, of two float weights, as far as both reach."""
     array, other = (one[tuple(map(slice, map(min, array.shape, other.shape)))] for one in (array, other))
     blocks = zip(_blocks(array), _blocks(other), strict=True)
     return likeness((left, right) for (_, left), (_, right) in blocks) < LEAST_LIKENESS

@@ -110,7 +110,7 @@ _EXPERT = re.compile(r"[./]experts[./]\d")
 """Names of one expert's weights, which a router may send no text to."""
 
 _SELECTED = re.compile(rf"{_TABLES.pattern}|lm_head|{_EXPERT.pattern}|/fc\d$")
-"""Names of quantized weights of which texts need not show all rows: tables, the head, and the experts of a node."""
+"""Names of weights of which texts need not show all rows: tables, the head, and the experts of a node."""
 
 _PLAIN_WORDS = ("", "weight", "MatMul", "Gemm", "Gather")
 _LAST_NORM = re.compile(r"(^|\.)(final_norm_layernorm|final_layernorm|(?<!\d\.)norm|norm_f|ln_f)\.weight$")
@@ -221,10 +221,11 @@ def _compared(
     rows = {name for name, one in distances.items() if 0 < 2 * len(one.rows) < one.num_rows and _SELECTED.search(name)}
     judged = set() if is_unreached else _read_by_all(differing.found, reference, constants) | (far.keys() - rows)
     if not is_near:
-        is_vector = len(judged) == 1 and not is_quantized
+        is_alone = len(judged) == 1 and not is_quantized
         unlike = {name for name in judged & far.keys() if is_unlike(*pairs[name])}
         for name in judged - far.keys():
-            if (is_vector and constants[name].ndim == 1) or are_unlike(reference[name], constants[name]):
+            is_vector = constants[name].ndim == 1
+            if is_alone if is_vector else are_unlike(reference[name], constants[name]):
                 unlike.add(name)
         judged -= unlike
     causes = {name: how for name, how in others.items() if name not in judged}
@@ -309,21 +310,18 @@ def _reached(
 def _read_by_all(
     differing: Mapping[str, Apart], reference: Mapping[str, Array], constants: Mapping[str, Array]
 ) -> set[str]:
-    """Those of the `constants` that differ from the `reference`'s of which every text reads what differs: they differ
-    in half of their numbers or more, or are matrices that differ in all rows (or in the values' part of a packed
-    product). A text need not reach an expert, or the rows of a table of tokens or positions."""
+    """Those of the `constants` that differ from the `reference`'s of which every text reads what differs. A text need
+    not reach an expert, or rows of a table, a head, or a stack of experts; most of their numbers it does."""
     tables = (array.shape for name, array in constants.items() if array.ndim == 2 and not ROTARY.search(name))
     widest, names = max(map(max, tables), default=0), set[str]()
     for name, what in differing.items():
-        shape = constants[name].shape
-        if _EXPERT.search(name) or ROTARY.search(name) or constants[name].dtype.kind in "iu":  # ids, which are rare
+        array = constants[name]
+        if _EXPERT.search(name) or ROTARY.search(name) or array.dtype.kind in "iu":  # ids, which are rare
             continue
-        is_product = len(shape) == 2 and len(what.rows) == shape[0] and max(shape) < widest
         is_most = 2 * what.share >= 1
-        if len(shape) == 2 and (shape[0] >= widest or _TABLES.search(name)):
-            rows = int(np.count_nonzero(reference[name][: shape[0]].any(1)))  # zeros stay where the others are scaled
-            is_most = is_most and len(what.rows) >= rows
-        if is_product or is_most:
+        if array.ndim == 2:  # rows of zeros stay where the others are scaled
+            is_most = is_most and len(what.rows) >= int(np.count_nonzero(reference[name][: len(array)].any(1)))
+        if is_most or not (array.ndim > 2 or max(array.shape) >= widest or _SELECTED.search(name)):
             names.add(name)
     return names
 

@@ -121,15 +121,14 @@ class Distance(NamedTuple):
 def likeness(blocks: Iterable[tuple[Array, Array]]) -> float:
     """What two weights have in common: the median cosine of their rows [K], or that of their columns [N] if it is
     larger. Factors of rows leave the first as it is, factors of columns the second. `blocks`: some rows of both at a
-    time, [R, K]; a vector is one row, and has no columns."""
+    time, [R, K]."""
     rows, columns = [], np.zeros((3, 1))
     for reference, model in blocks:
         known, numbers = (np.nan_to_num(array.astype(np.float32), posinf=0, neginf=0) for array in (reference, model))
         products = np.stack([known * numbers, known**2, numbers**2])
         rows.append(products.sum(2))
         columns = columns + products.sum(1)
-    by_rows = np.concatenate(rows, 1)
-    return max(map(_median_cosine, [by_rows] if by_rows.shape[1] == 1 else [by_rows, columns]))
+    return max(_median_cosine(np.concatenate(rows, 1)), _median_cosine(columns))
 
 
 def _median_cosine(sums: Array) -> float:
