@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from operator import eq
@@ -24,16 +24,16 @@ import onnx.numpy_helper
 from onnx import TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-from olive_ext.graph.nodes import attribute, external_locations, few_bits, nested_graphs, quantizing_operator
+from olive_ext.graph.nodes import attribute, external_locations, few_bits, layer_of, nested_graphs, quantizing_operator
 from olive_ext.model.files.content import weight_files
 from olive_ext.model.files.grids import (
-    LEAST_LIKENESS,
     Array,
     Distance,
     Grid,
     Pair,
+    blocks_of,
     dequantized_grid,
-    likeness,
+    distance,
     packed_grid,
 )
 from olive_ext.model.files.package_config import json_object
@@ -42,9 +42,6 @@ from olive_ext.model.spec.media_spec import HIDDEN
 
 ROUNDING = 1e-3
 """The least mean KL in nats that anything but rounding explains (`rounding_of`)."""
-
-AT_A_TIME = 1 << 22
-"""Numbers that are in memory at a time."""
 
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
@@ -72,21 +69,6 @@ _MOST_SIZES = 64
 _ANGLE = 2.5e-7
 """How far two exporters' float32 angles of a position may be apart, in radians for each position."""
 
-NEAREST_STEPS = 0.3
-"""A weight counts as rounded to nearest where the mean distance of its median row is below this, in steps of the grid:
-rounding to nearest leaves 0.25. Of other weights (GPTQ: 0.35 to 2) a row is held against four times the median, and no
-single block is: one block may lie far off."""
-
-ROW_STEPS, BLOCK_STEPS = 0.6, 1.5
-"""Mean distances, in steps, from which on a row, or a block of one, was not rounded to nearest: at 4 bits, zero points
-that are off by one make 1, and lost numbers 2.7."""
-
-ROW_SIZE, BLOCK_SIZE = 0.2, 0.5
-"""The same, relative to the mean size of the row's numbers: GPTQ moves small numbers by many steps of 8 bits."""
-
-_NOTHING = 1e-3
-"""Steps below this share of a weight's mean size count as this."""
-
 WEIGHTS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "MatMul": {"": (1,)},
     "Gemm": {"": (1,)},
@@ -98,13 +80,21 @@ WEIGHTS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
 }
 """For each operator its weights, and the inputs of each: the numbers and, if packed, scales and zero points."""
 
-_STEP = 1.01
-"""The tolerance of scales in half precision, which are not exactly those used for rounding."""
-
 OUTLIER = 0.2
 """The share of a product's numbers beyond a step of its grid above which it was not just rounded, where the median
 product has a tenth of it. Rounding to nearest has none, GPTQ and AWQ have their shares in every product, and zero
 points that are off by one have a half."""
+
+
+JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""Products that one export may have as one, and their parts in another export, in the order of their outputs."""
+
+_SYNONYMS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj", "out_proj": "o_proj"}
+"""Words of checkpoints (LFM2's), by the words that exporters use for them."""
+
+_PLAIN_WORDS = ("", "weight", "MatMul", "Gemm", "Gather")
+_BESIDE = re.compile(r"(^|[./])(vis|audio|encoder)")
+"""Parts beside the decoder, whose layers may have names of their own."""
 
 
 class Constants:
@@ -122,8 +112,8 @@ class Constants:
 
         self.tensors |= {tensor.name: tensor for tensor in inner} | self.initializers
 
-        self.scales: set[str] = set()
-        """Scales and zero points of packed weights that were read."""
+        self.parts: set[str] = set()
+        """Numbers, scales and zero points of packed weights that were read."""
 
         self.maker = {name: node for node in model.graph.node for name in node.output if name}
         self._files = weight_files(path, external_locations(model))
@@ -160,13 +150,13 @@ class Constants:
             stored = file.read(length)
         return onnx.TensorProto(name=name, data_type=tensor.data_type, dims=tensor.dims, raw_data=stored)
 
-    def packed(self, node: onnx.NodeProto, inputs: Sequence[int]) -> tuple[Array, Array, Array | None] | None:
-        """The node's inputs that are stored numbers, scales and zero points (None where left out). None where one of
-        the first two is missing, or one is not an initializer."""
-        stored, scales, zeros = (node.input[i] if i < len(node.input) else "" for i in inputs)
+    def packed(self, values: Sequence[str]) -> tuple[Array, Array, Array | None] | None:
+        """The stored numbers, scales and zero points (None where left out) of the first three values, empty where a
+        node has none. None where one of the first two is missing, or one is not an initializer."""
+        stored, scales, zeros = (*values, "", "", "")[:3]
         if not {stored, scales, zeros or stored} <= self.initializers.keys():
             return None
-        self.scales |= {scales, zeros}
+        self.parts |= {stored, scales, zeros}
         return self.numbers(stored), self.numbers(scales), self.numbers(zeros) if zeros else None
 
     def place(self, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
@@ -360,17 +350,10 @@ def _layer(name: str) -> tuple[str, int]:
     return stem, int(rest[0]) if rest else 0
 
 
-def _blocks(array: Array) -> Iterator[tuple[int, Array]]:
-    """The number of the first row and the numbers, for each part of an array as rows [R, N]; a vector is one row."""
-    rows = array.reshape(len(array), -1) if array.ndim > 1 else array.reshape(1, -1)
-    step = max(1, AT_A_TIME // max(1, rows.shape[1]))
-    yield from ((first, rows[first : first + step]) for first in range(0, len(rows), step))
-
-
 def _broken(array: Array) -> str:
     """The rows of an array that have NaN or, unless it is a mask (else zeros and ones), infinity; empty without any."""
     rows: list[int] = []
-    for first, block in _blocks(array):
+    for first, block in blocks_of(array):
         is_finite = np.isfinite(block)
         if is_finite.all() or (not np.isnan(block).any() and np.isin(block[is_finite], (0, 1)).all()):
             continue
@@ -382,7 +365,7 @@ def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
     """How two arrays differ beyond rounding, if they do. A number is added to `own`, as exporters fold Gemma's norms'
     1."""
     is_rotary, rows, count, squares, whole = bool(ROTARY.search(name)), [], 0, 0.0, 0.0
-    for (first, left), (_, right) in zip(_blocks(own), _blocks(other), strict=True):
+    for (first, left), (_, right) in zip(blocks_of(own), blocks_of(other), strict=True):
         if not added and _is_equal(left, right):
             continue
         left, right = left.astype(np.float32) + added, right.astype(np.float32)
@@ -436,6 +419,39 @@ def pairs_of(reference: Constants, model: Constants) -> dict[str, Pair]:
     return {name: (floats[name], grids[name], 0) for name in alike}
 
 
+def checkpoint_pairs(tensors: Mapping[str, Array], model: Constants) -> dict[str, Pair]:
+    """As `pairs_of`, of a checkpoint's tensors. They pair by layer, last word and shape, and a packed product of one
+    side (`JOINED`) with its parts by rows; a part has its own name. A head that the checkpoint lacks is its table."""
+    grids, pairs = quantized_weights(model), dict[str, Pair]()
+    names, owns = _by_word(grids), {key: tensors[name] for key, name in _by_word(tensors).items()}
+    for (layer, word), whole in [*owns.items()]:
+        if word == "embed_tokens":
+            owns.setdefault((None, "lm_head"), whole)
+        parts = [(layer, part) for part in JOINED.get(word, ()) if (layer, part) in names]
+        ends = np.cumsum([grids[names[part]].shape[0] for part in parts])
+        owns |= dict(zip(parts, np.split(whole, ends), strict=False)) if parts else {}
+    for (layer, word), name in names.items():
+        parts = [(layer, part) for part in ((word,) if (layer, word) in owns else JOINED.get(word, ()))]
+        parts = [part for part in parts if part in owns]  # keys may stand for values, too
+        ends = np.cumsum([0, *(len(owns[part]) for part in parts)])
+        for part, first in zip(parts, ends, strict=False) if ends[-1] == grids[name].shape[0] else ():
+            if owns[part].shape[1:] == grids[name].shape[1:]:
+                pairs[name if part[1] == word else f"{name}, {part[1]}"] = owns[part], grids[name], int(first)
+    return pairs
+
+
+def _by_word(names: Iterable[str]) -> dict[tuple[int | None, str], str]:
+    """The names of a decoder's weights by layer and last word, with the number for experts, where no other has both."""
+    keys = {}
+    for name in names:
+        words = [word for word in re.split(r"[./]", name) if word not in _PLAIN_WORDS]
+        if words and not _BESIDE.search(name):
+            begin = words.index("experts") if "experts" in words else -1
+            keys[name] = layer_of(name), _SYNONYMS.get(words[-1], ".".join(words[begin:]))
+    known = Counter(keys.values())
+    return {key: name for name, key in keys.items() if known[key] == 1}
+
+
 def distances(reference: Constants, model: Constants) -> dict[str, Distance]:
     """Those of `pairs_of` them."""
     return {name: distance(*pair) for name, pair in pairs_of(reference, model).items()}
@@ -455,20 +471,27 @@ def float_weights(constants: Constants) -> dict[str, Array]:
 
 def quantized_weights(constants: Constants) -> dict[str, Grid]:
     """Quantized weights by the names that their float ones have in `float_weights`."""
-    grids: dict[str, Grid] = {}
-    for node in constants.model.graph.node:
+    nodes, grids = constants.model.graph.node, dict[str, Grid]()
+    decoders = {node.input[0]: node for node in nodes if node.op_type == "DequantizeLinear"}
+    for node in nodes:
         for part, inputs in WEIGHTS.get(node.op_type, {}).items():
             name, is_turned = part_name(node, part), _is_turned(node)
+            values = [node.input[index] if index < len(node.input) else "" for index in inputs]
             if len(inputs) > 1:
-                stored = constants.packed(node, inputs)
+                stored = constants.packed(values)
                 grids |= {name: packed_grid(node, *stored)} if stored is not None else {}
                 continue
-            maker = constants.maker.get(node.input[inputs[0]] if inputs[0] < len(node.input) else "")
-            if maker is not None and maker.op_type == "Transpose":
-                is_turned, maker = not is_turned, constants.maker.get(maker.input[0])
-            stored = constants.packed(maker, (0, 1, 2)) if maker is not None else None
-            if maker is not None and maker.op_type == "DequantizeLinear" and stored is not None:
-                grid = dequantized_grid(maker, *stored, is_turned=is_turned)
+            decoder = constants.maker.get(values[0])
+            if decoder is not None and decoder.op_type == "Transpose":
+                is_turned, decoder = not is_turned, constants.maker.get(decoder.input[0])
+            if node.op_type == "Gather" and decoder is None:  # rows that are looked up before they are decoded
+                decoder = decoders.get(node.output[0])
+                values += decoder.input[1:] if decoder is not None else []
+            elif decoder is not None:
+                values = [*decoder.input]
+            if decoder is not None and decoder.op_type == "DequantizeLinear":
+                stored = constants.packed(values)
+                grid = dequantized_grid(decoder, *stored, is_turned=is_turned) if stored is not None else None
                 grids |= {name: grid} if grid is not None else {}
     return grids
 
@@ -476,45 +499,6 @@ def quantized_weights(constants: Constants) -> dict[str, Grid]:
 def _is_turned(node: onnx.NodeProto) -> bool:
     """Whether the weight's last axis is its outputs."""
     return node.op_type == "MatMul" or (node.op_type == "Gemm" and not attribute(node, "transB", 0))
-
-
-def distance(weight: Array, grid: Grid, begin: int = 0) -> Distance:
-    """The distance of a float weight [N, K] from the rows of its quantized one that begin at `begin`."""
-    count, in_steps, in_size = 0, [], []
-    for first, rows in _blocks(weight):
-        numbers, steps = grid.rows(begin + first, begin + first + len(rows))  # [R, K], [R, blocks]
-        floats = rows.astype(np.float32)
-        # A block of nearly nothing may have a scale that is no number in half precision.
-        steps = np.maximum(steps, _NOTHING * float(np.abs(floats).mean()))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            far = np.abs(floats - numbers)
-            far = np.pad(far, ((0, 0), (0, steps.shape[1] * grid.block - far.shape[1]))).reshape(*steps.shape, -1)
-            count += int((~(far <= _STEP * steps[..., None])).sum())
-            far = far.mean(-1)
-            in_steps.append(np.nan_to_num(far / steps, nan=np.inf))
-            in_size.append(np.nan_to_num(far / np.maximum(np.abs(floats).mean(1, keepdims=True), 1e-30), nan=np.inf))
-    blocks, sizes = np.concatenate(in_steps), np.concatenate(in_size)  # [N, blocks]
-    rows = blocks.mean(1)
-    usual = float(np.median(rows))
-    is_nearest = usual < NEAREST_STEPS
-    is_far = (rows > (ROW_STEPS if is_nearest else 4 * usual)) & (sizes.mean(1) > ROW_SIZE)
-    if is_nearest:
-        is_far |= ((blocks > BLOCK_STEPS) & (sizes > BLOCK_SIZE)).any(1)
-    return Distance(count / weight.size, np.flatnonzero(is_far).tolist(), len(rows))
-
-
-def is_unlike(weight: Array, grid: Grid, begin: int = 0) -> bool:
-    """Whether a quantized weight has nothing in common with its float one [N, K], whatever factors it was smoothed by;
-    the arguments are those of `distance`."""
-    rows = ((block, grid.rows(begin + first, begin + first + len(block))[0]) for first, block in _blocks(weight))
-    return likeness(rows) < LEAST_LIKENESS
-
-
-def are_unlike(array: Array, other: Array) -> bool:
-    """As `is_unlike`, of two float weights, as far as both reach."""
-    array, other = (one[tuple(map(slice, map(min, array.shape, other.shape)))] for one in (array, other))
-    blocks = zip(_blocks(array), _blocks(other), strict=True)
-    return likeness((left, right) for (_, left), (_, right) in blocks) < LEAST_LIKENESS
 
 
 def rounding_of(
@@ -541,7 +525,7 @@ def rounding_of(
 
 def _is_exact(one: Array, other: Array) -> bool:
     """Whether two arrays are equal, but for being stored in the other's precision."""
-    pairs = zip(_blocks(one), _blocks(other), strict=True) if one.shape == other.shape else ()
+    pairs = zip(blocks_of(one), blocks_of(other), strict=True) if one.shape == other.shape else ()
     return one.shape == other.shape and all(_is_equal(left, right) for (_, left), (_, right) in pairs)
 
 

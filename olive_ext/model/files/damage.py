@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -22,22 +22,19 @@ import onnx.numpy_helper
 
 from olive_ext.graph.nodes import QUANTIZING, attribute, layer_of, quantizing_operator
 from olive_ext.model.files.constants import (
-    AT_A_TIME,
     FLOATS,
     ROTARY,
     ROUNDING,
     Apart,
     Constants,
     apart,
-    are_unlike,
     broken,
     checkpoint_floats,
-    distance,
+    checkpoint_pairs,
     float_weights,
     graph_nodes,
     is_alike,
     is_one,
-    is_unlike,
     kind_of,
     meant_others,
     outliers,
@@ -47,7 +44,16 @@ from olive_ext.model.files.constants import (
     rounding_of,
 )
 from olive_ext.model.files.content import load_graph
-from olive_ext.model.files.grids import Array, Pair
+from olive_ext.model.files.grids import (
+    AT_A_TIME,
+    LEAST_LIKENESS,
+    Array,
+    Pair,
+    distance,
+    is_unlike,
+    likeness_of,
+    likeness_to_grid,
+)
 from olive_ext.model.files.package_config import json_object
 from olive_ext.model.spec.checkpoint import entries, read_length
 from olive_ext.model.types import ModelFiles
@@ -97,12 +103,6 @@ _LARGE = 6e4
 
 _BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
 
-JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""Products that one export may have as one, and their parts in another export, in the order of their outputs."""
-
-_SYNONYMS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj", "out_proj": "o_proj"}
-"""Words of checkpoints (LFM2's), by the words that exporters use for them."""
-
 _TABLES = re.compile(r"embed|position|wte|wpe")
 """Names of tables of which a text reads the rows of its tokens and positions."""
 
@@ -112,14 +112,9 @@ _EXPERT = re.compile(r"[./]experts[./]\d")
 _SELECTED = re.compile(rf"{_TABLES.pattern}|lm_head|{_EXPERT.pattern}|/fc\d$")
 """Names of weights of which texts need not show all rows: tables, the head, and the experts of a node."""
 
-_PLAIN_WORDS = ("", "weight", "MatMul", "Gemm", "Gather")
 _LAST_NORM = re.compile(r"(^|\.)(final_norm_layernorm|final_layernorm|(?<!\d\.)norm|norm_f|ln_f)\.weight$")
 _ROUNDED = 0.7
 """The relative error below which a weight was only rounded: with 2 bits it is 0.5 and less, with rotations 1.4."""
-
-_BESIDE = re.compile(r"(^|[./])(vis|audio|encoder)")
-"""Parts beside the decoder, whose layers may have names of their own."""
-
 
 NEAR = 0.01
 """The mean KL in nats below which texts were near: as of weights of 6 to 8 bits."""
@@ -196,10 +191,10 @@ def damage(
         rounding = max(rounding, rounding_of(own, other, known, constants) if is_far else math.inf)
         unpaired = grids.keys() - {name.split(",")[0] for name in pairs} - alike
         alone = constants.keys() - known.keys()
-        uncompared += len(unpaired) + sum(own.float_names[name] not in own.scales for name in alone)
+        uncompared += len(unpaired) + sum(own.float_names[name] not in own.parts for name in alone)
         suffix = f", {part}" if part else ""
         findings |= {f"{name}{suffix}": how for name, how in (causes | numbers).items()}
-        judged += [f"{name}{suffix}" for name in shown if own.float_names.get(name) not in own.scales]
+        judged += [f"{name}{suffix}" for name in shown if own.float_names.get(name) not in own.parts]
     return Damage(findings, tuple(judged), uncompared, rounding)
 
 
@@ -219,15 +214,12 @@ def _compared(
     far = outliers(distances)
     others = {name: what.sentence(constants[name]) for name, what in differing.found.items()} | far
     rows = {name for name, one in distances.items() if 0 < 2 * len(one.rows) < one.num_rows and _SELECTED.search(name)}
-    judged = set() if is_unreached else _read_by_all(differing.found, reference, constants) | (far.keys() - rows)
-    if not is_near:
-        is_alone = len(judged) == 1 and not is_quantized
-        unlike = {name for name in judged & far.keys() if is_unlike(*pairs[name])}
-        for name in judged - far.keys():
-            is_vector = constants[name].ndim == 1
-            if is_alone if is_vector else are_unlike(reference[name], constants[name]):
-                unlike.add(name)
-        judged -= unlike
+    judged = set[str]()
+    if not is_unreached:
+        judged = {name for name in far.keys() - rows if is_near or not is_unlike(likeness_to_grid(*pairs[name]))}
+        judged |= _left_to_texts(differing.found, reference, constants, is_near=is_near)
+    if not is_near and not is_quantized and len(judged) == 1:
+        judged = {name for name in judged if constants[name].ndim > 1}
     causes = {name: how for name, how in others.items() if name not in judged}
     return causes | broken(reference, constants), sorted(judged | differing.meant)
 
@@ -252,41 +244,8 @@ def replace_weights(tensors: Mapping[str, Array], model: Constants) -> bool:
         is_exact &= bool(np.linalg.norm(decoded - whole) < _ROUNDED * np.linalg.norm(whole))
         whole[:] = decoded
         names.add(name.split(",")[0])
-    read = (model.scales.intersection(node.input) for node in model.model.graph.node if node.op_type in QUANTIZING)
+    read = (model.parts.intersection(node.input) for node in model.model.graph.node if node.op_type in QUANTIZING)
     return is_exact and bool(names) and quantized_weights(model).keys() == names and all(read)
-
-
-def checkpoint_pairs(tensors: Mapping[str, Array], model: Constants) -> dict[str, Pair]:
-    """As `pairs_of`, of a checkpoint's tensors. They pair by layer, last word and shape, and a packed product of one
-    side (`JOINED`) with its parts by rows; a part has its own name. A head that the checkpoint lacks is its table."""
-    grids, pairs = quantized_weights(model), dict[str, Pair]()
-    names, owns = _by_word(grids), {key: tensors[name] for key, name in _by_word(tensors).items()}
-    for (layer, word), whole in [*owns.items()]:
-        if word == "embed_tokens":
-            owns.setdefault((None, "lm_head"), whole)
-        parts = [(layer, part) for part in JOINED.get(word, ()) if (layer, part) in names]
-        ends = np.cumsum([grids[names[part]].shape[0] for part in parts])
-        owns |= dict(zip(parts, np.split(whole, ends), strict=False)) if parts else {}
-    for (layer, word), name in names.items():
-        parts = [(layer, part) for part in ((word,) if (layer, word) in owns else JOINED.get(word, ()))]
-        parts = [part for part in parts if part in owns]  # keys may stand for values, too
-        ends = np.cumsum([0, *(len(owns[part]) for part in parts)])
-        for part, first in zip(parts, ends, strict=False) if ends[-1] == grids[name].shape[0] else ():
-            if owns[part].shape[1:] == grids[name].shape[1:]:
-                pairs[name if part[1] == word else f"{name}, {part[1]}"] = owns[part], grids[name], int(first)
-    return pairs
-
-
-def _by_word(names: Iterable[str]) -> dict[tuple[int | None, str], str]:
-    """The names of a decoder's weights by layer and last word, with the number for experts, where no other has both."""
-    keys = {}
-    for name in names:
-        words = [word for word in re.split(r"[./]", name) if word not in _PLAIN_WORDS]
-        if words and not _BESIDE.search(name):
-            begin = words.index("experts") if "experts" in words else -1
-            keys[name] = layer_of(name), _SYNONYMS.get(words[-1], ".".join(words[begin:]))
-    known = Counter(keys.values())
-    return {key: name for name, key in keys.items() if known[key] == 1}
 
 
 def _graphs(files: ModelFiles) -> dict[str, Path]:
@@ -307,22 +266,30 @@ def _reached(
     return {name: cut(name, array) if array.ndim == 2 else array for name, array in arrays.items()}
 
 
-def _read_by_all(
-    differing: Mapping[str, Apart], reference: Mapping[str, Array], constants: Mapping[str, Array]
+def _left_to_texts(
+    differing: Mapping[str, Apart], reference: Mapping[str, Array], constants: Mapping[str, Array], *, is_near: bool
 ) -> set[str]:
-    """Those of the `constants` that differ from the `reference`'s of which every text reads what differs. A text need
-    not reach an expert, or rows of a table, a head, or a stack of experts; most of their numbers it does."""
+    """Those of the `constants` that differ from the `reference`'s of which every text reads what differs, and which
+    still have something in common with it where texts were not near. A text need not reach an expert, or rows of a
+    table, a head, or a stack of experts, unless most of their numbers differ, and these in all rows alike."""
     tables = (array.shape for name, array in constants.items() if array.ndim == 2 and not ROTARY.search(name))
     widest, names = max(map(max, tables), default=0), set[str]()
     for name, what in differing.items():
         array = constants[name]
         if _EXPERT.search(name) or ROTARY.search(name) or array.dtype.kind in "iu":  # ids, which are rare
             continue
+        is_table = array.ndim > 2 or max(array.shape) >= widest or _SELECTED.search(name) is not None
         is_most = 2 * what.share >= 1
-        if array.ndim == 2:  # rows of zeros stay where the others are scaled
+        if array.ndim == 2 and is_table:  # rows of zeros stay where the others are scaled
             is_most = is_most and len(what.rows) >= int(np.count_nonzero(reference[name][: len(array)].any(1)))
-        if is_most or not (array.ndim > 2 or max(array.shape) >= widest or _SELECTED.search(name)):
-            names.add(name)
+        if is_table and not is_most:
+            continue
+        if array.ndim == 2 and (is_table or not is_near):
+            likeness = likeness_of(reference[name], array)
+            unlike = int(np.count_nonzero(max(likeness, key=len) < LEAST_LIKENESS))  # tokens
+            if (is_table and 0 < 2 * unlike < max(map(len, likeness))) or (not is_near and is_unlike(likeness)):
+                continue
+        names.add(name)
     return names
 
 

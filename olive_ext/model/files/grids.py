@@ -1,8 +1,9 @@
-"""Quantized weights as nodes store them: numbers of few bits, in blocks with one scale and zero point each."""
+"""Quantized weights as nodes store them: numbers of few bits, in blocks with one scale and zero point each; and how far
+weights are from each other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,8 +15,29 @@ from olive_ext.graph.nodes import attribute
 Array: TypeAlias = npt.NDArray[Any]
 
 LEAST_LIKENESS = 0.5
-"""Below this, two weights have nothing in common. Rounding leaves 0.9 at 2 bits and more at others, factors of columns
-alone 1, those of rows and columns at once 0.8; rotations, other layers' weights, and zeros have about 0."""
+"""Below this cosine, two weights have nothing in common. Rounding leaves 0.9 at 2 bits and more at others, factors of
+columns alone 1, those of rows and columns at once 0.8; rotations, other layers' weights, and zeros have about 0."""
+
+AT_A_TIME = 1 << 22
+"""Numbers that are in memory at a time."""
+
+NEAREST_STEPS = 0.3
+"""A weight counts as rounded to nearest where the mean distance of its median row is below this, in steps of the grid:
+rounding to nearest leaves 0.25. Of other weights (GPTQ: 0.35 to 2) a row is held against four times the median, and no
+single block is: one block may lie far off."""
+
+ROW_STEPS, BLOCK_STEPS = 0.6, 1.5
+"""Mean distances, in steps, from which on a row, or a block of one, was not rounded to nearest: at 4 bits, zero points
+that are off by one make 1, and lost numbers 2.7."""
+
+ROW_SIZE, BLOCK_SIZE = 0.2, 0.5
+"""The same, relative to the mean size of the row's numbers: GPTQ moves small numbers by many steps of 8 bits."""
+
+_NOTHING = 1e-3
+"""Steps below this share of a weight's mean size count as this."""
+
+_STEP = 1.01
+"""The tolerance of scales in half precision, which are not exactly those used for rounding."""
 
 
 class Grid(NamedTuple):
@@ -118,21 +140,69 @@ class Distance(NamedTuple):
     num_rows: int
 
 
-def likeness(blocks: Iterable[tuple[Array, Array]]) -> float:
-    """What two weights have in common: the median cosine of their rows [K], or that of their columns [N] if it is
-    larger. Factors of rows leave the first as it is, factors of columns the second. `blocks`: some rows of both at a
-    time, [R, K]."""
+def likeness(blocks: Iterable[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """What two weights have in common: the cosines of their rows [N], and of their columns [K]. Factors of rows leave
+    the first as they are, factors of columns the second. `blocks`: some rows of both at a time, [R, K]."""
     rows, columns = [], np.zeros((3, 1))
     for reference, model in blocks:
         known, numbers = (np.nan_to_num(array.astype(np.float32), posinf=0, neginf=0) for array in (reference, model))
         products = np.stack([known * numbers, known**2, numbers**2])
         rows.append(products.sum(2))
         columns = columns + products.sum(1)
-    return max(_median_cosine(np.concatenate(rows, 1)), _median_cosine(columns))
+    return _cosines(np.concatenate(rows, 1)), _cosines(columns)
 
 
-def _median_cosine(sums: Array) -> float:
+def _cosines(sums: Array) -> Array:
     """Of sums of products, and of both sides' squares, [3, N]. Those of zeros alone on both sides are alike."""
     products, known, numbers = sums
-    cosines = products / np.sqrt(np.maximum(known * numbers, 1e-30))
-    return float(np.median(np.where(known + numbers > 0, cosines, 1.0)))
+    return np.where(known + numbers > 0, products / np.sqrt(np.maximum(known * numbers, 1e-30)), 1.0)
+
+
+def blocks_of(array: Array) -> Iterator[tuple[int, Array]]:
+    """The number of the first row and the numbers, for each part of an array as rows [R, N]; a vector is one row."""
+    rows = array.reshape(len(array), -1) if array.ndim > 1 else array.reshape(1, -1)
+    step = max(1, AT_A_TIME // max(1, rows.shape[1]))
+    yield from ((first, rows[first : first + step]) for first in range(0, len(rows), step))
+
+
+def distance(weight: Array, grid: Grid, begin: int = 0) -> Distance:
+    """The distance of a float weight [N, K] from the rows of its quantized one that begin at `begin`."""
+    count, in_steps, in_size = 0, [], []
+    for first, rows in blocks_of(weight):
+        numbers, steps = grid.rows(begin + first, begin + first + len(rows))  # [R, K], [R, blocks]
+        floats = rows.astype(np.float32)
+        # A block of nearly nothing may have a scale that is no number in half precision.
+        steps = np.maximum(steps, _NOTHING * float(np.abs(floats).mean()))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            far = np.abs(floats - numbers)
+            far = np.pad(far, ((0, 0), (0, steps.shape[1] * grid.block - far.shape[1]))).reshape(*steps.shape, -1)
+            count += int((~(far <= _STEP * steps[..., None])).sum())
+            far = far.mean(-1)
+            in_steps.append(np.nan_to_num(far / steps, nan=np.inf))
+            in_size.append(np.nan_to_num(far / np.maximum(np.abs(floats).mean(1, keepdims=True), 1e-30), nan=np.inf))
+    blocks, sizes = np.concatenate(in_steps), np.concatenate(in_size)  # [N, blocks]
+    rows = blocks.mean(1)
+    usual = float(np.median(rows))
+    is_nearest = usual < NEAREST_STEPS
+    is_far = (rows > (ROW_STEPS if is_nearest else 4 * usual)) & (sizes.mean(1) > ROW_SIZE)
+    if is_nearest:
+        is_far |= ((blocks > BLOCK_STEPS) & (sizes > BLOCK_SIZE)).any(1)
+    return Distance(count / weight.size, np.flatnonzero(is_far).tolist(), len(rows))
+
+
+def is_unlike(likeness: tuple[Array, Array]) -> bool:
+    """Whether two weights have nothing in common, whatever factors the rows or columns of one were multiplied by."""
+    return all(float(np.median(cosines)) < LEAST_LIKENESS for cosines in likeness)
+
+
+def likeness_to_grid(weight: Array, grid: Grid, begin: int = 0) -> tuple[Array, Array]:
+    """The likeness of a quantized weight to its float one [N, K]; the arguments are those of `distance`."""
+    return likeness(
+        (block, grid.rows(begin + first, begin + first + len(block))[0]) for first, block in blocks_of(weight)
+    )
+
+
+def likeness_of(array: Array, other: Array) -> tuple[Array, Array]:
+    """The `likeness` of two float weights, as far as both reach."""
+    array, other = (one[tuple(map(slice, map(min, array.shape, other.shape)))] for one in (array, other))
+    return likeness((left, right) for (_, left), (_, right) in zip(blocks_of(array), blocks_of(other), strict=True))

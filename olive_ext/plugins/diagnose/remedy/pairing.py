@@ -18,9 +18,8 @@ import onnx
 
 from olive_ext.errors import ModelError, counted
 from olive_ext.graph.nodes import LAYER, layer_of, reads
-from olive_ext.model.files.constants import apart, broken, distances, meant_others, outliers, plain_name
+from olive_ext.model.files.constants import JOINED, apart, broken, distances, meant_others, outliers, plain_name
 from olive_ext.model.files.content import load_graph
-from olive_ext.model.files.damage import JOINED
 from olive_ext.model.files.grids import Array
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, Matrix, Precision, WeightUse
 
