@@ -121,7 +121,7 @@ def test_what_was_changed_on_purpose_is_no_damage() -> None:
     stacks = {f"model.layers.{layer}.mlp.experts": np.ones((4, 3, 5), np.float32) for layer in range(LAYERS)}
     spoiled = {name: np.concatenate([stack[:3], 5 - stack[3:]]) for name, stack in stacks.items()}
     assert apart(stacks, spoiled).found.keys() == stacks.keys(), "an expert of each layer, which no text need reach"
-    assert apart(stacks, {name: 3 * stack for name, stack in stacks.items()}).meant == stacks.keys()
+    assert apart(stacks, {name: 3 * stack for name, stack in stacks.items()}).meant.keys() == stacks.keys()
 
 
 def test_rows_and_experts_are_damage_and_parts_of_all_rows_are_not(tmp_path: Path) -> None:
@@ -940,14 +940,15 @@ def test_rows_of_rotary_tables_are_read_up_to_the_context(longest: int, told: in
     assert len(damage(*files, longest=longest, num_tokens=50, vocab_sizes={64}).findings) == told
 
 
-@pytest.mark.parametrize(("number", "told"), [(40, 1), (60, 1), (99, 1), (100, 0)])
+@pytest.mark.parametrize(("number", "told"), [(40, 1), (60, 1), (85, 1), (95, 0), (100, 0)])
 def test_many_other_rows_of_a_table_are_damage_as_few_are(number: int, told: int, tmp_path: Path) -> None:
     """A text need not reach them. Where all differ but those of zeros, a multiplier may have been folded into them."""
     tables = changed(TABLE, put(0, 0))
     own = changed(TABLE, put(slice(None, number), lambda rows: 3 * rows), tables)
     assert len(damage(*saved(tmp_path / "some", own, tables), nats=0.0).findings) == told
     exchanged = changed(TABLE, put(slice(10, 20), lambda rows: rows[::-1]), own)  # among rows that were trained, too
-    assert damage(*saved(tmp_path / "exchanged", exchanged, tables), nats=0.0).findings.keys() == {TABLE}
+    for other in (exchanged, {name: one * 1.1 if "mlp" in name else one for name, one in exchanged.items()}):
+        assert damage(*saved(tmp_path / "exchanged", other, tables), nats=0.0).findings.keys() == {TABLE}
 
 
 def test_a_checkpoint_is_held_against_its_reference_where_it_runs_as_it_is(tmp_path: Path) -> None:

@@ -256,8 +256,8 @@ class Differing(NamedTuple):
     found: dict[str, Apart]
     """Those that should be."""
 
-    meant: set[str]
-    """Those that were changed on purpose: nothing compares their numbers."""
+    meant: dict[str, Apart]
+    """Those that were changed on purpose."""
 
 
 def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> Differing:
@@ -284,25 +284,26 @@ def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> Differi
     of_kinds = [Counter(kind_of(name) for name, what in read.items() if what) for read in (plain, folded)]
     plain |= {name: what for name, what in folded.items() if of_kinds[1][kind_of(name)] < of_kinds[0][kind_of(name)]}
     others = {name: what for name, what in plain.items() if what}
-    stacked = {name for name in others if own[name].ndim > 2 and not _is_all(others[name], known[name])}
+    stacked = {name for name in others if own[name].ndim > 2 and not is_all(others[name], known[name])}
     meant = meant_others(shared, others, kind_of) - stacked  # one expert of each layer is not changed on purpose
     for whole in (vectors, shared - vectors - rotary):
         changed = whole & others.keys()
         if 2 < len(whole) < 2 * len(changed):
-            meant |= {name for name in changed if _is_all(others[name], known[name])}
+            meant |= {name for name in changed if is_all(others[name], known[name])}
     is_other_model = rotary < shared and shared - rotary <= others.keys()
     meant = meant | rotary if is_other_model else meant - rotary
-    return Differing({name: what for name, what in others.items() if name not in meant}, meant & others.keys())
+    found = {name: what for name, what in others.items() if name not in meant}
+    return Differing(found, {name: what for name, what in others.items() if name in meant})
 
 
-_NEARLY_ALL = 0.9
+NEARLY_ALL = 0.9
 """The share of its rows that a matrix changed on purpose differs in: some are zeros, or exact when they are rounded."""
 
 
-def _is_all(what: Apart, array: Array) -> bool:
+def is_all(what: Apart, array: Array) -> bool:
     """Whether nearly all rows that are not zeros differ."""
     rows = array.reshape(len(array), -1) if array.ndim > 1 else array.reshape(1, -1)
-    return len(what.rows) >= _NEARLY_ALL * int(np.count_nonzero(rows.any(1)))
+    return len(what.rows) >= NEARLY_ALL * int(np.count_nonzero(rows.any(1)))
 
 
 def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, str]:

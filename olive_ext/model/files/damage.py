@@ -25,8 +25,8 @@ from olive_ext.model.files.constants import (
     FLOATS,
     ROTARY,
     ROUNDING,
-    Apart,
     Constants,
+    Differing,
     apart,
     broken,
     checkpoint_floats,
@@ -34,6 +34,7 @@ from olive_ext.model.files.constants import (
     float_weights,
     graph_nodes,
     is_alike,
+    is_all,
     is_one,
     kind_of,
     meant_others,
@@ -212,16 +213,17 @@ def _compared(
     differing = apart(reference, constants)
     distances = {name: distance(*pair) for name, pair in pairs.items()}
     far = outliers(distances)
-    others = {name: what.sentence(constants[name]) for name, what in differing.found.items()} | far
+    every = differing.found | differing.meant
+    others = {name: what.sentence(constants[name]) for name, what in every.items()} | far
     rows = {name for name, one in distances.items() if 0 < 2 * len(one.rows) < one.num_rows and _SELECTED.search(name)}
-    judged = set[str]()
+    judged = {*differing.meant}
     if not is_unreached:
         judged = {name for name in far.keys() - rows if is_near or not is_unlike(likeness_to_grid(*pairs[name]))}
-        judged |= _left_to_texts(differing.found, reference, constants, is_near=is_near)
+        judged |= _left_to_texts(differing, reference, constants, is_near=is_near)
     if not is_near and not is_quantized and len(judged) == 1:
         judged = {name for name in judged if constants[name].ndim > 1}
     causes = {name: how for name, how in others.items() if name not in judged}
-    return causes | broken(reference, constants), sorted(judged | differing.meant)
+    return causes | broken(reference, constants), sorted(judged)
 
 
 def _constants(file: Path) -> Constants:
@@ -267,27 +269,26 @@ def _reached(
 
 
 def _left_to_texts(
-    differing: Mapping[str, Apart], reference: Mapping[str, Array], constants: Mapping[str, Array], *, is_near: bool
+    differing: Differing, reference: Mapping[str, Array], constants: Mapping[str, Array], *, is_near: bool
 ) -> set[str]:
-    """Those of the `constants` that differ from the `reference`'s of which every text reads what differs, and which
-    still have something in common with it where texts were not near. A text need not reach an expert, or rows of a
-    table, a head, or a stack of experts, unless most of their numbers differ, and these in all rows alike."""
+    """Those of the `constants` that differ from the `reference`'s of which every text reads what differs, or that were
+    changed on purpose. A text need not reach an expert, or rows of a table, a head, or a stack of experts: these are
+    left to it if nearly all differ, and none has less in common with the reference's than most have. Where texts were
+    not near, a matrix must have something in common with it."""
     tables = (array.shape for name, array in constants.items() if array.ndim == 2 and not ROTARY.search(name))
     widest, names = max(map(max, tables), default=0), set[str]()
-    for name, what in differing.items():
-        array = constants[name]
-        if _EXPERT.search(name) or ROTARY.search(name) or array.dtype.kind in "iu":  # ids, which are rare
-            continue
+    for name, what in (differing.found | differing.meant).items():
+        array, is_meant = constants[name], name in differing.meant
+        is_hidden = _EXPERT.search(name) or ROTARY.search(name) or array.dtype.kind in "iu"  # ids, which are rare
         is_table = array.ndim > 2 or max(array.shape) >= widest or _SELECTED.search(name) is not None
-        is_most = 2 * what.share >= 1
-        if array.ndim == 2 and is_table:  # rows of zeros stay where the others are scaled
-            is_most = is_most and len(what.rows) >= int(np.count_nonzero(reference[name][: len(array)].any(1)))
-        if is_table and not is_most:
+        is_whole = 2 * what.share >= 1 and (array.ndim != 2 or is_all(what, reference[name][: len(array)]))
+        if not is_meant and (is_hidden or (is_table and not is_whole)):
             continue
-        if array.ndim == 2 and (is_table or not is_near):
+        if array.ndim == 2 and (is_table or not (is_near or is_meant)):
             likeness = likeness_of(reference[name], array)
-            unlike = int(np.count_nonzero(max(likeness, key=len) < LEAST_LIKENESS))  # tokens
-            if (is_table and 0 < 2 * unlike < max(map(len, likeness))) or (not is_near and is_unlike(likeness)):
+            tokens = max(likeness, key=len)
+            is_partly_other = is_table and 0 < 2 * np.count_nonzero(tokens < LEAST_LIKENESS) < len(tokens)
+            if is_partly_other or not (is_near or is_meant or not is_unlike(likeness)):
                 continue
         names.add(name)
     return names
