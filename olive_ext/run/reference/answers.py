@@ -235,6 +235,8 @@ def _answer(task: Any, line: Sample, metrics: Sequence[str], whole: Collection[s
     document = media_digest([line["doc"]]) if has_media else line["doc_hash"]
     asked = [text for arguments in line["arguments"] for text in arguments[:2] if isinstance(text, str)]
     asked += [media_digest(arguments[2:]) for arguments in line["arguments"] if len(arguments) > 2]
+    if callable(getattr(getattr(task, "config", None), "process_results", None)):
+        asked.append(document)  # the task's own code may score by any column
     asked_hash = hashlib.sha256(repr((line["prompt_hash"], asked)).encode()).hexdigest()
     digest = " ".join(str(part) for part in (document, asked_hash, line["target_hash"]))
     text, margin, scores = _read(task, line, next(iter(metrics), ""))

@@ -19,6 +19,7 @@ from olive_ext.run.reference import answers as answers_module
 from olive_ext.run.reference.answers import (
     Answers,
     check_same_questions,
+    keyed,
     mean_metrics,
     packed,
     question_of,
@@ -117,6 +118,17 @@ def test_answers_and_questions_are_texts(run: Ran, answers: ByFilter) -> None:
     for answer in answers["tiny_last_word", "none"].by_document.values():
         assert answer.text.startswith("most likely" if answer.values["acc"] else "not most likely")
         assert answer.text.endswith("nats)")
+
+
+@pytest.mark.parametrize(("task", "is_same"), [("tiny_choice", True), ("tiny_beside", False)])
+def test_another_column_makes_another_document_where_own_code_scores_it(run: Ran, task: str, is_same: bool) -> None:
+    """The column that decides what is right was changed in the commit that broke the model, and the gate passed."""
+    (results, tasks), keys = run, []
+    for column in ("strict", "lenient"):
+        lines = [{**line, "doc_hash": column} for line in results["samples"][task]]
+        (found,) = read_answers({task: lines}, tasks.tasks)
+        keys.append([item.digest.split(" ")[-1] for item in keyed(found).by_document.values()])
+    assert (keys[0] == keys[1]) is is_same
 
 
 def test_other_questions_are_refused_by_task(answers: ByFilter) -> None:
