@@ -951,6 +951,16 @@ def test_many_other_rows_of_a_table_are_damage_as_few_are(number: int, told: int
         assert damage(*saved(tmp_path / "exchanged", other, tables), nats=0.0).findings.keys() == {TABLE}
 
 
+@pytest.mark.parametrize(("tokens", "num_named"), [(100, 0), (92, 0), (40, 1)])
+def test_a_lightly_trained_head_is_left_to_texts(tokens: int, num_named: int, tmp_path: Path) -> None:
+    """A tenth of its numbers differ beyond rounding, in all tokens: it was damaged. So it is in some of them."""
+    head = np.random.default_rng(1).normal(size=(16, 100)).astype(np.float32)
+    trained = head.copy()
+    trained[::8, :tokens] *= 1.1
+    files = saved(tmp_path, *(floats() | {"lm_head": one} for one in (trained, head)))
+    assert len(damage(*files, nats=1e-5).findings) == num_named
+
+
 def test_a_checkpoint_is_held_against_its_reference_where_it_runs_as_it_is(tmp_path: Path) -> None:
     """Without an export: NaN rows, and rows of others, were "no difference found"."""
     own = changed(TABLE, put([3, 90], np.nan), changed(NORM, lambda array: 2 * array))

@@ -296,14 +296,22 @@ def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> Differi
     return Differing(found, {name: what for name, what in others.items() if name in meant})
 
 
-NEARLY_ALL = 0.9
+_NEARLY_ALL = 0.9
 """The share of its rows that a matrix changed on purpose differs in: some are zeros, or exact when they are rounded."""
 
 
 def is_all(what: Apart, array: Array) -> bool:
     """Whether nearly all rows that are not zeros differ."""
     rows = array.reshape(len(array), -1) if array.ndim > 1 else array.reshape(1, -1)
-    return len(what.rows) >= NEARLY_ALL * int(np.count_nonzero(rows.any(1)))
+    return len(what.rows) >= _NEARLY_ALL * int(np.count_nonzero(rows.any(1)))
+
+
+def is_all_of_table(what: Apart, reference: Array, model: Array) -> bool:
+    """As `is_all`, of the tokens of a table, or of a head, which may be its columns."""
+    if reference.shape[1] <= len(reference):
+        return is_all(what, reference[: len(model)])
+    columns = _apart("", reference.T[: model.shape[1]], model.T[: reference.shape[1]])
+    return columns is not None and is_all(columns, reference.T)
 
 
 def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, str]:

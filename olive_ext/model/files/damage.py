@@ -34,7 +34,7 @@ from olive_ext.model.files.constants import (
     float_weights,
     graph_nodes,
     is_alike,
-    is_all,
+    is_all_of_table,
     is_one,
     kind_of,
     meant_others,
@@ -279,10 +279,12 @@ def _left_to_texts(
     widest, names = max(map(max, tables), default=0), set[str]()
     for name, what in (differing.found | differing.meant).items():
         array, is_meant = constants[name], name in differing.meant
-        is_hidden = _EXPERT.search(name) or ROTARY.search(name) or array.dtype.kind in "iu"  # ids, which are rare
+        is_hidden = bool(_EXPERT.search(name) or ROTARY.search(name) or array.dtype.kind in "iu")  # ids, which are rare
         is_table = array.ndim > 2 or max(array.shape) >= widest or _SELECTED.search(name) is not None
-        is_whole = 2 * what.share >= 1 and (array.ndim != 2 or is_all(what, reference[name][: len(array)]))
-        if not is_meant and (is_hidden or (is_table and not is_whole)):
+        if is_table and not is_meant:
+            is_whole = is_all_of_table(what, reference[name], array) if array.ndim == 2 else 2 * what.share >= 1
+            is_hidden = is_hidden or not is_whole
+        if is_hidden and not is_meant:
             continue
         if array.ndim == 2 and (is_table or not (is_near or is_meant)):
             likeness = likeness_of(reference[name], array)
