@@ -173,7 +173,7 @@ def unjudged_tasks(comparison: Comparison) -> dict[str, str]:
 def uncompared(comparison: Comparison) -> list[str]:
     """Names of the metrics beside compared ones that are one score of a whole task, as an F1 beside an accuracy is, or
     no number. The perplexity of targets is compared where distributions are."""
-    judged = {(item.task, item.metric, item.filter) for item in (*comparison.outcomes, *comparison.lengths)}
+    judged = {item.key for item in (*comparison.outcomes, *comparison.lengths)}
     judged |= {(item.task, "perplexity", "none") for item in comparison.divergences}
     results, tasks = comparison.metrics.get("results", {}), dict.fromkeys(item.task for item in comparison.outcomes)
     keys = ((task, *key.split(",", 1)) for task in tasks for key in results.get(task, ()) if "," in key)
@@ -206,7 +206,7 @@ def _p(item: Outcome, certainty: ClaimResult | None) -> float:
     """
     if item.num_population is None:
         return item.mcnemar_p
-    if certainty is not None and certainty.outcome == (item.task, item.metric, item.filter):
+    if certainty is not None and certainty.outcome == item.key:
         return 1.0 if item.low <= 0 <= item.high else 0.0
     half = item.high - item.difference if item.difference < 0 else item.difference - item.low
     return 2 * NormalDist().cdf(-_QUANTILE * abs(item.difference) / half) if half > 0 else 1.0
@@ -281,7 +281,7 @@ def _advice_of_answers(item: Outcome, matters: float, certainty: ClaimResult | N
     """The number of documents by `Outcome.documents_needed`; at least so many that documents without any change would
     exclude the loss. A claim is only about its own documents."""
     if item.num_population is not None:
-        is_claimed = certainty is not None and certainty.outcome == (item.task, item.metric, item.filter)
+        is_claimed = certainty is not None and certainty.outcome == item.key
         return "on other documents of these tasks" * is_claimed, None
     size = matters / item.unit
     needed = item.documents_needed.get(f"{size:g}")

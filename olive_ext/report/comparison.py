@@ -226,6 +226,11 @@ class Outcome:
     computed (1), because the flips decided when to stop."""
 
     @property
+    def key(self) -> tuple[str, str, str]:
+        """Task, metric and filter."""
+        return self.task, self.metric, self.filter
+
+    @property
     def is_silent(self) -> bool:
         """Whether the reference answers no document rightly, so that nothing can be lost."""
         return self.is_binary and self.reference == 1 - bool(self.higher_is_better)

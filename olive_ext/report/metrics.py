@@ -71,6 +71,11 @@ class Metric:
     """Whether the value of drawn documents is weighted so that it is one for all documents, or is of them alone."""
 
     @property
+    def key(self) -> tuple[str, str, str]:
+        """Task, metric and filter."""
+        return self.task, self.metric, self.filter
+
+    @property
     def is_of_drawn(self) -> bool:
         """Whether the value is of drawn documents alone, and says nothing of the others."""
         return not self.is_estimate and self.num_population not in (None, self.n)

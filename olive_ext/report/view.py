@@ -59,7 +59,7 @@ Score = tuple[Metric | None, Bar | None]
 def scores(columns: Sequence[Column]) -> list[list[Score]]:
     """A row for each metric of each task, a score for each model; a comparison's metrics and costs have their own
     tables."""
-    by_column = [{(item.task, item.metric, item.filter): item for item in column.metrics} for column in columns]
+    by_column = [{item.key: item for item in column.metrics} for column in columns]
     rows = [[own.get(key) for own in by_column] for key in _score_keys(columns)]
     return [list(zip(row, bars_of([*map(_interval, row)]), strict=True)) for row in rows]
 
@@ -87,7 +87,7 @@ def change(metric: Metric | None, baseline: Metric | None, compared: Iterable[Co
     if metric is None or metric is baseline or not math.isfinite(difference):
         return ""
     paired = [item for each in compared for item in each.comparison.outcomes if item.is_share]
-    if (metric.task, metric.metric, metric.filter) in map(_key, paired):
+    if any(metric.key == item.key for item in paired):
         return ""
     if abs(metric.value) >= 1e7:
         return numbers.signed_minus(f"{difference:+.1e}") if difference else "0"
@@ -102,7 +102,7 @@ def with_filter(metric: str, filter_name: str) -> str:
 def _score_keys(columns: Iterable[Column]) -> list[tuple[str, str, str]]:
     """Task, metric and filter of every row; a task's rows stand together, in the first model's order."""
     keys = dict.fromkeys(
-        (metric.task, metric.metric, metric.filter)
+        metric.key
         for column in columns
         for metric in column.metrics
         if metric.n is not None and metric.metric not in COMPARISON_NAMES
@@ -189,16 +189,12 @@ def differences(compared: Iterable[ComparedModels]) -> list[list[Difference]]:
         for outcome in (*each.comparison.outcomes, *each.comparison.lengths)
         if outcome.metric != STOPPED  # neither a loss nor a gain: the verdict says where it is many
     ]
-    order = {key: rank for rank, key in enumerate(dict.fromkeys(_key(outcome) for _, outcome in pairs))}
-    pairs.sort(key=lambda pair: (pair[1].task != ALL, order[_key(pair[1])]))
+    order = {key: rank for rank, key in enumerate(dict.fromkeys(outcome.key for _, outcome in pairs))}
+    pairs.sort(key=lambda pair: (pair[1].task != ALL, order[pair[1].key]))
     nothing = (math.nan,) * 3
     points = [(item.difference, item.low, item.high) if item.is_share else nothing for _, item in pairs]
     rows = [(*pair, bar) for pair, bar in zip(pairs, bars_of(points, with_zero=True), strict=True)]
-    return [list(group) for _, group in groupby(rows, lambda row: _key(row[1]))]
-
-
-def _key(outcome: Outcome) -> tuple[str, str, str]:
-    return outcome.task, outcome.metric, outcome.filter
+    return [list(group) for _, group in groupby(rows, lambda row: row[1].key)]
 
 
 ARROWS = {True: "\N{UPWARDS ARROW}", False: "\N{DOWNWARDS ARROW}", None: ""}

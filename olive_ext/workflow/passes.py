@@ -294,7 +294,7 @@ def _put_last(report: Report, run: Run, model_config: Mapping[str, Any]) -> None
 
 def _key(report: Report) -> tuple[Any, ...]:
     """What tells reports of a run apart: two may be made in a second."""
-    return report.created, report.comparison is None, *((one.task, one.metric, one.filter) for one in report.metrics)
+    return report.created, report.comparison is None, *(metric.key for metric in report.metrics)
 
 
 def publish(engine: Any, run: Run, output: Any) -> None:

@@ -106,7 +106,7 @@ def stage_of(name: StageName, alone: Comparison, whole: Comparison) -> Stage:
     divergence, outcome = alone.overall_divergence(), alone.overall_outcome()
     assert divergence is not None
     judged, claim = verdict(alone), whole.certainty
-    of_claim = [item for item in alone.outcomes if claim and claim.outcome == (item.task, item.metric, item.filter)]
+    of_claim = [item for item in alone.outcomes if claim and claim.outcome == item.key]
     losses = [item.difference if item.higher_is_better else -item.difference for item in of_claim]
     # Claims on distributions are held against their intervals by the report.
     breaks = claim is not None and claim.side != "below" and any(loss < claim.bound for loss in losses)

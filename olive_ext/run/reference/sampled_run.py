@@ -266,9 +266,6 @@ def lost_documents(lm: Any) -> set[Document]:
 
 _SAME = 1e-9
 
-Key = tuple[str, str, str]
-"""Task, metric and filter."""
-
 
 def certain_comparison(comparison: Comparison, certainty: ClaimResult) -> Comparison:
     """The comparison with its claim. The outcome that the claim is about gets the estimate and the interval that
@@ -287,7 +284,7 @@ def certain_comparison(comparison: Comparison, certainty: ClaimResult) -> Compar
 def _decided(outcome: Outcome, certainty: ClaimResult) -> Outcome:
     """The outcome with the claim's interval, extended on both sides by the error of all documents, because a task's
     documents are a sample, too. The outcome of all documents has that error already."""
-    if certainty.outcome != (outcome.task, outcome.metric, outcome.filter) or outcome.num_population is None:
+    if certainty.outcome != outcome.key or outcome.num_population is None:
         return outcome
     sign, total = 1 if outcome.higher_is_better else -1, certainty.num_documents
     flipped = (outcome.right_to_wrong + outcome.wrong_to_right) / outcome.num_documents
@@ -329,12 +326,12 @@ def sampled_metrics(
     unchanged."""
     if comparison.certainty is None:
         return tuple(metrics)
-    whole = {_key(metric): metric for metric in read_metrics(comparison.metrics)}
-    outcomes = {(item.task, item.metric, item.filter): item for item in comparison.outcomes}
+    whole = {metric.key: metric for metric in read_metrics(comparison.metrics)}
+    outcomes = {item.key: item for item in comparison.outcomes}
     groups: Mapping[str, Sequence[str]] = results.get("group_subtasks", {})
     estimates = []
     for metric in metrics:
-        reference = whole.get(_key(metric))
+        reference = whole.get(metric.key)
         if metric.n is None or reference is None:
             estimates.append(metric)
             continue
@@ -342,10 +339,6 @@ def sampled_metrics(
         members = [outcomes.get((task, metric.metric, metric.filter)) for task in _leaves(metric.task, groups)]
         estimates.append(_estimated(sampled, reference, [item for item in members if item is not None]))
     return tuple(estimates)
-
-
-def _key(metric: Metric) -> Key:
-    return metric.task, metric.metric, metric.filter
 
 
 def _leaves(task: str, groups: Mapping[str, Sequence[str]]) -> Iterator[str]:
