@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import date
 from operator import attrgetter
 from pathlib import Path
@@ -74,7 +73,7 @@ def run_tasks(lm: LM, tasks: LoadedTasks, settings: EvaluationSettings, *, progr
             log_samples=True,
             gen_kwargs=dict(settings.gen_kwargs) or None,
             **{name: getattr(settings, name) for name in _PASSED_ON},
-            **asdict(tasks.seeds),
+            **tasks.seeds,
         )
         drop_shares(results)
         helpers = {name: helpers_digest(vars(task.config)) for name, task in tasks.tasks.items()}

@@ -11,7 +11,7 @@ import copy
 import random
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,25 +43,8 @@ Declared = dict[str, Collection[str] | None]
 """Task to its metrics, each as "metric" and, for each of its filters, as "metric,filter"."""
 
 
-@dataclass(frozen=True)
-class Seeds:
-    """The four seeds of lm-eval, with the names that `simple_evaluate` gives them, and its defaults."""
-
-    random_seed: int = 0
-    numpy_random_seed: int = 1234
-    torch_random_seed: int = 1234
-    fewshot_random_seed: int = 1234
-
-    @classmethod
-    def of(cls, seed: int | None) -> Seeds:
-        """Seeds that all equal `seed`; None takes lm-eval's defaults."""
-        return cls() if seed is None else cls(seed, seed, seed, seed)
-
-    def seed_all(self) -> None:
-        """Sets the global generators, which some tasks draw from while they load."""
-        random.seed(self.random_seed)
-        np.random.seed(self.numpy_random_seed)
-        torch.manual_seed(self.torch_random_seed)
+SEEDS = {"random_seed": 0, "numpy_random_seed": 1234, "torch_random_seed": 1234, "fewshot_random_seed": 1234}
+"""lm-eval's default seeds, by the names that `simple_evaluate` gives them."""
 
 
 class LoadedTasks:
@@ -71,7 +54,7 @@ class LoadedTasks:
     if it had loaded the tasks itself.
     """
 
-    def __init__(self, manager: TaskManager, loaded: Mapping[str, Any], seeds: Seeds) -> None:
+    def __init__(self, manager: TaskManager, loaded: Mapping[str, Any], seeds: Mapping[str, int]) -> None:
         self._loaded, self.seeds = loaded, seeds
         self._states = (random.getstate(), np.random.get_state(), torch.get_rng_state())
         self.task_index = manager.task_index
@@ -120,9 +103,9 @@ def load_tasks(
     thinks: bool = False,
 ) -> LoadedTasks:
     """Tasks by registered name, path of a YAML file, or inline definition; names under `include_path` come first.
-    `seed` as in `Seeds.of`. `metadata` is laid over each task's own, and given to the functions that make documents.
-    `runs_code`: whether those may be among them that run what a model has written. `repeats` and `thinks` as in
-    `evaluated_task.count_samples`.
+    `seed` is for all four `SEEDS`; None takes lm-eval's. `metadata` is laid over each task's own, and given to the
+    functions that make documents. `runs_code`: whether those may be among them that run what a model has written.
+    `repeats` and `thinks` as in `evaluated_task.count_samples`.
 
     Raises:
         TaskError: a name is unknown (the nearest names are given), a file or folder is missing, or a task's definition
@@ -130,8 +113,10 @@ def load_tasks(
     """
     with named_failures(f"tasks {_names(specs)} cannot be loaded", machine=()):
         manager, accepted = find_tasks(specs, include_path, metadata, runs_code=runs_code)
-        seeds = Seeds.of(seed)
-        seeds.seed_all()
+        seeds = SEEDS if seed is None else dict.fromkeys(SEEDS, seed)
+        random.seed(seeds["random_seed"])  # some tasks draw from the global generators while they load
+        np.random.seed(seeds["numpy_random_seed"])
+        torch.manual_seed(seeds["torch_random_seed"])
         has_data = not all(_is_local(config_of(spec, manager.task_index)) for spec in specs)
         # A task renders its first document as it is made.
         templates, code = sandboxed_templates(), loading_metrics(runs_code)

@@ -23,7 +23,7 @@ from PIL import Image
 from olive_ext.backends.evaluated_task import evaluated
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.backends.lm_eval_run import run_tasks
-from olive_ext.backends.task_loading import Seeds, load_tasks
+from olive_ext.backends.task_loading import SEEDS, load_tasks
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import LostRequestsError, TaskError
 from olive_ext.media.pictures import media_digest
@@ -47,7 +47,7 @@ def _drawn() -> list[dict[str, Any]]:
 
 def _shots() -> list[list[dict[str, Any]]]:
     """Those that lm-eval's own sampler draws for each document, one behind the other, with its default seed."""
-    sampler = ContextSampler(_drawn()).set_rnd(Seeds().fewshot_random_seed)
+    sampler = ContextSampler(_drawn()).set_rnd(SEEDS["fewshot_random_seed"])
     return [list(sampler.sample(NUM_SHOTS)) for _ in range(NUM_DOCUMENTS)]
 
 

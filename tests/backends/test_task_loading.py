@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 import multiprocessing
 import os
@@ -19,7 +20,7 @@ from lm_eval.tasks import TaskManager
 from olive_ext.backends.lm_eval_patches import no_code_of_the_working_directory, quiet_bars, sandboxed_templates
 from olive_ext.backends.lm_eval_run import helpers_digest
 from olive_ext.backends.task_files import refuse_unknown
-from olive_ext.backends.task_loading import Seeds, _find, load_tasks
+from olive_ext.backends.task_loading import SEEDS, _find, load_tasks
 from olive_ext.errors import TaskError
 from olive_ext.model.files import hub
 from olive_ext.model.files.hub import offline_if_unreachable
@@ -114,14 +115,16 @@ def test_edited_data_are_read_whatever_their_size_and_time(tmp_path: Path, monke
 
 
 def test_random_numbers_go_on_as_if_lm_eval_had_loaded_the_tasks(folder: Path) -> None:
-    Seeds().seed_all()
+    random.seed(SEEDS["random_seed"])
     TaskManager(include_path=str(folder), include_defaults=False).load(["tiny_choice"])
     expected = random.random()
     loaded = load_tasks(["tiny_choice"], str(folder))
     random.seed(99)
     loaded.load(None)
     assert random.random() == expected
-    assert (Seeds.of(None), Seeds.of(3)) == (Seeds(0, 1234, 1234, 1234), Seeds(3, 3, 3, 3))
+    defaults = inspect.signature(lm_eval.simple_evaluate).parameters
+    assert loaded.seeds == {name: defaults[name].default for name in SEEDS}
+    assert load_tasks(["tiny_choice"], str(folder), 3).seeds == dict.fromkeys(SEEDS, 3)
 
 
 def test_templates_are_compiled_once_and_lm_eval_is_put_back() -> None:
