@@ -128,44 +128,34 @@ def quiet_data() -> Iterator[None]:
     knows local files in its cache by their content, too: by name and time alone, an edited file would not be read
     again. It does not take the name of an existing file for a pattern, whatever its folders' names contain. lm-eval
     names no option of its own command line, as it does for every task that makes its documents by it."""
-    with _LOADING, _quiet_data():
+    with _LOADING, ExitStack() as undo:
+        files: Any = importlib.import_module("datasets.data_files")
+        origin: Any = getattr(files, "_get_single_origin_metadata", None)
+        resolve: Any = getattr(files, "resolve_pattern", None)
+
+        def by_content(file: str, *args: Any, **options: Any) -> tuple[str, ...]:
+            known: tuple[str, ...] = origin(file, *args, **options)
+            return (*known, digest_of([("", Path(file))])) if Path(file).is_file() else known
+
+        def of_file(pattern: str, base_path: str, *args: Any, **options: Any) -> list[str]:
+            is_file = Path(base_path or "", pattern).is_file()
+            resolved: list[str] = resolve(glob.escape(pattern) if is_file else pattern, base_path, *args, **options)
+            return resolved
+
+        for name, instead in (("resolve_pattern", of_file), ("_get_single_origin_metadata", by_content)):
+            if hasattr(files, name):
+                undo.enter_context(replaced(files, name, instead))
+        noisy = logging.getLogger("lm_eval.api.task")
+        noisy.addFilter(_of_no_option)
+        undo.callback(noisy.removeFilter, _of_no_option)
+        datasets: Any = importlib.import_module("datasets")  # which lm-eval has imported
+        messages = datasets.utils.logging
+        undo.callback(messages.set_verbosity, messages.get_verbosity())
+        messages.set_verbosity(logging.CRITICAL)
+        if not sys.stderr.isatty() and not datasets.are_progress_bars_disabled():
+            datasets.disable_progress_bars()
+            undo.callback(datasets.enable_progress_bars)
         yield
-
-
-@contextmanager
-def _quiet_data() -> Iterator[None]:
-    files: Any = importlib.import_module("datasets.data_files")
-    origin: Any = getattr(files, "_get_single_origin_metadata", None)
-
-    def by_content(file: str, *args: Any, **options: Any) -> tuple[str, ...]:
-        known: tuple[str, ...] = origin(file, *args, **options)
-        return (*known, digest_of([("", Path(file))])) if Path(file).is_file() else known
-
-    resolve: Any = getattr(files, "resolve_pattern", None)
-
-    def of_file(pattern: str, base_path: str, *args: Any, **options: Any) -> list[str]:
-        is_file = Path(base_path or "", pattern).is_file()
-        resolved: list[str] = resolve(glob.escape(pattern) if is_file else pattern, base_path, *args, **options)
-        return resolved
-
-    datasets: Any = importlib.import_module("datasets")  # which lm-eval has imported
-    noisy = logging.getLogger("lm_eval.api.task")
-    noisy.addFilter(_of_no_option)
-    level, were_off = datasets.utils.logging.get_verbosity(), datasets.are_progress_bars_disabled()
-    datasets.utils.logging.set_verbosity(logging.CRITICAL)
-    if not sys.stderr.isatty():
-        datasets.disable_progress_bars()
-    try:
-        with ExitStack() as undo:
-            for name, instead in (("resolve_pattern", of_file), ("_get_single_origin_metadata", by_content)):
-                if hasattr(files, name):
-                    undo.enter_context(replaced(files, name, instead))
-            yield
-    finally:
-        noisy.removeFilter(_of_no_option)
-        datasets.utils.logging.set_verbosity(level)
-        if not were_off:
-            datasets.enable_progress_bars()
 
 
 def _bar(bar: Any, default: bool | None, *args: Any, **options: Any) -> Any:
