@@ -19,9 +19,9 @@ import gc
 import os
 import shlex
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,9 +40,15 @@ from olive_ext.report.page import SIZE
 from olive_ext.run.bounds import PEAK_MEMORY, TOKENS_PER_SECOND, requested_costs, requested_tasks
 from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers, changed_answers, read_answers
-from olive_ext.run.reference.observer import Generated, Observer, ReferenceScores, Weights, score_generated
+from olive_ext.run.reference.observer import Observer, ReferenceScores, Weights, score_generated
 from olive_ext.run.reference.pairing import compare_answers, without_value
-from olive_ext.run.reference.sampled_run import Document, certain_comparison, lost_documents, question_of, run_sampled
+from olive_ext.run.reference.sampled_run import (
+    Prompts,
+    ReferenceRun,
+    certain_comparison,
+    lost_documents,
+    run_sampled,
+)
 from olive_ext.run.sample_logs import Fields, sample_fields
 from olive_ext.session.tokenizer_fit import TEMPLATE, excerpts
 
@@ -51,44 +57,10 @@ if TYPE_CHECKING:
     from olive_ext.backends.task_loading import LoadedTasks
     from olive_ext.session.tokenizer import Tokenizer
 
-_Prompts = Mapping[tuple[str, int, int], Sequence[str]]
 Mode = Literal["recorded", "resident", "answers", "recording", "file", "alone"]
 
 MEMORY_FACTOR = 2.0
 """The memory that a model is expected to take, in multiples of its size: weights, unpacked ones, KV cache, logits."""
-
-
-@dataclass(frozen=True)
-class ReferenceRun:
-    """What is kept of lm-eval's run of the reference."""
-
-    results: Mapping[str, Any]
-    """lm-eval's results without the samples."""
-
-    answers: list[Answers]
-    observer: Observer | None
-    """The engine's observer of the run; None for lm-eval's own models."""
-
-    lost: Collection[Document] = ()
-    """Documents with a request that has no answer."""
-
-    prompts: _Prompts = field(default_factory=dict)
-    """By task, document and request: its texts, where each model is asked by its own files."""
-
-    num_lost: int = 0
-    """Requests that the reference alone could not answer."""
-
-    non_finite: int = 0
-    """Requests for which its output was not finite, where it ran alone."""
-
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """Where it ran alone: `TRIALS`, and `tokens_fed`, which is 0 where its records and kept generations held
-    everything."""
-
-    @property
-    def generated(self) -> list[Generated]:
-        """The generations that the engine saw; none of lm-eval's own models."""
-        return [] if self.observer is None else self.observer.generated
 
 
 class TaskRun:
@@ -153,8 +125,7 @@ class TaskRun:
             return run_tasks(lm, self._tasks, config, progress=models.progress)
         with models.clock.phase("reference"):
             reference = self.reference = self.reference or self._run_resident(lm)
-        question = question_of(config.claim, reference.answers, reference.observer, reference.generated, reference.lost)
-        sampled = run_sampled(lm, self.observer, self._tasks, question, config, progress=models.progress)
+        sampled = run_sampled(lm, self.observer, self._tasks, reference, config, progress=models.progress)
         results, self.weights, self._certainty = sampled
         return results
 
@@ -325,7 +296,7 @@ def _arguments(config: EvaluationConfig) -> str:
     return shlex.join(str(one).removeprefix(here) for one in each)
 
 
-def _prompts(samples: Mapping[str, Any]) -> _Prompts:
+def _prompts(samples: Mapping[str, Any]) -> Prompts:
     return {
         (task, line["doc_id"], number): [*accumulate(text for text in arguments[:2] if isinstance(text, str))]
         for task, lines in samples.items()
@@ -334,7 +305,7 @@ def _prompts(samples: Mapping[str, Any]) -> _Prompts:
     }
 
 
-def _shown(diff: PromptDiff, one: Tokenizer, two: Tokenizer, reference: _Prompts, candidate: _Prompts) -> PromptDiff:
+def _shown(diff: PromptDiff, one: Tokenizer, two: Tokenizer, reference: Prompts, candidate: Prompts) -> PromptDiff:
     """`diff` with the first texts of both models' requests of which they get other tokens, if there are any."""
     for at, texts in candidate.items():
         for asked, own in zip(reference.get(at, texts), texts, strict=False):

@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -35,8 +35,44 @@ if TYPE_CHECKING:
 Document: TypeAlias = tuple[str, int]
 """A task, and a document's number in it."""
 
+Prompts: TypeAlias = Mapping[tuple[str, int, int], Sequence[str]]
+"""The texts of requests, by task, document and request."""
+
 CUT_NATS = 1.0
 """The most that a position's KL counts: without an upper limit, no upper limit of a mean is certain."""
+
+
+@dataclass(frozen=True)
+class ReferenceRun:
+    """What is kept of lm-eval's run of the reference."""
+
+    results: Mapping[str, Any]
+    """lm-eval's results without the samples."""
+
+    answers: list[Answers]
+    observer: Observer | None
+    """The engine's observer of the run; None for lm-eval's own models."""
+
+    lost: Collection[Document] = ()
+    """Documents with a request that has no answer."""
+
+    prompts: Prompts = field(default_factory=dict)
+    """Where each model is asked by its own files."""
+
+    num_lost: int = 0
+    """Requests that the reference alone could not answer."""
+
+    non_finite: int = 0
+    """Requests for which its output was not finite, where it ran alone."""
+
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Where it ran alone: `TRIALS`, and `tokens_fed`, which is 0 where its records and kept generations held
+    everything."""
+
+    @property
+    def generated(self) -> list[Generated]:
+        """The generations that the engine saw; none of lm-eval's own models."""
+        return [] if self.observer is None else self.observer.generated
 
 
 @dataclass(frozen=True)
@@ -52,9 +88,6 @@ class Question:
     """Arguments of `Sampler.update` for some documents, in their order: from the candidate's answers to them, those
     with a request that has no answer, and all positions compared so far."""
 
-    generated: Sequence[Generated]
-    """The reference's generations, which the candidate scores."""
-
     outcome: tuple[str, str, str] | None = None
     """Task, metric and filter of the `Outcome` that the claim is about; None where it is about positions."""
 
@@ -62,24 +95,15 @@ class Question:
     """The most that a position counts, in nats; None where all of it does."""
 
 
-def question_of(
-    certain: ClaimConfig,
-    answers: Sequence[Answers],
-    observer: Observer | None,
-    generated: Sequence[Generated],
-    lost: Collection[Document] = (),
-) -> Question:
-    """The question that `certain` asks of the documents that the reference has answered; `observer` has counted its
-    targets, `generated` are its generations, and `lost` the documents of which it left a request without an answer.
-
-    Raises `TaskError` for a task that cannot be sampled for the metric.
-    """
+def question_of(certain: ClaimConfig, reference: ReferenceRun) -> Question:
+    """The question that `certain` asks of the documents that the reference has answered. Raises `TaskError` for a task
+    that cannot be sampled for the metric."""
     if certain.metric == "accuracy_difference":
-        return _accuracy(certain, answers, generated)
-    if observer is None:
+        return _accuracy(certain, reference.answers)
+    if reference.observer is None:
         metric = f"'certain.metric' = '{certain.metric}'"
         raise UnfitTaskError(f"{metric}: distributions are compared on this package's engine only")
-    return _positions(certain, answers, observer, generated, lost)
+    return _positions(certain, reference, reference.observer)
 
 
 def refuse_unanswerable(certain: ClaimConfig, tasks: LoadedTasks) -> None:
@@ -98,7 +122,7 @@ def _refuse_without_answers(tasks: Iterable[str]) -> None:
         raise TaskError(problem, "documents", "enough")
 
 
-def _accuracy(certain: ClaimConfig, answers: Sequence[Answers], generated: Sequence[Generated]) -> Question:
+def _accuracy(certain: ClaimConfig, answers: Sequence[Answers]) -> Question:
     """The difference of the shares of right answers, by each task's primary metric."""
     firsts = primary_answers(answers)
     _refuse_without_answers(item.task for item in answers if item.task not in firsts)
@@ -125,7 +149,7 @@ def _accuracy(certain: ClaimConfig, answers: Sequence[Answers], generated: Seque
     outcome = (ALL, ACCURACY, "none") if others else (first.task, metric, first.filter)
     population = difference_population(np.concatenate(right), np.concatenate(sureness))
     claim = Claim(certain.bound, certain.side, certain.distance, certain.confidence)
-    return Question(documents, population, claim, values, generated, outcome)
+    return Question(documents, population, claim, values, outcome)
 
 
 def _ranks(answers: Answers, right: FloatArray) -> FloatArray:
@@ -142,19 +166,14 @@ def _ranks(answers: Answers, right: FloatArray) -> FloatArray:
     return ranks
 
 
-def _positions(
-    certain: ClaimConfig,
-    answers: Sequence[Answers],
-    observer: Observer,
-    generated: Sequence[Generated],
-    lost: Collection[Document],
-) -> Question:
-    """A mean over the scored targets, where documents are the clusters. Agreement is asked as disagreement."""
-    asked = dict.fromkeys((item.task, number) for item in answers for number in item.by_document)
-    documents = [document for document in asked if document not in lost]
+def _positions(certain: ClaimConfig, reference: ReferenceRun, observer: Observer) -> Question:
+    """A mean over the scored targets, where documents are the clusters; the reference's `observer` has counted them.
+    Agreement is asked as disagreement."""
+    asked = dict.fromkeys((item.task, number) for item in reference.answers for number in item.by_document)
+    documents = [document for document in asked if document not in reference.lost]
     counts = dict.fromkeys(asked, 0)
     sureness = []
-    for item in generated:
+    for item in reference.generated:
         counts[item.task_name, item.doc_id] += len(item.target.target)
     for document in documents:
         number, total = observer.targets_of(*document)
@@ -196,7 +215,7 @@ def _positions(
         return list(np.array(known_means, np.float64).reshape(-1, 3).T)
 
     claim = Claim(bound, side, certain.distance, certain.confidence)
-    return Question(documents, population, claim, values, generated, cut=highest if is_kl else None)
+    return Question(documents, population, claim, values, cut=highest if is_kl else None)
 
 
 def _kl(rows: npt.NDArray[Any], highest: float) -> FloatArray:
@@ -212,17 +231,19 @@ def run_sampled(
     lm: LM,
     observer: Observer | None,
     tasks: LoadedTasks,
-    question: Question,
+    reference: ReferenceRun,
     config: EvaluationConfig,
     *,
     progress: bool,
 ) -> tuple[dict[str, Any], Weights, ClaimResult]:
-    """lm-eval's results over the documents drawn, with samples; these documents; and what they make certain.
+    """lm-eval's results over the documents drawn, with samples; these documents; and what they make certain of the
+    configuration's claim.
 
     The same seed and reference draw the same first batch for all candidates. `observer` sees the model's positions.
     """
     from olive_ext.backends.lm_eval_run import AnsweredRequests, run_tasks
 
+    question = question_of(config.claim, reference)
     sampler = Sampler(question.population, question.claim, config.seed or 0)
     samples: dict[str, list[Any]] = defaultdict(list)
     quick = config.model_copy(update={"bootstrap_iters": 0})
@@ -235,7 +256,7 @@ def run_sampled(
         lm.says_work = False  # a line for the first batch alone
         if observer is not None:
             wanted = {*documents}
-            drawn = [item for item in question.generated if (item.task_name, item.doc_id) in wanted]
+            drawn = [item for item in reference.generated if (item.task_name, item.doc_id) in wanted]
             score_generated(lm, drawn, observer)
         answers = read_answers(batch, tasks.tasks)
         sampler.update(*question.values(documents, answers, lost_documents(lm), observer))

@@ -24,7 +24,7 @@ from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.metrics import comparison_metrics
 from olive_ext.run.reference.answers import Answers, DocumentAnswer, changed_answers, keyed, read_answers
 from olive_ext.run.reference.pairing import MOST_THUMBNAILS, compare_answers, thumbnails_of
-from olive_ext.run.reference.sampled_run import question_of
+from olive_ext.run.reference.sampled_run import ReferenceRun, question_of
 from olive_ext.session.requests import GenerationOutput
 from tests.families.pictures import picture
 from tests.refusals import refused
@@ -146,7 +146,7 @@ def test_a_metric_that_the_reference_never_meets_speaks_for_no_task() -> None:
     assert [(flip.filter, flip.doc_id) for flip in flips] == [("loose", 0), ("loose", 1)]
     found = comparison_metrics(Comparison({}, (), outcomes))
     assert {item.value for item in found if item.metric == "accuracy_difference"} == {-0.5}
-    question = question_of(ClaimConfig(metric="accuracy_difference", within=0.01), reference, None, [])
+    question = question_of(ClaimConfig(metric="accuracy_difference", within=0.01), ReferenceRun({}, reference, None))
     assert question.outcome == ("t", "em", "loose")
 
 

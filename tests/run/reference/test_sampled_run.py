@@ -21,7 +21,7 @@ from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.reference.answers import Answers, DocumentAnswer
 from olive_ext.run.reference.comparison_run import Mode, TaskRun
 from olive_ext.run.reference.observer import Observer
-from olive_ext.run.reference.sampled_run import question_of, sampled_metrics
+from olive_ext.run.reference.sampled_run import ReferenceRun, question_of, sampled_metrics
 from tests.backends.local_tasks import CHOICE, LOADER, write_tasks
 from tests.backends.reference import model
 from tests.refusals import refused, tells
@@ -309,7 +309,7 @@ def test_records_error_is_a_part_of_the_value_and_what_is_not_finite_is_not_know
     kl: float, error: float, expected: float
 ) -> None:
     answers = Answers("t", "none", {}, {0: DocumentAnswer("", {}, "")})
-    asked = question_of(ClaimConfig(metric="kl_mean", below=0.1), [answers], _Positions(), [])
+    asked = question_of(ClaimConfig(metric="kl_mean", below=0.1), ReferenceRun({}, [answers], _Positions()))
     rows = np.zeros(1, [("document", "i4"), ("kl", "f4"), ("kl_lower", "f4"), ("kl_variance", "f4"), ("same_top", "?")])
     rows["kl"], rows["kl_lower"], rows["kl_variance"] = kl, np.minimum(kl, 0.05), error**2
     values, lows, variances = asked.values(asked.documents, [], (), _Positions(rows))
