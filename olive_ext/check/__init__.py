@@ -62,7 +62,7 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
     when the file is not a recipe at all.
     """
     recipe = read_recipe(path)
-    passes = Passes.in_source()
+    passes = Passes()
     findings = Findings(errors=list(mistakes(recipe)) or list(mistakes(recipe, passes)))
     with suppress(ConfigError):  # one of the mistakes
         recipe = settled_recipe(recipe)

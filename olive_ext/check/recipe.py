@@ -11,12 +11,10 @@ import difflib
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
-
-from typing_extensions import Self
 
 from olive_ext.backends.task_files import refuse_unknown, task_folders
 from olive_ext.config import (
@@ -93,16 +91,11 @@ SettingsType: TypeAlias = type[Settings]
 class Passes:
     """What is known of Olive's passes."""
 
-    modules: Mapping[str, str]
-    """The class of each, "module.name", by its type in lower case."""
+    modules: Mapping[str, str] = field(default_factory=pass_classes)
+    """The class of each, "module.name", by its type in lower case; by default those of the installed Olive."""
 
     are_all: bool = False
     """Whether the run knows no other passes."""
-
-    @classmethod
-    def in_source(cls) -> Self:
-        """Those of the installed Olive."""
-        return cls(pass_classes())
 
     def module(self, pass_type: str) -> str:
         """The class of a pass, "module.name"; empty for an unknown one."""
@@ -165,7 +158,7 @@ def mistakes(
     except ConfigError as error:
         yield error
     yield from unknown_keys(recipe)
-    olives = passes or Passes.in_source()
+    olives = passes or Passes()
     for block in blocks(recipe):
         yield from _mistakes_of_type(block, passes if "package_config" in recipe else olives)
         if block.is_ours:
@@ -213,15 +206,12 @@ def _mistakes_of(
     kind, keys = input_model(recipe)
     has_model &= kind != "" and (kind not in _KINDS or keys.get("model_path") is not None)  # else that is the mistake
     if settings.reference is not None and (has_model or not settings.reference.is_input_model):
-        olives = passes or Passes.in_source()
+        olives = passes or Passes()
         on = settings.execution_provider or (accelerator(recipe) if gets_onnx(recipe, block, olives) else None)
         yield from _raised(_refuse_reference, settings.reference, block.where, kind, keys, on)
     metrics = block.keys.get("metrics")
     if isinstance(settings, EvaluatorSettings):
         yield from load(entries("evaluators")[block.type].mistakes)(recipe, block.where, metrics, settings)
-    elif passes is not None and not isinstance(settings, EvaluationSettings):
-        if not gets_onnx(recipe, block, passes):
-            yield UnsupportedError(NEEDS_ONNX, block.where)
     elif passes is not None and isinstance(settings, EvaluationSettings):
         from olive_ext.run.bounds import refuse_names
         from olive_ext.run.task_fit import refuse_arguments
@@ -232,6 +222,8 @@ def _mistakes_of(
             measured = partial(metrics_of, settings, loads=bool(settings.bounds) and not passes.are_all)
             is_own = _is_own_reference(recipe, block, settings.reference)
             yield from _raised(lambda: refuse_names(settings, measured(), block.where, declared, is_own=is_own))
+    elif passes is not None and not gets_onnx(recipe, block, passes):
+        yield UnsupportedError(NEEDS_ONNX, block.where)
 
 
 def _refuse_here(recipe: Mapping[str, Any], block: Block, settings: Settings, passes: Passes) -> None:
@@ -380,7 +372,7 @@ def accelerator(recipe: Mapping[str, Any]) -> str | None:
     if names:
         return names[0]
     is_evaluated = keys.get("evaluator") and keys["evaluate_input_model"] and input_model(recipe)[0] == "onnxmodel"
-    passes = Passes.in_source()
+    passes = Passes()
     made = [passes.module(block.type) for block in blocks(recipe) if block.is_pass]
     if not (is_evaluated or any(one.startswith("olive.passes.onnx") for one in made)):
         return None

@@ -142,11 +142,11 @@ def test_hugging_face_input_model_is_held_to_no_loss_against_itself(
         itself = of_evaluator(reference=reference, **keys)
         itself["input_model"]["model_path"] = path
         measure = {"type": "OrtLMEvaluation", "tasks": ["arc_easy"], "reference": reference, **keys}
-        found = mistakes({**itself, "passes": {"measure": measure}}, Passes.in_source())
+        found = mistakes({**itself, "passes": {"measure": measure}}, Passes())
         places = [f"{where}.{next(iter(keys))}" for where in ("evaluators.ours", "passes.measure")]
         assert [(error.code, error.field) for error in found] == [(code, place) for place in places]
         changed = {"build": {"type": "SparseGPT"}, "measure": measure}
-        assert [*mistakes({**itself, "passes": changed}, Passes.in_source())] == []
+        assert [*mistakes({**itself, "passes": changed}, Passes())] == []
 
 
 def put_package(root: Path, **eps: str) -> Path:

@@ -55,7 +55,7 @@ PASSES = ("ModelBuilder", "OnnxConversion", "OnnxDynamicQuantization", "OnnxBloc
 def test_parameters_in_source_are_those_of_the_class(kind: str) -> None:
     imported = OlivePackageConfig.load_default_config().import_pass_module(kind)
     expected = imported.default_config(AcceleratorSpec("cpu", "CPUExecutionProvider"))
-    assert Passes.in_source().parameters(kind) == {*expected}
+    assert Passes().parameters(kind) == {*expected}
 
 
 def test_parameters_of_a_module_that_is_no_package_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
