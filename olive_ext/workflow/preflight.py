@@ -50,10 +50,10 @@ def is_our_pass(pass_type: str) -> bool:
     return settings_of_pass(pass_type) is not None
 
 
-def parse(kind: type[Settings], values: dict[str, Any], where: str = "") -> Settings:
+def parse(kind: type[Settings], values: dict[str, Any]) -> Settings:
     """The settings in the configuration of a pass. Raises `ConfigError` for unknown keys, which Olive would drop."""
     name = next(name for name, known in pass_settings().items() if known is kind)
-    return kind.parse({name: value for name, value in values.items() if name != FINGERPRINT}, where or name)
+    return kind.parse({name: value for name, value in values.items() if name != FINGERPRINT}, name)
 
 
 def refuse(engine: Any, input_model: Any, *, evaluate_input_model: bool = True) -> None:
@@ -107,11 +107,9 @@ def references(engine: Any) -> Iterator[tuple[str, ReferenceConfig]]:
 def reference_of(keys: Mapping[str, Any]) -> ReferenceConfig | None:
     """The reference among the keys of an evaluator or a pass, as they are written or as Olive has read them."""
     written = keys.get("reference")
-    return (
-        written
-        if written is None
-        else ReferenceConfig.parse({"path": written} if isinstance(written, str) else written)
-    )
+    if written is None:
+        return None
+    return ReferenceConfig.parse({"path": written} if isinstance(written, str) else written)
 
 
 def our_evaluators(engine: Any) -> Iterator[tuple[str, Any]]:
