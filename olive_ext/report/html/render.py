@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import counted
-from olive_ext.report import numbers, view
-from olive_ext.report.changes import OVER_ALL, difference_texts, perplexity_change
+from olive_ext.report import changes, numbers, view
 from olive_ext.report.comparison import Divergence
 from olive_ext.report.diagnosis import Stage
 from olive_ext.report.numbers import NO_VALUE, Bin
 from olive_ext.report.page import Column, ComparedModels, Page, page_of
 from olive_ext.report.report import Report
 from olive_ext.report.verdict import Verdict
-from olive_ext.report.view import SIGNS, WORDS, cost_rows, costs_of, task_title
+from olive_ext.report.view import cost_rows, costs_of, task_title
 
 _TEMPLATES = Path(__file__).with_name("templates")
 TONES: dict[str, str] = {
@@ -119,7 +118,6 @@ def _context(page: Page) -> dict[str, Any]:
         "rows": view.scores(page.columns),
         "differences": view.differences(page.compared),
         "matters": page.compared[0].comparison.matters if page.compared else None,
-        "tones": {tone: {"word": WORDS[tone], "sign": SIGNS[tone]} for tone in WORDS},
         "divergences": view.divergences(page.compared),
         "charts": list(_charts(page)),
         "legend": list(zip(MARKERS, (models.candidate for models in page.compared), strict=False)),
@@ -133,9 +131,7 @@ def _context(page: Page) -> dict[str, Any]:
         "several": len(page.compared) > 1,
         "view": view,
         "numbers": numbers,
-        "difference_texts": difference_texts,
-        "over_all": OVER_ALL,
-        "perplexity_change": perplexity_change,
+        "changes": changes,
     }
 
 
