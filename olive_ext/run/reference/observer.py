@@ -152,7 +152,7 @@ class Observer:
 
         self._first = sys.maxsize
         self._first_rows: dict[tuple[Any, ...], int] = {}
-        self._alone: dict[str, dict[int, tuple[int, float]]] = {}
+        self._alone: dict[tuple[str, int], tuple[int, float]] = {}
 
     @property
     def generated(self) -> list[Generated]:
@@ -165,30 +165,28 @@ class Observer:
 
     def __call__(self, instance: Any, request: Any, output: Any) -> None:
         """Notes one output of the session, by its kind."""
+        task, document = str(instance.task_name), int(instance.doc_id)
         if isinstance(output, GenerationOutput):
-            asked = (str(instance.task_name), int(instance.doc_id), request.prompt)
+            asked = (task, document, request.prompt)
             if request.temperature == 0 and request.num_beams == 1:
                 self.greedy[asked] = output.tokens
             if output.tokens:
                 key = (*asked, output.tokens)
                 target = ScoringRequest(request.prompt, output.tokens, request.source, request.images, request.audio)
-                self._generated[key] = Generated(key[0], key[1], target)
+                self._generated[key] = Generated(task, document, target)
         elif output.compared is None:
-            self._count(str(instance.task_name), int(instance.doc_id), output.token_logprobs)
+            number, total = self.targets_of(task, document)
+            logprobs = output.token_logprobs
+            self._alone[task, document] = number + len(logprobs), total + math.fsum(logprobs)
         else:
             compared = self.add_targets(instance, request, output)
             if self.scores is not None:
                 self.scores.note(instance.args, compared)
 
-    def _count(self, task: str, document: int, logprobs: Sequence[float]) -> None:
-        counts = self._alone.setdefault(task, {})
-        number, total = counts.get(document, (0, 0.0))
-        counts[document] = number + len(logprobs), total + math.fsum(logprobs)
-
     def targets_of(self, task: str, document: int) -> tuple[int, float]:
         """The number of targets of a document that a model without a reference scored, and the sum of their
         log-probabilities in nats."""
-        return self._alone.get(task, {}).get(document, (0, 0.0))
+        return self._alone.get((task, document), (0, 0.0))
 
     def rows(self, task: str) -> npt.NDArray[Any]:
         """The compared targets [T] of a task so far, of type `POSITION`."""
@@ -239,6 +237,7 @@ class Observer:
         """
         if output.compared is None:
             raise RunError(f"task '{instance.task_name}': the model answered without its reference")
+        task, document = str(instance.task_name), int(instance.doc_id)
         context, target = _parts(request)
         before = () if isinstance(context, str) else context
         classes = None
@@ -246,7 +245,7 @@ class Observer:
             last = before[-1] if before else None
             classes = self._classes.of(target, last if isinstance(last, int) else None)
         if self.sample is not None:
-            self.sample.note(str(instance.task_name), int(instance.doc_id), request, output)
+            self.sample.note(task, document, request, output)
         if not isinstance(target, str):
             self._tokens.update(one for one in (*before, *target) if isinstance(one, int))
         self.modalities |= {name for name, field in _MEDIA.items() if getattr(request, field, ())}
@@ -255,18 +254,13 @@ class Observer:
         self._longest = max(self._longest, 1 + int(output.compared.positions.max(initial=-1)))
         self._first = min(self._first, 1 + int(output.compared.positions.min(initial=sys.maxsize - 1)))
         if not isinstance(request, RollingRequest):
-            self._answering.add(str(instance.task_name))
-        positions = self._positions.setdefault(str(instance.task_name), Positions())
+            self._answering.add(task)
+        positions = self._positions.setdefault(task, Positions())
         if isinstance(instance, Generated):
-            self._generating.add(instance.task_name)
-            self._first_rows[instance.task_name, instance.doc_id, context, target] = len(positions)
-        positions.add(
-            int(instance.doc_id),
-            output.token_logprobs,
-            output.compared,
-            first_position=len(before),
-            token_classes=classes,
-        )
+            self._generating.add(task)
+            self._first_rows[task, document, context, target] = len(positions)
+        logprobs, first = output.token_logprobs, len(before)
+        positions.add(document, logprobs, output.compared, first_position=first, token_classes=classes)
         return output.compared
 
     def reach(self, context: int | None, vocab_size: int | None) -> Coverage | None:
