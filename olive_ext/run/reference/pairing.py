@@ -193,18 +193,16 @@ def _over_all(pairs: Sequence[_Pair], undrawn: Sequence[FloatArray], matters: fl
 
 def _flips(pair: _Pair, samples: Sequence[Mapping[str, Any]], tasks: Mapping[str, Any]) -> Iterator[Flip]:
     task, filter_name = pair.candidate.task, pair.candidate.filter
-    flipped = {
-        number: one > two if pair.higher_is_better else one < two
-        for number, one, two in zip(pair.documents, pair.reference_values, pair.candidate_values, strict=True)
-        if one != two
-    }
+    both = pair.right(pair.reference_values), pair.right(pair.candidate_values)
     lines = {int(line["doc_id"]): line for line in samples if line["filter"] == filter_name}
-    for number, is_lost in flipped.items():
+    for number, before, after in zip(pair.documents, *both, strict=True):
+        if before == after:
+            continue
         line, object_of_task = lines.get(number), tasks.get(task)
         yield Flip(
             task=task,
             doc_id=number,
-            direction="right_to_wrong" if is_lost else "wrong_to_right",
+            direction="right_to_wrong" if before > after else "wrong_to_right",
             question="" if line is None else question_of(object_of_task, line),
             target="" if line is None else target_of(object_of_task, line),
             reference_answer=pair.reference.by_document[number].text,
