@@ -254,10 +254,8 @@ def _bounded(bound: Bound, metrics: Sequence[Metric]) -> Metric:
 
 def _broken(bound: Bound, metrics: Sequence[Metric], texts: Mapping[str, object]) -> Iterator[Reason]:
     metric = _bounded(bound, metrics)
-    name, reason = (
-        _name(bound, metric),
-        Reason("bound_broken", metric.task, metric.metric, metric.value, field=bound.key),
-    )
+    name = _name(bound, metric)
+    reason = Reason("bound_broken", metric.task, metric.metric, metric.value, field=bound.key)
     if is_open(metric, metrics):
         yield replace(reason, words=f"{name} is undecided: documents without an answer could change it")
     elif metric.is_of_drawn:

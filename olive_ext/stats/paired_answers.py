@@ -71,7 +71,7 @@ def compare_outcomes(
         high=high,
         right_to_wrong=lost,
         wrong_to_right=gained,
-        mcnemar_p=1.0,
+        mcnemar_p=1.0 if is_drawn else p,
         documents_needed={},
         higher_is_better=higher_is_better,
         is_binary=is_binary,
@@ -80,11 +80,8 @@ def compare_outcomes(
     if is_drawn:
         return outcome
     sizes = dict.fromkeys([*DIFFERENCES, matters / outcome.unit])
-    return replace(
-        outcome,
-        mcnemar_p=p,
-        documents_needed={f"{size:g}": documents_needed(differences, size, is_binary) for size in sizes},
-    )
+    needed = {f"{size:g}": documents_needed(differences, size, is_binary) for size in sizes}
+    return replace(outcome, documents_needed=needed)
 
 
 def flips(reference: FloatArray, candidate: FloatArray, higher_is_better: bool = True) -> tuple[int, int]:
