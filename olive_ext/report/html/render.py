@@ -79,7 +79,31 @@ def to_html(report: Report) -> str:
 
 def render(page: Page) -> str:
     """The page as HTML."""
-    return filled("page.html.j2", **_context(page))
+    measured = [column for column in page.columns if cost_rows([column])]
+    reports = {column.name: column.report for column in page.columns if column.report is not None}
+    flip_head, flip_chunks = flip_data(page.compared)
+    return filled(
+        "page.html.j2",
+        page=page,
+        leads=[_lead(models, page.columns) for models in page.compared] or [_scores_only(page)],
+        rows=view.scores(page.columns),
+        differences=view.differences(page.compared),
+        matters=page.compared[0].comparison.matters if page.compared else None,
+        divergences=view.divergences(page.compared),
+        charts=list(_charts(page)),
+        legend=list(zip(MARKERS, (models.candidate for models in page.compared), strict=False)),
+        flip_head=flip_head,
+        flip_chunks=flip_chunks,
+        cost_names=[column.name for column in measured],
+        costs=cost_rows(measured),
+        tasks=list(_task_rows(list(reports.values()))),
+        setup=_fact_tables(list(reports.values())),
+        names=list(reports),
+        several=len(page.compared) > 1,
+        view=view,
+        numbers=numbers,
+        changes=changes,
+    )
 
 
 def filled(template: str, *folders: Path, **values: Any) -> str:
@@ -106,33 +130,6 @@ def _breakable(name: str) -> Any:
     from markupsafe import Markup, escape
 
     return Markup(re.sub(r"([_/.-])(?=\w)", r"\1<wbr>", str(escape(name))))
-
-
-def _context(page: Page) -> dict[str, Any]:
-    measured = [column for column in page.columns if cost_rows([column])]
-    reports = {column.name: column.report for column in page.columns if column.report is not None}
-    flip_head, flip_chunks = flip_data(page.compared)
-    return {
-        "page": page,
-        "leads": [_lead(models, page.columns) for models in page.compared] or [_scores_only(page)],
-        "rows": view.scores(page.columns),
-        "differences": view.differences(page.compared),
-        "matters": page.compared[0].comparison.matters if page.compared else None,
-        "divergences": view.divergences(page.compared),
-        "charts": list(_charts(page)),
-        "legend": list(zip(MARKERS, (models.candidate for models in page.compared), strict=False)),
-        "flip_head": flip_head,
-        "flip_chunks": flip_chunks,
-        "cost_names": [column.name for column in measured],
-        "costs": cost_rows(measured),
-        "tasks": list(_task_rows(list(reports.values()))),
-        "setup": _fact_tables(list(reports.values())),
-        "names": list(reports),
-        "several": len(page.compared) > 1,
-        "view": view,
-        "numbers": numbers,
-        "changes": changes,
-    }
 
 
 def _lead(models: ComparedModels, columns: Sequence[Column]) -> Lead:
