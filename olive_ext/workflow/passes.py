@@ -21,13 +21,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from olive.model import ONNXModelHandler
 from olive.passes import Pass
 from olive.passes.pass_config import PassConfigParam
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from olive_ext.backends.task_files import is_file
 from olive_ext.config import (
@@ -71,7 +70,7 @@ class ConfiguredPass(Pass):  # type: ignore[misc]
         """Olive's parameters of the pass, one for each field of its settings, described by its docstring."""
         own = {
             name: PassConfigParam(
-                type_=_annotated(field),
+                type_=field.rebuild_annotation(),
                 required=field.is_required(),
                 default_value=None if field.is_required() else _plain(field.get_default(call_default_factory=True)),
                 description=" ".join((field.description or "").split()),
@@ -175,12 +174,6 @@ def _under_free_names(paths: Sequence[Path], carried: Sequence[Path]) -> list[Pa
 
 def _numbered(path: Path, number: int) -> Path:
     return path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
-
-
-def _annotated(field: FieldInfo) -> Any:
-    """The field's type with its validators: a reference, for instance, may be written as a path."""
-    parts: Any = (field.annotation, *field.metadata)
-    return Annotated[parts] if field.metadata else field.annotation
 
 
 def _plain(value: Any) -> Any:
