@@ -217,15 +217,12 @@ def _words(annotation: Any, constraints: list[Any]) -> str:
 
 
 def _scalar(annotation: Any, constraints: list[Any]) -> str:
-    least, above, below = (_bound(constraints, name) for name in ("ge", "gt", "lt"))
-    if annotation is int and (most := _bound(constraints, "le")) is not None:
-        return f"an integer from {least} to {most}"
-    if annotation is int and below is not None:
-        return f"an integer from {least} to {below - 1}"
-    if annotation is int and least == 1:
-        return "a positive integer"
+    least, most, above, below = (_bound(constraints, name) for name in ("ge", "le", "gt", "lt"))
     if annotation is int and least is not None:
-        return f"an integer from {least}"
+        most = most if below is None else below - 1
+        if most is None:
+            return "a positive integer" if least == 1 else f"an integer from {least}"
+        return f"an integer from {least} to {most}"
     if annotation is float and above is not None:
         return f"a number above {above}" + ("" if below is None else f", below {below}")
     if annotation is float and least is not None:
