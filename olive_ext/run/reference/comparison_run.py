@@ -42,13 +42,7 @@ from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers, changed_answers, read_answers
 from olive_ext.run.reference.observer import Observer, ReferenceScores, Weights, score_generated
 from olive_ext.run.reference.pairing import compare_answers, without_value
-from olive_ext.run.reference.sampled_run import (
-    Prompts,
-    ReferenceRun,
-    certain_comparison,
-    lost_documents,
-    run_sampled,
-)
+from olive_ext.run.reference.sampled_run import Prompts, ReferenceRun, certain_comparison, lost_documents, run_sampled
 from olive_ext.run.sample_logs import Fields, sample_fields
 from olive_ext.session.tokenizer_fit import TEMPLATE, excerpts
 
