@@ -14,7 +14,7 @@ import logging
 import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -107,19 +107,22 @@ def means_of(aggregations: Mapping[str, Any]) -> list[str]:
     return [name for name, function in aggregations.items() if any(function is one for one in MEANS)]
 
 
-def count_samples(tasks: Iterable[Any], repeats: int | None, *, thinks: bool) -> None:
-    """Makes lm-eval's `tasks` that generate ask each document `repeats` times (None: as often as they say), and gives
-    them the metrics of `names_of`."""
-    for task in tasks:
-        if getattr(task, "OUTPUT_TYPE", None) != "generate_until" or task.config is None:
-            continue
-        if repeats is not None:
-            task.set_config(key="repeats", value=repeats)
-        task.__class__ = _counting(type(task), thinks=thinks)
+def prepare(tasks: Mapping[str, Any], repeats: int | None, *, thinks: bool) -> None:
+    """Gives each of lm-eval's `tasks` a class of its own. Those that generate ask each document `repeats` times (None:
+    as often as they say), and have the metrics of `names_of`."""
+    for name, task in tasks.items():
+        kind = type(task)
+        if getattr(task, "OUTPUT_TYPE", None) == "generate_until" and task.config is not None:
+            if repeats is not None:
+                task.set_config(key="repeats", value=repeats)
+            kind = _counting(kind, thinks=thinks)
+        kind = _scored(name, kind)
+        kind = _prompted(name, kind) if isinstance(task, ConfigurableTask) else kind
+        kind.__name__ = type(task).__name__
+        task.__class__ = kind
 
 
 def _counting(kind: Any, *, thinks: bool) -> Any:
-
     class Counting(kind):  # type: ignore[misc]
         def aggregation(self) -> dict[str, Any]:
             aggregations = super().aggregation()
@@ -148,7 +151,6 @@ def _counting(kind: Any, *, thinks: bool) -> Any:
             runs_code = getattr(self, "UNSAFE_CODE", False)  # its own metrics are of all answers
             return names_of(1 if runs_code else self.config.repeats, thinks=thinks)
 
-    Counting.__name__ = kind.__name__
     return Counting
 
 
@@ -270,14 +272,6 @@ class Chosen:
 
     requests: dict[int, list[Any]]
     """The requests of all documents, by number, which hold for one model's chat template: filled at the first use."""
-
-
-def evaluated(name: str, kind: Any) -> Any:
-    """The class of tasks `kind` as the task `name` is evaluated."""
-    made = _scored(name, kind)
-    made = _prompted(name, made) if issubclass(kind, ConfigurableTask) else made
-    made.__name__ = kind.__name__
-    return made
 
 
 def _scored(name: str, kind: Any) -> Any:

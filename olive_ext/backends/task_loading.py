@@ -21,7 +21,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from olive_ext.backends.code_eval import loading_metrics, pass_names, refuse_unconfined, refuse_unconfirmed
-from olive_ext.backends.evaluated_task import Chosen, count_samples, evaluated, names_of
+from olive_ext.backends.evaluated_task import Chosen, names_of, prepare
 from olive_ext.backends.lm_eval_patches import exits_raised, quiet_data, sandboxed_templates
 from olive_ext.backends.task_checks import made_tasks, refuse_definition
 from olive_ext.backends.task_files import (
@@ -105,7 +105,7 @@ def load_tasks(
     """Tasks by registered name, path of a YAML file, or inline definition; names under `include_path` come first.
     `seed` is for all four `SEEDS`; None takes lm-eval's. `metadata` is laid over each task's own, and given to the
     functions that make documents. `runs_code`: whether those may be among them that run what a model has written.
-    `repeats` and `thinks` as in `evaluated_task.count_samples`.
+    `repeats` and `thinks` as in `evaluated_task.prepare`.
 
     Raises:
         TaskError: a name is unknown (the nearest names are given), a file or folder is missing, or a task's definition
@@ -123,9 +123,7 @@ def load_tasks(
         with exits_raised(), templates, code, made_tasks(), quiet_data(), offline_if_unreachable(has_data=has_data):
             loaded = LoadedTasks(manager, manager.load(accepted), seeds)
         refuse_unconfined(loaded.tasks, runs_code)
-        count_samples(loaded.tasks.values(), repeats, thinks=thinks)
-        for name, task in loaded.tasks.items():
-            task.__class__ = evaluated(name, type(task))
+        prepare(loaded.tasks, repeats, thinks=thinks)
         return loaded
 
 

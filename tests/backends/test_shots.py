@@ -20,7 +20,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 from PIL import Image
 
-from olive_ext.backends.evaluated_task import evaluated
+from olive_ext.backends.evaluated_task import prepare
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.backends.lm_eval_run import run_tasks
 from olive_ext.backends.task_loading import SEEDS, load_tasks
@@ -160,7 +160,8 @@ class Shots(ConfigurableTask):
 def test_document_is_no_example_of_itself_whatever_it_holds(held: Any) -> None:
     documents = [{"name": "a", "held": held(number)} for number in range(5)]
     own = {**documents[2], "held": held(2)} if held is not _cut_picture else documents[2]
-    task: Any = evaluated("t", Shots)(ContextSampler(documents).set_rnd(1))
+    task = Shots(ContextSampler(documents).set_rnd(1))
+    prepare({"t": task}, None, thinks=False)
     found = task.fewshot_context(own)
     assert {id(document) for document in found} == {id(one) for one in documents if one is not documents[2]}
 

@@ -15,7 +15,7 @@ import torch
 from lm_eval import evaluator_utils
 from lm_eval.api.metrics import mean
 
-from olive_ext.backends.evaluated_task import evaluated
+from olive_ext.backends.evaluated_task import prepare
 from olive_ext.backends.task_checks import named_aggregations
 from olive_ext.backends.task_loading import declared_metrics, load_tasks, loaded_metrics
 from olive_ext.errors import TaskError
@@ -83,7 +83,9 @@ def test_what_is_as_good_as_a_number_is_the_number(kind: Any, monkeypatch: pytes
         def process_results(self, doc: Any, results: Any) -> dict[str, Any]:
             return {"near": kind(0.5), "both": kind(0.25)}
 
-    values = evaluated("t", Task)().process_results({}, [])
+    task = Task()
+    prepare({"t": task}, None, thinks=False)
+    values = task.process_results({}, [])
     assert (float(values["near"]), type(values["both"])) == (0.5, type(kind(0.25)))
     assert isinstance(values["near"], float | np.floating | Fraction)
     several = torch.tensor([0.5, 1.0])
