@@ -133,16 +133,13 @@ def joined_passes(report: Report, arrow: str) -> str:
 
 
 def _short_name(facts: Mapping[str, Any], unknown: str) -> str:
-    variant = f" ({facts[VARIANT]})" if VARIANT in facts else ""
-    return f"{_short_path(str(facts.get('path', unknown)))}{variant}"
-
-
-def _short_path(path: str) -> str:
-    """The last two parts of a path where the last alone is a file's or folder's usual name, else the last."""
+    """The last part of a model's path, with the one before it where it is a file's or folder's usual name; and the
+    model's variant."""
+    path = str(facts.get("path", unknown))
     parts = PurePath(path.replace("\\", "/")).parts
-    if len(parts) > 1 and parts[-1] in ("model", "model.onnx", "output_model", "models", "onnx"):
-        return "/".join(parts[-2:])
-    return parts[-1] if parts else path
+    is_usual = parts[-1:] and parts[-1] in ("model", "model.onnx", "output_model", "models", "onnx")
+    name = "/".join(parts[-2:] if is_usual else parts[-1:]) or path
+    return f"{name} ({facts[VARIANT]})" if VARIANT in facts else name
 
 
 def short_names(paths: Sequence[Sequence[str]]) -> list[str]:
