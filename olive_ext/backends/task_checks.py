@@ -184,8 +184,8 @@ def named_aggregations() -> Iterator[None]:
 
     def aggregated(task: Any, *args: Any, **options: Any) -> Any:
         with named_failures(f"task '{task.task_name}', its metrics"):
-            found, count = aggregate(task, *args, **options)
-        values = {name: as_number(value) for name, value in found.items()}
+            results, count = aggregate(task, *args, **options)
+        values = {name: as_number(value) for name, value in results.items()}
         for name in [name for name, value in values.items() if not isinstance(value, Real) and "_stderr," not in name]:
             logger.warning("task '%s': %s is %.80r, no number: it is no metric", task.task_name, name, values[name])
         return values, count

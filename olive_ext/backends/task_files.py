@@ -210,7 +210,7 @@ def _python_file(path: Path, function: str) -> Path:
 
 def helpers_of(file: Path) -> list[Path]:
     """The Python files below the folder of `file` that it imports, and that these import. Nothing is run."""
-    found, waiting = {file}, [file] if file.is_file() else []  # to read a pipe may never end
+    known, waiting = {file}, [file] if file.is_file() else []  # to read a pipe may never end
     while waiting:
         names = set[str]()
         with suppress(OSError, SyntaxError, ValueError, RecursionError):
@@ -219,9 +219,9 @@ def helpers_of(file: Path) -> list[Path]:
                     base = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
                     names |= {*base, *(".".join((*base, one.name)) for one in node.names)}
         places = {file.parent / f"{name.replace('.', '/')}{end}" for name in names for end in (".py", "/__init__.py")}
-        new = {place for place in places - found if place.is_file()}
-        found, waiting = found | new, [*waiting, *new]
-    return sorted(found - {file})
+        new = {place for place in places - known if place.is_file()}
+        known, waiting = known | new, [*waiting, *new]
+    return sorted(known - {file})
 
 
 def _functions(value: object) -> Iterator[str]:

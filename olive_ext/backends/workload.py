@@ -33,15 +33,15 @@ _SAMPLE = 16
 
 def new_letters(texts: Sequence[str]) -> list[int]:
     """The letters of each text that no text before it in sorted order shares: what a prefix tree adds."""
-    found, before = [0] * len(texts), ""
+    counts, before = [0] * len(texts), ""
     for index in sorted(range(len(texts)), key=texts.__getitem__):
         text = texts[index]
         low, high = 0, min(len(before), len(text))
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if before[low:middle] == text[low:middle] else (low, middle - 1)
-        found[index], before = len(text) - low, text
-    return found
+        counts[index], before = len(text) - low, text
+    return counts
 
 
 @dataclass

@@ -478,8 +478,8 @@ def _system_references(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _system(recipe: Mapping[str, Any], key: str) -> tuple[str, Mapping[str, Any]]:
     """The place and the keys of a system that is named, or written, at a key of the recipe or its engine."""
-    found = (item for item in _system_references(recipe) if item[0] in (key, f"engine.{key}") and item[1])
-    where, system = next(found, (key, {}))
+    written = (item for item in _system_references(recipe) if item[0] in (key, f"engine.{key}") and item[1])
+    where, system = next(written, (key, {}))
     if isinstance(system, str):
         return f"systems.{system}", mapping(mapping(recipe.get("systems")).get(system))
     return where, mapping(system)

@@ -200,8 +200,8 @@ def advised(text: str) -> str:
     """A verdict's advice with options in place of keys: "`--set matters=4`" for "`matters: 4`"."""
     flags = {option.key: option.flag for option in OPTIONS}
 
-    def as_option(found: re.Match[str]) -> str:
-        key, value = found[1], (found[2] or "").strip('["]')
+    def as_option(match: re.Match[str]) -> str:
+        key, value = match[1], (match[2] or "").strip('["]')
         value = value and shlex.quote(value)
         is_set = key not in flags and key in EvaluationConfig.model_fields and value
         return f"`--set {key}={value}`" if is_set else f"`{' '.join(filter(None, (flags.get(key, key), value)))}`"

@@ -215,7 +215,7 @@ def _is_called(node: ast.AST, names: tuple[str, ...]) -> bool:
 def _arguments(source: _Source, root: str) -> Mapping[str, frozenset[str]]:
     """The classes that are made of `root` in lower case, as Olive's tables of them are, and the parameters of each."""
     classes = {node.name: node for tree in _trees(source) for node in tree.body if isinstance(node, ast.ClassDef)}
-    found: dict[str, frozenset[str]] = {}
+    parameters: dict[str, frozenset[str]] = {}
     for name, node in classes.items():
         line: list[ast.ClassDef] = [node]
         for base in line:  # grows by each base that the file defines
@@ -224,8 +224,8 @@ def _arguments(source: _Source, root: str) -> Mapping[str, frozenset[str]]:
             methods = [item for base in line for item in base.body if isinstance(item, ast.FunctionDef)]
             made = next((item.args for item in methods if item.name == "__init__"), None)
             arguments = [] if made is None else [*made.args[1:], *made.kwonlyargs]
-            found[name.lower()] = frozenset(item.arg for item in arguments)
-    return found
+            parameters[name.lower()] = frozenset(item.arg for item in arguments)
+    return parameters
 
 
 @cache

@@ -124,8 +124,8 @@ def _of_broken(reasons: Sequence[Reason], comparison: Comparison) -> str:
     is_small = others[0].code in ("too_few", "distant") and not comparison.missing
     few = next((item for item in others if item.code == "too_few" and is_small), None)
     documents = "" if most or few is None else _documents(few, comparison, "")  # the fall may be chance
-    found = "" if few is others[0] else next_step(others, comparison, most_kl)
-    step = ", or ".join(filter(None, (documents, found)))
+    other_step = "" if few is others[0] else next_step(others, comparison, most_kl)
+    step = ", or ".join(filter(None, (documents, other_step)))
     keys = sorted({f"`{item.field}`" for item in broken})
     return f"{step or _step_after('loss', comparison, most_kl)}, or allow more ({', '.join(keys)})"
 

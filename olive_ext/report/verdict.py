@@ -217,9 +217,9 @@ def possible_loss(item: Reason, *, is_short: bool = False) -> str:
 
 def verdict(comparison: Comparison, broken: Sequence[Reason] = ()) -> Verdict:
     """The verdict on a comparison, whose worst findings are `broken` bounds (`run.bounds`)."""
-    found, figures = _found(comparison)
+    findings, figures = _findings(comparison)
     kept = (Reason("bound_kept", words=f"bound kept: {line}") for line in comparison.kept_bounds)
-    reasons = (*broken, *found, *kept)
+    reasons = (*broken, *findings, *kept)
     together: dict[tuple[str, str], list[Reason]] = {}
     for item in reasons:
         is_listed = item.code in ("loss", "cut_off", "small_loss", "no_direction", "too_few", "gain")
@@ -233,7 +233,7 @@ def verdict(comparison: Comparison, broken: Sequence[Reason] = ()) -> Verdict:
     return Verdict(STATUSES[reasons[0].code], headline, reasons, tuple(evidence), *known)
 
 
-def _found(comparison: Comparison) -> tuple[Sequence[Reason], tuple[Figure, ...]]:
+def _findings(comparison: Comparison) -> tuple[Sequence[Reason], tuple[Figure, ...]]:
     """The reasons without bounds, the worst first, and the figures, as docs/comparison.md has it.
 
     "No loss found" needs three things: every metric of every task excludes a loss that matters, even if all requests

@@ -208,13 +208,13 @@ def _near(name: str, known: Iterable[str]) -> str:
     return f"; there are {first_of(names)}{' (all: docs/comparison.md)' if COMPARISON_NAMES[0] in names else ''}"
 
 
-def broken_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric], found: Comparison | None = None) -> list[Reason]:
+def broken_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric], judged: Comparison | None = None) -> list[Reason]:
     """A reason for each of the `single_bounds` that is broken, in their order; a value that is no number breaks every
     bound, and so do requests without a finite output.
 
     Raises `ConfigError` with the metrics there are for a bound that names none of them, or several.
     """
-    texts = {} if found is None else found.whole_texts()
+    texts = {} if judged is None else judged.whole_texts()
     single = [*single_bounds(bounds, metrics, texts)]
     if number_wrong := non_finite_requests(metrics):
         words = f"{counted(number_wrong, 'request')} had no finite output: no metric can be trusted"

@@ -197,9 +197,9 @@ def _compared(first: Named, others: Sequence[Named]) -> Iterator[ComparedModels]
             notes.append(f"a loss of {item.matters:g} pt or % matters, as in the evaluation of {item.name}")
         if comparison.metrics["configs"]:
             models = ComparedModels(item.name, first.name, comparison, "; ".join(notes), is_of_another=not is_same)
-            loss, found = item.report.config.get("fail_on_loss"), models.for_verdict
+            loss, judged = item.report.config.get("fail_on_loss"), models.for_verdict
             bounds = [LossBound.of(float(loss))] if loss and own.certainty is None else []
-            broken = tuple(broken_bounds(bounds, comparison_metrics(found), found))
+            broken = tuple(broken_bounds(bounds, comparison_metrics(judged), judged))
             yield replace(models, broken=broken, is_of_reports=True)
 
 

@@ -40,7 +40,7 @@ OUTCOME = "OLIVE_EXT_OUTCOME"
 IN_PROGRESS = "OLIVE_EXT_RUN"
 """Names the variable that holds the run in progress, as JSON: input model, `_KNOWN`, and the file of the report."""
 
-_FOUND = ("gave_up", "is_search", "is_undecided", "num_earlier", "unmeasured")
+_HANDED_OVER = ("gave_up", "is_search", "is_undecided", "num_earlier", "unmeasured")
 _KNOWN = ("answers", "current", "is_search", "made_by", "model_id", "types")
 
 logger = logging.getLogger("olive.olive_ext")
@@ -144,8 +144,8 @@ class Run:
     def hand_over(self) -> None:
         """Writes what the workflow has found to the file that whoever started its container reads, if it is in one."""
         if path := os.environ.get(OUTCOME):
-            found = {name: getattr(self, name) for name in _FOUND}
-            text = json.dumps({**found, "reports": [to_json(report) for report in self.reports]})
+            outcome = {name: getattr(self, name) for name in _HANDED_OVER}
+            text = json.dumps({**outcome, "reports": [to_json(report) for report in self.reports]})
             Path(path).write_text(text, encoding="utf-8")
 
     def described(self, passes: Sequence[str]) -> str:

@@ -212,12 +212,12 @@ def _judge(evaluator: Any, bounds: Sequence[Bound], signal: Any, known: int) -> 
         run.reports[-1] = report = replace(old, broken=tuple(broken), comparison=comparison)
         if report != old and (folder := old.config.get("output_dir")):
             write(report, folder)
-        found = report.verdict if run.is_search and signal is not None else None
-        if found is not None and comparison is not None and not broken:
+        judged = report.verdict if run.is_search and signal is not None else None
+        if judged is not None and comparison is not None and not broken:
             # A claim and damage to files are no bounds of the numbers, by which a search chooses.
-            is_broken = comparison.certainty is not None and found.status == "loss"
+            is_broken = comparison.certainty is not None and judged.status == "loss"
             if is_broken or comparison.damaged:
-                broken = [replace(found.reasons[0], words=found.headline)]
+                broken = [replace(judged.reasons[0], words=judged.headline)]
     if not broken:
         return
     error = requirement_error(f"evaluators.{evaluator.name or 'evaluator'}", broken, report)

@@ -117,10 +117,10 @@ def note_unmeasured(engine: Any, run: Run, output: Any) -> None:
     evaluators = list(our_evaluators(engine))
     last = [*engine.input_passes_configs.values()][-1][0].evaluator or engine.evaluator_config
     of_output = (report.comparison for report in run.reports[run.num_earlier :])
-    is_decided = "fail_on_loss" in _bounds(last) or any(found is not None and found.over_all for found in of_output)
+    is_decided = "fail_on_loss" in _bounds(last) or any(one is not None and one.over_all for one in of_output)
     unheld = ((where, key) for where, one in evaluators if one != last for key in _bounds(one))
-    if found := next((item for item in unheld if not (is_decided and item[1] == "fail_on_loss")), None):
-        run.unmeasured, run.is_undecided = "by '{}', which has '{}'".format(*found), True
+    if bound := next((item for item in unheld if not (is_decided and item[1] == "fail_on_loss")), None):
+        run.unmeasured, run.is_undecided = "by '{}', which has '{}'".format(*bound), True
     elif run.measured is not None or not all(has_only_costs(one) for _, one in evaluators):
         later = made[len(run.measured or ()) :]
         is_measured = not later or (is_ours(last) and not has_only_costs(last))

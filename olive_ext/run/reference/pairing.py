@@ -126,8 +126,8 @@ def _equal_scores(
             score = scores.get(own.task, {}).get(f"{metric},{own.filter}")
             if is_value(score) and all(one.get(name) == two.get(name) for one, two in pairs):
                 equal = np.full(len(pairs), score)
-                found = compare_outcomes(own.task, metric, own.filter, equal, equal, matters=matters)
-                yield replace(found, is_binary=False)
+                outcome = compare_outcomes(own.task, metric, own.filter, equal, equal, matters=matters)
+                yield replace(outcome, is_binary=False)
 
 
 def compare_texts(reference: Sequence[Answers], candidate: Sequence[Answers]) -> Iterator[TextChange]:
@@ -186,9 +186,9 @@ def _over_all(pairs: Sequence[_Pair], undrawn: Sequence[FloatArray], matters: fl
         at = [places.setdefault(document, len(places)) for document in asked]
         first, second = (np.bincount(at, values) / np.bincount(at) for values in (first, second))
     whole = np.concatenate([*(pair.right(pair.whole) for pair in pairs), *undrawn])
-    found = compare_outcomes(ALL, ACCURACY, "none", first, second, True, matters, whole=whole, weights=drawn or None)
+    outcome = compare_outcomes(ALL, ACCURACY, "none", first, second, True, matters, whole=whole, weights=drawn or None)
     lost, won = flips(first, second)
-    return replace(found, is_binary=True, right_to_wrong=lost, wrong_to_right=won)
+    return replace(outcome, is_binary=True, right_to_wrong=lost, wrong_to_right=won)
 
 
 def _flips(pair: _Pair, samples: Sequence[Mapping[str, Any]], tasks: Mapping[str, Any]) -> Iterator[Flip]:
