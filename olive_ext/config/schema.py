@@ -87,7 +87,7 @@ def schema(kind: SchemaKind) -> Json:
     """The schema (draft 7, which editors know best) of one evaluator block, one pass block or a whole recipe."""
     known = {name: _tidy(one.model_json_schema()) for name, one in pass_settings().items()}
     settings = known[PASS_TYPE]
-    blocks = {"evaluator": _block(settings["properties"], _EVALUATOR_KEYS, "type_args")}
+    blocks = {EVALUATOR_TYPE: _block(settings["properties"], _EVALUATOR_KEYS, "type_args")}
     for name, one in entries("evaluators").items():
         own = {**_METRICS_KEYS, "type": {"const": name, "description": f"This package's evaluator {one.description}."}}
         properties = _tidy(load(one.settings).model_json_schema())["properties"]
@@ -95,16 +95,13 @@ def schema(kind: SchemaKind) -> Json:
     does = {PASS_TYPE: _PASS_DOES, **{name: one.description for name, one in entries("passes").items()}}
     for name, keys in known.items():
         own = {"type": {"const": name, "description": f"This package's pass: {does[name]}."}, **_PASS_KEYS}
-        blocks[_block_of(name)] = _block(keys["properties"], own, "config")
+        blocks[name] = _block(keys["properties"], own, "config")
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": _TITLES[kind]}
     if kind != "recipe":
-        return {**head, **blocks[kind], "$defs": settings.get("$defs", {})}
+        block = blocks[EVALUATOR_TYPE if kind == "evaluator" else PASS_TYPE]
+        return {**head, **block, "$defs": settings.get("$defs", {})}
     definitions = {name: item for one in known.values() for name, item in one.get("$defs", {}).items()}
     return {**head, **_recipe(), "$defs": {**definitions, **blocks}}
-
-
-def _block_of(pass_type: str) -> str:
-    return "pass" if pass_type == PASS_TYPE else pass_type
 
 
 def _block(properties: Json, olive_keys: Json, nested_key: str, needed: str = "tasks") -> Json:
@@ -126,11 +123,8 @@ def _block(properties: Json, olive_keys: Json, nested_key: str, needed: str = "t
 
 def _recipe() -> Json:
     """Checks our blocks wherever Olive takes an evaluator or a pass; all else is Olive's and left open."""
-    evaluator = {
-        "allOf": [_when_ours(EVALUATOR_TYPE, "evaluator"), *(_when_ours(name, name) for name in entries("evaluators"))]
-    }
-    ours = [_when_ours(name, _block_of(name)) for name in pass_settings()]
-    pass_block = {"allOf": ours, "properties": {"evaluator": evaluator}}
+    evaluator = {"allOf": [_when_ours(name) for name in evaluator_settings()]}
+    pass_block = {"allOf": [_when_ours(name) for name in pass_settings()], "properties": {"evaluator": evaluator}}
     inline = {"evaluator": evaluator}
     return {
         "type": "object",
@@ -148,10 +142,10 @@ def _recipe() -> Json:
     }
 
 
-def _when_ours(type_name: str, definition: str) -> Json:
+def _when_ours(type_name: str) -> Json:
     return {
         "if": {"type": "object", "required": ["type"], "properties": {"type": {"const": type_name}}},
-        "then": {"$ref": f"#/$defs/{definition}"},
+        "then": {"$ref": f"#/$defs/{type_name}"},
     }
 
 
