@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -101,10 +101,6 @@ class Passes:
         """The class of a pass, "module.name"; empty for an unknown one."""
         return self.modules.get(_plain(pass_type), "")
 
-    def parameters(self, pass_type: str) -> Collection[str]:
-        """The names of a pass's parameters; none where they are not known."""
-        return pass_parameters(self.module(pass_type)).keys()
-
 
 @dataclass(frozen=True)
 class Block:
@@ -175,8 +171,9 @@ def mistakes(
             undrivable = list(undrivable_builder(block.type, block.where)) if _is_local(host) else []
             yield from undrivable or unknown_options(block.type, block.settings(), block.where)
             if values := block.settings():
-                yield from unlike(values, olives.parameters(block.type), block.where, f"'{block.type}'")
-                yield from unknown_values(olives.module(block.type), values, block.where)
+                module = olives.module(block.type)
+                yield from unlike(values, pass_parameters(module), block.where, f"'{block.type}'")
+                yield from unknown_values(module, values, block.where)
                 yield from unbuildable(block.type, values, accelerator(recipe), block.where)
     yield from _undefined(recipe, "evaluators", _evaluator_references(recipe))
     if passes is None or not passes.are_all:  # an engine lists those that it was given

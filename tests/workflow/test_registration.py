@@ -22,6 +22,7 @@ from olive.resource_path import create_resource_path
 from olive_ext.check import check_recipe
 from olive_ext.check.recipe import Passes, plain_path
 from olive_ext.config import EVALUATOR_TYPE
+from olive_ext.config.pass_options import pass_parameters
 from olive_ext.errors import (
     ConfigError,
     MismatchError,
@@ -55,14 +56,14 @@ PASSES = ("ModelBuilder", "OnnxConversion", "OnnxDynamicQuantization", "OnnxBloc
 def test_parameters_in_source_are_those_of_the_class(kind: str) -> None:
     imported = OlivePackageConfig.load_default_config().import_pass_module(kind)
     expected = imported.default_config(AcceleratorSpec("cpu", "CPUExecutionProvider"))
-    assert Passes().parameters(kind) == {*expected}
+    assert {*pass_parameters(Passes().module(kind))} == {*expected}
 
 
 def test_parameters_of_a_module_that_is_no_package_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = 'class Own:\n    def _default_config(cls, spec):\n        return {"size": PassConfigParam(type_=int)}\n'
     (tmp_path / "own_passes.py").write_text(source, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert {*Passes({"own": "own_passes.Own"}).parameters("Own")} == {"size"}
+    assert {*pass_parameters("own_passes.Own")} == {"size"}
 
 
 class Target:
