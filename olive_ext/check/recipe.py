@@ -341,10 +341,13 @@ def _mistakes_of_model(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:
 def gets_onnx(recipe: Mapping[str, Any], block: Block, passes: Passes) -> bool:
     """Whether a block of ours gets an ONNX model: the input model, or what a pass makes (a pass before it, where the
     block is a pass itself). An evaluator gets the last pass's model, whatever it got before."""
-    from olive_ext.run.task_fit import is_onnx_model
-
     modules = [passes.module(other.type) for other in _passes_before(recipe, block)]
     return is_onnx_model(input_model(recipe)[0]) or any(one.startswith("olive.passes.onnx") for one in modules)
+
+
+def is_onnx_model(kind: str) -> bool:
+    """Whether an input model of Olive's type `kind` reaches the evaluation as ONNX graphs, whatever passes do."""
+    return kind.lower() in ("onnxmodel", "compositemodel")
 
 
 def _passes_before(recipe: Mapping[str, Any], block: Block) -> list[Block]:

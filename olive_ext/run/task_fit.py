@@ -75,8 +75,3 @@ def refuse_arguments(settings: EvaluationSettings, where: str = "", *, is_onnx: 
         warn_ignored("'model_class' = 'hf', because the model is an ONNX model")
     if is_onnx or settings.model_class not in (None, "hf"):
         OrtLMArguments.parse(settings.model_args, f"{prefix}model_args")
-
-
-def is_onnx_model(kind: str) -> bool:
-    """Whether an input model of Olive's type `kind` reaches the evaluation as ONNX graphs, whatever passes do."""
-    return kind.lower() in ("onnxmodel", "compositemodel")

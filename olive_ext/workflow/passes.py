@@ -29,6 +29,7 @@ from olive.passes.pass_config import PassConfigParam
 from pydantic import BaseModel
 
 from olive_ext.backends.task_files import is_file
+from olive_ext.check.recipe import is_onnx_model
 from olive_ext.config import (
     PASS_TYPE,
     EvaluationSettings,
@@ -49,7 +50,6 @@ from olive_ext.report.page import PASSES
 from olive_ext.report.plain_text import chain_steps, chain_table, print_cells
 from olive_ext.report.report_files import report_number, write_chain, write_texts
 from olive_ext.run.bounds import COSTS, SIZE_ON_DISK, TOKENS_PER_SECOND, broken_bounds, with_costs
-from olive_ext.run.task_fit import is_onnx_model
 from olive_ext.workflow.current_run import Run, files_of, recorded_failures, requirement_error, running, settled
 from olive_ext.workflow.evaluator import measure, surfaced
 from olive_ext.workflow.handlers import COMPONENTS, additional_files, tokenizer_candidates
