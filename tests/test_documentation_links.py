@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from pathlib import Path
 
@@ -43,6 +44,14 @@ def test_diffs_of_the_pages_are_of_the_code() -> None:
     ]
     assert len(added) > 20
     assert [line for line in added if line[1] not in lines] == []
+
+
+def test_members_that_the_python_reference_names_are_there() -> None:
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^::: (\S+)\n    options: .*members: \[(.*?)\]", page, re.M)
+    named = [(path, member) for path, members in listed for member in members.split(", ")]
+    assert named
+    assert [item for item in named if not hasattr(pkgutil.resolve_name(item[0]), item[1])] == []
 
 
 def test_the_readmes_commands_come_before_its_picture() -> None:
