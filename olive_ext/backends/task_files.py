@@ -312,12 +312,10 @@ def tasks_of(spec: Spec, index: Mapping[str, Any]) -> list[Any]:
     """What a task or a group stands for: itself, or each member that is not a group, as it is written. `index` is
     lm-eval's, by name; members that it lacks count as tasks. Raises `TaskError` for a group, or one inside it, that has
     no tasks or is a member of itself."""
-    content = (
-        read_task(Path(spec).expanduser())
-        if isinstance(spec, str) and is_file(spec) and Path(spec).expanduser().is_file()
-        else {}
-    )
-    return list(_tasks(content if "group" in content else spec, index, ()))
+    if isinstance(spec, str) and is_file(spec) and (path := Path(spec).expanduser()).is_file():
+        content = read_task(path)
+        spec = content if "group" in content else spec
+    return list(_tasks(spec, index, ()))
 
 
 def _tasks(member: Any, index: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Any]:

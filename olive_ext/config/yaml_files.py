@@ -83,14 +83,12 @@ def read_recipe(path: str | Path) -> Mapping[str, Any]:
     if kind := special_kind(path):
         raise ConfigError(f"the recipe '{path}' is {kind}: give a file", code="no_access")
     try:
-        is_yaml = path.suffix.lower() in (".yaml", ".yml")
-        if is_yaml and (twice := doubled_key(path)):
-            raise ValueError(twice)
-        recipe = (
-            yaml.safe_load(yaml_bytes(path))
-            if is_yaml
-            else json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=keys_once)
-        )
+        if path.suffix.lower() in (".yaml", ".yml"):
+            if twice := doubled_key(path):
+                raise ValueError(twice)
+            recipe = yaml.safe_load(yaml_bytes(path))
+        else:
+            recipe = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=keys_once)
     except OSError as error:
         raise ConfigError(f"cannot read the recipe '{path}': {error.strerror or error}", code="no_access") from error
     except (*WRONG_TAGS, yaml.YAMLError, RecursionError) as error:

@@ -233,12 +233,8 @@ def with_reference(settings: EvaluationSettings) -> EvaluationSettings:
     replaced, run = settled(reference), running.get()
     if replaced is reference:
         return settings
-    if (
-        reference.float_model == AT_HAND
-        and replaced.float_model is None
-        and run is not None
-        and _is_onnx(run.lineage[-1])
-    ):
+    is_lacking = reference.float_model == AT_HAND and replaced.float_model is None
+    if is_lacking and run is not None and _is_onnx(run.lineage[-1]):
         logger.warning(
             "'reference.float_model' = '%s': no float ONNX model is among those that this one was made from, so that "
             "its stages are not reported; '%s' makes one of the checkpoint",

@@ -182,12 +182,8 @@ def _with_file_name(model: Any) -> Any:
     """Olive's configuration of a model, with the decoder's file that genai_config.json names where a folder has several
     graphs: Olive 0.13 refuses it without."""
     path, name = model.config.get("model_path"), model.config.get("onnx_file_name")
-    if (
-        model.type.lower() != "onnxmodel"
-        or name
-        or not isinstance(path, str)
-        or len(list(Path(path).glob("*.onnx"))) == 1
-    ):
+    is_clear = name or model.type.lower() != "onnxmodel" or not isinstance(path, str)
+    if is_clear or len(list(Path(path).glob("*.onnx"))) == 1:
         return model
     file = Path(path, GENAI_CONFIG)
     decoder = read_json(file).get("model", {}).get("decoder", {}).get("filename") if file.is_file() else None
