@@ -291,9 +291,8 @@ class Sampler:
         if self._pending is None:
             raise ValueError("there is no batch that values are missing of")
         documents, scores_RH = self._pending
-        shares, least = (
-            self._population.shares(documents, given) for given in (values, values if lows is None else lows)
-        )
+        shares = self._population.shares(documents, values)
+        least = shares if lows is None else self._population.shares(documents, lows)
         widths = (self._population.highs_N - self._population.lows_N)[documents]
         errors = np.sqrt(np.zeros(len(documents)) if variances is None else np.asarray(variances)) / widths
         for position, document in enumerate(documents):
