@@ -67,7 +67,7 @@ def _scores(page: Page) -> Iterator[Sequence[str]]:
 
 def _differences(page: Page) -> Iterator[Sequence[str]]:
     for group in view.differences(page.compared):
-        cells, outcome = {}, group[0][1]
+        cells, first = {}, group[0][1]
         for candidate, outcome, _ in group:
             shown, interval = difference_texts(outcome)
             unit = f"\N{NO-BREAK SPACE}{outcome.unit_name}"
@@ -75,9 +75,11 @@ def _differences(page: Page) -> Iterator[Sequence[str]]:
             p = view.flips_p(outcome)
             parts = [f"{SIGNS[view.tone(outcome)]} {shown}{unit} ({interval})", flips, f"p {p}" if p else ""]
             cells[candidate] = ", ".join(filter(None, parts))
-        metric = f"{with_filter(outcome.metric, outcome.filter)}, difference (95 %)"
+        metric = f"{with_filter(first.metric, first.filter)}, difference (95 %)"
         texts = (cells.get(item.name, "") for item in page.columns)
-        yield view.task_title(outcome.task), metric, count_of(outcome.num_documents, outcome.num_population), *texts
+        outcomes = sorted((outcome for _, outcome, _ in group), key=lambda outcome: outcome.num_documents)
+        counts = dict.fromkeys(count_of(item.num_documents, item.num_population) for item in outcomes)
+        yield view.task_title(first.task), metric, "/".join(counts), *texts
 
 
 def _distances(page: Page) -> Iterator[Sequence[str]]:
