@@ -40,11 +40,9 @@ def onnx_config(model: Any, settings: EvaluationSettings, execution_providers: A
     `ConfigError`.
     """
     refuse_arguments(settings)
-    for key in ("external_initializers_file_name", "constant_inputs_file_name"):
-        if getattr(model, key, None):
-            raise ModelError(f"the ONNX model has {key} = '{getattr(model, key)}', which is not supported")
-    if getattr(model, "use_ort_extensions", False):
-        raise ModelError("the ONNX model has use_ort_extensions, which is not supported")
+    for key in ("external_initializers_file_name", "constant_inputs_file_name", "use_ort_extensions"):
+        if value := getattr(model, key, None):
+            raise ModelError(f"the ONNX model has {key} = '{value}', which is not supported")
     path, name = _place(model)
     where = {"onnx_file_name": name, "components": (model.model_attributes or {}).get(COMPONENTS, {})}
     which = ModelSettings(model=str(path), kind="onnx", tokenizer=settings.tokenizer, **where)
