@@ -184,8 +184,9 @@ def test_what_is_other_beside_such_changes_is_named() -> None:
     reference = {**floats(), "lm_head.bias": masked}
     assert differences(reference, reference) == {}, "numbers that are none in both"
     assert differences(reference, {**reference, "lm_head.bias": masked.clip(-1)}).keys() == {"lm_head.bias"}
-    longer = changed("cos_cache", put(slice(50, None), 2), HEALTHY["longer rotary tables"])
-    assert differences(floats(), longer).keys() == {"cos_cache"}
+    for healthy in ("longer rotary tables", "weights of a fine-tuned checkpoint"):
+        turned = changed("cos_cache", put(slice(50, None), 2), HEALTHY[healthy])
+        assert differences(floats(), turned).keys() == {"cos_cache"}
     bias = "model.layers.2.attn.q_proj.bias"
     assert differences(floats(), without(bias)) == {bias: "is missing"}
 
@@ -313,20 +314,28 @@ def assert_damage_is_found(model: onnx.ModelProto, reference: onnx.ModelProto, n
 
 
 @pytest.mark.parametrize(("part", "num_named"), [(slice(0), 0), (slice(40, 44), 1)])
-def test_rows_that_are_looked_up_before_they_are_decoded_are_compared(
-    part: slice, num_named: int, tmp_path: Path
+@pytest.mark.parametrize("options", [{}, {"per_channel": True}])
+@pytest.mark.parametrize("operator", ["Gather", "MatMul"])
+def test_what_is_quantized_in_each_step_is_compared(
+    operator: str, options: dict[str, bool], part: slice, num_named: int, tmp_path: Path
 ) -> None:
-    """As ONNX Runtime's dynamic quantization stores a table: exchanged rows of rare tokens were not compared."""
+    """ONNX Runtime's dynamic quantization of a table and a head: exchanged rows of rare tokens passed."""
     table = np.random.default_rng(1).normal(size=(64, 32)).astype(np.float32)
-    reference = graphs.plain(table, "/model/embed_tokens/Gather")
-    reference.graph.node[0].op_type, reference.graph.node[0].input[:] = "Gather", ["w", "x"]
-    reference.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
-    quantize_dynamic(reference, tmp_path / "int8.onnx", op_types_to_quantize=["Gather"])
+    reference = graphs.plain(table if operator == "Gather" else table.T.copy(), "/lm_head/MatMul")
+    if operator == "Gather":
+        reference.graph.node[0].op_type, reference.graph.node[0].input[:] = "Gather", ["w", "x"]
+        reference.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
+    quantize_dynamic(reference, tmp_path / "int8.onnx", op_types_to_quantize=[operator], **options)
     own = onnx.load(tmp_path / "int8.onnx")
-    assert [node.op_type for node in own.graph.node] == ["Gather", "DequantizeLinear"]
-    change(weight(own, "w_quantized"), lambda rows: put(part, rows[part][::-1])(rows.copy()))
+    assert {node.op_type for node in own.graph.node} >= {operator + "Integer" * (operator == "MatMul")}
+    axis = int(operator == "MatMul")
+    change(weight(own, "w_quantized"), lambda rows: np.moveaxis(exchanged(np.moveaxis(rows, axis, 0), part), 0, axis))
     found = damage(*saved(tmp_path, own, reference), nats=1e-5)
     assert (len(found.findings), found.uncompared) == (num_named, 0)
+
+
+def exchanged(rows: Array, part: slice) -> Array:
+    return put(part, rows[part][::-1])(rows.copy())
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -654,6 +663,19 @@ def test_where_distributions_are_near_only_numbers_that_texts_need_not_reach_are
     """A model whose weights are in another order of rotary pairs, or scaled with their epsilons, was "damaged", in 8
     bits too."""
     assert len(damaged(tmp_path, decoder(NUMBERS[row][0]), decoder(), nats=1e-5)) == num_named
+
+
+@pytest.mark.parametrize("operator", ["Less", "GreaterOrEqual"])
+def test_a_window_that_a_mask_is_made_with_is_compared(operator: str, tmp_path: Path) -> None:
+    """Short texts showed none of it, and the number is an integer."""
+
+    def masked(window: int) -> onnx.ModelProto:
+        model = with_arrays(decoder(), **{f"const_{window}_i64": np.array(window)})
+        model.graph.node.append(helper.make_node(operator, ["age", f"const_{window}_i64"], ["seen"], "/model/mask"))
+        return model
+
+    assert damaged(tmp_path / "same", masked(16), masked(16), nats=1e-5) == {}
+    assert damaged(tmp_path / "other", masked(9999), masked(16), nats=1e-5).keys() == {"/model/mask, input 1"}
 
 
 def test_numbers_of_a_part_that_no_text_reaches_are_compared_whatever_texts_gave(tmp_path: Path) -> None:

@@ -80,6 +80,14 @@ WEIGHTS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
 }
 """For each operator its weights, and the inputs of each: the numbers and, if packed, scales and zero points."""
 
+INTEGER_PRODUCTS: Mapping[str, tuple[int, ...]] = {
+    "MatMulInteger": (),
+    "MatMulIntegerToFloat": (1, 3, 5),
+    "DynamicQuantizeMatMul": (1, 2, 3),
+}
+"""Products whose inputs are quantized in each step, and where they have their weight's numbers, scales and zero points;
+empty where other nodes have the scales."""
+
 OUTLIER = 0.2
 """The share of a product's numbers beyond a step of its grid above which it was not just rounded, where the median
 product has a tenth of it. Rounding to nearest has none, GPTQ and AWQ have their shares in every product, and zero
@@ -290,8 +298,9 @@ def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> Differi
         changed = whole & others.keys()
         if 2 < len(whole) < 2 * len(changed):
             meant |= {name for name in changed if is_all(others[name], known[name])}
-    is_other_model = rotary < shared and shared - rotary <= others.keys()
-    meant = meant | rotary if is_other_model else meant - rotary
+    meant -= rotary
+    if rotary < shared and shared - rotary <= others.keys():  # another model: its positions may turn otherwise
+        meant |= {name for name in rotary & others.keys() if is_all(others[name], known[name])}
     found = {name: what for name, what in others.items() if name not in meant}
     return Differing(found, {name: what for name, what in others.items() if name in meant})
 
@@ -481,7 +490,7 @@ def float_weights(constants: Constants) -> dict[str, Array]:
 def quantized_weights(constants: Constants) -> dict[str, Grid]:
     """Quantized weights by the names that their float ones have in `float_weights`."""
     nodes, grids = constants.model.graph.node, dict[str, Grid]()
-    decoders = {node.input[0]: node for node in nodes if node.op_type == "DequantizeLinear"}
+    readers = {value: node for node in nodes for value in node.input}
     for node in nodes:
         for part, inputs in WEIGHTS.get(node.op_type, {}).items():
             name, is_turned = part_name(node, part), _is_turned(node)
@@ -494,7 +503,7 @@ def quantized_weights(constants: Constants) -> dict[str, Grid]:
             if decoder is not None and decoder.op_type == "Transpose":
                 is_turned, decoder = not is_turned, constants.maker.get(decoder.input[0])
             if node.op_type == "Gather" and decoder is None:  # rows that are looked up before they are decoded
-                decoder = decoders.get(node.output[0])
+                decoder = readers.get(node.output[0])
                 values += decoder.input[1:] if decoder is not None else []
             elif decoder is not None:
                 values = [*decoder.input]
@@ -502,7 +511,24 @@ def quantized_weights(constants: Constants) -> dict[str, Grid]:
                 stored = constants.packed(values)
                 grid = dequantized_grid(decoder, *stored, is_turned=is_turned) if stored is not None else None
                 grids |= {name: grid} if grid is not None else {}
+        stored = constants.packed(_of_integers(node, constants, readers)) if node.op_type in INTEGER_PRODUCTS else None
+        grid = dequantized_grid(node, *stored, is_turned=True) if stored is not None else None
+        grids |= {plain_name(node.name): grid} if grid is not None else {}
     return grids
+
+
+def _of_integers(node: onnx.NodeProto, constants: Constants, readers: Mapping[str, onnx.NodeProto]) -> list[str]:
+    """The stored numbers, scales and zero points of a product of integers. Its result is cast, and multiplied by the
+    product of both sides' scales, unless the node does it itself."""
+    if inputs := INTEGER_PRODUCTS[node.op_type]:
+        return [node.input[index] if index < len(node.input) else "" for index in inputs]
+    value = node.output[0]
+    while (reader := readers.get(value)) is not None and reader.op_type == "Cast":
+        value = reader.output[0]
+    scales = [name for name in (() if reader is None else reader.input) if name != value][:1]
+    of_both = constants.maker.get(scales[0]) if scales else None
+    weight_scales = [name for name in (scales if of_both is None else of_both.input) if name in constants.initializers]
+    return [node.input[1], *(weight_scales[:1] or [""]), *node.input[3:4]]
 
 
 def _is_turned(node: onnx.NodeProto) -> bool:

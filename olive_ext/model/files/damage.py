@@ -98,7 +98,10 @@ Scalar: TypeAlias = tuple[float, int]
 _FACTORS = {"Mul": (1, 1), "Div": (0, -1)}
 """That power, by an operator's input."""
 
-_SCALAR_READERS = ("Add", "Sub", *_FACTORS, "Pow", "Clip", "Min", "Max", "TopK")
+_LIMITING = ("TopK", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+"""Operators with integers that decide: experts, and windows in masks."""
+
+_SCALAR_READERS = ("Add", "Sub", *_FACTORS, "Pow", "Clip", "Min", "Max", *_LIMITING)
 _LARGE = 6e4
 """Numbers beyond this stand for infinity in masks: each float type has its own."""
 
@@ -558,7 +561,7 @@ def _scalars(constants: Constants) -> dict[str, Scalar]:
     reads = ((node, index, value) for node in readers for index, value in enumerate(node.input))
     for node, index, value in reads:
         is_single = value in tensors and math.prod(tensors[value].dims) == 1
-        is_number = is_single and (tensors[value].data_type in FLOATS or node.op_type == "TopK")
+        is_number = is_single and (tensors[value].data_type in FLOATS or node.op_type in _LIMITING)
         if is_number and (value in keys or names[plain_name(node.name)] == 1):
             array = constants.numbers(value)
             power = 0 if has_caps else _FACTORS.get(node.op_type, (0, 0))[min(index, 1)]
