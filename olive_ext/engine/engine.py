@@ -242,9 +242,8 @@ class StepLoop:
         self._tap = tap
         self._chunk_size = min(chunk_size, tap.longest_step)
         self._counters = counters
-        how = self._chunk_size, rule
-        traits = self.traits
-        self._steps = TreeSteps(*how) if traits.tree_batches else traits.form.scored_steps(*how)
+        is_tree = self.traits.tree_batches
+        self._steps = TreeSteps(self._chunk_size, rule) if is_tree else self.traits.form.scored_steps(rule)
         self._limit = UNLIMITED
         self._positions = self._cells = 0
         self._media_ids = MediaIds()

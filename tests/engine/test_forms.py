@@ -50,10 +50,7 @@ class OneToken(StepForm):
     def next_rows(self, ready: ReadySequences) -> list[ChosenRow]:
         return [(ready.sequences[0], ready.row(ready.sequences[0], 1))]
 
-    def decoding(self, sequences: list[Any], limit: int) -> list[Any]:
-        return sequences[:1]
-
-    def scored_steps(self, chunk_size: int, rule: ScoringRule) -> ScoredSteps:
+    def scored_steps(self, rule: ScoringRule) -> ScoredSteps:
         return ScoredSteps("one_token", "a toy")
 
     def runs(self, other: StepForm) -> bool:

@@ -99,10 +99,6 @@ class StepForm(ABC):
     def next_rows(self, ready: ReadySequences) -> list[ChosenRow]:
         """The rows of the next step."""
 
-    def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:
-        """The sequences, at most `limit`, of which one step computes one token each."""
-        return sequences[:limit]
-
     def slots_of(self, slots: list[int], num_slots: int) -> list[int]:
         """The slots of a step in which `slots` (ascending) have rows. Those without a sequence get idle rows."""
         return slots
@@ -119,7 +115,7 @@ class StepForm(ABC):
         """The tokens of a step whose inputs have up to `chunk_size`."""
         return chunk_size + num_slots
 
-    def scored_steps(self, chunk_size: int, rule: ScoringRule) -> ScoredSteps:
+    def scored_steps(self, rule: ScoringRule) -> ScoredSteps:
         """How scored texts share steps."""
         return ScoredSteps("rows", rule.reason)
 
@@ -127,20 +123,17 @@ class StepForm(ABC):
     def runs(self, other: StepForm) -> bool:
         """Whether a runner of this form can run steps of the `other` form, too."""
 
-    def with_other(self, other: StepForm) -> StepForm:
-        """This form, limited to steps that a runner of the `other` form, which `runs` it, can compute as well."""
-        return self
-
-    def for_slots(self, counts: Items[int]) -> StepForm:
-        """This form for runners with so many slots each."""
+    def with_other(self, other: StepForm, counts: Items[int]) -> StepForm:
+        """This form, limited to steps that a runner of the `other` form, which `runs` it, can compute as well. The
+        runners have `counts` slots."""
         return self
 
 
 def joined(first: StepForm, second: StepForm, counts: Items[int]) -> StepForm:
     """The form of steps that two runners both execute. `counts`: the slots of each runner."""
     if second.runs(first):
-        return first.with_other(second).for_slots(counts)
-    return second.with_other(first).for_slots(counts) if first.runs(second) else ONE_ROW
+        return first.with_other(second, counts)
+    return second.with_other(first, counts) if first.runs(second) else ONE_ROW
 
 
 @dataclass(frozen=True)
@@ -154,10 +147,6 @@ class OneRow(StepForm):
     def next_rows(self, ready: ReadySequences) -> list[ChosenRow]:
         inputs, decoding = ready.split()
         return [(sequence, ready.row(sequence, ready.most_tokens)) for sequence in (inputs or decoding)[:1]]
-
-    @override
-    def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:
-        return sequences[:1]
 
     @override
     def runs(self, other: StepForm) -> bool:

@@ -48,7 +48,7 @@ from olive_ext.engine.forms.kv_store import (
 from olive_ext.engine.forms.paged_attention import KERNELS, gathered_bytes, with_paged_attention
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
-from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence
+from olive_ext.engine.scheduling.sequences import ChosenRow
 from olive_ext.engine.step import UNLIMITED, Blocks, Capacity, Columns, Copy, FloatArray, LogitsRow, Row, Step
 from olive_ext.errors import ConfigError, ProviderError, RunError
 from olive_ext.graph.edits import WHOLE_LENGTH
@@ -96,18 +96,15 @@ class PackedSteps(StepForm):
         return count
 
     @override
-    def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:
-        return sequences[: min(limit, self._within(sequence.computed + 1 for sequence in sequences))]
-
-    @override
-    def with_other(self, other: StepForm) -> StepForm:
+    def with_other(self, other: StepForm, counts: Items[int]) -> StepForm:
         most = other.most_cells if isinstance(other, PackedSteps) else UNLIMITED
         return replace(self, most_cells=min(self.most_cells, most))
 
     @override
     def next_rows(self, ready: ReadySequences) -> list[ChosenRow]:
         inputs, short = ready.split()
-        rows: list[ChosenRow] = [(sequence, ready.row(sequence, 1)) for sequence in self.decoding(short, ready.limit)]
+        short = short[: min(ready.limit, self._within(sequence.computed + 1 for sequence in short))]
+        rows: list[ChosenRow] = [(sequence, ready.row(sequence, 1)) for sequence in short]
         num_short, room = len(rows), ready.most_tokens - len(rows)
         for sequence in inputs:
             if room <= 0 and rows:
@@ -130,7 +127,7 @@ class PackedSteps(StepForm):
         return MIN_FORK
 
     @override
-    def scored_steps(self, chunk_size: int, rule: ScoringRule) -> ScoredSteps:
+    def scored_steps(self, rule: ScoringRule) -> ScoredSteps:
         return ScoredSteps("packed", rule.reason)
 
     @override

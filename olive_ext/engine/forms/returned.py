@@ -70,10 +70,6 @@ class AlikeRows(StepForm):
         most = max(1, ready.limit // len(rows[chosen[0].slot].tokens))
         return [(sequence, rows[sequence.slot]) for sequence in chosen[:most]]
 
-    @override
-    def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:
-        return self._alike([(sequence, 1) for sequence in sequences])[:limit] if sequences else []
-
     def _alike(self, ready: Iterable[tuple[Sequence, int]]) -> list[Sequence]:
         """The largest group of these sequences whose next rows, of so many tokens, may share a step. Inputs come first,
         and first of these the ones that run alone, so that what follows their items can be fed together."""
@@ -108,7 +104,7 @@ class AlikeRows(StepForm):
         return isinstance(other, AlikeRows)
 
     @override
-    def with_other(self, other: StepForm) -> StepForm:
+    def with_other(self, other: StepForm, counts: Items[int]) -> StepForm:
         """Rows as alike as both forms demand. Forms of other caches allow only rows of one token after equal pasts."""
         if not isinstance(other, AlikeRows):
             return AlikeRows(sources=self.sources)

@@ -80,9 +80,13 @@ class SlotRows(StepForm):
             return [(inputs[0], ready.row(inputs[0], ready.most_tokens))]
         return [(sequence, ready.row(sequence, 1)) for sequence in self.decoding(decoding, ready.limit)]
 
+    def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:
+        """The sequences, at most `limit`, of which one step computes one token each."""
+        return sequences[:limit]
+
     @override
-    def scored_steps(self, chunk_size: int, rule: ScoringRule) -> ScoredSteps:
-        return AnswerSteps() if self.answers else super().scored_steps(chunk_size, rule)
+    def scored_steps(self, rule: ScoringRule) -> ScoredSteps:
+        return AnswerSteps() if self.answers else super().scored_steps(rule)
 
     @property
     @override
@@ -90,7 +94,7 @@ class SlotRows(StepForm):
         return AllSlots()
 
     @override
-    def with_other(self, other: StepForm) -> StepForm:
+    def with_other(self, other: StepForm, counts: Items[int]) -> StepForm:
         return replace(self, answers=self.answers and isinstance(other, SlotRows) and other.answers)
 
 
@@ -130,8 +134,8 @@ class AllSlots(SlotRows):
         return isinstance(other, AllSlots | OneRow)
 
     @override
-    def for_slots(self, counts: Iterable[int]) -> StepForm:
-        return self if len(set(counts)) == 1 else OneRow()
+    def with_other(self, other: StepForm, counts: Items[int]) -> StepForm:
+        return super().with_other(other, counts) if len(set(counts)) == 1 else OneRow()
 
 
 class AnswerSteps(ScoredSteps):
