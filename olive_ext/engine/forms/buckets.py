@@ -219,34 +219,30 @@ def shape_of(step: Step) -> Shape:
 
 
 def _halves(step: Step) -> tuple[Step, ...]:
-    """A step of one row in two parts, cut between items; None where there is no such cut."""
+    """A step of one row in two parts, cut between items; none where there is no such cut."""
     row = step.rows[0]
     begin, stop = row.past, row.past + len(row.tokens)
     middle = border(row.media, (begin + stop) // 2)
     middle = middle if middle > begin else chunk_end(row.media, begin, begin + 1)
     if len(step.rows) > 1 or not begin < middle < stop:
         return ()
-    size, reads = middle - begin, step.logits_rows
-    cut = sum(read.offset < size for read in reads)
-    rows = row._replace(tokens=row.tokens[:size]), row._replace(past=middle, tokens=row.tokens[size:])
-    return (
-        replace(
-            step,
-            rows=rows[:1],
-            logits_rows=reads[:cut],
-            targets=tuple(target for target in step.targets if target[0] < cut),
-            samples=(),
-            beams=(),
-        ),
-        replace(
-            step,
-            rows=rows[1:],
-            logits_rows=tuple(read._replace(offset=read.offset - size) for read in reads[cut:]),
-            targets=tuple((number - cut, token) for number, token in step.targets if number >= cut),
-            samples=tuple(number - cut for number in step.samples),
-            beams=tuple(number - cut for number in step.beams),
-            copies=(),
-        ),
+    first, rest = (_tokens_of(step, start, end) for start, end in ((begin, middle), (middle, stop)))
+    return first, replace(rest, copies=())
+
+
+def _tokens_of(step: Step, begin: int, stop: int) -> Step:
+    """A step of one row for its tokens at these positions, and what is read of them."""
+    row = step.rows[0]
+    offsets = range(begin - row.past, stop - row.past)
+    reads = {number: read for number, read in enumerate(step.logits_rows) if read.offset in offsets}
+    numbers = {old: new for new, old in enumerate(reads)}
+    return replace(
+        step,
+        rows=(row._replace(past=begin, tokens=row.tokens[offsets.start : offsets.stop]),),
+        logits_rows=tuple(read._replace(offset=read.offset - offsets.start) for read in reads.values()),
+        targets=tuple((numbers[number], token) for number, token in step.targets if number in numbers),
+        samples=tuple(numbers[number] for number in step.samples if number in numbers),
+        beams=tuple(numbers[number] for number in step.beams if number in numbers),
     )
 
 
