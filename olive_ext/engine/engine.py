@@ -5,12 +5,12 @@ splits a step for which memory does not suffice. Knows no text."""
 from __future__ import annotations
 
 import logging
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import reduce
 from itertools import islice
+from operator import is_not, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -77,15 +77,10 @@ class Engine:
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
         """Results in the order of `requests`. Raises `LostRequestsError` where an encoder fails on an item of some."""
-        results, lost = dict[int, Result](), dict[int, str]()
-        for place, result in self.run_slices([list(enumerate(requests))]):
-            if isinstance(result, Lost):
-                lost[place] = result.reason
-            else:
-                results[place] = result
-        if lost:
+        results = sorted(self.run_slices([list(enumerate(requests))]), key=itemgetter(0))
+        if lost := {place: result.reason for place, result in results if isinstance(result, Lost)}:
             raise LostRequestsError(lost)
-        return [results[place] for place in range(len(requests))]
+        return [result for _, result in results if isinstance(result, Result)]
 
     def run_slices(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
         """`(key, result)` of every request as it becomes complete. The requests of a slice, each under its own key, are
@@ -308,7 +303,7 @@ class StepLoop:
                 for other in self._tap.runners:
                     other.expect_media(self._tap.own_media(request.media))
         (planned, plan), self._plan = self._plan, ((), None)
-        if plan is None or len(planned) != len(items) or any(map(operator.is_not, planned, requests)):
+        if plan is None or len(planned) != len(items) or any(map(is_not, planned, requests)):
             plan = make_plan(items, self.traits.chunked_prefill, self.traits.side)
         if not self.scheduler.has_work:
             self._steps.choose(plan.sequences, self.capacity)

@@ -36,10 +36,6 @@ class Ids(Sequence[int]):
             read = np.frombuffer(struct.pack(f"{len(read)}i", *read), np.int32)
         self.array: TokenArray = read
 
-    def then(self, others: Iterable[int]) -> Ids:
-        """The counts of both."""
-        return Ids(np.concatenate([self.array, Ids(others).array]))
-
     @override
     def __len__(self) -> int:
         return len(self.array)

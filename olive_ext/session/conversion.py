@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
+
 from olive_ext.engine.requests import (
     Generation,
     Ids,
@@ -279,14 +281,14 @@ def target_windows(
         max_length 3    context p    target a b c d e f g h
         windows         p[a b c]     c[d e f]     e f[g h]     (scored in brackets; fed: all but the last)
     """
-    whole = Ids(context).then(target)
+    whole = np.concatenate([Ids(context).array, Ids(target).array])
     requests = []
     for begin in range(0, len(target), max_length):
         num_targets = min(max_length, len(target) - begin)
         end = len(context) + begin + num_targets
         start = max(0, end - max_length - 1)
         items = cut_media(media, start, len(whole))
-        requests.append(Request(Ids(whole.array[start:end]), num_targets, source=source, media=items))
+        requests.append(Request(Ids(whole[start:end]), num_targets, source=source, media=items))
     return tuple(requests)
 
 
