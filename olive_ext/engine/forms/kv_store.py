@@ -205,7 +205,6 @@ class NotCapturedError(Exception):
 class OpenedDecoder:
     """A decoder that is being opened; trials change what it is trusted with."""
 
-    model: ResolvedModel
     spec: DecoderSpec
     runner: Runner
     chunk_size: int

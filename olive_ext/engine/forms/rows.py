@@ -188,7 +188,8 @@ class ViewKv(KvStore):
 
     @override
     def reserve(self, positions: int) -> None:
-        self._free()
+        self._bindings.clear()  # not `close`: what a store keeps beside the slots stays
+        self._buffers.clear()
         self.capacity = self.capacity._replace(positions=positions)
         for tensor in self._spec.kv:
             self._buffers.append(_Buffer(tensor, self.capacity.num_slots, positions, self._place))
@@ -233,10 +234,6 @@ class ViewKv(KvStore):
 
     @override
     def close(self) -> None:
-        self._free()
-
-    def _free(self) -> None:
-        """Releases its own memory alone; what a store keeps beside the slots stays, even with new slots."""
         self._bindings.clear()
         self._buffers.clear()
 

@@ -192,7 +192,7 @@ def _decoder(
         capture=captured_by(session, device) if model.capture(spec).is_captured else None,
         overlaps_steps=model.overlaps_steps[0] and (spec.is_paged or model.buckets.steps == "none"),
     )
-    return OpenedDecoder(model, spec, OrtRunner(place, store, head, facts, parts), min(chunk_size, fitting), notes)
+    return OpenedDecoder(spec, OrtRunner(place, store, head, facts, parts), min(chunk_size, fitting), notes)
 
 
 _STOPS_SPINNING = {"session.force_spinning_stop": "1"}
