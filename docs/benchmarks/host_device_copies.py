@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ort_profile import large_copies, read_runs, summarize
+from ort_profile import large_copies, profiling, read_runs, summarize
 
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.engine import Engine, open_engine
@@ -62,12 +62,17 @@ def observe(model: Path, provider: str, contexts: list[str], out: Path) -> dict[
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.json"):
         old.unlink()
-    engine = open_engine(resolved, profile_prefix=folder / "onnxruntime")
+    with profiling(folder / "onnxruntime"):
+        engine = open_engine(resolved)
     phases = {name: _run(engine, requests) for name, requests in (("scoring", scored), ("generation", generated))}
     facts = engine.describe()
+    runner: Any = engine.runner
+    profile = Path(runner._feed.session.end_profiling())
     engine.close()
-    del engine
+    del engine, runner
     gc.collect()  # a session writes its profile to the end when it goes
+    for of_helper in set(folder.glob("*.json")) - {profile}:
+        of_helper.unlink()
     num_steps = phases["generation"]["end"] - phases["generation"]["begin"]
     num_decoded = num_steps * facts["num_slots"]  # idle rows are read, too
     allowed = BYTES_OF_TARGET * len(scored) + BYTES_OF_TOKEN * num_decoded

@@ -11,9 +11,12 @@ import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import onnxruntime
 
 TO_HOST, FROM_HOST = "MemcpyToHost", "MemcpyFromHost"
 
@@ -57,6 +60,24 @@ class Node:
     def is_to_host(self) -> bool:
         """Whether it copies to the host's memory."""
         return self.op == TO_HOST
+
+
+@contextmanager
+def profiling(prefix: Path) -> Iterator[None]:
+    """Has each session that is opened meanwhile write a profile into a file whose path begins with `prefix`."""
+    plain = onnxruntime.SessionOptions
+
+    class Profiling(plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enable_profiling = True
+            self.profile_file_prefix = str(prefix)
+
+    onnxruntime.SessionOptions = Profiling
+    try:
+        yield
+    finally:
+        onnxruntime.SessionOptions = plain
 
 
 def read_runs(file: Path) -> list[list[Node]]:

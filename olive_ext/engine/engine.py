@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from functools import reduce
 from itertools import islice
 from operator import is_not, itemgetter
-from pathlib import Path
 from typing import Any
 
 from olive_ext.engine.forms.base import ScoringRule
@@ -461,16 +460,15 @@ def _longest(requests: Sequence[Request]) -> tuple[int, int]:
     return scored, max([positions for is_scored, positions in needed if not is_scored], default=0)
 
 
-def open_runner(model: ResolvedModel, profile_prefix: Path | None = None) -> OpenedRunner:
+def open_runner(model: ResolvedModel) -> OpenedRunner:
     """Opens a runner of the decoder of `model`, which takes pictures and sounds of as many tokens as its steps may
     have. Raises `ModelError` for a model that cannot be scored or run, `ProviderError` for a provider that does not
-    come up, and `ConfigError` for settings that the runtime cannot keep. `profile_prefix` makes ONNX Runtime write a
-    profile."""
+    come up, and `ConfigError` for settings that the runtime cannot keep."""
     runtime = model.runtime
     for sentence in refuse_settings(model):
         logger.warning("%s", sentence)
     with failures_named(runtime, "open"):
-        opened = runtime.open(model, profile_prefix)
+        opened = runtime.open(model)
     if not isinstance(opened, OpenedRunner):
         raise ModelError(f"'engine.runtime' = '{runtime.name}' opened {type(opened).__name__}: give an OpenedRunner")
     limit = item_limit(model, opened.chunk_size, opened.runner.traits.form.longest_step)
@@ -513,6 +511,6 @@ def engine_on(opened: OpenedRunner, model: ResolvedModel, tap: Tap | None = None
     )
 
 
-def open_engine(model: ResolvedModel, tap: Tap | None = None, *, profile_prefix: Path | None = None) -> Engine:
+def open_engine(model: ResolvedModel, tap: Tap | None = None) -> Engine:
     """An engine on a runner of its own; errors as in `open_runner`."""
-    return engine_on(open_runner(model, profile_prefix), model, tap)
+    return engine_on(open_runner(model), model, tap)

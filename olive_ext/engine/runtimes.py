@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 from typing_extensions import override
@@ -63,10 +62,10 @@ class Genai(Runtime):
         yield Decision("chunk_size", *choose_chunk_size(model.settings.engine))
 
     @override
-    def open(self, model: ResolvedModel, profile_prefix: Path | None) -> OpenedRunner:
+    def open(self, model: ResolvedModel) -> OpenedRunner:
         from olive_ext.engine.runners.genai_runner import open_genai_runner
 
-        return open_genai_runner(model, profile_prefix)
+        return open_genai_runner(model)
 
 
 class OnnxRuntime(Runtime):
@@ -111,10 +110,10 @@ class OnnxRuntime(Runtime):
         yield Decision("overlaps_steps", *model.overlaps_steps)
 
     @override
-    def open(self, model: ResolvedModel, profile_prefix: Path | None) -> OpenedRunner:
+    def open(self, model: ResolvedModel) -> OpenedRunner:
         from olive_ext.engine.runners.ort.opening import open_ort_runner
 
-        return open_ort_runner(model, profile_prefix)
+        return open_ort_runner(model)
 
 
 def _tried(is_tried: bool) -> State:
@@ -146,7 +145,7 @@ class Transformers(Runtime):
         yield Decision("chunk_size", *choose_chunk_size(model.settings.engine))
 
     @override
-    def open(self, model: ResolvedModel, profile_prefix: Path | None) -> OpenedRunner:
+    def open(self, model: ResolvedModel) -> OpenedRunner:
         from olive_ext.engine.runners.hf_runner import open_hf_runner
 
         return open_hf_runner(model)

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from olive_ext import registry
@@ -76,10 +75,10 @@ class Runtime(ABC):
         """What opening the model decides, under the names that `describe_execution` has for it."""
 
     @abstractmethod
-    def open(self, model: Resolved, profile_prefix: Path | None) -> Any:
+    def open(self, model: Resolved) -> Any:
         """An `engine.runners.runner.OpenedRunner`. The library is imported here, and not with the runtime's module.
         Raises `ModelError` for a model that cannot be scored or run, and `ProviderError` where the library or a
-        provider does not come up. `profile_prefix` asks for a profile, which a runtime may ignore."""
+        provider does not come up."""
 
 
 def refuse_settings(model: Resolved) -> list[str]:

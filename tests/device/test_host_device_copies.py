@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from docs.benchmarks.ort_profile import Node, Tensor, read_runs
+from docs.benchmarks.ort_profile import Node, Tensor, profiling, read_runs
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.engine import open_engine
 from olive_ext.engine.requests import Beams, Generation, Request, Sampling
@@ -103,7 +103,8 @@ def observe(
         engine=config,
     )
     with watching() as watch:
-        engine = open_engine(resolve(settings), profile_prefix=folder / "profile")
+        with profiling(folder / "profile"):
+            engine = open_engine(resolve(settings))
         # Room for what comes, and rows in several slots: a copy out of a busy slot and back takes the same road.
         engine.run([Request(_draw(9, CAPACITY - 10), 1)])
         watch.tensors.clear()
@@ -112,7 +113,7 @@ def observe(
         engine.run(requests)
         facts = engine.describe()
         assert facts["capacity"] == CAPACITY
-        (decoder,) = [s for s in watch.sessions.values() if s.get_session_options().enable_profiling]
+        decoder = engine.runner._feed.session  # type: ignore[attr-defined]
         nodes = _nodes(decoder, sum(session is decoder for session in begun))
         names = {output.name for output in decoder.get_outputs() if not output.name.startswith("present")}
         counted = {name: count - before[name] for name, count in facts["counters"].items()}

@@ -69,7 +69,7 @@ class Toy(Runtime):
     def decisions(self, model):
         yield Decision("num_slots", 1, "a toy has one")
 
-    def open(self, model, profile_prefix):
+    def open(self, model):
         return OpenedRunner(UniformRunner(Traits(context_length=64)), 16)
 '''
 

@@ -177,14 +177,14 @@ CAPACITY_STEP = 64
 """Generators are made for multiples of this many positions."""
 
 
-def open_genai_runner(model: ResolvedModel, profile_prefix: Path | None = None) -> OpenedRunner:
+def open_genai_runner(model: ResolvedModel) -> OpenedRunner:
     """A model that runs on onnxruntime-genai. Raises `ProviderError` where onnxruntime-genai is not installed or the
     provider does not come up, `ModelError` for a package that it does not open or that gives different logits for the
     same tokens."""
     settings, config = model.settings, model.settings.engine
     with tempfile.TemporaryDirectory(prefix="olive-ext-") as made:
         files = _in_one_folder(model.files, Path(made).resolve())
-        overlay = overlay_of(files, config, profile_prefix)
+        overlay = overlay_of(files, config)
         opened = GenaiModel(files, model.providers, overlay, settings.max_length)
     if not settings.allow_cpu_fallback and model.providers[0].device != "cpu" and opened.device.upper() == "CPU":
         name, origin = model.providers[0].name, model.providers[0].origin
@@ -496,13 +496,11 @@ def _decoder_config(files: ModelFiles) -> Mapping[str, Any]:
     return decoder
 
 
-def overlay_of(files: ModelFiles, config: EngineConfig, profile_prefix: Path | None) -> Mapping[str, Any]:
+def overlay_of(files: ModelFiles, config: EngineConfig) -> Mapping[str, Any]:
     """The changes to genai_config.json: the user's session options, and the file name where another file was chosen."""
     options: dict[str, Any] = dict(config.session_options)
     if config.num_threads != "auto":
         options["intra_op_num_threads"] = config.num_threads
-    if profile_prefix is not None:
-        options["enable_profiling"] = str(profile_prefix)
     decoder: dict[str, Any] = {"session_options": options} if options else {}
     named = files.directory / str(_decoder_config(files).get("filename") or "")
     if not files.pipeline and not (named.is_file() and named.samefile(files.decoder)):

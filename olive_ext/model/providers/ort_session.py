@@ -65,7 +65,6 @@ def open_session(
     settings: ExecutionSettings = _DEFAULTS,
     *,
     external_data_folder: Path | None = None,
-    profile_prefix: Path | None = None,
     custom_operators: Path | None = None,
     label: str | None = None,
     compiled: Compiled | None = None,
@@ -87,7 +86,7 @@ def open_session(
         graph: bytes | Path, wanted: Sequence[Provider], entries: Mapping[str, str]
     ) -> onnxruntime.InferenceSession:
         folder = external_data_folder if isinstance(graph, bytes) else None
-        options = _session_options(folder, settings.engine, profile_prefix, level)
+        options = _session_options(folder, settings.engine, level)
         for key, value in entries.items():
             options.add_session_config_entry(key, value)
         return _open(graph, wanted, options, name, custom_operators)
@@ -134,7 +133,7 @@ def read_adapter(path: str) -> onnxruntime.AdapterFormat:
         raise DamagedError(f"'{path}' in engine.adapters is no .onnx_adapter file, or is damaged") from error
 
 
-def _session_options(folder: Path | None, config: EngineConfig, prefix: Path | None, level: str | None) -> Any:
+def _session_options(folder: Path | None, config: EngineConfig, level: str | None) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -146,9 +145,6 @@ def _session_options(folder: Path | None, config: EngineConfig, prefix: Path | N
         options.intra_op_num_threads = config.num_threads
     chosen = LEVELS[level or config.graph_optimization]
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, chosen)
-    if prefix is not None:
-        options.enable_profiling = True
-        options.profile_file_prefix = str(prefix)
     _refuse_misspelt_entries(tuple(config.session_options))
     for key, value in config.session_options.items():
         options.add_session_config_entry(key, value)

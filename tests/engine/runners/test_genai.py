@@ -328,24 +328,23 @@ OPTIONS = {"session.intra_op.allow_spinning": "0"}
 @pytest.mark.parametrize(
     ("graph", "decoder", "settings", "expected"),
     [
-        ("model.onnx", {}, ({}, None), {"decoder": {}}),
+        ("model.onnx", {}, {}, {"decoder": {}}),
         (
-            *("model.onnx", {}, ({"num_threads": 3, "session_options": OPTIONS}, Path("p"))),
-            {"decoder": {"session_options": {**OPTIONS, "intra_op_num_threads": 3, "enable_profiling": "p"}}},
+            *("model.onnx", {}, {"num_threads": 3, "session_options": OPTIONS}),
+            {"decoder": {"session_options": {**OPTIONS, "intra_op_num_threads": 3}}},
         ),
-        ("other.onnx", {}, ({}, None), {"decoder": {"filename": "other.onnx"}}),
-        ("model.onnx", {"sliding_window": {"window_size": 8}}, ({}, None), {"decoder": {}, "pad_token_id": -1}),
+        ("other.onnx", {}, {}, {"decoder": {"filename": "other.onnx"}}),
+        ("model.onnx", {"sliding_window": {"window_size": 8}}, {}, {"decoder": {}, "pad_token_id": -1}),
     ],
     ids=["nothing", "options", "another graph", "padding of fixed inputs is no token"],
 )
 def test_what_is_asked_for_is_overlaid(
-    tmp_path: Path, graph: str, decoder: dict[str, Any], settings: tuple[Any, Any], expected: Any
+    tmp_path: Path, graph: str, decoder: dict[str, Any], settings: dict[str, Any], expected: Any
 ) -> None:
-    config, profile = settings
-    assert overlay_of(package(tmp_path, graph, **decoder), EngineConfig(**config), profile) == {"model": expected}
+    assert overlay_of(package(tmp_path, graph, **decoder), EngineConfig(**settings)) == {"model": expected}
 
 
 def test_graph_beside_a_pipeline_cannot_run_on_genai(tmp_path: Path) -> None:
     files = package(tmp_path, "other.onnx", filename="", pipeline=[{"a": {"filename": "model.onnx"}}])
     with pytest.raises(ModelError, match="none of the graphs of the pipeline"):
-        overlay_of(files, EngineConfig(), None)
+        overlay_of(files, EngineConfig())

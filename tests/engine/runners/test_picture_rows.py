@@ -35,7 +35,7 @@ def test_rows_of_one_step_have_the_embeddings_of_each_row_alone() -> None:
     model = resolve(ModelSettings(model=str(plain_encoder_export("f32", "default"))))
     assert model.media is not None
     processor = MediaProcessor(model.media, model.files)
-    embedding = Sessions(model, None, Compiled(model.settings.engine)).embedding(model.spec, Device("cpu"))
+    embedding = Sessions(model, Compiled(model.settings.engine)).embedding(model.spec, Device("cpu"))
     items = [processor.item(Modality.IMAGE, picture(seed, 40, 40)) for seed in (0, 1)]
     # Positions 3 to 22 of sequences whose pictures begin at 4 and at 6.
     rows = [

@@ -53,17 +53,14 @@ from olive_ext.model.types import DecoderSpec, MediaEncoderSpec, Role, TensorSpe
 logger = logging.getLogger(__name__)
 
 
-def open_ort_runner(
-    model: ResolvedModel, profile_prefix: Path | None = None, weights: Mapping[Path, BoundWeights] | None = None
-) -> OpenedRunner:
+def open_ort_runner(model: ResolvedModel, weights: Mapping[Path, BoundWeights] | None = None) -> OpenedRunner:
     """A runner of the model's graphs in sessions of ONNX Runtime. Raises `ModelError` for a graph that cannot be scored
     or run, and `ProviderError` where a provider does not come up or has no kernel for nodes with large values.
-    `profile_prefix` makes ONNX Runtime write a profile; `weights` are bound to the runs of the graphs in these
-    files."""
+    `weights` are bound to the runs of the graphs in these files."""
     if weights:  # a captured step reads the same ones ever after
         model = _plain(model)
     with reading(model.files.decoder):
-        return _open(Sessions(model, profile_prefix, Compiled(model.settings.engine), weights or {}))
+        return _open(Sessions(model, Compiled(model.settings.engine), weights or {}))
 
 
 def _open(sessions: Sessions) -> OpenedRunner:
@@ -207,7 +204,6 @@ class Sessions:
     """Opens the graphs of one engine: the decoder and its small helpers, on the same providers."""
 
     model: ResolvedModel
-    profile_prefix: Path | None
     compiled: Compiled
     """What providers compile of the graphs that are opened."""
 
@@ -342,10 +338,9 @@ class Sessions:
         `MisplacedError` where nodes with large values (`floats_only`: with floats), or inputs and outputs named in
         `caches`, would not be on the device."""
         folder, proto = relocated(file, proto)
-        serialized = proto.SerializeToString()
         weights = [folder / name for name in sorted(external_locations(proto))]
-        places = {"external_data_folder": folder, "weights": weights, "profile_prefix": self.profile_prefix}
-        session = self._open(serialized, file, is_captured=is_captured, **places)
+        places = {"external_data_folder": folder, "weights": weights}
+        session = self._open(proto.SerializeToString(), file, is_captured=is_captured, **places)
         device = self.device(session).kind
         if problem := misplaced(session, proto, device, caches, floats_only=floats_only):
             raise MisplacedError(f"'{file}' cannot run on the {device} device alone: {problem}")
