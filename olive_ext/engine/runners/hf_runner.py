@@ -352,8 +352,6 @@ class HfSharedPrefix:
     def _settled(self, step: Step) -> Any:
         """Takes the cache out, for an interruption leaves it with any content. Makes the step's moves there, and drops
         the cells that the step will write."""
-        import torch
-
         assert step.first_cell is not None
         cache, self._cache = self._cache, None
         if cache is None:
@@ -366,9 +364,6 @@ class HfSharedPrefix:
         stale = cache.get_seq_length() - (step.first_cell - FIRST_CELL)
         if stale > 0:
             cache.crop(-stale)  # a negative number takes that many away, in every version 5
-        elif stale < 0:  # anything goes into cells that were never written: steps are tried and timed on any cache
-            ids = torch.zeros((1, -stale), dtype=torch.long, device=self._model.device)
-            self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return cache
 
 

@@ -110,17 +110,6 @@ def test_tree_batches_score_as_whole_passes_do_in_fewer_steps(attention: str) ->
     assert engine.run(asked[:5])[2].logprobs == pytest.approx(results[2].logprobs, abs=1e-5)
 
 
-def test_step_may_be_tried_behind_cells_that_were_never_written() -> None:
-    runner = HfRunner(make("llama"), {})
-    runner.reserve(0, 100)
-    row = Row(SHARED_PREFIX, 60, (5, 6, 7), cells_P=np.arange(1, 61, dtype=np.int32))
-    output = runner.run(Step((row,), (LogitsRow(0, 2),), ((0, 4),), first_cell=61))
-    assert np.isfinite(output.target_logprobs).all()
-    first = Row(SHARED_PREFIX, 0, (5, 6, 7), cells_P=np.arange(0, dtype=np.int32))
-    output = runner.run(Step((first,), (LogitsRow(0, 2),), ((0, 4),), first_cell=1))
-    assert output.target_logprobs[0] == pytest.approx(naive(make("llama"), [5, 6, 7])[2, 4], abs=1e-5)
-
-
 class Deaf(torch.nn.Module):
     """A model to which every token of a step sees those before it, whatever the mask says."""
 
