@@ -89,7 +89,7 @@ def obstacle(model: ResolvedModel) -> str | None:
     settings = model.settings
     if settings.dtype != "float32":
         return f"only float32 is, and 'dtype' is {settings.dtype}"
-    if settings.device not in (None, "cpu") or PlainPass.has_gpu():
+    if not model.runtime.is_on_host(model):
         return "on a GPU transformers run it"
     return _lack(model)
 

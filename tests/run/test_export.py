@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+import torch
 from lm_eval.models.huggingface import HFLM
 
 from olive_ext.config import EvaluationConfig, ModelSettings
@@ -60,6 +61,13 @@ def test_baseline_and_reference_ask_the_float_model_once(folder: Path, tmp_path:
     assert candidate.comparison.reference["tokens_fed"] == 0
     assert candidate.comparison.reference["kind"] == "hf"
     assert candidate.comparison.metrics["results"] == baseline.results["results"]
+
+
+def test_a_model_on_the_processor_is_exported_though_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    model = resolve(MODEL.model_copy(update={"model": str(hf_model("llama"))}))
+    assert export.obstacle(model) is None
+    assert export.obstacle(model.patched({"device": None})) == "on a GPU transformers run it"
 
 
 def test_export_ends_and_searches_as_its_checkpoint(tmp_path: Path) -> None:

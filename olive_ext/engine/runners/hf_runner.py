@@ -509,13 +509,6 @@ class PlainPass:
         """Lengths of texts, each several tokens beyond one of `lengths`."""
         return [number + 2 + number // 4 for number in self.lengths.values()]
 
-    @staticmethod
-    def has_gpu() -> bool:
-        """Whether a model without a device of its own would run on a GPU."""
-        import torch
-
-        return torch.cuda.is_available()
-
     def untie_head(self) -> None:
         """Gives a head that is its table a weight of its own."""
         import torch
