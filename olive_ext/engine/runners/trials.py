@@ -199,11 +199,12 @@ def check_steps(
             trial = _PartsTrial(runner, vocab_size, length)
             expected = [trial.whole(text) for text in trial.texts]
             alone = [*trial.tokens_alone(with_beginnings=not is_step_scaled)]
-            again = _laid_over(expected[1], [results for _, results in alone])
-            ways = ((what, 1, results) for what, results in alone)
-            for what, index, results in chain(trial.other_ways() if traits.chunked_prefill else (), ways):
-                altered = [*expected]
-                altered[index] = _laid_over(expected[index], [results])
+            again = expected[1].copy()
+            for _, _, (places, logprobs) in alone:
+                again[places] = logprobs
+            for what, index, (places, logprobs) in chain(trial.other_ways() if traits.chunked_prefill else (), alone):
+                altered = [text.copy() for text in expected]
+                altered[index][places] = logprobs
                 if problem := disagreement(what, expected, altered, again):
                     return problem
     except RunError as error:
@@ -213,13 +214,6 @@ def check_steps(
 
 _Found = tuple[list[int], FloatArray]
 """Indices of places, and `TARGETS` at these."""
-
-
-def _laid_over(expected: FloatArray, results: Sequence[_Found]) -> FloatArray:
-    laid: FloatArray = expected.copy()
-    for places, values in results:
-        laid[places] = values
-    return laid
 
 
 class _PartsTrial:
@@ -239,19 +233,19 @@ class _PartsTrial:
     def whole(self, text: Text) -> FloatArray:
         return self._fed(text, 0, len(text))[1]
 
-    def tokens_alone(self, *, with_beginnings: bool) -> Iterator[tuple[str, _Found]]:
-        """Results of the second text's last token, the text having been fed last, in a step of its own; and of a few of
-        its beginnings, fed whole, if these are wanted, and of the token after each."""
+    def tokens_alone(self, *, with_beginnings: bool) -> Iterator[tuple[str, int, _Found]]:
+        """As `other_ways`: the second text's last token, the text having been fed last, in a step of its own; and a few
+        of its beginnings, fed whole, if these are wanted, and the token after each."""
         text, last = self.texts[1], len(self.texts[1]) - 1
         if not self._runner.traits.can_rewind:
             self._fed(text, 0, last)
-        yield f"token {last + 1} of a text, fed alone,", self._fed(text, last, last + 1)
+        yield f"token {last + 1} of a text, fed alone,", 1, self._fed(text, last, last + 1)
         for length in self._cuts:
             if length & (length - 1) == 0:
                 beginning = self._fed(text, 0, length)
                 if with_beginnings:
-                    yield f"the first {length} tokens of a text, fed as a whole one,", beginning
-                yield f"token {length + 1} of a text, fed alone,", self._fed(text, length, length + 1)
+                    yield f"the first {length} tokens of a text, fed as a whole one,", 1, beginning
+                yield f"token {length + 1} of a text, fed alone,", 1, self._fed(text, length, length + 1)
 
     def other_ways(self) -> Iterator[tuple[str, int, _Found]]:
         """Ways of feeding one of the texts, by name; which one, and its results."""
