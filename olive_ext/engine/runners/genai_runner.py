@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -330,19 +330,16 @@ class GenaiRunner(Runner):
         for _, run in groupby(enumerate(offsets), lambda pair: pair[1] - pair[0]):
             successive = [offset for _, offset in run]
             first, stop = successive[0], successive[-1] + 1
-            is_read_at_once = self._generators.returns_all_rows and stop - first > 1
-            if is_read_at_once:
+            takes_many = self._generators.continues is Continues.BY_MANY or not (self._tokens or start < first)
+            if takes_many and self._generators.returns_all_rows and stop - first > 1:
                 self._append(generator, tokens[start:first])
-                start = first
-            if is_read_at_once and (self._generators.continues is Continues.BY_MANY or not self._tokens):
-                self._append(generator, tokens[start:stop])
+                self._append(generator, tokens[first:stop])
                 rows.extend(self._read(generator.get_output(self._model.logits_name)[0]))
-                start = stop
-                continue
-            for offset in successive:
-                self._append(generator, tokens[start : offset + 1])
-                rows.extend(self._read(generator.get_logits().reshape(1, -1)))
-                start = offset + 1
+            else:
+                for begin, end in pairwise([start, *(offset + 1 for offset in successive)]):
+                    self._append(generator, tokens[begin:end])
+                    rows.extend(self._read(generator.get_logits().reshape(1, -1)))
+            start = stop
         self._append(generator, tokens[start:])
         return _stack(rows)
 
