@@ -50,7 +50,6 @@ from olive_ext.session.placeholders import (
     MediaText,
     RequestT,
     cut_media,
-    decoder_pair,
     decoder_tokens,
     make_sources,
     speech_request,
@@ -252,7 +251,10 @@ def _convert_scoring(model: OpenModel, request: ScoringRequest) -> tuple[tuple[R
     if encoding is None:
         context, target, items = scoring_tokens(tokenizer, request, model.media)
     else:
-        context, target = decoder_pair(tokenizer, request, encoding)
+        context, text = decoder_tokens(tokenizer, request.context, encoding), request.target
+        target = tokenizer.encode_target(text) if isinstance(text, str) else text
+        if not target:
+            raise TaskError("the target has no tokens: there is nothing to score")
     is_truncated = len(context) + len(target) > max_length + 1
     return target_windows(context, target, max_length, source, items), is_truncated
 

@@ -342,12 +342,3 @@ def make_sources(
         )
     ids = tokenizer.encode(source) if isinstance(source, str) else list(source)
     return (Source(np.array((ids or [tokenizer.prefix_token_id])[-max_length:], np.int64)),)
-
-
-def decoder_pair(tokenizer: Tokenizer, request: ScoringRequest, encoding: Encoding) -> tuple[list[int], list[int]]:
-    """(context, target) for an encoder-decoder's decoder, each encoded alone."""
-    target = request.target
-    target_ids = tokenizer.encode_target(target) if isinstance(target, str) else list(target)
-    if not target_ids:
-        raise TaskError("the target has no tokens: there is nothing to score")
-    return decoder_tokens(tokenizer, request.context, encoding), target_ids
