@@ -42,7 +42,6 @@ from olive_ext.engine.forms.kv_store import (
     two_ends_problem,
 )
 from olive_ext.engine.forms.rows import ViewKv
-from olive_ext.engine.requests import integers
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.prefix_tree import TreeBatches
 from olive_ext.engine.scheduling.sequences import Sequence
@@ -220,11 +219,8 @@ class TreeKv(ViewKv):
         """Binds the graph's bias inputs. Attention itself hides what comes after a token."""
         for bias in self._biases:
             dtype, hidden = BIASES[bias.elem_type]
-            if step.first_cell is not None:
-                visible = visible_cells(step.rows, step.first_cell, bias.window)
-            else:
-                visible = visible_positions(step.rows, bias.window)
-            bind(bias.name, np.where(visible, dtype(0), dtype(hidden)))
+            visible = visible_positions if step.first_cell is None else visible_cells
+            bind(bias.name, np.where(visible(step, bias.window), dtype(0), dtype(hidden)))
 
     @override
     def close(self) -> None:
@@ -232,29 +228,27 @@ class TreeKv(ViewKv):
         self._cells.close()
 
 
-def visible_cells(rows: Items[Row], first_cell: int, window: int | None) -> npt.NDArray[np.bool_]:
+def visible_cells(step: Step, window: int | None) -> npt.NDArray[np.bool_]:
     """[1, 1, S, T] for S tokens of a tree batch and T cells: a token sees the cells of its own row and of the row's
     past, within the window. Cells after the token itself count as seen, because attention hides those."""
-    num_tokens = sum(len(row.tokens) for row in rows)
+    first_cell, num_tokens = step.first_cell, step.num_tokens
+    assert first_cell is not None
     visible_ST = np.zeros((num_tokens, first_cell + num_tokens), np.bool_)
     positions_T = np.arange(first_cell + num_tokens) - FIRST_CELL
-    start = 0
-    for row in rows:
+    for row, start in zip(step.rows, step.columns.starts_B.tolist(), strict=True):
         stop = start + len(row.tokens)
         assert row.cells_P is not None
         visible_ST[start:stop, row.cells_P] = True
         visible_ST[start:stop, first_cell + start : first_cell + stop] = True
         positions_T[first_cell + start : first_cell + stop] = row.past + np.arange(stop - start)
-        start = stop
     if window is not None:
         visible_ST &= positions_T[first_cell:, None] - positions_T < window
     return visible_ST[None, None]
 
 
-def visible_positions(rows: Items[Row], window: int | None) -> npt.NDArray[np.bool_]:
+def visible_positions(step: Step, window: int | None) -> npt.NDArray[np.bool_]:
     """[1 or B, 1, S, T]: what all positions are masked by, or only those within the window."""
-    num_tokens = len(rows[0].tokens)
-    past_B = integers([row.past for row in rows])
+    num_tokens, past_B = len(step.rows[0].tokens), step.columns.past_B
     num_positions = int(past_B.max()) + num_tokens
     if window is None:
         return np.ones((1, 1, num_tokens, num_positions), np.bool_)

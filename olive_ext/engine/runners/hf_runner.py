@@ -331,9 +331,9 @@ class HfSharedPrefix:
             cache = self._settled(step)
             ids = torch.tensor([[token for row in step.rows for token in row.tokens]], device=self._model.device)
             positions = [row.past + place for row in step.rows for place in range(len(row.tokens))]
-            starts = np.cumsum([0, *(len(row.tokens) for row in step.rows)])
-            rows = torch.tensor([int(starts[read.row]) + read.offset for read in step.logits_rows] or [0])
-            visible_ST = visible_cells(step.rows, step.first_cell, None)[0, 0, :, FIRST_CELL:]
+            starts = step.columns.starts_B.tolist()
+            rows = torch.tensor([starts[read.row] + read.offset for read in step.logits_rows] or [0])
+            visible_ST = visible_cells(step, None)[0, 0, :, FIRST_CELL:]
             fresh = step.first_cell - FIRST_CELL
             visible_ST[:, fresh:] &= np.tri(len(visible_ST), dtype=np.bool_)
             hidden_ST = torch.from_numpy(~visible_ST).to(self._model.device)
