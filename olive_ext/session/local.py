@@ -20,7 +20,7 @@ from olive_ext.engine.engine import engine_on, open_runner
 from olive_ext.engine.reference.kernels import DivergenceKernels, comparable_tokens, vocab_size_of
 from olive_ext.engine.reference.tap import ReadingTap, ResidentTap, Tap, WritingTap, key_of, known_result
 from olive_ext.engine.requests import NUMBERS, Counters, KeyedRequest, Request, Result
-from olive_ext.engine.runners.runner import OpenedRunner, Runner
+from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.errors import ModelError, RecordsError
 from olive_ext.media.items import ItemLimit, Source
 from olive_ext.media.processor import MediaProcessor
@@ -144,11 +144,6 @@ class LocalModel:
     opened: OpenedRunner
     media: MediaText | None
 
-    @property
-    def runner(self) -> Runner:
-        """The runner, which the engine of a session takes over."""
-        return self.opened.runner
-
     def session(self, tap: Tap | None = None, beside: Session | None = None) -> Session:
         """A session with an engine in this process; `tap` notes what is scored."""
         return self.texts.session(engine_on(self.opened, self.texts.model, tap), self.media, beside)
@@ -177,7 +172,7 @@ def open_local(
             known = reference.facts.get("tokenizer", {}), reference.form.vocab_size
             tap = ReadingTap(reference, _kernels(own, str(reference.folder), *known))
         elif records is not None:
-            tap = WritingTap(records, DivergenceKernels.at(own.runner))
+            tap = WritingTap(records, DivergenceKernels.at(own.opened.runner))
         on_failure.pop_all()
     session = own.session(tap)
     session.records = records
@@ -217,13 +212,13 @@ def _kernels(candidate: LocalModel, name: str, traits: Mapping[str, Any], vocab_
     Raises `ConfigError` where their distributions are over different tokens."""
     own, num_tokens = candidate.texts, candidate.texts.tokenizer.num_ids
     refuse_other_tokenizer(traits, tokenizer_traits(own.tokenizer), name, own.model.settings.model)
-    comparable_tokens(vocab_size_of(candidate.runner), vocab_size, num_tokens)
-    return DivergenceKernels.at(candidate.runner, num_tokens)
+    comparable_tokens(vocab_size_of(candidate.opened.runner), vocab_size, num_tokens)
+    return DivergenceKernels.at(candidate.opened.runner, num_tokens)
 
 
 def _resident_tap(candidate: LocalModel, reference: LocalModel) -> Tap:
     name, traits = reference.texts.model.settings.model, tokenizer_traits(reference.texts.tokenizer)
-    kernels = _kernels(candidate, name, traits, vocab_size_of(reference.runner))
+    kernels = _kernels(candidate, name, traits, vocab_size_of(reference.opened.runner))
     sounds = [one.texts.encoding.sound for one in (reference, candidate) if one.texts.encoding is not None]
     both = [sound for sound in sounds if sound is not None]
     if len(both) == 2 and are_other_features(*both):
@@ -236,16 +231,16 @@ def new_records(model: LocalModel, record_to: RecordTo) -> Records:
     """The records of the distributions that score a reference's targets."""
     keys = record_to if isinstance(record_to, Mapping) else {"folder": record_to}
     settings = RecordSettings.parse(keys, where="record_to")
-    form = Form.choose(vocab_size_of(model.runner), settings.top, settings.drawn, settings.seed)
+    form = Form.choose(vocab_size_of(model.opened.runner), settings.top, settings.drawn, settings.seed)
     return Records.write(settings.folder, form, _facts_of(model))
 
 
 def _facts_of(local: LocalModel) -> dict[str, Any]:
     """The facts that decide a model's numbers, JSON-ready: the key by which records are found."""
-    execution, model = local.runner.describe(), local.texts.model
+    execution, model = local.opened.runner.describe(), local.texts.model
     deciding = {"numbers": NUMBERS, **{name: execution[name] for name in _DECIDING if name in execution}}
     digest = model.digest or "{model}@{revision}".format_map(execution)
-    if lengths := local.runner.traits.lengths:
+    if lengths := local.opened.runner.traits.lengths:
         deciding["lengths"] = list(lengths)
     tokenizer = tokenizer_traits(local.texts.tokenizer)
     return {"model": digest, "tokenizer": tokenizer, "deterministic": model.settings.deterministic is True, **deciding}

@@ -26,6 +26,7 @@ from olive_ext.python_processes import usable_processors
 from olive_ext.records import Records
 from olive_ext.registry import hook
 from olive_ext.session.answer_journal import ChunkResults, Executor
+from olive_ext.session.local import RecordTo
 from olive_ext.session.tokenizer import Tokenizer
 from olive_ext.session.workers.worker import (
     OWN,
@@ -427,7 +428,7 @@ class WorkerPool(Executor):
 def open_crew(
     model: ResolvedModel,
     reference: ResolvedModel | Records | None,
-    record_to: Any,
+    record_to: RecordTo | None,
     tokenizers: Sequence[Tokenizer | None],
 ) -> Crew:
     """The open workers that the settings of `model` ask for. Records are written by one worker alone. `tokenizers` are
@@ -441,7 +442,9 @@ def open_crew(
     return Crew(hook("workers", "'workers'")(job, wanted, [Watchdog(limit_s) for _ in range(count)]))
 
 
-def _job_of(model: ResolvedModel, reference: ResolvedModel | Records | None, record_to: Any, share: int) -> WorkerJob:
+def _job_of(
+    model: ResolvedModel, reference: ResolvedModel | Records | None, record_to: RecordTo | None, share: int
+) -> WorkerJob:
     """The job of each of `share` workers on this machine: the model's settings, with the machine's threads divided.
     Their number decides how much memory each may take."""
     other: Mapping[str, Any] | str | None = None
@@ -450,8 +453,7 @@ def _job_of(model: ResolvedModel, reference: ResolvedModel | Records | None, rec
         other = str(reference.folder.resolve())
     elif reference is not None:
         other, digests[1] = _settings(reference, share), reference.digest
-    keys = record_to if isinstance(record_to, Mapping) or record_to is None else {"folder": str(record_to)}
-    return WorkerJob(_settings(model, share), other, keys, digests=digests)
+    return WorkerJob(_settings(model, share), other, record_to, digests=digests)
 
 
 def _settings(model: ResolvedModel, share: int) -> dict[str, Any]:

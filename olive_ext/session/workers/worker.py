@@ -25,7 +25,7 @@ from olive_ext.package_versions import runtimes
 from olive_ext.python_processes import BEAT_S, ChildEndedError, ChildProcess, serve
 from olive_ext.records import Records
 from olive_ext.session.generation_bounds import StopChecker
-from olive_ext.session.local import open_local
+from olive_ext.session.local import RecordTo, open_local
 from olive_ext.session.session import Session
 from olive_ext.session.tokenizer import Tokenizer
 
@@ -41,7 +41,7 @@ class WorkerJob:
     reference: Mapping[str, Any] | str | None = None
     """Settings of a resident reference, or the folder of a recorded one."""
 
-    record_to: Mapping[str, Any] | None = None
+    record_to: RecordTo | None = None
     tokenizers: Sequence[Tokenizer | None] = (None, None)
     """The tokenizers of both models, where the parent passes them on."""
 
