@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import islice
 from operator import is_not, itemgetter
 from typing import Any
@@ -61,12 +61,10 @@ class Engine:
         self.runner = runner
         self._tap = tap or Tap()
         self._runners = (runner, *self._tap.runners)
-        shared: dict[str, Any] = {"counters": self.counters, "reports_non_finite": reports_non_finite}
-        self._scoring = StepLoop(runner, self._tap, chunk_size, rule or ScoringRule(), **shared)
-        self._generating = self._scoring
-        if tap is not None:
-            self._generating = StepLoop(runner, Tap(), chunk_size, ScoringRule(), **shared)
-        self._loops = (self._scoring,) if tap is None else (self._scoring, self._generating)
+        new_loop = partial(StepLoop, runner, chunk_size, self.counters, reports_non_finite)
+        self._scoring = new_loop(rule or ScoringRule(), self._tap)
+        self._generating = self._scoring if tap is None else new_loop(ScoringRule(), Tap())
+        self._loops = dict.fromkeys((self._scoring, self._generating))
         self._is_closed = False
 
     @property
@@ -223,12 +221,11 @@ class StepLoop:
     def __init__(
         self,
         runner: Runner,
-        tap: Tap,
         chunk_size: int,
-        rule: ScoringRule,
         counters: Counters,
-        *,
-        reports_non_finite: bool = False,
+        reports_non_finite: bool,
+        rule: ScoringRule,
+        tap: Tap,
     ) -> None:
         """`reports_non_finite`: requests whose output is not finite are counted instead of raising `NonFiniteError`."""
         self._runner, self._runners = runner, (runner, *tap.runners)
@@ -333,8 +330,8 @@ class StepLoop:
     def advance(self, work: Callable[[], bool] = lambda: False) -> list[KeyedResult]:
         """Takes in one step and begins the next where it is known. Returns the results that are complete now. The host
         does `work`, part by part, while it would wait."""
+        completed: list[PendingResult] = []
         try:
-            completed: list[PendingResult] = []
             if (scheduler := self.scheduler).has_work:
                 scheduler.schedule()
                 if (overlapped := scheduler.schedule_overlapped()) is not None:
@@ -350,7 +347,6 @@ class StepLoop:
             else:
                 self._cut_steps(self.scheduler.present.step, error)
             self._begin(self._forgotten())
-            completed = []
         lost, self._lost = self._lost, []
         for result in completed:
             del self._unfinished[result.key]
