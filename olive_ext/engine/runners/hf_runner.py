@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -160,25 +160,33 @@ class HfRunner(Runner):
         if row.source != self._source:
             self._forget()
             self._source = row.source
-        fed = fed_row(tokens, self._go_back(tokens[: row.past]), row.media)
-        if fed.runs:
+        begin = self._go_back(tokens[: row.past])
+        begun = tuple(run for run in row.media if run.start < len(tokens))
+        items = begun if begun and begun[-1].stop > begin else ()
+        if items:
+            # All tokens are fed in one pass: features get into the embeddings by counting placeholders from its
+            # beginning, and some models let a picture's tokens see each other, which does not work after a cache.
             self._begin_anew()
-        self.tokens_replayed += row.past - fed.begin
-        rows = torch.tensor([row.past - fed.begin + read.offset for read in step.logits_rows] or [len(fed.ids) - 1])
+            begin = 0
+        ids = tokens[begin:]
+        for run in items:
+            ids[run.start : run.stop] = [run.item.placeholder] * run.item.num_tokens
+        self.tokens_replayed += row.past - begin
+        rows = torch.tensor([row.past - begin + read.offset for read in step.logits_rows] or [len(ids) - 1])
         taken, self._cache = self._cache, None  # an interruption leaves it with any content
         cache = {"past_key_values": taken, "use_cache": True} if self._keeps_cache else {}
         keep = {"logits_to_keep": rows} if self._picks_rows else {}
         device = self._model.device
-        inputs: dict[str, Any] = item_inputs(fed, self._parameters, device)
+        inputs: dict[str, Any] = item_inputs(items, len(ids), self._parameters, device)
         inputs |= {} if self.encoder is None else self.encoder.inputs(row.source)
-        if self._is_rotary_grid and not fed.runs:
+        if self._is_rotary_grid and not items:
             # Such models compute the positions of a pass with pictures themselves, and remember where text goes on: for
             # another sequence, if that was fed last.
-            positions_3S = rotary_positions(row.media, range(fed.begin, fed.begin + len(fed.ids)))
+            positions_3S = rotary_positions(row.media, range(begin, len(tokens)))
             inputs["position_ids"] = torch.from_numpy(positions_3S)[:, None].to(device)
         with torch.inference_mode():
-            ids = torch.tensor([fed.ids], device=device)
-            inputs |= {"input_ids" if self.encoder is None else "decoder_input_ids": ids}
+            name = "input_ids" if self.encoder is None else "decoder_input_ids"
+            inputs[name] = torch.tensor([ids], device=device)
             logits_RV = self._model(**inputs, **cache, **keep).logits[0]
             picked: torch.Tensor = (logits_RV if self._picks_rows else logits_RV[rows]).float()
         self._cache, self._slot = taken, tokens
@@ -240,41 +248,19 @@ _TYPES = ("token_type_ids", "mm_token_type_ids")
 _TYPE_IDS = {Modality.IMAGE: 1, Modality.AUDIO: 3}
 
 
-@dataclass(frozen=True)
-class FedRow:
-    """The tokens of one pass, with placeholders, and where they begin in the sequence."""
-
-    begin: int
-    ids: list[int]
-    runs: Media
-    """The pictures and sounds among `ids`, whole."""
-
-
-def fed_row(tokens: Sequence[int], held: int, media: Media) -> FedRow:
-    """The pass for `tokens`, of which `held` are cached. With an item among the other tokens, all tokens are fed in one
-    pass: features get into the embeddings by counting placeholders from the beginning of a pass, and some models let a
-    picture's tokens see each other, which does not work after a cache."""
-    begun = tuple(run for run in media if run.start < len(tokens))
-    if not begun or begun[-1].stop <= held:
-        return FedRow(held, list(tokens[held:]), ())
-    ids = list(tokens)
-    for run in begun:
-        ids[run.start : run.stop] = [run.item.placeholder] * run.item.num_tokens
-    return FedRow(0, ids, begun)
-
-
-def item_inputs(row: FedRow, accepted: Mapping[str, Any], device: Any) -> dict[str, torch.Tensor]:
-    """The processor's arrays of the row's items that the model takes (`accepted`), joined, and its tokens' types."""
+def item_inputs(items: Media, length: int, accepted: Mapping[str, Any], device: Any) -> dict[str, torch.Tensor]:
+    """The processor's arrays of the items among `length` tokens that the model takes (`accepted`), joined, and the
+    tokens' types."""
     import torch
 
-    if not row.runs:
+    if not items:
         return {}
     loaded: dict[str, list[npt.NDArray[Any]]] = {}
-    for name, array in chain.from_iterable(run.item.arrays().items() for run in row.runs):
+    for name, array in chain.from_iterable(run.item.arrays().items() for run in items):
         loaded.setdefault(name, []).append(array)
     tensors = {name: torch.from_numpy(filled_up(loaded[name])).to(device) for name in loaded.keys() & accepted.keys()}
-    types_S = torch.zeros((1, len(row.ids)), dtype=torch.long, device=device)
-    for run in row.runs:
+    types_S = torch.zeros((1, length), dtype=torch.long, device=device)
+    for run in items:
         types_S[:, run.start : run.stop] = _TYPE_IDS[run.item.modality]
     return {**tensors, **{name: types_S for name in _TYPES if name in accepted}}
 
