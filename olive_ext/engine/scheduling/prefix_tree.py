@@ -110,10 +110,8 @@ def plan_in_parts(
     sizes = [len(fed) for fed in inputs]
     sides = {size: side_of(size // _ITEM) for size in set(sizes)}
     heads = [(sides[size], source_key(request.source)) for size, (_, request) in zip(sizes, items, strict=True)]
-    kinds = set(heads)
     order = sorted(range(len(items)), key=inputs.__getitem__)
-    if len(kinds) > 1:
-        order.sort(key=heads.__getitem__)
+    order.sort(key=heads.__getitem__)
     sequences: list[Sequence] = []
     owners: list[tuple[int, Sequence]] = []  # (end of the prefix it computes, owner), ends increasing
     tokens: TokenArray = np.empty(0, np.int32)
