@@ -73,6 +73,10 @@ class HfRunner(Runner):
         self._picks_rows = "logits_to_keep" in parameters
         self._is_croppable = self._keeps_cache and is_croppable(new_cache(model.config))
         self._cache: Any = None
+        self._cells: Any = None
+        """The shared-prefix cache: a cache of transformers whose positions are cells. Cell 0, never seen, is left out.
+        """
+
         self._slot: list[int] = []
         self._source: Source | None = None
         source = read_source(model.config.to_dict())
@@ -80,11 +84,9 @@ class HfRunner(Runner):
         lengths = read_rotary_lengths(model.config.to_dict())
         takes_masks = "position_ids" in parameters and getattr(model.config, "_attn_implementation", None) in _MASKED
         has_tree_batches = self._is_croppable and self._picks_rows and takes_masks and media is None and lengths is None
-        self._shared_prefix = HfSharedPrefix(model) if has_tree_batches else None
         traits = Traits(length, tree_batches=has_tree_batches, can_rewind=self._is_croppable, lengths=lengths or ())
         super().__init__(replace(traits, chunked_prefill=self._is_croppable and lengths is None))
         if has_tree_batches and (problem := check_tree_batches(self, self.vocab_size)):
-            self._shared_prefix = None
             self.traits = replace(self.traits, tree_batches=False)
             self._facts = {**facts, "notes": [f"texts are scored one after the other: {problem}"]}
         self._forget()
@@ -107,10 +109,7 @@ class HfRunner(Runner):
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and torch's reason when the device fails."""
         try:
-            if step.first_cell is None or self._shared_prefix is None:
-                logits_RV = self._run_row(step)
-            else:
-                logits_RV = self._shared_prefix.run(step)
+            logits_RV = self._run_row(step) if step.first_cell is None else self._run_tree(step)
         except (RuntimeError, MemoryError, IndexError, ValueError, TypeError) as error:
             self._forget()
             shape = f"{step.num_tokens} tokens after {step.rows[0].past} positions"
@@ -144,12 +143,11 @@ class HfRunner(Runner):
     @override
     def close(self) -> None:
         self._forget()
-        self._model = None
+        self._model = self.encoder = None
 
     def _forget(self) -> None:
-        self._cache = None
-        if self._shared_prefix is not None:
-            self._shared_prefix.forget()
+        """Releases the memory of the caches; the next steps begin at the first position and the first cell."""
+        self._cache = self._cells = None
 
     def _run_row(self, step: Step) -> torch.Tensor:
         """The logits [max(R, 1), V] of the step's logits rows, in fp32."""
@@ -209,6 +207,50 @@ class HfRunner(Runner):
     def _begin_anew(self) -> None:
         self._cache = new_cache(self._model.config) if self._keeps_cache else None
         forget_lengths(self._model)
+
+    def _run_tree(self, step: Step) -> torch.Tensor:
+        """The logits [max(R, 1), V] of the step's logits rows, in fp32."""
+        import torch
+
+        assert step.first_cell is not None
+        with torch.inference_mode():
+            cache = self._settled_cells(step)
+            ids = torch.tensor([[token for row in step.rows for token in row.tokens]], device=self._model.device)
+            positions = [row.past + place for row in step.rows for place in range(len(row.tokens))]
+            starts = step.columns.starts_B.tolist()
+            rows = torch.tensor([starts[read.row] + read.offset for read in step.logits_rows] or [0])
+            visible_ST = visible_cells(step, None)[0, 0, :, FIRST_CELL:]
+            fresh = step.first_cell - FIRST_CELL
+            visible_ST[:, fresh:] &= np.tri(len(visible_ST), dtype=np.bool_)
+            hidden_ST = torch.from_numpy(~visible_ST).to(self._model.device)
+            bias_ST = torch.zeros(hidden_ST.shape, dtype=self._model.dtype, device=self._model.device)
+            logits_RV: torch.Tensor = self._model(
+                input_ids=ids,
+                attention_mask=bias_ST.masked_fill_(hidden_ST, torch.finfo(self._model.dtype).min)[None, None],
+                position_ids=torch.tensor([positions], device=self._model.device),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=rows,
+            ).logits[0]
+        self._cells = cache
+        return logits_RV.float()
+
+    def _settled_cells(self, step: Step) -> Any:
+        """Takes the cache out, for an interruption leaves it with any content. Makes the step's moves there, and drops
+        the cells that the step will write."""
+        assert step.first_cell is not None
+        cache, self._cells = self._cells, None
+        if cache is None:
+            cache = new_cache(self._model.config)
+        for move in step.moves:
+            sources, target = move.source_N - FIRST_CELL, move.target - FIRST_CELL
+            for layer in cache.layers:
+                for cells in (layer.keys, layer.values):
+                    cells[:, :, target : target + len(sources)] = cells[:, :, sources]
+        stale = cache.get_seq_length() - (step.first_cell - FIRST_CELL)
+        if stale > 0:
+            cache.crop(-stale)  # a negative number takes that many away, in every version 5
+        return cache
 
     def _score(self, logits_RV: torch.Tensor, step: Step) -> StepOutput:
         import torch
@@ -295,62 +337,6 @@ class SourceStates:
         with torch.inference_mode():
             states: torch.Tensor = self._model.get_encoder()(tensor)[0]
         return states
-
-
-class HfSharedPrefix:
-    """The shared-prefix cache: a cache of transformers whose positions are cells. Cell 0, never seen, is left out."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._cache: Any = None
-
-    def forget(self) -> None:
-        """Releases the memory; the next step must begin at the first cell."""
-        self._cache = None
-
-    def run(self, step: Step) -> torch.Tensor:
-        """The logits [max(R, 1), V] of the step's logits rows, in fp32."""
-        import torch
-
-        assert step.first_cell is not None
-        with torch.inference_mode():
-            cache = self._settled(step)
-            ids = torch.tensor([[token for row in step.rows for token in row.tokens]], device=self._model.device)
-            positions = [row.past + place for row in step.rows for place in range(len(row.tokens))]
-            starts = step.columns.starts_B.tolist()
-            rows = torch.tensor([starts[read.row] + read.offset for read in step.logits_rows] or [0])
-            visible_ST = visible_cells(step, None)[0, 0, :, FIRST_CELL:]
-            fresh = step.first_cell - FIRST_CELL
-            visible_ST[:, fresh:] &= np.tri(len(visible_ST), dtype=np.bool_)
-            hidden_ST = torch.from_numpy(~visible_ST).to(self._model.device)
-            bias_ST = torch.zeros(hidden_ST.shape, dtype=self._model.dtype, device=self._model.device)
-            logits_RV: torch.Tensor = self._model(
-                input_ids=ids,
-                attention_mask=bias_ST.masked_fill_(hidden_ST, torch.finfo(self._model.dtype).min)[None, None],
-                position_ids=torch.tensor([positions], device=self._model.device),
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=rows,
-            ).logits[0]
-        self._cache = cache
-        return logits_RV.float()
-
-    def _settled(self, step: Step) -> Any:
-        """Takes the cache out, for an interruption leaves it with any content. Makes the step's moves there, and drops
-        the cells that the step will write."""
-        assert step.first_cell is not None
-        cache, self._cache = self._cache, None
-        if cache is None:
-            cache = new_cache(self._model.config)
-        for move in step.moves:
-            sources, target = move.source_N - FIRST_CELL, move.target - FIRST_CELL
-            for layer in cache.layers:
-                for cells in (layer.keys, layer.values):
-                    cells[:, :, target : target + len(sources)] = cells[:, :, sources]
-        stale = cache.get_seq_length() - (step.first_cell - FIRST_CELL)
-        if stale > 0:
-            cache.crop(-stale)  # a negative number takes that many away, in every version 5
-        return cache
 
 
 DEFAULT_LENGTH = 2048

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import gc
 import random
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import T5Config, T5ForConditionalGeneration
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import Beams, Generation, Request, Result
@@ -108,6 +112,19 @@ def test_tree_batches_score_as_whole_passes_do_in_fewer_steps(attention: str) ->
     assert engine.counters.moves > 0
     assert engine.counters.steps * 4 < len(asked)
     assert engine.run(asked[:5])[2].logprobs == pytest.approx(results[2].logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("is_encoder_decoder", [False, True])
+def test_runner_that_is_closed_holds_no_weights(is_encoder_decoder: bool) -> None:
+    sizes = {"vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
+    model = T5ForConditionalGeneration(T5Config(**sizes)) if is_encoder_decoder else copy.deepcopy(make("llama"))
+    weights = weakref.ref(model.get_input_embeddings().weight)
+    runner = HfRunner(model, {})
+    del model
+    assert weights() is not None
+    runner.close()
+    gc.collect()
+    assert weights() is None
 
 
 class Deaf(torch.nn.Module):
