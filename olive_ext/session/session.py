@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias, overload
@@ -182,14 +182,13 @@ class Session(AbstractContextManager["Session"]):
         eos = tokenizer.eos_token_id
         self.stop_ids = frozenset(stop_ids if stop_ids is not None else () if eos is None else (eos,))
         self.executor: Executor = engine  # an engine in this process, or workers
+        self.max_length = engine.context_length
+        """The most tokens that the model sees at once: prompt and answer together, or what is fed to score."""
+
+        self._is_deterministic = bool(engine.describe().get("deterministic"))
         self._facts = dict(facts or {})
         self._beside = beside
         self._turns: Turns = beside._turns if beside is not None else Turns()
-
-    @property
-    def max_length(self) -> int:
-        """The most tokens that the model sees at once: prompt and answer together, or what is fed to score."""
-        return self.executor.context_length
 
     @property
     def counters(self) -> Any:
@@ -358,10 +357,6 @@ class Session(AbstractContextManager["Session"]):
         if journal is not None or self._is_deterministic:
             return in_chunks(self.executor, slices, journal)
         return self.executor.run_slices(slices)
-
-    @cached_property
-    def _is_deterministic(self) -> bool:
-        return bool(self.executor.describe().get("deterministic"))
 
     def _continuous(self, items: Iterable[tuple[Hashable, ToGenerate] | None]) -> Outputs:
         call, keys = Call(self, to_generation), dict[int, Hashable]()

@@ -105,6 +105,7 @@ class BucketedRunner(Runner):
     @override
     def close(self) -> None:
         self.inner.close()
+        self.encoder = self.embedding = None
 
     def reserve(self, positions: int, cells: int = 0) -> None:
         """Makes every slot hold `positions`, and runs all shapes of such slots."""

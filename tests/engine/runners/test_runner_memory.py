@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -37,6 +39,19 @@ class _Small:
         if self.store.capacity.num_slots > self.most:
             raise MemoryError("Unable to allocate 3 TiB")
         self.store.reserve(positions)
+
+
+@pytest.mark.parametrize("shapes", ["any", "bucketed"])
+def test_closed_session_holds_no_weights_however_long_it_is_kept(shapes: str) -> None:
+    session = olive_ext.open(genai_export("llama", None), engine={"shapes": shapes})
+    session.loglikelihood([([5, 6], [7])])
+    runner = session.executor.runner  # type: ignore[attr-defined]
+    weights = weakref.ref(getattr(runner, "inner", runner)._feed.session)
+    assert weights() is not None
+    session.close()
+    runner.close()  # as another engine on it does
+    gc.collect()
+    assert weights() is None
 
 
 @pytest.mark.parametrize("most", [3, 0])

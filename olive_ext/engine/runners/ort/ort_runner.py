@@ -199,6 +199,7 @@ class OrtRunner(Runner):
     """A decoder session, its KV store and its scoring head."""
 
     host_bytes = 0
+    _is_closed = False
     open_graph: Callable[[bytes], ort.InferenceSession]
 
     def __init__(
@@ -298,8 +299,11 @@ class OrtRunner(Runner):
 
     @override
     def close(self) -> None:
-        self._kv.close()
-        self._parts.forget()
+        if not self._is_closed:  # two engines may share the runner
+            self._is_closed = True
+            self._kv.close()
+            self._parts.forget()
+            del self._kv, self._head, self._feed, self._parts, self.encoder, self.embedding  # all that holds a session
 
     def _reserve_slots(self, capacity: int) -> None:
         """Allocates the slots; where there is no memory for them, half as many, or half as many blocks."""
