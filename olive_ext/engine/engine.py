@@ -451,9 +451,9 @@ class StepLoop:
 
 
 def _longest(requests: Sequence[Request]) -> tuple[int, int]:
-    needed = [(request.generation is None, request.num_positions) for request in requests]
-    scored = max([positions for is_scored, positions in needed if is_scored], default=0)
-    return scored, max([positions for is_scored, positions in needed if not is_scored], default=0)
+    scored = [request.num_positions for request in requests if request.generation is None]
+    generated = [request.num_positions for request in requests if request.generation is not None]
+    return max(scored, default=0), max(generated, default=0)
 
 
 def open_runner(model: ResolvedModel) -> OpenedRunner:
