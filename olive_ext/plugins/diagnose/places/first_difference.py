@@ -163,7 +163,7 @@ def _write_repro(
     with whole_folder(folder) as work:
         for place, (graph, taken) in zip(places, _FILES, strict=True):
             part, arrays = place.part(given, [value])
-            model = place.graph.model_of(part)
+            model = place.graph.model_of(part, arrays)
             load_external_data_for_model(model, str(place.folder))
             onnx.save_model(model, work / graph, save_as_external_data=True, location=f"{graph}.data")
             names = [item.name for item in model.graph.input if item.name in place.inputs]

@@ -193,26 +193,24 @@ class PlacedDecoder:
         part, arrays = self.part(given, wanted)
         self.runs.take(len(part.nodes) / len(self.graph.nodes))
         taken = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
-        return dict(run_plainly(self._open(part, level), self.inputs | taken))
+        return dict(run_plainly(self._open(part, arrays, level), self.inputs | taken))
 
     def part(self, given: Mapping[str, Array], wanted: Collection[str]) -> tuple[Part, dict[str, Array]]:
         """The part that computes `wanted`, and by its inputs what it takes of `given`, in the graph's types."""
-        part = self.graph.part(types_of(given), wanted)
+        part = self.graph.part(given, wanted)
         types = {value: self._types.get(value, given[value].dtype) for value in part.taken.values()}
-        arrays = {name: np.asarray(given[value], types[value], order="C") for name, value in part.taken.items()}
-        own = types_of({value: arrays[name] for name, value in part.taken.items()})
-        return part._replace(types=own), arrays
+        return part, {name: np.asarray(given[value], types[value], order="C") for name, value in part.taken.items()}
 
     def learn_types(self, values: Collection[str]) -> None:
         """Opens the graph to learn the types of `values`: those of a graph that is another one may be others, too."""
-        session = self._open(self.graph.part({}, values), "disable")
+        session = self._open(self.graph.part((), values), {}, "disable")
         for output in session.get_outputs():
             name = output.type.removeprefix("tensor(").removesuffix(")")
             self._types[output.name] = np.dtype(_TYPES.get(name, name))
 
-    def _open(self, part: Part, level: str | None) -> Any:
+    def _open(self, part: Part, arrays: Mapping[str, Array], level: str | None) -> Any:
         return open_session(
-            self.graph.model_of(part).SerializeToString(),
+            self.graph.model_of(part, arrays).SerializeToString(),
             self.model.providers,
             self.model.settings,
             external_data_folder=self.folder,
@@ -243,9 +241,6 @@ GIVEN = "/given"
 _NO_TENSORS = ("Sequence", "SplitToSequence", "Optional")
 """Prefixes of the names of operators that return no tensors."""
 
-Types = Mapping[str, tuple[int, Sequence[int]]]
-"""ONNX types and shapes, by value."""
-
 
 class Part(NamedTuple):
     """Some nodes of a graph, which run by themselves."""
@@ -257,8 +252,6 @@ class Part(NamedTuple):
     """The given values that they read, by the inputs that these are."""
 
     wanted: tuple[str, ...]
-    types: Types
-    """The types of the given values."""
 
 
 class ProbedGraph:
@@ -321,7 +314,7 @@ class ProbedGraph:
                 cuts.append(min(near, key=lambda place: (across[place], abs(place - middle))))
         return cuts
 
-    def part(self, given: Types, wanted: Collection[str]) -> Part:
+    def part(self, given: Collection[str], wanted: Collection[str]) -> Part:
         """The nodes that compute `wanted` from `given` values and the graph's inputs. A given value that is also wanted
         is computed, while its readers take the given one."""
         needed: set[int] = set()
@@ -331,14 +324,15 @@ class ProbedGraph:
             if index not in needed:
                 needed.add(index)
                 read = self._reads[index] & self.makers.keys()
-                pending += [self.makers[name] for name in read - given.keys()]
+                pending += [self.makers[name] for name in read.difference(given)]
         made = {name for index in needed for name in self.nodes[index].output}
-        taken = {name for index in needed for name in self._reads[index]} & given.keys()
+        taken = {name for index in needed for name in self._reads[index]}
         inputs = {name + GIVEN if name in made else name: name for name in given if name in taken}
-        return Part(tuple(sorted(needed)), inputs, tuple(wanted), given)
+        return Part(tuple(sorted(needed)), inputs, tuple(wanted))
 
-    def model_of(self, part: Part) -> onnx.ModelProto:
-        """The part as a model, whose external weights stay where the whole graph's are."""
+    def model_of(self, part: Part, arrays: Mapping[str, Array]) -> onnx.ModelProto:
+        """The part as a model that takes the given values `arrays`, by its inputs. Its external weights stay where the
+        whole graph's are."""
         whole, renames = self.model.graph, {name: taken for taken, name in part.taken.items()}
         read = {name for index in part.nodes for name in self._reads[index]}
         made = {name for index in part.nodes for name in self.nodes[index].output}
@@ -349,8 +343,8 @@ class ProbedGraph:
         graph = model.graph
         kept = {tensor.name for tensor in graph.initializer}
         graph.input.extend(value for value in whole.input if value.name in read and value.name not in kept)
-        make = onnx.helper.make_tensor_value_info
-        graph.input.extend(make(taken, *part.types[name]) for taken, name in part.taken.items())
+        make, type_of = onnx.helper.make_tensor_value_info, onnx.helper.np_dtype_to_tensor_dtype
+        graph.input.extend(make(name, type_of(array.dtype), array.shape) for name, array in arrays.items())
         return model
 
 
@@ -378,9 +372,3 @@ def _ordered(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
         else:
             pending += sorted(before, reverse=True)
     return [graph.node[index] for index in done]
-
-
-def types_of(values: Mapping[str, npt.NDArray[Any]]) -> Types:
-    """The ONNX type and the shape of each array."""
-    to_type = onnx.helper.np_dtype_to_tensor_dtype
-    return {name: (to_type(array.dtype), array.shape) for name, array in values.items()}
