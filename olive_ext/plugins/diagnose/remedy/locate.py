@@ -231,7 +231,7 @@ class Location:
             pairing = pair(sources.floats, sources.quantized, part)
             self.sources[part] = sources
             self.targets += pairing.targets
-            self.pairing.unpaired |= {f"{node}, {part}": why for node, why in pairing.unpaired.items()}
+            self.pairing.unpaired |= pairing.unpaired
             self.pairing.damaged |= pairing.damaged
             self.pairing.shares |= pairing.shares
 

@@ -131,12 +131,12 @@ Couple: TypeAlias = tuple[list[WeightUse], list[WeightUse]]
 
 def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairing:
     """All targets of one graph, in the order of the quantized graph's nodes: first the constants that should be equal
-    and are not. `part` is the graph's part of the package.
+    and are not. `part` is the graph's part of the package, which follows the names of all that is in it.
 
     A weight whose values are others is damaged where most are not: it is a target. Where most of its kind are, or of
     all weights, these are not the float graph's: they are named, as is what the other graph has otherwise.
     """
-    pairing, what = _constants(floats, quantized, part), f", {part}" if part else ""
+    pairing = _constants(floats, quantized)
     known = {own.value for target in pairing.targets for own in target.floats}
     others_known = {use.value for target in pairing.targets for use in target.quantized}
     couples: dict[str, Couple] = {}
@@ -174,7 +174,7 @@ def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairi
             why = f"the float graph has one weight for it and for '{other}', which is not quantized with it"
             pairing.unpaired |= {use.node.name: why for use in uses}
             continue
-        target = _target((uses if len(owns) > len(uses) else owns)[0].name, (owns, uses), floats, quantized, part)
+        target = _target((uses if len(owns) > len(uses) else owns)[0].name, (owns, uses), floats, quantized)
         error = max(errors.get(use.name, 0.0) for use in uses)
         if any(use.name in strange for use in uses):
             pairing.damaged[target.name] = f"is not the float model's (relative error {error:.2g})"
@@ -188,18 +188,21 @@ def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairi
             why = f"the quantized graph's node of that name, {form}"
         pairing.unpaired[own.node.name] = why
     far = distances(floats, quantized)
-    pairing.shares = {name + what: one.share for name, one in far.items()}
-    pairing.damaged = {**{name + what: how for name, how in outliers(far).items()}, **pairing.damaged}
-    return pairing
+    damaged, suffix = outliers(far) | pairing.damaged, f", {part}" if part else ""
+    return Pairing(
+        targets=[replace(target, name=target.name + suffix, part=part) for target in pairing.targets],
+        unpaired={name + suffix: why for name, why in pairing.unpaired.items()},
+        damaged={name + suffix: how for name, how in damaged.items()},
+        shares={name + suffix: one.share for name, one in far.items()},
+    )
 
 
-def _target(name: str, couple: Couple, floats: GraphWeights, quantized: GraphWeights, part: str) -> Target:
+def _target(name: str, couple: Couple, floats: GraphWeights, quantized: GraphWeights) -> Target:
     owns, uses = map(tuple, couple)
-    name += f", {part}" if part else ""
-    return Target(name, owns, uses, _bytes(floats, owns), _bytes(quantized, uses), part)
+    return Target(name, owns, uses, _bytes(floats, owns), _bytes(quantized, uses))
 
 
-def _constants(floats: GraphWeights, quantized: GraphWeights, part: str) -> Pairing:
+def _constants(floats: GraphWeights, quantized: GraphWeights) -> Pairing:
     """The constants that differ where they should be equal, with the uses that only they have."""
     pairing = Pairing()
     both = floats.floats(), quantized.floats()
@@ -207,16 +210,15 @@ def _constants(floats: GraphWeights, quantized: GraphWeights, part: str) -> Pair
     for key, what in (unlike | broken(*both)).items():
         value, other = (graph.float_names.get(key, "") for graph in (floats, quantized))
         name = next((own.name for own in floats.uses.values() if own.value == value), key)
-        named = name + (f", {part}" if part else "")
-        pairing.damaged[named] = what
+        pairing.damaged[name] = what
         own, use = floats.constant(value), quantized.constant(other)
         if own is None or use is None or floats.numbers(value).shape != quantized.numbers(other).shape:
-            pairing.unpaired[named] = what
+            pairing.unpaired[name] = what
             continue
         alike = [(floats.uses.get(made.name), made) for made in quantized.uses.values() if made.roots == use.roots]
         owns = [own, *(first for first, _ in alike if first is not None and first.value != value)]
         uses = [use, *(second for first, second in alike if first is not None and first.value != value)]
-        pairing.targets.append(_target(name, (owns, uses), floats, quantized, part))
+        pairing.targets.append(_target(name, (owns, uses), floats, quantized))
     return pairing
 
 

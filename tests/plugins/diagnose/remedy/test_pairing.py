@@ -185,6 +185,19 @@ def test_weights_of_another_checkpoint_are_named_beside_the_one_that_is_not(tmp_
     assert len(most.unpaired) == 3
 
 
+def test_all_names_of_an_encoder_end_in_its_part(tmp_path: Path) -> None:
+    floats, quantized = several(1, 1, 1)
+    norm = next(one for one in quantized.graph.initializer if one.name == "layers.1.norm.weight")
+    norm.CopyFrom(numpy_helper.from_array(1.05 * numpy_helper.to_array(norm), "other"))
+    for node in quantized.graph.node:
+        node.input[:] = ["other" if name == "layers.1.norm.weight" else name for name in node.input]
+    del quantized.graph.node[-2]
+    pairing = pair(GraphWeights(floats, tmp_path), GraphWeights(quantized, tmp_path), "vision")
+    assert sorted(pairing.unpaired) == ["/layers.2/mlp/up_proj/MatMul, vision", "layers.1.norm.weight, vision"]
+    names = [*pairing.damaged, *(target.name for target in pairing.targets)]
+    assert {name.partition(", ")[2] for name in names} == {"vision"}
+
+
 def test_norm_that_is_scaled_is_a_target_with_the_float_graph_s_numbers(tmp_path: Path) -> None:
     floats, quantized = several(1, 1, 1)
     norm = next(one for one in quantized.graph.initializer if one.name == "layers.1.norm.weight")
