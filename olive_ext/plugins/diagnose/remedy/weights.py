@@ -89,7 +89,7 @@ class GraphWeights(Constants):
     def __init__(self, model: onnx.ModelProto, path: Path) -> None:
         """`path`: the file that `model` was read from. Raises `ModelError` where two nodes have one name."""
         super().__init__(model, path)
-        self._roots: dict[str, frozenset[str] | None] = {}
+        self._roots: dict[str, frozenset[str] | None] = {name: frozenset((name,)) for name in self.initializers}
         self.uses: dict[str, WeightUse] = {}
         named: set[tuple[str, str]] = set()
         for node in model.graph.node:
@@ -158,32 +158,25 @@ class GraphWeights(Constants):
             return None
         if node.op_type == "QMoE" and attribute(node, "expert_weight_bits", 4) not in (4, 8):
             return None
-        roots = self._roots_of_all(names)
+        roots = self._roots_of(names)
         if not roots or not any(len(self.initializers[name].dims) >= 2 for name in roots):
             return None
         if node.op_type not in _PACKED and not any(self.initializers[name].data_type in FLOATS for name in roots):
             return None
         return WeightUse(part_name(node, part), node, roots, part)
 
-    def _roots_of_all(self, names: Iterable[str]) -> frozenset[str] | None:
+    def _roots_of(self, values: Iterable[str]) -> frozenset[str] | None:
         """The initializers that these values are made of alone; None where one depends on an input of the graph."""
         roots: set[str] = set()
-        for name in names:
-            if name not in self._roots:
-                self._roots[name] = self._roots_of(name)
-            part = self._roots[name]
-            if part is None:
+        for value in filter(None, values):
+            if value not in self._roots:
+                maker = self.maker.get(value)
+                is_plain = maker is not None and not any(part.HasField("g") for part in maker.attribute)
+                self._roots[value] = self._roots_of(maker.input) if maker is not None and is_plain else None
+            if (part := self._roots[value]) is None:
                 return None
             roots |= part
         return frozenset(roots)
-
-    def _roots_of(self, value: str) -> frozenset[str] | None:
-        if value in self.initializers:
-            return frozenset((value,))
-        maker = self.maker.get(value)
-        if maker is None or any(part.HasField("g") for part in maker.attribute):
-            return None
-        return self._roots_of_all([name for name in maker.input if name])
 
     def _value(self, name: str) -> Matrix:
         """A constant's numbers, computed by ONNX Runtime on the host where nodes make them."""
