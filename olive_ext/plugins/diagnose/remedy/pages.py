@@ -162,10 +162,6 @@ class LossMap:
             f"after {documents}, all that were asked: more would decide the others."
         )
 
-    def to_json(self) -> str:
-        """The map as JSON: `entries` worst first, `total`, `sum` and the facts."""
-        return to_json(self)
-
 
 def show_map(loss_map: LossMap) -> None:
     """The largest entries and the sentences, on stdout."""
@@ -249,7 +245,7 @@ def write_loss_map(loss_map: LossMap, folder: str | Path) -> tuple[Path, ...]:
         heads=shown.heads,
         rows=shown.rows,
     )
-    texts = {"json": loss_map.to_json(), "md": markdown_page(loss_map.sentences, shown), "html": page}
+    texts = {"json": to_json(loss_map), "md": markdown_page(loss_map.sentences, shown), "html": page}
     paths = {Path(folder, f"loss_map.{suffix}"): text for suffix, text in texts.items()}
     write_texts(paths, Path(folder), "the loss map")
     return tuple(paths)
