@@ -139,17 +139,13 @@ class Walk:
 
     def _above_quantization(self, rows: str, nodes: list[onnx.NodeProto]) -> str:
         """The value before the activation's quantization, whose nodes, fused with the product, go into `nodes`."""
-        skipped: list[onnx.NodeProto] = []
         value = rows
         while (node := self.producers.get(value)) is not None and node.op_type in _QUANTIZE:
             try:
                 value = self._through(node)
             except NotUnderstood:
                 break
-            skipped.append(node)
-        if not any(node.op_type == "QuantizeLinear" for node in skipped):
-            return rows
-        nodes += skipped
+            nodes.append(node)
         return value
 
     def find_late_rows(self, head: PickedRows, logits: str) -> PickedRows:
