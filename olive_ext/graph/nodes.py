@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from itertools import chain
 from pathlib import Path
@@ -255,12 +255,15 @@ def reads(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
             yield from (name for name in own if name not in made)
 
 
-def makers_of(nodes: Iterable[onnx.NodeProto], values: Iterable[str]) -> list[onnx.NodeProto]:
-    """The nodes that make `values`, in the order of `nodes`, which is that of execution."""
+def makers_of(
+    nodes: Iterable[onnx.NodeProto], values: Iterable[str], given: Container[str] = ()
+) -> list[onnx.NodeProto]:
+    """The nodes that make `values`, in the order of `nodes`, which is that of execution. What makes a `given` value for
+    others is left out."""
     wanted, makers = set(values), []
     for node in reversed(list(nodes)):
         if wanted.intersection(node.output):
-            wanted.update(reads([node]))
+            wanted.update(name for name in reads([node]) if name not in given)
             makers.append(node)
     return makers[::-1]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,7 @@ from onnx.reference.ops.op_range import Range
 from onnx.reference.ops.op_tile import Tile
 
 from olive_ext.errors import one_line
-from olive_ext.graph.nodes import attribute, constants_of, reads, subgraphs, tensors_of
+from olive_ext.graph.nodes import attribute, constants_of, makers_of, reads, subgraphs, tensors_of
 from olive_ext.model.spec.checkpoint import entries
 from olive_ext.model.spec.role_inputs import arrays_of, input_array
 from olive_ext.model.types import DecoderSpec, InputSpec, KvTensor, LengthChoice, Role, StateTensor, StepChoices
@@ -131,31 +131,22 @@ class PositionalNodes:
 
     def count(self, wanted: Iterable[str]) -> int:
         """The number of nodes that compute the values `wanted`."""
-        return len(self.makers(wanted)[0])
-
-    def makers(self, wanted: Iterable[str], fixed: Collection[str] = ()) -> tuple[list[onnx.NodeProto], set[str]]:
-        """The nodes that compute the values `wanted`, last first, and all values that these read or make."""
-        fixed = set(fixed)
-        needed, kept = set(wanted) - fixed, []
-        for node in reversed(self.nodes):
-            if needed.intersection(node.output) and not fixed.issuperset(node.output):
-                kept.append(node)
-                needed.update(reads([node]))
-        return kept, needed
+        return len(makers_of(self.nodes, wanted))
 
     @_runnable()
     def cut(self, wanted: Iterable[str], fixed: Iterable[str] = ()) -> Run:
         """Computes values of a step by ONNX's reference implementation, where the values `fixed` are one truth. Making
         and running it may raise `UnrunnableError`."""
         wanted, fixed = list(wanted), set(fixed)
-        nodes, needed = self.makers(wanted, fixed)
+        nodes = makers_of(self.nodes, {*wanted} - fixed, fixed)
+        needed = {*wanted, *reads(nodes)}
         inputs, outside = needed & self._inputs.keys(), needed & self._outside
         weights = [tensor for tensor in self.graph.initializer if tensor.name in needed - fixed]
         made_up = {tensor.name: _made_up(tensor) for tensor in weights if tensor.data_location == TensorProto.EXTERNAL}
         weights = [tensor for tensor in weights if tensor.name not in made_up]
         fed = sorted({*inputs, *outside, *made_up, *fixed})
         taken, given = ([onnx.ValueInfoProto(name=name) for name in names] for names in (fed, wanted))
-        graph = helper.make_graph(nodes[::-1], "part", taken, given, weights)
+        graph = helper.make_graph(nodes, "part", taken, given, weights)
         part = helper.make_model(graph, opset_imports=self._model.opset_import, functions=self._model.functions)
         for number, tensor in enumerate(tensors_of(part)):
             if tensor.data_location == TensorProto.EXTERNAL:
@@ -289,7 +280,7 @@ class StepComparison:
 
     def _first_difference_by_tokens(self) -> str | None:
         """The first value, of those that nodes compare with, that changes with a later token or another row's."""
-        if self._part.tokens.isdisjoint(self._part.makers(self._frontier)[1] - set(self._frontier)):
+        if self._part.tokens.isdisjoint({*reads(makers_of(self._part.nodes, self._frontier))} - {*self._frontier}):
             return None
         run, row = self._part.cut(self._frontier), (CHUNK, PART)
 
@@ -353,8 +344,8 @@ class StepComparison:
 
     def _length_choices(self) -> list[LengthChoice]:
         """The truth values of a step that change once with the length of a text, fed in one pass or token by token."""
-        makers, _ = self._part.makers(self._frontier)
-        truths = [name for node in reversed(makers) for name in node.output if name]
+        makers = makers_of(self._part.nodes, self._frontier)
+        truths = [name for node in makers for name in node.output if name]
         first = self._part.cut(truths)([(0, BASE_LENGTH)], False)
         truths = [name for name in truths if first[name].dtype.kind == "b" and first[name].size == 1]
         if not truths:

@@ -22,7 +22,7 @@ from olive_ext.config import ModelSettings
 from olive_ext.engine.runners.ort.plain_graph import plain_inputs, refuse_more_than_tokens, run_plainly
 from olive_ext.errors import ModelError, RunError
 from olive_ext.graph.edits import part_of, with_full_length_kv
-from olive_ext.graph.nodes import attribute, nested_graphs, reads
+from olive_ext.graph.nodes import attribute, makers_of, nested_graphs, reads
 from olive_ext.graph.value_shapes import Shapes, factors
 from olive_ext.model import resolve
 from olive_ext.model.files.content import relocated
@@ -317,18 +317,10 @@ class ProbedGraph:
     def part(self, given: Collection[str], wanted: Collection[str]) -> Part:
         """The nodes that compute `wanted` from `given` values and the graph's inputs. A given value that is also wanted
         is computed, while its readers take the given one."""
-        needed: set[int] = set()
-        pending = [self.makers[name] for name in wanted]
-        while pending:
-            index = pending.pop()
-            if index not in needed:
-                needed.add(index)
-                read = self._reads[index] & self.makers.keys()
-                pending += [self.makers[name] for name in read.difference(given)]
-        made = {name for index in needed for name in self.nodes[index].output}
-        taken = {name for index in needed for name in self._reads[index]}
+        nodes = makers_of(self.nodes, wanted, given)
+        made, taken = {name for node in nodes for name in node.output if name}, {*reads(nodes)}
         inputs = {name + GIVEN if name in made else name: name for name in given if name in taken}
-        return Part(tuple(sorted(needed)), inputs, tuple(wanted))
+        return Part(tuple(sorted({self.makers[name] for name in made})), inputs, tuple(wanted))
 
     def model_of(self, part: Part, arrays: Mapping[str, Array]) -> onnx.ModelProto:
         """The part as a model that takes the given values `arrays`, by its inputs. Its external weights stay where the
