@@ -14,9 +14,8 @@ import mteb
 import numpy as np
 import numpy.typing as npt
 from mteb.abstasks.sts import AbsTaskSTS
-from mteb.models.abs_encoder import get_prompt_name
+from mteb.models.abs_encoder import AbsEncoder, get_prompt_name
 from mteb.models.model_meta import ModelMeta
-from mteb.similarity_functions import cos_sim, pairwise_cos_sim
 from scipy.stats import rankdata
 
 from olive_ext.config.embeddings import EmbeddingSettings
@@ -119,16 +118,15 @@ def _change(task: str, name: str, value: float, interval: tuple[float, float], c
     return [Metric(task, f"{name}_change{end}", "none", one, None, True, count) for end, one in named.items()]
 
 
-class _Driven:
-    @property
-    def mteb_model_meta(self) -> Any:
-        """Nothing is reported of the model."""
-        return ModelMeta.create_empty()
+_NO_FACTS = ModelMeta.create_empty()
+"""Nothing is reported of the model."""
 
 
-class OrtEncoder(_Driven):
-    """mteb's `EncoderProtocol`. With `keeps`, the embedding of each text that tasks asked for stays in `embedded`, by
-    prompt and text."""
+class OrtEncoder(AbsEncoder):  # type: ignore[misc,unused-ignore] # where mteb is not installed
+    """mteb's encoder, whose similarities are cosines. With `keeps`, the embedding of each text that tasks asked for
+    stays in `embedded`, by prompt and text."""
+
+    mteb_model_meta = _NO_FACTS
 
     def __init__(self, encoder: TextEncoder, *, keeps: bool = False) -> None:
         self.encoder = encoder
@@ -155,19 +153,11 @@ class OrtEncoder(_Driven):
             name = next((kind for kind in _DOCUMENTS if kind in prompts), None)
         return prompts.get(name, "") if name else ""
 
-    @staticmethod
-    def similarity(embeddings1: Any, embeddings2: Any) -> Any:
-        """[N, M] cosines."""
-        return cos_sim(embeddings1, embeddings2)
 
-    @staticmethod
-    def similarity_pairwise(embeddings1: Any, embeddings2: Any) -> Any:
-        """[N] cosines."""
-        return pairwise_cos_sim(embeddings1, embeddings2)
-
-
-class OrtCrossEncoder(_Driven):
+class OrtCrossEncoder:
     """mteb's `CrossEncoderProtocol`."""
+
+    mteb_model_meta = _NO_FACTS
 
     def __init__(self, encoder: TextEncoder) -> None:
         self.encoder = encoder
