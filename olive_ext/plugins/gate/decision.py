@@ -186,7 +186,7 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
     )
     date = report.results.get(TEMPLATE_DATE)
     dates = f": the chat template prints the date, {date}, and the baseline is of {baseline.created[:10]}"
-    gated = gate_answers(baseline.answers(), own, faults, (file, run.name), dates if date else "")
+    gated = gate_answers(unpacked(baseline.documents), own, faults, (file, run.name), dates if date else "")
     refuse_other_definitions(baseline, report.results)
     same = [f"the baseline is damaged alike: {listed(alike)}"] if alike else ()
     return replace(gated, notes=(*gated.notes, *same))
@@ -317,10 +317,6 @@ class Baseline:
     damaged: Mapping[str, str] = field(default_factory=dict)
     """What the comparison with the reference found damaged, as `Comparison.damaged`: a run that has it is no worse."""
 
-    def answers(self) -> list[Answers]:
-        """The answers, under short digests. Raises `ValueError` as `unpacked` does."""
-        return unpacked(self.documents)
-
 
 def baseline_of(report: Report) -> Baseline:
     """The baseline of a report. Raises `ConfigError` where it has no answers."""
@@ -374,7 +370,7 @@ def read_baseline(file: Path) -> Baseline:
         read = validated(TypeAdapter(Baseline), content)
         if read.format != FORMAT:
             raise ValueError(f"'format' = {read.format}, this version reads {FORMAT}: --update-baseline writes it anew")
-        read.answers()
+        unpacked(read.documents)  # raises `ValueError`
     except OSError as error:
         hint = ": --update-baseline writes it" if isinstance(error, FileNotFoundError) else ""
         reason = f"cannot read it: {error.strerror or error}{hint}"

@@ -100,7 +100,7 @@ def test_statuses_tell_passed_lost_and_unknown(
 def test_baseline_keeps_every_value_number_and_error(baseline: Path) -> None:
     """What was packed comes back: numbers, values, margins, the metric with its error, the versions."""
     read = read_baseline(baseline)
-    (answers,) = read.answers()
+    (answers,) = unpacked(read.documents)
     assert [item.values["acc"] for item in answers.by_document.values()] == [0.0] * 40 + [1.0] * 360
     assert list(answers.by_document) == list(range(NUMBER))
     assert {item.margin for item in answers.by_document.values()} == {1.0}
@@ -315,7 +315,7 @@ def test_bytes_stand_for_words_and_a_baseline_without_texts_is_refused(tmp_path:
     gate(run, file, update=True)
     gated = gate(run, file)
     assert [(item.name, item.status) for item in gated.bounds] == [("colours bits_per_byte", "ok")]
-    (before,) = read_baseline(Path(file)).answers()
+    (before,) = unpacked(read_baseline(Path(file)).documents)
     with refused(ConfigError, "not_comparable", "--baseline", "the baseline", holds="colours/bits_per_byte"):
         gate_answers([replace(before, text_metric="")], [before])
 
@@ -358,7 +358,7 @@ def test_decision_is_written_as_junit_as_annotations_and_as_markdown(baseline: P
 
 def test_metrics_that_are_not_the_same_on_both_sides_are_refused(baseline: Path) -> None:
     """One that disappeared would go unnoticed; of one whose direction turned, less is better now."""
-    (before,) = read_baseline(baseline).answers()
+    (before,) = unpacked(read_baseline(baseline).documents)
     more = replace(before, metrics={**before.metrics, "acc_norm": True})
     with refused(ConfigError, "not_comparable", "--baseline", "the baseline", holds="colours/acc_norm"):
         gate_answers([more], [before])
