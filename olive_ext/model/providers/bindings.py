@@ -25,7 +25,7 @@ from olive_ext.model.providers.ort_session import reason_of
 from olive_ext.model.spec.role_inputs import COMPUTE, StepArrays, input_array
 from olive_ext.model.types import ITEM_BYTES, InputSpec
 
-UINT8 = 2  # ONNX's element type
+UINT8 = 2
 """ONNX's element type."""
 
 MOST_FILLED = 2**30

@@ -475,7 +475,7 @@ def _altered(config: Mapping[str, Any]) -> Iterator[Hypothesis]:
 
 
 class Difference(NamedTuple):
-    """The difference on one text: its tokens, and the largest difference of a token's log-probability."""
+    """The difference on one text."""
 
     num_tokens: int
     nats: float
@@ -489,11 +489,6 @@ class Omission(NamedTuple):
     """ "a sliding window of 16 is missing"."""
 
     nats: float
-    """How far transformers are from the graph with that change."""
-
-    def sentence(self) -> str:
-        """The text and its proof."""
-        return f"{self.text} (so changed, transformers are within {self.nats:.2g} nats)"
 
 
 @dataclass(frozen=True)
@@ -587,7 +582,8 @@ class Agreement:
         elif self.is_by_text:
             equal = f"texts of up to {self.equal_up_to} tokens are equal"
             where = f"{equal}, longer ones differ from their first tokens on"
-        where += f": {self.omission.sentence()}" if self.omission is not None else ""
+        if (omission := self.omission) is not None:
+            where += f": {omission.text} (so changed, transformers are within {omission.nats:.2g} nats)"
         layer = self.states_note
         if (state := self.state_difference) is not None:
             part, behind = f" ({state.part})" * bool(state.part), f"; '{state.behind}' is still equal"
