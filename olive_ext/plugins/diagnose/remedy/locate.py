@@ -262,11 +262,9 @@ class Location:
             variants.recorder.keep_answers(stem, resume=self._config.resume)
             asked = answered(variants.recorder, self._models.config, tasks, progress=self._models.progress)
             documents = list(asked.values())
-            journal = None
-            if stem is not None:
-                facts = {**variants.facts, "quantized": self.model.digest, "versions": runtimes()}
-                file = folder / f"losses_{facts_key(facts)}.jsonl"
-                journal = stack.enter_context(closing(Journal(file, facts, resume=self._config.resume)))
+            facts = {**variants.facts, "quantized": self.model.digest, "versions": runtimes()}
+            file = folder / f"losses_{facts_key(facts)}.jsonl"
+            journal = stack.enter_context(closing(Journal(file, facts, resume=self._config.resume)))
             names = [task for task, _ in asked]
             yield Material(variants, documents, names, variants.record(documents), journal)
 

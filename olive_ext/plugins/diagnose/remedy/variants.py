@@ -255,7 +255,7 @@ class Material:
     positions: npt.NDArray[np.int64]
     """The positions of each document [N]."""
 
-    journal: Journal | None
+    journal: Journal
     """Of the facts of `variants` and of the quantized model."""
 
     @cached_property
@@ -276,12 +276,11 @@ class Material:
     def kept(self, name: str, numbers: Sequence[int], measure: Callable[[Sequence[Document]], Floats]) -> Floats:
         """As `kl`, of a variant that has this name in the journal and is measured by `measure`."""
         keys = [hashlib.blake2b(name.encode() + self._keys[number], digest_size=16).digest() for number in numbers]
-        known = {key: self.journal[key] for key in keys if key in self.journal} if self.journal is not None else {}
+        known = {key: self.journal[key] for key in keys if key in self.journal}
         missing = [(key, number) for key, number in zip(keys, numbers, strict=True) if key not in known]
         if missing:
             measured = measure([self.documents[number] for _, number in missing])
             made = dict(zip((key for key, _ in missing), measured.tolist(), strict=True))
-            if self.journal is not None:
-                self.journal.add(made)
+            self.journal.add(made)
             known |= made
         return np.array([known[key] for key in keys], np.float64)
