@@ -1,7 +1,5 @@
 """Workers on a Ray cluster, or several on this machine (`workers`)."""
 
-from __future__ import annotations
-
 from olive_ext.registry import Plugin
 
 plugin = Plugin(hooks={"workers": "olive_ext.plugins.cluster.ray_worker:ray_workers"})

@@ -4,8 +4,6 @@ Nothing here submits, needs an account or imports Azure's packages. Knows recipe
 and no model.
 """
 
-from __future__ import annotations
-
 from olive_ext.registry import Command, Plugin
 
 plugin = Plugin(

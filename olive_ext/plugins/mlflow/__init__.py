@@ -1,7 +1,5 @@
 """Evaluations on an MLflow server, where MLFLOW_TRACKING_URI is set."""
 
-from __future__ import annotations
-
 from olive_ext.registry import Plugin
 
 _LOG = "olive_ext.plugins.mlflow.mlflow_log"

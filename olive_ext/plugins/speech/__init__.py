@@ -1,8 +1,6 @@
 """Olive's own metrics of generative models (`OrtEvaluator`: speech, pictures, times), and streaming transducers, which
 transcribe sound and do no tasks."""
 
-from __future__ import annotations
-
 from olive_ext.registry import Evaluator, Plugin
 
 _ROOM = "olive_ext.plugins.speech"
