@@ -14,6 +14,9 @@ from typing_extensions import override
 
 from olive_ext.errors import ModelError
 
+NamedGraph = tuple[Path, str]
+"""A graph's file, and the rule that found it."""
+
 
 @dataclass(frozen=True)
 class GraphFiles:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from olive_ext.errors import DamagedError, MismatchError, ModelError, NotFoundError, counted, listed, warn_ignored
 from olive_ext.model.files.content import hf_weights, read_outline, refuse_pointer, weight_files
@@ -29,10 +29,7 @@ from olive_ext.model.files.package_config import (
     within,
 )
 from olive_ext.model.spec.tensor_names import EMBEDDING_NAMES, Outline
-from olive_ext.model.types import GraphFiles, ModelFiles
-
-if TYPE_CHECKING:
-    from olive_ext.model.spec.encoder_spec import Named
+from olive_ext.model.types import GraphFiles, ModelFiles, NamedGraph
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +71,7 @@ def locate(
     """
     root = real_path(path)
     logger.debug("looking for the files of '%s'", path)
-    stated: dict[str, Named] = {}
+    stated: dict[str, NamedGraph] = {}
     origins: dict[str, str] = {}
     graphs: dict[str, GraphFiles] = {}
     name = ep = ""
@@ -154,7 +151,7 @@ def _hf_config(*candidates: Path) -> Mapping[str, Any]:
 
 
 def _companions(
-    root: Path, decoder: Path, outline: Outline, named: Mapping[str, Named]
+    root: Path, decoder: Path, outline: Outline, named: Mapping[str, NamedGraph]
 ) -> dict[str, tuple[Path, Outline, str]]:
     """The other graphs by part, each with its interface and the rule that found it. Where nothing names the graph that
     makes the decoder's inputs from tokens, all graphs of the folder `root` are examined."""
@@ -220,8 +217,8 @@ def model_kind(path: str | Path) -> Kind:
 
 
 def _find_decoder(
-    root: Path, onnx_file_name: str | None, component: Named | None, overlaid: Mapping[str, Any] | None
-) -> Named:
+    root: Path, onnx_file_name: str | None, component: NamedGraph | None, overlaid: Mapping[str, Any] | None
+) -> NamedGraph:
     if component is not None:
         if onnx_file_name is not None and component[0] != root / onnx_file_name:
             raise MismatchError(f"{_BY_USER} has the decoder '{component[0]}'", "onnx_file_name", onnx_file_name)
@@ -365,7 +362,7 @@ def _missing_stage(folder: Path, stages: Mapping[str, Path]) -> str:
 
 def find_companions(
     decoder: Path, directory: Path, genai_config: Mapping[str, Any], stated: Collection[str] = ()
-) -> dict[str, Named]:
+) -> dict[str, NamedGraph]:
     """The graphs beside `decoder` by what they do, each with the rule that found it. `directory` has genai_config.json.
 
     "embedding": takes ids where the decoder takes embeddings. "encoder": takes the source of an encoder-decoder.
@@ -385,9 +382,9 @@ def find_companions(
     return graphs
 
 
-def _by_name(decoder: Path) -> dict[str, Named]:
+def _by_name(decoder: Path) -> dict[str, NamedGraph]:
     folder = decoder.parent
-    named: dict[str, Named] = {}
+    named: dict[str, NamedGraph] = {}
     stem = next((stem for stem in (_WITH_PAST, _MERGED, _WITHOUT_PAST) if decoder.stem.startswith(stem)), None)
     if stem is not None:
         wanted = {"encoder": _ENCODER, **({"first_step": _WITHOUT_PAST} if stem == _WITH_PAST else {})}

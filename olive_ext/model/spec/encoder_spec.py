@@ -20,6 +20,7 @@ from olive_ext.model.types import (
     MEDIA_PARTS,
     CrossInputs,
     Modality,
+    NamedGraph,
     Role,
     SourceKind,
     TensorSpec,
@@ -178,9 +179,6 @@ def _listed(names: Iterable[str]) -> str:
     return listed(f"'{name}'" for name in names)
 
 
-Named = tuple[Path, str]
-"""A graph's file, and the rule that found it."""
-
 _PARTS = {modality: part for part, modality in MEDIA_PARTS.items()}
 
 
@@ -217,7 +215,7 @@ def find_parts(decoder: Outline, others: Mapping[Path, Outline]) -> dict[Path, P
     return parts
 
 
-def settle(named: Mapping[str, Named], parts: Mapping[Path, Part]) -> dict[str, Named]:
+def settle(named: Mapping[str, NamedGraph], parts: Mapping[Path, Part]) -> dict[str, NamedGraph]:
     """The graph of each part: those that are `named`, and those that the graphs show. Raises `ModelError` where a name
     and the graphs contradict each other, or where two unnamed graphs do the same."""
     for part, (file, rule) in named.items():
