@@ -164,20 +164,16 @@ def relocated(decoder: Path, model: onnx.ModelProto) -> tuple[Path, onnx.ModelPr
 
 def digest_of(parts: Iterable[tuple[str, Path | bytes]]) -> str:
     """32 hex digits of labels and contents, a file's or the bytes themselves. A file that this process has read before,
-    and whose `unchanged_facts` are the same, is not read again."""
+    and whose size, times and number are the same, is not read again. The time of its status (ctime) cannot be set, as
+    the time of its content can (`touch -r`)."""
     digest = hashlib.sha256()
     for label, part in parts:
         if isinstance(part, Path):
-            part = _content(os.path.realpath(part), unchanged_facts(part))
+            facts = part.stat()
+            unchanged = facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino
+            part = _content(os.path.realpath(part), unchanged)
         digest.update(f"{label} {len(part)}\n".encode() + part)
     return digest.hexdigest()[:32]
-
-
-def unchanged_facts(file: Path) -> tuple[int, ...]:
-    """What stands for a file's content: equal as long as nobody writes to it. The time of its status (ctime) cannot be
-    set, as the time of its content can (`touch -r`)."""
-    facts = file.stat()
-    return facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino
 
 
 @lru_cache(maxsize=1 << 12)
