@@ -245,7 +245,7 @@ class Mending:
             self._packed[target] = list(filter(None, names))
         weight = self.sources.weight(target.floats[0])
         assert weight is not None  # `offers`
-        num_inputs, num_outputs = weight().shape
+        num_inputs, num_outputs = weight.shape
         if use.node.op_type in TABLES:
             # The integers are stored as a product's: the lookup in a table [V, H] takes them after a Reshape.
             numbers, *others = self._packed[target]
@@ -340,8 +340,13 @@ class Mending:
     def _packed_names(self, float_use: WeightUse, use: WeightUse, precision: Precision) -> list[str]:
         """Names of the integers, the scales, and the zero points or "", of a product or of all experts, each of which
         has those of a product, its numbers by rows."""
-        view = self.sources.weight(float_use)
-        assert view is not None  # `offers`
+
+        def view() -> Array:
+            """The weight, mapped anew each time, so that pages which were read can go."""
+            weight = self.sources.weight(float_use)
+            assert weight is not None  # `offers`
+            return weight
+
         data_type = self.sources.element_type(use)
         is_symmetric = precision.bits == 8 or self.sources.is_symmetric(use)
         dtype = helper.tensor_dtype_to_np_dtype(data_type)

@@ -8,7 +8,7 @@ a head with the table that it is tied to).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -342,19 +342,12 @@ class Sources:
         makers = self.quantized.makers(use.value)
         return not any(input_of(node, 2) for node in makers if node.op_type == "DequantizeLinear")
 
-    def weight(self, float_use: WeightUse) -> Callable[[], Array] | None:
-        """A function that reads a float weight as [K, N], a table [V, H] as [H, V], experts as [E, N, K]; None where
+    def weight(self, float_use: WeightUse) -> Array | None:
+        """A float weight as [K, N], a table [V, H] as [H, V], experts as [E, N, K], as a view of its file; None where
         its nodes do more than to transpose it."""
-        if self.floats.view(float_use.value) is None:
-            return None
+        matrix = self.floats.view(float_use.value)
         is_turned = float_use.node.op_type in TABLES or float_use.is_transposed
-
-        def read() -> Array:
-            matrix = self.floats.view(float_use.value)
-            assert matrix is not None
-            return matrix.T if is_turned else matrix
-
-        return read
+        return matrix.T if matrix is not None and is_turned else matrix
 
     def offers(self, target: Target, precision: Precision) -> bool:
         """Whether all nodes of a weight can be given this precision."""
@@ -445,10 +438,9 @@ def with_tables(targets: Sequence[Target], sources: Mapping[str, Sources]) -> di
 
 def _is_one(table: WeightUse, head: WeightUse, sources: Sources) -> bool:
     """Whether a float table [V, H] has the numbers of a float product [H, V]."""
-    views = sources.weight(table), sources.weight(head)
-    if views[0] is None or views[1] is None or views[0]().shape != views[1]().shape:
+    first, second = sources.weight(table), sources.weight(head)
+    if first is None or second is None or first.shape != second.shape:
         return False
-    first, second = views[0](), views[1]()
     return all(
         np.array_equal(first[:, n : n + _ROWS], second[:, n : n + _ROWS]) for n in range(0, first.shape[1], _ROWS)
     )
