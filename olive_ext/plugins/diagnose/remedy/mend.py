@@ -281,17 +281,9 @@ class Mender:
         target, precision = one.together or self.menu.targets[number], one.precision
         assert precision is not None
         other, weights = alternative(target, precision, self._location.sources[target.part])
-        alternatives = self._material.variants.alternatives
-
-        def measure(documents: Sequence[Document]) -> Floats:
-            alternatives[other] = weights
-            try:
-                return self._material.variants.kl([other], documents)
-            finally:
-                del alternatives[other]
-
-        lost = self._material.kept(other.name, self.choosing, measure).sum()
-        self.menu.learn(number, choice, float(lost / self._material.positions[self.choosing].sum()))
+        variants, positions = self._material.variants, self._material.positions[self.choosing]
+        sums = self._material.kept(other.name, self.choosing, lambda some: variants.kl([other], some, weights))
+        self.menu.learn(number, choice, float(sums.sum() / positions.sum()))
 
     def package(self, selection: Selection) -> Package:
         """The model with these choices, not written yet."""

@@ -187,23 +187,23 @@ class Variants:
         not: by `KV_CACHE`."""
 
         self._bound: frozenset[Target] = frozenset()
-        self.alternatives: dict[Target, GraphWeights] = {}
-        """Graphs with the numbers of targets that are not the quantized model's own."""
 
     def record(self, documents: Sequence[Document]) -> npt.NDArray[np.int64]:
         """Keeps the float model's distributions at all targets; the number of positions of each document [N]."""
         outputs = asked(self.recorder, documents)
         return np.array([sum(len(output.token_logprobs) for output in document) for document in outputs])
 
-    def kl(self, targets: Collection[Target], documents: Sequence[Document]) -> Floats:
+    def kl(
+        self, targets: Collection[Target], documents: Sequence[Document], weights: GraphWeights | None = None
+    ) -> Floats:
         """KL(float || variant) in nats, summed over the positions of each of N documents [N]; the variant has the
-        quantized numbers of `targets`. The documents have been recorded."""
+        numbers of `targets` in `weights`, by default the quantized model's. The documents have been recorded."""
         wanted = frozenset(targets)
         for target in self._bound - wanted:
             self._weights[target.part].put_back(target.values)
         for target in wanted - self._bound:
             sources = self._sources[target.part]
-            numbers = target.numbers(sources.floats, self.alternatives.get(target, sources.quantized))
+            numbers = target.numbers(sources.floats, weights or sources.quantized)
             self._weights[target.part].put(numbers)
         if any(target.part for target in self._bound ^ wanted):
             self._session.release_memory()  # what encoders have made of items, too
