@@ -326,10 +326,9 @@ def log_probabilities(
     way."""
     engine = model.settings.engine.model_dump(exclude_unset=True)
     here = {"isolation": "none", "workers": None, "max_length": max_length, "deterministic": True}
-    opened = model.patched({**here, "engine": EngineConfig.parse({**engine, **variant.engine})})
-    opened = opened if variant.edit_graph is None else replace(opened, edit_graph=variant.edit_graph)
+    changed = model.patched({**here, "engine": EngineConfig.parse({**engine, **variant.engine})})
     try:
-        with open_model(opened) as session:
+        with open_model(replace(changed, edit_graph=variant.edit_graph)) as session:
             (outputs,) = asked(session, [[kept.request for kept in sample]])
     except ValueError as error:
         raise error if isinstance(error, OliveExtError) else RunError(str(error)) from error
