@@ -117,9 +117,8 @@ class GraphWeights(Constants):
         if not use.is_packed:
             return self._value(use.value)
         names = [*use.node.input, *[""] * 14]
-        stored, scales, zeros, *more = (self._value(names[i]) if names[i] else None for i in use.inputs)
-        assert stored is not None
-        assert scales is not None
+        stored, scales = (self._value(names[i]) for i in use.inputs[:2])
+        zeros, *more = (self._value(names[i]) if names[i] else None for i in use.inputs[2:])
         grid = packed_grid(use.node, stored, scales, zeros, *more)
         rows = np.empty(grid.shape, scales.dtype)
         for first in range(0, len(rows), ROWS):
