@@ -6,6 +6,7 @@ as kept by the documents that choose where the upper end of the 95 % interval ke
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -134,7 +135,7 @@ class Mender:
     ) -> None:
         """One of bound and size may be None; `folder` is for models that are measured. With `progress` each is
         announced before it is written."""
-        self._most_kl, self._size, self._location = most_kl, size, location
+        self._most_kl, self._size, self._location = most_kl, math.inf if size is None else size, location
         self._material, self._folder, self._progress = material, folder, progress
         self.model = location.model
         self.own_size = size_on_disk(location.model.files)
@@ -171,11 +172,7 @@ class Mender:
         """Chooses, measures what was chosen; the folder with the model, and its bill."""
         menu, before = self.menu, self._map.model_kl
         unchanged = Measured(before, self._loss(menu.unchanged, self.held_out))
-        if self._most_kl is not None:
-            selection = self._smallest(self._most_kl)
-        else:
-            assert self._size is not None  # `MendingConfig`
-            selection = self.best_in(self._size)
+        selection = self.best_in(self._size) if self._most_kl is None else self._smallest(self._most_kl)
         loss = unchanged
         if any(selection):
             loss = Measured(self._loss(selection, self.choosing), self._loss(selection, self.held_out))
@@ -213,7 +210,7 @@ class Mender:
     def _point(self, name: str, selection: Selection) -> Point:
         return Point(name, self._others + self.menu.num_bytes(selection), self.menu.kl(selection))
 
-    def best_in(self, size: int) -> Selection:
+    def best_in(self, size: float) -> Selection:
         """The choices with the least loss in at most so many bytes; the model as it is where nothing fits."""
         room = size
         while True:
@@ -239,7 +236,7 @@ class Mender:
                 selection = self._priced(partial(menu.smallest, limit), limit)
             wanted = self.num_bytes(selection)
             last = f"every weight in its finest precision ({numbers.size(wanted)})" if selection == menu.finest else ""
-            if size is not None and wanted > size:
+            if wanted > size:
                 selection = self.best_in(size)
                 last = f"the least loss in {numbers.size(size)} (the bound is predicted to take {numbers.size(wanted)})"
             if kept is not None and menu.num_bytes(selection) >= WORTH_WRITING * menu.num_bytes(kept):
@@ -326,7 +323,7 @@ class Mender:
     @property
     def _goal(self) -> str:
         parts = [] if self._most_kl is None else [f"kl_mean of at most {numbers.nats(self._most_kl)}"]
-        parts += [] if self._size is None else [f"at most {numbers.size(self._size)}"]
+        parts += [] if self._size == math.inf else [f"at most {numbers.size(self._size)}"]
         return " in ".join(parts)
 
 
