@@ -230,8 +230,8 @@ class MediaEncoder:
         spec: MediaEncoderSpec,
         open_session: Callable[[], ort.InferenceSession],
         graphs: ItemGraphs,
-        max_rows: int = 1,
-        bind_weights: BindWeights | None = None,
+        max_rows: int,
+        bind_weights: BindWeights,
     ) -> None:
         """`graphs`: the device, and how the graphs that cut and join features are opened. `max_rows`: the most rows of
         features of a run of several items; a larger item runs alone. `bind_weights` binds weights to every run;
@@ -393,8 +393,7 @@ class MediaEncoder:
         binding = self._feed.session.io_binding()
         for name, array in inputs.items():
             self._feed.bind(binding, name, array)
-        if self._bind_weights is not None:
-            self._bind_weights(binding)
+        self._bind_weights(binding)
         for output in self.spec.outputs:
             binding.bind_output(output.name, device.kind, device.index)
         if self.spec.real_rows is not None:
@@ -428,7 +427,7 @@ class Embedding:
         spec: EmbeddingSpec,
         encoders: Sequence[MediaEncoder],
         graphs: ItemGraphs,
-        bind_weights: BindWeights | None = None,
+        bind_weights: BindWeights,
     ) -> None:
         """`graphs` also counts the encoders' shapes; where it is bucketed, a step's tokens are padded. `bind_weights`
         binds weights of the session's graph to its runs."""
@@ -477,8 +476,7 @@ class Embedding:
         self._feed.bind_inputs(binding, self._spec.inputs, rows)
         for modality, encoder in self._encoders.items():
             encoder.bind(binding, [item for item in items if item.modality is modality], num_rows)
-        if self._bind_weights is not None:
-            self._bind_weights(binding)
+        self._bind_weights(binding)
         for tensor in self._unused:
             binding.bind_ortvalue_input(tensor.name, zeros([0, int(tensor.shape[1])], tensor.elem_type))
         for name in self._spec.outputs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,8 @@ def _encoder(
     assert model.media is not None
     spec = next(spec for spec in model.media.encoders if spec.modality is kind)
     graphs = ItemGraphs(Device("cpu"), ort.InferenceSession, ShapeCount(is_strict=is_strict), is_bucketed)
-    encoder = MediaEncoder(spec, lambda: ort.InferenceSession(str(spec.files.graph)), graphs, max_rows)
+    opener = partial(ort.InferenceSession, str(spec.files.graph))
+    encoder = MediaEncoder(spec, opener, graphs, max_rows, bind_weights=lambda binding: None)
     return encoder, MediaProcessor(model.media, model.files)
 
 

@@ -278,9 +278,8 @@ class Sessions:
             spec = replace(spec, real_rows=TensorSpec(NUM_ROWS, 7, (1,)))
         return MediaEncoder(spec, open_session, graphs, max_rows, self._bind_weights(spec.files.graph))
 
-    def _bind_weights(self, file: Path) -> Callable[[ort.IOBinding], None] | None:
-        weights = self.weights.get(file)
-        return None if weights is None else weights.bind
+    def _bind_weights(self, file: Path) -> Callable[[ort.IOBinding], None]:
+        return self.weights.get(file, BoundWeights({})).bind
 
     def media(self, spec: MediaEncoderSpec) -> ort.InferenceSession:
         """The session of an encoder. Raises `ProviderError` where its provider cannot run it, or not all of it."""
