@@ -263,7 +263,8 @@ class Search:
         count = min(CUTS, max(2, len(self._values) // LEAF))
         if (found := self._in_piece(0, end, count)) is not None:
             return found
-        if self._differs_unoptimized():
+        unoptimized = self.own.run({}, self.own.graph.outputs, "disable")[self.own.logits]
+        if np.abs(last_row(unoptimized) - self._theirs).max() > self._whole / FACTOR:  # no value between is read
             raise HeldError("the roundings of many nodes add up: none that moves the logits leaves its tolerance")
         if (found := self._in_piece(0, end, count + 1)) is not None:
             return found
@@ -271,11 +272,6 @@ class Search:
             "the difference is gone without optimizations, and where values between nodes are read, which changes what "
             "is fused"
         )
-
-    def _differs_unoptimized(self) -> bool:
-        """Whether the whole graph differs without optimizations, where no value between nodes is read."""
-        logits = self.own.run({}, self.own.graph.outputs, "disable")[self.own.logits]
-        return bool(np.abs(last_row(logits) - self._theirs).max() > self._whole / FACTOR)
 
     def _in_piece(self, begin: int, end: int, count: int = 0) -> DifferingNodes | None:
         """The first difference between two nodes, where the other place's values for all that is read there are known.
