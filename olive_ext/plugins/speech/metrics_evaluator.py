@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -461,7 +461,7 @@ def documents(metric: Any, session: Session, settings: MetricSettings) -> Iterat
     `TaskError` for data of another form or a model that takes none such."""
     component, params = metric.data_config.pre_process_data_config.type, metric.data_config.pre_process_params or {}
     hears = component == _SPEECH or (component != _VISION and is_speech(metric))
-    make = _transcription(session, settings, params) if hears else _answer(session)
+    make = _transcription(session, settings, params) if hears else partial(_answer, session)
     for given, target in items_of(metric.data_config):
         target = target[0] if isinstance(target, list | tuple) and len(target) == 1 else target
         yield replace(make(given), target=str(target))
@@ -527,22 +527,18 @@ def _transcription(session: Session, settings: MetricSettings, params: Mapping[s
     return make
 
 
-def _answer(session: Session) -> Callable[[Any], Document]:
-    """Makes the document that asks a model of pictures, from a mapping of "image", "question" and more."""
-
-    def make(row: Any) -> Document:
-        if not isinstance(row, Mapping) or "question" not in row:
-            raise TaskError(f"the metric is of answers about pictures; its data config gives a {type(row).__name__}")
-        if row.get("image") is None:
-            return Document(None, "", question=str(row["question"]))
-        content = [{"type": "image"}, {"type": "text", "text": row["question"]}]
-        system = [{"role": "system", "content": row["system_prompt"]}] if row.get("system_prompt") else []
-        request = GenerationRequest(
-            [*system, {"role": "user", "content": content}],
-            images=[row["image"]],
-            max_new_tokens=session.max_length - 1,
-            max_length=row.get("max_length", 4096),
-        )
-        return Document(request, "", 0.0, row.get("num_choices", 0), str(row["question"]))
-
-    return make
+def _answer(session: Session, row: Any) -> Document:
+    """The document that asks a model of pictures, from a mapping of "image", "question" and more."""
+    if not isinstance(row, Mapping) or "question" not in row:
+        raise TaskError(f"the metric is of answers about pictures; its data config gives a {type(row).__name__}")
+    if row.get("image") is None:
+        return Document(None, "", question=str(row["question"]))
+    content = [{"type": "image"}, {"type": "text", "text": row["question"]}]
+    system = [{"role": "system", "content": row["system_prompt"]}] if row.get("system_prompt") else []
+    request = GenerationRequest(
+        [*system, {"role": "user", "content": content}],
+        images=[row["image"]],
+        max_new_tokens=session.max_length - 1,
+        max_length=row.get("max_length", 4096),
+    )
+    return Document(request, "", 0.0, row.get("num_choices", 0), str(row["question"]))

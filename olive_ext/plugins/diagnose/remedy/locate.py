@@ -271,12 +271,8 @@ class Location:
     def map(self, material: Material) -> LossMap:
         """The loss of each weight on these documents."""
         variants, documents, positions = material.variants, material.documents, material.positions
-        targets = self.targets
-
-        def measure(number: int, numbers: Sequence[int]) -> Floats:
-            return material.kl([targets[number]], numbers)
-
-        race = Race(len(targets), positions, measure, self._config.seed or 0)
+        targets, seed = self.targets, self._config.seed or 0
+        race = Race(len(targets), positions, lambda number, some: material.kl([targets[number]], some), seed)
         certain = race.run(self._config.top, lambda quantities, many: self._with_progress(quantities, many, variants))
         order = race.order.tolist()
         positions_N = np.asarray(positions, np.float64)[order]
