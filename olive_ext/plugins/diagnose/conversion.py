@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations
 from typing import Any, Literal, NamedTuple
 
@@ -56,23 +56,20 @@ def states_of(plain: PlainPass, tokens: Sequence[int]) -> dict[str, Floats]:
 
     states: dict[str, Floats] = {}
 
-    def keep(name: str) -> Callable[..., None]:
-        def hook(_: object, inputs: Any, output: Any = None, result: Any = None) -> None:
-            value = next((one for one in (result, output) if one is not None), inputs)
-            value = value[0] if isinstance(value, tuple) and value else value
-            if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.ndim < 2 or name in states:
-                return
-            rows = value[0] if value.ndim > 2 and len(value) == 1 else value
-            if len(rows) == len(tokens):
-                kept = rows.detach().clone()  # what comes after may write into it, as OLMo's clipping does
-                states[name] = kept.reshape(len(tokens), -1).float().cpu().numpy()
-
-        return hook
+    def keep(name: str, _: object, inputs: Any, output: Any = None) -> None:
+        value = inputs if output is None else output
+        value = value[0] if isinstance(value, tuple) and value else value
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.ndim < 2 or name in states:
+            return
+        rows = value[0] if value.ndim > 2 and len(value) == 1 else value
+        if len(rows) == len(tokens):
+            kept = rows.detach().clone()  # what comes after may write into it, as OLMo's clipping does
+            states[name] = kept.reshape(len(tokens), -1).float().cpu().numpy()
 
     modules = dict(plain.model.named_modules())
-    hooks = [part.register_forward_hook(keep(name)) for name, part in modules.items() if name]
+    hooks = [part.register_forward_hook(partial(keep, name)) for name, part in modules.items() if name]
     hooked = {EMBEDDED: modules.get(f"{layers_of(plain)}.0"), NORMED: plain.model.get_output_embeddings()}
-    hooks += [part.register_forward_pre_hook(keep(name)) for name, part in hooked.items() if part is not None]
+    hooks += [part.register_forward_pre_hook(partial(keep, name)) for name, part in hooked.items() if part is not None]
     try:
         plain.run(tokens)
     finally:
