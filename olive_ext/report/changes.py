@@ -16,6 +16,7 @@ from olive_ext.report.comparison import (
     ACCURACY,
     ALL,
     LEAST_TEXTS,
+    PERPLEXITY,
     ClaimResult,
     Comparison,
     Divergence,
@@ -172,9 +173,9 @@ def unjudged_tasks(comparison: Comparison) -> dict[str, str]:
 
 def uncompared(comparison: Comparison) -> list[str]:
     """Names of the metrics beside compared ones that are one score of a whole task, as an F1 beside an accuracy is, or
-    no number. The perplexity of targets is compared where distributions are."""
+    no number."""
     judged = {item.key for item in (*comparison.outcomes, *comparison.lengths)}
-    judged |= {(item.task, "perplexity", "none") for item in comparison.divergences}
+    judged |= {(task, PERPLEXITY, "none") for task in comparison.whole_texts()}
     results, tasks = comparison.metrics.get("results", {}), dict.fromkeys(item.task for item in comparison.outcomes)
     keys = ((task, *key.split(",", 1)) for task in tasks for key in results.get(task, ()) if "," in key)
     metrics = (key for key in keys if key[1] not in LENGTHS and not key[1].endswith("_stderr"))
@@ -256,7 +257,7 @@ def perplexity_interval(item: Divergence | TextChange) -> tuple[float, float, fl
 
 
 def _of_text(item: Divergence | TextChange, matters: float) -> Change:
-    metric = item.metric if isinstance(item, TextChange) else "perplexity"
+    metric = item.metric if isinstance(item, TextChange) else PERPLEXITY
     (change, low, high), documents, shown = perplexity_interval(item), item.num_documents, perplexity_change(item)
     errors = item.perplexity_ratio_stderr, item.perplexity_ratio_skewness
     reach = (1 + _POWER_QUANTILE / _QUANTILE) * (high - change)

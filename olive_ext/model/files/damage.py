@@ -107,7 +107,7 @@ _LARGE = 6e4
 
 _BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
 
-_TABLES = re.compile(r"embed|position|wte|wpe")
+_TABLES = re.compile(r"embed|position|wte|wpe|relative")
 """Names of tables of which a text reads the rows of its tokens and positions."""
 
 _EXPERT = re.compile(r"[./]experts[./]\d")
