@@ -189,6 +189,8 @@ def test_what_is_other_beside_such_changes_is_named() -> None:
         assert differences(floats(), turned).keys() == {"cos_cache"}
     bias = "model.layers.2.attn.q_proj.bias"
     assert differences(floats(), without(bias)) == {bias: "is missing"}
+    folded = without(NORM) | {name: np.ones_like(one) for name, one in without(NORM).items() if "norm" in name}
+    assert broken(floats(), folded) == {}, "norms that were folded into products, and stored once"
 
 
 @pytest.mark.filterwarnings("error")
@@ -656,13 +658,38 @@ def test_node_that_computes_with_another_number_is_named(edit: Any, what: str, s
     assert {how.removeprefix("has ") for how in of_config} == shown
 
 
-@pytest.mark.parametrize(("row", "num_named"), [(0, 1), (4, 0), (6, 1), (7, 0), (10, 0), (12, 0)])
+@pytest.mark.parametrize(("row", "num_named"), [(0, 1), (4, 0), (6, 1), (7, 0), (10, 0), (11, 0), (12, 0)])
 def test_where_distributions_are_near_only_numbers_that_texts_need_not_reach_are_named(
     row: int, num_named: int, tmp_path: Path
 ) -> None:
     """A model whose weights are in another order of rotary pairs, or scaled with their epsilons, was "damaged", in 8
     bits too."""
     assert len(damaged(tmp_path, decoder(NUMBERS[row][0]), decoder(), nats=1e-5)) == num_named
+
+
+@pytest.mark.parametrize(("factor", "num_named"), [(1, 0), (8, 1)])
+def test_the_smallest_frequencies_of_rotary_positions_are_compared(
+    factor: float, num_named: int, tmp_path: Path
+) -> None:
+    """As optimum stores them. They were within the rounding of the largest, and decide at 500 tokens."""
+    frequencies = 10000.0 ** -(np.arange(8, dtype=np.float32).reshape(1, 8, 1) / 8)
+    divided = frequencies / np.where(np.arange(8) > 5, factor, 1)[:, None].astype(np.float32)
+    models = [with_arrays(decoder(), **{"model.inv_freq": one}) for one in (divided, frequencies)]
+    for model in models:
+        model.graph.node.append(helper.make_node("MatMul", ["model.inv_freq", "position"], ["angles"], "/model/rotary"))
+    assert len(damaged(tmp_path, *models, nats=1e-5)) == num_named
+
+
+def test_epsilons_of_norms_that_are_written_out_as_nodes_are_left_to_texts(tmp_path: Path) -> None:
+    """As the attribute is: int8 was damaged beside another exporter's epsilon."""
+
+    def written(epsilon: float) -> onnx.ModelProto:
+        model = with_arrays(decoder(), **{"model.epsilon": np.float32(epsilon)})
+        model.graph.node.append(helper.make_node("Add", ["mean", "model.epsilon"], ["more"], "/model/norm/Add"))
+        return model
+
+    for nats, num_named in ((1e-5, 0), (0.05, 1)):
+        assert len(damaged(tmp_path / str(nats), written(1e-5), written(1e-6), nats=nats)) == num_named
 
 
 @pytest.mark.parametrize("operator", ["Less", "GreaterOrEqual"])

@@ -332,8 +332,9 @@ def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[s
     # The highest layer of each stem; builders count the last norm as a layer more.
     last = dict(sorted(_layer(name) for name in model if known[kind_of(name)] > 1))
     lost = {name for name, array in reference.items() if array.ndim == 1 and name not in model}
-    for name in lost:  # equal ones, as norms of ones, may be stored once, and zeros not at all
-        is_there = any(array.ndim == 1 and is_one(reference[name], array) for array in model.values())
+    for name in sorted(lost):  # equal ones, as folded norms of ones, may be stored once, and zeros not at all
+        alike = [array for array in model.values() if array.shape == reference[name].shape]
+        is_there = any(is_one(reference[name], array) or (array == 1).all() for array in alike)
         stem, number = _layer(name)
         if kind_of(name) in kinds and number <= last.get(stem, -1) and reference[name].any() and not is_there:
             causes[name] = "is missing"
@@ -391,6 +392,8 @@ def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
         limit = _EPSILON * np.maximum(size, size.max(1, keepdims=True, initial=0) / (16 if own.ndim < 2 else 1.95))
         if own.dtype.kind in "iu":
             limit = np.zeros_like(limit)
+        elif _are_frequencies(own):
+            limit = _EPSILON * size
         if is_rotary:
             limit = np.maximum(limit, _EPSILON / 16 + _ANGLE * np.arange(first, first + len(left))[:, None])
         with np.errstate(invalid="ignore"):
@@ -401,6 +404,12 @@ def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
         squares += float(np.nansum(np.square(difference, dtype=np.float64)))
         whole += float(np.square(left, dtype=np.float64).sum())
     return Apart(rows, count / own.size, (squares / (whole or 1)) ** 0.5) if rows else None
+
+
+def _are_frequencies(array: Array) -> bool:
+    """Whether these may be those of rotary positions, which fall from 1: the smallest decide at long distances."""
+    numbers = array.reshape(-1).astype(np.float32) if array.size == max(array.shape, default=0) else np.empty(0)
+    return len(numbers) > 1 and numbers[0] == 1 and bool((np.diff(numbers) < 0).all())
 
 
 def _sentence(rows: list[int], array: Array, what: str) -> str:

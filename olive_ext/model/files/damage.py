@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -72,8 +72,9 @@ _BY_NAME = (
 _BY_FORM = ("do_rotary", "rotary_interleaved", "interleaved", "is_causal", "unidirectional")
 """Attributes that mean the same in two nodes of one name with the same inputs."""
 
-REACHED = ("scale", "num_heads", "kv_num_heads", *_BY_FORM, "epsilon")
-"""Attributes that decide every position of every text: weights in another order, or scaled, may have others."""
+_LIMITS = ("local_window_size", "softcap", "swiglu_limit")
+"""Attributes that texts need not show: few numbers are as large, and few tokens as far apart. All others decide every
+position: weights in another order, or scaled, may have others."""
 
 _ABSENT: Mapping[str, Any] = {
     "softcap": 0.0, "scale": 0.0, "local_window_size": -1, "epsilon": 1e-5, "activation_alpha": 1.0,
@@ -92,16 +93,14 @@ _ATTENTIONS = ("GroupQueryAttention", "MultiHeadAttention", "PagedAttention", "A
 _ATTENTION_BIAS = 10
 """The input of GroupQueryAttention that may hold a window's mask."""
 
-Scalar: TypeAlias = tuple[float, int]
-"""A number, and the power with which it multiplies what its node computes; 0 where it is not a factor."""
-
 _FACTORS = {"Mul": (1, 1), "Div": (0, -1)}
-"""That power, by an operator's input."""
+"""The power with which a number multiplies what its node computes, by an operator's input."""
 
+_BOUNDING = ("Clip", "Min", "Max")
 _LIMITING = ("TopK", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 """Operators with integers that decide: experts, and windows in masks."""
 
-_SCALAR_READERS = ("Add", "Sub", *_FACTORS, "Pow", "Clip", "Min", "Max", *_LIMITING)
+_SCALAR_READERS = ("Add", "Sub", *_FACTORS, "Pow", *_BOUNDING, *_LIMITING)
 _LARGE = 6e4
 """Numbers beyond this stand for infinity in masks: each float type has its own."""
 
@@ -152,12 +151,12 @@ def damage(
     """The damage to a model's constants and nodes that texts need not show, and what they show of them.
 
     Texts judge what every text reaches, by the mean KL of `nats` that they measured (None where they did not): whole
-    vectors and products, which smoothing, folded norms, rotations and training change, and the `REACHED` numbers of
-    nodes. Such a constant is damage only if texts were not near, and it has nothing in common with the reference's, or
-    is a single vector of a float model. Files judge the rest: rows that differ, experts, rotary tables, NaN and
-    infinity, windows, and every part that is `unreached`. A window of the model's `longest` text is not one. Rows of
-    `vocab_sizes` beyond the tokenizer's `num_tokens`, and rotary ones beyond `longest`, are never read. The reference
-    is an ONNX model, a checkpoint, or not on disk. Raises `ModelError`."""
+    vectors and products, which smoothing, folded norms, rotations and training change, and numbers of nodes beyond
+    `_LIMITS`. Such a constant is damage only if texts were not near, and it has nothing in common with the reference's,
+    or is a single vector of a float model. Files judge the rest: rows of tables that differ, experts, rotary tables,
+    NaN and infinity, windows, and every part that is `unreached`. A window of the model's `longest` text is not one.
+    Rows of `vocab_sizes` beyond the tokenizer's `num_tokens`, and rotary ones beyond `longest`, are never read. The
+    reference is an ONNX model, a checkpoint, or not on disk. Raises `ModelError`."""
     findings, judged, uncompared, rounding = dict[str, str](), list[str](), 0, math.inf if model.pipeline else 0.0
     floats, config, others = {}, {}, {}
     if reference is not None and reference.decoder.suffix == ".onnx":
@@ -169,7 +168,7 @@ def damage(
     if model.decoder.suffix != ".onnx":
         both = (floats, checkpoint_floats(model.directory))
         floats, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in both)
-        causes, shown = _compared(floats, constants, {}, is_near=is_near)
+        causes, shown = _compared(floats, constants, {}, vocab_sizes, is_near=is_near)
         return Damage(causes, tuple(shown), len(constants.keys() - floats.keys()))
     for part, graph in _graphs(model).items():
         own, known, alike, numbers, other = _constants(graph), floats, set[str](), {}, None
@@ -190,7 +189,7 @@ def damage(
         known, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in (known, constants))
         known = _renamed(known, constants)
         which = {"is_near": is_near, "is_quantized": is_quantized, "is_unreached": part in unreached}
-        causes, shown = _compared(known, constants, pairs, **which)
+        causes, shown = _compared(known, constants, pairs, vocab_sizes, **which)
         is_far = nats is not None and nats > ROUNDING and not (causes or numbers)
         rounding = max(rounding, rounding_of(own, other, known, constants) if is_far else math.inf)
         unpaired = grids.keys() - {name.split(",")[0] for name in pairs} - alike
@@ -206,6 +205,7 @@ def _compared(
     reference: Mapping[str, Array],
     constants: Mapping[str, Array],
     pairs: Mapping[str, Pair],
+    vocab_sizes: Collection[int | None],
     *,
     is_near: bool,
     is_quantized: bool = False,
@@ -222,7 +222,7 @@ def _compared(
     judged = {*differing.meant}
     if not is_unreached:
         judged = {name for name in far.keys() - rows if is_near or not is_unlike(likeness_to_grid(*pairs[name]))}
-        judged |= _left_to_texts(differing, reference, constants, is_near=is_near)
+        judged |= _left_to_texts(differing, reference, constants, vocab_sizes, is_near=is_near)
     if not is_near and not is_quantized and len(judged) == 1:
         judged = {name for name in judged if constants[name].ndim > 1}
     causes = {name: how for name, how in others.items() if name not in judged}
@@ -272,18 +272,22 @@ def _reached(
 
 
 def _left_to_texts(
-    differing: Differing, reference: Mapping[str, Array], constants: Mapping[str, Array], *, is_near: bool
+    differing: Differing,
+    reference: Mapping[str, Array],
+    constants: Mapping[str, Array],
+    vocab_sizes: Collection[int | None],
+    *,
+    is_near: bool,
 ) -> set[str]:
     """Those of the `constants` that differ from the `reference`'s of which every text reads what differs, or that were
     changed on purpose. A text need not reach an expert, or rows of a table, a head, or a stack of experts: these are
     left to it if nearly all differ, and none has less in common with the reference's than most have. Where texts were
     not near, a matrix must have something in common with it."""
-    tables = (array.shape for name, array in constants.items() if array.ndim == 2 and not ROTARY.search(name))
-    widest, names = max(map(max, tables), default=0), set[str]()
+    names = set[str]()
     for name, what in (differing.found | differing.meant).items():
         array, is_meant = constants[name], name in differing.meant
         is_hidden = bool(_EXPERT.search(name) or ROTARY.search(name) or array.dtype.kind in "iu")  # ids, which are rare
-        is_table = array.ndim > 2 or max(array.shape) >= widest or _SELECTED.search(name) is not None
+        is_table = array.ndim > 2 or _SELECTED.search(name) is not None or not {*array.shape}.isdisjoint(vocab_sizes)
         if is_table and not is_meant:
             is_whole = is_all_of_table(what, reference[name], array) if array.ndim == 2 else 2 * what.share >= 1
             is_hidden = is_hidden or not is_whole
@@ -389,23 +393,21 @@ def differing_numbers(reference: Constants, model: Constants, *, with_reached: b
                 group, known = (sorted(own, key=lambda one: str(one.name)) for own in (group, known))
             pairs = [[one] for one in known] if len(known) == len(group) else [known] * len(group)
             for node, pair in zip(group, pairs, strict=True):
-                findings |= _unlike(
-                    node, pair, sizes, () if with_reached else REACHED, widths, is_named=group is not rest[0]
-                )
-    return findings | _differing_scalars(_scalars(reference), _scalars(model), with_factors=with_reached)
+                findings |= _unlike(node, pair, sizes, widths, is_named=group is not rest[0], with_reached=with_reached)
+    return findings | _differing_scalars(_scalars(reference), _scalars(model), with_reached=with_reached)
 
 
 def _differing_scalars(
-    reference: Mapping[str, Scalar], model: Mapping[str, Scalar], *, with_factors: bool
+    reference: Mapping[str, Scalar], model: Mapping[str, Scalar], *, with_reached: bool
 ) -> dict[str, str]:
     findings: dict[str, str] = {}
-    for name, (value, power) in model.items():
-        other, its = reference.get(name, (value, power))
-        is_factor = bool(power and its)
-        own, known = (value**power, other**its) if is_factor and value and other else (value, other)
+    for name, own in model.items():
+        value, other = own.value, reference.get(name, own).value
+        products = value**own.power, other ** reference.get(name, own).power  # 8 divides as 0.125 multiplies
+        compared = products if own.power and value and other else (value, other)
         is_mask = min(abs(value), abs(other)) > _LARGE
-        is_same = math.isclose(own, known, rel_tol=2**-7, abs_tol=6e-8)  # 8 divides as 0.125 multiplies
-        if not (is_same or is_mask or (is_factor and not with_factors)):
+        is_same = is_mask or math.isclose(*compared, rel_tol=2**-7, abs_tol=6e-8)
+        if not is_same and (with_reached or not own.is_reached):
             findings[name] = f"is {value:.6g}, the reference's {other:.6g}"
     return findings
 
@@ -414,16 +416,17 @@ def _unlike(
     node: onnx.NodeProto,
     pair: Sequence[onnx.NodeProto],
     sizes: set[int],
-    without: Sequence[str],
     widths: Sequence[Mapping[str, int]],
     *,
     is_named: bool,
+    with_reached: bool,
 ) -> dict[str, str]:
     """The first attribute of a node that no node of `pair` has: its counterpart, or several candidates. The epsilon of
     a norm over more numbers, some of which are zeros, is smaller in proportion."""
     is_alike = len(pair) == 1 and _form(pair[0]) == _form(node)
     names = (*_FREE, *_BY_NAME[: None if is_named else is_alike], *(_BY_FORM if is_named and is_alike else ()))
-    for name in (key for key in (names if len(pair) == 1 else _FREE if pair else ()) if key not in without):
+    names = names if len(pair) == 1 else _FREE if pair else ()
+    for name in (key for key in names if with_reached or key in _LIMITS):
         is_said = all(_attribute(one, name) is not None for one in (node, *pair))
         own, *known = (_value(one, name, sizes) for one in (node, *pair))
         is_known = is_said or node.op_type == pair[0].op_type or name in ("epsilon", "softcap")
@@ -462,7 +465,7 @@ def numbers_against(
             windows = _windows(text, node, longest, has_windows=has_windows)
             allowed |= {"scale": _scales(text), "local_window_size": windows}
         for name, values in allowed.items():
-            if name in REACHED and not with_reached:
+            if name not in _LIMITS and not with_reached:
                 continue
             number = _value(node, name, set())
             if values and not any(_is_same(number, value) for value in (*values, 0 if "heads" in name else values[0])):
@@ -548,22 +551,34 @@ def _shown(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else value.decode() if isinstance(value, bytes) else str(value)
 
 
+class Scalar(NamedTuple):
+    """A number that a node computes with."""
+
+    value: float
+    power: int
+    """The power with which it multiplies; 0 where it is no factor."""
+
+    is_reached: bool
+    """Whether every text shows it: all but what limits large numbers, chooses experts, or makes masks."""
+
+
 def _scalars(constants: Constants) -> dict[str, Scalar]:
     """Single numbers (an epsilon, a cap, a multiplier, the number of experts) by the node and the input that read them,
-    if no other node has that name, or by their own name as in `Constants.floats`. Those of a cap are not factors."""
+    if no other node has that name, or by their own name as in `Constants.floats`."""
     tensors = constants.tensors
     keys = {name: key for key, name in constants.float_names.items()}
     nodes = [*graph_nodes(constants.model)]
     steps = {node.output[1] for node in nodes if node.op_type == "DynamicQuantizeLinear"}  # beside a weight's own scale
     readers = [node for node in nodes if node.op_type in _SCALAR_READERS and steps.isdisjoint(node.input)]
-    has_caps = any(node.op_type == "Tanh" for node in nodes)
+    capped = {value for node in nodes if node.op_type == "Tanh" for value in (*node.input, *node.output)}
     names, scalars = Counter(plain_name(node.name) for node in readers), {}
     reads = ((node, index, value) for node in readers for index, value in enumerate(node.input))
     for node, index, value in reads:
         is_single = value in tensors and math.prod(tensors[value].dims) == 1
         is_number = is_single and (tensors[value].data_type in FLOATS or node.op_type in _LIMITING)
         if is_number and (value in keys or names[plain_name(node.name)] == 1):
-            array = constants.numbers(value)
-            power = 0 if has_caps else _FACTORS.get(node.op_type, (0, 0))[min(index, 1)]
-            scalars[keys.get(value, f"{plain_name(node.name)}, input {index}")] = float(array.reshape(-1)[0]), power
+            number = float(constants.numbers(value).reshape(-1)[0])
+            is_limit = node.op_type in (*_BOUNDING, *_LIMITING) or not capped.isdisjoint((*node.input, *node.output))
+            power = 0 if is_limit else _FACTORS.get(node.op_type, (0, 0))[min(index, 1)]
+            scalars[keys.get(value, f"{plain_name(node.name)}, input {index}")] = Scalar(number, power, not is_limit)
     return scalars
