@@ -1000,6 +1000,17 @@ def test_many_other_rows_of_a_table_are_damage_as_few_are(number: int, told: int
         assert damage(*saved(tmp_path / "exchanged", other, tables), nats=0.0).findings.keys() == {TABLE}
 
 
+@pytest.mark.parametrize(("width", "num_named"), [(108, 1), (104, 0)])
+def test_a_head_is_known_by_the_vocabulary_s_size(width: int, num_named: int, tmp_path: Path) -> None:
+    """Whatever its name: some tokens of it are damage, and some outputs of a product as wide as it are not."""
+    head = np.random.default_rng(1).normal(size=(16, width)).astype(np.float32)
+    spoiled = head.copy()
+    spoiled[:, 90:95] *= 3
+    files = saved(tmp_path, *(floats() | {"score.weight": one} for one in (spoiled, head)))
+    facts: dict[str, Any] = {"nats": 1e-5, "num_tokens": 100, "vocab_sizes": {108}}
+    assert len(damage(*files, **facts).findings) == num_named
+
+
 @pytest.mark.parametrize(("tokens", "num_named"), [(100, 0), (92, 0), (40, 1)])
 def test_a_lightly_trained_head_is_left_to_texts(tokens: int, num_named: int, tmp_path: Path) -> None:
     """A tenth of its numbers differ beyond rounding, in all tokens: it was damaged. So it is in some of them."""

@@ -316,7 +316,10 @@ def is_all(what: Apart, array: Array) -> bool:
 
 
 def is_all_of_table(what: Apart, reference: Array, model: Array) -> bool:
-    """As `is_all`, of the tokens of a table, or of a head, which may be its columns."""
+    """As `is_all`, of the tokens of a table, or of a head, which may be its columns; of a stack, whether most of its
+    numbers differ."""
+    if reference.ndim != 2:
+        return 2 * what.share >= 1
     if reference.shape[1] <= len(reference):
         return is_all(what, reference[: len(model)])
     columns = _apart("", reference.T[: model.shape[1]], model.T[: reference.shape[1]])

@@ -47,10 +47,10 @@ from olive_ext.model.files.constants import (
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.grids import (
     AT_A_TIME,
-    LEAST_LIKENESS,
     Array,
     Pair,
     distance,
+    has_other_tokens,
     is_unlike,
     likeness_of,
     likeness_to_grid,
@@ -164,11 +164,11 @@ def damage(
     elif reference is not None:
         written = reference.directory / "config.json"
         floats, config = checkpoint_floats(reference.directory), json_object(written) if written.is_file() else {}
-    is_near = nats is not None and nats < NEAR
+    is_near, lengths = nats is not None and nats < NEAR, {*vocab_sizes, num_tokens}
     if model.decoder.suffix != ".onnx":
         both = (floats, checkpoint_floats(model.directory))
         floats, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in both)
-        causes, shown = _compared(floats, constants, {}, vocab_sizes, is_near=is_near)
+        causes, shown = _compared(floats, constants, {}, lengths, is_near=is_near)
         return Damage(causes, tuple(shown), len(constants.keys() - floats.keys()))
     for part, graph in _graphs(model).items():
         own, known, alike, numbers, other = _constants(graph), floats, set[str](), {}, None
@@ -189,7 +189,7 @@ def damage(
         known, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in (known, constants))
         known = _renamed(known, constants)
         which = {"is_near": is_near, "is_quantized": is_quantized, "is_unreached": part in unreached}
-        causes, shown = _compared(known, constants, pairs, vocab_sizes, **which)
+        causes, shown = _compared(known, constants, pairs, lengths, **which)
         is_far = nats is not None and nats > ROUNDING and not (causes or numbers)
         rounding = max(rounding, rounding_of(own, other, known, constants) if is_far else math.inf)
         unpaired = grids.keys() - {name.split(",")[0] for name in pairs} - alike
@@ -205,14 +205,15 @@ def _compared(
     reference: Mapping[str, Array],
     constants: Mapping[str, Array],
     pairs: Mapping[str, Pair],
-    vocab_sizes: Collection[int | None],
+    num_tokens: Collection[int | None],
     *,
     is_near: bool,
     is_quantized: bool = False,
     is_unreached: bool = False,
 ) -> tuple[dict[str, str], list[str]]:
     """What is damage among constants that are not the reference's and quantized weights that are far from their float
-    ones, and what is left to the texts: what all of them read, and what was changed on purpose."""
+    ones, and what is left to the texts: what all of them read, and what was changed on purpose. `num_tokens`: rows that
+    tables of tokens may have."""
     differing = apart(reference, constants)
     distances = {name: distance(*pair) for name, pair in pairs.items()}
     far = outliers(distances)
@@ -222,7 +223,7 @@ def _compared(
     judged = {*differing.meant}
     if not is_unreached:
         judged = {name for name in far.keys() - rows if is_near or not is_unlike(likeness_to_grid(*pairs[name]))}
-        judged |= _left_to_texts(differing, reference, constants, vocab_sizes, is_near=is_near)
+        judged |= _left_to_texts(differing, reference, constants, num_tokens, is_near=is_near)
     if not is_near and not is_quantized and len(judged) == 1:
         judged = {name for name in judged if constants[name].ndim > 1}
     causes = {name: how for name, how in others.items() if name not in judged}
@@ -275,30 +276,26 @@ def _left_to_texts(
     differing: Differing,
     reference: Mapping[str, Array],
     constants: Mapping[str, Array],
-    vocab_sizes: Collection[int | None],
+    num_tokens: Collection[int | None],
     *,
     is_near: bool,
 ) -> set[str]:
     """Those of the `constants` that differ from the `reference`'s of which every text reads what differs, or that were
     changed on purpose. A text need not reach an expert, or rows of a table, a head, or a stack of experts: these are
-    left to it if nearly all differ, and none has less in common with the reference's than most have. Where texts were
-    not near, a matrix must have something in common with it."""
+    left to it if nearly all differ, and none has nothing in common with the reference's while most have. Where texts
+    were not near, a matrix must have something in common with it."""
     names = set[str]()
     for name, what in (differing.found | differing.meant).items():
         array, is_meant = constants[name], name in differing.meant
-        is_hidden = bool(_EXPERT.search(name) or ROTARY.search(name) or array.dtype.kind in "iu")  # ids, which are rare
-        is_table = array.ndim > 2 or _SELECTED.search(name) is not None or not {*array.shape}.isdisjoint(vocab_sizes)
-        if is_table and not is_meant:
-            is_whole = is_all_of_table(what, reference[name], array) if array.ndim == 2 else 2 * what.share >= 1
-            is_hidden = is_hidden or not is_whole
-        if is_hidden and not is_meant:
+        is_table = array.ndim > 2 or _SELECTED.search(name) is not None or not {*array.shape}.isdisjoint(num_tokens)
+        if not is_meant and (_EXPERT.search(name) or ROTARY.search(name) or array.dtype.kind in "iu"):
+            continue  # integers may be ids, which are rare
+        if not is_meant and is_table and not is_all_of_table(what, reference[name], array):
             continue
-        if array.ndim == 2 and (is_table or not (is_near or is_meant)):
-            likeness = likeness_of(reference[name], array)
-            tokens = max(likeness, key=len)
-            is_partly_other = is_table and 0 < 2 * np.count_nonzero(tokens < LEAST_LIKENESS) < len(tokens)
-            if is_partly_other or not (is_near or is_meant or not is_unlike(likeness)):
-                continue
+        if array.ndim == 2 and is_table and has_other_tokens(reference[name], array):
+            continue
+        if array.ndim == 2 and not (is_near or is_meant) and is_unlike(likeness_of(reference[name], array)):
+            continue
         names.add(name)
     return names
 

@@ -206,3 +206,9 @@ def likeness_of(array: Array, other: Array) -> tuple[Array, Array]:
     """The `likeness` of two float weights, as far as both reach."""
     array, other = (one[tuple(map(slice, map(min, array.shape, other.shape)))] for one in (array, other))
     return likeness((left, right) for (_, left), (_, right) in zip(blocks_of(array), blocks_of(other), strict=True))
+
+
+def has_other_tokens(reference: Array, model: Array) -> bool:
+    """Whether some tokens of a table or head, but not most, have nothing in common with the reference's."""
+    tokens = max(likeness_of(reference, model), key=len)
+    return 0 < 2 * int(np.count_nonzero(tokens < LEAST_LIKENESS)) < len(tokens)
