@@ -91,16 +91,19 @@ def test_name_of_a_file_that_is_too_long_is_cut(capsys: pytest.CaptureFixture[st
 
 
 def test_sigterm_is_143_and_one_line_and_ends_the_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pid = tmp_path / "pid"
+    pid, started = tmp_path / "pid", tmp_path / "started"
     script = f"""
 import os, signal, time
 open({str(pid)!r}, "w").write(str(os.getpid()))
+while not os.path.exists({str(started)!r}):
+    time.sleep(0.01)
 os.kill(os.getppid(), signal.SIGTERM)
 time.sleep(60)"""
 
     def works(_: Namespace) -> int:
         child = ChildProcess(script)
         try:
+            started.touch()
             child.receive()
         finally:
             child.stop()
