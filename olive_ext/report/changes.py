@@ -126,7 +126,7 @@ def changes_of(comparison: Comparison) -> list[Change]:
     lengths = [item for item in comparison.lengths if item.metric == CUT_OFF]
     ranked = sorted(comparison.outcomes, key=lambda item: item.task != ALL)
     outcomes = [(item, _of_answers(item, comparison)) for item in (*ranked, *lengths)]
-    texts = [_of_text(item, comparison.matters) for item in comparison.whole_texts().values()]
+    texts = [_of_text(item, comparison.matters) for item in comparison.perplexities().values()]
     is_single = len({(item.task, item.metric.startswith("avg@")) for item in comparison.outcomes}) == 1
     first = [change for item, change in outcomes if item is leading and item.is_binary]
     others = [change for _, change in outcomes if change not in first] + texts
@@ -175,7 +175,7 @@ def uncompared(comparison: Comparison) -> list[str]:
     """Names of the metrics beside compared ones that are one score of a whole task, as an F1 beside an accuracy is, or
     no number."""
     judged = {item.key for item in (*comparison.outcomes, *comparison.lengths)}
-    judged |= {(task, PERPLEXITY, "none") for task in comparison.whole_texts()}
+    judged |= {(task, PERPLEXITY, "none") for task in comparison.perplexities()}
     results, tasks = comparison.metrics.get("results", {}), dict.fromkeys(item.task for item in comparison.outcomes)
     keys = ((task, *key.split(",", 1)) for task in tasks for key in results.get(task, ()) if "," in key)
     metrics = (key for key in keys if key[1] not in LENGTHS and not key[1].endswith("_stderr"))

@@ -18,7 +18,7 @@ ALL = "all"
 """The task's name in a `Divergence` over the positions of all tasks."""
 
 PERPLEXITY = "perplexity"
-"""lm-eval's metric of the targets of a task that scores one for each document (lambada)."""
+"""lm-eval's metric of the targets of a task that scores one for each document (lambada): of the mean log-likelihood."""
 
 ACCURACY = "accuracy"
 """The metric's name in an `Outcome` over the answers of all tasks."""
@@ -574,13 +574,14 @@ class Comparison:
         return numbers | {item.task: item.num_documents for item in answered if item.task != ALL}
 
     def whole_texts(self) -> dict[str, Divergence | TextChange]:
-        """By task the change of whole texts' perplexity, and of targets' where that is a metric of the task: per token
-        where distributions were compared."""
+        """By task the change of whole texts' perplexity: per token where distributions were compared."""
         texts: list[Divergence | TextChange] = [*(item for item in self.divergences if item.is_text), *self.texts]
         answered = {ALL, *(item.task for item in self.outcomes)}
-        results = self.metrics.get("results", {})
-        scored = (item for item in self.divergences if f"{PERPLEXITY},none" in results.get(item.task, ()))
-        return {item.task: item for item in (*(one for one in texts if one.task not in answered), *scored)}
+        return {item.task: item for item in texts if item.task not in answered}
+
+    def perplexities(self) -> dict[str, Divergence | TextChange]:
+        """The changes of `whole_texts`, and of targets' perplexity beside answers."""
+        return self.whole_texts() | {item.task: item for item in self.texts if item.metric == PERPLEXITY}
 
     def overall_outcome(self) -> Outcome | None:
         """The outcome of all tasks, else of the first with right and wrong answers, else the first; None if none."""

@@ -163,7 +163,9 @@ def comparison_metrics(comparison: Comparison) -> tuple[Metric, ...]:
         about = firsts if claim.metric == "accuracy_difference" else divergences
         number = sum(item.task != ALL for item in about)
         wrong.append(Metric(OPEN_CLAIM, f"{OPEN_CLAIM}_{claim.metric}", "none", float(number), higher_is_better=False))
-    ratios = ((item.task, item.perplexity_ratio, item.num_documents) for item in comparison.texts)
+    known = {item.task for item in divergences}
+    texts = (item for item in comparison.texts if item.task not in known)
+    ratios = ((item.task, item.perplexity_ratio, item.num_documents) for item in texts)
     of_texts = (Metric(name, "perplexity_ratio", "none", ratio, None, False, n) for name, ratio, n in ratios)
     return (*of_divergences, *of_texts, *(metric for item in firsts for metric in _of_outcome(item)), *wrong)
 

@@ -705,6 +705,19 @@ def test_a_window_that_a_mask_is_made_with_is_compared(operator: str, tmp_path: 
     assert damaged(tmp_path / "other", masked(9999), masked(16), nats=1e-5).keys() == {"/model/mask, input 1"}
 
 
+@pytest.mark.parametrize(("window", "longest", "num_named"), [(24, 64, 1), (9999, 64, 1), (9999, 16, 0)])
+def test_an_integer_that_a_mask_adds_is_compared_unless_no_text_is_so_long(
+    window: int, longest: int, num_named: int, tmp_path: Path
+) -> None:
+    def masked(window: int) -> onnx.ModelProto:
+        model = decoder()
+        constant = helper.make_node("Constant", [], ["window"], value_int=window)
+        model.graph.node.extend([constant, helper.make_node("Sub", ["position", "window"], ["begin"], "/model/Sub")])
+        return model
+
+    assert len(damaged(tmp_path, masked(window), masked(16), nats=1e-5, longest=longest)) == num_named
+
+
 def test_numbers_of_a_part_that_no_text_reaches_are_compared_whatever_texts_gave(tmp_path: Path) -> None:
     """A lost scale of attention was left out of pictures' encoders, too, where texts alone had been equal."""
     scaled = decoder(NUMBERS[8][0])
@@ -989,7 +1002,7 @@ def test_rows_of_rotary_tables_are_read_up_to_the_context(longest: int, told: in
     assert len(damage(*files, longest=longest, num_tokens=50, vocab_sizes={64}).findings) == told
 
 
-@pytest.mark.parametrize(("number", "told"), [(40, 1), (60, 1), (85, 1), (95, 0), (100, 0)])
+@pytest.mark.parametrize(("number", "told"), [(40, 1), (60, 1), (95, 1), (100, 0)])
 def test_many_other_rows_of_a_table_are_damage_as_few_are(number: int, told: int, tmp_path: Path) -> None:
     """A text need not reach them. Where all differ but those of zeros, a multiplier may have been folded into them."""
     tables = changed(TABLE, put(0, 0))
@@ -998,6 +1011,33 @@ def test_many_other_rows_of_a_table_are_damage_as_few_are(number: int, told: int
     exchanged = changed(TABLE, put(slice(10, 20), lambda rows: rows[::-1]), own)  # among rows that were trained, too
     for other in (exchanged, {name: one * 1.1 if "mlp" in name else one for name, one in exchanged.items()}):
         assert damage(*saved(tmp_path / "exchanged", other, tables), nats=0.0).findings.keys() == {TABLE}
+
+
+def trained(array: Array) -> Array:
+    noise = np.random.default_rng(5).normal(size=array.shape).astype(np.float32)
+    return array + noise * np.float32(0.05) * np.abs(array).mean()
+
+
+SPOILT: dict[str, tuple[tuple[int, ...], Edit, int]] = {
+    "trained": ((100, 16), np.copy, 0),
+    "most are exchanged": ((100, 16), put(slice(30, None), lambda rows: rows[::-1]), 1),
+    "some are scaled": ((100, 16), put(slice(90, 93), lambda rows: 8 * rows), 1),
+    "some are nearly nothing": ((100, 16), put(slice(90, 93), lambda rows: rows / 50), 1),
+    "columns of a head": ((16, 100), put((slice(None), slice(30, None)), lambda part: part[:, ::-1]), 1),
+    "positions with an axis more": ((1, 100, 16), put((0, slice(5, None)), lambda rows: rows[::-1]), 1),
+    "one expert of a stack": ((4, 5, 80), put(2, 0), 1),
+    "all alike": ((100, 16), lambda rows: 3 * rows, 0),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_tokens_that_stand_out_of_a_table_are_damage_and_trained_ones_are_not(name: str, tmp_path: Path) -> None:
+    """Also where every row was trained: 614 of 888 exchanged ones passed, and LoRA in a table was damaged."""
+    shape, spoil, num_named = SPOILT[name]
+    table = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+    table[..., 0, :] = 0 if name == "trained" else table[..., 0, :]  # for no token
+    files = saved(tmp_path, *(floats() | {"wpe.weight": one} for one in (spoil(trained(table)), table)))
+    assert len(damage(*files, nats=1e-5).findings) == num_named
 
 
 @pytest.mark.parametrize(("width", "num_named"), [(108, 1), (104, 0)])
@@ -1011,9 +1051,9 @@ def test_a_head_is_known_by_the_vocabulary_s_size(width: int, num_named: int, tm
     assert len(damage(*files, **facts).findings) == num_named
 
 
-@pytest.mark.parametrize(("tokens", "num_named"), [(100, 0), (92, 0), (40, 1)])
+@pytest.mark.parametrize(("tokens", "num_named"), [(100, 0), (40, 0)])
 def test_a_lightly_trained_head_is_left_to_texts(tokens: int, num_named: int, tmp_path: Path) -> None:
-    """A tenth of its numbers differ beyond rounding, in all tokens: it was damaged. So it is in some of them."""
+    """A tenth of its numbers differ beyond rounding, in all tokens or in those that it was trained on."""
     head = np.random.default_rng(1).normal(size=(16, 100)).astype(np.float32)
     trained = head.copy()
     trained[::8, :tokens] *= 1.1

@@ -134,7 +134,7 @@ GROUP: dict[str, Any] = {
     "results": {**MCC["results"], "wiki": {"word_perplexity,none": 9.0}, "glue": {"acc,none": 0.5}},
     "configs": {"cola": {}, "wiki": {}},
 }
-RISEN = divergence("choice", perplexity_ratio=1.17, perplexity_ratio_stderr=0.01)
+RISEN = TextChange("choice", "perplexity", 1000, 1.17, 0.01)
 LAST_WORD: dict[str, Any] = {"results": {"choice": {"perplexity,none": 6.3, "acc,none": 0.5}}}
 CORPUS_F1: dict[str, Any] = {"results": {"choice": {"acc,none": 0.5, "f1,none": 0.8}}, "configs": {"choice": {}}}
 DAMAGED = {"cos_cache": "rows 450 to 511 of 512 are not the reference's", "norm": "is missing"}
@@ -432,17 +432,14 @@ CASES: dict[str, tuple[Comparison, str]] = {
     "a corpus's F1 where accuracy decides": (kept(metrics=CORPUS_F1, over_all=True), "ok: no_loss_found, uncompared"),
     # The perplexity of targets rose by 17 %, beside an accuracy that stayed: it was judged by nothing.
     "a perplexity of targets beside answers": (
-        of(RISEN, outcome(**SAFE), metrics=LAST_WORD),
+        kept(texts=(RISEN,), metrics=LAST_WORD),
         "loss: loss choice perplexity 17 %",
     ),
     "the same where accuracy decides": (
-        of(RISEN, outcome(**SAFE), metrics=LAST_WORD, over_all=True, matters=8.0),
+        kept(texts=(RISEN,), metrics=LAST_WORD, over_all=True, matters=8.0),
         "loss: loss choice perplexity 17 %",
     ),
-    "the same without distributions": (
-        of(outcome(**SAFE), metrics=LAST_WORD, over_all=True),
-        "ok: no_loss_found, uncompared",
-    ),
+    "the same without values": (kept(metrics=LAST_WORD, over_all=True), "ok: no_loss_found, uncompared"),
     "a metric that is no number beside answers": (
         kept(metrics={"results": {"choice": {"acc,none": 1.0, "both,none": "1"}}}),
         "unknown: no_values",

@@ -95,10 +95,10 @@ def test_what_no_picture_reached_is_said_and_its_constants_are_compared(
         evaluate(_config(one, reference={"path": str(package), "mode": "resident"}, **tasks)) for tasks, one in asked
     ]
     comparisons = [report.comparison for report in reports if report.comparison is not None]
-    assert [one.reach and (one.reach.unseen, one.reach.uncompared) for one in comparisons] == [
-        (("picture", GENERATED), 0),
-        (("picture", GENERATED), 0),
-        (("two pictures encoded together",), 1),  # the weight, which any picture shows
+    assert [one.reach and (one.reach.unseen, one.reach.judged) for one in comparisons] == [
+        (("picture", GENERATED), ()),
+        (("picture", GENERATED), ()),
+        (("two pictures encoded together",), ("weight, vision",)),  # any picture shows it
     ]
     prepared = "processor_config.json"  # what onnxruntime-genai reads has other sizes than preprocessor_config.json
     assert [[*one.damaged] for one in comparisons] == [[prepared], [prepared, "weight, vision"], [prepared]]

@@ -24,7 +24,15 @@ import onnx.numpy_helper
 from onnx import TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-from olive_ext.graph.nodes import attribute, external_locations, few_bits, layer_of, nested_graphs, quantizing_operator
+from olive_ext.graph.nodes import (
+    attribute,
+    constants_of,
+    external_locations,
+    few_bits,
+    layer_of,
+    nested_graphs,
+    quantizing_operator,
+)
 from olive_ext.model.files.content import weight_files
 from olive_ext.model.files.grids import (
     Array,
@@ -112,13 +120,9 @@ class Constants:
         """`path`: the file that `model` was read from. Raises `ModelError` for weights that are missing."""
         self.model = model
         self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-        constants = (node for node in graph_nodes(model) if node.op_type == "Constant")
-        made = {node.output[0]: attribute(node, "value", None) for node in constants}
-        inner = (tensor for body in nested_graphs(model.graph.node) for tensor in body.initializer)
-        self.tensors = {name: tensor for name, tensor in made.items() if tensor is not None}
+        inner = (constants_of(body) for body in nested_graphs(model.graph.node))
+        self.tensors = dict(chain.from_iterable(map(dict.items, inner))) | constants_of(model.graph)
         """Also those of Constant nodes and of nested graphs."""
-
-        self.tensors |= {tensor.name: tensor for tensor in inner} | self.initializers
 
         self.parts: set[str] = set()
         """Numbers, scales and zero points of packed weights that were read."""
@@ -174,8 +178,9 @@ class Constants:
         return path, offset, stored.length if stored.length is not None else path.stat().st_size - offset
 
     def floats(self) -> dict[str, Array]:
-        """The floating-point tensors, and the tables of integers that ids are looked up in, by `float_names`."""
-        return {key: self.numbers(name) for key, name in self.float_names.items()}
+        """The floating-point tensors, and the tables of integers that ids are looked up in, by `float_names`. The
+        `parts` of packed weights that were read are left out."""
+        return {key: self.numbers(name) for key, name in self.float_names.items() if name not in self.parts}
 
     @cached_property
     def float_names(self) -> dict[str, str]:
@@ -315,17 +320,6 @@ def is_all(what: Apart, array: Array) -> bool:
     return len(what.rows) >= _NEARLY_ALL * int(np.count_nonzero(rows.any(1)))
 
 
-def is_all_of_table(what: Apart, reference: Array, model: Array) -> bool:
-    """As `is_all`, of the tokens of a table, or of a head, which may be its columns; of a stack, whether most of its
-    numbers differ."""
-    if reference.ndim != 2:
-        return 2 * what.share >= 1
-    if reference.shape[1] <= len(reference):
-        return is_all(what, reference[: len(model)])
-    columns = _apart("", reference.T[: model.shape[1]], model.T[: reference.shape[1]])
-    return columns is not None and is_all(columns, reference.T)
-
-
 def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, str]:
     """What is wrong with constants of `model`, by name: they are NaN or infinite where the reference's are not, or a
     vector is missing, although other layers have one and this layer has others."""
@@ -395,13 +389,14 @@ def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
         limit = _EPSILON * np.maximum(size, size.max(1, keepdims=True, initial=0) / (16 if own.ndim < 2 else 1.95))
         if own.dtype.kind in "iu":
             limit = np.zeros_like(limit)
-        elif _are_frequencies(own):
+        elif are_frequencies(own):
             limit = _EPSILON * size
         if is_rotary:
             limit = np.maximum(limit, _EPSILON / 16 + _ANGLE * np.arange(first, first + len(left))[:, None])
         with np.errstate(invalid="ignore"):
             difference = np.abs(left - right)
-            is_other = ~((difference <= limit) | (left == right) | (np.maximum(left, right) <= HIDDEN))
+            is_hidden = (np.maximum(left, right) <= HIDDEN) | (np.isnan(left) & np.isnan(right))
+            is_other = ~((difference <= limit) | (left == right) | is_hidden)
         rows += (first + np.flatnonzero(is_other.any(1))).tolist()
         count += int(is_other.sum())
         squares += float(np.nansum(np.square(difference, dtype=np.float64)))
@@ -409,10 +404,12 @@ def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
     return Apart(rows, count / own.size, (squares / (whole or 1)) ** 0.5) if rows else None
 
 
-def _are_frequencies(array: Array) -> bool:
-    """Whether these may be those of rotary positions, which fall from 1: the smallest decide at long distances."""
-    numbers = array.reshape(-1).astype(np.float32) if array.size == max(array.shape, default=0) else np.empty(0)
-    return len(numbers) > 1 and numbers[0] == 1 and bool((np.diff(numbers) < 0).all())
+def are_frequencies(array: Array) -> bool:
+    """Whether these may be those of rotary positions, which fall to small ones: these decide at long distances."""
+    if array.dtype.kind in "iu" or array.size != max(array.shape, default=0) or array.size < 3:
+        return False
+    numbers = array.reshape(-1).astype(np.float32)
+    return bool((np.diff(numbers) <= 0).all() and 0 < 10 * numbers[-1] < numbers[0])
 
 
 def _sentence(rows: list[int], array: Array, what: str) -> str:

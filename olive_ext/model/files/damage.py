@@ -11,6 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,13 +29,13 @@ from olive_ext.model.files.constants import (
     Constants,
     Differing,
     apart,
+    are_frequencies,
     broken,
     checkpoint_floats,
     checkpoint_pairs,
     float_weights,
     graph_nodes,
     is_alike,
-    is_all_of_table,
     is_one,
     kind_of,
     meant_others,
@@ -50,10 +51,10 @@ from olive_ext.model.files.grids import (
     Array,
     Pair,
     distance,
-    has_other_tokens,
     is_unlike,
     likeness_of,
     likeness_to_grid,
+    other_tokens,
 )
 from olive_ext.model.files.package_config import json_object
 from olive_ext.model.spec.checkpoint import entries, read_length
@@ -97,8 +98,8 @@ _FACTORS = {"Mul": (1, 1), "Div": (0, -1)}
 """The power with which a number multiplies what its node computes, by an operator's input."""
 
 _BOUNDING = ("Clip", "Min", "Max")
-_LIMITING = ("TopK", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
-"""Operators with integers that decide: experts, and windows in masks."""
+_LIMITING = ("TopK", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
+"""Operators with integers that decide: experts, windows in masks, the ids of pictures. Masks add such integers, too."""
 
 _SCALAR_READERS = ("Add", "Sub", *_FACTORS, "Pow", *_BOUNDING, *_LIMITING)
 _LARGE = 6e4
@@ -106,13 +107,13 @@ _LARGE = 6e4
 
 _BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
 
-_TABLES = re.compile(r"embed|position|wte|wpe|relative")
+_TABLES = re.compile(r"embed|position|pos_emb|wte|wpe|relative")
 """Names of tables of which a text reads the rows of its tokens and positions."""
 
 _EXPERT = re.compile(r"[./]experts[./]\d")
 """Names of one expert's weights, which a router may send no text to."""
 
-_SELECTED = re.compile(rf"{_TABLES.pattern}|lm_head|{_EXPERT.pattern}|/fc\d$")
+_SELECTED = re.compile(rf"{_TABLES.pattern}|lm_head|rotary|[Gg]ather|{_EXPERT.pattern}|/fc\d$")
 """Names of weights of which texts need not show all rows: tables, the head, and the experts of a node."""
 
 _LAST_NORM = re.compile(r"(^|\.)(final_norm_layernorm|final_layernorm|(?<!\d\.)norm|norm_f|ln_f)\.weight$")
@@ -173,15 +174,17 @@ def damage(
     for part, graph in _graphs(model).items():
         own, known, alike, numbers, other = _constants(graph), floats, set[str](), {}, None
         pairs: dict[str, Pair] = {}
-        constants, grids, is_quantized = own.floats(), quantized_weights(own), quantizing_operator(own.model) != ""
+        grids, is_quantized = quantized_weights(own), quantizing_operator(own.model) != ""
+        constants = own.floats()
         with_reached = part in unreached or not (is_near or (is_quantized and nats is not None))
         _without_idle_windows(own.model, longest)
         if part in others:
             other = _constants(others[part])
             _without_idle_windows(other.model, longest)
-            known, pairs, held = other.floats(), pairs_of(other, own), quantized_weights(other)
+            pairs, held = pairs_of(other, own), quantized_weights(other)
+            known = other.floats()
             alike = {name for name in grids.keys() & held.keys() if all(map(np.array_equal, grids[name], held[name]))}
-            numbers = differing_numbers(other, own, with_reached=with_reached)
+            numbers = differing_numbers(other, own, longest, with_reached=with_reached)
         elif config and not part:
             known = floats | rotary_tables(config, constants)
             numbers = numbers_against(config, own.model, longest, with_reached=with_reached)
@@ -193,11 +196,10 @@ def damage(
         is_far = nats is not None and nats > ROUNDING and not (causes or numbers)
         rounding = max(rounding, rounding_of(own, other, known, constants) if is_far else math.inf)
         unpaired = grids.keys() - {name.split(",")[0] for name in pairs} - alike
-        alone = constants.keys() - known.keys()
-        uncompared += len(unpaired) + sum(own.float_names[name] not in own.parts for name in alone)
+        uncompared += len(unpaired) + len(constants.keys() - known.keys())
         suffix = f", {part}" if part else ""
         findings |= {f"{name}{suffix}": how for name, how in (causes | numbers).items()}
-        judged += [f"{name}{suffix}" for name in shown if own.float_names.get(name) not in own.parts]
+        judged += [f"{name}{suffix}" for name in shown]
     return Damage(findings, tuple(judged), uncompared, rounding)
 
 
@@ -231,9 +233,12 @@ def _compared(
 
 
 def _constants(file: Path) -> Constants:
-    """Those of a graph, in which functions of its own are written out."""
+    """Those of a graph, in which functions of its own are written out where onnx can do it: not of calls with more
+    inputs than a function takes."""
     model = load_graph(file)
-    return Constants(onnx.inliner.inline_local_functions(model) if model.functions else model, file)
+    with suppress(RuntimeError):
+        model = onnx.inliner.inline_local_functions(model) if model.functions else model
+    return Constants(model, file)
 
 
 def replace_weights(tensors: Mapping[str, Array], model: Constants) -> bool:
@@ -281,18 +286,18 @@ def _left_to_texts(
     is_near: bool,
 ) -> set[str]:
     """Those of the `constants` that differ from the `reference`'s of which every text reads what differs, or that were
-    changed on purpose. A text need not reach an expert, or rows of a table, a head, or a stack of experts: these are
-    left to it if nearly all differ, and none has nothing in common with the reference's while most have. Where texts
-    were not near, a matrix must have something in common with it."""
+    changed on purpose. A text need not reach an expert, or some tokens of a table or head (`other_tokens`), or part of
+    a stack of experts. Where texts were not near, a matrix must have something in common with the reference's."""
     names = set[str]()
     for name, what in (differing.found | differing.meant).items():
         array, is_meant = constants[name], name in differing.meant
-        is_table = array.ndim > 2 or _SELECTED.search(name) is not None or not {*array.shape}.isdisjoint(num_tokens)
-        if not is_meant and (_EXPERT.search(name) or ROTARY.search(name) or array.dtype.kind in "iu"):
+        is_table = _SELECTED.search(name) is not None or not {*array.shape}.isdisjoint(num_tokens)
+        is_rotary = ROTARY.search(name) is not None or are_frequencies(reference[name])
+        if not is_meant and (_EXPERT.search(name) or is_rotary or array.dtype.kind in "iu"):
             continue  # integers may be ids, which are rare
-        if not is_meant and is_table and not is_all_of_table(what, reference[name], array):
+        if is_table and array.ndim == 1 and not is_meant and 2 * what.share < 1:
             continue
-        if array.ndim == 2 and is_table and has_other_tokens(reference[name], array):
+        if array.ndim > 1 and (is_table or array.ndim > 2) and other_tokens(reference[name], array):
             continue
         if array.ndim == 2 and not (is_near or is_meant) and is_unlike(likeness_of(reference[name], array)):
             continue
@@ -367,7 +372,9 @@ def _without_idle_windows(model: onnx.ModelProto, longest: int | None) -> None:
             entry.i = -1
 
 
-def differing_numbers(reference: Constants, model: Constants, *, with_reached: bool = True) -> dict[str, str]:
+def differing_numbers(
+    reference: Constants, model: Constants, longest: int | None = None, *, with_reached: bool = True
+) -> dict[str, str]:
     """Nodes of `model` that compute with other numbers than the reference's, by name, with these numbers; those that
     every text reaches only `with_reached`.
 
@@ -391,7 +398,9 @@ def differing_numbers(reference: Constants, model: Constants, *, with_reached: b
             pairs = [[one] for one in known] if len(known) == len(group) else [known] * len(group)
             for node, pair in zip(group, pairs, strict=True):
                 findings |= _unlike(node, pair, sizes, widths, is_named=group is not rest[0], with_reached=with_reached)
-    return findings | _differing_scalars(_scalars(reference), _scalars(model), with_reached=with_reached)
+    return findings | _differing_scalars(
+        *(_scalars(one, longest) for one in (reference, model)), with_reached=with_reached
+    )
 
 
 def _differing_scalars(
@@ -559,7 +568,7 @@ class Scalar(NamedTuple):
     """Whether every text shows it: all but what limits large numbers, chooses experts, or makes masks."""
 
 
-def _scalars(constants: Constants) -> dict[str, Scalar]:
+def _scalars(constants: Constants, longest: int | None) -> dict[str, Scalar]:
     """Single numbers (an epsilon, a cap, a multiplier, the number of experts) by the node and the input that read them,
     if no other node has that name, or by their own name as in `Constants.floats`."""
     tensors = constants.tensors
@@ -572,10 +581,12 @@ def _scalars(constants: Constants) -> dict[str, Scalar]:
     reads = ((node, index, value) for node in readers for index, value in enumerate(node.input))
     for node, index, value in reads:
         is_single = value in tensors and math.prod(tensors[value].dims) == 1
-        is_number = is_single and (tensors[value].data_type in FLOATS or node.op_type in _LIMITING)
+        is_integer = is_single and tensors[value].data_type not in FLOATS
+        is_number = is_single and (not is_integer or node.op_type in ("Add", "Sub", *_LIMITING))
         if is_number and (value in keys or names[plain_name(node.name)] == 1):
             number = float(constants.numbers(value).reshape(-1)[0])
-            is_limit = node.op_type in (*_BOUNDING, *_LIMITING) or not capped.isdisjoint((*node.input, *node.output))
+            number = min(number, longest or number) if is_integer else number  # a window as long as the context is none
+            is_limit = is_integer or node.op_type in _BOUNDING or not capped.isdisjoint((*node.input, *node.output))
             power = 0 if is_limit else _FACTORS.get(node.op_type, (0, 0))[min(index, 1)]
             scalars[keys.get(value, f"{plain_name(node.name)}, input {index}")] = Scalar(number, power, not is_limit)
     return scalars

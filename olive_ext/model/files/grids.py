@@ -18,6 +18,10 @@ LEAST_LIKENESS = 0.5
 """Below this cosine, two weights have nothing in common. Rounding leaves 0.9 at 2 bits and more at others, factors of
 columns alone 1, those of rows and columns at once 0.8; rotations, other layers' weights, and zeros have about 0."""
 
+_LEAST_TURN, _LEAST_SCALE = 0.3, 0.4
+"""By how much less the cosine of another token's row is than the best row's, and the logarithm by which its size is
+another: training moves both by less than 0.1, grids of 2 bits by 0.1."""
+
 AT_A_TIME = 1 << 22
 """Numbers that are in memory at a time."""
 
@@ -141,21 +145,22 @@ class Distance(NamedTuple):
 
 
 def likeness(blocks: Iterable[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """What two weights have in common: the cosines of their rows [N], and of their columns [K]. Factors of rows leave
-    the first as they are, factors of columns the second. `blocks`: some rows of both at a time, [R, K]."""
+    """The sums of products, and of both sides' squares, of the rows of two weights [3, N], and of their columns [3, K].
+    `blocks`: some rows of both at a time, [R, K]."""
     rows, columns = [], np.zeros((3, 1))
     for reference, model in blocks:
         known, numbers = (np.nan_to_num(array.astype(np.float32), posinf=0, neginf=0) for array in (reference, model))
         products = np.stack([known * numbers, known**2, numbers**2])
         rows.append(products.sum(2))
         columns = columns + products.sum(1)
-    return _cosines(np.concatenate(rows, 1)), _cosines(columns)
+    return np.concatenate(rows, 1), columns
 
 
 def _cosines(sums: Array) -> Array:
-    """Of sums of products, and of both sides' squares, [3, N]. Those of zeros alone on both sides are alike."""
+    """Those of zeros alone on both sides are alike."""
     products, known, numbers = sums
-    return np.where(known + numbers > 0, products / np.sqrt(np.maximum(known * numbers, 1e-30)), 1.0)
+    cosines: Array = np.where(known + numbers > 0, products / np.sqrt(np.maximum(known * numbers, 1e-30)), 1.0)
+    return cosines
 
 
 def blocks_of(array: Array) -> Iterator[tuple[int, Array]]:
@@ -191,8 +196,9 @@ def distance(weight: Array, grid: Grid, begin: int = 0) -> Distance:
 
 
 def is_unlike(likeness: tuple[Array, Array]) -> bool:
-    """Whether two weights have nothing in common, whatever factors the rows or columns of one were multiplied by."""
-    return all(float(np.median(cosines)) < LEAST_LIKENESS for cosines in likeness)
+    """Whether two weights have nothing in common. Factors of rows leave the cosines of rows as they are, factors of
+    columns those of columns."""
+    return all(float(np.median(_cosines(sums))) < LEAST_LIKENESS for sums in likeness)
 
 
 def likeness_to_grid(weight: Array, grid: Grid, begin: int = 0) -> tuple[Array, Array]:
@@ -208,7 +214,19 @@ def likeness_of(array: Array, other: Array) -> tuple[Array, Array]:
     return likeness((left, right) for (_, left), (_, right) in zip(blocks_of(array), blocks_of(other), strict=True))
 
 
-def has_other_tokens(reference: Array, model: Array) -> bool:
-    """Whether some tokens of a table or head, but not most, have nothing in common with the reference's."""
-    tokens = max(likeness_of(reference, model), key=len)
-    return 0 < 2 * int(np.count_nonzero(tokens < LEAST_LIKENESS)) < len(tokens)
+def other_tokens(reference: Array, model: Array) -> bool:
+    """Whether some rows of a table, columns of a head, or parts of a stack have another direction or size than the
+    reference's, while others have its: exchanged, scaled or lost ones. Training and rounding turn rows a little,
+    rotations all of them, and multipliers scale all alike. Rows of zeros are for no token."""
+    pair = [array.squeeze() for array in (reference, model)]
+    if pair[0].ndim > 2:
+        sums, _ = likeness_of(*(array.reshape(len(array), -1) for array in pair))
+    else:
+        sums = max(likeness_of(*pair), key=np.size)
+    sums = sums[:, sums[1] > 0]
+    if not sums.size:
+        return False
+    cosines, sizes = _cosines(sums), np.log(np.maximum(sums[2], 1e-30) / sums[1]) / 2
+    level = float(cosines.max())
+    is_turned = cosines < (level - _LEAST_TURN if level > LEAST_LIKENESS else -1)
+    return bool((is_turned | (np.abs(sizes - np.median(sizes)) > _LEAST_SCALE)).any())

@@ -47,7 +47,7 @@ from olive_ext.report.verdict import EXIT_STATUS, LOST_TOO, Verdict, possible_lo
 from olive_ext.run import check_complete, evaluate
 from olive_ext.run.earlier_reports import Named, is_report, load, other_choices
 from olive_ext.run.model_facts import STOP_FACTS, UNJUDGED, damage_of, stops_of
-from olive_ext.run.reference.answers import Answers, unpacked
+from olive_ext.run.reference.answers import Answers, reads_all_columns, unpacked
 from olive_ext.run.reference.pairing import compare_answers, compare_texts, without_value
 
 logger = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ def gate_answers(
     notes, common, number_other = [], [], 0
     lacking: set[tuple[str, int]] = set()
     for first, second in pairs:
-        one = _renumbered(first, second)
+        one = _renumbered(first, second, faults.metrics.get("configs", {}).get(second.task, {}))
         two, number = second.of(one.by_document), len(one.by_document)
         if not number:
             raise NotComparableError(f"task '{second.task}': '{names[0]}' and '{names[1]}' share no documents{dates}")
@@ -253,12 +253,14 @@ def _asked_otherwise(*pairs: tuple[Answers, Answers]) -> int:
     return (first & second).total()
 
 
-def _renumbered(first: Answers, second: Answers) -> Answers:
-    """The answers of `first` to questions of `second`, under its numbers: in order where one is asked several times."""
+def _renumbered(first: Answers, second: Answers, config: Mapping[str, Any]) -> Answers:
+    """The answers of `first` to questions of `second`, under its numbers: in order where one is asked several times.
+    `config`: the task's definition, as lm-eval dumps it."""
     numbers: dict[str, list[int]] = {}
+    begin = 0 if reads_all_columns(config) else -1
     for number in [*second.by_document][::-1]:
-        numbers.setdefault(second.by_document[number].digest.split(" ")[-1], []).append(number)
-    asked = ((numbers.get(answer.digest.split(" ")[-1]), answer) for answer in first.by_document.values())
+        numbers.setdefault(" ".join(second.by_document[number].digest.split(" ")[begin:]), []).append(number)
+    asked = ((numbers.get(" ".join(one.digest.split(" ")[begin:])), one) for one in first.by_document.values())
     return replace(first, by_document={own.pop(): answer for own, answer in asked if own})
 
 

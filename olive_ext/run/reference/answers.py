@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from olive_ext.backends.word_errors import word_errors
 from olive_ext.errors import ANY_FAILURE, TaskError
 from olive_ext.media.pictures import media_digest
 from olive_ext.report import PackedAnswers
+from olive_ext.report.comparison import PERPLEXITY
 from olive_ext.report.metrics import CUT_OFF, LENGTHS, STOPPED
 from olive_ext.stats.compared_fields import FloatArray
 
@@ -31,8 +33,9 @@ _MAX_TEXT = 4000
 _LENGTHS: Mapping[str, Callable[[str], int]] = {"acc_norm": len, "acc_bytes": lambda text: len(text.encode())}
 """Metrics for which lm-eval divides a choice's log-probability by its length, and that length."""
 
-TEXT_METRICS = ("word_perplexity", "byte_perplexity", "bits_per_byte")
-"""lm-eval's metrics of whole texts, whose value of a document is its log-likelihood and its words or bytes."""
+TEXT_METRICS = ("word_perplexity", "byte_perplexity", "bits_per_byte", PERPLEXITY)
+"""lm-eval's metrics of whole texts, whose value of a document is its log-likelihood and its words or bytes; and of
+targets, whose value is the log-likelihood."""
 
 NATS, UNITS = "loglikelihood", "units"
 """The names of the two among a document's values."""
@@ -135,10 +138,11 @@ def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, An
             chosen = _with_word_errors(chosen, functions[WER]) if WER in functions else chosen
             valued = {key: metrics[key] for key in metrics if any(is_value(line.get(key)) for line in chosen)}
             whole = functions.keys() - {*metrics, *TEXT_METRICS}
-            answers = {int(line["doc_id"]): _answer(task, line, [*valued], whole) for line in chosen}
+            texts = TEXT_METRICS[: -1 if PERPLEXITY in metrics else None]  # a mean of perplexities is no log-likelihood
+            text = next((key for key in texts if any(_of_text(line, key) for line in chosen)), "")
+            answers = {int(line["doc_id"]): _answer(task, line, [*valued], whole, text) for line in chosen}
             if any(CUT_OFF in answer.values for answer in answers.values()):
                 valued |= dict.fromkeys((CUT_OFF, STOPPED), False)
-            text = next((key for key in TEXT_METRICS if any(_of_text(line.get(key)) for line in chosen)), "")
             read.append(Answers(name, filter_name, valued, answers, text))
     return read
 
@@ -163,11 +167,23 @@ def _generated(answer: DocumentAnswer) -> tuple[str, float | None] | None:
     return (answer.generated, answer.values.get(CUT_OFF)) if answer.generated else None
 
 
-def check_same_questions(reference: Answers, candidate: Answers, *, has_same_prompts: bool = True) -> None:
+def reads_all_columns(config: Mapping[str, Any]) -> bool:
+    """Whether a task's own code may score a document by any of its columns, by lm-eval's dump of its definition."""
+    return config.get("process_results") is not None or "filter_fn" in str(config.get("filter_list"))
+
+
+def check_same_questions(
+    reference: Answers,
+    candidate: Answers,
+    config: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    has_same_prompts: bool = True,
+) -> None:
     """Raises `TaskError` where the documents of two runs of one task differ, or the prompts, which are the same unless
-    each model is asked by its own files."""
+    each model is asked by its own files. `config`: the task's definition, as lm-eval dumps it."""
     first, second = reference.by_document, candidate.by_document
-    parts = slice(1, None) if has_same_prompts else slice(None, None, 2)  # a document's unused columns may differ
+    begin = 0 if reads_all_columns(config) else 1  # a document's unused columns may differ
+    parts = slice(begin, None) if has_same_prompts else slice(None, None, 2)
     both = [item for item in second if item in first]
     differing = [one for one in both if first[one].digest.split(" ")[parts] != second[one].digest.split(" ")[parts]]
     if first.keys() != second.keys() or differing:
@@ -217,26 +233,28 @@ def _with_word_errors(lines: list[Sample], rate: Any) -> list[Sample]:
     ]
 
 
-def _of_text(value: Any) -> dict[str, float]:
-    """A text's log-likelihood in nats and its length; empty for a value that is not such a pair."""
+def _of_text(line: Sample, metric: str) -> dict[str, float]:
+    """A text's log-likelihood in nats and its length, which is 1 of a target; empty for a value that is neither."""
+    value = line.get(metric)
+    value = (value, 1.0) if metric == PERPLEXITY and is_value(value) else value
     pair = [float(item) for item in value if is_value(item)] if isinstance(value, list | tuple) else []
     is_pair = isinstance(value, list | tuple) and len(value) == len(pair) == 2 and pair[1] > 0
     return dict(zip((NATS, UNITS), pair, strict=True)) if is_pair else {}
 
 
-def _answer(task: Any, line: Sample, metrics: Sequence[str], whole: Collection[str]) -> DocumentAnswer:
+def _answer(
+    task: Any, line: Sample, metrics: Sequence[str], whole: Collection[str], text_metric: str
+) -> DocumentAnswer:
     values = {name: float(line[name]) for name in (*metrics, WORDS) if is_value(line.get(name))}
     items = {name: repr(line[name]) for name in whole if isinstance(line.get(name), tuple | list | str)}
     values |= {f"{ITEMS}{name}": float(zlib.crc32(item.encode(errors="replace"))) for name, item in items.items()}
-    values |= next(filter(None, (_of_text(line.get(key)) for key in TEXT_METRICS)), {})
+    values |= _of_text(line, text_metric)
     values = shares_of_ends(line) | values
     # lm-eval hashes a document with pictures by where these lie in memory.
     has_media = any(len(arguments) > 2 for arguments in line["arguments"])
     document = media_digest([line["doc"]]) if has_media else line["doc_hash"]
     asked = [text for arguments in line["arguments"] for text in arguments[:2] if isinstance(text, str)]
     asked += [media_digest(arguments[2:]) for arguments in line["arguments"] if len(arguments) > 2]
-    if callable(getattr(getattr(task, "config", None), "process_results", None)):
-        asked.append(document)  # the task's own code may score by any column
     asked_hash = hashlib.sha256(repr((line["prompt_hash"], asked)).encode()).hexdigest()
     digest = " ".join(str(part) for part in (document, asked_hash, line["target_hash"]))
     text, margin, scores = _read(task, line, next(iter(metrics), ""))

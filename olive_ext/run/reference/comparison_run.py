@@ -34,14 +34,14 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import is_same_path
 from olive_ext.registry import hook
 from olive_ext.report.changes import name_of
-from olive_ext.report.comparison import TRIALS, VARIANT, ClaimResult, Comparison, PromptDiff
+from olive_ext.report.comparison import PERPLEXITY, TRIALS, VARIANT, ClaimResult, Comparison, PromptDiff
 from olive_ext.report.metrics import NON_FINITE
 from olive_ext.report.page import SIZE
 from olive_ext.run.bounds import PEAK_MEMORY, TOKENS_PER_SECOND, requested_costs, requested_tasks
 from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers, changed_answers, read_answers
 from olive_ext.run.reference.observer import Observer, ReferenceScores, Weights, score_generated
-from olive_ext.run.reference.pairing import compare_answers, without_value
+from olive_ext.run.reference.pairing import compare_answers, compare_texts, without_value
 from olive_ext.run.reference.sampled_run import Prompts, ReferenceRun, certain_comparison, lost_documents, run_sampled
 from olive_ext.run.sample_logs import Fields, sample_fields
 from olive_ext.session.tokenizer_fit import TEMPLATE, excerpts
@@ -158,11 +158,13 @@ class TaskRun:
         both = reference.answers, own, samples, self._tasks.tasks
         comparison = Comparison(facts, metrics=reference.results, matters=matters)
         comparison = compare_answers(comparison, *both, weights, has_same_prompts=asked is None)
+        targets = () if weights is not None else compare_texts(reference.answers, own)
         lost = {*reference.lost, *lost_documents(lm)}
         unread = {at: metric for at, metric in without_value(reference.answers, own).items() if at not in lost}
         comparison = replace(
             comparison,
             divergences=observer.divergences(weights) if observer is not None else (),
+            texts=tuple(item for item in targets if item.metric == PERPLEXITY),
             changed_answers=changed_answers(reference.answers, own),
             asked=asked,
             other_template=asked is None and self._models.other_template,

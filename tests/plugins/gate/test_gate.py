@@ -424,6 +424,18 @@ def scores(task: str, columns: dict[str, list[float]], *, better: bool = True) -
     return Answers(task, "none", dict.fromkeys(columns, better), documents)
 
 
+def test_documents_pair_by_all_columns_where_own_code_scores_them() -> None:
+    """The column that decides what is right was made lenient in the commit that broke the model."""
+    before = scores("own", {"acc": [1.0] * NUMBER})
+    lenient = {number: replace(one, digest="other d") for number, one in before.by_document.items()}
+    before = replace(before, by_document={n: replace(one, digest="one d") for n, one in before.by_document.items()})
+    after = replace(before, by_document=lenient)
+    assert gate_answers([before], [after]).status == "ok"
+    own = Comparison({}, metrics={"configs": {"own": {"process_results": "def scored(doc, results): ..."}}})
+    with refused(ConfigError, "not_comparable"):
+        gate_answers([before], [after], own)
+
+
 def test_a_second_metric_that_is_no_share_of_right_answers_is_judged() -> None:
     """F1 falls by 30 points while the exact match stays: a loss; by chance of five documents it is none."""
     right = [float(number % 2) for number in range(NUMBER)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from olive_ext.backends.lm_eval_run import run_tasks
@@ -97,6 +98,10 @@ def test_values_average_to_lm_evals_results(run: Ran, answers: ByFilter) -> None
             values = [answer.values[metric] for answer in item.by_document.values()]
             expected = run[0]["results"][task][f"{metric},{filter_name}"]
             assert sum(values) / len(values) == pytest.approx(expected)
+    targets = answers["tiny_last_word", "none"]
+    mean = np.mean([answer.values["loglikelihood"] for answer in targets.by_document.values()])
+    assert targets.text_metric == "perplexity"
+    assert np.exp(-mean) == pytest.approx(run[0]["results"]["tiny_last_word"]["perplexity,none"])
 
 
 def test_answers_and_questions_are_texts(run: Ran, answers: ByFilter) -> None:
@@ -120,15 +125,28 @@ def test_answers_and_questions_are_texts(run: Ran, answers: ByFilter) -> None:
         assert answer.text.endswith("nats)")
 
 
-@pytest.mark.parametrize(("task", "is_same"), [("tiny_choice", True), ("tiny_beside", False)])
-def test_another_column_makes_another_document_where_own_code_scores_it(run: Ran, task: str, is_same: bool) -> None:
+CONFIGS: list[tuple[dict[str, Any], bool]] = [
+    ({}, False),
+    ({"process_results": "def scored(doc, results): ..."}, True),
+    ({"filter_list": [{"name": "own", "filter": [{"function": "custom", "filter_fn": "<function strict>"}]}]}, True),
+    ({"filter_list": [{"name": "strict", "filter": [{"function": "regex", "regex_pattern": "x"}]}]}, False),
+]
+
+
+@pytest.mark.parametrize(("config", "is_refused"), CONFIGS)
+def test_another_column_makes_another_document_where_own_code_scores_it(
+    answers: ByFilter, config: dict[str, Any], is_refused: bool
+) -> None:
     """The column that decides what is right was changed in the commit that broke the model, and the gate passed."""
-    (results, tasks), keys = run, []
-    for column in ("strict", "lenient"):
-        lines = [{**line, "doc_hash": column} for line in results["samples"][task]]
-        (found,) = read_answers({task: lines}, tasks.tasks)
-        keys.append([item.digest.split(" ")[-1] for item in keyed(found).by_document.values()])
-    assert (keys[0] == keys[1]) is is_same
+    found = keyed(answers["tiny_choice", "none"])
+    columns = {number: replace(one, digest=f"other {one.digest[-8:]}") for number, one in found.by_document.items()}
+    kept = {number: replace(one, digest=f"strict {one.digest[-8:]}") for number, one in found.by_document.items()}
+    ways = replace(found, by_document=kept), replace(found, by_document=columns), config
+    if is_refused:
+        with refused(TaskError, "not_comparable"):
+            check_same_questions(*ways)
+    else:
+        check_same_questions(*ways)
 
 
 def test_other_questions_are_refused_by_task(answers: ByFilter) -> None:
