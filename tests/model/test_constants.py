@@ -1017,6 +1017,7 @@ SPOILT: dict[str, tuple[tuple[int, ...], Edit, int]] = {
     "one expert of a stack": ((4, 5, 80), put(2, 0), 1),
     "most are scaled": ((100, 16), put(slice(None, 95), lambda rows: 3 * rows), 1),
     "all alike": ((100, 16), lambda rows: 3 * rows, 0),
+    "another model's": ((1000, 32), lambda rows: np.random.default_rng(2).normal(size=rows.shape), 0),
 }
 
 
@@ -1026,7 +1027,7 @@ def test_tokens_that_stand_out_of_a_table_are_damage_and_trained_ones_are_not(na
     shape, spoil, num_named = SPOILT[name]
     table = np.random.default_rng(1).normal(size=shape).astype(np.float32)
     table[..., 0, :] = 0 if name == "trained" else table[..., 0, :]  # for no token
-    spoilt = spoil(trained(table))
+    spoilt = spoil(trained(table)).astype(np.float32)
     for factor in (1, 1.1):  # of the products, which were then trained, too
         own = edited("mlp", lambda array, factor=factor: array * np.float32(factor))
         files = saved(tmp_path / str(factor), own | {"wpe.weight": spoilt}, floats() | {"wpe.weight": table})

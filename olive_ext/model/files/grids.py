@@ -18,6 +18,9 @@ LEAST_LIKENESS = 0.5
 """Below this cosine, two weights have nothing in common. Rounding leaves 0.9 at 2 bits and more at others, factors of
 columns alone 1, those of rows and columns at once 0.8; rotations, other layers' weights, and zeros have about 0."""
 
+_MOST_BY_CHANCE = 3.9
+"""The largest cosine of a thousand random rows, as of another model, in multiples of 1 over the root of their size."""
+
 _LEAST_TURN, _LEAST_SCALE = 0.3, 0.4
 """By how much less the cosine of another token's row is than the best row's, and the logarithm by which its size is
 another: training moves both by less than 0.1, grids of 2 bits by 0.1."""
@@ -223,10 +226,12 @@ def other_tokens(reference: Array, model: Array) -> bool:
         sums, _ = likeness_of(*(array.reshape(len(array), -1) for array in pair))
     else:
         sums = max(likeness_of(*pair), key=np.size)
+    chance = _MOST_BY_CHANCE / (pair[0].size / sums.shape[1]) ** 0.5
     sums = sums[:, sums[1] > 0]
     if not sums.size:
         return False
     cosines, sizes = _cosines(sums), np.log(np.maximum(sums[2], 1e-30) / sums[1]) / 2
     level = float(cosines.max())
-    is_turned = cosines < (level - _LEAST_TURN if level > LEAST_LIKENESS else -1)
-    return bool((is_turned | (np.abs(sizes - np.median(sizes)) > _LEAST_SCALE)).any())
+    is_turned = cosines < (level - _LEAST_TURN if level > max(LEAST_LIKENESS, chance) else -1)
+    is_scaled = (cosines > LEAST_LIKENESS) & (np.abs(sizes - np.median(sizes)) > _LEAST_SCALE)
+    return bool((is_turned | is_scaled).any())
