@@ -11,9 +11,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import chain
-from operator import eq
+from operator import eq, or_
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,7 +88,7 @@ WEIGHTS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
 }
 """For each operator its weights, and the inputs of each: the numbers and, if packed, scales and zero points."""
 
-INTEGER_PRODUCTS: Mapping[str, tuple[int, ...]] = {
+_INTEGER_PRODUCTS: Mapping[str, tuple[int, ...]] = {
     "MatMulInteger": (),
     "MatMulIntegerToFloat": (1, 3, 5),
     "DynamicQuantizeMatMul": (1, 2, 3),
@@ -120,8 +120,7 @@ class Constants:
         """`path`: the file that `model` was read from. Raises `ModelError` for weights that are missing."""
         self.model = model
         self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-        inner = (constants_of(body) for body in nested_graphs(model.graph.node))
-        self.tensors = dict(chain.from_iterable(map(dict.items, inner))) | constants_of(model.graph)
+        self.tensors = reduce(or_, map(constants_of, (*nested_graphs(model.graph.node), model.graph)))
         """Also those of Constant nodes and of nested graphs."""
 
         self.parts: set[str] = set()
@@ -297,15 +296,15 @@ def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> Differi
     of_kinds = [Counter(kind_of(name) for name, what in read.items() if what) for read in (plain, folded)]
     plain |= {name: what for name, what in folded.items() if of_kinds[1][kind_of(name)] < of_kinds[0][kind_of(name)]}
     others = {name: what for name, what in plain.items() if what}
-    stacked = {name for name in others if own[name].ndim > 2 and not is_all(others[name], known[name])}
+    stacked = {name for name in others if own[name].ndim > 2 and not _is_all(others[name], known[name])}
     meant = meant_others(shared, others, kind_of) - stacked  # one expert of each layer is not changed on purpose
     for whole in (vectors, shared - vectors - rotary):
         changed = whole & others.keys()
         if 2 < len(whole) < 2 * len(changed):
-            meant |= {name for name in changed if is_all(others[name], known[name])}
+            meant |= {name for name in changed if _is_all(others[name], known[name])}
     meant -= rotary
     if rotary < shared and shared - rotary <= others.keys():  # another model: its positions may turn otherwise
-        meant |= {name for name in rotary & others.keys() if is_all(others[name], known[name])}
+        meant |= {name for name in rotary & others.keys() if _is_all(others[name], known[name])}
     found = {name: what for name, what in others.items() if name not in meant}
     return Differing(found, {name: what for name, what in others.items() if name in meant})
 
@@ -314,7 +313,7 @@ _NEARLY_ALL = 0.9
 """The share of its rows that a matrix changed on purpose differs in: some are zeros, or exact when they are rounded."""
 
 
-def is_all(what: Apart, array: Array) -> bool:
+def _is_all(what: Apart, array: Array) -> bool:
     """Whether nearly all rows that are not zeros differ."""
     rows = array.reshape(len(array), -1) if array.ndim > 1 else array.reshape(1, -1)
     return len(what.rows) >= _NEARLY_ALL * int(np.count_nonzero(rows.any(1)))
@@ -520,7 +519,7 @@ def quantized_weights(constants: Constants) -> dict[str, Grid]:
                 stored = constants.packed(values)
                 grid = dequantized_grid(decoder, *stored, is_turned=is_turned) if stored is not None else None
                 grids |= {name: grid} if grid is not None else {}
-        stored = constants.packed(_of_integers(node, constants, readers)) if node.op_type in INTEGER_PRODUCTS else None
+        stored = constants.packed(_of_integers(node, constants, readers)) if node.op_type in _INTEGER_PRODUCTS else None
         grid = dequantized_grid(node, *stored, is_turned=True) if stored is not None else None
         grids |= {plain_name(node.name): grid} if grid is not None else {}
     return grids
@@ -529,7 +528,7 @@ def quantized_weights(constants: Constants) -> dict[str, Grid]:
 def _of_integers(node: onnx.NodeProto, constants: Constants, readers: Mapping[str, onnx.NodeProto]) -> list[str]:
     """The stored numbers, scales and zero points of a product of integers. Its result is cast, and multiplied by the
     product of both sides' scales, unless the node does it itself."""
-    if inputs := INTEGER_PRODUCTS[node.op_type]:
+    if inputs := _INTEGER_PRODUCTS[node.op_type]:
         return [node.input[index] if index < len(node.input) else "" for index in inputs]
     value = node.output[0]
     while (reader := readers.get(value)) is not None and reader.op_type == "Cast":

@@ -107,20 +107,17 @@ _LARGE = 6e4
 
 _BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
 
-_TABLES = re.compile(r"embed|position|pos_emb|wte|wpe|relative")
-"""Names of tables of which a text reads the rows of its tokens and positions."""
-
 _EXPERT = re.compile(r"[./]experts[./]\d")
 """Names of one expert's weights, which a router may send no text to."""
 
-_SELECTED = re.compile(rf"{_TABLES.pattern}|lm_head|rotary|[Gg]ather|{_EXPERT.pattern}|/fc\d$")
-"""Names of weights of which texts need not show all rows: tables, the head, and the experts of a node."""
+_SELECTED = re.compile(rf"embed|position|pos_emb|wte|wpe|relative|lm_head|rotary|[Gg]ather|{_EXPERT.pattern}|/fc\d$")
+"""Names of weights of which texts need not show all rows: tables of tokens and positions, the head, and experts."""
 
 _LAST_NORM = re.compile(r"(^|\.)(final_norm_layernorm|final_layernorm|(?<!\d\.)norm|norm_f|ln_f)\.weight$")
 _ROUNDED = 0.7
 """The relative error below which a weight was only rounded: with 2 bits it is 0.5 and less, with rotations 1.4."""
 
-NEAR = 0.01
+_NEAR = 0.01
 """The mean KL in nats below which texts were near: as of weights of 6 to 8 bits."""
 
 
@@ -165,7 +162,7 @@ def damage(
     elif reference is not None:
         written = reference.directory / "config.json"
         floats, config = checkpoint_floats(reference.directory), json_object(written) if written.is_file() else {}
-    is_near, lengths = nats is not None and nats < NEAR, {*vocab_sizes, num_tokens}
+    is_near, lengths = nats is not None and nats < _NEAR, {*vocab_sizes, num_tokens}
     if model.decoder.suffix != ".onnx":
         both = (floats, checkpoint_floats(model.directory))
         floats, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in both)

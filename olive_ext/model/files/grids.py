@@ -14,7 +14,7 @@ from olive_ext.graph.nodes import attribute
 
 Array: TypeAlias = npt.NDArray[Any]
 
-LEAST_LIKENESS = 0.5
+_LEAST_LIKENESS = 0.5
 """Below this cosine, two weights have nothing in common. Rounding leaves 0.9 at 2 bits and more at others, factors of
 columns alone 1, those of rows and columns at once 0.8; rotations, other layers' weights, and zeros have about 0."""
 
@@ -201,7 +201,7 @@ def distance(weight: Array, grid: Grid, begin: int = 0) -> Distance:
 def is_unlike(likeness: tuple[Array, Array]) -> bool:
     """Whether two weights have nothing in common. Factors of rows leave the cosines of rows as they are, factors of
     columns those of columns."""
-    return all(float(np.median(_cosines(sums))) < LEAST_LIKENESS for sums in likeness)
+    return all(float(np.median(_cosines(sums))) < _LEAST_LIKENESS for sums in likeness)
 
 
 def likeness_to_grid(weight: Array, grid: Grid, begin: int = 0) -> tuple[Array, Array]:
@@ -232,6 +232,6 @@ def other_tokens(reference: Array, model: Array) -> bool:
         return False
     cosines, sizes = _cosines(sums), np.log(np.maximum(sums[2], 1e-30) / sums[1]) / 2
     level = float(cosines.max())
-    is_turned = cosines < (level - _LEAST_TURN if level > max(LEAST_LIKENESS, chance) else -1)
-    is_scaled = (cosines > LEAST_LIKENESS) & (np.abs(sizes - np.median(sizes)) > _LEAST_SCALE)
+    is_turned = cosines < (level - _LEAST_TURN if level > max(_LEAST_LIKENESS, chance) else -1)
+    is_scaled = (cosines > _LEAST_LIKENESS) & (np.abs(sizes - np.median(sizes)) > _LEAST_SCALE)
     return bool((is_turned | is_scaled).any())
