@@ -123,11 +123,9 @@ class Constants:
         self.tensors = reduce(or_, map(constants_of, (*nested_graphs(model.graph.node), model.graph)))
         """Also those of Constant nodes and of nested graphs."""
 
-        self.parts: set[str] = set()
-        """Numbers, scales and zero points of packed weights that were read."""
-
         self.maker = {name: node for node in model.graph.node for name in node.output if name}
         self._files = weight_files(path, external_locations(model))
+        self._parts = set[str]()
 
     def view(self, value: str) -> Array | None:
         """A constant as a view of its file, transposed as its nodes say; None where these do something else."""
@@ -167,7 +165,7 @@ class Constants:
         stored, scales, zeros = (*values, "", "", "")[:3]
         if not {stored, scales, zeros or stored} <= self.initializers.keys():
             return None
-        self.parts |= {stored, scales, zeros}
+        self._parts |= {stored, scales, zeros}
         return self.numbers(stored), self.numbers(scales), self.numbers(zeros) if zeros else None
 
     def place(self, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
@@ -176,9 +174,20 @@ class Constants:
         path, offset = self._files[stored.location], stored.offset or 0
         return path, offset, stored.length if stored.length is not None else path.stat().st_size - offset
 
+    @cached_property
+    def grids(self) -> dict[str, Grid]:
+        """Quantized weights by the names that their float ones have in `float_weights`."""
+        return _quantized_weights(self)
+
+    @cached_property
+    def parts(self) -> set[str]:
+        """The tensors of the `grids`: numbers, scales and zero points."""
+        return self._parts if self.grids else set()
+
+    @cached_property
     def floats(self) -> dict[str, Array]:
-        """The floating-point tensors, and the tables of integers that ids are looked up in, by `float_names`. The
-        `parts` of packed weights that were read are left out."""
+        """The floating-point tensors, and the tables of integers that ids are looked up in, by `float_names`, without
+        the `parts` of quantized weights."""
         return {key: self.numbers(name) for key, name in self.float_names.items() if name not in self.parts}
 
     @cached_property
@@ -440,7 +449,7 @@ def outliers(distances: Mapping[str, Distance]) -> dict[str, str]:
 
 def pairs_of(reference: Constants, model: Constants) -> dict[str, Pair]:
     """By node name: each quantized product, table and experts' weight whose float one `reference` has."""
-    floats, grids = float_weights(reference), quantized_weights(model)
+    floats, grids = float_weights(reference), model.grids
     alike = (name for name, grid in grids.items() if name in floats and floats[name].shape == grid.shape)
     return {name: (floats[name], grids[name], 0) for name in alike}
 
@@ -448,7 +457,7 @@ def pairs_of(reference: Constants, model: Constants) -> dict[str, Pair]:
 def checkpoint_pairs(tensors: Mapping[str, Array], model: Constants) -> dict[str, Pair]:
     """As `pairs_of`, of a checkpoint's tensors. They pair by layer, last word and shape, and a packed product of one
     side (`JOINED`) with its parts by rows; a part has its own name. A head that the checkpoint lacks is its table."""
-    grids, pairs = quantized_weights(model), dict[str, Pair]()
+    grids, pairs = model.grids, dict[str, Pair]()
     names, owns = _by_word(grids), {key: tensors[name] for key, name in _by_word(tensors).items()}
     for (layer, word), whole in [*owns.items()]:
         if word == "embed_tokens":
@@ -495,8 +504,7 @@ def float_weights(constants: Constants) -> dict[str, Array]:
     return {name: named[0] for name, named in weights.items() if len(named) == 1}
 
 
-def quantized_weights(constants: Constants) -> dict[str, Grid]:
-    """Quantized weights by the names that their float ones have in `float_weights`."""
+def _quantized_weights(constants: Constants) -> dict[str, Grid]:
     nodes, grids = constants.model.graph.node, dict[str, Grid]()
     readers = {value: node for node in nodes for value in node.input}
     for node in nodes:

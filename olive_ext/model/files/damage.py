@@ -42,7 +42,6 @@ from olive_ext.model.files.constants import (
     outliers,
     pairs_of,
     plain_name,
-    quantized_weights,
     rounding_of,
 )
 from olive_ext.model.files.content import load_graph
@@ -171,16 +170,15 @@ def damage(
     for part, graph in _graphs(model).items():
         own, known, alike, numbers, other = _constants(graph), floats, set[str](), {}, None
         pairs: dict[str, Pair] = {}
-        grids, is_quantized = quantized_weights(own), quantizing_operator(own.model) != ""
-        constants = own.floats()
+        constants, is_quantized = own.floats, quantizing_operator(own.model) != ""
         with_reached = part in unreached or not (is_near or (is_quantized and nats is not None))
         _without_idle_windows(own.model, longest)
         if part in others:
             other = _constants(others[part])
             _without_idle_windows(other.model, longest)
-            pairs, held = pairs_of(other, own), quantized_weights(other)
-            known = other.floats()
-            alike = {name for name in grids.keys() & held.keys() if all(map(np.array_equal, grids[name], held[name]))}
+            pairs, known = pairs_of(other, own), other.floats
+            shared = own.grids.keys() & other.grids.keys()
+            alike = {name for name in shared if all(map(np.array_equal, own.grids[name], other.grids[name]))}
             numbers = differing_numbers(other, own, longest, with_reached=with_reached)
         elif config and not part:
             known = floats | rotary_tables(config, constants)
@@ -192,7 +190,7 @@ def damage(
         causes, shown = _compared(known, constants, pairs, lengths, **which)
         is_far = nats is not None and nats > ROUNDING and not (causes or numbers)
         rounding = max(rounding, rounding_of(own, other, known, constants) if is_far else math.inf)
-        unpaired = grids.keys() - {name.split(",")[0] for name in pairs} - alike
+        unpaired = own.grids.keys() - {name.split(",")[0] for name in pairs} - alike
         uncompared += len(unpaired) + len(constants.keys() - known.keys())
         suffix = f", {part}" if part else ""
         findings |= {f"{name}{suffix}": how for name, how in (causes | numbers).items()}
@@ -231,10 +229,12 @@ def _compared(
 
 def _constants(file: Path) -> Constants:
     """Those of a graph, in which functions of its own are written out where onnx can do it: not of calls with more
-    inputs than a function takes."""
+    inputs than a function takes. A node without a name has that of its first output."""
     model = load_graph(file)
     with suppress(RuntimeError):
         model = onnx.inliner.inline_local_functions(model) if model.functions else model
+    for node in graph_nodes(model):
+        node.name = node.name or node.output[0]
     return Constants(model, file)
 
 
@@ -244,7 +244,7 @@ def replace_weights(tensors: Mapping[str, Array], model: Constants) -> bool:
     is near, its other constants, which smoothing would change, are the checkpoint's, and no adapter (as PEFT and
     onnxruntime-genai name them) adds to them."""
     is_exact = not any("lora_" in name for name in float_weights(model))
-    for name, array in model.floats().items():
+    for name, array in model.floats.items():
         is_exact &= name not in tensors or tensors[name].shape != array.shape or is_one(tensors[name], array)
     names = set()
     for name, (whole, grid, first) in checkpoint_pairs(tensors, model).items() if is_exact else ():
@@ -253,7 +253,7 @@ def replace_weights(tensors: Mapping[str, Array], model: Constants) -> bool:
         whole[:] = decoded
         names.add(name.split(",")[0])
     read = (model.parts.intersection(node.input) for node in model.model.graph.node if node.op_type in QUANTIZING)
-    return is_exact and bool(names) and quantized_weights(model).keys() == names and all(read)
+    return is_exact and bool(names) and model.grids.keys() == names and all(read)
 
 
 def _graphs(files: ModelFiles) -> dict[str, Path]:

@@ -205,7 +205,7 @@ def _target(name: str, couple: Couple, floats: GraphWeights, quantized: GraphWei
 def _constants(floats: GraphWeights, quantized: GraphWeights) -> Pairing:
     """The constants that differ where they should be equal, with the uses that only they have."""
     pairing = Pairing()
-    both = floats.floats(), quantized.floats()
+    both = floats.floats, quantized.floats
     unlike = {key: one.sentence(both[1][key]) for key, one in apart(*both).found.items()}
     for key, what in (unlike | broken(*both)).items():
         value, other = (graph.float_names.get(key, "") for graph in (floats, quantized))
