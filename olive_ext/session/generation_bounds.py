@@ -132,12 +132,13 @@ def read_search(files: ModelFiles) -> dict[str, Any]:
 
 def other_search(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[str, ...]:
     """How a candidate's runtime searches otherwise than its reference's, by `read_search`, where answers change."""
-    known = {**_SEARCH, **reference}  # records and baselines of earlier versions have fewer
+    written = {name: value for name, value in reference.items() if value is not None}
+    known = _SEARCH | written  # records and baselines of earlier versions have fewer
     compared = (item for item in candidate.items() if item[0] not in (*_DRAWS, DECODER_START) or item[0] in reference)
     others = {
         name: value for name, value in compared if value not in (None, False) and not is_same(value, known.get(name))
     }
-    return tuple(f"{name} {value} for {known.get(name)}" for name, value in others.items())
+    return tuple(f"{name} {value} for {known.get(name, 'none')}" for name, value in others.items())
 
 
 WHISPER_START = "<|startoftranscript|>"

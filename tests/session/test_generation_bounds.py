@@ -166,7 +166,7 @@ def test_a_graph_without_configurations_ends_as_its_tokenizers_folder_says(tmp_p
 
 DRAWN = {"do_sample": True, "temperature": 0.6}
 FROM_CONFIG = {"do_sample": True, "repetition_penalty": 1.6, "max_time": 0.1}
-TOLD_OF_CONFIG = ("repetition_penalty 1.6 for 1.0", "temperature 1.0 for 0.6", "max_time 0.1 for None")
+TOLD_OF_CONFIG = ("repetition_penalty 1.6 for 1.0", "temperature 1.0 for 0.6", "max_time 0.1 for none")
 
 
 def of_files(folder: Path, **contents: dict[str, Any]) -> dict[str, Any]:
@@ -202,18 +202,18 @@ def generation(**values: Any) -> dict[str, Any]:
         (generation(**DRAWN), {"config": FROM_CONFIG}, TOLD_OF_CONFIG),
         (generation(**DRAWN), written(min_length=60), ("min_length 60 for 0",)),
         (generation(**DRAWN), written(repetition_penalty=1.8), ("repetition_penalty 1.8 for 1.0",)),
-        (generation(**DRAWN), written(max_length=24), ("max_length 24 for None",)),
-        (generation(**DRAWN), written(max_length=1024), ("max_length 1024 for None",)),
+        (generation(**DRAWN), written(max_length=24), ("max_length 24 for none",)),
+        (generation(**DRAWN), written(max_length=1024), ("max_length 1024 for none",)),
         (generation(**DRAWN), written(num_beams=4), ("num_beams 4 for 1",)),
         (generation(**DRAWN), written(temperature=3.0), ("temperature 3.0 for 0.6",)),
         (generation(**DRAWN), written(top_k=40), ("top_k 40 for 50",)),
         (generation(**DRAWN), written(top_p=0.9), ("top_p 0.9 for 1.0",)),
-        (generation(temperature=0.6), generation(suppress_tokens=[5]), ("suppress_tokens [5] for None",)),
-        (generation(temperature=0.6), generation(bad_words_ids=[[7]]), ("bad_words_ids [[7]] for None",)),
-        (generation(), generation(sequence_bias=[[[7], -9.0]]), ("sequence_bias [[[7], -9.0]] for None",)),
-        (generation(temperature=0.6), generation(max_new_tokens=2), ("max_new_tokens 2 for None",)),
-        (generation(), generation(cache_implementation="quantized"), ("cache_implementation quantized for None",)),
-        (written(), written() | generation(suppress_tokens=[5]), ("suppress_tokens [5] for None",)),
+        (generation(temperature=0.6), generation(suppress_tokens=[5]), ("suppress_tokens [5] for none",)),
+        (generation(temperature=0.6), generation(bad_words_ids=[[7]]), ("bad_words_ids [[7]] for none",)),
+        (generation(), generation(sequence_bias=[[[7], -9.0]]), ("sequence_bias [[[7], -9.0]] for none",)),
+        (generation(temperature=0.6), generation(max_new_tokens=2), ("max_new_tokens 2 for none",)),
+        (generation(), generation(cache_implementation="quantized"), ("cache_implementation quantized for none",)),
+        (written(), written() | generation(suppress_tokens=[5]), ("suppress_tokens [5] for none",)),
     ],
 )
 def test_search_that_makes_other_answers_is_named(
