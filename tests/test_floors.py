@@ -25,7 +25,9 @@ FLOORS = {
         ),
         "olive_ext.plugins": "cluster code diagnose gate jobs mlflow speech suites",
         "olive_ext.model": "types providers.table < spec < files < providers < decisions < runtimes < resolve",
-        "olive_ext.model.files": ("package_config < content grids hub < constants < damage < model_package < locate"),
+        "olive_ext.model.files": (
+            "package_config < content grids hub < constants < node_numbers < damage < model_package < locate"
+        ),
         "olive_ext.model.providers": "devices table < resolution < compiled < ort_session < bindings",
         "olive_ext.session": (
             "tokenizer requests < generation_bounds tokenizer_fit < placeholders < conversion < answer_journal < "
@@ -75,7 +77,8 @@ DOORS = {
             "engine.forms.paged_attention engine.forms.attention_trial engine.forms.tree "
             "engine.runners.ort.placement graph graph.* plugins.diagnose.remedy.* plugins.diagnose.places.* "
             "model.spec.decoder_spec model.spec.attention model.spec.encoder_spec model.files.content "
-            "model.files.constants model.files.damage model.files.grids model.spec.media_spec model.spec.step_choices"
+            "model.files.constants model.files.damage model.files.grids model.files.node_numbers model.spec.media_spec "
+            "model.spec.step_choices"
         ),
     }.items()
 }

@@ -174,7 +174,7 @@ class Models:
         try:
             other = None if other is None or other.decoder == self.candidate.files.decoder else other
             models = [self.candidate, *([] if other is None else [self.reference])]
-            num_tokens = max(self._tokenizer(one).num_ids for one in models)
+            num_tokens = min(self._tokenizer(one).num_ids for one in models)  # others are read on one side alone
             sizes = {size for one in models for size in Rows.of(with_length(one))}
             longest = self.candidate.context_length
             facts: dict[str, Any] = {"longest": longest, "num_tokens": num_tokens, "vocab_sizes": sizes}

@@ -692,7 +692,9 @@ def test_epsilons_of_norms_that_are_written_out_as_nodes_are_left_to_texts(tmp_p
         assert len(damaged(tmp_path / str(nats), written(1e-5), written(1e-6), nats=nats)) == num_named
 
 
-@pytest.mark.parametrize(("operator", "name"), [("Less", "/model/mask"), ("GreaterOrEqual", "")])
+@pytest.mark.parametrize(
+    ("operator", "name"), [("Less", "/model/mask"), ("GreaterOrEqual", ""), ("Min", "/model/mask"), ("Trilu", "")]
+)
 def test_a_window_that_a_mask_is_made_with_is_compared(operator: str, name: str, tmp_path: Path) -> None:
     """Short texts showed none of it, and the number is an integer. A node need not have a name."""
 
@@ -703,6 +705,92 @@ def test_a_window_that_a_mask_is_made_with_is_compared(operator: str, name: str,
 
     assert damaged(tmp_path / "same", masked(16), masked(16), nats=1e-5) == {}
     assert damaged(tmp_path / "other", masked(9999), masked(16), nats=1e-5).keys() == {f"{name or 'seen'}, input 1"}
+
+
+def test_windows_of_masks_whose_names_are_counted_are_compared_in_order(tmp_path: Path) -> None:
+    """Two nodes of one name but for the count had no counterpart."""
+
+    def masked(*windows: int) -> onnx.ModelProto:
+        model = with_arrays(decoder(), **{f"const_{window}": np.array(window) for window in windows})
+        for count, window in enumerate(windows):
+            inputs, name = ["age", f"const_{window}"], f"model/Less_node_{40 + 10 * count}"
+            model.graph.node.append(helper.make_node("Less", inputs, [f"seen {count}"], name))
+        return model
+
+    assert damaged(tmp_path / "same", masked(16, 28), masked(28, 16), nats=1e-5) == {}
+    told = damaged(tmp_path / "other", masked(16, 24), masked(28, 16), nats=1e-5)
+    assert told == {"model/Less, input 1 (2 of 2)": "is 24, the reference's 28"}
+
+
+@pytest.mark.parametrize(("row", "longest", "num_named"), [(20, 32, 1), (20, 16, 0)])
+@pytest.mark.parametrize("dtype", [bool, np.float32])
+def test_a_stored_mask_is_held_as_far_as_texts_may_reach(
+    dtype: Any, row: int, longest: int, num_named: int, tmp_path: Path
+) -> None:
+    seen = np.tril(np.ones((1, 1, 32, 32), bool))
+    less = seen.copy()
+    less[..., row:, :4] = False
+    own, reference = (one if dtype is bool else np.where(one, dtype(0), dtype(-1e9)) for one in (less, seen))
+    models = [with_arrays(decoder(), **{"attn.bias": one}) for one in (own, reference)]
+    for model in models:
+        model.graph.node.append(helper.make_node("Slice", ["attn.bias", "begin"], ["mask"], "/model/Slice"))
+    told = damaged(tmp_path, *models, nats=1e-5, longest=longest)
+    assert told.keys() == ({"attn.bias"} if num_named else set())
+
+
+def test_tables_that_a_branch_returns_are_held(tmp_path: Path) -> None:
+    """The long ones of longrope, as onnxruntime-genai's builder writes them: reversed from a row on, they were "no
+    difference found"."""
+
+    def branched(edit: Edit) -> onnx.ModelProto:
+        model, bodies = decoder(), []
+        for name in ("large", "small"):
+            table = np.cos(np.outer(np.arange(32), 0.1 ** np.arange(4))).astype(np.float32)
+            values = numpy_helper.from_array(edit(table) if name == "large" else table)
+            returned = f"cos_cache_{name}"
+            node = helper.make_node("Constant", [], [returned], value=values)
+            output = helper.make_tensor_value_info(returned, TensorProto.FLOAT, [32, 4])
+            bodies.append(helper.make_graph([node], name, [], [output]))
+        branches = {"then_branch": bodies[0], "else_branch": bodies[1]}
+        model.graph.node.append(helper.make_node("If", ["is_long"], ["cosines"], "/model/If", **branches))
+        return model
+
+    told = damaged(tmp_path, branched(put(slice(20, None), lambda rows: rows[::-1])), branched(np.copy), nats=1e-5)
+    assert told.keys() == {"cos_cache_large"}
+
+
+def reading(node: str, index: int, value: str) -> Callable[[dict[str, onnx.NodeProto]], None]:
+    """The nodes whose names end so read `value`."""
+
+    def edit(nodes: dict[str, onnx.NodeProto]) -> None:
+        for one in (one for name, one in nodes.items() if name.endswith(node)):
+            one.input[:] = [*one.input, *[""] * (index + 1 - len(one.input))]
+            one.input[index] = value
+
+    return edit
+
+
+WINDOWED = reading("attn/Attention", 10, "b0")
+
+
+@pytest.mark.parametrize(
+    ("edit", "reference", "what", "is_reached"),
+    [
+        (reading(LAYER_1, 7, "sin_cache"), decoder(), "'sin_cache' 'cos_cache'", False),
+        (reading(LAYER_1, 10, "x1"), decoder(WINDOWED), "'x1' 'b0'", False),
+        (setting(LAYER_1), decoder(reading(LAYER_1, 10, "b0")), "nothing 'b0'", False),
+        (reading("layers.1/scale", 0, "n1"), decoder(), "'n1' 'a1'", True),
+    ],
+)
+def test_a_node_that_reads_another_value_than_the_reference_s_is_named(
+    edit: Any, reference: onnx.ModelProto, what: str, is_reached: bool, tmp_path: Path
+) -> None:
+    """Layers that read the other one of two tables, or of two masks, were "no difference found" by short texts."""
+    files = saved(tmp_path, decoder(edit), reference)
+    (found,) = damage(*files, nats=0.05).findings.values()
+    assert tells(found, what)
+    near = damage(*files, nats=1e-5)
+    assert (len(near.findings), len(near.judged)) == ((0, 1) if is_reached else (1, 0))
 
 
 @pytest.mark.parametrize(("window", "longest", "num_named"), [(24, 64, 1), (9999, 64, 1), (9999, 16, 0)])
@@ -1032,6 +1120,38 @@ def test_tokens_that_stand_out_of_a_table_are_damage_and_trained_ones_are_not(na
         own = edited("mlp", lambda array, factor=factor: array * np.float32(factor))
         files = saved(tmp_path / str(factor), own | {"wpe.weight": spoilt}, floats() | {"wpe.weight": table})
         assert len(damage(*files, nats=1e-5).findings) == num_named
+
+
+@pytest.mark.parametrize("is_spoilt", [False, True])
+@pytest.mark.parametrize("form", ["a folded norm", "centred"])
+def test_tokens_of_a_head_that_all_changed_alike_do_not_stand_out(form: str, is_spoilt: bool, tmp_path: Path) -> None:
+    """A last norm with some large factors, and the mean of all tokens taken off them, which changes no probability."""
+    random = np.random.default_rng(1)
+    rarely = np.where(np.arange(1000) < 500, 0.1, 1)
+    head = (random.normal(size=(64, 1)) / 2 + rarely * random.normal(size=(64, 1000))).astype(np.float32)
+    factors = np.where(np.arange(64) < 3, 10, 1).astype(np.float32)[:, None]
+    own = head * factors if form == "a folded norm" else head - head.mean(1, keepdims=True)
+    if is_spoilt:
+        own[:, 900:] = own[:, 900:][:, ::-1]
+    files = saved(tmp_path, *(floats() | {"lm_head.weight": one} for one in (own, head)))
+    assert len(damage(*files, nats=1e-5).findings) == is_spoilt
+
+
+def test_a_bias_of_the_head_that_hides_what_is_no_token_is_none_of_infinity(tmp_path: Path) -> None:
+    bias = np.linspace(-1, 1, 108, dtype=np.float32)
+    hiding = np.where(np.arange(108) < 100, bias, -np.inf)
+    files = saved(tmp_path, *(floats() | {"lm_head.bias": one} for one in (hiding, bias)))
+    assert damage(*files, nats=1e-5, num_tokens=100, vocab_sizes={108}).findings == {}
+    assert damage(*files, nats=1e-5, num_tokens=101, vocab_sizes={108}).findings.keys() == {"lm_head.bias"}
+
+
+@pytest.mark.parametrize(("edit", "num_named"), [(lambda table: 1.2 * table, 0), (put(slice(9, None), np.cbrt), 2)])
+def test_a_factor_of_all_positions_is_left_to_texts(edit: Edit, num_named: int, tmp_path: Path) -> None:
+    """YaRN's, which another exporter has in the scale of scores."""
+    own = decoder()
+    tables(lambda table: edit(table).astype(np.float32))(own)
+    found = damage(*saved(tmp_path, own, decoder()), nats=1e-5)
+    assert (len(found.findings), len(found.judged)) == (num_named, 2 - num_named)
 
 
 @pytest.mark.parametrize(("width", "num_named"), [(108, 1), (104, 0)])

@@ -32,6 +32,7 @@ from olive_ext.graph.nodes import (
     layer_of,
     nested_graphs,
     quantizing_operator,
+    subgraphs,
 )
 from olive_ext.model.files.content import weight_files
 from olive_ext.model.files.grids import (
@@ -63,15 +64,15 @@ COUNTER = re.compile(r"_node_\d+$")
 _COUNTED = re.compile(r"(::|^|/)[A-Za-z]+_?\d+$")
 """Names that exporters count over a whole graph ("onnx::MatMul_123", "val_7"): another export's may be others'."""
 
-ROTARY = re.compile(r"(^|[._/])(cos|sin)(_cache|_cached|[._]|$)")
-"""Names of tables of rotary positions."""
+ROTARY = re.compile(r"(^|[._/])(cos|sin|freqs)(_cache|_cached|_cis|[._]|$)")
+"""Names of tables of rotary positions; one may have both."""
 
 _EPSILON = 2.0**-7
 """Two roundings of a number to bfloat16, relative to it. Whatever type stores numbers now, they may have been rounded
 to it before, as by a builder that reads a checkpoint in bfloat16 and writes float32. Half of it, relative to a row's
 largest number, is half a step of 8 bits: tables that were rounded to integers may be stored as floats again."""
 
-_MOST_SIZES = 64
+MOST_SIZES = 64
 """A tensor of no more integers may hold a graph's sizes and axes. A longer one is a table: stored ids or weights."""
 
 _ANGLE = 2.5e-7
@@ -186,8 +187,8 @@ class Constants:
 
     @cached_property
     def floats(self) -> dict[str, Array]:
-        """The floating-point tensors, and the tables of integers that ids are looked up in, by `float_names`, without
-        the `parts` of quantized weights."""
+        """The floating-point tensors, masks, and the tables of integers that ids are looked up in, by `float_names`,
+        without the `parts` of quantized weights."""
         return {key: self.numbers(name) for key, name in self.float_names.items() if name not in self.parts}
 
     @cached_property
@@ -200,10 +201,13 @@ class Constants:
         nodes = [*graph_nodes(self.model)]
         tables = {node.input[0] for node in nodes if node.op_type == "Gather"}
         names = {name for name, tensor in known.items() if tensor.data_type in FLOATS and 0 not in tensor.dims}
-        names |= {name for name in known.keys() & tables if math.prod(known[name].dims) > _MOST_SIZES}
+        is_long = {name for name, tensor in known.items() if math.prod(tensor.dims) > MOST_SIZES}
+        names |= {name for name in is_long if name in tables or known[name].data_type == TensorProto.BOOL}
         read = [*rotary_nodes(self.model.graph)]
         turns = {cosines: "cos" for _, cosines, _ in read} | {sines: "sin" for _, _, sines in read}
-        readers = {name: (node, index) for node in nodes for index, name in enumerate(node.input)}
+        bodies = [(node, body) for node in nodes for body in subgraphs(node)]
+        readers = {one.name: (node, index) for node, body in bodies for index, one in enumerate(body.output)}
+        readers |= {name: (node, index) for node in nodes for index, name in enumerate(node.input)}
         keys = {}
         for name, (node, index) in readers.items():
             if name in names:
@@ -349,7 +353,14 @@ def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[s
 def is_alike(table: Array, other: Array) -> bool:
     """Whether most numbers of some rows of two tables of one shape are equal."""
     some = slice(None, None, -(-len(table) // 16))
-    return (what := _apart("", table[some], other[some])) is None or what.share < 0.5
+    return (what := _apart("", table[some], other[some])) is None or (what.share < 0.5 and not is_mask(table))
+
+
+def is_mask(array: Array) -> bool:
+    """Whether all numbers are 0 or hide positions, as those of masks [..., S, S] do."""
+    if array.ndim < 2 or array.shape[-1] != array.shape[-2]:
+        return False
+    return array.dtype == bool or all(((part == 0) | (part <= HIDDEN)).all() for _, part in blocks_of(array))
 
 
 def is_one(array: Array, other: Array) -> bool:
@@ -395,7 +406,7 @@ def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
         left, right = left.astype(np.float32) + added, right.astype(np.float32)
         size = np.where(np.isfinite(left), np.abs(left), 0)
         limit = _EPSILON * np.maximum(size, size.max(1, keepdims=True, initial=0) / (16 if own.ndim < 2 else 1.95))
-        if own.dtype.kind in "iu":
+        if own.dtype.kind in "biu":
             limit = np.zeros_like(limit)
         elif are_frequencies(own):
             limit = _EPSILON * size

@@ -25,6 +25,12 @@ _LEAST_TURN, _LEAST_SCALE = 0.3, 0.4
 """By how much less the cosine of another token's row is than the best row's, and the logarithm by which its size is
 another: training moves both by less than 0.1, grids of 2 bits by 0.1."""
 
+_FEWEST_FITTED, _MOST_FITTED = 8, 4096
+"""Tokens to which two numbers for each column are fitted."""
+
+_SAME = 2.0**-14
+"""Rounding to bfloat16 turns rows by less, as 1 less the cosine."""
+
 AT_A_TIME = 1 << 22
 """Numbers that are in memory at a time."""
 
@@ -217,21 +223,52 @@ def likeness_of(array: Array, other: Array) -> tuple[Array, Array]:
     return likeness((left, right) for (_, left), (_, right) in zip(blocks_of(array), blocks_of(other), strict=True))
 
 
+def is_multiple(reference: Array, model: Array) -> bool:
+    """Whether a matrix is another one times a factor, to the precision of bfloat16."""
+    (_, known, numbers), _ = likeness = likeness_of(reference, model)
+    sizes = numbers[known > 0] / known[known > 0]
+    return bool(_cosines(likeness[0]).min() > 1 - _SAME and np.ptp(sizes) < _SAME**0.5 * sizes.mean())
+
+
 def other_tokens(reference: Array, model: Array) -> bool:
     """Whether some rows of a table, columns of a head, or parts of a stack have another direction or size than the
     reference's, while others have its: exchanged, scaled or lost ones. Training and rounding turn rows a little,
-    rotations all of them, and multipliers scale all alike. Rows of zeros are for no token."""
+    rotations all of them, and multipliers scale all alike. Rows of zeros are for no token. A norm that is folded into
+    a head multiplies each number of all tokens by a factor, and centring a head adds a term: tokens that fit to factors
+    and terms, as the nearest tokens have them, do not stand out."""
     pair = [array.squeeze() for array in (reference, model)]
-    if pair[0].ndim > 2:
-        sums, _ = likeness_of(*(array.reshape(len(array), -1) for array in pair))
-    else:
-        sums = max(likeness_of(*pair), key=np.size)
-    chance = _MOST_BY_CHANCE / (pair[0].size / sums.shape[1]) ** 0.5
-    sums = sums[:, sums[1] > 0]
-    if not sums.size:
-        return False
-    cosines, sizes = _cosines(sums), np.log(np.maximum(sums[2], 1e-30) / sums[1]) / 2
-    level = float(cosines.max())
+    is_stack = pair[0].ndim > 2
+    if is_stack:
+        pair = [array.reshape(len(array), -1) for array in pair]
+    elif np.argmax(pair[0].shape):
+        pair = [array.T for array in pair]
+    pair = [array[: min(map(len, pair))] for array in pair]
+    sums, _ = likeness_of(*pair)
+    standing = _stand_out(sums, pair[0].shape[1])
+    if is_stack or not standing.any() or len(standing) < 4 * _FEWEST_FITTED:
+        return bool(standing.any())
+    nearest = np.sort(np.argsort(-_cosines(sums))[: min(len(standing) // 4, _MOST_FITTED)])
+    known, own = (array[nearest].astype(np.float32) for array in pair)
+    middle, center = known.mean(0), own.mean(0)
+    known, own = known - middle, own - center
+    factors = (known * own).sum(0) / np.maximum((known**2).sum(0), 1e-30)
+    both = zip(*map(blocks_of, pair), strict=True)
+    fitted, _ = likeness(
+        (left.astype(np.float32) * factors + center - middle * factors, right) for (_, left), (_, right) in both
+    )
+    return bool((standing & _stand_out(fitted, pair[0].shape[1])).any())
+
+
+def _stand_out(sums: Array, width: int) -> Array:
+    """Which rows have another direction or size than the others have. `sums`: their likeness [3, N]."""
+    chance = _MOST_BY_CHANCE / width**0.5
+    is_read: Array = sums[1] > 0
+    if not is_read.any():
+        return is_read
+    cosines: Array = _cosines(sums)
+    sizes: Array = np.log(np.maximum(sums[2], 1e-30) / np.maximum(sums[1], 1e-30)) / 2
+    level = float(cosines[is_read].max())
     is_turned = cosines < (level - _LEAST_TURN if level > max(_LEAST_LIKENESS, chance) else -1)
-    is_scaled = (cosines > _LEAST_LIKENESS) & (np.abs(sizes - np.median(sizes)) > _LEAST_SCALE)
-    return bool((is_turned | is_scaled).any())
+    is_scaled = (cosines > _LEAST_LIKENESS) & (np.abs(sizes - np.median(sizes[is_read])) > _LEAST_SCALE)
+    standing: Array = is_read & (is_turned | is_scaled)
+    return standing

@@ -1,0 +1,368 @@
+"""The numbers with which nodes compute (windows, epsilons, scales, heads), and what nodes read, held against a
+reference's graph or config.json.
+
+Knows graphs as files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain, repeat
+from typing import Any, NamedTuple
+
+import onnx
+
+from olive_ext.graph.nodes import attribute, layer_of
+from olive_ext.model.files.constants import (
+    FLOATS,
+    MOST_SIZES,
+    Constants,
+    graph_nodes,
+    kind_of,
+    meant_others,
+    plain_name,
+)
+from olive_ext.model.spec.checkpoint import entries, read_length
+
+_FREE = ("epsilon", "softcap", "num_heads", "kv_num_heads")
+"""Attributes that mean the same whatever inputs a node has, and whoever exported it."""
+
+_BY_NAME = (
+    "local_window_size", "scale", "smooth_softmax", "alpha", "beta", "approximate", "p", "k", "activation",
+    "activation_type", "activation_alpha", "activation_beta", "swiglu_limit", "normalize_routing_weights",
+    "update_rule",
+)  # fmt: skip
+"""Attributes that mean the same in two nodes of one name: another exporter may scale queries elsewhere."""
+
+_BY_FORM = ("do_rotary", "rotary_interleaved", "interleaved", "is_causal", "unidirectional")
+"""Attributes that mean the same in two nodes of one name with the same inputs."""
+
+_LIMITS = ("local_window_size", "softcap", "swiglu_limit")
+"""Attributes that texts need not show: few numbers are as large, and few tokens as far apart. All others decide every
+position: weights in another order, or scaled, may have others."""
+
+_ABSENT: Mapping[str, Any] = {
+    "softcap": 0.0, "scale": 0.0, "local_window_size": -1, "epsilon": 1e-5, "activation_alpha": 1.0,
+}  # fmt: skip
+"""The defaults of attributes; 0 for all others. This epsilon is ONNX's; ONNX Runtime's "Skip..." have 1e-12."""
+
+_EXPERTS = {
+    "k": ("experts_per_tok", "experts_per_token", "top_k"),
+    "swiglu_limit": ("swiglu_limit",),
+    "normalize_routing_weights": ("norm_topk_prob",),
+}
+"""Attributes of experts, by the ends of the keys in config.json."""
+
+_NORMS = ("LayerNormalization", "RMSNormalization", "RMSNorm")
+_ATTENTIONS = ("GroupQueryAttention", "MultiHeadAttention", "PagedAttention", "Attention")
+_BIAS = {"GroupQueryAttention": 10, "MultiHeadAttention": 5, "Attention": 3}
+"""The inputs of attentions that may hold a window's mask."""
+
+_FACTORS = {"Mul": (1, 1), "Div": (0, -1)}
+"""The power with which a number multiplies what its node computes, by an operator's input."""
+
+_BOUNDING = ("Clip", "Min", "Max")
+_LIMITING = ("TopK", "Trilu", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", *_BOUNDING)
+"""Operators with integers that decide: experts, windows in masks, the ids of pictures, the farthest position. Masks add
+such integers, too."""
+
+_SCALAR_READERS = ("Add", "Sub", *_FACTORS, "Pow", *_LIMITING)
+_PASSING = ("Cast", "Identity", "Reshape", "Transpose", "QuantizeLinear", "DequantizeLinear")
+_LARGE = 6e4
+"""Numbers beyond this stand for infinity in masks: each float type has its own."""
+
+
+def without_idle_windows(model: onnx.ModelProto, longest: int | None) -> None:
+    """Turns off, in place, windows that a text of `longest` positions does not leave."""
+    for entry in (entry for node in graph_nodes(model) for entry in node.attribute):
+        if entry.name == "local_window_size" and longest is not None and entry.i >= longest:
+            entry.i = -1
+
+
+def differing_numbers(
+    reference: Constants, model: Constants, longest: int | None = None, *, with_reached: bool = True
+) -> dict[str, str]:
+    """Nodes of `model` that compute with other numbers than the reference's, by name, with these numbers; those that
+    every text reaches only `with_reached`.
+
+    Nodes pair by name, and in order where only counters differ. Those of a kind without a name of the reference's, as
+    in another exporter's graph, pair by order. Where the two sides have different numbers of them, a node's numbers
+    must be those of some node of the reference. In both cases only attributes that do not depend on other nodes are
+    compared.
+    """
+    findings: dict[str, str] = {}
+    sizes = {dim.dim_value for value in model.model.graph.input for dim in value.type.tensor_type.shape.dim[3:4]}
+    theirs = _by_kind(reference.model)
+    tensors = (constants.model.graph.initializer for constants in (model, reference))
+    widths = [{one.name: one.dims[0] for one in own if len(one.dims) == 1} for own in tensors]
+    for kind, nodes in _by_kind(model.model).items():
+        groups, others = _by_name(nodes), _by_name(theirs.get(kind, []))
+        shared = groups.keys() & others.keys()
+        rest = [[one for name in own if name not in shared for one in own[name]] for own in (groups, others)]
+        for group, known in (*((groups[name], others[name]) for name in groups if name in shared), rest):
+            if {one.name for one in group} == {one.name for one in known}:
+                group, known = (sorted(own, key=lambda one: str(one.name)) for own in (group, known))
+            pairs = [[one] for one in known] if len(known) == len(group) else [known] * len(group)
+            for node, pair in zip(group, pairs, strict=True):
+                findings |= _unlike(node, pair, sizes, widths, is_named=group is not rest[0], with_reached=with_reached)
+    return findings | _differing_scalars(
+        *(_scalars(one, longest) for one in (reference, model)), with_reached=with_reached
+    )
+
+
+def _differing_scalars(
+    reference: Mapping[str, Scalar], model: Mapping[str, Scalar], *, with_reached: bool
+) -> dict[str, str]:
+    findings: dict[str, str] = {}
+    for name, own in model.items():
+        value, other = own.value, reference.get(name, own).value
+        products = value**own.power, other ** reference.get(name, own).power  # 8 divides as 0.125 multiplies
+        compared = products if own.power and value and other else (value, other)
+        is_mask = min(abs(value), abs(other)) > _LARGE
+        is_same = is_mask or math.isclose(*compared, rel_tol=2**-7, abs_tol=6e-8)
+        if not is_same and (with_reached or not own.is_reached):
+            findings[name] = f"is {value:.6g}, the reference's {other:.6g}"
+    return findings
+
+
+def _unlike(
+    node: onnx.NodeProto,
+    pair: Sequence[onnx.NodeProto],
+    sizes: set[int],
+    widths: Sequence[Mapping[str, int]],
+    *,
+    is_named: bool,
+    with_reached: bool,
+) -> dict[str, str]:
+    """The first attribute of a node that no node of `pair` has: its counterpart, or several candidates. The epsilon of
+    a norm over more numbers, some of which are zeros, is smaller in proportion."""
+    is_alike = len(pair) == 1 and _form(pair[0]) == _form(node)
+    names = (*_FREE, *_BY_NAME[: None if is_named else is_alike], *(_BY_FORM if is_named and is_alike else ()))
+    names = names if len(pair) == 1 else _FREE if pair else ()
+    for name in (key for key in names if with_reached or key in _LIMITS):
+        is_said = all(_attribute(one, name) is not None for one in (node, *pair))
+        own, *known = (_value(one, name, sizes) for one in (node, *pair))
+        is_known = is_said or node.op_type == pair[0].op_type or name in ("epsilon", "softcap")
+        over = [max(map(of.get, one.input, repeat(0))) for of, one in zip(widths, (node, pair[0]), strict=True)]
+        widened = own * over[0] / over[1] if name == "epsilon" and node.op_type.endswith(_NORMS) and all(over) else own
+        is_other = not any(_is_same(one, other) for one in {widened, widened if is_named else own} for other in known)
+        if is_known and is_other and not ("heads" in name and 0 in (own, *known)):
+            return {node.name: f"has '{name}' {_shown(own)}, the reference's {_shown(known[0])}"}
+    return {}
+
+
+def numbers_against(
+    config: Mapping[str, Any], model: onnx.ModelProto, longest: int | None = None, *, with_reached: bool = True
+) -> dict[str, str]:
+    """Norms, attentions and experts that compute with other numbers than config.json says, by name, with these numbers;
+    those that every text reaches only `with_reached`.
+    One kind of norms may have its epsilon in the checkpoint's code, where others have the one that is written."""
+    text = config.get("text_config", config)
+    fields = [(key, value) for entry in entries(text) for key, value in entry.items()]
+    epsilons = [value for key, value in fields if key.endswith(("eps", "epsilon")) and isinstance(value, float)]
+    size = text.get("hidden_size") or math.inf
+    wider = {tensor.dims[0] for tensor in model.graph.initializer if len(tensor.dims) == 1 and tensor.dims[0] > size}
+    epsilons += [value * size / width for value in epsilons for width in wider]  # zeros beside the numbers of a norm
+    queries = [value for key, value in fields if key.endswith(("attention_heads", "n_head")) and type(value) is int]
+    shared = [value for key, value in fields if key.endswith("heads") and type(value) is int]
+    caps = [value or 0.0 for key, value in fields if key.startswith("attn") and "cap" in key] or [0.0]
+    kinds = _by_kind(model)
+    has_windows = any(attribute(node, "local_window_size", -1) > 0 for node in kinds.get("attention", ()))
+    findings: dict[str, str] = {}
+    for node in chain(*(kinds.get(kind, ()) for kind in ("norm", "attention", "MoE"))):
+        allowed: dict[str, Sequence[Any]] = {"epsilon": epsilons}
+        if node.op_type.endswith("MoE"):
+            allowed = {name: [value for key, value in fields if key.endswith(ends)] for name, ends in _EXPERTS.items()}
+        if node.op_type in _ATTENTIONS:
+            allowed = {"num_heads": queries, "kv_num_heads": [*shared, 1] if shared else [], "softcap": caps}
+            windows = _windows(text, node, longest, has_windows=has_windows)
+            allowed |= {"scale": _scales(text), "local_window_size": windows}
+        for name, values in allowed.items():
+            if name not in _LIMITS and not with_reached:
+                continue
+            number = _value(node, name, set())
+            if values and not any(_is_same(number, value) for value in (*values, 0 if "heads" in name else values[0])):
+                findings[node.name] = f"has '{name}' {_shown(number)}, config.json {_shown(values[0])}"
+    norms = {node.name for node in kinds.get("norm", ())}
+    meant = meant_others(norms, norms & findings.keys(), kind_of) if norms - findings.keys() else ()
+    return {name: how for name, how in findings.items() if name not in meant}
+
+
+def _scales(text: Mapping[str, Any]) -> list[float]:
+    """The scales that attentions may have: left out, folded into the weights, a head's, or a written one. Empty for
+    latent attention, and where rotary positions scale as well."""
+    size = text.get("head_dim") or text.get("hidden_size", 0) // (text.get("num_attention_heads") or 1)
+    if not size or text.get("rope_scaling") or "qk_rope_head_dim" in text or is_scaled(ropes_of(text)):
+        return []
+    sizes = [*(text.get(key) for key in ("query_pre_attn_scalar", "global_head_dim")), size]
+    written = [value for key, value in text.items() if key.endswith(("attn_multiplier", "attention_multiplier"))]
+    return [*(one for one in written if type(one) is float), *(one**-0.5 for one in sizes if one), 0.0, 1.0, 1 / size]
+
+
+def _windows(text: Mapping[str, Any], node: onnx.NodeProto, longest: int | None, *, has_windows: bool) -> list[int]:
+    """The windows that an attention may have by config.json, where some attentions of the graph have one or none has.
+    Empty where it does not say, and where a mask may hold the window."""
+    types, layer, window = text.get("layer_types") or (), layer_of(node.name), text.get("sliding_window") or -1
+    if (
+        node.op_type != "GroupQueryAttention"
+        or any(node.input[_BIAS[node.op_type] :][:1])
+        or not isinstance(window, int)
+    ):
+        return []
+    if "sliding_window" not in text:  # other keys: "attention_chunk_size", "local_attention", "window_size"
+        return [] if any(word in key for key in text for word in ("window", "chunk", "local")) else [-1]
+    length = longest or read_length(text) or 0
+    window = -1 if window >= length > 0 else window
+    if layer is not None and layer < len(types):
+        return [window] if types[layer] == "sliding_attention" else [-1]
+    is_reached = 0 < window < length
+    is_everywhere = text.get("use_sliding_window", True) and "max_window_layers" not in text
+    return [window] if is_reached and is_everywhere and not has_windows else [window, -1]
+
+
+def _by_kind(model: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:
+    """Nodes with deciding attributes, by operator; all norms are one kind, and so are all attentions."""
+    kinds: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph_nodes(model):
+        is_deciding = not {entry.name for entry in node.attribute}.isdisjoint((*_FREE, *_BY_NAME, *_BY_FORM))
+        kind = "norm" if node.op_type.endswith(_NORMS) else "attention" if node.op_type in _ATTENTIONS else ""
+        if kind or is_deciding:
+            kinds.setdefault(kind or node.op_type.replace("QMoE", "MoE"), []).append(node)
+    return kinds
+
+
+def _by_name(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[onnx.NodeProto]]:
+    named: dict[str, list[onnx.NodeProto]] = {}
+    for node in nodes:
+        named.setdefault(plain_name(node.name), []).append(node)
+    return named
+
+
+def _form(node: onnx.NodeProto) -> tuple[str, list[int]]:
+    """A node's operator and which inputs it has; for experts without inputs, which differ where they are quantized."""
+    operator = node.op_type.replace("QMoE", "MoE")
+    return operator, [index for index, name in enumerate(node.input) if name and operator != "MoE"]
+
+
+def _attribute(node: onnx.NodeProto, name: str) -> Any:
+    value = attribute(node, name, None)
+    return attribute(node, "q_num_heads", None) if value is None and name == "num_heads" else value
+
+
+def _value(node: onnx.NodeProto, name: str, sizes: set[int]) -> Any:
+    """A node's number; 0 for a scale that attentions with heads of `sizes` have by default."""
+    absent = 1e-12 if name == "epsilon" and node.op_type.startswith("Skip") else _ABSENT.get(name, 0)
+    value = absent if (value := _attribute(node, name)) is None else value
+    if name == "smooth_softmax":  # ONNX Runtime writes -1 out where nothing is said, and both mean no
+        return max(0, value)
+    return 0.0 if name == "scale" and any(size and _is_same(value, size**-0.5) for size in sizes) else value
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, float) or isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-3)
+    return bool(one == other)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else value.decode() if isinstance(value, bytes) else str(value)
+
+
+class Scalar(NamedTuple):
+    """A number that a node computes with."""
+
+    value: float
+    power: int
+    """The power with which it multiplies; 0 where it is no factor."""
+
+    is_reached: bool
+    """Whether every text shows it: all but what limits large numbers, chooses experts, or makes masks."""
+
+
+def _scalars(constants: Constants, longest: int | None) -> dict[str, Scalar]:
+    """Single numbers (an epsilon, a cap, a multiplier, the number of experts) by the node and the input that read them,
+    or by their own name as in `Constants.floats`. Those of several nodes of one name are in the order of their size."""
+    tensors = constants.tensors
+    keys = {name: key for key, name in constants.float_names.items()}
+    nodes = [*graph_nodes(constants.model)]
+    steps = {node.output[1] for node in nodes if node.op_type == "DynamicQuantizeLinear"}  # beside a weight's own scale
+    readers = [node for node in nodes if node.op_type in _SCALAR_READERS and steps.isdisjoint(node.input)]
+    capped = {value for node in nodes if node.op_type == "Tanh" for value in (*node.input, *node.output)}
+    scalars, named = dict[str, Scalar](), dict[str, list[Scalar]]()
+    reads = ((node, index, value) for node in readers for index, value in enumerate(node.input))
+    for node, index, value in reads:
+        is_single = value in tensors and math.prod(tensors[value].dims) == 1
+        is_integer = is_single and tensors[value].data_type not in FLOATS
+        if is_single and (not is_integer or node.op_type in ("Add", "Sub", *_LIMITING)):
+            number = float(constants.numbers(value).reshape(-1)[0])
+            if is_integer and longest is not None:  # a window as long as the context is none
+                number = max(-longest, min(number, longest))
+            is_limit = is_integer or node.op_type in _BOUNDING or not capped.isdisjoint((*node.input, *node.output))
+            power = 0 if is_limit else _FACTORS.get(node.op_type, (0, 0))[min(index, 1)]
+            scalar = Scalar(number, power, not is_limit)
+            if value in keys:
+                scalars[keys[value]] = scalar
+            else:
+                named.setdefault(f"{plain_name(node.name)}, input {index}", []).append(scalar)
+    for name, numbers in named.items():
+        for place, scalar in enumerate(sorted(numbers), 1):
+            scalars[f"{name} ({place} of {len(numbers)})" if len(numbers) > 1 else name] = scalar
+    return scalars
+
+
+class Rewired(NamedTuple):
+    """A node that reads another value than the reference's node of its name."""
+
+    how: str
+    is_reached: bool
+    """Whether every text shows it: all but the masks and the tables of positions that attentions read."""
+
+
+def rewired(reference: Constants, model: Constants) -> dict[str, Rewired]:
+    """The nodes of `model` that read values which both graphs have, and which the reference's nodes of their names do
+    not read. Empty where a quarter of the nodes do: these are not of one export. Constants of few numbers are compared
+    as such."""
+    sides = []
+    for constants in (reference, model):
+        nodes = [*graph_nodes(constants.model)]
+        known = Counter(plain_name(node.name) for node in nodes)
+        named = {name: node for node in nodes if known[name := plain_name(node.name)] == 1 and "/" in name}
+        values = {*constants.maker, *constants.initializers, *(one.name for one in constants.model.graph.input)}
+        few = {name for name, one in constants.tensors.items() if math.prod(one.dims) <= MOST_SIZES}
+        sides.append((named, values - few))
+    (theirs, known_values), (owns, values) = sides
+    found: dict[str, Rewired] = {}
+    for name in sorted(owns.keys() & theirs.keys()):
+        node, other = owns[name], theirs[name]
+        reads = [_source(reference, value) for value in other.input]
+        is_alike = node.op_type == other.op_type
+        has_window = attribute(node, "local_window_size", -1) > 0
+        for index, (was, value) in enumerate(zip(reads, chain(node.input, repeat("")), strict=False)):
+            own = _source(model, value)
+            is_position = "Rotary" in node.op_type or (node.op_type in _ATTENTIONS and index > 2)
+            is_new = own not in reads and was in values  # sums read their values in any order
+            is_other = own in known_values and own != was and (is_position or is_new)
+            is_lost = not own and index == _BIAS.get(node.op_type) and not has_window
+            if was and (is_alike or index == 0) and (is_other or is_lost):
+                read = f"'{own}'" if own else "nothing"
+                found[name] = Rewired(f"reads {read}, the reference's '{was}'", not is_position)
+    return found if 4 * len(found) < len(owns.keys() & theirs.keys()) else {}
+
+
+def _source(constants: Constants, value: str) -> str:
+    """The value that another one is made of by casts and the like."""
+    while (maker := constants.maker.get(value)) is not None and maker.op_type in _PASSING:
+        value = maker.input[0]
+    return value
+
+
+def ropes_of(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The entries of a checkpoint's configuration that say how positions turn."""
+    return [*entries({key: text.get(key) for key in ("rope_parameters", "rope_scaling")})]
+
+
+def is_scaled(ropes: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether positions turn by more than a base."""
+    return any(rope.get("rope_type", rope.get("type")) not in (None, "mrope", "default") for rope in ropes)
