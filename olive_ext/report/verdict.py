@@ -183,7 +183,7 @@ def sentence(reasons: Sequence[Reason], matters: float, *, is_headline: bool) ->
             words = f"the distributions{of_task} are far apart, {words} (KL {numbers.nats(first.size or 0.0)} nats)"
         case "small_loss":
             grade = "small loss found" if is_headline else "a small loss"
-            return f"{grade} in {names}, of less than {matters:g} {first.unit}"
+            return f"{grade} in {names}, of less than {matters:g} {first.unit}{words * is_headline}"
         case "no_direction":
             words = f"{names} changed, and nothing says whether more is better (`higher_is_better`)"
         case "too_few":
@@ -263,7 +263,7 @@ def _findings(comparison: Comparison) -> tuple[Sequence[Reason], tuple[Figure, .
     claims = [] if certainty is None else [Reason(_CLAIM_CODES[certainty.verdict], words=certainty.sentence())]
     claimed = [item for item in claims if item.code == "claim_kept"]
     findings = [*(claims if not claimed else ()), *damaged, *against, *(shorter if is_cut else ())]
-    reach = "" if comparison.reach is None else f", {comparison.reach}"
+    reach = _reached(comparison)
     if not findings:
         if is_same and comparison.is_same_content:
             reach = ": the models' files and answers are the same"
@@ -373,7 +373,8 @@ def _against(comparison: Comparison, changes: Sequence[Change], overall: Diverge
     yield from (replace(reason_of("no_direction", item, -item.estimate), grade="not decided") for item in unclear)
     for item in lost:
         if item.metric != CUT_OFF:
-            yield reason_of("loss" if item.may_lose(matters) else "small_loss", item, -item.estimate)
+            known = ("loss", "") if item.may_lose(matters) else ("small_loss", _reached(comparison))
+            yield reason_of(known[0], item, -item.estimate, known[1])
         elif item.may_lose(matters):
             yield reason_of("cut_off", item, -item.estimate)
     yield from _distant(comparison, overall)
@@ -396,6 +397,11 @@ def _silent(changes: Sequence[Change]) -> tuple[list[Reason], bool]:
         return [], False
     words = f"the reference is right in no document of {_few(names)}: nothing could be lost there"
     return [Reason("none_right", words=words, grade="not decided")], not heard
+
+
+def _reached(comparison: Comparison) -> str:
+    """What a verdict that ends with status 0 says of the files and of how far texts reached."""
+    return "" if comparison.reach is None else f", {comparison.reach}"
 
 
 def reason_of(code: str, item: Change, size: float, words: str = "") -> Reason:

@@ -152,7 +152,10 @@ CASES: dict[str, tuple[Comparison, str]] = {
         of(outcome(metric="grade", reference=1.05, difference=-0.6, low=-0.7, high=-0.5, mcnemar_p=0, is_binary=False)),
         "loss: loss choice grade 57 %",
     ),
-    "certain and small": (of(outcome(low=-0.006, high=-0.001)), "small_loss: small_loss choice acc 0.4 pt"),
+    "certain and small": (
+        of(outcome(low=-0.006, high=-0.001), reach=Coverage(63, None, 0.12)),
+        "small_loss: small_loss choice acc 0.4 pt",
+    ),
     "four tasks lost": (
         of(*(outcome(task, **LOST, mcnemar_p=0.001) for task in "abcd")),
         "loss: loss a acc 3 pt, loss b acc 3 pt, loss c acc 3 pt, loss d acc 3 pt",
@@ -512,7 +515,8 @@ SENTENCES = {
     "not excluded": "not decided: choice acc may have lost up to 1.2 pt (evaluate 1,500 documents or more to know)",
     "certain": f"loss found in choice acc ({LOST_CHANGE})",
     "certain and small": (
-        f"small loss found in choice acc ({MINUS}0.40 pt, {MINUS}0.60 to {MINUS}0.10), of less than 1 pt"
+        f"small loss found in choice acc ({MINUS}0.40 pt, {MINUS}0.60 to {MINUS}0.10), of less than 1 pt, "
+        "in positions 1 to 63 and 12 % of the vocabulary"
     ),
     "nobody says which is better": (
         "not decided: choice error (+3.0 pt, +1.0 to +5.0) changed, and nothing says whether more is better "
