@@ -1165,11 +1165,20 @@ def test_a_head_is_known_by_the_vocabulary_s_size(width: int, num_named: int, tm
     assert len(damage(*files, **facts).findings) == num_named
 
 
+OF_BOTH = CONFIG | {"rope_parameters": {"rope_theta": 100.0, "long_factor": [1.0, 4.0]}}
+
+
 def test_a_checkpoint_is_held_against_its_reference_where_it_runs_as_it_is(tmp_path: Path) -> None:
     """Without an export: NaN rows, and rows of others, were "no difference found"."""
     own = changed(TABLE, put([3, 90], np.nan), changed(NORM, lambda array: 2 * array))
     files = saved(tmp_path, own, floats(np.float16), floats())
     assert damage(files[0], files[2]).findings.keys() == {TABLE, NORM}
     assert damage(files[1], files[2]) == ({}, (), 0, math.inf)
+    for config in ({}, {"sliding_window": 8}, {"rope_scaling": {"long_factor": [1.0, 2.0]}}):
+        (files[1].directory / "config.json").write_text(json.dumps(CONFIG | config), encoding="utf-8")
+        (files[2].directory / "config.json").write_text(json.dumps(OF_BOTH), encoding="utf-8")
+        told = damage(files[1], files[2], nats=0.0, longest=64).findings
+        names = {*config.get("rope_scaling", config)}
+        assert told.keys() == {f"config.json, {name}" for name in names}
     alone = damage(files[0], None)
     assert (alone.findings.keys(), alone.uncompared) == ({TABLE}, len(own))

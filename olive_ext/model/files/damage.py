@@ -53,6 +53,7 @@ from olive_ext.model.files.grids import (
 )
 from olive_ext.model.files.node_numbers import (
     differing_numbers,
+    differing_positions,
     is_scaled,
     numbers_against,
     rewired,
@@ -117,13 +118,14 @@ def damage(
     if reference is not None and reference.decoder.suffix == ".onnx":
         others = _graphs(reference)
     elif reference is not None:
-        written = reference.directory / "config.json"
-        floats, config = checkpoint_floats(reference.directory), json_object(written) if written.is_file() else {}
+        floats, config = checkpoint_floats(reference.directory), _configuration(reference)
     is_near, lengths = nats is not None and nats < _NEAR, {*vocab_sizes, num_tokens}
     if model.decoder.suffix != ".onnx":
         both = (floats, checkpoint_floats(model.directory))
         floats, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in both)
         causes, shown = _compared(floats, constants, {}, lengths, is_near=is_near)
+        if not floats.keys() & constants.keys() <= {*shown}:  # another model's positions may turn otherwise
+            causes |= differing_positions(config, _configuration(model), longest)
         return Damage(causes, tuple(shown), len(constants.keys() - floats.keys()))
     for part, graph in _graphs(model).items():
         own, known, alike, numbers, other = _constants(graph), floats, set[str](), dict[str, str](), None
@@ -217,6 +219,11 @@ def replace_weights(tensors: Mapping[str, Array], model: Constants) -> bool:
         names.add(name.split(",")[0])
     read = (model.parts.intersection(node.input) for node in model.model.graph.node if node.op_type in QUANTIZING)
     return is_exact and bool(names) and model.grids.keys() == names and all(read)
+
+
+def _configuration(files: ModelFiles) -> dict[str, Any]:
+    file = files.directory / "config.json"
+    return json_object(file) if file.is_file() else {}
 
 
 def _graphs(files: ModelFiles) -> dict[str, Path]:

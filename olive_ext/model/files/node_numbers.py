@@ -57,6 +57,11 @@ _EXPERTS = {
 
 _NORMS = ("LayerNormalization", "RMSNormalization", "RMSNorm")
 _ATTENTIONS = ("GroupQueryAttention", "MultiHeadAttention", "PagedAttention", "Attention")
+_POSITIONS = frozenset(
+    ("sliding_window", "layer_types", "max_window_layers", "attention_chunk_size", "rope_theta", "rope_local_base_freq")
+) | {"factor", "long_factor", "short_factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+"""Keys of config.json and its rotary entries that decide what far positions read."""
+
 _BIAS = {"GroupQueryAttention": 10, "MultiHeadAttention": 5, "Attention": 3}
 """The inputs of attentions that may hold a window's mask."""
 
@@ -188,6 +193,24 @@ def numbers_against(
     norms = {node.name for node in kinds.get("norm", ())}
     meant = meant_others(norms, norms & findings.keys(), kind_of) if norms - findings.keys() else ()
     return {name: how for name, how in findings.items() if name not in meant}
+
+
+def differing_positions(
+    reference: Mapping[str, Any], model: Mapping[str, Any], longest: int | None = None
+) -> dict[str, str]:
+    """Windows and rotary settings that two checkpoints' config.json both name and that are others, which short texts
+    need not show."""
+
+    def named(config: Mapping[str, Any]) -> dict[str, Any]:
+        text = config.get("text_config", config)
+        found = {key: value for entry in (text, *ropes_of(text)) for key, value in entry.items() if key in _POSITIONS}
+        window = found.get("sliding_window") if text.get("use_sliding_window", True) else None
+        is_none = isinstance(window, int) and longest is not None and window >= longest
+        return found | ({"sliding_window": None if is_none else window} if "sliding_window" in found else {})
+
+    known, own = named(reference), named(model)
+    others = (key for key in own if key in known and own[key] != known[key])
+    return {f"config.json, {key}": f"is {_shown(own[key])}, the reference's {_shown(known[key])}" for key in others}
 
 
 def _scales(text: Mapping[str, Any]) -> list[float]:
