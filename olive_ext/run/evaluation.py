@@ -164,7 +164,7 @@ def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Mo
         damaged[GRAPH] = f"computes otherwise than the reference's, whose weights it has ({nats:.2g} nats)"
     asked = None if task_run.reference is None else task_run.reference.observer
     search = () if comparison.stops is None else comparison.stops.search
-    may_write_all = not any("suppress_tokens" in item for item in search)  # as it scores them
+    may_write_all = not any("suppress_tokens [" in item for item in search)  # as it scores them
     if observer is not None and asked is not None and may_write_all and (cache := observer.contradicted(asked)):
         damaged = {KV_CACHE: cache} | damaged
     if observer is not None and (text := models.other_text(one.target.target for one in observer.generated)):

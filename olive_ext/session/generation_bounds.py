@@ -8,6 +8,7 @@ stop), and are left out of the returned text. Knows no engine.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import sys
 from bisect import bisect_right
@@ -26,6 +27,7 @@ from olive_ext.model.files.package_config import (
     named_ids,
     read_json,
 )
+from olive_ext.model.spec.checkpoint import read_length
 from olive_ext.model.types import ModelFiles
 from olive_ext.session.tokenizer import Tokenizer
 
@@ -92,13 +94,19 @@ _SEARCH = {
 _DRAWS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
 """How tokens are drawn, with the defaults of transformers and onnxruntime-genai."""
 
+_BEAMS = {"length_penalty": 1.0, "early_stopping": False, "num_beam_groups": 1, "diversity_penalty": 0.0}
+"""How beams are ranked, with transformers' defaults; onnxruntime-genai's `early_stopping` is true by default."""
+
 _TRANSFORMERS_SEARCH = (
     "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "forced_bos_token_id",
-    "forced_eos_token_id", "max_new_tokens", "min_new_tokens", "encoder_no_repeat_ngram_size",
-    "exponential_decay_length_penalty", "penalty_alpha", "watermarking_config", "max_time", "stop_strings",
-    "token_healing", "dola_layers", "force_words_ids", "constraints",
+    "forced_eos_token_id", "min_new_tokens", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty",
+    "penalty_alpha", "watermarking_config", "stop_strings", "token_healing", "dola_layers", "force_words_ids",
+    "constraints",
 )  # fmt: skip
 """Keys of generation_config.json that change greedy answers by being there at all."""
+
+_LIMITS = ("max_length", "max_new_tokens", "max_time")
+"""What only ends answers: more, or none, is no difference."""
 
 _OF_ANY_FILE = ("suppress_tokens", "begin_suppress_tokens")
 """Keys of any configuration that decide which tokens an encoder-decoder's answers have."""
@@ -110,35 +118,54 @@ DECODER_START = "decoder_input_ids"
 def read_search(files: ModelFiles) -> dict[str, Any]:
     """How a model's own runtime searches answers, beside its stop ids, by genai_config.json, else by
     generation_config.json, else (as transformers) by config.json: penalties, beams, whether tokens are drawn,
-    suppressed tokens, and a `max_length` other than the context's (onnxruntime-genai 0.14 refuses a longer one)."""
+    suppressed tokens, the context, and a `max_length` that is not the context (onnxruntime-genai 0.14 refuses a longer
+    one, and takes 0 for the context; transformers goes by `max_new_tokens` where there is one)."""
     config = next(iter(() if files.genai_config else generation_files(files)), None)
     written = {} if config is None else read_json(config, GenerationConfig)
-    section = files.genai_config.get("search") or written
-    search = {name: default if section.get(name) is None else section[name] for name, default in _SEARCH.items()}
-    context = (files.genai_config.get("model") or {}).get("context_length", 0)
-    is_other = bool(files.genai_config and context) and section.get("max_length", context) != context
-    has_encoder = bool(files.hf_config.get("is_encoder_decoder") or files.genai_config.get("model", {}).get("encoder"))
+    section, model = files.genai_config.get("search") or written, files.genai_config.get("model") or {}
+    context = model.get("context_length") or read_length(files.hf_config)
+    longest = None if "max_new_tokens" in written else section.get("max_length")
+    if longest and context and not files.genai_config:
+        longest = min(longest, context)
+    has_encoder = bool(files.hf_config.get("is_encoder_decoder") or model.get("encoder"))
     draws = bool(section.get("do_sample")) and section.get("top_k") != 1 and section.get("temperature") != 0
+    search = {name: section.get(name, default) for name, default in _SEARCH.items()}
+    beams = {**_BEAMS, "early_stopping": bool(files.genai_config)} if search["num_beams"] != 1 else {}
+    named = {name: value for name, value in written.items() if value or name.startswith("forced_")}  # 0 is a token
     return {
         **search,
+        **{name: section.get(name, default) for name, default in beams.items()},
         "do_sample": draws,
         **{name: section.get(name) or default for name, default in _DRAWS.items() if draws},
-        "max_length": section["max_length"] if is_other else None,
-        **{name: written[name] for name in _TRANSFORMERS_SEARCH if written.get(name)},
+        "context_length": context,
+        **{name: named[name] for name in (*_TRANSFORMERS_SEARCH, *_LIMITS) if name in named},
+        "max_length": None if longest in (0, context) else longest,
         **{name: [*ids] for name in _OF_ANY_FILE if has_encoder and (ids := first_named(name, files))},
         **{name: value for name, value in written.items() if (name, value) == ("cache_implementation", "quantized")},
     }
 
 
 def other_search(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[str, ...]:
-    """How a candidate's runtime searches otherwise than its reference's, by `read_search`, where answers change."""
+    """How a candidate's runtime searches otherwise than its reference's, by `read_search`, where answers change. It may
+    allow longer answers and draw no tokens; a shorter context is a finding of its own."""
     written = {name: value for name, value in reference.items() if value is not None}
-    known = _SEARCH | written  # records and baselines of earlier versions have fewer
-    compared = (item for item in candidate.items() if item[0] not in (*_DRAWS, DECODER_START) or item[0] in reference)
-    others = {
-        name: value for name, value in compared if value not in (None, False) and not is_same(value, known.get(name))
-    }
-    return tuple(f"{name} {value} for {known.get(name, 'none')}" for name, value in others.items())
+    context = {"max_length": written["context_length"]} if "context_length" in written else {}
+    known = {**_SEARCH, **context, **written}  # records and baselines of earlier versions have fewer
+    most = dict.fromkeys(_LIMITS, math.inf) | {"max_length": candidate.get("context_length") or math.inf}
+
+    def is_other(name: str) -> bool:
+        value, other = candidate.get(name), known.get(name)
+        if name in (*_DRAWS, *_BEAMS, DECODER_START) and name not in reference:
+            return False
+        if name not in candidate:  # an encoder-decoder's answers show which tokens it lacks
+            return name not in _OF_ANY_FILE or DECODER_START not in candidate
+        if name in most and value is not None and known.get(name, math.inf) <= value <= most[name]:
+            return False
+        return value is not None and (name, value) != ("do_sample", False) and not is_same(value, other)
+
+    lost = [name for name in _TRANSFORMERS_SEARCH if name in written and name not in candidate]
+    others = [name for name in (*candidate, *lost) if name != "context_length" and is_other(name)]
+    return tuple(f"{name} {candidate.get(name, 'none')} for {known.get(name, 'none')}" for name in others)
 
 
 WHISPER_START = "<|startoftranscript|>"

@@ -174,17 +174,27 @@ def of_files(folder: Path, **contents: dict[str, Any]) -> dict[str, Any]:
     folder.mkdir()
     for name in contents.keys() - {"genai"}:
         (folder / f"{name}.json").write_text(json.dumps(contents[name]))
-    return read_search(model_files(folder, contents.get("genai", {}), {"is_encoder_decoder": True}))
+    config = {"is_encoder_decoder": True, **contents.get("config", {})}
+    return read_search(model_files(folder, contents.get("genai", {}), config))
 
 
-def written(**search: Any) -> dict[str, Any]:
+def written(context_length: int = 512, **search: Any) -> dict[str, Any]:
     """As onnxruntime-genai's builder writes it, with other values."""
-    plain = {"max_length": 512, **DRAWN, "top_k": 50, "top_p": 1.0}
-    return {"genai": {"search": {**plain, **search}, "model": {"context_length": 512}}}
+    plain = {"max_length": context_length, **DRAWN, "top_k": 50, "top_p": 1.0}
+    return {"genai": {"search": {**plain, **search}, "model": {"context_length": context_length}}}
 
 
 def generation(**values: Any) -> dict[str, Any]:
     return {"generation_config": values}
+
+
+SHORT = {"config": {"max_position_embeddings": 64}}
+BEAMS = {**DRAWN, "num_beams": 4}
+TOLD_OF_BEAMS = ("length_penalty 0.0 for 1.0", "early_stopping False for True")
+GROUPS = {"num_beam_groups": 2, "diversity_penalty": 0.5}
+TOLD_OF_GROUPS = ("num_beam_groups 2 for 1", "diversity_penalty 0.5 for 0.0")
+FORCED = {"stop_strings": ["."], "forced_eos_token_id": 0}
+TOLD_OF_FORCED = ("forced_eos_token_id none for 0", "stop_strings none for ['.']")
 
 
 @pytest.mark.parametrize(
@@ -214,6 +224,33 @@ def generation(**values: Any) -> dict[str, Any]:
         (generation(temperature=0.6), generation(max_new_tokens=2), ("max_new_tokens 2 for none",)),
         (generation(), generation(cache_implementation="quantized"), ("cache_implementation quantized for none",)),
         (written(), written() | generation(suppress_tokens=[5]), ("suppress_tokens [5] for none",)),
+        # A limit is no difference where it allows as much as the reference; a shorter context is another finding.
+        (written(), written(max_length=24), ("max_length 24 for 512",)),
+        (written(), written(max_length=1024), ("max_length 1024 for 512",)),
+        (written(), written(max_length=0), ()),
+        (written(), written(4096, max_length=512), ()),
+        (written(), written(8192, max_length=4096), ()),
+        (written(), written(64), ()),
+        (written(4096, max_length=512), written(4096, max_length=256), ("max_length 256 for 512",)),
+        (written(), generation(max_length=45), ("max_length 45 for 512",)),
+        (written(), generation(max_length=64) | SHORT, ()),
+        (written(), generation(max_length=600), ()),
+        (SHORT, generation(max_length=45) | SHORT, ("max_length 45 for 64",)),
+        (SHORT, {"config": {"max_length": 45}}, ("max_length 45 for 64",)),
+        (generation(**DRAWN, max_length=45), written(), ()),
+        (generation(**DRAWN, max_new_tokens=8, max_time=0.1), written(), ()),
+        (generation(max_new_tokens=8, max_length=20), generation(max_new_tokens=9, max_length=10), ()),
+        (generation(max_new_tokens=8), generation(max_new_tokens=7), ("max_new_tokens 7 for 8",)),
+        # Only beams have a rank.
+        (written(**BEAMS), written(**BEAMS, length_penalty=0.0, early_stopping=False), TOLD_OF_BEAMS),
+        (written(**BEAMS, early_stopping=False), generation(**BEAMS, **GROUPS), TOLD_OF_GROUPS),
+        (generation(**BEAMS, early_stopping=True), written(**BEAMS), ()),
+        (generation(**BEAMS, length_penalty=2.0), generation(), ("num_beams 1 for 4",)),
+        (generation(), generation(length_penalty=2.0, **GROUPS), ()),
+        # What the candidate lost.
+        (generation(min_length=60), generation(), ("min_length 0 for 60",)),
+        (generation(suppress_tokens=[5]), generation(), ("suppress_tokens none for [5]",)),
+        (generation(**DRAWN, **FORCED), written(), TOLD_OF_FORCED),
     ],
 )
 def test_search_that_makes_other_answers_is_named(
@@ -227,6 +264,14 @@ def test_search_that_makes_other_answers_is_named(
 def test_an_earlier_versions_search_is_not_compared_with_what_it_did_not_note(tmp_path: Path) -> None:
     assert other_search({"do_sample": True}, of_files(tmp_path / "package", **written())) == ()
     assert other_search({"do_sample": False}, read_stop_ids(model_files(tmp_path), EOS, (2, 50)).search) == ()
+    earlier = {"num_beams": 4, "max_length": None}
+    candidate = of_files(tmp_path / "beams", **written(num_beams=4, max_length=24, length_penalty=2.0))
+    assert other_search(earlier | {"do_sample": True}, candidate) == ("max_length 24 for none",)
+
+
+def test_tokens_that_an_encoder_decoder_no_longer_suppresses_show_in_its_answers(tmp_path: Path) -> None:
+    search = read_stop_ids(model_files(tmp_path), EOS, (2, 50)).search
+    assert other_search({**search, "suppress_tokens": [5]}, search) == ()
 
 
 def test_a_search_of_transformers_that_adds_no_processor_is_the_default(tmp_path: Path) -> None:

@@ -334,6 +334,8 @@ class GenerationConfig(_Search):
     """generation_config.json of a Hugging Face model."""
 
     eos_token_id: Ids | None = None
+    max_new_tokens: Id | None = None
+    max_time: Annotated[float, BeforeValidator(_number)] | None = None
     decoder_start_token_id: Ids | None = None
     suppress_tokens: list[Id] | None = None
     begin_suppress_tokens: list[Id] | None = None
