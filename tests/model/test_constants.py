@@ -1105,6 +1105,7 @@ SPOILT: dict[str, tuple[tuple[int, ...], Edit, int]] = {
     "one expert of a stack": ((4, 5, 80), put(2, 0), 1),
     "most are scaled": ((100, 16), put(slice(None, 95), lambda rows: 3 * rows), 1),
     "all alike": ((100, 16), lambda rows: 3 * rows, 0),
+    "one number of a token's": ((1, 100), put((0, slice(90, 93)), lambda numbers: 8 * numbers), 1),
     "another model's": ((1000, 32), lambda rows: np.random.default_rng(2).normal(size=rows.shape), 0),
 }
 

@@ -227,7 +227,8 @@ def is_multiple(reference: Array, model: Array) -> bool:
     """Whether a matrix is another one times a factor, to the precision of bfloat16."""
     (_, known, numbers), _ = likeness = likeness_of(reference, model)
     sizes = numbers[known > 0] / known[known > 0]
-    return bool(_cosines(likeness[0]).min() > 1 - _SAME and np.ptp(sizes) < _SAME**0.5 * sizes.mean())
+    is_turned = bool(_cosines(likeness[0]).min() < 1 - _SAME)
+    return not is_turned and len(sizes) > 0 and bool(np.ptp(sizes) < _SAME**0.5 * sizes.mean())
 
 
 def other_tokens(reference: Array, model: Array) -> bool:
@@ -236,7 +237,7 @@ def other_tokens(reference: Array, model: Array) -> bool:
     rotations all of them, and multipliers scale all alike. Rows of zeros are for no token. A norm that is folded into
     a head multiplies each number of all tokens by a factor, and centring a head adds a term: tokens that fit to factors
     and terms, as the nearest tokens have them, do not stand out."""
-    pair = [array.squeeze() for array in (reference, model)]
+    pair = [np.atleast_2d(array.squeeze()) for array in (reference, model)]
     is_stack = pair[0].ndim > 2
     if is_stack:
         pair = [array.reshape(len(array), -1) for array in pair]
