@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx
 
 from olive_ext.graph.nodes import attribute, layer_of
@@ -362,16 +363,30 @@ def rewired(reference: Constants, model: Constants) -> dict[str, Rewired]:
         reads = [_source(reference, value) for value in other.input]
         is_alike = node.op_type == other.op_type
         has_window = attribute(node, "local_window_size", -1) > 0
+        first_position = 3 if node.op_type in _ATTENTIONS else 1 if "Rotary" in node.op_type else len(reads)
         for index, (was, value) in enumerate(zip(reads, chain(node.input, repeat("")), strict=False)):
             own = _source(model, value)
-            is_position = "Rotary" in node.op_type or (node.op_type in _ATTENTIONS and index > 2)
+            is_position = index >= first_position
             is_new = own not in reads and was in values  # sums read their values in any order
-            is_other = own in known_values and own != was and (is_position or is_new)
+            is_other = own in known_values and (is_position or is_new) and not _is_equal(reference, own, was)
             is_lost = not own and index == _BIAS.get(node.op_type) and not has_window
             if was and (is_alike or index == 0) and (is_other or is_lost):
                 read = f"'{own}'" if own else "nothing"
                 found[name] = Rewired(f"reads {read}, the reference's '{was}'", not is_position)
     return found if 4 * len(found) < len(owns.keys() & theirs.keys()) else {}
+
+
+def _is_equal(constants: Constants, one: str, other: str) -> bool:
+    """Whether two values of a graph are made alike: a tool that finds such ones keeps the first."""
+    if one == other:
+        return True
+    if one in constants.tensors and other in constants.tensors:
+        return bool(np.array_equal(constants.numbers(one), constants.numbers(other)))
+    left, right = (constants.maker.get(value) for value in (one, other))
+    if left is None or right is None or (left.op_type, len(left.input)) != (right.op_type, len(right.input)):
+        return False
+    is_same = [*left.output].index(one) == [*right.output].index(other) and [*left.attribute] == [*right.attribute]
+    return is_same and all(_is_equal(constants, *pair) for pair in zip(left.input, right.input, strict=True))
 
 
 def _source(constants: Constants, value: str) -> str:
