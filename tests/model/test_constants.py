@@ -693,7 +693,8 @@ def test_epsilons_of_norms_that_are_written_out_as_nodes_are_left_to_texts(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("operator", "name"), [("Less", "/model/mask"), ("GreaterOrEqual", ""), ("Min", "/model/mask"), ("Trilu", "")]
+    ("operator", "name"),
+    [("Less", "/model/mask"), ("GreaterOrEqual", ""), ("Min", "/model/mask"), ("Trilu", ""), ("Div", "/model/chunks")],
 )
 def test_a_window_that_a_mask_is_made_with_is_compared(operator: str, name: str, tmp_path: Path) -> None:
     """Short texts showed none of it, and the number is an integer. A node need not have a name."""
@@ -755,8 +756,17 @@ def test_tables_that_a_branch_returns_are_held(tmp_path: Path) -> None:
         model.graph.node.append(helper.make_node("If", ["is_long"], ["cosines"], "/model/If", **branches))
         return model
 
-    told = damaged(tmp_path, branched(put(slice(20, None), lambda rows: rows[::-1])), branched(np.copy), nats=1e-5)
-    assert told.keys() == {"cos_cache_large"}
+    for folder, edit in (
+        ("reversed", put(slice(20, None), lambda rows: rows[::-1])),
+        ("scaled", lambda all_: 0.3 * all_),
+    ):
+        told = damaged(tmp_path / folder, branched(edit), branched(np.copy), nats=1e-5)
+        assert told.keys() == {"cos_cache_large"}
+    lost = branched(np.copy)
+    small, large = (entry.g for entry in lost.graph.node[-1].attribute)
+    large.CopyFrom(small)
+    other = branched(lambda table: table / 2)
+    assert damaged(tmp_path / "lost", lost, other, nats=1e-5) == {"cos_cache_large": "is missing"}
 
 
 def reading(node: str, index: int, value: str) -> Callable[[dict[str, onnx.NodeProto]], None]:
@@ -1149,13 +1159,22 @@ def test_a_bias_of_the_head_that_hides_what_is_no_token_is_none_of_infinity(tmp_
     assert damage(*files, nats=1e-5, num_tokens=101, vocab_sizes={108}).findings.keys() == {"lm_head.bias"}
 
 
-@pytest.mark.parametrize(("edit", "num_named"), [(lambda table: 1.2 * table, 0), (put(slice(9, None), np.cbrt), 2)])
-def test_a_factor_of_all_positions_is_left_to_texts(edit: Edit, num_named: int, tmp_path: Path) -> None:
-    """YaRN's, which another exporter has in the scale of scores."""
+FACTORS: list[tuple[Edit, tuple[str, ...], int]] = [
+    (lambda table: 1.2 * table, ("cos_cache", "sin_cache"), 0),
+    (lambda table: 1.2 * table, ("sin_cache",), 1),
+    (put(slice(9, None), np.cbrt), ("cos_cache", "sin_cache"), 2),
+]
+
+
+@pytest.mark.parametrize(("edit", "turns", "num_named"), FACTORS)
+def test_a_factor_of_all_positions_is_left_to_texts(
+    edit: Edit, turns: tuple[str, ...], num_named: int, tmp_path: Path
+) -> None:
+    """YaRN's, which another exporter has in the scale of scores; of one table alone it is none of all positions."""
     own = decoder()
-    tables(lambda table: edit(table).astype(np.float32))(own)
+    tables(lambda table: edit(table).astype(np.float32), turns=turns)(own)
     found = damage(*saved(tmp_path, own, decoder()), nats=1e-5)
-    assert (len(found.findings), len(found.judged)) == (num_named, 2 - num_named)
+    assert (len(found.findings), len(found.judged)) == (num_named, len(turns) - num_named)
 
 
 @pytest.mark.parametrize(("width", "num_named"), [(108, 1), (104, 0)])

@@ -334,18 +334,21 @@ def _is_all(what: Apart, array: Array) -> bool:
 
 def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, str]:
     """What is wrong with constants of `model`, by name: they are NaN or infinite where the reference's are not, or a
-    vector is missing, although other layers have one and this layer has others."""
+    vector is missing, although other layers have one and this layer has others, or a rotary table beside others."""
     causes = {name: what for name, array in model.items() if (what := _broken(array))}
     causes = {name: what for name, what in causes.items() if name not in reference or _broken(reference[name]) != what}
     kinds, known = set(map(kind_of, model.keys() & reference.keys())), Counter(map(kind_of, model))
     # The highest layer of each stem; builders count the last norm as a layer more.
     last = dict(sorted(_layer(name) for name in model if known[kind_of(name)] > 1))
+    has_tables = any(ROTARY.search(name) for name in model.keys() & reference.keys())
     lost = {name for name, array in reference.items() if array.ndim == 1 and name not in model}
+    lost |= {name for name in reference.keys() - model.keys() if has_tables and ROTARY.search(name)}
     for name in sorted(lost):  # equal ones, as folded norms of ones, may be stored once, and zeros not at all
         alike = [array for array in model.values() if array.shape == reference[name].shape]
         is_there = any(is_one(reference[name], array) or (array == 1).all() for array in alike)
         stem, number = _layer(name)
-        if kind_of(name) in kinds and number <= last.get(stem, -1) and reference[name].any() and not is_there:
+        is_expected = reference[name].ndim > 1 or (kind_of(name) in kinds and number <= last.get(stem, -1))
+        if is_expected and reference[name].any() and not is_there:
             causes[name] = "is missing"
     return causes
 
@@ -357,8 +360,8 @@ def is_alike(table: Array, other: Array) -> bool:
 
 
 def is_mask(array: Array) -> bool:
-    """Whether all numbers are 0 or hide positions, as those of masks [..., S, S] do."""
-    if array.ndim < 2 or array.shape[-1] != array.shape[-2]:
+    """Whether all numbers are 0 or hide positions, as those of masks [..., S, S] or [1, 1, S, T] do."""
+    if array.ndim < 2 or (array.ndim < 4 and array.shape[-1] != array.shape[-2]):
         return False
     return array.dtype == bool or all(((part == 0) | (part <= HIDDEN)).all() for _, part in blocks_of(array))
 

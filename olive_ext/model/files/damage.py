@@ -45,7 +45,7 @@ from olive_ext.model.files.grids import (
     Array,
     Pair,
     distance,
-    is_multiple,
+    factor_of,
     is_unlike,
     likeness_of,
     likeness_to_grid,
@@ -259,13 +259,17 @@ def _left_to_texts(
     changed on purpose. A text need not reach an expert, or some tokens of a table or head (`other_tokens`), or part of
     a stack of experts. Where texts were not near, a matrix must have something in common with the reference's."""
     names = set[str]()
+    turned = [name for name in reference if ROTARY.search(name) and name in constants]
+    factors = [factor_of(reference[name], constants[name]) for name in turned if reference[name].ndim == 2]
+    has_factor = bool(factors) and bool(np.ptp(factors) < 1e-2)  # which every position has
     for name, what in (differing.found | differing.meant).items():
         array, is_meant = constants[name], name in differing.meant
         is_table = _SELECTED.search(name) is not None or not {*array.shape}.isdisjoint(num_tokens)
         is_rotary = ROTARY.search(name) is not None or are_frequencies(reference[name])
-        is_rotary &= not (array.ndim == 2 and is_multiple(reference[name], array))  # every position has the factor
-        if not is_meant and (_EXPERT.search(name) or is_rotary or array.dtype.kind in "iu" or is_mask(reference[name])):
-            continue  # integers may be ids, which are rare
+        is_hidden = is_rotary and not (has_factor and name in turned)
+        is_hidden |= array.dtype.kind in "iu"  # perhaps ids, which are rare
+        if not is_meant and (_EXPERT.search(name) or is_hidden or is_mask(reference[name])):
+            continue
         if is_table and array.ndim == 1 and not is_meant and 2 * what.share < 1:
             continue
         if array.ndim > 1 and (is_table or array.ndim > 2) and other_tokens(reference[name], array):

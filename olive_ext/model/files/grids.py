@@ -223,12 +223,13 @@ def likeness_of(array: Array, other: Array) -> tuple[Array, Array]:
     return likeness((left, right) for (_, left), (_, right) in zip(blocks_of(array), blocks_of(other), strict=True))
 
 
-def is_multiple(reference: Array, model: Array) -> bool:
-    """Whether a matrix is another one times a factor, to the precision of bfloat16."""
+def factor_of(reference: Array, model: Array) -> float:
+    """The factor by which a matrix is another one, to the precision of bfloat16; NaN where it is none."""
     (_, known, numbers), _ = likeness = likeness_of(reference, model)
     sizes = numbers[known > 0] / known[known > 0]
     is_turned = bool(_cosines(likeness[0]).min() < 1 - _SAME)
-    return not is_turned and len(sizes) > 0 and bool(np.ptp(sizes) < _SAME**0.5 * sizes.mean())
+    is_one = not is_turned and len(sizes) > 0 and bool(np.ptp(sizes) < _SAME**0.5 * sizes.mean())
+    return float(sizes.mean() ** 0.5) if is_one else float("nan")
 
 
 def other_tokens(reference: Array, model: Array) -> bool:

@@ -74,8 +74,9 @@ _LIMITING = ("TopK", "Trilu", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"
 """Operators with integers that decide: experts, windows in masks, the ids of pictures, the farthest position. Masks add
 such integers, too."""
 
-_SCALAR_READERS = ("Add", "Sub", *_FACTORS, "Pow", *_LIMITING)
-_PASSING = ("Cast", "Identity", "Reshape", "Transpose", "QuantizeLinear", "DequantizeLinear")
+_WITH_INTEGERS = ("Add", "Sub", "Div", "Mod", *_LIMITING)
+_SCALAR_READERS = (*_FACTORS, "Pow", *_WITH_INTEGERS)
+_PASSING = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "QuantizeLinear", "DequantizeLinear")
 _LARGE = 6e4
 """Numbers beyond this stand for infinity in masks: each float type has its own."""
 
@@ -316,14 +317,15 @@ def _scalars(constants: Constants, longest: int | None) -> dict[str, Scalar]:
     capped = {value for node in nodes if node.op_type == "Tanh" for value in (*node.input, *node.output)}
     scalars, named = dict[str, Scalar](), dict[str, list[Scalar]]()
     reads = ((node, index, value) for node in readers for index, value in enumerate(node.input))
-    for node, index, value in reads:
+    for node, index, read in reads:
+        value = _source(constants, read)
         is_single = value in tensors and math.prod(tensors[value].dims) == 1
         is_integer = is_single and tensors[value].data_type not in FLOATS
-        if is_single and (not is_integer or node.op_type in ("Add", "Sub", *_LIMITING)):
+        if is_single and (not is_integer or node.op_type in _WITH_INTEGERS):
             number = float(constants.numbers(value).reshape(-1)[0])
             if is_integer and longest is not None:  # a window as long as the context is none
                 number = max(-longest, min(number, longest))
-            is_limit = is_integer or node.op_type in _BOUNDING or not capped.isdisjoint((*node.input, *node.output))
+            is_limit = is_integer or node.op_type in _LIMITING or not capped.isdisjoint((*node.input, *node.output))
             power = 0 if is_limit else _FACTORS.get(node.op_type, (0, 0))[min(index, 1)]
             scalar = Scalar(number, power, not is_limit)
             if value in keys:
