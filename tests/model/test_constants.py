@@ -1188,7 +1188,17 @@ def test_a_head_is_known_by_the_vocabulary_s_size(width: int, num_named: int, tm
     assert len(damage(*files, **facts).findings) == num_named
 
 
-OF_BOTH = CONFIG | {"rope_parameters": {"rope_theta": 100.0, "long_factor": [1.0, 4.0]}}
+ROPE = {"rope_theta": 100.0, "rope_type": "longrope", "long_factor": [1.0, 4.0]}
+OTHERWISE: list[tuple[dict[str, Any], set[str]]] = [
+    ({"rope_parameters": ROPE}, set()),
+    ({"rope_scaling": {"type": "longrope", "long_factor": [1.0, 4.0]}}, set()),
+    ({"rope_parameters": ROPE, "sliding_window": 8}, {"sliding_window"}),
+    ({"rope_parameters": ROPE | {"long_factor": [1.0, 2.0]}}, {"long_factor"}),
+    ({"rope_scaling": {"type": "su", "long_factor": [1.0, 4.0]}, "layer_types": []}, {"layer_types"}),
+    ({"rope_parameters": ROPE, "use_sliding_window": False, "layer_types": []}, {"sliding_window"}),
+    ({"rope_scaling": None}, {"long_factor", "rope_type"}),
+]
+"""What a checkpoint's config.json says beside another with `ROPE`, and which of it is other."""
 
 
 def test_a_checkpoint_is_held_against_its_reference_where_it_runs_as_it_is(tmp_path: Path) -> None:
@@ -1197,11 +1207,10 @@ def test_a_checkpoint_is_held_against_its_reference_where_it_runs_as_it_is(tmp_p
     files = saved(tmp_path, own, floats(np.float16), floats())
     assert damage(files[0], files[2]).findings.keys() == {TABLE, NORM}
     assert damage(files[1], files[2]) == ({}, (), 0, math.inf)
-    for config in ({}, {"sliding_window": 8}, {"rope_scaling": {"long_factor": [1.0, 2.0]}}):
+    (files[2].directory / "config.json").write_text(json.dumps(CONFIG | {"rope_parameters": ROPE}), encoding="utf-8")
+    for config, names in OTHERWISE:
         (files[1].directory / "config.json").write_text(json.dumps(CONFIG | config), encoding="utf-8")
-        (files[2].directory / "config.json").write_text(json.dumps(OF_BOTH), encoding="utf-8")
         told = damage(files[1], files[2], nats=0.0, longest=64).findings
-        names = {*config.get("rope_scaling", config)}
         assert told.keys() == {f"config.json, {name}" for name in names}
     alone = damage(files[0], None)
     assert (alone.findings.keys(), alone.uncompared) == ({TABLE}, len(own))

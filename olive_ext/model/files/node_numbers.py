@@ -63,6 +63,9 @@ _POSITIONS = frozenset(
 ) | {"factor", "long_factor", "short_factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
 """Keys of config.json and its rotary entries that decide what far positions read."""
 
+_OF_WINDOWS = ("layer_types", "max_window_layers")
+_SAME_TURNS = {None: "default", "mrope": "default", "su": "longrope"}
+
 _BIAS = {"GroupQueryAttention": 10, "MultiHeadAttention": 5, "Attention": 3}
 """The inputs of attentions that may hold a window's mask."""
 
@@ -205,10 +208,18 @@ def differing_positions(
 
     def named(config: Mapping[str, Any]) -> dict[str, Any]:
         text = config.get("text_config", config)
-        found = {key: value for entry in (text, *ropes_of(text)) for key, value in entry.items() if key in _POSITIONS}
+        turns = [one for one in ropes_of(text) if {"rope_type", "type"} & one.keys()]
+        one = {} if len(turns) > 1 else {"factor": None, "long_factor": None, **dict(*turns)}
+        found = {key: value for entry in (text, one) for key, value in entry.items() if key in _POSITIONS}
         window = found.get("sliding_window") if text.get("use_sliding_window", True) else None
-        is_none = isinstance(window, int) and longest is not None and window >= longest
-        return found | ({"sliding_window": None if is_none else window} if "sliding_window" in found else {})
+        if window is None or (longest is not None and window >= longest):
+            found = {
+                key: None if key == "sliding_window" else value
+                for key, value in found.items()
+                if key not in _OF_WINDOWS
+            }
+        kind = one.get("rope_type", one.get("type"))
+        return found | {"rope_type": _SAME_TURNS.get(kind, kind)} if one else found
 
     known, own = named(reference), named(model)
     others = (key for key in own if key in known and own[key] != known[key])
