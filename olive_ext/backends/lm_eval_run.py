@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import lm_eval
-from lm_eval.api.model import LM
+from lm_eval.api.model import LM as LM
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
 
 from olive_ext.backends.code_eval import CODE, loading_metrics, programs_at_once
@@ -38,8 +38,6 @@ _PASSED_ON = (
     *("batch_size", "device", "confirm_run_unsafe_code"),
 )
 """Settings that lm-eval takes under the same names."""
-
-__all__ = ["LM", "run_tasks", "sample_line"]
 
 
 def run_tasks(lm: LM, tasks: LoadedTasks, settings: EvaluationSettings, *, progress: bool = False) -> dict[str, Any]:

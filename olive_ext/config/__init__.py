@@ -4,65 +4,32 @@ Every room may import them from here; `ModelSettings` is the one declaration of 
 model and no framework.
 """
 
-from olive_ext.config.base import StrictModel, accepts
-from olive_ext.config.evaluation import (
-    Bound,
-    ClaimConfig,
-    EvaluationConfig,
-    EvaluationSettings,
-    EvaluatorSettings,
-    LossBound,
-)
-from olive_ext.config.model import EngineConfig, ExecutionSettings, ModelConfig, ModelSettings, OpenSettings
-from olive_ext.config.schema import (
-    EVALUATOR_TYPE,
-    PASS_TYPE,
-    RECIPE_SUFFIXES,
-    SCHEMA_KINDS,
-    evaluator_settings,
-    pass_settings,
-    schema,
-    settings_of_pass,
-    settled_recipe,
-)
-from olive_ext.config.work import (
-    AT_HAND,
-    EXPORT,
-    INPUT_MODEL,
-    RECORDS_SUFFIX,
-    SAME_MODEL,
-    PassSettings,
-    ReferenceConfig,
-)
-
-__all__ = [
-    "AT_HAND",
-    "EVALUATOR_TYPE",
-    "EXPORT",
-    "INPUT_MODEL",
-    "PASS_TYPE",
-    "RECIPE_SUFFIXES",
-    "RECORDS_SUFFIX",
-    "SAME_MODEL",
-    "SCHEMA_KINDS",
-    "Bound",
-    "ClaimConfig",
-    "EngineConfig",
-    "EvaluationConfig",
-    "EvaluationSettings",
-    "EvaluatorSettings",
-    "ExecutionSettings",
-    "LossBound",
-    "ModelConfig",
-    "ModelSettings",
-    "OpenSettings",
-    "PassSettings",
-    "ReferenceConfig",
-    "StrictModel",
-    "accepts",
-    "evaluator_settings",
-    "pass_settings",
-    "schema",
-    "settings_of_pass",
-    "settled_recipe",
-]
+from olive_ext.config.base import StrictModel as StrictModel
+from olive_ext.config.base import accepts as accepts
+from olive_ext.config.evaluation import Bound as Bound
+from olive_ext.config.evaluation import ClaimConfig as ClaimConfig
+from olive_ext.config.evaluation import EvaluationConfig as EvaluationConfig
+from olive_ext.config.evaluation import EvaluationSettings as EvaluationSettings
+from olive_ext.config.evaluation import EvaluatorSettings as EvaluatorSettings
+from olive_ext.config.evaluation import LossBound as LossBound
+from olive_ext.config.model import EngineConfig as EngineConfig
+from olive_ext.config.model import ExecutionSettings as ExecutionSettings
+from olive_ext.config.model import ModelConfig as ModelConfig
+from olive_ext.config.model import ModelSettings as ModelSettings
+from olive_ext.config.model import OpenSettings as OpenSettings
+from olive_ext.config.schema import EVALUATOR_TYPE as EVALUATOR_TYPE
+from olive_ext.config.schema import PASS_TYPE as PASS_TYPE
+from olive_ext.config.schema import RECIPE_SUFFIXES as RECIPE_SUFFIXES
+from olive_ext.config.schema import SCHEMA_KINDS as SCHEMA_KINDS
+from olive_ext.config.schema import evaluator_settings as evaluator_settings
+from olive_ext.config.schema import pass_settings as pass_settings
+from olive_ext.config.schema import schema as schema
+from olive_ext.config.schema import settings_of_pass as settings_of_pass
+from olive_ext.config.schema import settled_recipe as settled_recipe
+from olive_ext.config.work import AT_HAND as AT_HAND
+from olive_ext.config.work import EXPORT as EXPORT
+from olive_ext.config.work import INPUT_MODEL as INPUT_MODEL
+from olive_ext.config.work import RECORDS_SUFFIX as RECORDS_SUFFIX
+from olive_ext.config.work import SAME_MODEL as SAME_MODEL
+from olive_ext.config.work import PassSettings as PassSettings
+from olive_ext.config.work import ReferenceConfig as ReferenceConfig

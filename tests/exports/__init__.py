@@ -6,22 +6,14 @@ be deleted at any time. `export(name)` gives one of `ALL`; `hf_model` and `genai
 
 from __future__ import annotations
 
-from tests.exports.cache import cache_folder
-from tests.exports.catalog import ALL, Export, export
-from tests.exports.genai import genai_export
-from tests.exports.hf import MEDIA, hf_model
-from tests.exports.text import CONTEXT, TEXT, VOCAB, tokenizer
-
-__all__ = [
-    "ALL",
-    "CONTEXT",
-    "MEDIA",
-    "TEXT",
-    "VOCAB",
-    "Export",
-    "cache_folder",
-    "export",
-    "genai_export",
-    "hf_model",
-    "tokenizer",
-]
+from tests.exports.cache import cache_folder as cache_folder
+from tests.exports.catalog import ALL as ALL
+from tests.exports.catalog import Export as Export
+from tests.exports.catalog import export as export
+from tests.exports.genai import genai_export as genai_export
+from tests.exports.hf import MEDIA as MEDIA
+from tests.exports.hf import hf_model as hf_model
+from tests.exports.text import CONTEXT as CONTEXT
+from tests.exports.text import TEXT as TEXT
+from tests.exports.text import VOCAB as VOCAB
+from tests.exports.text import tokenizer as tokenizer
