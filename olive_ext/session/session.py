@@ -6,13 +6,12 @@ refused. Knows no evaluation framework.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import logging
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -333,7 +332,7 @@ class Session(AbstractContextManager["Session"]):
         """JSON-ready facts with stable names: model file, providers, KV layout, slots, scoring head, counters."""
         self._turns.check_open()
         facts = self.executor.describe()
-        counters = {**dataclasses.asdict(self.executor.counters), **facts.get("counters", {})}
+        counters = {**asdict(self.executor.counters), **facts.get("counters", {})}
         journal = {"journal": self.journal.describe()} if self.journal is not None else {}
         return {**self._facts, "max_length": self.max_length, **facts, **journal, "counters": counters}
 

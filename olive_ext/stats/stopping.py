@@ -274,10 +274,7 @@ class Sampler:
 
         Without `count` as many as `batch_size` gives.
         """
-        if self._pending is not None:
-            raise ValueError("the values of the last batch are missing")
-        if count is None:
-            count = batch_size(self._num_documents, len(self._bets))
+        count = batch_size(self._num_documents, len(self._bets)) if count is None else count
         scores_RH = np.tile(self._evidence.scores()[_ESTIMATED], (3, 1))
         documents = self._queues.draw(count, self._evidence.unseen_RH[0], scores_RH[0])
         self._pending = documents, scores_RH
@@ -288,9 +285,8 @@ class Sampler:
     ) -> None:
         """Takes the values of the last batch's documents, in its order; NaN where nothing is known of one. Estimates
         have `lows`, over which the values certainly are, and `variances`. ValueError where one is out of its limits."""
-        if self._pending is None:
-            raise ValueError("there is no batch that values are missing of")
-        documents, scores_RH = self._pending
+        assert self._pending is not None
+        (documents, scores_RH), self._pending = self._pending, None
         shares = self._population.shares(documents, values)
         least = shares if lows is None else self._population.shares(documents, lows)
         widths = (self._population.highs_N - self._population.lows_N)[documents]
@@ -307,7 +303,6 @@ class Sampler:
             self._bets.append(self._evidence.observe(strata_R, np.minimum(shares_R, 1), weights_R, scores_RH))
         self._drawn += documents.tolist()
         self._values += np.asarray(values, np.float64).tolist()
-        self._pending = None
 
     def _margin(self, weight: float, error: float) -> float:
         """The growth of the mean's error by a share with a standard `error`, as a share of its document."""
@@ -445,8 +440,6 @@ class Evidence:
     """
 
     def __init__(self, population: Population, bound: float, distance: float, num_runs: int = 1) -> None:
-        if not distance > 0:
-            raise ValueError("the distance between the bound and a candidate that equals its reference is not positive")
         self._population = population
         self._bound = bound
         self._gains_K1 = (distance * _DISTANCES_K)[:, None]

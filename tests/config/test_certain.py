@@ -32,11 +32,6 @@ def test_claim_has_a_side_and_a_distance(given: dict[str, Any], side: str, bound
     assert (claim.bound, claim.distance) == pytest.approx((bound, distance))
 
 
-def test_claim_without_words_is_the_loss_that_matters() -> None:
-    assert config().claim == ClaimConfig(within=0.01)
-    assert config(matters=2.5).claim == ClaimConfig(within=0.025)
-
-
 def settings(*bounds: Any, **values: Any) -> EvaluationSettings:
     given = {"tasks": ["a"], "reference": "r", "documents": "enough", "require": list(bounds)}
     return EvaluationSettings.parse({**given, **values}, "evaluators.mine")
@@ -47,6 +42,7 @@ def test_claim_is_taken_from_the_bound_that_it_decides() -> None:
     assert settings(size, {"metric": "kl_mean", "max": 0.05}).claim == ClaimConfig(metric="kl_mean", below=0.05)
     assert settings({"metric": "accuracy_difference", "min": -0.02, "task": "all"}).claim == ClaimConfig(above=-0.02)
     assert settings(size).claim == ClaimConfig(within=0.01)
+    assert settings(size, matters=2.5).claim == ClaimConfig(within=0.025)
     given = settings({"metric": "kl_mean", "max": 0.05}, certain={"within": 0.03})
     assert given.claim == ClaimConfig(within=0.03)
 

@@ -90,12 +90,8 @@ def test_pieces_of_any_tokens_and_what_is_left_are_the_answer(name: str) -> None
 @pytest.mark.parametrize(
     ("name", "begin", "rest", "stop"),
     [
-        (
-            "byte_fallback",
-            "a",
-            [0x61, 0x9F, 0xB1],
-            "a\ufffd",
-        ),  # a run of bytes is undone whole: "aa", then "a\ufffd\ufffd\ufffd"
+        # A run of bytes is undone whole: "aa", then "a\ufffd\ufffd\ufffd".
+        ("byte_fallback", "a", [0x61, 0x9F, 0xB1], "a\ufffd"),
         ("byte_level", "stop", [0xC3, None, 0x9F, 0xC3, 0xA9], "\ufffdé"),  # "ß" without the special token between
     ],
 )
