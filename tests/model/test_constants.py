@@ -20,16 +20,7 @@ from onnxruntime.quantization import quantize_dynamic
 from safetensors.numpy import save_file
 
 from olive_ext.engine.runtimes import stated_type
-from olive_ext.model.files.constants import (
-    Constants,
-    Distance,
-    apart,
-    broken,
-    checkpoint_floats,
-    distance,
-    distances,
-    outliers,
-)
+from olive_ext.model.files.constants import Constants, apart, broken, checkpoint_floats, outliers, pairs_of
 from olive_ext.model.files.damage import (
     checkpoint_pairs,
     damage,
@@ -37,6 +28,7 @@ from olive_ext.model.files.damage import (
     numbers_against,
     rotary_tables,
 )
+from olive_ext.model.files.grids import Distance, distance
 from olive_ext.model.types import GraphFiles, ModelFiles
 from olive_ext.report.comparison import Comparison, Outcome
 from olive_ext.report.verdict import verdict
@@ -291,6 +283,10 @@ def test_quantized_weight_is_compared_with_its_float_one_and_with_the_same_conte
     files = saved(tmp_path, model, reference, model, other)
     assert damage(files[0], files[1]) == damage(files[0], files[2]) == ({}, (), 0, math.inf)
     assert damage(files[0], files[3]).uncompared == 1
+
+
+def distances(reference: Constants, model: Constants) -> dict[str, Distance]:
+    return {name: distance(*pair) for name, pair in pairs_of(reference, model).items()}
 
 
 @pytest.mark.parametrize("form", forms())

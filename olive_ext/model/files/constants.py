@@ -42,7 +42,6 @@ from olive_ext.model.files.grids import (
     Pair,
     blocks_of,
     dequantized_grid,
-    distance,
     packed_grid,
 )
 from olive_ext.model.files.package_config import json_object
@@ -499,11 +498,6 @@ def _by_word(names: Iterable[str]) -> dict[tuple[int | None, str], str]:
             keys[name] = layer_of(name), _SYNONYMS.get(words[-1], ".".join(words[begin:]))
     known = Counter(keys.values())
     return {key: name for name, key in keys.items() if known[key] == 1}
-
-
-def distances(reference: Constants, model: Constants) -> dict[str, Distance]:
-    """Those of `pairs_of` them."""
-    return {name: distance(*pair) for name, pair in pairs_of(reference, model).items()}
 
 
 def float_weights(constants: Constants) -> dict[str, Array]:

@@ -19,7 +19,7 @@ import onnx
 import onnx.inliner
 import onnx.numpy_helper
 
-from olive_ext.graph.nodes import QUANTIZING, quantizing_operator
+from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model.files.constants import (
     ROTARY,
     ROUNDING,
@@ -30,11 +30,9 @@ from olive_ext.model.files.constants import (
     broken,
     checkpoint_floats,
     checkpoint_pairs,
-    float_weights,
     graph_nodes,
     is_alike,
     is_mask,
-    is_one,
     outliers,
     pairs_of,
     rounding_of,
@@ -72,9 +70,6 @@ _SELECTED = re.compile(rf"embed|position|pos_emb|wte|wpe|relative|lm_head|rotary
 """Names of weights of which texts need not show all rows: tables of tokens and positions, the head, and experts."""
 
 _LAST_NORM = re.compile(r"(^|\.)(final_norm_layernorm|final_layernorm|(?<!\d\.)norm|norm_f|ln_f)\.weight$")
-_ROUNDED = 0.7
-"""The relative error below which a weight was only rounded: with 2 bits it is 0.5 and less, with rotations 1.4."""
-
 _NEAR = 0.01
 """The mean KL in nats below which texts were near: as of weights of 6 to 8 bits."""
 
@@ -201,24 +196,6 @@ def _constants(file: Path) -> Constants:
     for node in graph_nodes(model):
         node.name = node.name or node.output[0]
     return Constants(model, file)
-
-
-def replace_weights(tensors: Mapping[str, Array], model: Constants) -> bool:
-    """Writes the decoded values of a graph's quantized weights into the `tensors` of its checkpoint. Returns whether
-    the graph should then compute what the checkpoint does: everything that is rounded in it is a weight that pairs and
-    is near, its other constants, which smoothing would change, are the checkpoint's, and no adapter (as PEFT and
-    onnxruntime-genai name them) adds to them."""
-    is_exact = not any("lora_" in name for name in float_weights(model))
-    for name, array in model.floats.items():
-        is_exact &= name not in tensors or tensors[name].shape != array.shape or is_one(tensors[name], array)
-    names = set()
-    for name, (whole, grid, first) in checkpoint_pairs(tensors, model).items() if is_exact else ():
-        decoded, _ = grid.rows(first, first + len(whole))
-        is_exact &= bool(np.linalg.norm(decoded - whole) < _ROUNDED * np.linalg.norm(whole))
-        whole[:] = decoded
-        names.add(name.split(",")[0])
-    read = (model.parts.intersection(node.input) for node in model.model.graph.node if node.op_type in QUANTIZING)
-    return is_exact and bool(names) and model.grids.keys() == names and all(read)
 
 
 def _configuration(files: ModelFiles) -> dict[str, Any]:

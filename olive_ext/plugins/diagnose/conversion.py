@@ -21,7 +21,7 @@ from olive_ext.graph.nodes import few_bits, half_type, quantizing_operator
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.constants import Constants
 from olive_ext.model.files.content import load_graph
-from olive_ext.model.files.damage import replace_weights
+from olive_ext.plugins.diagnose.reweighting import reweight
 from olive_ext.report.comparison import GENERATED
 from olive_ext.run.export import LARGEST_DIFFERENCE, logprobs
 from olive_ext.session.opening import open_model
@@ -76,19 +76,6 @@ def states_of(plain: PlainPass, tokens: Sequence[int]) -> dict[str, Floats]:
         for hook in hooks:
             hook.remove()
     return states
-
-
-def reweight(plain: PlainPass, model: Constants) -> bool:
-    """What `replace_weights` returns for a graph and the module's parameters. A tied head becomes one of its own."""
-    import torch
-
-    plain.untie_head()
-    tensors = {name: one.detach() for name, one in plain.model.named_parameters()}
-    arrays = {name: one.float().cpu().numpy() for name, one in tensors.items()}
-    result = replace_weights(arrays, model)
-    for name, one in tensors.items():
-        one.copy_(torch.from_numpy(arrays[name]))
-    return result
 
 
 def regroup(plain: PlainPass, rotated: Rotated) -> None:

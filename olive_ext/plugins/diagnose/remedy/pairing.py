@@ -18,9 +18,9 @@ import onnx
 
 from olive_ext.errors import ModelError, counted
 from olive_ext.graph.nodes import LAYER, layer_of, reads
-from olive_ext.model.files.constants import JOINED, apart, broken, distances, meant_others, outliers, plain_name
+from olive_ext.model.files.constants import JOINED, apart, broken, meant_others, outliers, pairs_of, plain_name
 from olive_ext.model.files.content import load_graph
-from olive_ext.model.files.grids import Array
+from olive_ext.model.files.grids import Array, distance
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, Matrix, Precision, WeightUse
 
 STRANGE = 0.9
@@ -187,7 +187,7 @@ def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairi
             form = f"{node.op_type}, has its weight in a form that is not compared"  # as MatMulInteger's
             why = f"the quantized graph's node of that name, {form}"
         pairing.unpaired[own.node.name] = why
-    far = distances(floats, quantized)
+    far = {name: distance(*pair) for name, pair in pairs_of(floats, quantized).items()}
     damaged, suffix = outliers(far) | pairing.damaged, f", {part}" if part else ""
     return Pairing(
         targets=[replace(target, name=target.name + suffix, part=part) for target in pairing.targets],
