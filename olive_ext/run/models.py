@@ -166,8 +166,8 @@ class Models:
 
     def damage(self, nats: float | None, unreached: Collection[str] = ()) -> Damage:
         """Constants of the evaluated model that are not the reference's where they should be, or no numbers: how. Those
-        of records that were made elsewhere are not at hand. The arguments are those of `damage`."""
-        from olive_ext.model.files.damage import Damage, damage
+        of records that were made elsewhere are not at hand. The arguments are those of `Texts`."""
+        from olive_ext.model.files.damage import Damage, Texts, damage
         from olive_ext.session.tokenizer import Rows
 
         other = None if self.config.reference is None or self.records_file is not None else self.reference.files
@@ -176,9 +176,8 @@ class Models:
             models = [self.candidate, *([] if other is None else [self.reference])]
             num_tokens = min(self._tokenizer(one).num_ids for one in models)  # others are read on one side alone
             sizes = {size for one in models for size in Rows.of(with_length(one))}
-            longest = self.candidate.context_length
-            facts: dict[str, Any] = {"longest": longest, "num_tokens": num_tokens, "vocab_sizes": sizes}
-            damaged = damage(self.candidate.files, other, nats=nats, unreached=unreached, **facts)
+            texts = Texts(nats, self.candidate.context_length, num_tokens, sizes, unreached)
+            damaged = damage(self.candidate.files, other, texts)
             return damaged._replace(uncompared=0) if other is None and self.records_file is None else damaged
         except Exception as error:  # noqa: BLE001 - a finding must not cost the report, which is not written yet
             return Damage({CONSTANTS: f"are not compared: {first_line(error)}"}, (), 0)

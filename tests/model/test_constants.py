@@ -20,10 +20,12 @@ from onnxruntime.quantization import quantize_dynamic
 from safetensors.numpy import save_file
 
 from olive_ext.engine.runtimes import stated_type
+from olive_ext.model.files import damage as of_files
 from olive_ext.model.files.constants import Constants, apart, broken, checkpoint_floats, outliers, pairs_of
 from olive_ext.model.files.damage import (
+    Damage,
+    Texts,
     checkpoint_pairs,
-    damage,
     differing_numbers,
     numbers_against,
     rotary_tables,
@@ -597,6 +599,10 @@ def tables(
                 tensor.CopyFrom(numpy_helper.from_array(edit(numpy_helper.to_array(tensor).copy()), renamed))
 
     return change
+
+
+def damage(model: ModelFiles, reference: ModelFiles | None, **texts: Any) -> Damage:
+    return of_files.damage(model, reference, Texts(**texts))
 
 
 def damaged(

@@ -89,24 +89,51 @@ class Damage(NamedTuple):
     has others, or rounds to 8 bits or to bfloat16."""
 
 
-def damage(
-    model: ModelFiles,
-    reference: ModelFiles | None,
-    *,
-    nats: float | None = None,
-    longest: int | None = None,
-    num_tokens: int | None = None,
-    vocab_sizes: Collection[int | None] = (),
-    unreached: Collection[str] = (),
-) -> Damage:
+class Texts(NamedTuple):
+    """What texts measured of a model, and what they reach of it."""
+
+    nats: float | None = None
+    """The mean KL; None where they measured none."""
+
+    longest: int | None = None
+    """The positions of the longest one: no window is as long, and no position beyond is read."""
+
+    num_tokens: int | None = None
+    """The tokenizer's ids: what is for ids beyond is never read."""
+
+    vocab_sizes: Collection[int | None] = ()
+    """How many ids tables and heads may have, by which they are known."""
+
+    unreached: Collection[str] = ()
+    """Parts of the model beside the decoder that they never run."""
+
+    @property
+    def are_near(self) -> bool:
+        """Whether the mean KL is small (`_NEAR`)."""
+        return self.nats is not None and self.nats < _NEAR
+
+    def reached(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Tables, heads and masks without what no text reaches."""
+
+        def cut(name: str, array: Array) -> Array:
+            if array.ndim == 2 and ROTARY.search(name):
+                return array[: self.longest]
+            if is_mask(array):
+                return array[..., : self.longest, : self.longest]
+            is_long = [size in self.vocab_sizes for size in array.shape]
+            is_cut = array.ndim < 3 and sum(is_long) == 1
+            return array[tuple(slice(self.num_tokens if each else None) for each in is_long)] if is_cut else array
+
+        return {name: cut(name, array) for name, array in arrays.items()}
+
+
+def damage(model: ModelFiles, reference: ModelFiles | None, texts: Texts) -> Damage:
     """The damage to a model's constants and nodes that texts need not show, and what they show of them.
 
-    Texts judge what every text reaches, by the mean KL of `nats` that they measured (None where they did not): whole
-    vectors and products, which smoothing, folded norms, rotations and training change, and numbers of nodes beyond
-    `_LIMITS`. Such a constant is damage only if texts were not near, and it has nothing in common with the reference's,
-    or is a single vector of a float model. Files judge the rest: rows of tables that differ, experts, rotary tables,
-    NaN and infinity, windows, and every part that is `unreached`. A window of the model's `longest` text is not one.
-    Rows of `vocab_sizes` beyond the tokenizer's `num_tokens`, and rotary ones beyond `longest`, are never read. The
+    Texts judge what every text reaches: whole vectors and products, which smoothing, folded norms, rotations and
+    training change, and numbers of nodes beyond `_LIMITS`. Such a constant is damage only if texts were not near, and
+    it has nothing in common with the reference's, or is a single vector of a float model. Files judge the rest: rows of
+    tables that differ, experts, rotary tables, NaN and infinity, windows, and every part that is `unreached`. The
     reference is an ONNX model, a checkpoint, or not on disk. Raises `ModelError`."""
     findings, judged, uncompared, rounding = dict[str, str](), list[str](), 0, math.inf if model.pipeline else 0.0
     floats, config, others = {}, {}, {}
@@ -114,42 +141,41 @@ def damage(
         others = _graphs(reference)
     elif reference is not None:
         floats, config = checkpoint_floats(reference.directory), _configuration(reference)
-    is_near, lengths = nats is not None and nats < _NEAR, {*vocab_sizes, num_tokens}
     if model.decoder.suffix != ".onnx":
         both = (floats, checkpoint_floats(model.directory))
-        floats, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in both)
-        causes, shown = _compared(floats, constants, {}, lengths, is_near=is_near)
+        floats, constants = map(texts.reached, both)
+        causes, shown = _compared(floats, constants, {}, texts)
         if not floats.keys() & constants.keys() <= {*shown}:  # another model's positions may turn otherwise
-            causes |= differing_positions(config, _configuration(model), longest)
+            causes |= differing_positions(config, _configuration(model), texts.longest)
         return Damage(causes, tuple(shown), len(constants.keys() - floats.keys()))
     for part, graph in _graphs(model).items():
         own, known, alike, numbers, other = _constants(graph), floats, set[str](), dict[str, str](), None
-        suffix = f", {part}" if part else ""
+        suffix, is_unreached = f", {part}" if part else "", part in texts.unreached
         pairs: dict[str, Pair] = {}
         constants, is_quantized = own.floats, quantizing_operator(own.model) != ""
-        with_reached = part in unreached or not (is_near or (is_quantized and nats is not None))
-        without_idle_windows(own.model, longest)
+        with_reached = is_unreached or not (texts.are_near or (is_quantized and texts.nats is not None))
+        without_idle_windows(own.model, texts.longest)
         if part in others:
             other = _constants(others[part])
-            without_idle_windows(other.model, longest)
+            without_idle_windows(other.model, texts.longest)
             pairs, known = pairs_of(other, own), other.floats
             shared = own.grids.keys() & other.grids.keys()
             alike = {name for name in shared if all(map(np.array_equal, own.grids[name], other.grids[name]))}
-            numbers = differing_numbers(other, own, longest, with_reached=with_reached)
+            numbers = differing_numbers(other, own, texts.longest, with_reached=with_reached)
             for name, one in rewired(other, own).items():
-                if one.is_reached and is_near and part not in unreached:
+                if one.is_reached and texts.are_near and not is_unreached:
                     judged.append(f"{name}{suffix}")
                 else:
                     numbers[name] = one.how
         elif config and not part:
             known = floats | rotary_tables(config, constants)
-            numbers = numbers_against(config, own.model, longest, with_reached=with_reached)
+            numbers = numbers_against(config, own.model, texts.longest, with_reached=with_reached)
             pairs = checkpoint_pairs(floats, own)
-        known, constants = (_reached(arrays, num_tokens, vocab_sizes, longest) for arrays in (known, constants))
+        known, constants = map(texts.reached, (known, constants))
         known = _renamed(known, constants)
-        which = {"is_near": is_near, "is_quantized": is_quantized, "is_unreached": part in unreached}
-        causes, shown = _compared(known, constants, pairs, lengths, **which)
-        is_far = nats is not None and nats > ROUNDING and not (causes or numbers)
+        which = {"is_quantized": is_quantized, "is_unreached": is_unreached}
+        causes, shown = _compared(known, constants, pairs, texts, **which)
+        is_far = texts.nats is not None and texts.nats > ROUNDING and not (causes or numbers)
         rounding = max(rounding, rounding_of(own, other, known, constants) if is_far else math.inf)
         unpaired = own.grids.keys() - {name.split(",")[0] for name in pairs} - alike
         uncompared += len(unpaired) + len(constants.keys() - known.keys())
@@ -162,15 +188,13 @@ def _compared(
     reference: Mapping[str, Array],
     constants: Mapping[str, Array],
     pairs: Mapping[str, Pair],
-    num_tokens: Collection[int | None],
+    texts: Texts,
     *,
-    is_near: bool,
     is_quantized: bool = False,
     is_unreached: bool = False,
 ) -> tuple[dict[str, str], list[str]]:
     """What is damage among constants that are not the reference's and quantized weights that are far from their float
-    ones, and what is left to the texts: what all of them read, and what was changed on purpose. `num_tokens`: rows that
-    tables of tokens may have."""
+    ones, and what is left to the texts: what all of them read, and what was changed on purpose."""
     differing = apart(reference, constants)
     distances = {name: distance(*pair) for name, pair in pairs.items()}
     far = outliers(distances)
@@ -179,9 +203,9 @@ def _compared(
     rows = {name for name, one in distances.items() if 0 < 2 * len(one.rows) < one.num_rows and _SELECTED.search(name)}
     judged = {*differing.meant}
     if not is_unreached:
-        judged = {name for name in far.keys() - rows if is_near or not is_unlike(likeness_to_grid(*pairs[name]))}
-        judged |= _left_to_texts(differing, reference, constants, num_tokens, is_near=is_near)
-    if not is_near and not is_quantized and len(judged) == 1:
+        judged = {name for name in far.keys() - rows if texts.are_near or not is_unlike(likeness_to_grid(*pairs[name]))}
+        judged |= _left_to_texts(differing, reference, constants, texts)
+    if not texts.are_near and not is_quantized and len(judged) == 1:
         judged = {name for name in judged if constants[name].ndim > 1}
     causes = {name: how for name, how in others.items() if name not in judged}
     return causes | broken(reference, constants), sorted(judged)
@@ -207,41 +231,19 @@ def _graphs(files: ModelFiles) -> dict[str, Path]:
     return {"": files.decoder, **{part: companion.graph for part, companion in files.companions.items()}}
 
 
-def _reached(
-    arrays: Mapping[str, Array], num_tokens: int | None, sizes: Collection[int | None], longest: int | None
-) -> dict[str, Array]:
-    """Tables, heads and masks without what only ids beyond `num_tokens` reach, or positions beyond `longest`."""
-
-    def cut(name: str, array: Array) -> Array:
-        if array.ndim == 2 and ROTARY.search(name):
-            return array[:longest]
-        if is_mask(array):
-            return array[..., :longest, :longest]
-        is_long = [size in sizes for size in array.shape]
-        is_cut = array.ndim < 3 and sum(is_long) == 1
-        return array[tuple(slice(num_tokens if each else None) for each in is_long)] if is_cut else array
-
-    return {name: cut(name, array) for name, array in arrays.items()}
-
-
 def _left_to_texts(
-    differing: Differing,
-    reference: Mapping[str, Array],
-    constants: Mapping[str, Array],
-    num_tokens: Collection[int | None],
-    *,
-    is_near: bool,
+    differing: Differing, reference: Mapping[str, Array], constants: Mapping[str, Array], texts: Texts
 ) -> set[str]:
     """Those of the `constants` that differ from the `reference`'s of which every text reads what differs, or that were
     changed on purpose. A text need not reach an expert, or some tokens of a table or head (`other_tokens`), or part of
     a stack of experts. Where texts were not near, a matrix must have something in common with the reference's."""
-    names = set[str]()
+    names, lengths = set[str](), {*texts.vocab_sizes, texts.num_tokens}
     turned = [name for name in reference if ROTARY.search(name) and name in constants]
     factors = [factor_of(reference[name], constants[name]) for name in turned if reference[name].ndim == 2]
     has_factor = bool(factors) and bool(np.ptp(factors) < 1e-2)  # which every position has
     for name, what in (differing.found | differing.meant).items():
         array, is_meant = constants[name], name in differing.meant
-        is_table = _SELECTED.search(name) is not None or not {*array.shape}.isdisjoint(num_tokens)
+        is_table = _SELECTED.search(name) is not None or not {*array.shape}.isdisjoint(lengths)
         is_rotary = ROTARY.search(name) is not None or are_frequencies(reference[name])
         is_hidden = is_rotary and not (has_factor and name in turned)
         is_hidden |= array.dtype.kind in "iu"  # perhaps ids, which are rare
@@ -251,7 +253,7 @@ def _left_to_texts(
             continue
         if array.ndim > 1 and (is_table or array.ndim > 2) and other_tokens(reference[name], array):
             continue
-        if array.ndim == 2 and not (is_near or is_meant) and is_unlike(likeness_of(reference[name], array)):
+        if array.ndim == 2 and not (texts.are_near or is_meant) and is_unlike(likeness_of(reference[name], array)):
             continue
         names.add(name)
     return names
