@@ -541,7 +541,7 @@ LAYER = """
          local_window_size: int = {window}> (q, k, v, past{0}, past{0}, s, t, cos_cache, sin_cache)
     m{0} = Constant <value = float {{1.5}}> ()
     b{0} = Mul (a{0}, m{0})
-    o{0} = Constant <value = float {{2.0}}> ()
+    o{0} = Constant <value_float = 2.0> ()
     x{next} = Mul (b{0}, o{0})
     e{0}, i{0} = TopK (r, experts)
 """
@@ -644,6 +644,7 @@ NUMBERS: list[tuple[Any, str, str]] = [
     (setting(LAYER_1, rotary_interleaved=1), "'rotary_interleaved' 1, {} 0", ""),
     (setting(LAYER_1, activation_alpha=1.7), "'activation_alpha' 1.7, {} 1", ""),
     (setting("layers.1/constant", value=number(1.6)), "is 1.6, {} 1.5", ""),
+    (setting(LAYER_1, smooth_softmax=1), "'smooth_softmax' 1, {} 0", ""),
 ]
 """What is done to a model's nodes; what is told; and whether another exporter's graph and config.json show it, too."""
 
@@ -669,45 +670,49 @@ def test_where_distributions_are_near_only_numbers_that_texts_need_not_reach_are
     assert len(damaged(tmp_path, decoder(NUMBERS[row][0]), decoder(), nats=1e-5)) == num_named
 
 
-@pytest.mark.parametrize(("factor", "num_named"), [(1, 0), (8, 1)])
-def test_the_smallest_frequencies_of_rotary_positions_are_compared(
-    factor: float, num_named: int, tmp_path: Path
+FREQUENCIES = 10000.0 ** -(np.arange(8, dtype=np.float32).reshape(1, 8, 1) / 8)
+DIVIDED = put((0, slice(6, None)), lambda rows: rows / 8)(FREQUENCIES.copy())
+SEEN = np.tril(np.ones((1, 1, 32, 32), bool))
+LESS, HIDING = put((..., slice(20, None), slice(4)), False)(SEEN.copy()), np.float32(-1e9)
+EPSILON, MASK = ("Add mean model.epsilon", "/model/norm/Add"), "/model/mask, input 1"
+SUB, SLICE = ("Sub position window", "/model/Sub"), ("Slice begin attn.bias", "")
+ADDED: list[tuple[tuple[str, str], Any, Any, dict[str, Any], set[str]]] = [
+    (("MatMul position model.inv_freq", "/model/rotary"), FREQUENCIES, DIVIDED, {}, {"model.inv_freq"}),
+    (EPSILON, np.float32(1e-6), np.float32(1e-5), {}, set()),
+    (EPSILON, np.float32(1e-6), np.float32(1e-5), {"nats": 0.05}, {"model.epsilon"}),
+    (("Less age const_{}_i64", "/model/mask"), 16, 9999, {}, {MASK}),
+    (("Min age const_{}_i64", "/model/mask"), 16, 9999, {}, {MASK}),
+    (("Div age const_{}_i64", "/model/mask"), 16, 9999, {}, {MASK}),
+    (("GreaterOrEqual age const_{}_i64", ""), 16, 9999, {}, {"made, input 1"}),
+    (("Trilu age const_{}_i64", ""), 16, 9999, {}, {"made, input 1"}),
+    (SUB, 16, 24, {"longest": 64}, {"/model/Sub, input 1"}),
+    (SUB, 16, 9999, {"longest": 64}, {"/model/Sub, input 1"}),
+    (SUB, 16, 9999, {"longest": 16}, set()),
+    (SLICE, SEEN, LESS, {"longest": 32}, {"attn.bias"}),
+    (SLICE, SEEN, LESS, {"longest": 16}, set()),
+    (SLICE, HIDING * ~SEEN, HIDING * ~LESS, {"longest": 32}, {"attn.bias"}),
+    (SLICE, HIDING * ~SEEN, HIDING * ~LESS, {"longest": 16}, set()),
+]
+"""A node with what it reads, a constant last, and its name; the constant in the reference, and another; what is known
+of the texts, which were near; and what is told."""
+
+
+@pytest.mark.parametrize(("node", "one", "other", "facts", "told"), ADDED)
+def test_a_constant_of_one_node_is_compared_where_texts_need_not_reach_it(
+    node: tuple[str, str], one: Any, other: Any, facts: dict[str, Any], told: set[str], tmp_path: Path
 ) -> None:
-    """As optimum stores them. They were within the rounding of the largest, and decide at 500 tokens."""
-    frequencies = 10000.0 ** -(np.arange(8, dtype=np.float32).reshape(1, 8, 1) / 8)
-    divided = frequencies / np.where(np.arange(8) > 5, factor, 1)[:, None].astype(np.float32)
-    models = [with_arrays(decoder(), **{"model.inv_freq": one}) for one in (divided, frequencies)]
-    for model in models:
-        model.graph.node.append(helper.make_node("MatMul", ["model.inv_freq", "position"], ["angles"], "/model/rotary"))
-    assert len(damaged(tmp_path, *models, nats=1e-5)) == num_named
+    """The smallest frequencies were within the rounding of the largest, and decide at 500 tokens; short texts show
+    no window, and its number is an integer; int8 was damaged beside another exporter's epsilon."""
 
-
-def test_epsilons_of_norms_that_are_written_out_as_nodes_are_left_to_texts(tmp_path: Path) -> None:
-    """As the attribute is: int8 was damaged beside another exporter's epsilon."""
-
-    def written(epsilon: float) -> onnx.ModelProto:
-        model = with_arrays(decoder(), **{"model.epsilon": np.float32(epsilon)})
-        model.graph.node.append(helper.make_node("Add", ["mean", "model.epsilon"], ["more"], "/model/norm/Add"))
+    def added(numbers: Any) -> onnx.ModelProto:
+        operator, *inputs = node[0].format(numbers).split()
+        model = with_arrays(decoder(), **{inputs[-1]: np.asarray(numbers)})
+        model.graph.node.append(helper.make_node(operator, inputs, ["made"], node[1]))
         return model
 
-    for nats, num_named in ((1e-5, 0), (0.05, 1)):
-        assert len(damaged(tmp_path / str(nats), written(1e-5), written(1e-6), nats=nats)) == num_named
-
-
-@pytest.mark.parametrize(
-    ("operator", "name"),
-    [("Less", "/model/mask"), ("GreaterOrEqual", ""), ("Min", "/model/mask"), ("Trilu", ""), ("Div", "/model/chunks")],
-)
-def test_a_window_that_a_mask_is_made_with_is_compared(operator: str, name: str, tmp_path: Path) -> None:
-    """Short texts showed none of it, and the number is an integer. A node need not have a name."""
-
-    def masked(window: int) -> onnx.ModelProto:
-        model = with_arrays(decoder(), **{f"const_{window}_i64": np.array(window)})
-        model.graph.node.append(helper.make_node(operator, ["age", f"const_{window}_i64"], ["seen"], name))
-        return model
-
-    assert damaged(tmp_path / "same", masked(16), masked(16), nats=1e-5) == {}
-    assert damaged(tmp_path / "other", masked(9999), masked(16), nats=1e-5).keys() == {f"{name or 'seen'}, input 1"}
+    facts = {"nats": 1e-5, **facts}
+    assert damaged(tmp_path / "same", added(one), added(one), **facts) == {}
+    assert damaged(tmp_path / "other", added(other), added(one), **facts).keys() == told
 
 
 def test_windows_of_masks_whose_names_are_counted_are_compared_in_order(tmp_path: Path) -> None:
@@ -723,22 +728,6 @@ def test_windows_of_masks_whose_names_are_counted_are_compared_in_order(tmp_path
     assert damaged(tmp_path / "same", masked(16, 28), masked(28, 16), nats=1e-5) == {}
     told = damaged(tmp_path / "other", masked(16, 24), masked(28, 16), nats=1e-5)
     assert told == {"model/Less, input 1 (2 of 2)": "is 24, the reference's 28"}
-
-
-@pytest.mark.parametrize(("row", "longest", "num_named"), [(20, 32, 1), (20, 16, 0)])
-@pytest.mark.parametrize("dtype", [bool, np.float32])
-def test_a_stored_mask_is_held_as_far_as_texts_may_reach(
-    dtype: Any, row: int, longest: int, num_named: int, tmp_path: Path
-) -> None:
-    seen = np.tril(np.ones((1, 1, 32, 32), bool))
-    less = seen.copy()
-    less[..., row:, :4] = False
-    own, reference = (one if dtype is bool else np.where(one, dtype(0), dtype(-1e9)) for one in (less, seen))
-    models = [with_arrays(decoder(), **{"attn.bias": one}) for one in (own, reference)]
-    for model in models:
-        model.graph.node.append(helper.make_node("Slice", ["attn.bias", "begin"], ["mask"], "/model/Slice"))
-    told = damaged(tmp_path, *models, nats=1e-5, longest=longest)
-    assert told.keys() == ({"attn.bias"} if num_named else set())
 
 
 def test_tables_that_a_branch_returns_are_held(tmp_path: Path) -> None:
@@ -808,19 +797,6 @@ def test_a_node_that_reads_another_value_than_the_reference_s_is_named(
     assert (len(near.findings), len(near.judged)) == ((0, 1) if is_reached else (1, 0))
 
 
-@pytest.mark.parametrize(("window", "longest", "num_named"), [(24, 64, 1), (9999, 64, 1), (9999, 16, 0)])
-def test_an_integer_that_a_mask_adds_is_compared_unless_no_text_is_so_long(
-    window: int, longest: int, num_named: int, tmp_path: Path
-) -> None:
-    def masked(window: int) -> onnx.ModelProto:
-        model = decoder()
-        constant = helper.make_node("Constant", [], ["window"], value_int=window)
-        model.graph.node.extend([constant, helper.make_node("Sub", ["position", "window"], ["begin"], "/model/Sub")])
-        return model
-
-    assert len(damaged(tmp_path, masked(window), masked(16), nats=1e-5, longest=longest)) == num_named
-
-
 def test_numbers_of_a_part_that_no_text_reaches_are_compared_whatever_texts_gave(tmp_path: Path) -> None:
     """A lost scale of attention was left out of pictures' encoders, too, where texts alone had been equal."""
     scaled = decoder(NUMBERS[8][0])
@@ -841,13 +817,6 @@ def test_a_weights_scale_beside_that_of_a_step_is_no_number_of_the_model() -> No
         return Constants(model, Path("model.onnx"))
 
     assert differing_numbers(scaled(0.5), scaled(0.25)) == {}
-
-
-@pytest.mark.parametrize(("value", "num_named"), [(-1, 0), (0, 0), (1, 1)])
-def test_a_smooth_softmax_that_is_written_out_as_off_is_the_one_that_is_left_out(
-    value: int, num_named: int, tmp_path: Path
-) -> None:
-    assert len(damaged(tmp_path, decoder(setting(LAYER_1, smooth_softmax=value)), decoder())) == num_named
 
 
 def with_product(model: onnx.ModelProto, name: str, weight: Array) -> None:
@@ -880,18 +849,6 @@ def test_the_widths_of_scales_are_no_widths_of_norms(tmp_path: Path) -> None:
         for node in model.graph.node:
             node.input.extend(["s"] * (node.op_type == "GroupQueryAttention"))
     assert damaged(tmp_path, own, reference) == {}
-
-
-@pytest.mark.parametrize(("row", "num_named"), [(95, 0), (89, 2)])
-def test_what_only_ids_without_a_token_reach_is_no_damage(row: int, num_named: int, tmp_path: Path) -> None:
-    tensors = {TABLE: floats()[TABLE], "lm_head": floats()[TABLE].T.copy()}
-    edits = {TABLE: put(row, 0), "lm_head": put((slice(None), row), 0)}
-    own, reference = (decoder() for _ in range(2))
-    for model in (own, reference):
-        model.graph.node.extend(helper.make_node("Gather", [name, "ids"], [f"of {name}"]) for name in tensors)
-    own = with_arrays(own, **{name: edits[name](array.copy()) for name, array in tensors.items()})
-    facts: dict[str, Any] = {"num_tokens": 90, "vocab_sizes": {100, None}}
-    assert len(damaged(tmp_path, own, with_arrays(reference, **tensors), **facts)) == num_named
 
 
 CONFIG = {
@@ -984,6 +941,8 @@ HEALTHY_NODES: list[Callable[..., None]] = [
     setting("Attention", scale=0.5, num_heads=4),
     setting("LayerNorm", epsilon=1.0004e-6),
     setting(LAYER_1, activation_alpha=1.0),
+    setting(LAYER_1, smooth_softmax=-1),
+    setting(LAYER_1, smooth_softmax=0),
     setting("layers.1/constant", value=numpy_helper.from_array(np.array([1.5], np.float16))),
 ]
 
@@ -1026,7 +985,7 @@ def with_table(array: Array, name: str = TABLE, *, is_node: bool = False) -> onn
 def in_part(form: str, table: Array) -> onnx.ModelProto:
     """The decoder, whose table is one of ids, a quantizer's of integers, in a function of its own or in a branch."""
     if form == "integers":
-        return with_table((8 * table).astype(np.int8), is_node=False)
+        return with_table((8 * table).astype(np.int8))
     if form == "ids":
         return with_table(np.arange(len(table)) + (table[:, 0] != floats()[TABLE][:, 0]))
     model, tensor = decoder(), numpy_helper.from_array(table, TABLE)
@@ -1098,13 +1057,6 @@ def test_matrices_that_no_text_reaches_are_held_like_rows(
     assert len(found.judged) + found.uncompared == (len(tripled) - len(found.findings) if tripled else 1)
 
 
-@pytest.mark.parametrize(("longest", "told"), [(64, 1), (60, 0)])
-def test_rows_of_rotary_tables_are_read_up_to_the_context(longest: int, told: int, tmp_path: Path) -> None:
-    """Also of tables that are as long as the vocabulary, of which the tokenizer has fewer ids than either."""
-    files = saved(tmp_path, changed("cos_cache", put(slice(60, None), np.nan)), floats())
-    assert len(damage(*files, longest=longest, num_tokens=50, vocab_sizes={64}).findings) == told
-
-
 def trained(array: Array) -> Array:
     noise = np.random.default_rng(5).normal(size=array.shape).astype(np.float32)
     return array + noise * np.float32(0.05) * np.abs(array).mean()
@@ -1138,29 +1090,6 @@ def test_tokens_that_stand_out_of_a_table_are_damage_and_trained_ones_are_not(na
         assert len(damage(*files, nats=1e-5).findings) == num_named
 
 
-@pytest.mark.parametrize("is_spoilt", [False, True])
-@pytest.mark.parametrize("form", ["a folded norm", "centred"])
-def test_tokens_of_a_head_that_all_changed_alike_do_not_stand_out(form: str, is_spoilt: bool, tmp_path: Path) -> None:
-    """A last norm with some large factors, and the mean of all tokens taken off them, which changes no probability."""
-    random = np.random.default_rng(1)
-    rarely = np.where(np.arange(1000) < 500, 0.1, 1)
-    head = (random.normal(size=(64, 1)) / 2 + rarely * random.normal(size=(64, 1000))).astype(np.float32)
-    factors = np.where(np.arange(64) < 3, 10, 1).astype(np.float32)[:, None]
-    own = head * factors if form == "a folded norm" else head - head.mean(1, keepdims=True)
-    if is_spoilt:
-        own[:, 900:] = own[:, 900:][:, ::-1]
-    files = saved(tmp_path, *(floats() | {"lm_head.weight": one} for one in (own, head)))
-    assert len(damage(*files, nats=1e-5).findings) == is_spoilt
-
-
-def test_a_bias_of_the_head_that_hides_what_is_no_token_is_none_of_infinity(tmp_path: Path) -> None:
-    bias = np.linspace(-1, 1, 108, dtype=np.float32)
-    hiding = np.where(np.arange(108) < 100, bias, -np.inf)
-    files = saved(tmp_path, *(floats() | {"lm_head.bias": one} for one in (hiding, bias)))
-    assert damage(*files, nats=1e-5, num_tokens=100, vocab_sizes={108}).findings == {}
-    assert damage(*files, nats=1e-5, num_tokens=101, vocab_sizes={108}).findings.keys() == {"lm_head.bias"}
-
-
 FACTORS: list[tuple[Edit, tuple[str, ...], int]] = [
     (lambda table: 1.2 * table, ("cos_cache", "sin_cache"), 0),
     (lambda table: 1.2 * table, ("sin_cache",), 1),
@@ -1179,15 +1108,43 @@ def test_a_factor_of_all_positions_is_left_to_texts(
     assert (len(found.findings), len(found.judged)) == (num_named, len(turns) - num_named)
 
 
-@pytest.mark.parametrize(("width", "num_named"), [(108, 1), (104, 0)])
-def test_a_head_is_known_by_the_vocabulary_s_size(width: int, num_named: int, tmp_path: Path) -> None:
-    """Whatever its name: some tokens of it are damage, and some outputs of a product as wide as it are not."""
-    head = np.random.default_rng(1).normal(size=(16, width)).astype(np.float32)
-    spoiled = head.copy()
-    spoiled[:, 90:95] *= 3
-    files = saved(tmp_path, *(floats() | {"score.weight": one} for one in (spoiled, head)))
-    facts: dict[str, Any] = {"nats": 1e-5, "num_tokens": 100, "vocab_sizes": {108}}
-    assert len(damage(*files, **facts).findings) == num_named
+RANDOM = np.random.default_rng(1)
+RARELY = np.where(np.arange(1000) < 500, 0.1, 1)
+HEAD = RANDOM.normal(size=(64, 1)) / 2 + RARELY * RANDOM.normal(size=(64, 1000))
+SOME_LARGE = np.where(np.arange(64) < 3, 10, 1)[:, None]
+LAST = put((slice(None), slice(900, None)), lambda part: part[:, ::-1])
+BIAS, HIDDEN = np.linspace(-1, 1, 108), put(slice(100, None), -np.inf)
+WIDE, TRIPLED = RANDOM.normal(size=(16, 108)), put((slice(None), slice(90, 95)), lambda part: 3 * part)
+TOKENS: dict[str, Any] = {"num_tokens": 100, "vocab_sizes": {108}}
+FEW_IDS, FEWER_IDS = ({"num_tokens": few, "vocab_sizes": {size, None}} for few, size in ((50, 64), (90, 100)))
+HELD: list[tuple[str, Array, Edit, dict[str, Any], bool]] = [
+    ("lm_head.weight", HEAD, lambda head: head * SOME_LARGE, {}, False),
+    ("lm_head.weight", HEAD, lambda head: LAST(head * SOME_LARGE), {}, True),
+    ("lm_head.weight", HEAD, lambda head: head - head.mean(1, keepdims=True), {}, False),
+    ("lm_head.weight", HEAD, lambda head: LAST(head - head.mean(1, keepdims=True)), {}, True),
+    ("lm_head.bias", BIAS, HIDDEN, TOKENS, False),
+    ("lm_head.bias", BIAS, HIDDEN, {**TOKENS, "num_tokens": 101}, True),
+    ("score.weight", WIDE, TRIPLED, TOKENS, True),
+    ("score.weight", WIDE[:, :104], TRIPLED, TOKENS, False),
+    ("cos_cache", floats()["cos_cache"], put(slice(60, None), np.nan), FEW_IDS | {"longest": 64}, True),
+    ("cos_cache", floats()["cos_cache"], put(slice(60, None), np.nan), FEW_IDS | {"longest": 60}, False),
+    (TABLE, floats()[TABLE], put(95, 0), FEWER_IDS, False),
+    (TABLE, floats()[TABLE], put(89, 0), FEWER_IDS, True),
+    ("lm_head", floats()[TABLE].T.copy(), put((slice(None), 95), 0), FEWER_IDS, False),
+    ("lm_head", floats()[TABLE].T.copy(), put((slice(None), 89), 0), FEWER_IDS, True),
+]
+"""A constant, what is done to it, what is known of texts, and whether it is damage."""
+
+
+@pytest.mark.parametrize(("name", "array", "edit", "facts", "is_damage"), HELD)
+def test_what_tokens_and_positions_may_reach_of_a_constant_is_held(
+    name: str, array: Array, edit: Edit, facts: dict[str, Any], is_damage: bool, tmp_path: Path
+) -> None:
+    """Of a head tokens that did not change as all do: a last norm with some large factors, and the mean of all tokens
+    taken off them, change all alike. It is known by its width, whatever its name. A bias may hide what is no token. A
+    rotary table may be as long as the vocabulary."""
+    files = saved(tmp_path, *(floats() | {name: one.astype(np.float32)} for one in (edit(array.copy()), array)))
+    assert damage(*files, nats=1e-5, **facts).findings.keys() == ({name} if is_damage else set())
 
 
 ROPE = {"rope_theta": 100.0, "rope_type": "longrope", "long_factor": [1.0, 4.0]}
