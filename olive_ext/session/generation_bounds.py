@@ -161,6 +161,8 @@ def other_search(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> 
             return name not in _OF_ANY_FILE or DECODER_START not in candidate
         if name in most and value is not None and known.get(name, math.inf) <= value <= most[name]:
             return False
+        if name == "max_new_tokens" and value is not None and value >= most["max_length"]:
+            return False
         return value is not None and (name, value) != ("do_sample", False) and not is_same(value, other)
 
     lost = [name for name in _TRANSFORMERS_SEARCH if name in written and name not in candidate]

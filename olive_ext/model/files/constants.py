@@ -207,14 +207,17 @@ class Constants:
         bodies = [(node, body) for node in nodes for body in subgraphs(node)]
         readers = {one.name: (node, index) for node, body in bodies for index, one in enumerate(body.output)}
         readers |= {name: (node, index) for node in nodes for index, name in enumerate(node.input)}
-        keys = {}
+        keys: dict[str, list[str]] = {}
         for name, (node, index) in readers.items():
             if name in names:
                 key = f"{plain_name(node.name)}, input {index}" if _COUNTED.search(name) else name
                 key = f"{turns[name]}_cache.{key}" if name in turns and not ROTARY.search(key) else key
                 is_turned = node.op_type == "Gemm" and attribute(node, "transB", 0) and index == 1
-                keys[f"{key}, transposed" if is_turned else key] = name
-        return keys
+                keys.setdefault(f"{key}, transposed" if is_turned else key, []).append(name)
+        for key, own in [*keys.items()]:  # nodes whose names differ in counts alone: in the order of their own counts
+            own.sort(key=lambda name: (len(name), name))
+            keys |= {f"{key} ({place})": [name] for place, name in enumerate(own[1:], 2)}
+        return {key: own[0] for key, own in keys.items()}
 
 
 def graph_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:

@@ -50,6 +50,7 @@ from olive_ext.model.files.grids import (
     other_tokens,
 )
 from olive_ext.model.files.node_numbers import (
+    BASES,
     differing_numbers,
     differing_positions,
     is_scaled,
@@ -60,8 +61,6 @@ from olive_ext.model.files.node_numbers import (
 )
 from olive_ext.model.files.package_config import json_object
 from olive_ext.model.types import ModelFiles
-
-_BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
 
 _EXPERT = re.compile(r"[./]experts[./]\d")
 """Names of one expert's weights, which a router may send no text to."""
@@ -294,7 +293,7 @@ def rotary_tables(config: Mapping[str, Any], constants: Mapping[str, Array]) -> 
     scaled, and for tables of another width than the heads'."""
     text = config.get("text_config", config)
     ropes = ropes_of(text)
-    bases = [float(rope[key]) for rope in (text, *ropes) for key in _BASES if rope.get(key)]
+    bases = [float(rope[key]) for rope in (text, *ropes) for key in BASES if rope.get(key)]
     size = text.get("head_dim") or text.get("hidden_size", 0) // (text.get("num_attention_heads") or 1)
     shares = {rope.get("partial_rotary_factor") or 1 for rope in (text, *ropes)}
     tables = {}

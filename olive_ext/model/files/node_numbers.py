@@ -7,9 +7,11 @@ Knows graphs as files.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
+from operator import gt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +23,7 @@ from olive_ext.model.files.constants import (
     MOST_SIZES,
     Constants,
     graph_nodes,
+    is_one,
     kind_of,
     meant_others,
     plain_name,
@@ -58,12 +61,9 @@ _EXPERTS = {
 
 _NORMS = ("LayerNormalization", "RMSNormalization", "RMSNorm")
 _ATTENTIONS = ("GroupQueryAttention", "MultiHeadAttention", "PagedAttention", "Attention")
-_POSITIONS = frozenset(
-    ("sliding_window", "layer_types", "max_window_layers", "attention_chunk_size", "rope_theta", "rope_local_base_freq")
-) | {"factor", "long_factor", "short_factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
-"""Keys of config.json and its rotary entries that decide what far positions read."""
-
-_OF_WINDOWS = ("layer_types", "max_window_layers")
+BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
+_TURNS = ("factor", "long_factor", "short_factor", "low_freq_factor", "high_freq_factor")
+_WINDOWS = ("sliding_window", "layer_types", "max_window_layers", "attention_chunk_size")
 _SAME_TURNS = {None: "default", "mrope": "default", "su": "longrope"}
 
 _BIAS = {"GroupQueryAttention": 10, "MultiHeadAttention": 5, "Attention": 3}
@@ -79,6 +79,9 @@ such integers, too."""
 
 _WITH_INTEGERS = ("Add", "Sub", "Div", "Mod", *_LIMITING)
 _SCALAR_READERS = (*_FACTORS, "Pow", *_WITH_INTEGERS)
+_TRACED = re.compile(r"_output_\d+( |$)")
+"""Values of TorchScript's exporter, whose names are counts within a module."""
+
 _PASSING = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "QuantizeLinear", "DequantizeLinear")
 _LARGE = 6e4
 """Numbers beyond this stand for infinity in masks: each float type has its own."""
@@ -208,22 +211,26 @@ def differing_positions(
 
     def named(config: Mapping[str, Any]) -> dict[str, Any]:
         text = config.get("text_config", config)
-        turns = [one for one in ropes_of(text) if {"rope_type", "type"} & one.keys()]
-        one = {} if len(turns) > 1 else {"factor": None, "long_factor": None, **dict(*turns)}
-        found = {key: value for entry in (text, one) for key, value in entry.items() if key in _POSITIONS}
-        window = found.get("sliding_window") if text.get("use_sliding_window", True) else None
-        if window is None or (longest is not None and window >= longest):
-            found = {
-                key: None if key == "sliding_window" else value
-                for key, value in found.items()
-                if key not in _OF_WINDOWS
-            }
-        kind = one.get("rope_type", one.get("type"))
-        return found | {"rope_type": _SAME_TURNS.get(kind, kind)} if one else found
+        fields = [item for entry in (text, *ropes_of(text)) for item in entry.items()]
+        # By layers' kinds, or for all: what any has.
+        turns = {key: {str(value) for name, value in fields if name == key and value} for key in _TURNS}
+        turns["rope_theta"] = {str(float(value)) for key, value in fields if key in BASES and value}
+        turns["rope_type"] = {_SAME_TURNS.get(value, value) for key, value in fields if key in ("rope_type", "type")}
+        turns["rope_type"] -= {"default"}
+        window = text.get("sliding_window") if text.get("use_sliding_window", True) else None
+        is_idle = window is None or (longest is not None and window >= longest)
+        windows = {key: text[key] for key in _WINDOWS if key in text and not is_idle}
+        return windows | ({"sliding_window": None} if is_idle and "sliding_window" in text else {}) | turns
 
     known, own = named(reference), named(model)
-    others = (key for key in own if key in known and own[key] != known[key])
-    return {f"config.json, {key}": f"is {_shown(own[key])}, the reference's {_shown(known[key])}" for key in others}
+    others = [key for key in own if key in known and own[key] != known[key]]
+    if not (known["rope_theta"] and own["rope_theta"]):  # a class has its own
+        others = [key for key in others if key != "rope_theta"]
+    return {f"config.json, {key}": f"is {_said(own[key])}, the reference's {_said(known[key])}" for key in others}
+
+
+def _said(value: Any) -> str:
+    return ", ".join(sorted(value)) or "none" if isinstance(value, set) else str(value)
 
 
 def _scales(text: Mapping[str, Any]) -> list[float]:
@@ -365,7 +372,7 @@ def rewired(reference: Constants, model: Constants) -> dict[str, Rewired]:
     for constants in (reference, model):
         nodes = [*graph_nodes(constants.model)]
         known = Counter(plain_name(node.name) for node in nodes)
-        named = {name: node for node in nodes if known[name := plain_name(node.name)] == 1 and "/" in name}
+        named = {name: node for node in nodes if known[name := plain_name(node.name)] == 1}
         values = {*constants.maker, *constants.initializers, *(one.name for one in constants.model.graph.input)}
         few = {name for name, one in constants.tensors.items() if math.prod(one.dims) <= MOST_SIZES}
         sides.append((named, values - few))
@@ -374,19 +381,37 @@ def rewired(reference: Constants, model: Constants) -> dict[str, Rewired]:
     for name in sorted(owns.keys() & theirs.keys()):
         node, other = owns[name], theirs[name]
         reads = [_source(reference, value) for value in other.input]
-        is_alike = node.op_type == other.op_type
-        has_window = attribute(node, "local_window_size", -1) > 0
         first_position = 3 if node.op_type in _ATTENTIONS else 1 if "Rotary" in node.op_type else len(reads)
         for index, (was, value) in enumerate(zip(reads, chain(node.input, repeat("")), strict=False)):
-            own = _source(model, value)
-            is_position = index >= first_position
-            is_new = own not in reads and was in values  # sums read their values in any order
-            is_other = own in known_values and (is_position or is_new) and not _is_equal(reference, own, was)
-            is_lost = not own and index == _BIAS.get(node.op_type) and not has_window
-            if was and (is_alike or index == 0) and (is_other or is_lost):
+            own, is_position = _source(model, value), index >= first_position
+            is_table = is_position and was in reference.initializers
+            is_moved = own not in reads and was in values  # sums read their values in any order
+            is_other = own in known_values and (is_position or is_moved)
+            is_other |= is_table and own not in (known_values | model.initializers.keys())  # new nodes made it
+            is_other &= "/" in name or is_table  # other names are counts
+            is_other = is_other and own not in ("", was) and not _is_alike(reference, model, was, own)
+            is_lost = not own and index == _BIAS.get(node.op_type) and not _has_more(node, other)
+            if was and (node.op_type == other.op_type or index == 0) and (is_other or is_lost):
                 read = f"'{own}'" if own else "nothing"
                 found[name] = Rewired(f"reads {read}, the reference's '{was}'", not is_position)
     return found if 4 * len(found) < len(owns.keys() & theirs.keys()) else {}
+
+
+def _has_more(node: onnx.NodeProto, other: onnx.NodeProto) -> bool:
+    """Whether a node has a window, or inputs that another one lacks: they may do what its mask did."""
+    is_longer = any(node.input[len(other.input) :]) or any(map(gt, map(bool, node.input), map(bool, other.input)))
+    return is_longer or attribute(node, "local_window_size", -1) > 0
+
+
+def _is_alike(reference: Constants, model: Constants, was: str, own: str) -> bool:
+    """Whether a value may stand for the reference's: it has no name of its own, is a constant of its numbers or of
+    another form, or was made alike."""
+    if _TRACED.search(f"{own} {was}"):
+        return True
+    if own in model.initializers and was in reference.initializers:
+        array, known = model.numbers(own), reference.numbers(was)
+        return array.shape != known.shape or is_one(known, array)
+    return _is_equal(reference, own, was)
 
 
 def _is_equal(constants: Constants, one: str, other: str) -> bool:

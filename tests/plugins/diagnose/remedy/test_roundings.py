@@ -16,7 +16,8 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 
 import olive_ext
 from olive_ext.errors import ModelError
-from olive_ext.model.files.constants import Array, distances
+from olive_ext.model.files.constants import Array, pairs_of
+from olive_ext.model.files.grids import distance
 from olive_ext.plugins.diagnose.remedy.pages import doubt
 from olive_ext.plugins.diagnose.remedy.pairing import pair
 from olive_ext.plugins.diagnose.remedy.variants import rounded_inside
@@ -95,8 +96,8 @@ def test_loss_of_rounded_activations_is_what_other_kernels_add(tmp_path: Path) -
 
 def share(floats: Array, others: Array, bits: int, *, is_symmetric: bool = True) -> float:
     rounded = graphs.to_nearest(graphs.plain(others), bits, is_symmetric=is_symmetric)
-    (distance,) = distances(*(GraphWeights(one, Path()) for one in (graphs.plain(floats), rounded))).values()
-    return distance.share
+    (pair,) = pairs_of(*(GraphWeights(one, Path()) for one in (graphs.plain(floats), rounded))).values()
+    return distance(*pair).share
 
 
 @pytest.mark.parametrize("bits", [4, 8])
