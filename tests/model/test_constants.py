@@ -1090,6 +1090,19 @@ def test_matrices_that_no_text_reaches_are_held_like_rows(
     assert len(found.judged) + found.uncompared == (len(tripled) - len(found.findings) if tripled else 1)
 
 
+@pytest.mark.parametrize(("edit", "num_named"), [(lambda rows: -rows, 1), (lambda rows: rows, 0)])
+@pytest.mark.parametrize(("name", "shape"), [("relative_bias.weight", (32, 4)), ("score.weight", (32, 64))])
+def test_tokens_and_distances_are_rows_whatever_their_width(
+    name: str, shape: tuple[int, int], edit: Edit, num_named: int, tmp_path: Path
+) -> None:
+    """Far distances of few heads, and a vocabulary smaller than its vectors."""
+    table = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+    other = trained(table) if num_named == 0 else table.copy()
+    other[20:] = edit(other[20:])
+    files = saved(tmp_path, *(floats() | {name: one} for one in (other, table)))
+    assert len(damage(*files, nats=1e-5, num_tokens=32, vocab_sizes={32}).findings) == num_named
+
+
 def trained(array: Array) -> Array:
     noise = np.random.default_rng(5).normal(size=array.shape).astype(np.float32)
     return array + noise * np.float32(0.05) * np.abs(array).mean()

@@ -69,6 +69,9 @@ _SELECTED = re.compile(rf"embed|position|pos_emb|wte|wpe|relative|lm_head|rotary
 """Names of weights of which texts need not show all rows: tables of tokens and positions, the head, and experts."""
 
 _LAST_NORM = re.compile(r"(^|\.)(final_norm_layernorm|final_layernorm|(?<!\d\.)norm|norm_f|ln_f)\.weight$")
+_MOST_HEADS, _MOST_TRAINED = 15, 0.9
+"""Rows of so few numbers are alike by chance. Training changes nearly all of them."""
+
 _NEAR = 0.01
 """The mean KL in nats below which texts were near: as of weights of 6 to 8 bits."""
 
@@ -237,10 +240,12 @@ def _left_to_texts(
     changed on purpose. A text need not reach an expert, or some tokens of a table or head (`other_tokens`), or part of
     a stack of experts. Where texts were not near, a matrix must have something in common with the reference's."""
     names, lengths = set[str](), {*texts.vocab_sizes, texts.num_tokens}
+    others = differing.found | differing.meant
     turned = [name for name in reference if ROTARY.search(name) and name in constants]
-    factors = [factor_of(reference[name], constants[name]) for name in turned if reference[name].ndim == 2]
+    pairs = [(reference[name], constants[name]) for name in turned if reference[name].ndim == 2]
+    factors = [factor_of(*pair) for pair in pairs] if not others.keys().isdisjoint(turned) else []
     has_factor = bool(factors) and bool(np.ptp(factors) < 1e-2)  # which every position has
-    for name, what in (differing.found | differing.meant).items():
+    for name, what in others.items():
         array, is_meant = constants[name], name in differing.meant
         is_table = _SELECTED.search(name) is not None or not {*array.shape}.isdisjoint(lengths)
         is_rotary = ROTARY.search(name) is not None or are_frequencies(reference[name])
@@ -250,7 +255,11 @@ def _left_to_texts(
             continue
         if is_table and array.ndim == 1 and not is_meant and 2 * what.share < 1:
             continue
-        if array.ndim > 1 and (is_table or array.ndim > 2) and other_tokens(reference[name], array):
+        is_narrow = array.ndim == 2 and array.shape[1] <= _MOST_HEADS  # one number a head for each distance
+        if is_table and is_narrow and not is_meant and len(what.rows) < _MOST_TRAINED * len(array):
+            continue
+        axis = next((axis for axis, size in enumerate(array.shape) if size in lengths), None)
+        if array.ndim > 1 and (is_table or array.ndim > 2) and other_tokens(reference[name], array, axis):
             continue
         if array.ndim == 2 and not (texts.are_near or is_meant) and is_unlike(likeness_of(reference[name], array)):
             continue

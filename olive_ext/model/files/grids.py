@@ -232,17 +232,18 @@ def factor_of(reference: Array, model: Array) -> float:
     return float(sizes.mean() ** 0.5) if is_one else float("nan")
 
 
-def other_tokens(reference: Array, model: Array) -> bool:
+def other_tokens(reference: Array, model: Array, axis: int | None = None) -> bool:
     """Whether some rows of a table, columns of a head, or parts of a stack have another direction or size than the
     reference's, while others have its: exchanged, scaled or lost ones. Training and rounding turn rows a little,
     rotations all of them, and multipliers scale all alike. Rows of zeros are for no token. A norm that is folded into
     a head multiplies each number of all tokens by a factor, and centring a head adds a term: tokens that fit to factors
-    and terms, as the nearest tokens have them, do not stand out."""
+    and terms, as the nearest tokens have them, do not stand out. `axis`: that of a matrix's tokens; the longer
+    one where it is not known."""
     pair = [np.atleast_2d(array.squeeze()) for array in (reference, model)]
     is_stack = pair[0].ndim > 2
     if is_stack:
         pair = [array.reshape(len(array), -1) for array in pair]
-    elif np.argmax(pair[0].shape):
+    elif np.argmax(pair[0].shape) if axis is None or reference.ndim > 2 else axis:
         pair = [array.T for array in pair]
     pair = [array[: min(map(len, pair))] for array in pair]
     sums, _ = likeness_of(*pair)
