@@ -773,6 +773,13 @@ def reading(node: str, index: int, value: str) -> Callable[[dict[str, onnx.NodeP
     return edit
 
 
+def operating(operator: str) -> Callable[[dict[str, onnx.NodeProto]], None]:
+    def edit(nodes: dict[str, onnx.NodeProto]) -> None:
+        nodes["/model/layers.1/scale"].op_type = operator
+
+    return edit
+
+
 WINDOWED, COUNTED = reading("attn/Attention", 10, "b0"), naming("/", "_")
 
 
@@ -787,6 +794,8 @@ WINDOWED, COUNTED = reading("attn/Attention", 10, "b0"), naming("/", "_")
         (decoder(), decoder(reading(LAYER_1, 10, "b0")), "nothing 'b0'", False),
         (decoder(reading(LAYER_1, 11, "lengths")), decoder(reading(LAYER_1, 10, "b0")), "", False),
         (decoder(reading("layers.1/scale", 0, "n1")), decoder(), "'n1' 'a1'", True),
+        (decoder(operating("Max")), decoder(operating("Min")), "Max Min", False),
+        (decoder(operating("Add")), decoder(operating("Min")), "", False),
         (decoder(reading(LAYER_1, 10, "m0")), decoder(reading(LAYER_1, 10, "m1")), "", False),
     ],
 )

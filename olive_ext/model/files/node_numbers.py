@@ -357,7 +357,7 @@ def _scalars(constants: Constants, longest: int | None) -> dict[str, Scalar]:
 
 
 class Rewired(NamedTuple):
-    """A node that reads another value than the reference's node of its name."""
+    """A node that reads another value, or limits otherwise, than the reference's node of its name."""
 
     how: str
     is_reached: bool
@@ -380,6 +380,9 @@ def rewired(reference: Constants, model: Constants) -> dict[str, Rewired]:
     found: dict[str, Rewired] = {}
     for name in sorted(owns.keys() & theirs.keys()):
         node, other = owns[name], theirs[name]
+        kinds = node.op_type, other.op_type
+        if kinds[0] != kinds[1] and {*kinds} <= {*_LIMITING}:
+            found[name] = Rewired("is {}, the reference's {}".format(*kinds), is_reached=False)
         reads = [_source(reference, value) for value in other.input]
         first_position = 3 if node.op_type in _ATTENTIONS else 1 if "Rotary" in node.op_type else len(reads)
         for index, (was, value) in enumerate(zip(reads, chain(node.input, repeat("")), strict=False)):
