@@ -214,11 +214,12 @@ def differing_positions(
         fields = [item for entry in (text, *ropes_of(text)) for item in entry.items()]
         # By layers' kinds, or for all: what any has.
         turns = {key: {str(value) for name, value in fields if name == key and value} for key in _TURNS}
-        turns["rope_theta"] = {str(float(value)) for key, value in fields if key in BASES and value}
+        bases = [value for key, value in fields if key in BASES and isinstance(value, (int, float))]
+        turns["rope_theta"] = {*map(str, map(float, bases))}
         turns["rope_type"] = {_SAME_TURNS.get(value, value) for key, value in fields if key in ("rope_type", "type")}
         turns["rope_type"] -= {"default"}
         window = text.get("sliding_window") if text.get("use_sliding_window", True) else None
-        is_idle = window is None or (longest is not None and window >= longest)
+        is_idle = not isinstance(window, int) or (longest is not None and window >= longest)
         windows = {key: text[key] for key in _WINDOWS if key in text and not is_idle}
         return windows | ({"sliding_window": None} if is_idle and "sliding_window" in text else {}) | turns
 
@@ -248,11 +249,8 @@ def _windows(text: Mapping[str, Any], node: onnx.NodeProto, longest: int | None,
     """The windows that an attention may have by config.json, where some attentions of the graph have one or none has.
     Empty where it does not say, and where a mask may hold the window."""
     types, layer, window = text.get("layer_types") or (), layer_of(node.name), text.get("sliding_window") or -1
-    if (
-        node.op_type != "GroupQueryAttention"
-        or any(node.input[_BIAS[node.op_type] :][:1])
-        or not isinstance(window, int)
-    ):
+    has_mask = any(node.input[_BIAS["GroupQueryAttention"] :][:1])
+    if node.op_type != "GroupQueryAttention" or has_mask or not isinstance(window, int):
         return []
     if "sliding_window" not in text:  # other keys: "attention_chunk_size", "local_attention", "window_size"
         return [] if any(word in key for key in text for word in ("window", "chunk", "local")) else [-1]
