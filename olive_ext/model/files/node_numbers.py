@@ -64,7 +64,6 @@ _ATTENTIONS = ("GroupQueryAttention", "MultiHeadAttention", "PagedAttention", "A
 BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
 _TURNS = ("factor", "long_factor", "short_factor", "low_freq_factor", "high_freq_factor")
 _WINDOWS = ("sliding_window", "layer_types", "max_window_layers", "attention_chunk_size")
-_SAME_TURNS = {None: "default", "mrope": "default", "su": "longrope"}
 
 _BIAS = {"GroupQueryAttention": 10, "MultiHeadAttention": 5, "Attention": 3}
 """The inputs of attentions that may hold a window's mask."""
@@ -216,8 +215,8 @@ def differing_positions(
         turns = {key: {str(value) for name, value in fields if name == key and value} for key in _TURNS}
         bases = [value for key, value in fields if key in BASES and isinstance(value, (int, float))]
         turns["rope_theta"] = {*map(str, map(float, bases))}
-        turns["rope_type"] = {_SAME_TURNS.get(value, value) for key, value in fields if key in ("rope_type", "type")}
-        turns["rope_type"] -= {"default"}
+        kinds = {str(rope.get("rope_type", rope.get("type"))) for rope in ropes_of(text)} - {"None", "default", "mrope"}
+        turns["rope_type"] = {"longrope" if kind == "su" else kind for kind in kinds}
         window = text.get("sliding_window") if text.get("use_sliding_window", True) else None
         is_idle = not isinstance(window, int) or (longest is not None and window >= longest)
         windows = {key: text[key] for key in _WINDOWS if key in text and not is_idle}
