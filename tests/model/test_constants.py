@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -809,6 +810,21 @@ def test_a_node_that_reads_another_value_than_the_reference_s_is_named(
     assert [tells(found, what) for found in told] == [True] * bool(what)
     near = damage(*files, nats=1e-5)
     assert (len(near.findings), len(near.judged)) == ((0, 0) if not what else (0, 1) if is_reached else (1, 0))
+
+
+def test_values_are_held_against_each_other_however_deep_the_graph_is(tmp_path: Path) -> None:
+    """Each value is the sum of the one before with itself: two chains of 2,000 have 2 ** 2000 ways between them."""
+
+    def deep(last: str) -> onnx.ModelProto:
+        model = decoder(reading(LAYER_1, 10, last))
+        for chain, first in (("a", "b0"), ("b", "b0"), ("c", "n0")):
+            values = [first, *(f"{chain}/{number}" for number in range(2000))]
+            nodes = [helper.make_node("Add", [one, one], [other]) for one, other in pairwise(values)]
+            model.graph.node.extend(nodes)
+        return model
+
+    reference, *others = (deep(f"{chain}/1999") for chain in "abc")
+    assert [len(damaged(tmp_path / str(n), one, reference, nats=1e-5)) for n, one in enumerate(others)] == [0, 1]
 
 
 def test_tables_whose_names_and_readers_are_counted_are_each_compared(tmp_path: Path) -> None:

@@ -53,10 +53,10 @@ from olive_ext.model.files.node_numbers import (
     BASES,
     differing_numbers,
     differing_positions,
-    is_scaled,
     numbers_against,
     rewired,
     ropes_of,
+    scaled_kinds,
     without_idle_windows,
 )
 from olive_ext.model.files.package_config import json_object
@@ -306,16 +306,11 @@ def rotary_tables(config: Mapping[str, Any], constants: Mapping[str, Array]) -> 
     size = text.get("head_dim") or text.get("hidden_size", 0) // (text.get("num_attention_heads") or 1)
     shares = {rope.get("partial_rotary_factor") or 1 for rope in (text, *ropes)}
     tables = {}
-    for name, table in constants.items() if bases and not is_scaled(ropes) else ():
-        half = table.shape[-1] if table.ndim == 2 and ROTARY.search(name) else 0
-        if (
-            _turn(name) == "freqs"
-            or not half
-            or len(table) < 2
-            or all(half != int(size * share) // 2 for share in shares)
-        ):
+    for name, table in constants.items() if bases and not scaled_kinds(ropes) else ():
+        turn = {"cos": np.cos, "sin": np.sin}.get(_turn(name))
+        half = table.shape[-1] if table.ndim == 2 and turn is not None else 0
+        if turn is None or not half or len(table) < 2 or all(half != int(size * share) // 2 for share in shares):
             continue
-        turn = np.cos if _turn(name) == "cos" else np.sin
         angles = [base ** -(np.arange(half) / half) for base in bases]
         nearest = angles[int(np.argmin([np.abs(turn(angle) - table[1]).max() for angle in angles]))]
         tables[name] = np.empty(table.shape, np.float32)

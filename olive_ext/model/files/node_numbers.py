@@ -215,8 +215,7 @@ def differing_positions(
         turns = {key: {str(value) for name, value in fields if name == key and value} for key in _TURNS}
         bases = [value for key, value in fields if key in BASES and isinstance(value, (int, float))]
         turns["rope_theta"] = {*map(str, map(float, bases))}
-        kinds = {str(rope.get("rope_type", rope.get("type"))) for rope in ropes_of(text)} - {"None", "default", "mrope"}
-        turns["rope_type"] = {"longrope" if kind == "su" else kind for kind in kinds}
+        turns["rope_type"] = {"longrope" if kind == "su" else kind for kind in scaled_kinds(ropes_of(text))}
         window = text.get("sliding_window") if text.get("use_sliding_window", True) else None
         is_idle = not isinstance(window, int) or (longest is not None and window >= longest)
         windows = {key: text[key] for key in _WINDOWS if key in text and not is_idle}
@@ -237,7 +236,7 @@ def _scales(text: Mapping[str, Any]) -> list[float]:
     """The scales that attentions may have: left out, folded into the weights, a head's, or a written one. Empty for
     latent attention, and where rotary positions scale as well."""
     size = text.get("head_dim") or text.get("hidden_size", 0) // (text.get("num_attention_heads") or 1)
-    if not size or text.get("rope_scaling") or "qk_rope_head_dim" in text or is_scaled(ropes_of(text)):
+    if not size or text.get("rope_scaling") or "qk_rope_head_dim" in text or scaled_kinds(ropes_of(text)):
         return []
     sizes = [*(text.get(key) for key in ("query_pre_attn_scalar", "global_head_dim")), size]
     written = [value for key, value in text.items() if key.endswith(("attn_multiplier", "attention_multiplier"))]
@@ -416,15 +415,26 @@ def _is_alike(reference: Constants, model: Constants, was: str, own: str) -> boo
 
 def _is_equal(constants: Constants, one: str, other: str) -> bool:
     """Whether two values of a graph are made alike: a tool that finds such ones keeps the first."""
-    if one == other:
-        return True
-    if one in constants.tensors and other in constants.tensors:
-        return bool(np.array_equal(constants.numbers(one), constants.numbers(other)))
-    left, right = (constants.maker.get(value) for value in (one, other))
-    if left is None or right is None or (left.op_type, len(left.input)) != (right.op_type, len(right.input)):
-        return False
-    is_same = [*left.output].index(one) == [*right.output].index(other) and [*left.attribute] == [*right.attribute]
-    return is_same and all(_is_equal(constants, *pair) for pair in zip(left.input, right.input, strict=True))
+
+    def made(value: str) -> Any:
+        maker = constants.maker.get(value)
+        place = None if maker is None else [*maker.output].index(value)
+        return maker and (maker.op_type, place, len(maker.input), [*maker.attribute])
+
+    pairs, seen = [(one, other)], set[tuple[str, str]]()
+    while pairs:
+        left, right = pairs.pop()
+        if left == right or (left, right) in seen:
+            continue
+        seen.add((left, right))
+        if left in constants.tensors and right in constants.tensors:
+            if not np.array_equal(constants.numbers(left), constants.numbers(right)):
+                return False
+        elif made(left) is None or made(left) != made(right):
+            return False
+        else:
+            pairs += zip(constants.maker[left].input, constants.maker[right].input, strict=True)
+    return True
 
 
 def _source(constants: Constants, value: str) -> str:
@@ -439,6 +449,6 @@ def ropes_of(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [*entries({key: text.get(key) for key in ("rope_parameters", "rope_scaling")})]
 
 
-def is_scaled(ropes: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether positions turn by more than a base."""
-    return any(rope.get("rope_type", rope.get("type")) not in (None, "mrope", "default") for rope in ropes)
+def scaled_kinds(ropes: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The kinds of positions that turn by more than a base."""
+    return {str(rope.get("rope_type", rope.get("type"))) for rope in ropes} - {"None", "mrope", "default"}
