@@ -84,14 +84,14 @@ def other_image_processor(folders: Iterable[Path], named: str | None) -> dict[st
 
 def numbers_of(processor: Any) -> dict[str, Any]:
     """The numbers and switches of a processor, JSON-ready."""
-    known = processor.to_dict().items()
-    return {key: json.loads(json.dumps(value)) for key, value in known if isinstance(value, int | float | list | dict)}
+    known, kinds = processor.to_dict().items(), (int, float, list, tuple, dict)
+    return {key: json.loads(json.dumps(value)) for key, value in known if isinstance(value, kinds)}
 
 
 def other_pictures(known: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """By `numbers_of` two processors, how the other one prepares pictures otherwise than the known one: "resample 0 for
     3"."""
-    shared = [key for key in other if known.get(key)]
+    shared = [key for key in other if known.get(key) is not None]
     return ", ".join(f"{key} {other[key]} for {known[key]}" for key in shared if not is_same(other[key], known[key]))
 
 

@@ -91,8 +91,11 @@ _SEARCH = {
     "encoder_repetition_penalty": 1.0,
 }  # fmt: skip
 
-_DRAWS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
-"""How tokens are drawn, with the defaults of transformers and onnxruntime-genai."""
+_DRAWS = {
+    "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+}  # fmt: skip
+"""How tokens are drawn, with the defaults of transformers and onnxruntime-genai. `top_k` 0 draws from all tokens."""
 
 _BEAMS = {"length_penalty": 1.0, "early_stopping": False, "num_beam_groups": 1, "diversity_penalty": 0.0}
 """How beams are ranked, with transformers' defaults; onnxruntime-genai's `early_stopping` is true by default."""
@@ -128,15 +131,16 @@ def read_search(files: ModelFiles) -> dict[str, Any]:
     if longest and context and not files.genai_config:
         longest = min(longest, context)
     has_encoder = bool(files.hf_config.get("is_encoder_decoder") or model.get("encoder"))
-    draws = bool(section.get("do_sample")) and section.get("top_k") != 1 and section.get("temperature") != 0
+    is_drawn = bool(section.get("do_sample")) and section.get("top_k") != 1 and section.get("temperature") != 0
+    draws = _DRAWS if is_drawn else {}
     search = {name: section.get(name, default) for name, default in _SEARCH.items()}
     beams = {**_BEAMS, "early_stopping": bool(files.genai_config)} if search["num_beams"] != 1 else {}
     named = {name: value for name, value in written.items() if value or name.startswith("forced_")}  # 0 is a token
     return {
         **search,
         **{name: section.get(name, default) for name, default in beams.items()},
-        "do_sample": draws,
-        **{name: section.get(name) or default for name, default in _DRAWS.items() if draws},
+        "do_sample": is_drawn,
+        **{name: default if section.get(name) is None else section[name] for name, default in draws.items()},
         "context_length": context,
         **{name: named[name] for name in (*_TRANSFORMERS_SEARCH, *_LIMITS) if name in named},
         "max_length": None if longest in (0, context) else longest,

@@ -266,25 +266,29 @@ def test_files_that_prepare_sound_otherwise_are_damage(
     assert [*Models(config).unjudged] == named
 
 
-@pytest.mark.parametrize("key", ["", "resample"])
+@pytest.mark.parametrize("changed", [{}, {"resample": 0}, {"image_mean": [0.1, 0.2, 0.3]}])
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
 def test_pictures_that_are_prepared_otherwise_than_the_references_are_damage(
-    family: str, key: str, tmp_path: Path
+    family: str, changed: dict[str, Any], tmp_path: Path
 ) -> None:
     """Small pictures of a task need not show what large ones would."""
     package, checkpoint = media_export(family)
-    if key:
+    if changed:
         package = Path(shutil.copytree(package, tmp_path / "package"))
         _, file = image_processor_of(resolve(ModelSettings(model=str(package))).processor_files)
-        content = json.loads(file.read_text())
-        file.write_text(json.dumps({**content, key: 0}))
+        file.write_text(json.dumps(json.loads(file.read_text()) | changed))
     given = {"model": {"path": str(package)}, "tasks": ["t"], "reference": {"path": str(checkpoint), "export": "never"}}
     found = Models(EvaluationConfig.parse(given)).unjudged.get("preprocessor_config.json", "")
-    assert found.startswith(f"prepares pictures with {key} 0 for ") if key else not found
+    assert (
+        found.startswith(f"prepares pictures with {' '.join(map(str, *changed.items()))} for ")
+        if changed
+        else not found
+    )
     recorded = RecordsFile("model.records")
     models = [resolve(ModelSettings(model=str(one))) for one in (checkpoint, package)]
     vars(recorded)["_unpacked"] = tmp_path, {PICTURES: pictures_of(models[0])[0]}
-    assert bool(other_pictures(pictures_of(recorded)[0], pictures_of(models[1])[0])) is bool(key)
+    assert bool(other_pictures(pictures_of(recorded)[0], pictures_of(models[1])[0])) is bool(changed)
+    assert other_pictures({"do_normalize": False}, {"do_normalize": True})
 
 
 def _write_tasks(folder: Path, family: str, seconds: list[float]) -> Path:
