@@ -74,8 +74,8 @@ class _OverDocuments:
 
         if stderr is None or self.num_documents < LEAST_TEXTS or not estimate:
             return 1.0
-        if not stderr:
-            return 0.0
+        if not stderr:  # all moved alike: as likely as that their signs agree by chance
+            return 2.0 ** (1 - self.num_documents)
         size, a = abs(estimate) / stderr, self._cubic(math.copysign(1.0, estimate) * (skewness or 0.0))
         size = min(size, size + a * size**2 / 3 + a**2 * size**3 / 27 + a / 6)
         return min(1.0, 2 * float(stdtr(self._degrees, -size)))
