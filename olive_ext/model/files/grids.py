@@ -43,7 +43,7 @@ ROW_STEPS, BLOCK_STEPS = 0.6, 1.5
 """Mean distances, in steps, from which on a row, or a block of one, was not rounded to nearest: at 4 bits, zero points
 that are off by one make 1, and lost numbers 2.7."""
 
-ROW_SIZE, BLOCK_SIZE = 0.2, 0.5
+NEAREST_SIZE, ROW_SIZE, BLOCK_SIZE = 0.05, 0.2, 0.5
 """The same, relative to the mean size of the row's numbers: GPTQ moves small numbers by many steps of 8 bits."""
 
 _NOTHING = 1e-3
@@ -198,7 +198,8 @@ def distance(weight: Array, grid: Grid, begin: int = 0) -> Distance:
     rows = blocks.mean(1)
     usual = float(np.median(rows))
     is_nearest = usual < NEAREST_STEPS
-    is_far = (rows > (ROW_STEPS if is_nearest else 4 * usual)) & (sizes.mean(1) > ROW_SIZE)
+    most, size = (ROW_STEPS, NEAREST_SIZE) if is_nearest else (4 * usual, ROW_SIZE)
+    is_far = (rows > most) & (sizes.mean(1) > size)
     if is_nearest:
         is_far |= ((blocks > BLOCK_STEPS) & (sizes > BLOCK_SIZE)).any(1)
     return Distance(count / weight.size, np.flatnonzero(is_far).tolist(), len(rows))
