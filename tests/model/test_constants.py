@@ -648,6 +648,7 @@ NUMBERS: list[tuple[Any, str, str]] = [
     (setting(LAYER_1, activation_alpha=1.7), "'activation_alpha' 1.7, {} 1", ""),
     (setting("layers.1/constant", value=number(1.6)), "is 1.6, {} 1.5", ""),
     (setting(LAYER_1, smooth_softmax=1), "'smooth_softmax' 1, {} 0", ""),
+    (setting("LayerNorm", update_rule="delta"), "'update_rule' delta, {} gated_delta", ""),
 ]
 """What is done to a model's nodes; what is told; and whether another exporter's graph and config.json show it, too."""
 
@@ -775,13 +776,16 @@ def reading(node: str, index: int, value: str) -> Callable[[dict[str, onnx.NodeP
     return edit
 
 
-def operating(operator: str) -> Callable[[dict[str, onnx.NodeProto]], None]:
+def operating(operator: str, *, turned: bool = False) -> Callable[[dict[str, onnx.NodeProto]], None]:
     def edit(nodes: dict[str, onnx.NodeProto]) -> None:
-        nodes["/model/layers.1/scale"].op_type = operator
+        node = nodes["/model/layers.1/scale"]
+        node.op_type = operator
+        node.input[:] = reversed(node.input) if turned else [*node.input]
 
     return edit
 
 
+READS_OTHER = reading("layers.1/scale", 0, "n1")
 WINDOWED, COUNTED = reading("attn/Attention", 10, "b0"), naming("/", "_")
 
 
@@ -795,9 +799,12 @@ WINDOWED, COUNTED = reading("attn/Attention", 10, "b0"), naming("/", "_")
         (decoder(reading(LAYER_1, 10, "x1"), COUNTED), decoder(WINDOWED, COUNTED), "", False),
         (decoder(), decoder(reading(LAYER_1, 10, "b0")), "nothing 'b0'", False),
         (decoder(reading(LAYER_1, 11, "lengths")), decoder(reading(LAYER_1, 10, "b0")), "", False),
-        (decoder(reading("layers.1/scale", 0, "n1")), decoder(), "'n1' 'a1'", True),
+        (decoder(READS_OTHER), decoder(), "'n1' 'a1'", True),
         (decoder(operating("Max")), decoder(operating("Min")), "Max Min", False),
         (decoder(operating("Add")), decoder(operating("Min")), "", False),
+        (decoder(operating("Less", turned=True)), decoder(operating("Greater")), "", False),
+        (decoder(operating("Less")), decoder(operating("Greater")), "Less Greater", False),
+        (decoder(operating("Shape"), READS_OTHER), decoder(operating("Shape")), "", False),
         (decoder(reading(LAYER_1, 10, "m0")), decoder(reading(LAYER_1, 10, "m1")), "", False),
     ],
 )
@@ -843,17 +850,54 @@ def test_tables_whose_names_and_readers_are_counted_are_each_compared(tmp_path: 
     assert told.keys() == {"model/Gather, input 0"}
 
 
-@pytest.mark.parametrize(("factor", "names"), [(8.0, set()), (4.0, {"config.json, factor"})])
-def test_rotary_settings_of_several_kinds_of_layers_are_one_however_they_are_written(
-    factor: float, names: set[str]
+def scaling(kind: str, factor: float, **more: Any) -> dict[str, Any]:
+    return {"rope_scaling": {"rope_type": kind, "factor": factor, **more}}
+
+
+def by_kinds(factor: float) -> dict[str, Any]:
+    of_full = {"rope_type": "linear", "factor": factor, "rope_theta": 1000000.0}
+    return {
+        "rope_parameters": {"full_attention": of_full, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    }
+
+
+FOR_ALL = {"rope_theta": 1000000, "rope_local_base_freq": 10000, **scaling("linear", 8.0)}
+SLIDES = {"num_hidden_layers": 2, "sliding_window": 32, "max_window_layers": 1}
+FULL, MIXED = ["full_attention"] * 2, ["full_attention", "sliding_attention"]
+WRITTEN: list[tuple[dict[str, Any], dict[str, Any], set[str]]] = [
+    (FOR_ALL, by_kinds(8.0), set()),
+    (FOR_ALL, by_kinds(4.0), {"factor"}),
+    (FOR_ALL, FOR_ALL | {"rope_theta": 10000}, {"rope_theta"}),
+    (scaling("llama3", 8, low_freq_factor=1), scaling("llama3", 8.0, low_freq_factor=1.0), set()),
+    (scaling("linear", 1.0), {}, set()),
+    (scaling("linear", 2.0), {}, {"rope_type"}),
+    (scaling("linear", 2.0), scaling("yarn", 2.0), {"rope_type"}),
+    (scaling("dynamic", 2.0) | {"max_position_embeddings": 512}, {}, set()),
+    (scaling("dynamic", 2.0) | {"max_position_embeddings": 511}, {}, {"rope_type"}),
+    (scaling("dynamic", 1.0, alpha=1000.0) | {"max_position_embeddings": 512}, {}, {"rope_type"}),
+    (SLIDES, SLIDES | {"max_window_layers": 0}, {"window of layer 0"}),
+    (SLIDES, SLIDES | {"use_sliding_window": False}, {"window of layer 1"}),
+    (SLIDES, {"sliding_window": 32, "layer_types": MIXED}, set()),
+    (SLIDES, {"layer_types": FULL}, {"window of layer 1"}),
+    (SLIDES | {"max_window_layers": 2}, SLIDES | {"max_window_layers": 6}, set()),
+    (SLIDES | {"max_window_layers": 2}, SLIDES | {"use_sliding_window": False, "max_window_layers": 2}, set()),
+    ({"sliding_window": 32, "layer_types": FULL}, {"sliding_window": None, "layer_types": FULL}, set()),
+    ({"sliding_window": 32}, {"sliding_window": 32, "layer_types": MIXED}, set()),
+    ({"sliding_window": 32}, {"sliding_window": None}, {"sliding_window"}),
+    ({"sliding_window": 512}, {"sliding_window": None}, set()),
+    ({"attention_chunk_size": 64}, {"attention_chunk_size": 128}, {"attention_chunk_size"}),
+]
+"""What two checkpoints' config.json say, and by which of it they differ in a text of 512 positions."""
+
+
+@pytest.mark.parametrize(("one", "other", "names"), WRITTEN)
+def test_windows_and_turns_are_held_by_what_layers_do_however_they_are_written(
+    one: dict[str, Any], other: dict[str, Any], names: set[str]
 ) -> None:
-    """As transformers 4 and 5 write Gemma 3's: the last kind's base was damage."""
-    scaled = {"rope_type": "linear", "factor": 8.0}
-    old = {"rope_theta": 1000000, "rope_local_base_freq": 10000, "rope_scaling": scaled}
-    of_full = {**scaled, "rope_theta": 1000000.0, "factor": factor}
-    of_windows = {"rope_type": "default", "rope_theta": 10000.0}
-    new = {"rope_parameters": {"full_attention": of_full, "sliding_attention": of_windows}}
-    assert differing_positions(old, new).keys() == differing_positions(new, old).keys() == names
+    """As transformers 4 and 5 write Gemma 3's: the last kind's base was damage; so were 8 for 8.0, and windows that no
+    layer has."""
+    told = {f"config.json, {name}" for name in names}
+    assert differing_positions(one, other, 512).keys() == differing_positions(other, one, 512).keys() == told
 
 
 def test_numbers_of_a_part_that_no_text_reaches_are_compared_whatever_texts_gave(tmp_path: Path) -> None:
@@ -1223,11 +1267,12 @@ ROPE = {"rope_theta": 100.0, "rope_type": "longrope", "long_factor": [1.0, 4.0]}
 OTHERWISE: list[tuple[dict[str, Any], set[str]]] = [
     ({"rope_parameters": ROPE}, set()),
     ({"rope_scaling": {"type": "longrope", "long_factor": [1.0, 4.0]}}, set()),
-    ({"rope_parameters": ROPE, "sliding_window": 8}, {"sliding_window"}),
+    ({"rope_parameters": ROPE | {"long_factor": [1, 4]}}, set()),
+    ({"rope_parameters": ROPE, "sliding_window": 8}, {"window of layer 0"}),
     ({"rope_parameters": ROPE | {"long_factor": [1.0, 2.0]}}, {"long_factor"}),
-    ({"rope_scaling": {"type": "su", "long_factor": [1.0, 4.0]}, "layer_types": []}, {"layer_types"}),
-    ({"rope_parameters": ROPE, "use_sliding_window": False, "layer_types": []}, {"sliding_window"}),
-    ({"rope_scaling": None}, {"long_factor", "rope_type"}),
+    ({"rope_scaling": {"type": "su", "long_factor": [1.0, 4.0]}, "layer_types": FULL}, {"window of layer 0"}),
+    ({"rope_parameters": ROPE, "use_sliding_window": False, "layer_types": []}, {"window of layer 0"}),
+    ({"rope_scaling": None}, {"rope_type"}),
 ]
 """What a checkpoint's config.json says beside another with `ROPE`, and which of it is other."""
 

@@ -56,7 +56,7 @@ from olive_ext.model.files.node_numbers import (
     numbers_against,
     rewired,
     ropes_of,
-    scaled_kinds,
+    scaled_ropes,
     without_idle_windows,
 )
 from olive_ext.model.files.package_config import json_object
@@ -306,7 +306,7 @@ def rotary_tables(config: Mapping[str, Any], constants: Mapping[str, Array]) -> 
     size = text.get("head_dim") or text.get("hidden_size", 0) // (text.get("num_attention_heads") or 1)
     shares = {rope.get("partial_rotary_factor") or 1 for rope in (text, *ropes)}
     tables = {}
-    for name, table in constants.items() if bases and not scaled_kinds(ropes) else ():
+    for name, table in constants.items() if bases and not scaled_ropes(text) else ():
         turn = {"cos": np.cos, "sin": np.sin}.get(_turn(name))
         half = table.shape[-1] if table.ndim == 2 and turn is not None else 0
         if turn is None or not half or len(table) < 2 or all(half != int(size * share) // 2 for share in shares):

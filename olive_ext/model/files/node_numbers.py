@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import chain, repeat
+from itertools import chain, permutations, repeat
 from operator import gt
 from typing import Any, NamedTuple
 
@@ -48,9 +48,15 @@ _LIMITS = ("local_window_size", "softcap", "swiglu_limit")
 position: weights in another order, or scaled, may have others."""
 
 _ABSENT: Mapping[str, Any] = {
-    "softcap": 0.0, "scale": 0.0, "local_window_size": -1, "epsilon": 1e-5, "activation_alpha": 1.0,
+    "softcap": 0.0, "scale": 0.0, "local_window_size": -1, "epsilon": 1e-5, "activation_alpha": 1.0, "alpha": 1.0,
+    "beta": 1.0, "k": 1, "p": 2, "activation": b"none", "activation_type": b"relu", "approximate": b"none",
+    "update_rule": b"gated_delta", "GatedRMSNorm activation": b"silu", "PagedAttention is_causal": 1,
+    "SkipLayerNormalization epsilon": 1e-12, "SkipSimplifiedLayerNormalization epsilon": 1e-12,
+    "EmbedLayerNormalization epsilon": 1e-12, "LeakyRelu alpha": 0.01, "HardSigmoid alpha": 0.2,
+    "HardSigmoid beta": 0.5, "Selu alpha": 1.67326, "QuickGelu alpha": 1.702,
 }  # fmt: skip
-"""The defaults of attributes; 0 for all others. This epsilon is ONNX's; ONNX Runtime's "Skip..." have 1e-12."""
+"""The defaults of attributes, of those of one operator after its name; 0 for all others. ONNX Runtime writes them out
+where it saves a model."""
 
 _EXPERTS = {
     "k": ("experts_per_tok", "experts_per_token", "top_k"),
@@ -63,7 +69,8 @@ _NORMS = ("LayerNormalization", "RMSNormalization", "RMSNorm")
 _ATTENTIONS = ("GroupQueryAttention", "MultiHeadAttention", "PagedAttention", "Attention")
 BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
 _TURNS = ("factor", "long_factor", "short_factor", "low_freq_factor", "high_freq_factor")
-_WINDOWS = ("sliding_window", "layer_types", "max_window_layers", "attention_chunk_size")
+_WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+"""The keys in config.json of the windows that layers have, by the layers' type."""
 
 _BIAS = {"GroupQueryAttention": 10, "MultiHeadAttention": 5, "Attention": 3}
 """The inputs of attentions that may hold a window's mask."""
@@ -75,6 +82,9 @@ _BOUNDING = ("Clip", "Min", "Max")
 _LIMITING = ("TopK", "Trilu", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", *_BOUNDING)
 """Operators with integers that decide: experts, windows in masks, the ids of pictures, the farthest position. Masks add
 such integers, too."""
+
+_TURNED = {*permutations(("Less", "Greater")), *permutations(("LessOrEqual", "GreaterOrEqual"))}
+"""Comparisons that are the same with their inputs in the other order."""
 
 _WITH_INTEGERS = ("Add", "Sub", "Div", "Mod", *_LIMITING)
 _SCALAR_READERS = (*_FACTORS, "Pow", *_WITH_INTEGERS)
@@ -205,38 +215,52 @@ def numbers_against(
 def differing_positions(
     reference: Mapping[str, Any], model: Mapping[str, Any], longest: int | None = None
 ) -> dict[str, str]:
-    """Windows and rotary settings that two checkpoints' config.json both name and that are others, which short texts
-    need not show."""
-
-    def named(config: Mapping[str, Any]) -> dict[str, Any]:
-        text = config.get("text_config", config)
-        fields = [item for entry in (text, *ropes_of(text)) for item in entry.items()]
-        # By layers' kinds, or for all: what any has.
-        turns = {key: {str(value) for name, value in fields if name == key and value} for key in _TURNS}
-        bases = [value for key, value in fields if key in BASES and isinstance(value, (int, float))]
-        turns["rope_theta"] = {*map(str, map(float, bases))}
-        turns["rope_type"] = {"longrope" if kind == "su" else kind for kind in scaled_kinds(ropes_of(text))}
-        window = text.get("sliding_window") if text.get("use_sliding_window", True) else None
-        is_idle = not isinstance(window, int) or (longest is not None and window >= longest)
-        windows = {key: text[key] for key in _WINDOWS if key in text and not is_idle}
-        return windows | ({"sliding_window": None} if is_idle and "sliding_window" in text else {}) | turns
-
-    known, own = named(reference), named(model)
+    """Layers' windows and rotary settings by which two checkpoints' config.json make other numbers of a text of
+    `longest` positions, which short texts need not show. What one does not say is its class's, and taken to be as the
+    other's."""
+    texts = [config.get("text_config", config) for config in (reference, model)]
+    windows = [_said_windows(text) for text in texts]
+    known, own = (_turns(text, longest) for text in texts)
+    known |= _layers(windows[1] | windows[0], longest)
+    own |= _layers(windows[0] | windows[1], longest)
     others = [key for key in own if key in known and own[key] != known[key]]
-    if not (known["rope_theta"] and own["rope_theta"]):  # a class has its own
-        others = [key for key in others if key != "rope_theta"]
-    return {f"config.json, {key}": f"is {_said(own[key])}, the reference's {_said(known[key])}" for key in others}
+    return {f"config.json, {key}": f"is {own[key]}, the reference's {known[key]}" for key in others}
 
 
-def _said(value: Any) -> str:
-    return ", ".join(sorted(value)) or "none" if isinstance(value, set) else str(value)
+def _turns(text: Mapping[str, Any], longest: int | None) -> dict[str, str]:
+    """What is written of how positions turn in a text of `longest` positions, by layers' kinds or for all: what any
+    has."""
+    scaled, fields = scaled_ropes(text, longest), [entry.items() for entry in (text, *ropes_of(text))]
+    turns = {key: {_shown(rope[key]) for _, rope in scaled if rope.get(key)} for key in _TURNS}
+    bases = [value for key, value in chain(*fields) if key in BASES and isinstance(value, (int, float))]
+    turns["rope_theta"] = {*map(str, map(float, bases))}
+    turns["rope_type"] = {"longrope" if kind == "su" else kind for kind, _ in scaled} or {"none"}
+    return {key: ", ".join(sorted(values)) for key, values in turns.items() if values}
+
+
+def _said_windows(text: Mapping[str, Any]) -> dict[str, Any]:
+    """The windows by layers' types, and the layers' "types", as far as they are written."""
+    said = {kind: text[key] for kind, key in _WINDOWS.items() if key in text}
+    said |= {} if text.get("use_sliding_window", True) else {"sliding_attention": None}
+    first, count, types = map(text.get, ("max_window_layers", "num_hidden_layers", "layer_types"))
+    if not types and isinstance(first, int) and isinstance(count, int):
+        types = ["full_attention" if layer < first else "sliding_attention" for layer in range(count)]
+    return said | ({"types": types} if isinstance(types, list) and types else {})
+
+
+def _layers(said: Mapping[str, Any], longest: int | None) -> dict[str, str]:
+    """The windows that layers have in a text of `longest` positions; of each type, where no layer's is written."""
+    types = {f"window of layer {layer}": str(kind) for layer, kind in enumerate(said.get("types", ()))}
+    most = math.inf if longest is None else longest
+    seen = {kind: f"{size} ({kind})" for kind, size in said.items() if isinstance(size, int) and 0 < size < most}
+    return {key: seen.get(kind, "none") for key, kind in (types or {_WINDOWS[kind]: kind for kind in _WINDOWS}).items()}
 
 
 def _scales(text: Mapping[str, Any]) -> list[float]:
     """The scales that attentions may have: left out, folded into the weights, a head's, or a written one. Empty for
     latent attention, and where rotary positions scale as well."""
     size = text.get("head_dim") or text.get("hidden_size", 0) // (text.get("num_attention_heads") or 1)
-    if not size or text.get("rope_scaling") or "qk_rope_head_dim" in text or scaled_kinds(ropes_of(text)):
+    if not size or text.get("rope_scaling") or "qk_rope_head_dim" in text or scaled_ropes(text):
         return []
     sizes = [*(text.get(key) for key in ("query_pre_attn_scalar", "global_head_dim")), size]
     written = [value for key, value in text.items() if key.endswith(("attn_multiplier", "attention_multiplier"))]
@@ -246,19 +270,18 @@ def _scales(text: Mapping[str, Any]) -> list[float]:
 def _windows(text: Mapping[str, Any], node: onnx.NodeProto, longest: int | None, *, has_windows: bool) -> list[int]:
     """The windows that an attention may have by config.json, where some attentions of the graph have one or none has.
     Empty where it does not say, and where a mask may hold the window."""
-    types, layer, window = text.get("layer_types") or (), layer_of(node.name), text.get("sliding_window") or -1
-    has_mask = any(node.input[_BIAS["GroupQueryAttention"] :][:1])
-    if node.op_type != "GroupQueryAttention" or has_mask or not isinstance(window, int):
+    said, layer = _said_windows(text), layer_of(node.name)
+    types, window = said.get("types", ()), said.get("sliding_attention") or -1
+    if node.op_type != "GroupQueryAttention" or any(node.input[10:11]) or not isinstance(window, int):
         return []
-    if "sliding_window" not in text:  # other keys: "attention_chunk_size", "local_attention", "window_size"
+    if "sliding_attention" not in said:  # other keys: "attention_chunk_size", "local_attention", "window_size"
         return [] if any(word in key for key in text for word in ("window", "chunk", "local")) else [-1]
     length = longest or read_length(text) or 0
     window = -1 if window >= length > 0 else window
     if layer is not None and layer < len(types):
         return [window] if types[layer] == "sliding_attention" else [-1]
-    is_reached = 0 < window < length
-    is_everywhere = text.get("use_sliding_window", True) and "max_window_layers" not in text
-    return [window] if is_reached and is_everywhere and not has_windows else [window, -1]
+    is_everywhere = 0 < window < length and "max_window_layers" not in text
+    return [window] if is_everywhere and not has_windows else [window, -1]
 
 
 def _by_kind(model: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:
@@ -292,7 +315,7 @@ def _attribute(node: onnx.NodeProto, name: str) -> Any:
 
 def _value(node: onnx.NodeProto, name: str, sizes: set[int]) -> Any:
     """A node's number; 0 for a scale that attentions with heads of `sizes` have by default."""
-    absent = 1e-12 if name == "epsilon" and node.op_type.startswith("Skip") else _ABSENT.get(name, 0)
+    absent = _ABSENT.get(f"{node.op_type} {name}", _ABSENT.get(name, 0))
     value = absent if (value := _attribute(node, name)) is None else value
     if name == "smooth_softmax":  # ONNX Runtime writes -1 out where nothing is said, and both mean no
         return max(0, value)
@@ -306,6 +329,8 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value))
     return f"{value:.6g}" if isinstance(value, float) else value.decode() if isinstance(value, bytes) else str(value)
 
 
@@ -377,9 +402,10 @@ def rewired(reference: Constants, model: Constants) -> dict[str, Rewired]:
     for name in sorted(owns.keys() & theirs.keys()):
         node, other = owns[name], theirs[name]
         kinds = node.op_type, other.op_type
-        if kinds[0] != kinds[1] and {*kinds} <= {*_LIMITING}:
-            found[name] = Rewired("is {}, the reference's {}".format(*kinds), is_reached=False)
         reads = [_source(reference, value) for value in other.input]
+        is_turned = kinds in _TURNED and [_source(model, value) for value in node.input] == reads[::-1]
+        if kinds[0] != kinds[1] and {*kinds} <= {*_LIMITING} and not is_turned:
+            found[name] = Rewired("is {}, the reference's {}".format(*kinds), is_reached=False)
         first_position = 3 if node.op_type in _ATTENTIONS else 1 if "Rotary" in node.op_type else len(reads)
         for index, (was, value) in enumerate(zip(reads, chain(node.input, repeat("")), strict=False)):
             own, is_position = _source(model, value), index >= first_position
@@ -390,7 +416,8 @@ def rewired(reference: Constants, model: Constants) -> dict[str, Rewired]:
             is_other &= "/" in name or is_table  # other names are counts
             is_other = is_other and own not in ("", was) and not _is_alike(reference, model, was, own)
             is_lost = not own and index == _BIAS.get(node.op_type) and not _has_more(node, other)
-            if was and (node.op_type == other.op_type or index == 0) and (is_other or is_lost):
+            is_compared = node.op_type != "Shape" and (node.op_type == other.op_type or index == 0)  # sizes are alike
+            if was and is_compared and (is_other or is_lost):
                 read = f"'{own}'" if own else "nothing"
                 found[name] = Rewired(f"reads {read}, the reference's '{was}'", not is_position)
     return found if 4 * len(found) < len(owns.keys() & theirs.keys()) else {}
@@ -449,6 +476,14 @@ def ropes_of(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [*entries({key: text.get(key) for key in ("rope_parameters", "rope_scaling")})]
 
 
-def scaled_kinds(ropes: Sequence[Mapping[str, Any]]) -> set[str]:
-    """The kinds of positions that turn by more than a base."""
-    return {str(rope.get("rope_type", rope.get("type"))) for rope in ropes} - {"None", "mrope", "default"}
+def scaled_ropes(text: Mapping[str, Any], longest: int | None = None) -> list[tuple[str, Mapping[str, Any]]]:
+    """The kinds, and the entries, by which positions turn by more than a base in a text of `longest` positions."""
+    is_within = longest is not None and longest <= (read_length(text) or 0)
+    kinds = [(str(rope.get("rope_type", rope.get("type"))), rope) for rope in ropes_of(text)]
+    return [
+        (kind, rope)
+        for kind, rope in kinds
+        if kind not in ("None", "mrope", "default")
+        and not (kind in ("linear", "llama3") and rope.get("factor") == 1)
+        and not (kind == "dynamic" and is_within and not rope.get("alpha"))  # Hunyuan's is for every length
+    ]
