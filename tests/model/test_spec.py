@@ -221,10 +221,10 @@ def cast(graph: onnx.ModelProto) -> None:
 
 
 def cast_all(graph: onnx.ModelProto) -> None:
-    """As a tool does that stores halves and keeps the types of inputs and outputs."""
+    """As a tool does that stores halves and keeps the types of inputs and outputs: nodes are in no order."""
     for node in [*graph.graph.node]:
         for name in node.input[3:5]:
-            graph.graph.node.insert(0, helper.make_node("Cast", [name], [f"half {name}"], to=TensorProto.FLOAT16))
+            graph.graph.node.append(helper.make_node("Cast", [name], [f"half {name}"], to=TensorProto.FLOAT16))
         for name in node.output[1:]:
             graph.graph.node.append(helper.make_node("Cast", [f"half {name}"], [name], to=FLOAT))
         node.input[3:5] = [f"half {name}" for name in node.input[3:5]]

@@ -26,11 +26,14 @@ reads it, of 4 and 8 bits alike. The fused MatMulNBits has that accuracy_level, 
 
 
 def sole_readers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
-    """The nodes by the values that they alone read, past casts: attentions by the KV inputs."""
+    """The nodes by the values that they alone read, as they are or cast: attentions by the KV inputs."""
     readers: dict[str, onnx.NodeProto | None] = {}
-    for node in reversed(graph.node):
-        reader = readers.get(node.output[0], node) if node.op_type in ("Cast", "Identity") else node
-        readers |= {name: None if name in readers else reader for name in node.input}
+    for node in graph.node:
+        readers |= {name: None if name in readers else node for name in node.input}
+    for name, reader in readers.items():
+        while reader is not None and reader.op_type in ("Cast", "Identity"):
+            reader = readers.get(reader.output[0])
+        readers[name] = reader
     return {name: node for name, node in readers.items() if node is not None}
 
 
