@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, permutations, repeat
 from operator import gt
 from typing import Any, NamedTuple
@@ -52,11 +51,9 @@ _ABSENT: Mapping[str, Any] = {
     "beta": 1.0, "k": 1, "p": 2, "activation": b"none", "activation_type": b"relu", "approximate": b"none",
     "update_rule": b"gated_delta", "GatedRMSNorm activation": b"silu", "PagedAttention is_causal": 1,
     "SkipLayerNormalization epsilon": 1e-12, "SkipSimplifiedLayerNormalization epsilon": 1e-12,
-    "EmbedLayerNormalization epsilon": 1e-12, "LeakyRelu alpha": 0.01, "HardSigmoid alpha": 0.2,
-    "HardSigmoid beta": 0.5, "Selu alpha": 1.67326, "QuickGelu alpha": 1.702,
+    "EmbedLayerNormalization epsilon": 1e-12, "LeakyRelu alpha": 0.01, "QuickGelu alpha": 1.702,
 }  # fmt: skip
-"""The defaults of attributes, of those of one operator after its name; 0 for all others. ONNX Runtime writes them out
-where it saves a model."""
+"""The defaults of attributes, or of one operator's; 0 for all others. ONNX Runtime writes them out when it saves."""
 
 _EXPERTS = {
     "k": ("experts_per_tok", "experts_per_token", "top_k"),
@@ -215,25 +212,20 @@ def numbers_against(
 def differing_positions(
     reference: Mapping[str, Any], model: Mapping[str, Any], longest: int | None = None
 ) -> dict[str, str]:
-    """Layers' windows and rotary settings by which two checkpoints' config.json make other numbers of a text of
-    `longest` positions, which short texts need not show. What one does not say is its class's, and taken to be as the
-    other's."""
+    """Layers' windows and rotary settings by which two checkpoints' config.json differ in a text of `longest`
+    positions: short texts need not show them. What one does not say is its class's, and taken to be as the other's."""
     texts = [config.get("text_config", config) for config in (reference, model)]
-    windows = [_said_windows(text) for text in texts]
-    known, own = (_turns(text, longest) for text in texts)
-    known |= _layers(windows[1] | windows[0], longest)
-    own |= _layers(windows[0] | windows[1], longest)
+    known, own = (_turns(one, longest) | _layers(one, other, longest) for one, other in (texts, texts[::-1]))
     others = [key for key in own if key in known and own[key] != known[key]]
     return {f"config.json, {key}": f"is {own[key]}, the reference's {known[key]}" for key in others}
 
 
 def _turns(text: Mapping[str, Any], longest: int | None) -> dict[str, str]:
-    """What is written of how positions turn in a text of `longest` positions, by layers' kinds or for all: what any
-    has."""
-    scaled, fields = scaled_ropes(text, longest), [entry.items() for entry in (text, *ropes_of(text))]
+    """What is written of how positions turn in a text of `longest` positions, in all layers or in some."""
+    scaled, named = scaled_ropes(text, longest), (text, *ropes_of(text))
     turns = {key: {_shown(rope[key]) for _, rope in scaled if rope.get(key)} for key in _TURNS}
-    bases = [value for key, value in chain(*fields) if key in BASES and isinstance(value, (int, float))]
-    turns["rope_theta"] = {*map(str, map(float, bases))}
+    bases = [entry.get(key) for entry in named for key in BASES]
+    turns["rope_theta"] = {str(float(base)) for base in bases if isinstance(base, (int, float))}
     turns["rope_type"] = {"longrope" if kind == "su" else kind for kind, _ in scaled} or {"none"}
     return {key: ", ".join(sorted(values)) for key, values in turns.items() if values}
 
@@ -248,8 +240,9 @@ def _said_windows(text: Mapping[str, Any]) -> dict[str, Any]:
     return said | ({"types": types} if isinstance(types, list) and types else {})
 
 
-def _layers(said: Mapping[str, Any], longest: int | None) -> dict[str, str]:
+def _layers(text: Mapping[str, Any], other: Mapping[str, Any], longest: int | None) -> dict[str, str]:
     """The windows that layers have in a text of `longest` positions; of each type, where no layer's is written."""
+    said = _said_windows(other) | _said_windows(text)
     types = {f"window of layer {layer}": str(kind) for layer, kind in enumerate(said.get("types", ()))}
     most = math.inf if longest is None else longest
     seen = {kind: f"{size} ({kind})" for kind, size in said.items() if isinstance(size, int) and 0 < size < most}
@@ -272,7 +265,8 @@ def _windows(text: Mapping[str, Any], node: onnx.NodeProto, longest: int | None,
     Empty where it does not say, and where a mask may hold the window."""
     said, layer = _said_windows(text), layer_of(node.name)
     types, window = said.get("types", ()), said.get("sliding_attention") or -1
-    if node.op_type != "GroupQueryAttention" or any(node.input[10:11]) or not isinstance(window, int):
+    has_mask = any(node.input[_BIAS["GroupQueryAttention"] :][:1])
+    if node.op_type != "GroupQueryAttention" or has_mask or not isinstance(window, int):
         return []
     if "sliding_attention" not in said:  # other keys: "attention_chunk_size", "local_attention", "window_size"
         return [] if any(word in key for key in text for word in ("window", "chunk", "local")) else [-1]
@@ -295,7 +289,7 @@ def _by_kind(model: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:
     return kinds
 
 
-def _by_name(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[onnx.NodeProto]]:
+def _by_name(nodes: Iterable[onnx.NodeProto]) -> dict[str, list[onnx.NodeProto]]:
     named: dict[str, list[onnx.NodeProto]] = {}
     for node in nodes:
         named.setdefault(plain_name(node.name), []).append(node)
@@ -331,7 +325,13 @@ def _is_same(one: Any, other: Any) -> bool:
 def _shown(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_shown, value))
-    return f"{value:.6g}" if isinstance(value, float) else value.decode() if isinstance(value, bytes) else str(value)
+    return (
+        f"{np.float32(value):.6g}"
+        if isinstance(value, float)
+        else value.decode()
+        if isinstance(value, bytes)
+        else str(value)
+    )
 
 
 class Scalar(NamedTuple):
@@ -387,13 +387,12 @@ class Rewired(NamedTuple):
 
 def rewired(reference: Constants, model: Constants) -> dict[str, Rewired]:
     """The nodes of `model` that read values which both graphs have, and which the reference's nodes of their names do
-    not read. Empty where a quarter of the nodes do: these are not of one export. Constants of few numbers are compared
-    as such."""
+    not read, but for their sizes. Empty where a quarter of the nodes do: these are not of one export. Constants of few
+    numbers are compared as such."""
     sides = []
     for constants in (reference, model):
-        nodes = [*graph_nodes(constants.model)]
-        known = Counter(plain_name(node.name) for node in nodes)
-        named = {name: node for node in nodes if known[name := plain_name(node.name)] == 1}
+        nodes = _by_name(node for node in graph_nodes(constants.model) if node.op_type != "Shape")
+        named = {name: same[0] for name, same in nodes.items() if len(same) == 1}
         values = {*constants.maker, *constants.initializers, *(one.name for one in constants.model.graph.input)}
         few = {name for name, one in constants.tensors.items() if math.prod(one.dims) <= MOST_SIZES}
         sides.append((named, values - few))
@@ -416,8 +415,7 @@ def rewired(reference: Constants, model: Constants) -> dict[str, Rewired]:
             is_other &= "/" in name or is_table  # other names are counts
             is_other = is_other and own not in ("", was) and not _is_alike(reference, model, was, own)
             is_lost = not own and index == _BIAS.get(node.op_type) and not _has_more(node, other)
-            is_compared = node.op_type != "Shape" and (node.op_type == other.op_type or index == 0)  # sizes are alike
-            if was and is_compared and (is_other or is_lost):
+            if was and (node.op_type == other.op_type or index == 0) and (is_other or is_lost):
                 read = f"'{own}'" if own else "nothing"
                 found[name] = Rewired(f"reads {read}, the reference's '{was}'", not is_position)
     return found if 4 * len(found) < len(owns.keys() & theirs.keys()) else {}

@@ -46,15 +46,11 @@ def read_rotary_lengths(config: Mapping[str, Any]) -> tuple[int, ...] | None:
     """Where transformers computes the positions of a text by its whole length: the most positions of texts with the
     short factors (longrope), ascending; empty where each length has its own (dynamic NTK); None where positions do not
     depend on the length."""
-    lengths: set[int] = set()
-    is_by_length = False
     outer = config.get("original_max_position_embeddings")
-    for entry in entries(config):
-        kind = entry.get("rope_type", entry.get("type"))
-        is_by_length |= kind in ("longrope", "dynamic")
-        last = entry.get("original_max_position_embeddings", outer) if kind == "longrope" else None
-        lengths |= {int(last)} if last else set()
-    return tuple(sorted(lengths)) if is_by_length else None
+    ropes = [(entry.get("rope_type", entry.get("type")), entry) for entry in entries(config)]
+    lasts = {rope.get("original_max_position_embeddings", outer) for kind, rope in ropes if kind == "longrope"}
+    is_by_length = any(kind in ("longrope", "dynamic") for kind, _ in ropes)
+    return tuple(sorted(int(last) for last in lasts if last)) if is_by_length else None
 
 
 def context_limit(
