@@ -869,7 +869,7 @@ WRITTEN: list[tuple[dict[str, Any], dict[str, Any], set[str]]] = [
     (FOR_ALL, by_kinds(4.0), {"factor"}),
     (FOR_ALL, FOR_ALL | {"rope_theta": 10000}, {"rope_theta"}),
     (scaling("llama3", 8, low_freq_factor=1), scaling("llama3", 8.0, low_freq_factor=1.0), set()),
-    (scaling("longrope", 2, long_factor=[1, 1.0000005]), scaling("su", 2, long_factor=[1, 1.00000047683]), set()),
+    (scaling("longrope", 2, long_factor=[1, 1.000045]), scaling("su", 2, long_factor=[1.0, 1.0000449419]), set()),
     (scaling("linear", 1.0), {}, set()),
     (scaling("linear", 2.0), {}, {"rope_type"}),
     (scaling("linear", 2.0), scaling("yarn", 2.0), {"rope_type"}),
