@@ -57,7 +57,6 @@ from olive_ext.model.files.node_numbers import (
     rewired,
     ropes_of,
     scaled_ropes,
-    without_idle_windows,
 )
 from olive_ext.model.files.package_config import json_object
 from olive_ext.model.types import ModelFiles
@@ -151,15 +150,13 @@ def damage(model: ModelFiles, reference: ModelFiles | None, texts: Texts) -> Dam
             causes |= differing_positions(config, _configuration(model), texts.longest)
         return Damage(causes, tuple(shown), len(constants.keys() - floats.keys()))
     for part, graph in _graphs(model).items():
-        own, known, alike, numbers, other = _constants(graph), floats, set[str](), dict[str, str](), None
+        own, known, alike, numbers, other = _constants(graph, texts.longest), floats, set[str](), dict[str, str](), None
         suffix, is_unreached = f", {part}" if part else "", part in texts.unreached
         pairs: dict[str, Pair] = {}
         constants, is_quantized = own.floats, quantizing_operator(own.model) != ""
         with_reached = is_unreached or not (texts.are_near or (is_quantized and texts.nats is not None))
-        without_idle_windows(own.model, texts.longest)
         if part in others:
-            other = _constants(others[part])
-            without_idle_windows(other.model, texts.longest)
+            other = _constants(others[part], texts.longest)
             pairs, known = pairs_of(other, own), other.floats
             shared = own.grids.keys() & other.grids.keys()
             alike = {name for name in shared if all(map(np.array_equal, own.grids[name], other.grids[name]))}
@@ -213,14 +210,18 @@ def _compared(
     return causes | broken(reference, constants), sorted(judged)
 
 
-def _constants(file: Path) -> Constants:
+def _constants(file: Path, longest: int | None) -> Constants:
     """Those of a graph, in which functions of its own are written out where onnx can do it: not of calls with more
-    inputs than a function takes. A node without a name has that of its first output."""
+    inputs than a function takes. A node without a name has that of its first output. Windows are off that a text of
+    `longest` positions does not leave."""
     model = load_graph(file)
     with suppress(RuntimeError):
         model = onnx.inliner.inline_local_functions(model) if model.functions else model
     for node in graph_nodes(model):
         node.name = node.name or node.output[0]
+        for entry in node.attribute:
+            if entry.name == "local_window_size" and longest is not None and entry.i >= longest:
+                entry.i = -1
     return Constants(model, file)
 
 

@@ -93,13 +93,6 @@ _LARGE = 6e4
 """Numbers beyond this stand for infinity in masks: each float type has its own."""
 
 
-def without_idle_windows(model: onnx.ModelProto, longest: int | None) -> None:
-    """Turns off, in place, windows that a text of `longest` positions does not leave."""
-    for entry in (entry for node in graph_nodes(model) for entry in node.attribute):
-        if entry.name == "local_window_size" and longest is not None and entry.i >= longest:
-            entry.i = -1
-
-
 def differing_numbers(
     reference: Constants, model: Constants, longest: int | None = None, *, with_reached: bool = True
 ) -> dict[str, str]:
@@ -126,9 +119,8 @@ def differing_numbers(
             pairs = [[one] for one in known] if len(known) == len(group) else [known] * len(group)
             for node, pair in zip(group, pairs, strict=True):
                 findings |= _unlike(node, pair, sizes, widths, is_named=group is not rest[0], with_reached=with_reached)
-    return findings | _differing_scalars(
-        *(_scalars(one, longest) for one in (reference, model)), with_reached=with_reached
-    )
+    scalars = [_scalars(one, longest) for one in (reference, model)]
+    return findings | _differing_scalars(*scalars, with_reached=with_reached)
 
 
 def _differing_scalars(
@@ -198,11 +190,9 @@ def numbers_against(
             allowed = {"num_heads": queries, "kv_num_heads": [*shared, 1] if shared else [], "softcap": caps}
             windows = _windows(text, node, longest, has_windows=has_windows)
             allowed |= {"scale": _scales(text), "local_window_size": windows}
-        for name, values in allowed.items():
-            if name not in _LIMITS and not with_reached:
-                continue
-            number = _value(node, name, set())
-            if values and not any(_is_same(number, value) for value in (*values, 0 if "heads" in name else values[0])):
+        for name in (key for key in allowed if allowed[key] and (with_reached or key in _LIMITS)):
+            number, values = _value(node, name, set()), allowed[name]
+            if not any(_is_same(number, value) for value in (*values, 0 if "heads" in name else values[0])):
                 findings[node.name] = f"has '{name}' {_shown(number)}, config.json {_shown(values[0])}"
     norms = {node.name for node in kinds.get("norm", ())}
     meant = meant_others(norms, norms & findings.keys(), kind_of) if norms - findings.keys() else ()
@@ -223,7 +213,9 @@ def differing_positions(
 def _turns(text: Mapping[str, Any], longest: int | None) -> dict[str, str]:
     """What is written of how positions turn in a text of `longest` positions, in all layers or in some."""
     scaled, named = scaled_ropes(text, longest), (text, *ropes_of(text))
-    turns = {key: {_shown(rope[key]) for _, rope in scaled if rope.get(key)} for key in _TURNS}
+    turns = {
+        key: {", ".join(map(_shown, np.ravel(rope[key]))) for _, rope in scaled if rope.get(key)} for key in _TURNS
+    }
     bases = [entry.get(key) for entry in named for key in BASES]
     turns["rope_theta"] = {str(float(base)) for base in bases if isinstance(base, (int, float))}
     turns["rope_type"] = {"longrope" if kind == "su" else kind for kind, _ in scaled} or {"none"}
@@ -323,8 +315,6 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(_shown, value))
     return (
         f"{np.float32(value):.6g}"
         if isinstance(value, float)
