@@ -158,7 +158,8 @@ def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Mo
             if model.get(f"{kind}_encoder_runs") == model.get(f"{kind}s_encoded", 0) > 0:
                 kinds.append(f"two {name} encoded together")
         reach = replace(reach, unseen=tuple(kinds), judged=constants.judged, uncompared=constants.uncompared)
-    damaged = damage_of(comparison.reference, model) | constants.findings
+    known = {UNJUDGED: models.unjudged_of_reference} if UNJUDGED in model else {}
+    damaged = damage_of({**comparison.reference, **known}, model) | constants.findings
     is_given = bool(models.candidate.settings.engine.adapters)  # which change a model on purpose
     if nats is not None and nats > constants.rounding and not is_given:
         damaged[GRAPH] = f"computes otherwise than the reference's, whose weights it has ({nats:.2g} nats)"
@@ -373,13 +374,11 @@ def _identity(models: Models, lm: LM | None) -> dict[str, Any]:
     """Path and kind as resolved, and the digest of the content, which a model of lm-eval's own lacks."""
     path = models.config.model.path
     kind = models.given_candidate.kind if lm is None or models.export_note(path) else getattr(lm, "kind", "hf")
-    size = models.known_size(lm)
-    identity = {"path": path, "kind": kind, **models.export_note(path), **({} if size is None else {SIZE: size})}
     resolved = models.given_candidate if lm is None else getattr(lm, "resolved", None)
-    if resolved is not None and resolved.files.variant:
-        identity[VARIANT] = resolved.files.variant
-    digest = getattr(lm, "content_hash", None)
-    return identity if digest is None else {**identity, "content_hash": digest}
+    variant = None if resolved is None else resolved.files.variant or None
+    known = {SIZE: models.known_size(lm), VARIANT: variant, "content_hash": getattr(lm, "content_hash", None)}
+    facts = {"path": path, "kind": kind, **models.export_note(path), **known}
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 _ANSWER_BYTES = 16
@@ -415,7 +414,7 @@ def _manifest(folder: Path, report: Report, models: Models) -> dict[str, Any]:
     facts = (read_index(folder) or {})["facts"]
     shared = {name: plain(getattr(report, name)) for name in ("versions", "providers", "hardware", "created", "config")}
     shared["config"].pop("reference", None)
-    names = ("path", "kind", "content_hash", SIZE, "max_length", *STOP_FACTS)
+    names = ("path", "kind", "content_hash", SIZE, "max_length", UNJUDGED, *STOP_FACTS)
     return {
         "facts": facts,
         **{name: report.model[name] for name in names if name in report.model},

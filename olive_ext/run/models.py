@@ -23,7 +23,7 @@ from olive_ext.errors import (
     first_line,
 )
 from olive_ext.model import ResolvedModel, resolve
-from olive_ext.model.files.package_config import GENAI_CONFIG, read_json
+from olive_ext.model.files.package_config import GENAI_CONFIG, is_same_path, read_json
 from olive_ext.model.providers.resolution import known_providers, resolve_providers
 from olive_ext.records import Records
 from olive_ext.records.files import cache_folder
@@ -33,7 +33,7 @@ from olive_ext.report.comparison import CONSTANTS, PACKAGE_TOKENIZER, PromptDiff
 from olive_ext.report.page import SIZE
 from olive_ext.run.bounds import is_timed
 from olive_ext.run.machine import Clock
-from olive_ext.run.model_facts import contexts_of, ends_of, stops_of
+from olive_ext.run.model_facts import UNJUDGED, contexts_of, ends_of, stops_of
 from olive_ext.run.reference.observer import Observer
 from olive_ext.run.task_fit import with_length
 from olive_ext.session.tokenizer_fit import TEMPLATE, PromptFormat, excerpts, unwritten_specials
@@ -157,9 +157,7 @@ class Models:
 
     @property
     def contexts(self) -> tuple[int, int] | None:
-        """`Comparison.contexts`; of records made elsewhere, by the length that they were made with."""
-        if self.config.reference is None:
-            return None
+        """`Comparison.contexts`, of records made elsewhere by the length that they have. There is a reference."""
         records = self.records_file
         other = self.given_reference.context_length if records is None else records.max_length
         return contexts_of(self.candidate.context_length, other)
@@ -243,6 +241,18 @@ class Models:
             what = "" if asked is None else f"hides that the models' own files differ: {asked.what[0]}"
             differing["model_args.add_bos_token"] = what
         return {name: what for name, what in differing.items() if what}
+
+    @property
+    def unjudged_of_reference(self) -> dict[str, str]:
+        """`unjudged` of the reference by itself. Of files that are not judged at all, only those of one folder are
+        known to be alike."""
+        records, alone = self.records_file, Models(self.config.model_copy(update={"reference": None}))
+        if records is None:
+            alone.given_candidate = self.given_reference
+            if is_same_path(*(str(model.files.directory) for model in self.given_models)):
+                return alone.unjudged
+        known = alone.unjudged if records is None else records.manifest.get(UNJUDGED, {})
+        return {name: what for name, what in known.items() if "not judged" not in what}
 
     def _unlike_shipped(self, shipped: ResolvedModel) -> str:
         try:
@@ -429,8 +439,7 @@ class Models:
             return False
         records = self.records_file
         theirs = self.prompt_format(self.given_reference) if records is None else records.prompt_format
-        known = "" if theirs is None else theirs.template
-        return bool(known) and known != self.prompt_format(self.given_candidate).template
+        return theirs is not None and theirs.template not in ("", self.prompt_format(self.given_candidate).template)
 
     def _prompt_diff_of(self, model: ResolvedModel, reference: ResolvedModel | RecordsFile) -> PromptDiff | None:
         from olive_ext.session.tokenizer_fit import refuse_other_tokenizer

@@ -30,6 +30,8 @@ from olive_ext.report import Report, from_json
 from olive_ext.report.comparison import ALL, GENERATED, GRAPH, KV_CACHE, SHARED, Comparison, Divergence, PromptDiff
 from olive_ext.report.verdict import verdict
 from olive_ext.run import evaluate
+from olive_ext.run.model_facts import UNJUDGED as UNJUDGED_FACT
+from olive_ext.run.model_facts import damage_of
 from olive_ext.run.models import Models
 from olive_ext.run.reference.observer import Observer
 from olive_ext.session.tokenizer import load_tokenizer
@@ -730,10 +732,16 @@ def test_what_ships_and_is_not_judged_is_named(
     of_model: Any, of_decoder: Any, settings: Any, what: str, tmp_path: Path
 ) -> None:
     """onnxruntime-genai runs by genai_config.json and the package's own tokenizer."""
-    config = EvaluationConfig.parse(shipped(tmp_path, of_model, of_decoder, settings))
-    found = " ".join(f"{name} {how}" for name, how in Models(config).unjudged.items())
+    given = shipped(tmp_path, of_model, of_decoder, settings)
+    found = " ".join(f"{name} {how}" for name, how in Models(EvaluationConfig.parse(given)).unjudged.items())
     assert tells(found, what)
     assert bool(found) == bool(what)
+    own = {name: given[name] for name in ("tokenizer",) if name in given} | given["model"]
+    copy = shutil.copytree(own["path"], tmp_path / "copy")
+    for folder, is_known in ((own["path"], True), (copy, "not judged" not in found)):
+        itself = Models(EvaluationConfig.parse({**given, "reference": {**own, "path": str(folder)}}))
+        reference = {UNJUDGED_FACT: itself.unjudged_of_reference}
+        assert bool(damage_of(reference, {UNJUDGED_FACT: itself.unjudged})) != is_known
 
 
 @pytest.mark.parametrize("kind", ["nosuch", "decoder-pipeline"])
@@ -794,5 +802,11 @@ def test_what_is_not_judged_is_never_green(folder: Path, tmp_path: Path, capsys:
     report = evaluate(config, include_path=str(folder))
     assert verdict(compared(report)).code == "damaged"
     assert [*compared(report).damaged] == ["genai_config.json"]
-    assert main(["check", config["model"]["path"]]) == 0
+    model = config["model"]["path"]
+    settings = ["--tasks", "tiny_choice", "--include-path", str(folder)]
+    assert main(["record", model, "--output", str(tmp_path / "own.records"), *settings]) == 0
+    for reference in (model, str(tmp_path / "own.records")):  # which have it, too
+        itself = evaluate({**config, "reference": reference}, include_path=str(folder))
+        assert (verdict(compared(itself)).status, compared(itself).damaged) == ("ok", {})
+    assert main(["check", model]) == 0
     assert "not judged" in capsys.readouterr().out
