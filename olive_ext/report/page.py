@@ -40,6 +40,9 @@ TEMPLATE_DATE = "chat_template_date"
 TASK_HELPERS = "task_helpers"
 """Key of results: by task a digest of the Python files that its own code imports from beside it, if any."""
 
+LONGEST_CONTEXT = "longest context"
+"""The fact of a task that scores whole texts: in how many tokens at once, by which perplexities differ."""
+
 _TEMPLATE = ("apply_chat_template", "system_instruction", "fewshot_as_multiturn")
 _MOST_NAMED = 3
 _MOST_SHOWN = 60
@@ -151,31 +154,29 @@ def short_names(paths: Sequence[Sequence[str]]) -> list[str]:
     return [f"{'/'.join(parts)} ({rank})" for rank, parts in enumerate(paths, 1)]
 
 
-def check_comparable(reports: Sequence[tuple[str, Report]]) -> None:
-    """Raises `ConfigError` where a task that two of the named reports have differs in its requests or its scoring.
+def check_comparable(runs: Sequence[tuple[str, Report | Mapping[str, Mapping[str, Any]]]]) -> None:
+    """Raises `NotComparableError` where a task that two of the named runs have differs in its requests or its scoring.
 
     Compared are the task's version, examples in the prompt, number of documents and which were drawn, its
     configuration, chat template and system prompt, generation settings, the seed of the examples, the longest context
-    that was asked for, and for tasks that score whole texts the model's.
+    that was asked for, and for tasks that score whole texts the model's. A mapping has some of these by task.
     """
-    tasks = dict.fromkeys(task for _, report in reports for task in report.results.get("configs", {}))
-    problems = [problem for task in tasks for problem in _problems(task, reports)]
-    if problems:
+    if problems := [*_problems([(name, _by_task(run) if isinstance(run, Report) else run) for name, run in runs])]:
         more = f"; and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
         raise NotComparableError(f"cannot compare {'; '.join(problems[:_MOST_NAMED])}{more}")
 
 
-def _problems(task: str, reports: Sequence[tuple[str, Report]]) -> Iterator[str]:
-    """One line for each fact that differs, with the first report and the first that differs from it."""
-    having = [(name, report) for name, report in reports if task in report.results.get("configs", {})]
-    known = [(name, dict(_facts(task, report))) for name, report in having]
-    first_name, first = known[0]
-    for key in dict.fromkeys(key for _, facts in known for key in facts):
-        for name, facts in known[1:]:
-            if key in facts and key in first and facts[key] != first[key]:
-                one, other = _shown(first[key]), _shown(facts[key])
-                yield f"task '{task}': {key} is {one} in '{first_name}' and {other} in '{name}'"
-                break
+def _problems(runs: Sequence[tuple[str, Mapping[str, Mapping[str, Any]]]]) -> Iterator[str]:
+    """One line for each fact of a task that differs, with the first run and the first that differs from it."""
+    for task in dict.fromkeys(task for _, facts in runs for task in facts):
+        (first_name, first), *others = ((name, facts[task]) for name, facts in runs if task in facts)
+        for key, value in first.items():
+            for name, other in [(name, facts[key]) for name, facts in others if facts.get(key, value) != value][:1]:
+                yield f"task '{task}': {key} is {_shown(value)} in '{first_name}' and {_shown(other)} in '{name}'"
+
+
+def _by_task(report: Report) -> dict[str, dict[str, Any]]:
+    return {task: dict(_facts(task, report)) for task in report.results.get("configs", {})}
 
 
 def _facts(task: str, report: Report) -> Iterator[tuple[str, Any]]:
@@ -191,14 +192,11 @@ def _facts(task: str, report: Report) -> Iterator[tuple[str, Any]]:
     yield from ((key, configuration.get(key)) for key in _MEANING)
     yield from ((key, report.config.get(key) or None) for key in (*_TEMPLATE, "max_length"))
     yield "chat_template_args", (report.config.get("model_args") or {}).get("chat_template_args")
-    if results.get("chat_template_sha"):
-        yield "chat_template_sha", results["chat_template_sha"]
-    if results.get(TEMPLATE_DATE):
-        yield TEMPLATE_DATE, results[TEMPLATE_DATE]
+    yield from ((key, results[key]) for key in ("chat_template_sha", TEMPLATE_DATE) if results.get(key))
     if shots:
         yield "seed of the examples", results.get("config", {}).get("fewshot_seed")
     if configuration.get("output_type") == "loglikelihood_rolling":
-        yield "longest context", results.get("max_length")
+        yield LONGEST_CONTEXT, results.get("max_length")
 
 
 def _shown(value: Any) -> str:

@@ -445,15 +445,15 @@ def _incomparable(comparison: Comparison) -> str:
 
 
 def _is_same(comparison: Comparison, divergence: Divergence | None) -> bool:
-    if unjudged_tasks(comparison).keys() - {item.task for item in comparison.divergences}:
-        return False
-    if comparison.changed_answers or comparison.asked or _other_ends(comparison):
+    unjudged = unjudged_tasks(comparison).keys() - {item.task for item in comparison.divergences}
+    if unjudged or comparison.changed_answers or comparison.asked or _other_ends(comparison):
         return False
     answers = (*comparison.outcomes, *comparison.lengths)
     if any(item.right_to_wrong + item.wrong_to_right or abs(item.difference) > _SAME_GRADE for item in answers):
         return False
     if comparison.is_same_content:
-        return all(abs(item.perplexity_ratio - 1) <= _SAME_GRADE for item in comparison.texts)
+        ratios = [item.perplexity_ratio for item in comparison.texts]
+        return not uncompared(comparison) and all(abs(ratio - 1) <= _SAME_GRADE for ratio in ratios)
     return divergence is not None and divergence.kl.maximum < SAME_NATS
 
 

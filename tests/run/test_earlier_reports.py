@@ -166,6 +166,7 @@ C, D, WHOLE, TURNED, LOST = (
 UNKNOWN = results("model", {"path": "a"})
 MISSING = results("missing", [{"task": "colours", "doc_id": number, "reason": "crashed"} for number in range(3)])
 DAMAGED = with_comparison(divergences=[], damaged={"cos_cache": "is missing"})
+F1 = results("results.results", {"colours": {"acc,none": 0.7, "f1,none": 0.1}})
 UNJUDGED = results("model.unjudged", {"tokenizer_config.json": "has another chat template"})
 CODES: dict[str, tuple[Any, Any, str]] = {
     "the same contents": ((BASE, model(C)), (BASE, model(C)), "no_difference"),
@@ -186,6 +187,7 @@ CODES: dict[str, tuple[Any, Any, str]] = {
     "a damaged file": ((BASE, id), (BASE, UNJUDGED), "damaged"),
     "a damaged file of both": ((BASE, UNJUDGED), (BASE, UNJUDGED), "no_difference"),
     "a task without values by document": ((BASE, without_values), (BASE, without_values), "no_values"),
+    "the same contents with a score of the whole": ((BASE, F1), (BASE, F1), "no_values"),
     "only such a task, as of a median": (([], id), ([], id), "nothing_compared"),
     "such a task of the first alone": ((BASE, without_values), (BASE, id), "no_difference"),
 }

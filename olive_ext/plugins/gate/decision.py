@@ -40,7 +40,7 @@ from olive_ext.report.changes import changes_of, deciding_changes, difference_te
 from olive_ext.report.comparison import ALL, TRIALS, Comparison, Outcome, Status
 from olive_ext.report.metrics import LENGTHS, non_finite_requests
 from olive_ext.report.next_step import next_step
-from olive_ext.report.page import TASK_HELPERS, TEMPLATE_DATE, model_name
+from olive_ext.report.page import LONGEST_CONTEXT, TASK_HELPERS, TEMPLATE_DATE, check_comparable, model_name
 from olive_ext.report.plain_text import literal
 from olive_ext.report.report import validated
 from olive_ext.report.verdict import EXIT_STATUS, LOST_TOO, Verdict, possible_loss, reason_of, verdict
@@ -77,7 +77,7 @@ def bounds_of(comparison: Comparison, found: Verdict) -> list[GateBound]:
             note = f"loss of less than {comparison.matters:g} {change.unit}" * (status == "small_loss")
         elif change.is_unclear:
             status, note = "unknown", "nothing says whether more is better (`higher_is_better`)"
-        elif change in deciding and change.may_lose(comparison.matters):
+        elif change in deciding and found.code != "no_difference" and change.may_lose(comparison.matters):
             status, note = "unknown", possible_loss(reason_of("too_few", change, -change.low, change.advice))
         text = f"perplexity {change.figure.value} ({change.figure.note})"
         name, figures = (change.name, text) if change.outcome is None else _named(change.outcome)
@@ -183,7 +183,10 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
         matters=run.matters if within is None else within,
         arguments=compared.arguments,
         stops=stops_of(baseline.model, report.model),
+        is_same_content=baseline.model.get("content_hash", "") == report.model.get("content_hash"),
     )
+    contexts = {LONGEST_CONTEXT: baseline.model["max_length"]} if "max_length" in baseline.model else {}
+    check_comparable([(file, dict.fromkeys(baseline.definitions, contexts)), (run.name, report)])
     date = report.results.get(TEMPLATE_DATE)
     dates = f": the chat template prints the date, {date}, and the baseline is of {baseline.created[:10]}"
     gated = gate_answers(unpacked(baseline.documents), own, faults, (file, run.name), dates if date else "")
@@ -221,12 +224,14 @@ def gate_answers(
         number_other += others
         absent = {(second.task, -place) for place in range(1, 1 + less)}
         if unanswered := absent | without_value([one], [two]).keys():
-            many = counted(len(unanswered), "document")
-            notes.append(f"{second.task}: {many} of the baseline without a value in the run")
+            notes.append(
+                f"{second.task}: {counted(len(unanswered), 'document')} of the baseline without a value in the run"
+            )
         lacking |= unanswered
     both = [one for one, _ in common], [two for _, two in common]
     missing, damaged = max(faults.missing, len(lacking)), {**faults.damaged, **other_choices(common)}
-    comparison = replace(faults, texts=tuple(compare_texts(*both)), missing=missing, damaged=damaged)
+    texts, is_same = tuple(compare_texts(*both)), faults.is_same_content and not notes
+    comparison = replace(faults, texts=texts, missing=missing, damaged=damaged, is_same_content=is_same)
     try:
         comparison = compare_answers(comparison, *both)
     except TaskError as error:
@@ -324,13 +329,14 @@ def baseline_of(report: Report) -> Baseline:
     """The baseline of a report. Raises `ConfigError` where it has no answers."""
     if not report.answers:
         raise MissingError("a baseline needs a value for each document, which no task of the report has")
-    facts = ("path", "kind", "content_hash", "mode", UNJUDGED, *TRIALS, *STOP_FACTS)
+    facts = ("path", "kind", "content_hash", "mode", "max_length", UNJUDGED, *TRIALS, *STOP_FACTS)
+    known = {**report.model, "max_length": report.results.get("max_length")}
     compared = report.comparison or Comparison({})
     records = {"records": Path(folder).name} if (folder := compared.reference.get("folder")) else {}
     return Baseline(
         format=FORMAT,
         created=report.created,
-        model={key: report.model[key] for key in facts if key in report.model},
+        model={key: known[key] for key in facts if key in known},
         reference={key: compared.reference[key] for key in facts if key in compared.reference} | records,
         versions=report.versions,
         metrics=tuple(item for item in report.metrics if item.n is not None),
