@@ -191,6 +191,8 @@ def _compared(first: Named, others: Sequence[Named]) -> Iterator[ComparedModels]
         asked = {*item.report.results.get("n-samples", {})}
         if lacking := [task for task in first.report.results.get("n-samples", {}) if task not in asked]:
             notes.append(f"without {listed(lacking)}, which {first.name} alone has")
+        if not (is_same or comparison.is_same_content):
+            notes.append("the models' files were not compared, as an evaluation with a reference does")
         if own.certainty is not None:
             notes.append("of the drawn documents alone, which do not stand for all alike")
         if not first.matters == item.matters == Comparison.matters:

@@ -286,12 +286,14 @@ def test_own_reference_is_known_by_its_content_else_by_its_path_from_here(
     (models,) = compare([str(first), str(second)]).compared
     assert models.comparison.over_all, "it was 'not decided', and advised what the report was made with"
     assert (models.is_of_another, models.note.startswith("divergence")) == (not is_same, not is_same)
+    assert ("files were not compared" in models.note) == (not is_same)
 
 
 def test_a_loss_that_matters_is_said_where_a_report_had_another(tmp_path: Path) -> None:
     first, other = place(tmp_path, "float", BASE), place(tmp_path, "plain", BASE)
     second = place(tmp_path, "int4", BASE, lambda values: values.update(config={**values["config"], "matters": 0.5}))
     notes = [models.note for models in compare([str(first), str(second), str(other)]).compared]
+    assert "files" not in str(notes), "they are the same"
     assert [tells(note, "0.5 int4") for note in notes] == [True, False]
     (models,) = compare([str(second), str(other)]).compared
     assert tells(models.note, "1 plain")
