@@ -315,13 +315,9 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return (
-        f"{np.float32(value):.6g}"
-        if isinstance(value, float)
-        else value.decode()
-        if isinstance(value, bytes)
-        else str(value)
-    )
+    if isinstance(value, bytes):
+        return value.decode()
+    return f"{np.float32(value):.6g}" if isinstance(value, float) else str(value)
 
 
 class Scalar(NamedTuple):
