@@ -40,21 +40,6 @@ def lines(results: Any, task: str) -> dict[tuple[int, str], Any]:
     return {(line["doc_id"], line["filter"]): line for line in results["samples"].get(task, ())}
 
 
-def test_documents_keep_their_prompts_numbers_and_answers(tasks: LoadedTasks, whole: Any) -> None:
-    lm = OrtLM(session=NetSession(model()))
-    twice = {"tiny_shots": [4, 1], "tiny_generate": [5]}
-    for documents in (twice, {name: [2] for name in TASKS}, twice):
-        found = run(lm, tasks.of(documents))
-        assert set(found["samples"]) == set(documents)
-        for task, numbers in documents.items():
-            own = lines(found, task)
-            assert {number for number, _ in own} == set(numbers)
-            for key, line in own.items():
-                same = lines(whole, task)[key]
-                for name in ("arguments", "resps", "filtered_resps", "doc_hash", "prompt_hash", *line["metrics"]):
-                    assert line[name] == same[name], (task, key, name)
-
-
 def test_all_documents_are_aggregated_from_their_answers(tasks: LoadedTasks, whole: Any) -> None:
     everything = {task: range(6) for task in tasks.tasks}
     lm = AnsweredRequests(OrtLM(session=NetSession(model())), whole["samples"])

@@ -4,8 +4,7 @@ unless it is asked for."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,25 +43,6 @@ def test_every_item_comes_once_and_neighbours_are_alike(items: list[str], count:
         assert len(upper) <= count
         encoded += upper
     assert encoded == sorted(item.upper() for item in items)
-
-
-def test_the_next_slice_is_encoded_while_one_is_scored_and_its_error_raised_to_the_caller() -> None:
-    begun = [threading.Event() for _ in range(3)]
-
-    def encode(numbers: Sequence[int]) -> int:
-        if numbers[0] == 3:
-            raise ValueError("planted at 3")
-        begun[numbers[0]].set()
-        return numbers[0]
-
-    slices = enumerate(encoded_slices(range(4), str, encode, size=1))
-    for _ in range(3):
-        place, number = next(slices)
-        assert place == number
-        if number < 2:
-            assert begun[number + 1].wait(5)
-    with pytest.raises(ValueError, match="planted at 3"):
-        next(slices)
 
 
 @given(st.lists(st.text("ab", max_size=6), max_size=8))

@@ -73,20 +73,6 @@ def test_rolling_scores_text_behind_one_bos_by_default() -> None:
     assert abs(hflms - rolled) > 0.1
 
 
-@pytest.mark.parametrize(
-    ("said", "until", "answer"),
-    [
-        (("stopped stopping",), ["opp"], "st"),
-        (("the cat sat",), ["sat", " c"], "the"),
-        (("the", EOS, "cat"), [], "the"),
-        (("the", IM_END, "cat"), ["<|im_end|>"], "the"),
-    ],
-    ids=["inside a token", "the first of two", "the end of text", "a special token"],
-)
-def test_stop_is_cut_exactly(said: tuple[str | int, ...], until: list[str], answer: str) -> None:
-    assert generate(ort_lm(engine=says(*said)), {"until": until}, "the") == [answer]
-
-
 THOUGHT = ("what is it?\n\na thing</think>\n\nthe cat\n\nthe dog",)
 
 
@@ -123,26 +109,6 @@ def test_enable_thinking_refuses_an_answer_that_is_begun(thinks: bool) -> None:
             assert lm.apply_chat_template(turns, add_generation_prompt=False).endswith("The answer:")
     finally:
         lm.tokenizer.chat_template = before
-
-
-def test_long_prompt_keeps_its_end() -> None:
-    engine = ForwardEngine()
-    context = "the cat sat on the mat and " * 20
-    generate(ort_lm(engine=engine), {"max_gen_toks": 8}, context)
-    (request,) = engine.requests
-    assert request.tokens == tuple(byte_level(True).encode(context)[-(MAX_LENGTH - 8) :])
-
-
-def test_equal_greedy_requests_are_generated_once_and_repeats_of_a_sampled_one_differ_and_come_again() -> None:
-    engine = ForwardEngine()
-    texts = generate(ort_lm(engine=engine), {"max_gen_toks": 5}, "the", "the cat", repeats=3)
-    assert len(engine.requests) == 2
-    assert texts[0] == texts[1] == texts[2]
-    kwargs = {"do_sample": True, "temperature": 1.5, "max_gen_toks": 8}
-    texts = generate(ort_lm(), kwargs, "the", repeats=6)
-    assert len(set(texts)) > 3
-    assert texts == generate(ort_lm(), kwargs, "the", repeats=6)
-    assert texts != generate(ort_lm(seed=1), kwargs, "the", repeats=6)
 
 
 def test_settings_of_a_beam_search_reach_the_engine_and_are_left_as_they_were() -> None:
@@ -240,28 +206,6 @@ def test_model_info_is_plain_and_counts() -> None:
     assert info["execution"]["counters"]["tokens_fed"] > 0
     assert info["execution"]["providers"] == ["CPUExecutionProvider"]
     assert {"olive-ext", "lm-eval"} <= set(info["versions"])
-
-
-def test_observer_is_told_of_every_request_with_what_was_asked_and_answered() -> None:
-    told: list[tuple[Any, Any, Any]] = []
-    lm = OrtLM(session=session(), observer=lambda *seen: told.append(seen))
-    scored = instances("loglikelihood", [("the cat", " sat"), ("the cat", ""), ("the dog", " ran")])
-    answers = lm.loglikelihood(scored, disable_tqdm=True)
-    assert {id(asked): output.logprob for asked, _, output in told} == {
-        id(scored[0]): answers[0][0],
-        id(scored[2]): answers[2][0],
-    }
-    assert all(request.target and len(request.target) == output.token_count for _, request, output in told)
-    told.clear()
-    texts = instances("loglikelihood_rolling", [("the cat sat",), ("the dog",)])
-    rolled = lm.loglikelihood_rolling(texts, disable_tqdm=True)
-    assert {id(asked): output.logprob for asked, _, output in told} == dict(zip(map(id, texts), rolled, strict=True))
-    assert all(len(request.text) == len(output.token_logprobs) for _, request, output in told)
-    told.clear()
-    same = instances("generate_until", [("the", {"max_gen_toks": 4})] * 2)
-    texts_out = lm.generate_until(same, disable_tqdm=True)
-    assert [id(asked) for asked, _, _ in told] == [id(same[0]), id(same[1])]
-    assert {output.text for _, _, output in told} == set(texts_out)
 
 
 WORDS = " ".join(CORPUS[:3]).split(" ")

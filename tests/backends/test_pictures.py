@@ -104,20 +104,6 @@ def _alone(image: Image.Image) -> Any:
     return GenerationRequest("<image> and ", max_new_tokens=4, stop=["."], images=[image])
 
 
-def test_a_tasks_own_marker_of_pictures_is_the_argument_image_string(lm: OrtLM) -> None:
-    """The model's marker stands in the task's prompts already; another would have no picture."""
-    images = [picture(0, 20, 20)]
-    asked = ("Look: <image> and", {"until": ["."], "max_gen_toks": 4}, {"visual": images})
-    request = [Instance("generate_until", {}, asked, 0, ("named", 0, 1))]
-    with (
-        OrtLM(session=lm.session, image_string="<image>") as given,
-        OrtLM(session=lm.session, image_string="X") as wrong,
-    ):
-        assert given.generate_until(request, disable_tqdm=True) == lm.generate_until(request, disable_tqdm=True)
-        with refused(LostRequestsError, "incomplete", holds=("<image>", "1", "0")):
-            wrong.generate_until(request, disable_tqdm=True)
-
-
 def test_chat_message_holds_pictures_where_the_text_has_them(lm: OrtLM) -> None:
     text = lm.apply_chat_template([{"role": "user", "content": "a <image> b <image>"}])
     assert text == "<user>a <image> b <image><assistant>"

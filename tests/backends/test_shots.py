@@ -5,7 +5,6 @@ tasks that hold arrays and pictures with `!=`."""
 from __future__ import annotations
 
 import io
-import json
 import runpy
 from functools import cache
 from pathlib import Path
@@ -111,29 +110,6 @@ def test_lm_eval_itself_gives_no_pictures_of_examples_which_is_never_silently_wr
         lm.tokenizer.chat_template = CHAT_TEMPLATE.replace("MARKER", "<image>")
         with refused(TaskError, "task", holds=told):
             _by_lm_eval(lm, apply_chat_template=True)
-
-
-def test_examples_without_pictures_and_none_at_all_change_nothing(tmp_path: Path) -> None:
-    lines = [json.dumps({"text": f"Ann sees {number}", "answer": "blue"}) for number in range(6)]
-    (tmp_path / "data.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    (tmp_path / "plain.yaml").write_text(
-        f"task: plain\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {tmp_path}/data.jsonl}}}}\n"
-        "test_split: test\noutput_type: generate_until\ndoc_to_text: text\ndoc_to_target: answer\n"
-        "generation_kwargs: {until: ['.'], max_gen_toks: 2}\nmetric_list: [{metric: exact_match}]\n",
-        encoding="utf-8",
-    )
-    with OrtLM(str(media_export("llava")[0])) as lm:
-        for num_shots in (0, 2):
-            settings = EvaluationSettings(tasks=["plain"], num_fewshot=num_shots, limit=2, bootstrap_iters=0)
-            loaded = load_tasks(["plain"], str(tmp_path))
-            found = run_tasks(lm, loaded, settings)
-            for sample in found["samples"]["plain"]:
-                ((context, _),) = sample["arguments"]
-                assert context.count("Ann sees") == num_shots + 1
-        assert (
-            "images_encoded" not in lm.session.describe_execution()
-            or not lm.session.describe_execution()["images_encoded"]
-        )
 
 
 def _cut_picture(shade: int) -> Image.Image:

@@ -29,20 +29,6 @@ def folder(tmp_path: Path) -> str:
     return str(write_tasks(tmp_path / "tasks"))
 
 
-def test_metric_lists_are_read_by_name_path_and_inline_each_filter_once(folder: str) -> None:
-    inline = {"task": "inline", "metric_list": [{"metric": "acc"}]}
-    function = {"task": "function", "metric_list": [{"metric": "/x/utils.f"}]}
-    specs = ["tiny_choice", f"{folder}/tiny_rolling.yaml", inline, "tiny_generate", function, {"task": "none"}]
-    assert declared_metrics(specs, folder) == {
-        "tiny_choice": {"acc", "acc,none", "acc_norm", "acc_norm,none"},
-        "tiny_rolling": {"word_perplexity", "word_perplexity,none", "bits_per_byte", "bits_per_byte,none"},
-        "inline": {"acc", "acc,none"},
-        "tiny_generate": {"exact_match", "exact_match,strict", "exact_match,loose"},
-        "function": None,
-        "none": None,
-    }
-
-
 def test_lengths_of_answers_have_the_first_filter_alone(folder: str) -> None:
     loaded = load_tasks(["tiny_generate"], folder, thinks=True)
     for found in (declared_metrics(["tiny_generate"], folder, thinks=True), loaded_metrics(loaded)):

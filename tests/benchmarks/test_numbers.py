@@ -13,12 +13,8 @@ from hypothesis import strategies as st
 
 from docs.benchmarks.speed.job import BenchJob, BenchRun, Launcher, Schedule
 from docs.benchmarks.speed.latency import Timeline, describe
-from docs.benchmarks.speed.peers import Opening, feed_our_tokens
-from docs.benchmarks.speed.summary import agreement, summarize
-from docs.benchmarks.speed.tables import HEADS, cells, facts, to_markdown
-from docs.benchmarks.speed.work import Work, count_tokens
-from olive_ext.backends.lm_eval import OrtLM
-from tests.exports import genai_export
+from docs.benchmarks.speed.summary import agreement
+from docs.benchmarks.speed.work import count_tokens
 
 GROUPS = [("task", 0), ("task", 0), ("task", 1), ("task", 1)]
 
@@ -62,41 +58,6 @@ def run(backend: str, size: int | None, number: int, seconds: float, **fields: A
     return BenchRun(backend, size, number, **given)
 
 
-def test_rows_are_medians_of_the_best_batch_size_and_pair_the_runs_of_a_round() -> None:
-    tokens = {"naive": 1000, "distinct": 200, "attended": 5000, "rows": 10}
-    counters = {"tokens_fed": 210.0, "tokens_distinct": 200.0, "host_bytes": 400.0}
-    agreed = {"max_difference": 1e-6, "mean_difference": 1e-7, "choices": [5, 5], "differs": False}
-    wrong = {"max_difference": 2.0, "mean_difference": 1e-2, "choices": [4, 5], "differs": True}
-    late = {"scored_row_products": [[500, 500]]}
-    runs = [
-        run("olive-ext", None, 0, 1.0, counters=counters, tokens=tokens, agreement=agreed, execution=late),
-        run("hf", 1, 0, 9.0, agreement=agreed),
-        run("hf", 4, 0, 6.0, agreement=agreed),
-        BenchRun("onnxruntime", None, 0, error="NotImplementedError: no generation"),
-        run("olive-ext", None, 1, 2.0, counters=counters, agreement=agreed, execution=late),
-        run("hf", 4, 1, 8.0, agreement=wrong),
-    ]
-    work = Work(layers=1e6, attention=100.0, head=1e5, matrices=((1, 1, 1),))
-    found = summarize(BACKENDS, runs, 40, reference="hf", work=work, ceiling=1e9)
-    ours, hf, plain = found.rows
-    assert (hf.batch_size, hf.rounds, hf.seconds, hf.requests_per_second) == (4, 2, 7.0, pytest.approx(40 / 7))
-    assert hf.tokens_per_second == pytest.approx(1000 / 7)
-    assert (hf.memory_above, hf.memory_peak, hf.seconds_total) == (2e8, 5e8, 10.0)
-    assert (ours.speedup, hf.speedup) == (None, (5.0, 4.0, 6.0))
-    assert hf.agreement["choices"] == [4, 5], "of the worst round"
-    assert (plain.rounds, plain.error) == (0, "NotImplementedError: no generation")
-    assert cells(plain, "hf") == ("onnxruntime", *[""] * (len(HEADS) - 2), "failed")
-    assert "onnxruntime failed: NotImplementedError: no generation" in facts(found)
-    assert (found.fed_over_distinct, found.host_bytes) == (pytest.approx(1.05), 10.0)
-    # The last layer's product of 500 x 500 runs on the scored rows alone.
-    operations = 210 * (1e6 - 5e5) + 5000 * 210 / 200 * 100 + 10 * (1e5 + 5e5)
-    assert found.utilisation == pytest.approx(operations / 1.5 / 1e9)
-    page = to_markdown(found, "a [b] c")
-    assert [word for word in (*BACKENDS, r"a \[b\] c", "5.00 (4.00 to 6.00)", "1.050") if word not in page] == []
-    differing = summarize(BACKENDS, runs, 40, reference=None).rows[1]
-    assert cells(differing, None)[-1] == "DIFFERS, max 2.0e+00, mean 1.0e-02, choices 4 of 5"
-
-
 def test_latencies_are_those_of_the_timelines() -> None:
     found = describe([Timeline(0.0, [1.0, 1.5, 3.0]), Timeline(1.0, [1.25]), Timeline(2.0, [4.0, 5.0])])
     assert {name: found[name] for name in ("requests_per_second", "tokens_per_second")} == pytest.approx(
@@ -136,18 +97,6 @@ class Peer:
         return [self.tok_encode(text) for text in texts]
 
     loglikelihood_rolling = loglikelihood
-
-
-@pytest.mark.parametrize("add_bos", [None, False])
-def test_peer_is_given_the_tokens_that_ours_feeds(add_bos: bool | None) -> None:
-    package = str(genai_export("llama"))
-    with OrtLM(package, add_bos_token=add_bos) as lm:
-        expected = lm.tok_encode("the cat sat")
-        bare = lm.tok_encode("the cat sat", add_special_tokens=False)
-    peer = Peer()
-    feed_our_tokens(peer, Opening(package, add_bos_token=add_bos))
-    assert (peer.loglikelihood(["the cat sat"]), peer.loglikelihood_rolling(["the cat sat"])) == ([expected], [bare])
-    assert (expected == bare) == (add_bos is False)
 
 
 def test_process_that_dies_or_takes_too_long_is_a_line(tmp_path: Path) -> None:

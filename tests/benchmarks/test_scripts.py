@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from docs.benchmarks.speed.config import parsed
 from tests.exports import genai_export
 from tests.exports.quickstart import TASKS, exported, quantized
 
@@ -31,16 +30,6 @@ def run_script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def given(**values: Any) -> argparse.Namespace:
     defaults = {"models": Path("models"), "documents": None, "rounds": 2, "probe": 4, "prefix": "offline_"}
     return argparse.Namespace(**{**defaults, "include_path": "tasks", "num_threads": None, **values})
-
-
-def test_every_row_is_a_valid_comparison(run_script: ModuleType) -> None:
-    for name, row in run_script.ROWS.items():
-        words = [str(option) for option in run_script.options(row, given(documents=3))]
-        config = parsed(["model", *words, "--output", "out"])
-        assert config.tasks[0].startswith("offline_"), name
-        assert config.limit == 3
-        assert set(config.chosen_peers) == set(row.goals)
-        assert set(config.once) <= set(row.goals)
 
 
 @pytest.mark.long

@@ -3,7 +3,6 @@ problems that are named."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import os
@@ -26,7 +25,7 @@ import olive_ext
 from olive_ext.check import Findings, check_model
 from olive_ext.check.model_check import Section, verify_graphs
 from olive_ext.cli import main
-from olive_ext.config import EvaluationConfig, ModelSettings, StrictModel
+from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.errors import ModelError, OliveExtError, ProviderError
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.decisions import Decision
@@ -56,24 +55,6 @@ def facts(findings: Findings) -> dict[tuple[str, str], str]:
 def test_package_has_its_functions_and_nothing_else() -> None:
     assert dir(olive_ext) == ["__version__", "check", "evaluate", "locate", "mend", "open"]
     assert all(callable(getattr(olive_ext, name)) for name in dir(olive_ext)[1:])
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "own"),
-    [
-        ("check", EvaluationConfig, ["target", "verify", "against"]),
-        ("evaluate", EvaluationConfig, ["config", "lm", "progress", "names"]),
-        ("open", ModelSettings, ["model", "reference", "record_to"]),
-    ],
-)
-def test_functions_show_their_settings_as_keywords(name: str, settings: type[StrictModel], own: list[str]) -> None:
-    """`docs/generate.py` writes the same, with types, for mypy and editors."""
-    shown = inspect.signature(getattr(olive_ext, name)).parameters
-    assert [*shown][: len(own)] == own
-    assert shown.keys() == {*own, *settings.model_fields}
-    if "tasks" in shown:
-        first = [key for key in shown if key not in own][:3]
-        assert first == ["tasks", "reference", "limit"]
 
 
 def test_check_from_python_is_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import socket
@@ -115,32 +114,6 @@ time.sleep(60)"""
     assert signal.getsignal(signal.SIGTERM) is before
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
-
-
-def test_own_warnings_are_shown_once_and_only_while_a_command_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    def command(arguments: Namespace) -> int:
-        logging.getLogger("olive_ext.model").warning("no CUDA")
-        return 0
-
-    assert main(["schema"], {"schema": command}) == 0
-    assert capsys.readouterr().err == "olive-ext: WARNING: no CUDA\n"
-    assert logging.getLogger("olive_ext").handlers == []
-
-
-@pytest.mark.parametrize(
-    ("argv", "name"),
-    [
-        (["check", "MODEL", "--max-length", "9000"], "--max-length"),
-        (["check", "recipe.json", "--max-length", "9000"], "'max_length'"),
-    ],
-)
-def test_warnings_name_options_as_errors_do(argv: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    def command(arguments: Namespace) -> int:
-        logging.getLogger("olive_ext.model").warning("'max_length' = %d is beyond %s", 9000, "the model's")
-        return 0
-
-    assert main(argv, {"check": command}) == 0
-    assert capsys.readouterr().err == f"olive-ext: WARNING: {name} = 9000 is beyond the model's\n"
 
 
 def test_importing_the_package_and_the_command_line_brings_nothing_heavy() -> None:

@@ -45,16 +45,3 @@ def test_claim_is_taken_from_the_bound_that_it_decides() -> None:
     assert settings(size, matters=2.5).claim == ClaimConfig(within=0.025)
     given = settings({"metric": "kl_mean", "max": 0.05}, certain={"within": 0.03})
     assert given.claim == ClaimConfig(within=0.03)
-
-
-def test_bound_as_text_and_a_loss_in_points_are_bounds() -> None:
-    given = {"tasks": ["a"], "reference": "r", "require": ["kl_mean<=0.01", "a/acc,none >= 0.5"]}
-    made = EvaluationSettings.parse({**given, "fail_on_loss": "2"})
-    assert [(one.metric, one.min, one.max) for one in made.bounds] == [
-        ("kl_mean", None, 0.01),
-        ("a/acc,none", 0.5, None),
-        ("accuracy_difference", -0.02, None),
-    ]
-    assert (made.matters, EvaluationSettings.parse({**given, "fail_on_loss": 2, "matters": 1}).matters) == (2, 1)
-    assert EvaluationSettings.parse(made.model_dump(exclude_unset=True)) == made
-    assert config(fail_on_loss=2).claim == ClaimConfig(above=-0.02)

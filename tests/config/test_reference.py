@@ -22,19 +22,6 @@ def test_a_text_is_the_path() -> None:
     assert parsed(None) is None
 
 
-def test_the_input_model_is_a_word_even_where_olive_made_a_path_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for path in ("input_model", str(tmp_path / "input_model")):
-        found = parsed(path)
-        assert found is not None
-        assert found.is_input_model
-    found = parsed("elsewhere/input_model")
-    assert found is not None
-    assert not found.is_input_model
-
-
 def test_schema_takes_a_path_and_a_mapping() -> None:
     block = schema("evaluator")
     for reference in ("models/float", {"path": "models/float", "mode": "recorded"}, "input_model"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 import weakref
 from collections.abc import Iterator
 
@@ -14,13 +13,12 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import MIN_COPY, StepForm
-from olive_ext.engine.forms.returned import AlikeRows
-from olive_ext.engine.requests import Beams, Generation, Request, Result
+from olive_ext.engine.requests import Beams, Generation, Request
 from olive_ext.engine.runners.runner import Capacity, Traits
 from olive_ext.engine.step import UNLIMITED
 from olive_ext.errors import MemoryShortageError, OliveExtError
 from olive_ext.media.items import Source
-from tests.engine.fake_runner import ALIKE, FORMS, PACKED, RANGE, SINGLE, VOCAB, FakeRunner, oracle
+from tests.engine.fake_runner import FORMS, PACKED, RANGE, SINGLE, VOCAB, FakeRunner, oracle
 from tests.engine.strategies import (
     RUNNERS,
     SOURCES,
@@ -28,14 +26,9 @@ from tests.engine.strategies import (
     assert_equal,
     assert_runs_as_oracle,
     assert_tables_agree,
-    ran,
     requests_of,
 )
 from tests.refusals import refused
-
-SIBLINGS = [Request((*range(20), first, 2, 3), 3) for first in range(4)]
-"""Four answers behind one context."""
-
 
 _FULL_SLOT = [
     Request((1, 0, 0), 1),
@@ -96,39 +89,6 @@ def test_any_runner_gives_what_the_oracle_gives(kind: str, data: st.DataObject, 
 def test_a_slot_that_is_full_waits_where_memory_is_short(overlaps_steps: bool) -> None:
     runner = FakeRunner(4, RANGE, overlaps_steps=overlaps_steps, most_tokens=3)
     assert_runs_as_oracle(Engine(runner, 1), [_FULL_SLOT])
-
-
-@pytest.mark.parametrize(("pasts", "num_steps"), [(True, 4 + 7), (False, 1 + 7)])
-def test_generations_that_are_alike_decode_together(pasts: bool, num_steps: int) -> None:
-    """Prompts of four lengths where lengths may differ, else of one: each step decodes all of them."""
-    runner = FakeRunner(4, ALIKE, row_mix=AlikeRows(mixes_pasts=pasts, prompts=True))
-    prompts = [(first, *range(2, 5 + first * pasts)) for first in range(4)]
-    requests = [Request(tokens, 0, Generation(8)) for tokens in prompts]
-    assert_runs_as_oracle(Engine(runner, 64), [requests])
-    assert len(runner.steps) == num_steps
-
-
-@pytest.mark.parametrize("num_slots", [3, 8, 16])
-@pytest.mark.parametrize("batching", [ALIKE, PACKED])
-def test_slots_whose_content_waiting_sequences_share_are_not_overwritten(batching: StepForm, num_slots: int) -> None:
-    """More contexts than slots, in steps of many rows."""
-    draw = random.Random(11)
-    stems = [[draw.randrange(VOCAB) for _ in range(draw.randint(20, 60))] for _ in range(6)]
-    ends = [[draw.randrange(VOCAB) for _ in range(draw.randint(3, 9))] for _ in range(40)]
-    requests = [Request((*draw.choice(stems), *end), 2) for end in ends]
-    mix = AlikeRows(mixes_pasts=True, prompts=True)
-    counters = ran(FakeRunner(num_slots, batching, can_rewind=False, row_mix=mix), requests, 256)
-    assert counters.tokens_fed <= 1.02 * counters.tokens_distinct
-
-
-@pytest.mark.parametrize(
-    ("requests", "rows"), [(SIBLINGS, [1, 4]), ([Request((first, *range(20)), 3) for first in range(4)], [4])]
-)
-def test_texts_that_are_alike_are_scored_together(requests: list[Request], rows: list[int]) -> None:
-    runner = FakeRunner(4, ALIKE, can_rewind=False, row_mix=AlikeRows(continued=True, prompts=True))
-    counters = ran(runner, requests)
-    assert counters.tokens_fed == counters.tokens_distinct
-    assert [len(step.rows) for step in runner.steps] == rows
 
 
 @pytest.mark.parametrize(
@@ -270,27 +230,6 @@ def test_run_continuous_reads_ahead_only_one_window() -> None:
     assert len(pulled) <= 32
 
 
-@pytest.mark.parametrize("num_slots", [1, 3])
-def test_run_continuous_goes_on_where_no_request_is_there_for_now(num_slots: int) -> None:
-    """The source gives the next request only when it has seen the result before."""
-    requests = [Request((number, 1), 0, Generation(3)) for number in range(5)]
-    found: dict[int, Result] = {}
-
-    def source() -> Iterator[tuple[int, Request] | None]:
-        yield None
-        for number, request in enumerate(requests):
-            yield number, request
-            while number not in found:
-                yield None
-
-    engine = Engine(FakeRunner(num_slots, RANGE), 4)
-    for key, result in engine.run_continuous(source()):
-        assert isinstance(key, int)
-        found[key] = result
-    for number, request in enumerate(requests):
-        assert_equal(found[number], oracle(request))
-
-
 def test_texts_that_need_more_cells_wait_for_what_runs_and_nothing_is_lost() -> None:
     """Cells are there from an earlier call; steps are planned by what this one has needed so far."""
     engine = Engine(FakeRunner(2, RANGE, has_tree_batches=True), 8)
@@ -309,23 +248,6 @@ def test_texts_that_need_more_cells_wait_for_what_runs_and_nothing_is_lost() -> 
     assert found.keys() == asked.keys()
     for key, result in found.items():
         assert_equal(result, oracle(asked[str(key)]))
-
-
-def test_steps_of_a_call_follow_from_its_own_requests_whatever_was_longer_before() -> None:
-    """Eight short answers after a long one have the steps of eight short answers alone, three of the long ones fit."""
-    short = [Request((first, 1), 0, Generation(5)) for first in range(8)]
-    long = [Request((first, *range(2, 90)), 0, Generation(12)) for first in range(8)]
-    runner = FakeRunner(8, RANGE, most_positions=300)
-    engine = Engine(runner, 64)
-    engine.run(long)
-    engine.reset()
-    assert max(len(step.rows) for step in runner.steps) == 3
-    num_steps = len(runner.steps)
-    engine.run(short)
-    alone = FakeRunner(8, RANGE, most_positions=300)
-    Engine(alone, 64).run(short)
-    assert [step.rows for step in runner.steps[num_steps:]] == [step.rows for step in alone.steps]
-    assert max(len(step.rows) for step in alone.steps) == 8
 
 
 def test_requests_that_come_while_others_run_wait_where_they_would_change_the_slots() -> None:

@@ -97,20 +97,6 @@ def test_toy_form_equals_the_oracle_and_is_the_planner_s_only_word(
     engine.close()
 
 
-def test_toy_form_opens_a_model_by_one_line_in_the_registry(toy: None) -> None:
-    texts = [([1, 5, 9, 7], [3, 4]), ([1, 5, 9, 8], [6])]
-    with olive_ext.open(genai_export("llama")) as session:
-        scores = [score for output in session.loglikelihood(texts) for score in output.token_logprobs]
-        facts = session.describe_execution()
-        assert (facts["scoring"], facts["scoring_reason"], facts["batching"]) == ("one_token", "a toy", "one_token")
-        assert session.counters.steps == session.counters.tokens_fed
-    FORMS.remove(OneTokenOnGraph)
-    with olive_ext.open(genai_export("llama")) as session:
-        plain = [score for output in session.loglikelihood(texts) for score in output.token_logprobs]
-    FORMS.insert(0, OneTokenOnGraph)
-    np.testing.assert_allclose(scores, plain, atol=2e-5)
-
-
 class RefusedOnGraph(OneTokenOnGraph):
     """The toy with an attention of more inputs than this ONNX Runtime knows of."""
 

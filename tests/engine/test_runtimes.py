@@ -111,16 +111,6 @@ def test_auto_follows_the_package_and_says_why(
     assert all(name in reason for name in pipeline)
 
 
-@pytest.mark.parametrize("name", ["onnxruntime", "genai"])
-def test_setting_wins_for_models_of_its_kind(name: Any) -> None:
-    settings = EngineConfig(runtime=name)
-    for model in (resolved(settings), resolved(settings, ("a", "b"))):
-        runtime, origin = choose(model)
-        assert (runtime.name, origin) == (name, "engine.runtime")
-    runtime, origin = choose(resolved(settings, kind="hf"))
-    assert (runtime.name, origin) == ("transformers", "kind: by the files")
-
-
 def test_refused_graph_of_a_genai_package_is_told_the_other_runtime() -> None:
     refusal = ModelError("input 'x' is not supported yet")
     assert "'engine.runtime' = \"genai\"" in str(with_alternative(refusal, resolved(EngineConfig()).files))
@@ -209,16 +199,6 @@ def test_setting_that_the_named_runtime_does_not_follow_is_refused_with_those_th
     assert str(caught.value) == f"'engine.scoring' = \"rows\" {why}"
     followed = EngineConfig(runtime="genai", chunk_size=64, num_threads=1, shapes="auto")
     assert refuse_settings(resolved(followed)) == []
-
-
-def test_setting_that_a_chosen_runtime_does_not_follow_is_reported() -> None:
-    settings = EngineConfig(overlaps_steps=True, num_threads=1)
-    (pipeline,), (checkpoint,) = (refuse_settings(resolved(settings, *one)) for one in ((("a", "b"),), ((), "hf")))
-    assert pipeline.startswith(
-        "'engine.overlaps_steps' = true changes nothing on 'genai' (auto: genai_config.json makes"
-    )
-    assert checkpoint.endswith("'transformers' (kind: by the files), which takes chunk_size, num_threads, scoring")
-    assert refuse_settings(resolved(settings)) == []
 
 
 def test_missing_genai_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from olive_ext.graph.nodes import external_locations
-from olive_ext.model.files.content import relocated
 from tests.graph.heads import decoder
-from tests.model.tiny import put_weight
 
 
 def external(name: str, location: str) -> onnx.TensorProto:
@@ -39,17 +36,3 @@ def test_locations_are_found_wherever_tensors_are_stored(scattered):
     names = {"model.onnx.data", "other.data", "constant.data", "branch.data", "inner.data", "function.data"}
     assert external_locations(scattered) == names
     assert external_locations(decoder("matmul")) == set()
-
-
-def test_relocated_model_names_the_links_ends_and_leaves_the_input(scattered, tmp_path):
-    names = external_locations(scattered)
-    for name in names:
-        put_weight(tmp_path / "blobs" / f"real-{name}")
-        (tmp_path / name).symlink_to(tmp_path / "blobs" / f"real-{name}")
-    before = scattered.SerializeToString(deterministic=True)
-    folder, moved = relocated(tmp_path / "model.onnx", scattered)
-    assert (folder, external_locations(moved)) == (tmp_path / "blobs", {f"real-{name}" for name in names})
-    assert scattered.SerializeToString(deterministic=True) == before
-    np.testing.assert_array_equal(
-        numpy_helper.to_array(moved.graph.initializer[0]), numpy_helper.to_array(scattered.graph.initializer[0])
-    )

@@ -367,17 +367,6 @@ def test_banned_tokens_are_neither_greedy_nor_sampled_and_other_numbers_stay(has
         np.testing.assert_allclose(found[2][~is_banned], sample[~is_banned], atol=2e-5)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_head_takes_the_place_of_the_logits_that_a_pass_has_renamed(bits):
-    name = f"logits_Q{bits}"
-    model = decoder(heads.nbits(bits, None, out=name), logits=name)
-    edited = add_scoring_head(model, name)[0]
-    chosen = picks(4, 6, 2)
-    assert name not in {output.name for output in edited.graph.output}
-    outputs = session(edited).run(OUTPUTS, {**feeds(model), **chosen})
-    assert_scores(outputs, session(model).run([name], feeds(model))[0], chosen)
-
-
 BY_ROW = "activations are rounded to few bits, each row by itself ({} nodes"
 NOTES: dict[str, str] = {
     "dynamic_integer": "the activations of all tokens of a step are quantized with one scale (1 nodes)",

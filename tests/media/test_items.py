@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.buckets import BucketedRunner, step_sizes
-from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.requests import Generation, Lost, Request
 from olive_ext.errors import LostRequestsError, MediaError, MemoryShortageError
 from olive_ext.media.items import ItemLimit, ItemStore, MediaItem, MediaRun
-from tests.engine.fake_runner import ALIKE, RANGE, SINGLE, FakeRunner, oracle
+from tests.engine.fake_runner import RANGE, SINGLE, FakeRunner, oracle
 from tests.engine.strategies import (
     ITEMS,
     LARGEST,
@@ -169,27 +168,3 @@ def test_item_of_more_tokens_than_a_step_may_have_is_refused_by_name() -> None:
     request = Request((1, *(PLACEHOLDER,) * LARGEST, 2), 1, media=(MediaRun(1, ITEMS[-1]),))
     with refused(MediaError, "media", holds=("engine.chunk_size", "9", "8")):
         Engine(runner, 8).run([request])
-
-
-def test_text_behind_items_is_fed_together_where_rows_may_share_steps() -> None:
-    """The items first, each in a step of its own, then what follows all of them in one."""
-    runner = FakeRunner(4, ALIKE, row_mix=AlikeRows(continued=True, prompts=True))
-    item = ITEMS[1]
-    requests = [
-        Request((*[PLACEHOLDER] * one.num_tokens, 3, 4, 5, 6), 0, Generation(2), media=(MediaRun(0, one),))
-        for one in (replace(item, key=f"item {number}") for number in range(4))
-    ]
-    assert_runs_as_oracle(Engine(runner, item.num_tokens), [requests])
-    shapes = [[len(row.tokens) for row in step.rows] for step in runner.steps]
-    assert shapes == [[item.num_tokens]] * 4 + [[4] * 4, [1] * 4]
-
-
-def test_last_token_of_a_scored_text_is_filled_up_in_a_step_of_its_own() -> None:
-    """The next chunk of a text behind an item may be one token, which a group of rows makes two, beside a generation
-    that decodes."""
-    runner = FakeRunner(2, RANGE)
-    runner.traits = replace(runner.traits, row_group=2)
-    media, first = (MediaRun(0, ITEMS[0]),), (PLACEHOLDER,) * ITEMS[0].num_tokens
-    one = Request(first, 0, Generation(1), media=media)
-    both = Request((*first, 0), 1, Generation(2), media=media)
-    assert_runs_as_oracle(Engine(runner, 1), [[one], [one, both, one, Request((*first, 0, 0, 0), 3, media=media)]])

@@ -49,17 +49,6 @@ def _steps(*operations: tuple[str, dict[str, Any]]) -> dict[str, Any]:
     return {"processor": {"name": "image", "transforms": transforms}}
 
 
-def test_item_is_by_content_and_by_settings(tmp_path: Path) -> None:
-    for name in ("one", "other"):
-        (tmp_path / name).mkdir()
-    one = _processor(tmp_path / "one", QWEN)
-    other = _processor(tmp_path / "other", {**QWEN, "image_mean": [0.1, 0.2, 0.3]})
-    items = [made.item(Modality.IMAGE, picture(0, 40, 24)) for made in (one, one, other)]
-    assert items[0] == items[1]
-    assert items[0].key != items[2].key
-    assert (items[0].num_tokens, items[0].grid, items[0].placeholder) == (4, (1, 2, 2), 99)
-
-
 def test_item_that_is_sent_to_another_process_makes_the_same_pixels(tmp_path: Path) -> None:
     picture(0, 40, 24).save(tmp_path / "a.png")
     processor = _processor(tmp_path, QWEN)

@@ -207,21 +207,6 @@ def test_names_that_contradict_the_graphs_and_two_graphs_of_one_part_are_refused
     assert settle({"vision": (Path("c"), "here")}, found)["vision"] == (Path("c"), "here")
 
 
-def test_folder_of_graphs_whose_names_say_nothing_is_understood(by_hand: Path) -> None:
-    model = resolve(ModelSettings(model=str(by_hand)))
-    assert {part: files.graph.parent.name for part, files in model.files.companions.items()} == {
-        "embedding": "words",
-        "vision": "eyes",
-    }
-    assert "'image_features'" in model.files.origins["vision"]
-    assert model.media is not None
-    assert not model.media.problem
-    assert model.providers_of(model.media.encoders[0]) == model.providers, "it has no section of its own"
-    package = resolve(ModelSettings(model=str(media_export("llava")[0])))
-    assert package.media is not None
-    assert model.media.encoders[0].placeholder == package.media.encoders[0].placeholder
-
-
 def test_components_are_named_by_hand(by_hand: Path) -> None:
     shutil.copytree(by_hand / "eyes", by_hand / "other")
     with refused(ModelError, "contradiction", holds=("eyes", "other", "vision")):

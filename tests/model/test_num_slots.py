@@ -6,15 +6,14 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import psutil
 import pytest
 
-from olive_ext.config import EngineConfig, ModelSettings
+from olive_ext.config import ModelSettings
 from olive_ext.errors import ConfigError
-from olive_ext.model.decisions import DEFAULT_SLOTS, MEMORY_SHARE, choose_num_slots, shared_positions
+from olive_ext.model.decisions import DEFAULT_SLOTS, choose_num_slots, shared_positions
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.providers.devices import Device, Memory, UnmeasuredError, cuda_memory, memory_of
 from olive_ext.model.spec.decoder_spec import read_spec
@@ -47,18 +46,6 @@ def test_auto_takes_a_share_of_the_free_memory(kind: str, room: float, expected:
     assert slots == expected
     assert why.startswith("auto: ")
     assert "MiB free" in why
-
-
-def test_slots_of_the_host_are_bounded_by_the_positions_of_all_together(spec: DecoderSpec) -> None:
-    """A quarter of the free memory, half of all where runs repeat, and no bound where the user says how many."""
-    device, read, share = Device("cpu"), has(40, spec), MEMORY_SHARE["cpu"]
-    positions = shared_positions(settings(), spec, device, read)
-    assert positions is not None
-    assert 7 / 8 < positions / (40 * spec.context_length * share) <= 1
-    assert shared_positions(settings(deterministic=True), spec, device, read) == positions
-    by_user = (settings(batch_size=3), settings(engine=EngineConfig(num_slots=3)))
-    assert [shared_positions(given, spec, device, read) for given in by_user] == [None, None]
-    assert shared_positions(settings(), spec, Device("cuda"), read) is None
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -98,18 +85,6 @@ def test_default_is_kept_and_says_why_where_the_models_device_cannot_be_measured
     assert choose_num_slots(settings(), spec, Device("cuda", 3), refuse) == (DEFAULT_SLOTS, "auto: 8, no cuda 3")
     slots, why = choose_num_slots(settings(), spec, Device("webgpu"))
     assert (slots, tells(why, "auto: 8, webgpu")) == (DEFAULT_SLOTS, True)
-
-
-def test_what_the_user_says_goes_before_and_memory_that_attention_gathers_counts_as_the_slots_do(
-    spec: DecoderSpec,
-) -> None:
-    """As much beside the caches as they hold themselves halves the slots."""
-    both, device = settings(batch_size=3, engine=EngineConfig(num_slots=5)), Device("cuda")
-    assert choose_num_slots(both, spec, device, has(9, spec)) == (5, "engine.num_slots")
-    assert choose_num_slots(settings(batch_size=3), spec, device, has(9, spec)) == (3, "batch_size")
-    twice = replace(spec, gathered_bytes=spec.bytes_per_position)
-    assert choose_num_slots(settings(), spec, device, has(40.5, spec))[0] == 20
-    assert choose_num_slots(settings(), twice, device, has(40.5, spec))[0] == 10
 
 
 @pytest.mark.parametrize("name", ["input_ids", "past_key_values.1.value"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -15,7 +14,7 @@ from olive_ext.errors import ModelError
 from olive_ext.model.files.package_config import GenaiConfig, read_json
 from olive_ext.model.spec.attention import embedding_rows
 from olive_ext.model.spec.decoder_spec import read_embedding, read_spec
-from olive_ext.model.types import InputSpec, KvTensor, Role, StateTensor, TensorSpec
+from olive_ext.model.types import InputSpec, Role, StateTensor, TensorSpec
 from tests.refusals import refused, tells
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
@@ -89,21 +88,6 @@ def _changed(section: Mapping[str, Any], path: Sequence[str], values: Mapping[st
     return {**section, path[0]: _changed(section.get(path[0], {}), path[1:], values)}
 
 
-def test_spec_of_a_genai_package_is_complete():
-    spec = read_spec(model(), GENAI_CONFIG)
-    assert spec.inputs == (
-        InputSpec(Role.INPUT_IDS, TensorSpec("input_ids", INT64, ("B", "S"))),
-        InputSpec(Role.ATTENTION_MASK, TensorSpec("attention_mask", INT64, ("B", "P+S"))),
-    )
-    assert [tensor.past for tensor in spec.kv] == [
-        f"past_key_values.{layer}.{part}" for layer in (0, 1) for part in ("key", "value")
-    ]
-    assert spec.kv[0] == KvTensor("past_key_values.0.key", "present.0.key", FLOAT, 2, 16)
-    assert spec.logits == TensorSpec("logits", FLOAT, ("B", "S", 100))
-    assert (spec.vocab_size, spec.context_length, spec.is_kv_in_place) == (100, 512, True)
-    assert replace(read_spec(model(), {}), notes=()) == replace(spec, notes=()), "by the graph alone"
-
-
 @pytest.mark.parametrize("decoder", [{}, {"head_size": -42}])
 def test_head_size_is_refused_when_nothing_states_it(decoder, tmp_path):
     """-42 is what mobius writes where a model has no attention."""
@@ -112,27 +96,6 @@ def test_head_size_is_refused_when_nothing_states_it(decoder, tmp_path):
     graph = model(op="MultiHeadAttention", num_heads=0)
     with refused(ModelError, "unsupported", holds=("past_key_values", "0", "kv_cache_dim", "head_size")):
         read_spec(graph, read_json(file, GenaiConfig))
-
-
-@pytest.mark.parametrize(
-    ("past", "present", "config"),
-    [
-        ("past_{part}_{layer}", "present_{part}_{layer}", {}),
-        (
-            "in.{layer}.{part}",
-            "out.{layer}.{part}",
-            changed("model", "decoder", **names("in.%d.{part}", "out.%d.{part}")),
-        ),
-    ],
-    ids=["known", "configured"],
-)
-def test_kv_is_paired_by_name(past, present, config):
-    spec = read_spec(model(past=past, present=present), config)
-    assert [(tensor.past, tensor.present) for tensor in spec.kv][:3] == [
-        (past.format(layer=layer, part=part), present.format(layer=layer, part=part))
-        for layer, part in ((0, "key"), (0, "value"), (1, "key"))
-    ]
-    assert spec.is_kv_in_place
 
 
 def test_kv_may_be_quantized():

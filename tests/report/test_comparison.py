@@ -95,19 +95,6 @@ def test_text_that_is_no_report_is_refused_with_the_key() -> None:
         from_json("[]")
 
 
-@pytest.mark.parametrize(
-    ("documents", "is_text", "has_interval"), [(4, True, 0), (5, True, 1), (19, False, 0), (20, False, 1)]
-)
-def test_interval_of_the_mean_kl_is_longer_upwards_and_of_few_documents_none(
-    documents: int, is_text: bool, has_interval: bool
-) -> None:
-    item = divergence(kl=0.01, num_documents=documents, is_text=is_text, kl_skewness=1.0)
-    low, high = item.kl_interval
-    assert math.isfinite(low) == math.isfinite(high) == has_interval
-    if has_interval:
-        assert high - 0.01 > 0.01 - low > 0
-
-
 def values(*items: Divergence | Outcome) -> dict[tuple[str, str], float]:
     divergences = tuple(item for item in items if isinstance(item, Divergence))
     found = Comparison({}, divergences, tuple(item for item in items if isinstance(item, Outcome)))

@@ -30,14 +30,13 @@ from olive_ext.report.plain_text import (
     literal,
     markdown_page,
     markdown_table,
-    page_table,
     print_cells,
     print_table,
     to_markdown,
 )
 from olive_ext.report.report_files import write_chain
 from olive_ext.report.view import needed
-from tests.report.synthetic import comparison, pair_of
+from tests.report.synthetic import comparison
 from tests.report.test_comparison import divergence, outcome
 
 MINUS = "\N{MINUS SIGN}"
@@ -54,17 +53,6 @@ def test_rows_of_an_estimated_distance_and_of_a_grade_without_flips() -> None:
     text = to_markdown(Report((), comparison=Comparison({}, (divergence(),), (graded,))))
     assert "| wiki | mean KL, nats ↓ |  |  | 0.0123 ± 0.0010 (estimated ± 0.000200, at least 0.0119) |" in text
     assert f"| choice | bleu, difference (95 %) | 400 |  | ○ {MINUS}0.40 pt ({MINUS}1.20 to +0.40) |" in text
-
-
-def test_row_of_differences_has_the_documents_of_every_candidate() -> None:
-    """A request of the first one had no answer."""
-    page = pair_of("a", "b")
-    first, second = page.compared
-    (lost, *others) = first.comparison.outcomes
-    known, lost = lost.num_documents, replace(lost, num_documents=lost.num_documents - 1)
-    first = replace(first, comparison=replace(first.comparison, outcomes=(lost, *others)))
-    rows = page_table(replace(page, compared=(first, second))).rows
-    assert next(row[2] for row in rows if row[0] == lost.task and "difference" in row[1]) == f"{known - 1}/{known}"
 
 
 def test_markdown_shows_facts_and_escapes_cells() -> None:

@@ -18,7 +18,7 @@ from olive_ext.report import Metric
 from olive_ext.report.comparison import ClaimResult, Comparison
 from olive_ext.report.metrics import comparison_metrics, matching
 from olive_ext.report.verdict import Reason
-from olive_ext.run.bounds import broken_bounds, check_names, kept_bounds, refuse_names
+from olive_ext.run.bounds import broken_bounds, kept_bounds, refuse_names
 from olive_ext.run.evaluation import evaluate, load_requested_tasks
 from olive_ext.run.models import Models
 from tests.backends.local_tasks import write_tasks
@@ -161,36 +161,6 @@ TASKS = {
     "size_on_disk": {"bytes", "bytes,none"},
 }
 COMPARED = ("kl_mean", "accuracy_difference_low")
-LATER: dict[str, Any] = {**TASKS, "later": None}
-
-
-@pytest.mark.parametrize(
-    ("task", "name", "tasks", "compared"),
-    [
-        (None, "acc", TASKS, ()),
-        ("choice", "acc_norm", TASKS, ()),
-        (None, "choice/acc", TASKS, ()),
-        (None, "choice/acc,none", TASKS, ()),
-        (None, "size_on_disk", TASKS, ()),
-        ("generate", "exact_match,strict-match", TASKS, ()),
-        (None, "generate/exact_match,strict-match", TASKS, ()),
-        (None, "kl_mean", TASKS, COMPARED),
-        ("all", "kl_mean,none", TASKS, COMPARED),
-        ("choice", "kl_mean", TASKS, COMPARED),
-        # of a task whose metrics are not known yet; of tasks that are not known
-        (None, "anything", LATER, ()),
-        ("later", "anything", LATER, ()),
-        ("any", "acc", None, COMPARED),
-        (None, "kl_mean", None, COMPARED),
-    ],
-)
-def test_name_that_some_report_will_have_passes_before_anything_runs(
-    task: str | None, name: str, tasks: Any, compared: Sequence[str]
-) -> None:
-    check_names([(task, name)], tasks, compared, "passes.g.require")
-    if name != "acc" or tasks:
-        with refused(ConfigError, "missing" if compared else "unknown_name", "passes.g.require"):
-            check_names([(task, name)], {"other": {"f1"}} if tasks else None, (), "passes.g.require")
 
 
 LISTED = {"metric": "acc_norm", "task": "tiny_group"}

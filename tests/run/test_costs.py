@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -84,20 +83,6 @@ def moved(clock: Clock) -> None:
     with clock.phase("candidate"):
         pass
     clock.move(2.0, "candidate", "reference")
-
-
-@pytest.mark.parametrize(
-    ("run", "times", "expected"),
-    [
-        (inner, (0, 1, 3, 7, 8, 10), {"": 10.0, "_load": 4.0, "_reference": 3.0}),
-        (failing, (0, 1, 3, 3, 4, 5), {"": 5.0, "_candidate": 2.0, "_statistics": 1.0}),
-        (moved, (0, 0, 5, 5), {"": 5.0, "_candidate": 3.0, "_reference": 2.0}),
-    ],
-)
-def test_seconds_by_phase(run: Callable[[Clock], Any], times: tuple[float, ...], expected: dict[str, float]) -> None:
-    clock = Clock(map(float, times).__next__)
-    run(clock)
-    assert clock.seconds() == {f"seconds{name}": value for name, value in expected.items()}
 
 
 def test_long_phase_without_a_word_is_told_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,23 +112,6 @@ BASE = [line(number, number < 7) for number in range(10)]
 WORSE = [line(number, 2 <= number < 8) for number in range(10)]
 
 
-def test_logs_give_flips_and_paired_differences(tmp_path: Path) -> None:
-    page = compare([str(place(tmp_path, "float", BASE)), str(place(tmp_path, "int4", WORSE))])
-    assert page.title == "int4 against float"
-    assert [column.name for column in page.columns] == ["float", "int4"]
-    (models,) = page.compared
-    (outcome,) = models.comparison.outcomes
-    assert (outcome.task, outcome.metric, outcome.num_documents) == ("colours", "acc", 10)
-    assert (outcome.right_to_wrong, outcome.wrong_to_right) == (2, 1)
-    assert outcome.difference == pytest.approx(-0.1)
-    flips = {flip.doc_id: flip for flip in models.comparison.flips}
-    assert sorted(flips) == [0, 1, 7]
-    assert (flips[0].reference_answer, flips[0].candidate_answer) == ("red", "blue\u2028ish")
-    assert flips[0].target == "red"
-    assert "Colour 0?" in flips[0].question
-    assert "colours" in render(page)
-
-
 def with_comparison(**more: Any) -> Callable[[dict[str, Any]], Any]:
     """The report's own comparison, with a reference."""
     return results("comparison", json.loads(to_json(report(found=comparison(40))))["comparison"] | more)
@@ -209,27 +192,6 @@ def test_reports_without_tasks_have_scores_only_and_others_keep_their_own_compar
     assert page.compared[0].comparison.divergences == comparison(40).divergences
 
 
-@pytest.mark.parametrize("num_logged", [0, 2])
-def test_documents_that_are_not_logged_are_paired_too(num_logged: int, tmp_path: Path) -> None:
-    """The report keeps what each answer is worth; texts alone are in the logs."""
-    pair = [place(tmp_path, "float", BASE), place(tmp_path, "int4", WORSE)]
-    whole = compare([*map(str, pair)]).compared[0].comparison
-    for folder in pair:
-        log = folder / "samples_colours.jsonl"
-        lines = log.read_text(encoding="utf-8").split("\n")[:num_logged]
-        log.unlink()
-        if num_logged:
-            log.write_text("\n".join(lines), encoding="utf-8")
-    page = compare([*map(str, pair)])
-    found = page.compared[0].comparison
-    assert found.outcomes == whole.outcomes
-    assert [(flip.doc_id, flip.direction, bool(flip.question)) for flip in found.flips] == [
-        (flip.doc_id, flip.direction, flip.doc_id < num_logged) for flip in whole.flips
-    ]
-    assert [flip.candidate_answer for flip in found.flips[:num_logged]] == ["blue\u2028ish"] * num_logged
-    assert render(page)
-
-
 def test_reports_are_named_by_folder_file_pass_or_as_given(tmp_path: Path) -> None:
     """A folder of reports stands for them, in the order of their dates."""
     place(tmp_path / "chain", "one", BASE, lambda values: values.update(created="2026-01-02"))
@@ -245,20 +207,6 @@ def test_reports_are_named_by_folder_file_pass_or_as_given(tmp_path: Path) -> No
         ([tmp_path / name for name in ("71c0", "9ab1", "aa07")], ["input model", "conversion", "conversion → int4"]),
     ):
         assert [column.name for column in compare([*map(str, paths)]).columns] == names
-
-
-def test_a_workflows_folder_means_the_report_of_its_output_model(tmp_path: Path) -> None:
-    """The first report of its passes is the input model's, which no longer lies there."""
-    folder = place(tmp_path, "out", BASE, lambda values: values.update(created="2026-01-02"))
-    wrong = [line(number, is_right=False) for number in range(len(BASE))]
-    spoiled = place(tmp_path, "spoiled", wrong, lambda values: values.update(created="2026-01-02"))
-    of_an_earlier_run = place(tmp_path, "old", BASE, lambda values: values.update(created="2026-01-01"))
-    for number, other in ((2, spoiled), (3, of_an_earlier_run)):
-        shutil.copy(other / "report.json", folder / f"report-{number}.json")
-    (folder / "samples_colours.jsonl").unlink()
-    page = compare([str(place(tmp_path, "other", BASE)), str(folder)])
-    assert page.columns[1].name == "out"
-    assert page.compared[0].comparison.overall_outcome().difference < 0
 
 
 def test_baseline_is_told_by_name_or_path(tmp_path: Path) -> None:

@@ -17,10 +17,9 @@ import pytest
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, RecordsError, RunError, TaskError
 from olive_ext.records.journal import Journal
-from olive_ext.report import Metric, Report, from_json, to_json
+from olive_ext.report import Metric, Report
 from olive_ext.report.page import check_comparable
 from olive_ext.run import evaluate
-from olive_ext.run.reference.answers import unpacked
 from tests.backends.local_tasks import CHOICE, NAMES, write_tasks
 from tests.backends.reference import ForwardEngine, hflm, model, ort_lm
 from tests.exports import genai_export
@@ -54,27 +53,6 @@ def test_metrics_are_hflms(folder: Path) -> None:
         ("tiny_generate", "exact_match", "strict"),
         ("tiny_generate", "exact_match", "loose"),
     }
-
-
-def test_tasks_make_their_documents_by_the_metadata_that_is_given(folder: Path) -> None:
-    (folder / "needles.py").write_text(
-        "import datasets\n\n\ndef load(max_seq_lengths=(3,), **_):\n"
-        '    rows = [{"text": " ".join(["hay"] * length)} for length in max_seq_lengths]\n'
-        '    return {"test": datasets.Dataset.from_list(rows)}\n',
-        encoding="utf-8",
-    )
-    (folder / "needles.yaml").write_text(
-        "task: needles\ncustom_dataset: !function needles.load\ntest_split: test\noutput_type: loglikelihood_rolling\n"
-        'doc_to_text: ""\ndoc_to_target: "{{text}}"\nmetric_list:\n  - metric: byte_perplexity\n'
-        "metadata:\n  version: 7\n",
-        encoding="utf-8",
-    )
-    reports = [
-        evaluate(config(folder, ["needles"], metadata=metadata), lm=ort_lm())
-        for metadata in ({}, {"max_seq_lengths": [2, 3, 5]})
-    ]
-    assert [report.results["n-samples"]["needles"]["effective"] for report in reports] == [1, 3]
-    assert [report.results["versions"]["needles"] for report in reports] == [7, 7]
 
 
 def test_path_and_keywords_a_mapping_and_a_config_are_one_evaluation(folder: Path) -> None:
@@ -165,44 +143,6 @@ def test_error_bars_and_groups_are_kept(folder: Path) -> None:
     assert found["tiny_choice", "acc"].stderr is not None
     assert found["tiny_group", "acc"].n == 6
     assert found["tiny_group", "acc"].value == found["tiny_choice", "acc"].value
-
-
-def test_report_and_samples_are_written_whole(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    report = evaluate(config(folder, output_dir=str(out), sample_log_num=2), lm=ort_lm())
-    assert from_json((out / "report.json").read_text()).metrics == report.metrics
-    assert sorted(path.name for path in out.iterdir()) == [
-        "journal",
-        "report.html",
-        "report.json",
-        "report.md",
-        "samples_tiny_choice.jsonl",
-        "samples_tiny_generate.jsonl",
-        "samples_tiny_rolling.jsonl",
-    ]
-    lines = [json.loads(line) for line in (out / "samples_tiny_generate.jsonl").read_text().splitlines()]
-    assert [(line["doc_id"], line["filter"]) for line in lines] == [
-        (0, "strict"),
-        (1, "strict"),
-        (0, "loose"),
-        (1, "loose"),
-    ]
-    assert lines[0]["arguments"]["gen_args_0"]["arg_0"] == "the"
-    assert lines[0]["arguments"]["gen_args_0"]["arg_1"]["max_gen_toks"] == 6
-
-
-def test_report_keeps_what_each_answer_is_worth(folder: Path) -> None:
-    """Without sample logs and without a reference; all numbers of all metrics that are means come back from it."""
-    report = from_json(to_json(evaluate(config(folder), lm=ort_lm())))
-    found = {
-        (each.task, name, each.filter): [answer.values[name] for answer in each.by_document.values()]
-        for each in unpacked(report.answers)
-        for name in each.metrics
-    }
-    known = {key: value for key, value in numbers(report).items() if key[0] != "tiny_rolling"}
-    means = {key: math.fsum(values) / len(values) for key, values in found.items()}
-    assert {key: means[key] for key in known} == pytest.approx(known, abs=1e-12)
-    assert {item.text_metric for item in report.answers} == {"", "word_perplexity"}
 
 
 def test_interrupted_run_resumes_and_computes_only_the_chunk_in_flight_again(folder: Path, tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from PIL import Image
 
 import olive_ext
 from olive_ext.config import Bound, EvaluationConfig, ModelSettings
-from olive_ext.engine.step import Step, StepOutput
-from olive_ext.errors import IncompleteError, LostRequestsError, MemoryShortageError
+from olive_ext.errors import IncompleteError
 from olive_ext.media.processors import image_processor_of, load_feature_extractor, other_pictures
 from olive_ext.model import resolve
 from olive_ext.report.comparison import GENERATED
@@ -27,7 +26,7 @@ from olive_ext.run import evaluate
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.evaluation import check_complete
 from olive_ext.run.models import PICTURES, Models, RecordsFile, pictures_of
-from olive_ext.session.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import ScoringRequest
 from tests.backends.local_tasks import write_tasks
 from tests.exports import hf_model
 from tests.exports.genai import whisper_export
@@ -102,57 +101,6 @@ def test_what_no_picture_reached_is_said_and_its_constants_are_compared(
     ]
     prepared = "processor_config.json"  # what onnxruntime-genai reads has other sizes than preprocessor_config.json
     assert [[*one.damaged] for one in comparisons] == [[prepared], [prepared, "weight, vision"], [prepared]]
-
-
-def test_each_picture_is_encoded_once_over_shots_choices_retries_and_tasks(package: Path) -> None:
-    """Six choices of each document, a shot with a picture of its own before it, the same documents asked for an answer,
-    and all of it asked twice."""
-    pictures = [picture(seed, 32, 32) for seed in range(4)]
-    shots = [(pictures[0], one) for one in pictures[1:]]
-    scored = [
-        ScoringRequest("<image> is red. <image> is", choice, images=pair)
-        for pair in shots
-        for choice in (" red", " blue", " a stone", " green", " black", " pink")
-    ]
-    asked = [GenerationRequest("<image> is red. <image> is", max_new_tokens=4, images=pair) for pair in shots]
-    with olive_ext.open(package, engine={"num_slots": 2}) as session:
-        first = session.loglikelihood(scored)
-        answers = session.generate(asked)
-        assert session.loglikelihood(scored) == first
-        assert session.generate(asked) == answers
-        with pytest.raises(LostRequestsError):  # a bad picture beside them: the good ones are asked again
-            session.loglikelihood([*scored, ScoringRequest("<image> is", " red", images=[b"none"])])
-        execution, counters = session.describe_execution(), session.counters
-    assert execution["images_encoded"] == len(pictures)
-    assert execution["images_evicted"] == 0
-    assert counters.requests == 3 * len(scored) + 2 * len(asked)
-
-
-def test_steps_that_are_run_again_in_halves_encode_no_picture_again(package: Path) -> None:
-    """Memory does not suffice for three steps of several rows; the runner tells when their pictures are encoded."""
-    pictures = [picture(seed, 32, 32) for seed in range(4)]
-    asked = [ScoringRequest("<image> is", [number], images=[one]) for one in pictures for number in range(40, 46)]
-    answered = [GenerationRequest("<image> is", max_new_tokens=6, images=[one]) for one in pictures]
-    with olive_ext.open(package, engine={"num_slots": 4}) as session:
-        expected = session.loglikelihood(asked), session.generate(answered)
-    with olive_ext.open(package, engine={"num_slots": 4, "overlaps_steps": False}) as session:
-        runner = session.executor.runner
-        run, failed = runner.run, []
-
-        def short(step: Step) -> StepOutput:
-            output = run(step)
-            if len(step.rows) > 1 and len(failed) < 3:
-                failed.append(step)
-                raise MemoryShortageError("no memory for this step")
-            return output
-
-        runner.run = short  # an instance's own: what opened the model, and its reference, stay as they are
-        found = session.loglikelihood(asked), session.generate(answered)
-        execution, counters = session.describe_execution(), session.counters
-    assert counters.steps_halved == len(failed) > 0
-    assert execution["images_encoded"] == len(pictures)
-    assert [one.logprob for one in found[0]] == pytest.approx([one.logprob for one in expected[0]], abs=1e-4)
-    assert [one.tokens for one in found[1]] == [one.tokens for one in expected[1]]
 
 
 @pytest.mark.long

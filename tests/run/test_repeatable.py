@@ -44,16 +44,6 @@ def test_where_a_deterministic_session_keeps_its_answers_decides_no_bit(tmp_path
     assert scores[0] == scores[1] == scores[2]
 
 
-def test_a_session_that_is_not_deterministic_chooses_by_the_same_rule() -> None:
-    facts = []
-    for deterministic in (True, False):
-        with olive_ext.open(genai_export("llama"), deterministic=deterministic) as session:
-            session.loglikelihood(_requests())
-            execution = session.describe_execution()
-            facts.append((execution["scoring_step"], execution["scoring_reason"]))
-    assert facts[0] == facts[1]
-
-
 def test_first_call_of_another_session_differs_because_the_stem_is_not_resident_yet() -> None:
     with olive_ext.open(genai_export("llama"), engine={"scoring": "rows"}) as session:
         scores = [[out.token_logprobs for out in session.loglikelihood(_requests()[:6])] for _ in range(3)]

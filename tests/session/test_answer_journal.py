@@ -162,38 +162,6 @@ def test_keys_differ_where_anything_that_decides_differs() -> None:
     assert len({request_digest(request) for request in requests}) == len(requests)
 
 
-def test_equal_requests_are_computed_once_and_answered_each(tmp_path: Path) -> None:
-    engine = FakeEngine()
-    session = Session(engine, byte_level())
-    session.keep_answers(tmp_path / "answers")
-    asked = [([5, 6], [7]), ([5, 6], [8]), ([5, 6], [7])]
-    found = session.loglikelihood(asked)
-    assert found == Session(FakeEngine(), byte_level()).loglikelihood(asked)
-    assert len(engine.requests) == 2
-    assert session.loglikelihood(asked) == found
-    assert len(engine.requests) == 2
-    session.keep_answers(None)
-    assert session.loglikelihood(asked) == found
-    assert len(engine.requests) == 5
-
-
-def test_known_answers_come_as_their_slices_are_read(tmp_path: Path) -> None:
-    """However many they are, they are never all in memory."""
-    session, read = Session(FakeEngine(), byte_level()), list[int]()
-    session.keep_answers(tmp_path / "answers")
-    slices = [[([5, 6], [number])] for number in range(7, 12)]
-    expected = session.loglikelihood([*chain(*slices)])
-
-    def read_one(number: int) -> list[Any]:
-        read.append(number)
-        return slices[number]
-
-    found = session.as_completed("loglikelihood", map(read_one, range(5)))
-    assert next(found) == (0, expected[0])
-    assert read == [0]
-    assert [*found] == [*enumerate(expected)][1:]
-
-
 class EagerEngine(FakeEngine):
     """Reads so many chunks ahead, and completes the last of them first."""
 

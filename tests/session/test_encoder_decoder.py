@@ -21,15 +21,14 @@ from olive_ext.errors import ConfigError, OliveExtError, TaskError
 from olive_ext.model.resolve import resolve
 from olive_ext.run.model_facts import ends_of, stops_of
 from olive_ext.session import Session
-from olive_ext.session.generation_bounds import read_start
 from olive_ext.session.placeholders import Encoding
-from olive_ext.session.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest
 from tests.agreement.references import features, noise
 from tests.exports import genai_export, hf_model
 from tests.exports.genai import whisper_export
 from tests.refusals import refused
 from tests.session.fake_engine import FakeEngine
-from tests.session.tiny import byte_level, model_files
+from tests.session.tiny import byte_level
 
 START = (7,)
 
@@ -54,16 +53,6 @@ def test_text_goes_to_the_encoder_with_special_tokens_and_the_decoder_begins_wit
     assert request.tokens == START
 
 
-def test_target_is_scored_behind_the_start_and_what_was_said() -> None:
-    session = _session()
-    session.loglikelihood([ScoringRequest("the", [40, 41], source=[5, 6])])
-    request = _asked(session)
-    said = session.tokenizer.encode("the", add_special_tokens=False)
-    assert request.tokens == (*START, *said, 40, 41)
-    assert request.num_targets == 2
-    assert request.source.array.tolist() == [5, 6]
-
-
 def test_ids_are_the_whole_beginning_of_the_decoder() -> None:
     session = _session(takes_features=True, start=())
     features = np.ones((3, 4), np.float64)
@@ -71,16 +60,6 @@ def test_ids_are_the_whole_beginning_of_the_decoder() -> None:
     request = _asked(session)
     assert request.tokens == (9, 8)
     assert request.source.array.dtype == np.float32
-
-
-def test_source_longer_than_max_length_loses_its_beginning_and_windows_share_one() -> None:
-    session = _session(context_length=8)
-    session.generate([GenerationRequest(source=list(range(5, 25)), max_new_tokens=4)])
-    assert _asked(session).source.array.tolist() == list(range(17, 25))
-    session.loglikelihood([ScoringRequest("", list(range(5, 25)), source=[5])])
-    requests = session.executor.requests[1:]
-    assert len(requests) == 3
-    assert len({request.source for request in requests}) == 1
 
 
 @pytest.mark.parametrize(
@@ -102,21 +81,6 @@ def test_request_that_does_not_fit_is_refused(takes_features, start, request_, c
 def test_text_alone_has_no_likelihood() -> None:
     with refused(TaskError, "unsupported"):
         _session().loglikelihood_rolling(["a text"])
-
-
-@pytest.mark.parametrize(
-    ("files", "genai", "expected"),
-    [
-        ({"config.json": 3}, {}, (3,)),
-        ({"config.json": 3, "generation_config.json": 4}, {}, (4,)),
-        ({"config.json": 3}, {"model": {"decoder_start_token_id": [5, 6]}}, (5, 6)),
-        ({}, {}, ()),
-    ],
-)
-def test_start_is_that_of_the_first_configuration_that_names_it(tmp_path: Path, files, genai, expected) -> None:
-    for name, value in files.items():
-        (tmp_path / name).write_text(json.dumps({"decoder_start_token_id": value}))
-    assert read_start(byte_level(), model_files(tmp_path, genai)) == expected
 
 
 LANGUAGES = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import threading
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import ConfigError, SessionError, TaskError
 from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest, RollingRequest, ScoringRequest
@@ -84,19 +82,6 @@ def test_generate_keeps_the_order_and_as_completed_gives_each_index() -> None:
     assert sorted(seen, key=lambda item: item[0]) == list(enumerate(outputs))
 
 
-def test_settings_of_a_call_are_those_of_each_prompt() -> None:
-    session = make_session({"on": " the mat. stop here", "a": "cat<eos>dog"})
-    stopped = GenerationRequest("on", stop=["top h"])
-    outputs = session.generate([stopped, "a", GenerationRequest("on", max_new_tokens=2)])
-    assert [(output.text, output.finish_reason, output.stop_id) for output in outputs] == [
-        (" the mat. s", FinishReason.STOPPED, None),
-        ("cat", FinishReason.STOP_ID, EOS),
-        (outputs[2].text, FinishReason.LENGTH, None),
-    ]
-    assert len(outputs[2].tokens) == 2
-    assert session.generate(["on"], max_new_tokens=2) + session.generate(["on"], stop=["top h"]) == outputs[::-2]
-
-
 def test_repr_says_model_runtime_and_device_and_whether_it_is_closed() -> None:
     engine = FakeEngine(8)
     assert repr(Session(engine, byte_level())) == "<Session of 'a model'>"
@@ -128,28 +113,6 @@ def test_generate_cuts_a_long_prompt_on_the_left(caplog: pytest.LogCaptureFixtur
     assert len(dict(session.run_slices("generate", [[*enumerate(asked)]], ["gsm8k", "mbpp"].__getitem__))) == 2
     assert engine_of(session).requests[0].tokens == tuple(range(19, 25))
     assert re.search("1 of 2 requests .* 10 tokens: 1 of gsm8k", caplog.text)
-
-
-def test_outputs_come_as_they_are_complete_and_slices_are_read_as_there_is_room() -> None:
-    session, read = make_session({"a": " cat", "the": " dog", "on": " mat"}), []
-
-    def slices() -> Iterator[list[str]]:
-        for prompts in (["the", "a"], [], ["on"]):
-            read.append(prompts)
-            yield prompts
-
-    results = session.as_completed("generate", slices())
-    assert read == []
-    first = next(results)
-    assert (first[0], first[1].text, read) == (1, " cat", [["the", "a"]])
-    with refused(SessionError, "closed"):
-        session.gc()
-    assert [(index, output.text) for index, output in results] == [(0, " dog"), (2, " mat")]
-    scored = [([5, 6], [7, 8]), ([5], [9])]
-    assert [*map(dict(session.as_completed("loglikelihood", [scored])).get, (0, 1))] == session.loglikelihood(scored)
-    rolled = dict(session.as_completed("loglikelihood_rolling", [["the", ""], ["a"]]))
-    assert [rolled[index] for index in range(3)] == session.loglikelihood_rolling(["the", "", "a"])
-    session.gc()
 
 
 def test_close_waits_for_a_list_of_answers() -> None:
@@ -264,20 +227,6 @@ def test_a_call_between_outputs_is_refused_and_no_failure_there_ends_the_session
         assert session.generate(["a"])
 
 
-def test_describe_execution_is_json_and_holds_facts_and_counters() -> None:
-    session = Session(FakeEngine(), byte_level(), stop_ids=[EOS, 7], facts={"model": "here.onnx"})
-    session.generate(["a"])
-    facts = json.loads(json.dumps(session.describe_execution()))
-    assert facts == {
-        "model": "here.onnx",
-        "max_length": 512,
-        "num_slots": 2,
-        "counters": {"requests": 1, "tokens_fed": 0},
-    }
-    assert session.counters.requests == 1
-    assert engine_of(session).requests[0].generation.stop_ids == {EOS, 7}
-
-
 def test_a_tokenizer_without_prefix_is_named_when_one_is_needed() -> None:
     class NoPrefix:
         where = "x"
@@ -291,14 +240,3 @@ def test_a_tokenizer_without_prefix_is_named_when_one_is_needed() -> None:
     with refused(TaskError, "task", holds=("0", "BOS", "EOS")):
         session.loglikelihood_rolling([[5, 6]])
     assert session.loglikelihood_rolling([RollingRequest([5, 6], prefix=5)])
-
-
-def test_one_prompt_in_no_list_has_one_output() -> None:
-    session = make_session({"the": "cat"}, template=TEMPLATE)
-    assert session.generate("the", max_new_tokens=5) == session.generate(["the"], max_new_tokens=5)[0]
-    assert session.generate(GenerationRequest("the")).text == "cat"
-    chat = [{"role": "user", "content": "a"}]
-    assert session.generate(chat) == session.generate([chat])[0]
-    ids = byte_level().encode("the")
-    assert session.generate(ids) == session.generate([ids])[0] == session.generate(tuple(ids))
-    assert session.generate([]) == []

@@ -25,7 +25,6 @@ from olive_ext.session.requests import GenerationRequest
 from olive_ext.session.tokenizer import Tokenizer
 from tests.exports import TEXT, genai_export
 from tests.refusals import refused
-from tests.session.test_generation_bounds import Counting
 from tests.session.tiny import IM_END, byte_fallback, byte_level
 
 
@@ -87,25 +86,6 @@ def test_pieces_of_any_tokens_and_what_is_left_are_the_answer(name: str) -> None
         assert text.startswith("".join(pieces)), (tokens, stops)
 
 
-@pytest.mark.parametrize(
-    ("name", "begin", "rest", "stop"),
-    [
-        # A run of bytes is undone whole: "aa", then "a\ufffd\ufffd\ufffd".
-        ("byte_fallback", "a", [0x61, 0x9F, 0xB1], "a\ufffd"),
-        ("byte_level", "stop", [0xC3, None, 0x9F, 0xC3, 0xA9], "\ufffdé"),  # "ß" without the special token between
-    ],
-)
-def test_characters_that_become_others_are_held_before_a_stop(
-    name: str, begin: str, rest: list[int | None], stop: str
-) -> None:
-    tokenizer = TOKENIZERS[name]
-    tokens = tokenizer.encode(begin, add_special_tokens=False)
-    for byte in rest:
-        tokens += [0] if byte is None else _bytes(tokenizer, [byte])
-    pieces, text = _streamed(tokenizer, tokens, [stop])
-    assert text.startswith("".join(pieces))
-
-
 @given(
     text=st.text(alphabet="the stopé東🙂\n.x", max_size=40),
     stops=STOPS,
@@ -120,25 +100,6 @@ def test_pieces_of_texts_lack_no_more_than_may_be_a_stop_or_bytes(text: str, sto
     assert whole.startswith(given)
     if not stops and text and text[-1] in "thesop\n.":
         assert given == whole
-
-
-@pytest.mark.parametrize("stops", [[], ["never there"], ["\ufffd"], ["t" * 5000]])
-@pytest.mark.parametrize("kind", ["text", "broken", "special", "t"])
-@pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
-def test_tokens_decoded_grow_as_the_answer_does(name: str, kind: str, stops: list[str]) -> None:
-    """Where all is held for long, too: bytes that are no character, tokens without text, what may begin a stop."""
-    own, counts = TOKENIZERS[name], []
-    broken, t = own.hf.convert_tokens_to_ids("\xff" if name == "byte_level" else "<0xFF>"), own.encode("t")[-1]
-    text = own.encode("the cat sat on the mat. " * 100, add_special_tokens=False)
-    tokens = {"text": text, "broken": [broken] * 400, "special": [1] * 400, "t": [t] * 400}[kind][:400]
-    for length in (200, 400):
-        tokenizer = Counting(own.hf, "counting")
-        stream, grown = TextStream(tokenizer, stops), []
-        for token in tokens[:length]:
-            grown.append(token)
-            stream.piece(grown)
-        counts.append(tokenizer.num_decoded)
-    assert counts[1] < 3 * counts[0] < 3 * 100 * 200  # some 4 times, and millions, where each token decodes all
 
 
 def test_text_comes_token_by_token() -> None:

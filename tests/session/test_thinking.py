@@ -42,16 +42,6 @@ def test_answer_is_what_lm_eval_takes_for_it(pieces: list[str], tokenizer: Token
         assert (up_to_end, reasoning.text, reasoning.num_tokens) == (text, "", len(tokens))
 
 
-def test_end_with_special_tokens_among_others_is_found() -> None:
-    """As the end of gpt-oss's reasoning, "<|channel|>final<|message|>": decoding leaves a part of it out."""
-    tokenizer = byte_level()
-    the = tokenizer.encode("the", add_special_tokens=False)
-    tokens = [*the, IM_START, *the, IM_END, *the, IM_START, *the, IM_END, *the, *the]
-    end = ThinkingEnd.of("<|im_start|>the<|im_end|>", tokenizer)
-    answer, reasoning = end.read(tokens, ())
-    assert (answer, reasoning.num_tokens) == ("thethe", len(tokens) - 2 * len(the))
-
-
 def _session(tokenizer: Tokenizer | None = None) -> Session:
     return Session(FakeEngine(64), tokenizer or byte_level(), stop_ids=[IM_END])
 

@@ -9,23 +9,19 @@ import pytest
 from olive.evaluator.metric import Metric as DeclaredMetric
 from olive.evaluator.metric_result import joint_metric_key
 from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
-from olive.model import ModelConfig
 
-from olive_ext.config import EVALUATOR_TYPE, Bound, ClaimConfig, EvaluationConfig, EvaluationSettings, LossBound
+from olive_ext.config import EVALUATOR_TYPE, Bound, ClaimConfig, EvaluationConfig, EvaluationSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report
 from olive_ext.report.comparison import ALL, Comparison
-from olive_ext.report.metrics import COMPARISON_NAMES, comparison_metrics
-from olive_ext.run.bounds import broken_bounds, kept_bounds, with_measurements
+from olive_ext.report.metrics import comparison_metrics
 from olive_ext.workflow import OrtLMEvaluator
-from olive_ext.workflow.current_run import Run, running
-from olive_ext.workflow.evaluator import broken_in, declared_pairs, measure, text_of, to_metric_result
+from olive_ext.workflow.evaluator import broken_in, text_of, to_metric_result
 from olive_ext.workflow.handlers import written
 from olive_ext.workflow.passes import deciding_settings
-from tests.exports import genai_export
 from tests.refusals import refused
 from tests.report.test_comparison import divergence
-from tests.workflow.recipes import ACC, NORM, REPORT, Evaluate, Measure
+from tests.workflow.recipes import ACC, NORM, REPORT, Measure
 
 LM_EVALUATOR_KEYS: dict[str, Any] = {
     "tasks": ["arc_easy", "size_on_disk"],
@@ -82,31 +78,6 @@ def test_model_device_and_providers_reach_the_measurement_and_declared_metrics_i
     assert result.get_value("tiny_choice", "acc_norm") == 0.25
 
 
-@pytest.mark.parametrize(
-    ("keys", "journal"),
-    [
-        ({}, "cache/answers"),
-        ({"output_dir": "reports"}, "reports/input_model/journal/answers"),
-        ({"use_cache": "own"}, "own"),
-        ({"tasks": ["tiny_choice", "tokens_per_second"]}, None),
-    ],
-)
-def test_answers_of_a_workflow_are_kept_in_olives_cache_where_no_other_place_is_named(
-    keys: dict[str, Any], journal: str | None
-) -> None:
-    """A second run makes its evaluations anew. Where times are measured, nothing is kept."""
-    model = ModelConfig(type="ONNXModel", config={"model_path": str(genai_export("llama"))})
-    settings, fake = EvaluationSettings.parse({"tasks": ["tiny_choice"], **keys}), Evaluate()
-    token = running.set(Run(model, answers="cache/answers"))
-    try:
-        measure(model.create_model(), settings, evaluate=fake)
-    finally:
-        running.reset(token)
-    assert fake.configs[0].journal == journal
-    measure(model.create_model(), settings, evaluate=fake)
-    assert (fake.configs[1].journal is None) == (not {*keys} - {"tasks"}), "without a workflow"
-
-
 def declared(name: str, sub_type: str, type_name: str = "accuracy", **more: Any) -> Any:
     return DeclaredMetric(name=name, type=type_name, sub_types=[{"name": sub_type, "priority": 1, **more}])
 
@@ -131,39 +102,6 @@ def test_every_metric_has_its_direction_no_priority_and_the_filter_in_its_key_wh
         "size_on_disk-bytes",
     }
     assert {entry.priority for entry in result.values()} == {-1}
-
-
-def test_run_history_has_what_a_person_reads_with_errors_and_what_bounds_are_on() -> None:
-    acc = replace(ACC, stderr=0.03)
-    compared = [
-        Metric(task, name, "none", 0.1, 0.01 if name == "kl_mean" else None, False, 9)
-        for task in ("tiny_choice", "all")
-        for name in COMPARISON_NAMES
-    ]
-    report = Report(metrics=(acc, *compared))
-    assert set(to_metric_result(report).keys()) == {
-        *("tiny_choice-acc", "tiny_choice-acc_stderr", "all-kl_mean", "all-kl_mean_stderr", "all-top1_agreement"),
-        *("all-accuracy_difference", "all-accuracy_difference_low", "all-accuracy_difference_high"),
-    }
-    bound = EvaluationSettings.parse({"tasks": ["t"], "require": [{"metric": "kl_p99", "task": "all", "max": 0.05}]})
-    found = to_metric_result(report, bounds=bound.require)
-    assert found["all-kl_p99"].value == 0.1
-    assert [item.words for item in broken_in(found, bound.require)] == ["all/kl_p99 = 0.1000, required at most 0.0500"]
-    looser = [bound.require[0].model_copy(update={"max": 0.2})]
-    assert broken_in(found, looser, kept_bounds) == ["all/kl_p99 = 0.1000, required at most 0.2000"]
-    one = EvaluationSettings.parse({"tasks": ["t"], "require": [{"metric": "acc", "min": 0.9}]})
-    assert broken_in(to_metric_result(Report(metrics=(acc,))), one.require)
-
-
-def test_loss_bounds_perplexities_of_texts_and_of_nothing_else_in_olives_results() -> None:
-    both = divergence("wiki", perplexity_ratio=1.03), divergence("cola", perplexity_ratio=1.5, is_text=False)
-    found, loss = Comparison({}, divergences=both), [LossBound.of(2)]
-    report = Report(metrics=comparison_metrics(found), comparison=found)
-    line = "wiki perplexity rose by 3 %, more than 2 % (`fail_on_loss`)"
-    (broken,) = broken_bounds(loss, report.metrics, found)
-    assert broken.words == line
-    assert broken_in(to_metric_result(report, bounds=loss), loss) == [broken]
-    assert broken_in(to_metric_result(report, bounds=[LossBound.of(4)]), [LossBound.of(4)]) == []
 
 
 def test_olives_metrics_have_the_verdict_as_an_exit_status() -> None:
@@ -232,25 +170,6 @@ def test_declared_metric_that_cannot_be_answered_is_refused_with_what_there_is(
 ) -> None:
     with refused(ConfigError, code, holds=tuple(words.split())):
         to_metric_result(COMPARED if "all/" in metric.name else REPORT, [metric])
-
-
-@pytest.mark.parametrize(
-    ("metrics", "bounds", "asked"),
-    [
-        ([declared("a", "accuracy_score")], [], []),
-        ([declared("size", "bytes", "size_on_disk")], [], ["size_on_disk"]),
-        ([declared("s", "avg", "throughput")], [], ["tokens_per_second"]),
-        ([], [{"metric": "peak_memory", "max": 1}], ["peak_memory"]),
-        ([], [{"metric": "bytes", "task": "size_on_disk", "max": 1}], ["size_on_disk"]),
-        ([], [{"metric": "requests_per_second", "min": 1}], ["tokens_per_second"]),
-        ([], [{"metric": "acc", "min": 1}], []),
-    ],
-)
-def test_declared_or_bounded_cost_is_asked_for(metrics: list[Any], bounds: list[Any], asked: list[str]) -> None:
-    settings = EvaluationSettings.parse({"tasks": ["a"], "require": bounds})
-    wanted = with_measurements(settings, declared_pairs(metrics))
-    assert wanted.tasks == ["a", *asked]
-    assert (wanted is settings) == (not asked)
 
 
 BOUND = {"metric": "accuracy_difference", "min": -0.02}

@@ -72,27 +72,6 @@ def test_baseline_of_a_named_chat_template_renders_that_template() -> None:
         assert baseline.apply_chat_template([{"role": "user", "content": "hi"}]) == "L hi"
 
 
-@pytest.mark.parametrize("as_file", [True, False])
-def test_onnx_model_is_found_as_file_and_as_folder(package: Path, as_file: bool) -> None:
-    model = handler(package / "model.onnx") if as_file else handler(package, onnx_file_name="model.onnx")
-    config = onnx_config(model, settings(), None)
-    assert config.model.kind == "onnx"
-    assert config.model.path == str(package / "model.onnx" if as_file else package)
-    assert config.model.onnx_file_name == (None if as_file else "model.onnx")
-    assert config.tokenizer == str(package)
-
-
-@pytest.mark.parametrize("key", ["additional_files", "_name_or_path"])
-def test_tokenizer_is_looked_for_where_the_model_came_from(package: Path, tmp_path: Path, key: str) -> None:
-    bare = tmp_path / "a" / "b" / "c" / "d"
-    bare.mkdir(parents=True)
-    for name in ("model.onnx", "model.onnx.data"):
-        shutil.copy(package / name, bare)
-    place: Any = [str(package / "tokenizer.json")] if key == "additional_files" else str(package)
-    model = handler(bare / "model.onnx", model_attributes={key: place})
-    assert onnx_config(model, settings(), None).tokenizer == str(package)
-
-
 def test_inference_settings_go_before_olives_provider_and_behind_the_recipes(package: Path) -> None:
     inference = {
         "execution_provider": ["CUDAExecutionProvider"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +22,7 @@ from olive_ext.report.verdict import Reason, worst_status
 from olive_ext.workflow import OrtLMEvaluation, register
 from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.olive_run import cli_run, deciding, note_ended, note_unmeasured, print_results
-from olive_ext.workflow.passes import _put_over, _refresh_carried, carried_reports, load_run, publish, run_pass
+from olive_ext.workflow.passes import carried_reports, publish, run_pass
 from olive_ext.workflow.preflight import FINGERPRINT, references
 from olive_ext.workflow.registration import wrap_once
 from tests.exports import genai_export
@@ -49,22 +48,6 @@ def model() -> ONNXModelHandler:
 
 def names(handler: Any) -> list[str]:
     return [Path(file).name for file in handler.model_attributes["additional_files"]]
-
-
-def test_model_is_handed_on_unchanged_with_the_reports_of_all_measurements(
-    model: ONNXModelHandler, tmp_path: Path
-) -> None:
-    before = json.dumps(model.to_json())
-    output = make(Measure()).run(model, str(tmp_path))
-    assert output is not model
-    assert json.dumps(model.to_json()) == before
-    assert output.model_path == model.model_path
-    assert output.model_attributes["own"] == 1
-    assert {"genai_config.json", "report.json", "report.md", "tokenizer.json"} <= set(names(output))
-    assert from_json((tmp_path / "report.json").read_text()).metrics == REPORT.metrics
-    second = make(Measure()).run(output, str(tmp_path / "b"))
-    assert {"report-2.json", "report-2.md", "report.json", "report.md"} <= set(names(second))
-    assert len(names(second)) == len(set(names(second)))
 
 
 def test_settings_and_accelerator_reach_the_measurement(model: ONNXModelHandler, tmp_path: Path) -> None:
@@ -204,19 +187,6 @@ def test_candidate_of_a_search_is_refused_without_leaving_files(run: Run, tmp_pa
         engine._run_pass("g", None, "in", None)
     assert engine.cache.saved == []
     assert not (tmp_path / "out").exists()
-
-
-def test_measurement_by_tasks_of_ones_own_is_of_this_run(run: Run) -> None:
-    """Candidates of a search share it."""
-
-    def found() -> Any:
-        return load_run(None, {"model_id": "m"}, lambda: "of an earlier run")
-
-    assert found() == "of an earlier run"
-    run.is_anew = True
-    assert found() == {}
-    run.made_by["m"] = ()
-    assert found() == "of an earlier run"
 
 
 def test_failure_of_our_pass_is_kept_for_a_search_that_swallows_it(run: Run, tmp_path: Path) -> None:
@@ -389,20 +359,6 @@ def test_commands_of_the_output_models_report_have_the_path_that_it_is_saved_in(
     written = from_json((run.output_dir / "report.json").read_text())
     for one in (written, *run.reports):
         assert one.comparison.arguments == f"{run.output_dir} --reference r --tasks t"
-
-
-def test_reports_that_a_pass_of_olives_has_linked_are_put_over_and_keep_their_source(tmp_path: Path) -> None:
-    """A workflow ended with SameFileError, and without a model."""
-    given, made = (measured(tmp_path / name, REPORT) for name in ("given", "made"))
-    source, copy = (tmp_path / name / "1" / "report.json" for name in ("given", "made"))
-    copy.unlink()
-    copy.hardlink_to(source)
-    _refresh_carried(given.config, made.config)
-    assert copy.samefile(source)
-    other = tmp_path / "other.json"
-    other.write_text("{}")
-    _put_over(other, copy)
-    assert (copy.read_text(), source.read_text() != "{}") == ("{}", True)
 
 
 def test_output_model_of_a_search_gets_its_chain(run: Run, tmp_path: Path) -> None:

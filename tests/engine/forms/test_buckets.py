@@ -22,7 +22,7 @@ from olive_ext.engine.requests import Request
 from olive_ext.engine.runners.ort.plain_graph import run_plainly
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
-from olive_ext.model.providers.bindings import InputFeed, KeptBinding
+from olive_ext.model.providers.bindings import InputFeed
 from olive_ext.model.providers.devices import Device
 from tests.engine.fake_runner import POOL, RANGE, SINGLE, FakeRunner, oracle
 from tests.engine.strategies import assert_equal, assert_runs_as_oracle, requests_of
@@ -86,30 +86,6 @@ def test_shapes_that_memory_does_not_hold_are_left_out_and_their_steps_halved() 
     strict = Engine(BucketedRunner(_Short(2, RANGE), step_sizes(64), is_strict=True), 64)
     with refused(RunError, "failed", holds=("strict_shapes", "1 x 32 tokens", "64 reads")):
         strict.run([request])
-
-
-def test_a_kept_binding_reads_what_was_bound_last() -> None:
-    session = session_of(model_from("identity (int64[N] x) => (int64[N] y) { y = Identity (x) }"))
-    binding = KeptBinding(session)
-    kept = ort.OrtValue.ortvalue_from_numpy(np.array([1, 2]))
-    other = ort.OrtValue.ortvalue_from_numpy(np.array([3]))
-
-    def run() -> list[int]:
-        binding.bind_output("y")
-        session.run_with_iobinding(binding)
-        return [int(number) for number in binding.get_outputs()[0].numpy()]
-
-    found = []
-    for bound in (kept, kept, np.array([7, 8, 9]), kept, other, kept):
-        if isinstance(bound, ort.OrtValue):
-            binding.bind_ortvalue_input("x", bound)
-        else:
-            binding.bind_cpu_input("x", bound)
-        found.append(run())
-    assert found == [[1, 2], [1, 2], [7, 8, 9], [1, 2], [3], [1, 2]]
-    kept.update_inplace(np.array([5, 6]))
-    binding.bind_ortvalue_input("x", kept)
-    assert run() == [5, 6]
 
 
 def test_what_is_no_tensor_is_left_out_of_a_plain_run() -> None:

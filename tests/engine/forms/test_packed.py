@@ -61,19 +61,6 @@ def _texts(count: int, prefix: int, own: int) -> list[tuple[int, ...]]:
     return [(*shared, i, *words(own - 1)) for i in range(count)]
 
 
-@pytest.mark.parametrize("num_slots", [8, 64])
-def test_answers_of_one_token_add_no_copies_to_those_of_their_questions(num_slots: int) -> None:
-    """MMLU-Pro's shape: 700 shared tokens, 150 of each of 20 questions. Each question copies the 188 positions behind
-    the second block once; where slots are few, the next question in a slot finds them there."""
-    contexts = _texts(20, 700, 150)
-    one, ten = (
-        _copied([Request((*text, answer), 1) for text in contexts for answer in range(answers)], num_slots)
-        for answers in (1, 10)
-    )
-    assert ten.copied == one.copied
-    assert [copy.num_positions for copy in one.copied] == [700 % 256] * (min(20, num_slots) - 1)
-
-
 def test_greedy_answers_copy_the_end_of_the_examples_once_each_and_nothing_while_they_decode() -> None:
     """GSM8K-CoT's shape: eight examples of 900 tokens together, 60 of each of 20 questions, 30 new ones. The question
     that was fed with the examples copies nothing, though it writes behind them while others begin there."""
@@ -104,32 +91,10 @@ def test_drawn_and_searched_answers_do_not_depend_on_blocks(
     engine.close()
 
 
-@pytest.mark.parametrize("num_targets", [0, 2])
-def test_sequences_that_outgrow_the_blocks_are_given_up_last_come_first(num_targets: int) -> None:
-    """All end, few tokens are fed twice, no score is read twice, and steps go on overlapping."""
-    requests = [Request((i, 2, 3), num_targets, Generation(60)) for i in range(12)]
-    runner = FakeRunner(12, PACKED, overlaps_steps=True, most_blocks=64)
-    counters = ran(runner, requests)
-    fed = sum(len(request.tokens) + 59 for request in requests)
-    assert 0 < counters.preemptions <= 12
-    assert fed < counters.tokens_fed < 1.5 * fed
-    assert counters.steps_overlapped >= 0.9 * counters.steps
-
-
 def test_text_that_is_given_up_within_its_targets_goes_on_with_the_next() -> None:
     answers = [Request((i,), 0, Generation(13)) for i in range(4)]
     counters = ran(FakeRunner(5, PACKED, most_blocks=11), [*answers, Request((10, *[2, 3] * 4), 8)], 2)
     assert counters.preemptions > 0
-
-
-def test_prefix_that_is_shared_takes_its_blocks_once_also_where_they_are_few() -> None:
-    """What is not shared any more makes room first."""
-    requests = questions(30, answers=2)
-    runner = FakeRunner(24, PACKED, overlaps_steps=True, most_blocks=40)
-    counters = ran(runner, requests)
-    assert counters.tokens_fed <= 1.05 * counters.tokens_distinct
-    assert counters.preemptions == 0
-    assert max(len(step.rows) for step in runner.steps) >= 5
 
 
 def _thinking(count: int) -> list[Request]:

@@ -139,23 +139,6 @@ class Blocks:
         return out[0]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"local_window_size": 3}, {"softcap": 0.7}, {"scale": 0.4}, {"more": ", , , sink"}, {"is_shared": True}],
-    ids=["plain", "window", "softcap", "scale", "sinks", "shared"],
-)
-def test_packed_rows_behind_a_shared_block_see_what_each_sees_alone(changes: dict[str, Any]) -> None:
-    model = _model(**changes)
-    stem, left, right = [1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]
-    blocks = Blocks(with_paged_attention(model, *INPUTS, CUDA))
-    first = blocks.run([(stem, 0, [0])])
-    both = blocks.run([(left, 4, [0, 1, 2]), (right, 4, [0, 3])])
-    last = blocks.run([([12], 9, [0, 1, 2])])
-    expected = _alone(model, [*stem, *left, 12])
-    assert np.abs(np.concatenate([first, both[:5], last]) - expected).max() < 1e-5
-    assert np.abs(both[5:] - _alone(model, [*stem, *right])[4:]).max() < 1e-5
-
-
 def test_what_only_the_mask_was_for_is_cut_off() -> None:
     model = with_paged_attention(_model(), *INPUTS, CUDA)
     graph = model.graph

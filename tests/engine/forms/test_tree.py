@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from olive_ext.engine.forms.kv_store import NotFittingError
 from olive_ext.engine.forms.tree import (
@@ -78,34 +78,6 @@ def _told(biases: Sequence[BiasInput], positions: np.ndarray, visible_ST: np.nda
     return {POSITIONS: positions[None], **{found.name: bias for found in biases}}
 
 
-@pytest.mark.parametrize(("tokens", "past"), [(1, 9), (6, 9), (12, 0)])
-@pytest.mark.parametrize("window", [-1, 4])
-def test_told_what_it_would_see_anyway_it_attends_as_before(tokens: int, past: int, window: int) -> None:
-    model = _model(window)
-    graph, biases = with_tree_attention(model, ["pk", "pv"], has_positions=False)
-    positions = np.arange(past, past + tokens)
-    visible = np.ones((tokens, past + tokens), bool)
-    if window > 0:
-        assert biases[0].window == window
-        visible = positions[:, None] - np.arange(past + tokens) < window
-    found = _run(graph, _told(biases, positions, visible), tokens, past)
-    np.testing.assert_allclose(found, _run(model, {}, tokens, past), atol=2e-6)
-
-
-def test_a_hidden_cell_is_as_if_it_were_not_there() -> None:
-    """The cache's last three cells are hidden, and positions go on before them."""
-    model = _model()
-    graph, biases = with_tree_attention(model, ["pk", "pv"], has_positions=False)
-    tokens, past, hidden = 4, 9, 3
-    visible = np.ones((tokens, past + tokens), bool)
-    visible[:, past - hidden : past] = False
-    told = _told(biases, np.arange(tokens) + past - hidden, visible)
-    rows = np.random.default_rng(7).standard_normal((1, CONTEXT, (HEADS + 2 * KV_HEADS) * SIZE)).astype(np.float32)
-    same_tokens = {"qkv": rows[:, past : past + tokens]}
-    expected = _run(model, same_tokens, tokens, past - hidden)
-    np.testing.assert_allclose(_run(graph, told, tokens, past), expected, atol=2e-6)
-
-
 def test_there_may_be_more_cells_than_the_rotary_tables_had_rows() -> None:
     graph, biases = with_tree_attention(_model(), ["pk", "pv"], has_positions=False)
     past, tokens = CONTEXT - 2, 6
@@ -113,20 +85,6 @@ def test_there_may_be_more_cells_than_the_rotary_tables_had_rows() -> None:
     rows = rng.standard_normal((1, tokens, (HEADS + 2 * KV_HEADS) * SIZE)).astype(np.float32)
     told = _told(biases, np.arange(tokens), np.ones((tokens, past + tokens), bool))
     assert np.isfinite(_run(graph, {**told, "qkv": rows}, tokens, past)).all()
-
-
-def test_layers_with_one_window_share_a_bias() -> None:
-    model = _model(window=4)
-    other = onnx.ModelProto()
-    other.CopyFrom(model)
-    node = model.graph.node.add()
-    node.CopyFrom(other.graph.node[0])
-    node.input[3:5] = ["pk2", "pv2"]
-    node.output[:] = ["out2", "k2", "v2"]
-    for name in ("pk2", "pv2"):
-        model.graph.input.append(helper.make_tensor_value_info(name, FLOAT, ["B", KV_HEADS, "P", SIZE]))
-    _, biases = with_tree_attention(model, ["pk", "pv", "pk2", "pv2"], has_positions=False)
-    assert [found.window for found in biases] == [4]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.reference.tap import ReadingTap, ResidentTap, WritingTap
 from olive_ext.engine.requests import Generation, Request, Result, join_compared
-from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Traits
+from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.engine.step import UNLIMITED
 from olive_ext.errors import ConfigError, OliveExtError, RecordsError, UnsupportedError
 from olive_ext.media.items import Source
@@ -30,7 +30,6 @@ from olive_ext.model.types import SourceKind
 from olive_ext.records import Form, Records
 from tests.engine.fake_runner import (
     FORMS,
-    PACKED,
     POOL,
     RANGE,
     SINGLE,
@@ -167,29 +166,6 @@ def test_pair_equals_the_definitions_whatever_both_runners_can_do(
     assert min(longest) <= min(most)
 
 
-def traits_of(candidate: FakeRunner, reference: FakeRunner) -> tuple[Traits, Capacity]:
-    """What steps on both can do, and their memory."""
-    loop = compared_engine(candidate, reference)._scoring
-    return loop.traits, loop.capacity
-
-
-def test_pair_is_as_weak_as_the_weaker_one() -> None:
-    strong = Nudged(4, PACKED, 100, has_tree_batches=True, overlaps_steps=True)
-    weak = FakeRunner(2, SINGLE, 50, can_rewind=False, chunked_prefill=False)
-    assert traits_of(strong, Nudged(2, PACKED, has_tree_batches=True))[0].tree_batches
-    for pair in ((strong, weak), (weak, strong)):
-        traits, capacity = traits_of(*pair)
-        assert (traits.form, capacity.num_slots, traits.context_length) == (SINGLE, 2, 50)
-        assert not traits.can_rewind
-        assert not traits.tree_batches
-        assert not traits.chunked_prefill
-        assert not traits.overlaps_steps
-    pool, rows = FakeRunner(4, POOL), FakeRunner(2, RANGE)
-    assert traits_of(pool, FakeRunner(4, PACKED))[0].form == POOL
-    assert traits_of(pool, rows)[0].form == SINGLE
-    assert traits_of(rows, FakeRunner(4, PACKED))[0].form == RANGE
-
-
 def test_pools_of_which_one_loses_slots_on_the_way_run_single_rows() -> None:
     class Halving(FakeRunner):
         """Has memory for one slot only where slots are longer than 20 positions."""
@@ -258,19 +234,6 @@ def test_short_records_estimate_without_bias_and_bound_from_below(tmp_path: Path
     assert (found.tail_mass > 0).all()
 
 
-def test_a_model_has_no_divergence_from_itself(tmp_path: Path) -> None:
-    """Beside itself not in the last bit, and against records of its own as far as these are rounded."""
-    engines = [reading_engine(FakeRunner(3, RANGE), record(tmp_path, form, LONGER)) for form in (WHOLE, SHORT)]
-    for engine, most in (
-        (compared_engine(FakeRunner(2, RANGE), FakeRunner(2, RANGE)), 0),
-        *((e, 1e-7) for e in engines),
-    ):
-        found = join_compared(LONGER, engine.run(LONGER))
-        assert found is not None
-        assert np.abs(found.kl).max() <= most
-        assert found.same_top.all()
-
-
 def test_distributions_that_requests_share_are_recorded_once(tmp_path: Path) -> None:
     choices = [Request((1, 2, 3, token), 1) for token in range(4)]
     assert record(tmp_path, SHORT, choices).describe()["positions"] == 1
@@ -312,22 +275,6 @@ def test_records_of_another_vocabulary_are_refused_unless_no_token_has_the_other
     padded, known = DivergenceKernels(open_graph, Device("cpu"), VOCAB), records.get(np.array([0]))
     as_known = DIVERGENCE.compare_recorded(known, form, rows, ids)["kl"]
     np.testing.assert_allclose(padded.compare_recorded(known, form, wide, ids)["kl"], as_known, rtol=1e-5)
-
-
-def test_rows_on_a_device_and_on_the_host_are_compared_alike_in_blocks() -> None:
-    vocab_size, num_rows = 50_000, 50
-    rng = np.random.default_rng(1)
-    reference = rng.standard_normal((num_rows, vocab_size)).astype(np.float32) * 3
-    candidate = reference + rng.standard_normal((num_rows, vocab_size)).astype(np.float32) / 5
-    ids = reference.argmax(-1), candidate.argmax(-1)
-    on_host = DIVERGENCE.compare(reference, candidate, *ids)
-    values = [ort.OrtValue.ortvalue_from_numpy(rows) for rows in (reference, candidate)]
-    on_device = DIVERGENCE.compare(*values, *ids)
-    assert on_host["kl"].shape == (num_rows,)
-    for name, array in on_host.items():
-        np.testing.assert_array_equal(array, on_device[name])
-    p, q = np.array([log_softmax(row) for row in reference]), np.array([log_softmax(row) for row in candidate])
-    np.testing.assert_allclose(on_host["kl"], (np.exp(p) * (p - q)).sum(-1), atol=2e-6)
 
 
 USES = st.sampled_from(["score", "generate", "mixed", "reference scores", "reference generates", "continuous"])
@@ -407,16 +354,3 @@ def test_a_recording_answers_what_it_knows_and_runs_the_rest(
         assert (fed == 0) is (set(second) <= set(first))
         everything = [*first, *second]
         assert_compared(everything, compare(records, everything), is_exact=form is WHOLE)
-
-
-def test_facts_name_the_reference_and_count_its_bytes(tmp_path: Path) -> None:
-    engine = compared_engine(Nudged(2, RANGE), FakeRunner(2, RANGE))
-    engine.run(LONGER[:5])
-    facts = engine.describe()
-    assert facts["reference"]["mode"] == "resident"
-    assert facts["counters"]["requests"] == 5
-    assert facts["counters"]["host_bytes"] >= 5 * 4 * len(expected(LONGER[0]))
-    assert facts["chunk_size"] == 8
-    assert facts["scoring"] == "rows"
-    records = record(tmp_path, SHORT, LONGER[:5])
-    assert records.describe()["requests"] == 5

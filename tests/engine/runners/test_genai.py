@@ -23,7 +23,6 @@ from olive_ext.engine.runners.genai_runner import (
     overlay_of,
     set_providers,
 )
-from olive_ext.engine.step import LogitsRow, Row, Step
 from olive_ext.errors import ModelError, NonFiniteError, RunError
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.types import ModelFiles
@@ -192,16 +191,6 @@ def test_logits_that_are_no_numbers_show_nothing_and_are_named(monkeypatch: pyte
         FakeModel(ALL).find()
 
 
-def test_generator_is_made_for_the_positions_needed_and_reused() -> None:
-    model = FakeModel(ALL)
-    engine = Engine(GenaiRunner(model, {}), 64)
-    engine.run([Request(tuple(range(20)), 3)])
-    engine.run([Request(tuple(range(10)), 3), Request((1, 2, 3), 1)])
-    assert model.capacities == [64]
-    engine.run([Request(tuple(n % VOCAB for n in range(90)), 1)])
-    assert model.capacities == [64, CONTEXT]
-
-
 @pytest.mark.parametrize(("kind", "num_fed", "num_replayed"), [("all", 23, 0), ("no rewind", 23, 40)])
 def test_shared_prefix_is_rewound_to_or_replayed(kind: str, num_fed: int, num_replayed: int) -> None:
     engine = Engine(GenaiRunner(FakeModel(KINDS[kind]), {}), 64)
@@ -209,52 +198,6 @@ def test_shared_prefix_is_rewound_to_or_replayed(kind: str, num_fed: int, num_re
     engine.run([Request((*stem, 1, 2), 1), Request((*stem, 3, 4), 1), Request((*stem, 5, 6), 1)])
     assert engine.counters.tokens_fed == engine.counters.tokens_distinct == num_fed
     assert engine.describe()["tokens_replayed"] == num_replayed
-
-
-def test_host_bytes_are_the_logits_that_were_read() -> None:
-    """Those between two runs of targets are not."""
-    engine, num_rows = Engine(GenaiRunner(FakeModel(ALL), {}), 64), 0
-    both = Request((1, 2, 3, 4, 5, 6, 7), 2), Request((1, 2, 3), 2)
-    for requests, more in (([Request(tuple(range(10)), 1)], 1), ([Request(tuple(range(1, 11)), 2)], 2), (both, 4)):
-        found = engine.run(requests)
-        assert [result.is_greedy for result in found] == [oracle(request).is_greedy for request in requests]
-        num_rows += more
-        assert engine.runner.host_bytes == 4 * VOCAB * num_rows
-
-
-class HugeGenerator(FakeGenerator):
-    """Has the vocabulary of Gemma, in rows that take no memory."""
-
-    num_read = 0
-
-    def get_logits(self) -> np.ndarray:
-        return self._rows(1)
-
-    def get_output(self, name: str) -> np.ndarray:
-        return self._rows(self._num_last)
-
-    def _rows(self, number: int) -> np.ndarray:
-        HugeGenerator.num_read += number
-        return np.broadcast_to(np.float32(0), (1, number, 262_144))
-
-
-class HugeModel(FakeModel):
-    def new_generator(self, capacity: int) -> FakeGenerator:
-        return HugeGenerator(self.traits, capacity)
-
-
-@pytest.mark.parametrize(("kind", "num_rows"), [("all", 5), ("no rewind", 5), ("one by one", 5), ("last row only", 5)])
-def test_rows_of_a_large_vocabulary_are_read_for_targets_only(kind: str, num_rows: int) -> None:
-    model = HugeModel(KINDS[kind])
-    model.context_length = 1024
-    runner = GenaiRunner(model, {})
-    runner.reserve(905)
-    HugeGenerator.num_read = 0
-    row, targets = Row(0, 0, (1,) * 904), range(899, 904)
-    logits_rows = tuple(LogitsRow(0, offset) for offset in targets)
-    runner.run(Step((row,), logits_rows, tuple((place, 7) for place in range(5))))
-    assert HugeGenerator.num_read == num_rows
-    assert runner.host_bytes == num_rows * 4 * 262_144  # 5 MiB; the rows of all tokens are 904 MiB
 
 
 def test_sampling_draws_from_the_same_rows() -> None:

@@ -137,21 +137,6 @@ def test_package_without_genai_config_is_refused(tmp_path: Path) -> None:
         olive_ext.open(tmp_path, engine={"runtime": "genai"})
 
 
-@pytest.mark.parametrize("kind", ["plain", "pipeline"])
-@pytest.mark.parametrize("layout", ["onnxruntime", "olive"])
-def test_variant_of_a_model_package_runs(kind: str, layout: str, tmp_path: Path) -> None:
-    """0.14 does not know where its tokenizer is, and ended in words of its own."""
-    if layout == "onnxruntime":
-        root = packed(tmp_path, one=package(kind))
-    else:
-        root = olive_packed(tmp_path, shutil.copytree(package(kind), tmp_path / "one"))
-    with opened(kind, root) as session:
-        found = session.loglikelihood(scoring_requests()[:3])
-    assert [one.token_logprobs for one in found] == [
-        pytest.approx(one.token_logprobs, abs=1e-4) for one in expected()[0][:3]
-    ]
-
-
 @pytest.mark.parametrize("layout", ["onnxruntime", "olive"])
 def test_weights_behind_a_link_that_is_not_followed_are_named_as_they_lie(layout: str, tmp_path: Path) -> None:
     one = shutil.copytree(package("plain"), tmp_path / "one")

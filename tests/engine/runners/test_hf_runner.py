@@ -18,7 +18,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import Beams, Generation, Request, Result
 from olive_ext.engine.runners.hf_runner import HfRunner, context_length, load_model
-from olive_ext.engine.step import SHARED_PREFIX, LogitsRow, Row, Step
+from olive_ext.engine.step import LogitsRow, Row, Step
 from olive_ext.errors import ModelError, OliveExtError, RunError
 from olive_ext.media.items import Source
 from tests.refusals import refused
@@ -99,21 +99,6 @@ def test_what_an_interrupted_step_left_in_the_cache_is_not_used() -> None:
     assert_scored(model, asked, engine.run(asked), 1e-4)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_tree_batches_score_as_whole_passes_do_in_fewer_steps(attention: str) -> None:
-    model = make("llama")
-    model.set_attn_implementation(attention)
-    runner = HfRunner(model, {})
-    assert runner.traits.tree_batches
-    engine = Engine(runner, 48)
-    asked = requests(40)
-    results = engine.run(asked)
-    assert_scored(model, asked, results, 1e-5)
-    assert engine.counters.moves > 0
-    assert engine.counters.steps * 4 < len(asked)
-    assert engine.run(asked[:5])[2].logprobs == pytest.approx(results[2].logprobs, abs=1e-5)
-
-
 @pytest.mark.parametrize("is_encoder_decoder", [False, True])
 def test_runner_that_is_closed_holds_no_weights(is_encoder_decoder: bool) -> None:
     sizes = {"vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
@@ -153,34 +138,6 @@ def test_model_that_scores_tree_batches_wrongly_is_found_by_trying() -> None:
     runner = HfRunner(Deaf(), {})
     assert not runner.traits.tree_batches
     assert "tree batches score" in runner.describe()["notes"][0]
-
-
-def test_rows_of_logits_are_exposed_and_at_least_one() -> None:
-    model = make("llama")
-    runner = HfRunner(model, {})
-    output = runner.run(Step((Row(0, 0, (5, 6, 7)),), (LogitsRow(0, 0), LogitsRow(0, 2)), ((0, 6),), (1,)))
-    assert output.logits_RV.dtype == np.float32
-    with torch.inference_mode():
-        logits = model(torch.tensor([[5, 6, 7]])).logits[0].numpy()
-    np.testing.assert_allclose(output.logits_RV, logits[[0, 2]], atol=1e-5)
-    np.testing.assert_allclose(output.sample_logits_KV, logits[[2]], atol=1e-5)
-    assert output.greedy_ids.tolist() == logits[[0, 2]].argmax(-1).tolist()
-    nothing = runner.run(Step((Row(0, 3, (8,)),)))
-    assert nothing.logits_RV.shape == (1, VOCAB)
-    assert [len(nothing.target_logprobs), len(nothing.greedy_ids), len(nothing.sample_logits_KV)] == [0, 0, 0]
-
-
-def test_a_last_row_that_nothing_is_read_of_adds_no_row_of_logits() -> None:
-    """As where a step is full before a text's first score: the candidate's rows of logits are one for each head."""
-    model = make("llama")
-    runner = HfRunner(model, {})
-    runner.reserve(0, 40)
-    cells = np.arange(1, 4, dtype=np.int32)
-    rows = (Row(SHARED_PREFIX, 0, (5, 6, 7), cells_P=cells[:0]), Row(SHARED_PREFIX, 3, (8, 9), cells_P=cells))
-    output = runner.run(Step(rows, (LogitsRow(0, 2),), ((0, 4),), first_cell=1))
-    assert output.logits_RV is not None
-    assert output.logits_RV.shape == (1, VOCAB)
-    assert output.target_logprobs[0] == pytest.approx(naive(model, [5, 6, 7])[2, 4], abs=1e-5)
 
 
 def test_context_is_the_configurations_or_shorter() -> None:

@@ -9,14 +9,13 @@ from dataclasses import replace
 import pytest
 
 import olive_ext
-from olive_ext.config import EngineConfig, ModelSettings
+from olive_ext.config import ModelSettings
 from olive_ext.engine.engine import Engine, open_engine
 from olive_ext.engine.forms.rows import ViewKv
 from olive_ext.engine.requests import Generation, Request
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.errors import MemoryShortageError
 from olive_ext.model import resolve
-from olive_ext.model.providers.bindings import is_memory_error
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.providers.resolution import resolve_providers
 from tests.exports import genai_export
@@ -68,18 +67,6 @@ def test_slots_are_halved_until_they_fit_or_one_does_not(most: int) -> None:
         assert session.describe_execution()["num_slots"] == 2
 
 
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ("Failed to allocate memory for requested buffer of size 8", True),
-        ("CUDA error: out of memory", True),
-        ("Non-zero status code returned while running Gather node", False),
-    ],
-)
-def test_messages_about_memory_are_known(message: str, expected: bool) -> None:
-    assert is_memory_error(RuntimeError(message)) is expected
-
-
 def test_a_provider_that_does_not_come_up_leaves_nothing_of_its_choices_behind() -> None:
     providers = (Provider("CUDAExecutionProvider", "cuda", plans_shapes=True), *resolve_providers("cpu"))
     model = resolve(ModelSettings(model=str(genai_export("llama", None)), allow_cpu_fallback=True))
@@ -88,18 +75,6 @@ def test_a_provider_that_does_not_come_up_leaves_nothing_of_its_choices_behind()
     engine.close()
     assert facts["providers"] == ["CPUExecutionProvider"]
     assert (facts["overlaps_steps"], facts["scoring"], facts["batching"]) == (False, "tree", "range")
-
-
-def test_slots_grow_by_a_quarter_at_least_and_by_no_more_than_is_wanted_beyond_that() -> None:
-    engine = open_engine(
-        resolve(ModelSettings(model=str(genai_export("llama", None)), engine=EngineConfig(scoring="rows")))
-    )
-    found = []
-    for wanted in (65, 129, 100, 500):
-        engine.runner.reserve(wanted)
-        found.append(engine.runner.capacity.positions)
-    engine.close()
-    assert found == [128, 192, 192, 512]
 
 
 def _touched(store: ViewKv) -> int:

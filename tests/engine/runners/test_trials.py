@@ -19,12 +19,10 @@ from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.runners.trials import (
     LEAST,
     LENGTH,
-    SHORT,
     affordable,
     check_steps,
     cuts,
     group_rows,
-    tried_lengths,
 )
 from olive_ext.engine.step import Row, Step, StepOutput
 from olive_ext.errors import RunError
@@ -105,25 +103,6 @@ def test_a_leak_that_many_rows_alone_show_is_reported(way: str) -> None:
     assert _check(way, slots=8) is None
 
 
-@pytest.mark.parametrize(
-    ("way", "most", "what"),
-    [
-        *(("alone at first", most, "texts fed in parts, up to token 2, score") for most in (2, 28)),
-        ("alone later", 55, "texts fed in parts, up to token 65, score"),
-        ("alone later", 100, "score"),
-        ("whole and short", 12, "the first 8 tokens of a text, fed as a whole one, score"),
-        ("whole and short", 34, "the first 32 tokens of a text, fed as a whole one, score"),
-    ],
-)
-@pytest.mark.parametrize("sides", [(), (33,)])
-def test_a_fault_at_some_positions_is_found_though_the_graph_names_none(
-    way: str, most: int, what: str, sides: tuple[int, ...]
-) -> None:
-    """On the side of a length where it lies, too: there a text of up to 33 tokens is tried by itself."""
-    problem = _check(way, most=most, numbers=False, lengths=sides) or ""
-    assert what in problem or (sides and "score" in problem)
-
-
 def test_a_text_is_cut_at_its_first_tokens_and_in_every_octave() -> None:
     found = cuts(128)
     assert found[:9] == [*range(1, 10)]
@@ -132,24 +111,6 @@ def test_a_text_is_cut_at_its_first_tokens_and_in_every_octave() -> None:
     assert all(sum(low < one < 2 * low for one in found) >= 2 for low in powers)
     assert found == cuts(128)
     assert [cut % 4 for cut in cuts(128, 4)] == [0] * len(cuts(128, 4))
-
-
-@pytest.mark.parametrize(
-    ("lengths", "numbers", "most", "tried"),
-    [
-        ((), (), 300, [128]),
-        ((), (), 92, [46]),
-        ((), (), LEAST, [LEAST]),
-        ((), (150,), 300, [212]),
-        ((27,), (), 300, [27, 128]),
-        ((8, 200), (), 300, [8, 128, 278]),
-        ((3,), (), 300, [128]),
-    ],
-)
-def test_texts_are_tried_on_each_side_of_a_length(
-    lengths: tuple[int, ...], numbers: tuple[int, ...], most: int, tried: list[int]
-) -> None:
-    assert tried_lengths(Traits(512, lengths=lengths), 512, numbers, most) == tried
 
 
 def test_a_number_that_costs_too_much_to_pass_is_left_to_verification() -> None:
@@ -169,17 +130,6 @@ def test_of_steps_with_one_scale_single_tokens_are_tried_alone(
     check_steps(runner, VOCAB, 512, (), 300, is_step_scaled=is_step_scaled)
     assert any("whole" in what for what in tried) != is_step_scaled
     assert "token 33 of a text, fed alone," in tried
-
-
-def test_the_last_token_alone_is_tried_where_a_text_is_fed_whole_anyway_and_nothing_where_a_step_takes_less() -> None:
-    assert _check("by copies", SINGLE, chunked_prefill=False) is None
-    assert "token 128 of a text, fed alone, score" in (_check("by a token alone", SINGLE, chunked_prefill=False) or "")
-    runner = Leaky(3, RANGE)
-    runner.way = "by parts"
-    assert check_steps(runner, VOCAB, 2 * SHORT, (), 200) is None
-    runner.traits, runner.encoder = Traits(512), SimpleNamespace(kind=SourceKind.TOKENS)
-    assert check_steps(runner, VOCAB, 512, (), 200) is None
-    assert not runner.steps
 
 
 def test_the_work_follows_from_the_weights() -> None:
@@ -230,18 +180,6 @@ def spec(*, has_states: bool = False, rounds_rows: bool = True) -> DecoderSpec:
     return DecoderSpec(
         (), (), TensorSpec("logits", FLOAT, ("B", "S", V)), V, 512, False, states, rounds_rows=rounds_rows
     )
-
-
-@pytest.mark.parametrize(
-    ("runner", "group"),
-    [*((Kernels(tile), max(2, tile)) for tile in (1, 2, 4, 8, 16)), (Kernels(2, context_length=12), 2)],
-)
-def test_group_is_what_the_kernels_take_at_a_time(runner: Kernels, group: int) -> None:
-    """Also in a context that is shorter than the texts."""
-    notes: list[str] = []
-    group_rows(runner, spec(), CPU, 256, notes)
-    assert runner.traits == Traits(runner.traits.context_length, ALIKE, row_group=group)
-    assert notes == []
 
 
 @pytest.mark.parametrize("runner", [Kernels(3), Kernels(64), Kernels(8, context_length=15), Broken(1)])

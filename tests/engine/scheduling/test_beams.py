@@ -17,7 +17,6 @@ from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.requests import Beams, FinishReason, Generation, Hypothesis, Request
-from olive_ext.media.items import Source
 from tests.engine.fake_runner import (
     ALIKE,
     FORMS,
@@ -179,23 +178,6 @@ def _until(tokens: Sequence[int], stops: Sequence[int]) -> tuple[int, ...]:
 SEARCH = Generation(6, frozenset({3}), beams=Beams(4))
 
 
-@pytest.mark.parametrize(
-    ("batching", "options"),
-    [(PACKED, {}), (RANGE, {}), (ALIKE, {"row_mix": AlikeRows(True, True)})],
-)
-def test_searches_of_equal_size_share_every_step(batching: StepForm, options: dict[str, Any]) -> None:
-    """Two prompts as one step or two, then eight rows a step; no more forks than sequences that came apart."""
-    runner = FakeRunner(8, batching, **options)
-    engine = Engine(runner, 64)
-    assert_found(engine, [Request((first, 2, 3, 4), 0, SEARCH) for first in (0, 1)])
-    decoding = [step for step in runner.steps if len(step.rows) > 2]
-    assert {len(step.rows) for step in decoding} == {8}
-    assert len(decoding) <= 5
-    for step in runner.steps:
-        assert not {copy.source for copy in step.copies} & {copy.target for copy in step.copies}
-    assert engine.counters.copies <= 2 * 3 * len(decoding)
-
-
 def test_search_that_never_stops_early_reaches_to_the_last_length_for_any_positive_penalty() -> None:
     """Random searches hardly ever end otherwise by that."""
     stops = frozenset({0, 3, 7, 8, 10, 18})
@@ -203,28 +185,7 @@ def test_search_that_never_stops_early_reaches_to_the_last_length_for_any_positi
     assert_found(Engine(FakeRunner(2, PACKED), 64), [Request((at, 0), 0, one) for at in range(12) for one in searches])
 
 
-def test_search_that_waits_for_its_slots_is_not_passed_by_others() -> None:
-    """Of five slots two run short answers; those behind the search begin when it has begun."""
-    runner = FakeRunner(5, PACKED)
-    engine = Engine(runner, 64)
-    short = [Request((0, first), 0, Generation(5)) for first in range(2)]
-    waiting = [Request((2 + first, 2), 0, Generation(5)) for first in range(3)]
-    assert_found(engine, [*short, Request((1, 1), 0, SEARCH), *waiting])
-    begun = {row.tokens: place for place, step in enumerate(runner.steps) for row in step.rows if not row.past}
-    assert begun[1, 1] <= min(begun[request.tokens] for request in waiting)
-
-
 def test_step_of_beams_for_which_memory_is_short_is_halved() -> None:
     engine = Engine(FakeRunner(4, PACKED, most_tokens=3), 64)
     assert_found(engine, [Request((1, 2, 3), 0, SEARCH)])
     assert engine.counters.steps_halved
-
-
-def test_continuous_requests_take_searches() -> None:
-    requests = [
-        Request((first, 2), 0, SEARCH if first % 2 else Generation(4), source) for first, source in enumerate(SOURCES)
-    ]
-    engine = Engine(FakeRunner(5, PACKED), 64)
-    found = dict(engine.run_continuous(enumerate(requests)))
-    assert [found[place] for place in range(4)] == Engine(FakeRunner(5, PACKED), 64).run(requests)
-    assert isinstance(SOURCES[1], Source)

@@ -90,16 +90,6 @@ def test_nan_that_begins_late_in_a_greedy_text_stops_it(overlaps_steps: bool) ->
         engine.run([Request((1, 2), 0, Generation(9)), Request((1, 3), 0, Generation(9))])
 
 
-def test_reported_requests_are_counted_once_and_the_others_are_what_they_are_alone() -> None:
-    runner = BrokenRunner(2, RANGE)
-    engine = Engine(runner, 4, reports_non_finite=True)
-    sound, broken = Request((1, 2, 0, 1), 2), Request((2, 3, 3, 3), 3)
-    results = engine.run([sound, broken])
-    assert engine.counters.non_finite == 1
-    assert np.isnan(results[1].logprobs).all()
-    assert results[0] == Engine(FakeRunner(2, RANGE), 4).run([sound])[0]
-
-
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)])
 def test_reported_generation_ends_where_its_output_is_not_finite(sampling: Sampling) -> None:
     runner = BrokenRunner(2, RANGE)

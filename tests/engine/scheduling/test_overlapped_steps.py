@@ -17,13 +17,13 @@ import pytest
 from olive_ext.engine import engine as engine_module
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
-from olive_ext.engine.requests import Beams, Counters, FinishReason, Generation, Ids, Request, Sampling, ThinkingBudget
+from olive_ext.engine.requests import Beams, Counters, Generation, Ids, Request, Sampling
 from olive_ext.engine.scheduling.planned_step import THREAD_NAME, StepThread
 from olive_ext.engine.scheduling.prefix_tree import make_plan
 from olive_ext.engine.step import Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
-from tests.engine.fake_runner import FORMS, PACKED, RANGE, SINGLE, VOCAB, FakeRunner, oracle
-from tests.engine.strategies import assert_equal, assert_runs_as_oracle, ran
+from tests.engine.fake_runner import FORMS, PACKED, RANGE, VOCAB, FakeRunner
+from tests.engine.strategies import assert_runs_as_oracle, ran
 
 
 class Scarce(FakeRunner):
@@ -68,44 +68,11 @@ def _decode(batching: StepForm, requests: list[Request], overlaps_steps: bool = 
     return ran(runner, requests), runner
 
 
-@pytest.mark.parametrize("batching", FORMS)
-def test_steady_decoding_goes_ahead_and_ends_by_length_waste_nothing(batching: StepForm) -> None:
-    requests = [Request((1, 2, i), 0, Generation(20)) for i in range(4)]
-    counters, runner = _decode(batching, requests)
-    serial, _ = _decode(batching, requests, overlaps_steps=False)
-    assert counters.rows_dropped == 0
-    assert (counters.steps, counters.tokens_fed) == (serial.steps, serial.tokens_fed)
-    decoding = [step for step in runner.steps if all(row.past >= 3 for row in step.rows)]
-    assert counters.steps_overlapped >= len(decoding) - 4
-    assert serial.steps_overlapped == 0
-
-
 def _queue(count: int, stop_ids: frozenset[int] = frozenset()) -> list[Request]:
     """More prompts than there are slots, of many lengths, with answers of many."""
     return [
         Request((1, *range(2, 3 + i % 7), i % VOCAB), 0, Generation(10 + i * 7 % 13, stop_ids)) for i in range(count)
     ]
-
-
-@pytest.mark.parametrize("batching", FORMS)
-@pytest.mark.parametrize("stop_ids", [frozenset(), frozenset({3, 5})], ids=["length", "stop"])
-def test_steps_overlap_while_prompts_take_the_places_of_what_has_ended(
-    batching: StepForm, stop_ids: frozenset[int]
-) -> None:
-    counters, runner = _decode(batching, _queue(40, stop_ids))
-    assert counters.steps_overlapped >= 0.9 * counters.steps
-    mixed = [step for step in runner.steps if len({len(row.tokens) for row in step.rows}) > 1]
-    assert bool(mixed) is (batching == PACKED)
-
-
-@pytest.mark.parametrize("batching", FORMS)
-def test_steps_overlap_beside_a_row_whose_next_tokens_a_budget_puts_there(batching: StepForm) -> None:
-    """That row alone waits until its token is read."""
-    marker = (VOCAB + 1,) * 4
-    answers = [Generation(60, thinking=ThinkingBudget(7 + 11 * i, marker)) for i in range(4)]
-    counters, _ = _decode(batching, [Request((1, 2, i), 0, answer) for i, answer in enumerate(answers)])
-    assert counters.steps_overlapped >= 0.9 * counters.steps
-    assert counters.rows_dropped == 0
 
 
 def test_slot_of_an_answer_whose_last_token_is_found_next_is_free_at_once() -> None:
@@ -138,29 +105,6 @@ def test_sampled_and_searched_rows_are_read_before_what_follows_them(
     assert 0 < ahead.counters.steps_overlapped < ahead.counters.steps
     assert num_overlapped in (None, ahead.counters.steps_overlapped)
     ahead.close()
-
-
-def test_a_stop_that_is_seen_late_costs_one_row_and_says_so() -> None:
-    request = Request((1, 2), 0, Generation(20))
-    third = oracle(request).tokens[2]
-    requests = [Request((1, 2), 0, Generation(20, frozenset({third})))]
-    counters, runner = _decode(RANGE, requests)
-    generated = oracle(requests[0]).tokens
-    assert counters.rows_dropped == 1
-    assert counters.tokens_fed == 2 + len(generated)
-    assert len(runner.steps) == 2 + len(generated)
-
-
-def test_what_a_dropped_row_was_fed_is_resident_and_reused() -> None:
-    prompt = (1, 2, 3)
-    engine = Engine(FakeRunner(1, SINGLE, can_rewind=False, overlaps_steps=True), 64)
-    tokens = oracle(Request(prompt, 0, Generation(4))).tokens
-    engine.run([Request(prompt, 0, Generation(20, is_finished=lambda found: len(found) == 3))])
-    before = engine.counters.tokens_fed
-    again = Request((*prompt, *tokens[:3], 7), 0, Generation(1))
-    assert_equal(engine.run([again])[0], oracle(again))
-    assert engine.counters.tokens_fed == before + 1
-    engine.close()
 
 
 _others = set[threading.Thread]()
@@ -348,21 +292,6 @@ def test_engine_that_keeps_no_tokens_starts_no_thread() -> None:
     serial = Engine(FakeRunner(3, RANGE), 8)
     serial.run(LONG)
     assert _threads() == []
-
-
-def test_iterator_delivers_what_ended_while_the_next_step_runs() -> None:
-    engine, _ = _slow()
-    first = oracle(Request((5, 6), 0, Generation(9))).tokens[3]
-    short = Request((5, 6), 0, Generation(9, frozenset({first})))
-    results = engine.run_continuous(enumerate([short, *LONG[:2]]))
-    key, result = next(results)
-    assert (key, result.finish_reason) == (0, FinishReason.STOP_ID)
-    assert engine._generating.thread.num_begun == 1
-    assert not engine._generating.thread._begun[0].done()
-    rest = dict(results)
-    for number, request in enumerate(LONG[:2], start=1):
-        assert_equal(rest[number], oracle(request))
-    engine.close()
 
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -483,20 +483,6 @@ def test_documents_pair_by_all_columns_where_own_code_scores_them() -> None:
         gate_answers([before], [after], own)
 
 
-def test_a_second_metric_that_is_no_share_of_right_answers_is_judged() -> None:
-    """F1 falls by 30 points while the exact match stays: a loss; by chance of five documents it is none."""
-    right = [float(number % 2) for number in range(NUMBER)]
-    f1 = [0.6 + 0.001 * (number % 7) for number in range(NUMBER)]
-    fallen = [value - 0.3 for value in f1]
-    before, after = (scores("squad", {"exact_match": right, "f1": values}) for values in (f1, fallen))
-    gated = gate_answers([before], [after], Comparison({}, matters=5.0))
-    assert gated.status == "loss"
-    assert [bound.status for bound in gated.bounds] == ["ok", "loss"]
-    assert gate_answers([before], [before], Comparison({}, matters=5.0)).status == "ok"
-    few = gate_answers([before.of(range(5))], [after.of(range(5))], Comparison({}, matters=5.0))
-    assert few.status == "unknown"
-
-
 def test_a_failed_evaluation_becomes_no_baseline(tmp_path: Path) -> None:
     """Against answers of NaN or none every later model would pass."""
 

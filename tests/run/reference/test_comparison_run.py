@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from olive_ext.backends.task_loading import LoadedTasks, load_tasks
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, ProviderError
-from olive_ext.report.comparison import ALL, Comparison
+from olive_ext.report.comparison import Comparison
 from olive_ext.report.verdict import verdict
 from olive_ext.run.models import Models
 from olive_ext.run.reference.comparison_run import Mode, TaskRun, mode_of
@@ -26,7 +26,7 @@ from tests.backends.reference import model
 from tests.exports.catalog import export
 from tests.refusals import refused, tells
 from tests.run.duo import TwoModels, logprobs, perturbed
-from tests.session.tiny import BOS, byte_level
+from tests.session.tiny import byte_level
 
 NOISE = 0.6
 MODES: tuple[Mode, ...] = ("recorded", "resident", "answers")
@@ -77,20 +77,6 @@ def test_modes_find_the_same_and_answers_alone_no_distributions(found: Found) ->
     }
 
 
-def test_rolling_tasks_alone_are_texts_and_all_tasks_together_weigh_by_positions(found: Found) -> None:
-    comparison = found["recorded"][0]
-    assert {item.task for item in comparison.divergences if item.is_text} == {"tiny_rolling"}
-    assert "values by document" not in verdict(comparison).finding
-    rest = "tiny_rolling (word_perplexity, bits_per_byte)"
-    assert rest in verdict(found["answers"][0]).finding
-    *each, whole = comparison.divergences
-    assert [item.task for item in (*each, whole)] == [*NAMES, ALL]
-    assert whole.num_positions == sum(item.num_positions for item in each)
-    weighted = sum(item.num_positions * item.kl.mean for item in each) / whole.num_positions
-    assert whole.kl.mean == pytest.approx(weighted)
-    assert whole.num_documents == 18
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_a_task_of_mcc_alone_is_named_and_not_found_without_loss(tmp_path: Path, mode: Mode) -> None:
     """lm-eval's own aggregation, which is no mean over documents (CoLA); the same model, so nothing else is against.
@@ -115,25 +101,6 @@ def test_a_task_of_mcc_alone_is_named_and_not_found_without_loss(tmp_path: Path,
     assert told.status != "ok"
     assert "tiny_mcc (mcc)" in told.finding
     assert "perplexity" not in told.finding
-
-
-def test_divergence_of_texts_is_that_of_the_whole_distributions(tasks: LoadedTasks, found: Found) -> None:
-    tokenizer, other = byte_level(True), perturbed(NOISE)
-    kl, ratio = [], []
-    for _, doc in tasks.tasks["tiny_rolling"].doc_iterator(rank=0, limit=None, world_size=1):
-        tokens = tokenizer.encode(doc["text"])
-        assert tokens[0] == BOS
-        p, q = logprobs(model(), tokens[:-1]), logprobs(other, tokens[:-1])
-        kl += (np.exp(p) * (p - q)).sum(1).tolist()
-        ratio += (p - q)[np.arange(len(p)), tokens[1:]].tolist()
-    (rolling,) = [item for item in found["recorded"][0].divergences if item.task == "tiny_rolling"]
-    assert (rolling.num_documents, rolling.num_positions) == (6, len(kl))
-    assert rolling.kl.mean == pytest.approx(np.mean(kl), rel=1e-5)
-    assert rolling.kl.maximum == pytest.approx(max(kl), rel=1e-5)
-    assert rolling.perplexity_ratio == pytest.approx(math.exp(np.mean(ratio)), rel=1e-5)
-    assert rolling.kl.mean > 1e-3
-    assert [item.label for item in rolling.by_position] == ["0-15", "16-31"]
-    assert sum(item.count for item in rolling.by_class) == len(kl)
 
 
 def test_logged_margins_are_those_of_lm_evals_log_probabilities(found: Found) -> None:
@@ -221,24 +188,6 @@ def test_other_tokens_than_those_that_whole_texts_are_sure_of_are_a_contradictio
     assert bool(observer.contradicted(reference)) == is_told
 
 
-def test_generated_answers_of_the_reference_are_scored_by_both(found: Found) -> None:
-    """And each position counts the tokens in front of it, those of the prompt, too."""
-    tokenizer, other = byte_level(True), perturbed(NOISE)
-    (generated,) = [item for item in found["recorded"][0].divergences if item.task == "tiny_generate"]
-    kl, late = [], 0
-    for line in found["recorded"][1]["samples"]["tiny_generate"][:6]:
-        tokens = tokenizer.encode(line["arguments"][0][0])
-        start = len(tokens)
-        for _ in range(6):
-            tokens.append(int(logprobs(model(), tokens)[-1].argmax()))
-        p, q = (logprobs(net, tokens[:-1])[start - 1 :] for net in (model(), other))
-        kl += (np.exp(p) * (p - q)).sum(1).tolist()
-        late += sum(place >= 16 for place in range(start, len(tokens)))
-    assert sum(item.count for item in generated.by_position[1:]) == late > 0
-    assert generated.num_positions == len(kl)
-    assert generated.kl.mean == pytest.approx(np.mean(kl), rel=1e-5)
-
-
 def test_flips_are_the_documents_whose_value_changed_and_the_references_own_results_are_kept(
     tasks: LoadedTasks, found: Found
 ) -> None:
@@ -274,22 +223,6 @@ def test_chat_templates_and_limits_reach_both_models(tasks: LoadedTasks) -> None
     assert recorded.divergences == resident.divergences
     assert recorded.outcomes == resident.outcomes
     assert {item.num_documents for item in recorded.divergences} == {3, 9}
-
-
-def test_sample_logs_say_what_was_found_of_each_document(found: Found) -> None:
-    for mode in MODES:
-        comparison, results, models = found[mode]
-        assert models.fields is not None
-        lines = {task: [models.fields(task, line) for line in results["samples"][task]] for task in NAMES}
-        (line, *_) = lines["tiny_choice"]
-        assert line["question"] == "the"
-        assert set(line["reference_values"]) == {"acc", "acc_norm"}
-        for divergence in comparison.divergences[:-1]:
-            own = lines[divergence.task][:6]
-            assert sum(line["positions"] for line in own) == divergence.num_positions
-            total = sum(line["positions"] * line["kl_mean"] for line in own)
-            assert total / divergence.num_positions == pytest.approx(divergence.kl.mean, rel=1e-5)
-        assert all("kl_mean" in line for line in lines["tiny_choice"]) == (mode != "answers")
 
 
 def test_answer_that_a_task_cannot_read_is_one_that_may_be_lost(tasks: LoadedTasks) -> None:
@@ -335,22 +268,6 @@ def test_lm_evals_own_model_is_not_compared_with_itself(tmp_path: Path, path: st
 
 def mode(config: EvaluationConfig) -> str:
     return mode_of(Models(config))
-
-
-@pytest.mark.parametrize(
-    ("reference", "costs", "expected"),
-    [
-        ({"mode": "recorded"}, [], "recorded"),
-        ({"mode": "resident"}, [], "resident"),
-        ({}, [], "resident"),
-        ({}, ["size_on_disk"], "resident"),
-        ({}, ["peak_memory"], "recorded"),
-    ],
-)
-def test_mode_is_as_written_and_small_models_take_turns_for_speed_and_memory(
-    path: str, reference: dict[str, str], costs: list[str], expected: str
-) -> None:
-    assert mode(config(path, {"path": path, **reference}, tasks=["tiny_choice", *costs])) == expected
 
 
 @pytest.mark.exporters

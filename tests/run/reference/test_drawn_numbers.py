@@ -98,27 +98,6 @@ def sampled_report(**changes: Any) -> Any:
     return replace(made, comparison=found)
 
 
-@pytest.mark.parametrize(
-    ("changes", "least"),
-    [
-        ({"bound": -0.004, "low": -0.004}, "no_loss_found"),
-        ({}, "claim_kept"),
-        (
-            {"verdict": "unknown", "bound": -0.004, "low": -0.005, "num_evaluated": 10_042, "num_unknown": 90},
-            "claim_open",
-        ),
-        ({"verdict": "loss", "estimate": -0.03, "low": -0.06, "high": -0.01}, "loss"),
-        ({"verdict": "loss", "bound": 0.02, "estimate": 0.01, "low": -0.001, "high": 0.02}, "claim_broken"),
-    ],
-)
-def test_claim_is_told_and_its_kind_is_counted(changes: dict[str, Any], least: str) -> None:
-    found = replace(sampled_report(**changes).comparison, divergences=())
-    alone = replace(found, outcomes=tuple(item for item in found.outcomes if item.task == ALL), metrics={})
-    told = verdict(alone)
-    assert found.certainty.sentence() in told.finding
-    assert told.code == least
-
-
 def test_interval_has_the_error_of_all_documents_beside_that_of_the_draws() -> None:
     overall = sampled_report().comparison.overall_outcome()
     assert overall.difference == certainty().estimate

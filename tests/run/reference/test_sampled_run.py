@@ -166,19 +166,6 @@ def test_document_is_asked_as_in_the_whole_run_and_once(stopped: Callable[[Mode]
     assert all(count <= whole.asked[request] for request, count in found.asked.items())
 
 
-def test_claim_at_the_truth_needs_all_documents_and_gives_the_whole_runs_numbers(
-    tasks: LoadedTasks, whole: Run
-) -> None:
-    truth = whole.metrics[ALL, "accuracy_difference"].value
-    found = enough(tasks, "recorded", 0.6, above=truth + 1e-9 if truth == 0 else truth)
-    certainty = found.comparison.certainty
-    assert certainty.num_evaluated == COUNT
-    assert certainty.estimate == pytest.approx(truth)
-    for key, metric in whole.metrics.items():
-        if key[1] not in ("accuracy_difference_low", "accuracy_difference_high", "mcnemar_p"):
-            assert found.metrics[key].value == pytest.approx(metric.value, rel=1e-9), key
-
-
 def test_claims_on_distributions_are_decided_by_documents_as_clusters(tasks: LoadedTasks, whole: Run) -> None:
     kl, agreement = (whole.metrics[ALL, name].value for name in ("kl_mean", "top1_agreement"))
     below = enough(tasks, "recorded", 0.6, metric="kl_mean", below=2 * kl).comparison.certainty
@@ -190,20 +177,6 @@ def test_claims_on_distributions_are_decided_by_documents_as_clusters(tasks: Loa
     assert above.num_evaluated < COUNT
     assert "KL below" in below.sentence()
     assert "top-1 agreement above" in above.sentence()
-
-
-def test_scores_of_drawn_documents_stand_for_all(stopped: Callable[[Mode], Run], whole: Run) -> None:
-    found = stopped("recorded")
-    errors = []
-    for name in ("acc", "acc_norm"):
-        own, true = found.metrics["many_choice", name], whole.metrics["many_choice", name]
-        assert (own.n, own.num_population, own.is_estimate) == (found.comparison.certainty.num_evaluated, COUNT, True)
-        assert own.documents.endswith("of 160")
-        assert own.stderr is not None
-        errors.append((own.value - true.value) / own.stderr)
-    assert np.abs(errors).max() < 4
-    outcome = next(item for item in found.comparison.outcomes if item.metric == "acc")
-    assert outcome.reference == next(item for item in whole.comparison.outcomes if item.metric == "acc").reference
 
 
 def test_tasks_without_right_answers_are_refused_for_accuracy(tmp_path: Path) -> None:

@@ -230,24 +230,3 @@ def test_clear_losses_are_all_certain_at_less_than_half_of_the_work_and_equal_on
     assert not certain
     assert race.num_passes == pytest.approx(len(sums))
     assert estimate(np.array([3.0]), np.array([2.0])).high == np.inf, "one document has no interval"
-
-
-def test_211_losses_take_at_most_60_passes() -> None:
-    passes = []
-    for seed in range(8):
-        _, sums, positions = losses(seed, 1.3, count=211, num_documents=400)
-        race = Race(211, positions, lambda quantity, documents, sums=sums: sums[quantity, documents], seed)
-        race.run(10)
-        passes.append(race.num_passes)
-    assert max(passes) <= 60
-    assert np.median(passes) < 45
-
-
-@pytest.mark.parametrize("count", [30, 60, 240])
-def test_interval_covers_where_few_documents_have_most_of_the_loss(count: int) -> None:
-    rng, covered = np.random.default_rng(0), 0
-    positions = np.full(count, 10.0)
-    for _ in range(1000):
-        found = estimate(rng.gamma(0.3, size=count), positions)
-        covered += found.low <= 0.03 <= found.high
-    assert covered >= 0.93 * 1000, "Student's intervals of 30 documents hold in 87 % here"

@@ -69,42 +69,6 @@ def test_weight_that_is_kept_float_gives_the_float_graphs_numbers(form: str) -> 
     assert edited.graph.node[0].name == "/layers.0/mlp/down_proj/MatMul"
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("block", [16, 128])
-def test_weight_in_int8_is_near_the_float_one_and_of_the_predicted_size(form: str, block: int) -> None:
-    stored = FORMS[form]
-    origin = near(stored)
-    edited, _, _ = mended(graphs.plain(origin), stored.model, Precision(8, block))
-    (node,) = edited.graph.node
-    assert (node.op_type, node.name) == ("MatMulNBits", "/layers.0/mlp/down_proj/MatMul_Q8")
-    matrix = GraphWeights(edited, Path()).matrix(next(iter(GraphWeights(edited, Path()).uses.values())))
-    assert np.abs(matrix - origin).max() <= np.abs(origin).max() / 127
-    stored_bytes = sum(numpy_helper.to_array(tensor).nbytes for tensor in edited.graph.initializer)
-    assert stored_bytes == graphs.NUM_OUTPUTS * -(-graphs.NUM_INPUTS // block) * (block + 4)
-
-
-def test_table_becomes_float_and_int8() -> None:
-    stored = graphs.table(4, 16)
-    origin = near(stored)
-    floats = lookup(origin)
-    rows = np.array([3, 0, 63])
-    edited, _, _ = mended(floats, stored.model, FLOAT)
-    np.testing.assert_array_equal(run(edited, rows), origin[rows])
-    edited, _, _ = mended(floats, stored.model, Precision(8, 16))
-    assert np.abs(run(edited, rows) - origin[rows]).max() <= np.abs(origin).max() / 127
-
-
-def test_element_type_is_the_quantized_graphs() -> None:
-    stored = graphs.nbits(4, 32, has_zero_points=False, dtype=np.float16)
-    origin = stored.matrix.astype(np.float32)
-    floats = graphs.plain(origin + graphs.random_weight() * 0.01)
-    for precision in (FLOAT, INT8):
-        edited, _, _ = mended(floats, stored.model, precision)
-        types = {tensor.data_type for tensor in edited.graph.initializer} - {TensorProto.UINT8}
-        assert types == {TensorProto.FLOAT16}
-        assert run(edited, np.ones((1, graphs.NUM_INPUTS), np.float16)).dtype == np.float16
-
-
 def test_bias_of_a_product_stays() -> None:
     stored = graphs.nbits(4, 32, has_zero_points=False)
     bias = np.linspace(-1, 1, graphs.NUM_OUTPUTS).astype(np.float32)
@@ -158,11 +122,6 @@ def test_precision_that_a_graph_cannot_have_is_refused_by_name() -> None:
     edited, _, _ = mended(floats, stored.model, FLOAT)
     x = np.ones((1, graphs.NUM_INPUTS), np.float32)
     np.testing.assert_array_equal(run(edited, x), run(floats, x))
-
-
-def lookup(table: Array) -> onnx.ModelProto:
-    node = helper.make_node("Gather", ["w", "x"], ["y"], "/layers.0/mlp/down_proj/MatMul")
-    return model_of([node], {"w": table}, [None, table.shape[1]])
 
 
 def tied(weight_HV: Array, bits: int = 0) -> onnx.ModelProto:

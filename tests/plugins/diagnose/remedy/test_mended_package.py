@@ -18,7 +18,7 @@ import olive_ext
 from olive_ext.config import ModelSettings
 from olive_ext.errors import ConfigError, RunError
 from olive_ext.model import resolve
-from olive_ext.model.files.content import load_graph, model_digest, size_on_disk
+from olive_ext.model.files.content import load_graph, size_on_disk
 from olive_ext.model.files.locate import locate
 from olive_ext.plugins.diagnose.remedy.mended_package import (
     INLINE_BYTES,
@@ -35,7 +35,6 @@ from tests.exports import quickstart
 from tests.exports.cache import ROOT
 from tests.exports.catalog import Export
 from tests.exports.plain import plain_logits
-from tests.model.tiny import packed
 from tests.refusals import refused
 
 TOKENS = [3, 200, 17, 511, 90, 44, 7, 1000, 250]
@@ -73,40 +72,9 @@ def assert_scored_alike(folder: Path, tokens: list[int], logits_SV: np.ndarray) 
         np.testing.assert_allclose(output.token_logprobs, wanted, atol=1e-4)
 
 
-OF_THE_OLD_MODEL = {
-    "metrics.json",
-    "input_model_metrics.json",
-    "output_footprint.json",
-    "run_history.txt",
-    "report-2.md",
-}
-"""Files that Olive, and a pass that measures, write beside a model."""
-
-
 @pytest.fixture(scope="module")
 def plain_models() -> Models:
     return models()
-
-
-def test_package_has_the_same_files_and_configuration_and_one_score_on_all_runtimes(
-    plain_models: Models, tmp_path: Path
-) -> None:
-    """The head float, the products into the residual stream int8, the rest as it is."""
-    mixed = tmp_path / "mixed"
-    choices = {
-        target: FLOAT if target.layer is None else Precision(8, 32)
-        for target in plain_models.targets
-        if target.layer is None or target.kind == "mlp/down_proj"
-    }
-    package(choices, plain_models).write(mixed)
-    original = quickstart.quantized(4, 128)
-    assert sorted(path.name for path in mixed.iterdir()) == sorted(path.name for path in original.iterdir())
-    assert (mixed / "genai_config.json").read_bytes() == (original / "genai_config.json").read_bytes()
-    nodes = {node.name: node for node in load_graph(mixed / "model.onnx").graph.node}
-    assert nodes["/lm_head/MatMul"].op_type == "MatMul"
-    assert nodes["/model/layers.2/mlp/down_proj/MatMul_Q8"].op_type == "MatMulNBits"
-    assert nodes["/model/layers.2/mlp/up_proj/MatMul_Q4"].op_type == "MatMulNBits"
-    assert_scored_alike(mixed, TOKENS, logits(mixed))
 
 
 def test_everything_float_is_the_float_model_to_the_bit_and_its_size_is_predicted(
@@ -147,51 +115,6 @@ def test_model_may_be_named_from_the_working_directory(
     assert sorted(path.name for path in (tmp_path / "mended").iterdir()) == sorted(
         path.name for path in original.iterdir()
     )
-
-
-def test_package_of_links_becomes_one_of_files(plain_models: Models, tmp_path: Path) -> None:
-    """A hub's cache has links in the place of files."""
-    cache = tmp_path / "models--some--model"
-    linked = cache / "snapshots" / "revision"
-    linked.mkdir(parents=True)
-    (cache / "blobs").mkdir()
-    for path in plain_models.quantized.iterdir():
-        shutil.copyfile(path, cache / "blobs" / f"of-{path.name}")
-        (linked / path.name).symlink_to(Path("..", "..", "blobs", f"of-{path.name}"))
-    for name in OF_THE_OLD_MODEL:
-        (linked / name).touch()
-    decoder = resolve(ModelSettings.of({"model": str(linked)})).files.decoder
-    weights = GraphWeights(load_graph(decoder), decoder)
-    assert [weights.matrix(use).size for use in weights.uses.values()]
-    for name, choices in {"none": {}, "some": {plain_models.targets[0]: FLOAT}}.items():
-        package(choices, plain_models).write(tmp_path / name)
-        package(choices, plain_models._replace(quantized=linked)).write(tmp_path / f"{name}-linked")
-        assert not any(path.is_symlink() for path in (tmp_path / f"{name}-linked").iterdir())
-        assert OF_THE_OLD_MODEL.isdisjoint(path.name for path in (tmp_path / f"{name}-linked").iterdir())
-        np.testing.assert_array_equal(logits(tmp_path / f"{name}-linked"), logits(tmp_path / name))
-
-
-@pytest.mark.parametrize("is_folder", [True, False])
-@pytest.mark.parametrize("mended_one", ["own", "linked"])
-def test_variant_that_links_to_the_mended_one_keeps_its_files(
-    mended_one: str, is_folder: bool, plain_models: Models, tmp_path: Path
-) -> None:
-    root = packed(tmp_path / "m.ortpackage", own=plain_models.quantized, linked=plain_models.quantized)
-    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
-    (root / "out").symlink_to(tmp_path / "elsewhere")  # is not copied
-    if is_folder:
-        shutil.rmtree(root / "linked")
-        (root / "linked").symlink_to("own")
-    for path in () if is_folder else (root / "own").glob("model.onnx*"):
-        (root / "linked" / path.name).unlink()
-        (root / "linked" / path.name).symlink_to(Path("..", "own", path.name))
-    sources = {"": Sources.of(plain_models.float / "model.onnx", root / mended_one / "model.onnx")}
-    model = resolve(ModelSettings.of({"model": str(root), "variant": mended_one}))
-    mended(model, sources, {plain_models.targets[0]: FLOAT}).write(tmp_path / "mended")
-    found = {name: model_digest(locate(tmp_path / "mended", variant=name)) for name in ("own", "linked")}
-    is_kept = {name: digest == model_digest(locate(root, variant=name)) for name, digest in found.items()}
-    assert is_kept == {"own": mended_one != "own", "linked": mended_one != "linked"}
-    assert not (tmp_path / "mended" / "out").exists()
 
 
 def test_named_file_is_copied_without_the_models_beside_it_and_found_again(
