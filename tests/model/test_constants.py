@@ -239,12 +239,15 @@ def test_type_that_a_checkpoint_names_is_stated_with_a_weight_that_overflows_in_
 
 def test_weights_farther_off_than_rounding_are_outliers_among_the_others() -> None:
     layers = {f"layer {n}": Distance(0.0, [], 8) for n in range(6)}
-    assert outliers(layers) == {}
-    far = outliers({**layers, "layer 3": Distance(0.49, [], 8), "head": Distance(0.01, [2, 5], 8)})
+    assert outliers(layers) == ({}, set())
+    far, meant = outliers({**layers, "layer 3": Distance(0.49, [], 8), "head": Distance(0.01, [2, 5], 8)})
+    assert not meant
     assert far.keys() == {"layer 3", "head"}
     assert tells(far["layer 3"], "49 %")
     assert tells(far["head"], "2 rows 5 of 8")
-    assert outliers(dict.fromkeys(layers, Distance(0.4, [], 8))) == {}, "all are, as AWQ's"
+    assert outliers(dict.fromkeys(layers, Distance(0.4, [], 8))) == ({}, set()), "all are, as AWQ's"
+    kind = {f"down {n}": Distance(0.5, [], 8) for n in range(4)}
+    assert outliers(layers | kind) == ({}, {*kind}), "a kind, which texts judge and the verdict names"
 
 
 def saved(folder: Path, *models: onnx.ModelProto | dict[str, Any]) -> list[ModelFiles]:
@@ -515,7 +518,7 @@ def test_rounding_of_every_kind_has_no_row_of_damage() -> None:
         for bits in (4, 8):
             model = graphs.to_nearest(graphs.plain(matrix), bits, is_symmetric=bits == 4)
             own = Constants(graphs.plain(matrix), Path())
-            assert outliers(distances(own, Constants(model, Path()))) == {}
+            assert outliers(distances(own, Constants(model, Path()))) == ({}, set())
     # One block of a row, or a row, that is a little off is found among those that were rounded to nearest.
     for place, factor in (((5, 1), 0.45), (9, 1.1)):
         part = put(place, lambda scale, factor=factor: factor * scale)

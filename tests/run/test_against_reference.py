@@ -695,6 +695,7 @@ UNJUDGED: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     ({"vocab_size": 100}, {}, {}, "genai_config.json model.vocab_size 100 1024"),
     ({"type": "nosuch"}, {}, {}, "genai_config.json model.type 'nosuch' 'llama'"),
     ({"type": "whisper"}, {}, {}, "genai_config.json model.type 'whisper' 'llama'"),
+    ({"type": "gpt2"}, {}, {}, "genai_config.json model.type 'gpt2' 'llama'"),
     ({"type": "decoder"}, {}, {}, ""),
     ({}, {"num_key_value_heads": 1}, {}, "genai_config.json model.decoder.num_key_value_heads 1 2"),
     ({}, {"head_size": 64}, {}, "genai_config.json model.decoder.head_size 64 16"),

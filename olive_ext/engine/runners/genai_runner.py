@@ -392,6 +392,11 @@ def _stack(rows: list[FloatArray]) -> FloatArray:
     return np.stack(rows) if rows else np.empty((0, 0), np.float32)
 
 
+_OF_THEIR_OWN = ("gpt2", "lfm2")
+"""Types whose graphs have other inputs (one cache a layer, states of convolutions), though a missing one is refused as
+llama's is: of 27 others none answered otherwise (onnxruntime-genai 0.14)."""
+
+
 def refusal_of(model_type: str) -> str:
     """How onnxruntime-genai refuses a package of that `model.type` whose graph is missing: alike for all types that it
     runs in one way. Empty where it does not, or is not installed."""
@@ -406,7 +411,7 @@ def refusal_of(model_type: str) -> str:
         except ImportError:
             return ""
         except RuntimeError as error:
-            return joined_lines(error).replace(folder, "")
+            return joined_lines(error).replace(folder, "") + model_type * (model_type in _OF_THEIR_OWN)
     return ""
 
 

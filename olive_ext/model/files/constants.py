@@ -450,9 +450,9 @@ def _rows_of(rows: list[int], num_rows: int) -> str:
     return f"{some}{which} of {num_rows:,}"
 
 
-def outliers(distances: Mapping[str, Distance]) -> dict[str, str]:
-    """How far off the weights, or rows of them, are that rounding as in the other weights does not explain. Where more
-    than half of a kind are, they were changed on purpose (AWQ's smoothing, SpinQuant's rotations)."""
+def outliers(distances: Mapping[str, Distance]) -> tuple[dict[str, str], set[str]]:
+    """How far off the weights, or rows of them, are that rounding as in the other weights does not explain; and those
+    of which more than half of a kind are: these were changed on purpose (AWQ's smoothing, SpinQuant's rotations)."""
     usual = float(np.median([distance.share for distance in distances.values()])) if len(distances) > 2 else 1.0
     limit = max(OUTLIER, 10 * usual)
     far = {name: f"has {100 * one.share:.0f} % of its numbers" for name, one in distances.items() if one.share > limit}
@@ -460,7 +460,7 @@ def outliers(distances: Mapping[str, Distance]) -> dict[str, str]:
         if one.rows and name not in far:
             far[name] = f"has {_rows_of(one.rows, one.num_rows)}"
     meant = meant_others(distances, far, kind_of)
-    return {name: f"{what} farther off than rounding puts any" for name, what in far.items() if name not in meant}
+    return {name: f"{far[name]} farther off than rounding puts any" for name in far.keys() - meant}, meant
 
 
 def pairs_of(reference: Constants, model: Constants) -> dict[str, Pair]:

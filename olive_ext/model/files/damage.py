@@ -196,7 +196,7 @@ def _compared(
     ones, and what is left to the texts: what all of them read, and what was changed on purpose."""
     differing = apart(reference, constants)
     distances = {name: distance(*pair) for name, pair in pairs.items()}
-    far = outliers(distances)
+    far, meant = outliers(distances)
     every = differing.found | differing.meant
     others = {name: what.sentence(constants[name]) for name, what in every.items()} | far
     rows = {name for name, one in distances.items() if 0 < 2 * len(one.rows) < one.num_rows and _SELECTED.search(name)}
@@ -207,7 +207,7 @@ def _compared(
     if not texts.are_near and not is_quantized and len(judged) == 1:
         judged = {name for name in judged if constants[name].ndim > 1}
     causes = {name: how for name, how in others.items() if name not in judged}
-    return causes | broken(reference, constants), sorted(judged)
+    return causes | broken(reference, constants), sorted(judged | meant)
 
 
 def _constants(file: Path, longest: int | None) -> Constants:

@@ -188,7 +188,7 @@ def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairi
             why = f"the quantized graph's node of that name, {form}"
         pairing.unpaired[own.node.name] = why
     far = {name: distance(*pair) for name, pair in pairs_of(floats, quantized).items()}
-    damaged, suffix = outliers(far) | pairing.damaged, f", {part}" if part else ""
+    damaged, suffix = outliers(far)[0] | pairing.damaged, f", {part}" if part else ""
     return Pairing(
         targets=[replace(target, name=target.name + suffix, part=part) for target in pairing.targets],
         unpaired={name + suffix: why for name, why in pairing.unpaired.items()},
