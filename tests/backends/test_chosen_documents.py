@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.backends.lm_eval_run import AnsweredRequests, run_tasks
+from olive_ext.backends.lm_eval_run import run_tasks
 from olive_ext.backends.task_loading import LoadedTasks, load_tasks
 from olive_ext.config import EvaluationConfig
 from tests.backends.local_tasks import CHOICE, NAMES, write_tasks
@@ -38,20 +38,3 @@ def whole(tasks: LoadedTasks) -> Any:
 
 def lines(results: Any, task: str) -> dict[tuple[int, str], Any]:
     return {(line["doc_id"], line["filter"]): line for line in results["samples"].get(task, ())}
-
-
-def test_all_documents_are_aggregated_from_their_answers(tasks: LoadedTasks, whole: Any) -> None:
-    everything = {task: range(6) for task in tasks.tasks}
-    lm = AnsweredRequests(OrtLM(session=NetSession(model())), whole["samples"])
-    found = run(lm, tasks.of(everything))
-    assert found["results"] == whole["results"]
-    assert found["samples"].keys() == whole["samples"].keys()
-    assert found["n-samples"] == whole["n-samples"]
-
-
-def test_aggregates_are_of_the_chosen_documents(tasks: LoadedTasks, whole: Any) -> None:
-    lm = AnsweredRequests(OrtLM(session=NetSession(model())), whole["samples"])
-    found = run(lm, tasks.of({"tiny_choice": [0, 3, 5]}))
-    values = [lines(whole, "tiny_choice")[number, "none"]["acc"] for number in (0, 3, 5)]
-    assert found["results"]["tiny_choice"]["acc,none"] == pytest.approx(sum(values) / 3)
-    assert found["n-samples"]["tiny_choice"] == {"original": 6, "effective": 3}

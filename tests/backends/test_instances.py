@@ -24,7 +24,6 @@ from olive_ext.backends.workload import (
     new_letters,
     parameters,
     seconds_of,
-    workload_of,
 )
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.errors import ProviderError
@@ -33,7 +32,6 @@ from olive_ext.model.decisions import choose_num_slots
 from olive_ext.model.providers.devices import Device
 from olive_ext.report.numbers import predicted, size
 from tests.exports import genai_export, hf_model
-from tests.refusals import tells
 
 
 @given(items=st.lists(st.text("ab", max_size=4), max_size=20), count=st.integers(1, 6))
@@ -53,15 +51,6 @@ def test_new_letters_are_the_nodes_of_the_prefix_tree(texts: list[str]) -> None:
 
 def request(doc: int, *args: Any, task: str = "t") -> Any:
     return SimpleNamespace(args=args, task_name=task, doc_id=doc)
-
-
-def test_work_counts_documents_requests_new_tokens_and_the_longest_answers() -> None:
-    found = workload_of([request(0, "stem one", "x"), request(0, "stem one", "y"), request(1, "stem two", "z")], list)
-    assert (len(found.documents), found.tokens) == (2, [9.0, 1.0, 4.0])
-    assert tells(found, "2 documents, 3 requests, 14 tokens")
-    written = workload_of([request(0, "q", {"max_gen_toks": 7}), request(0, "q", {}, task="u")], list)
-    assert (len(written.documents), written.tokens, written.answers) == (2, [1.0, 0.0], 263)
-    assert tells(found + written, "15 tokens 263")
 
 
 def test_model_that_counts_answers_nothing() -> None:

@@ -14,7 +14,6 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from lm_eval.api.model import CachingLM
 
@@ -23,7 +22,7 @@ from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.engine.requests import Beams, Request
 from olive_ext.errors import SessionError, TaskError
 from tests.backends.local_tasks import write_tasks
-from tests.backends.reference import EOS, IM_END, MAX_LENGTH, ForwardEngine, hflm, instances, ort_lm, session
+from tests.backends.reference import EOS, IM_END, MAX_LENGTH, ForwardEngine, hflm, instances, ort_lm
 from tests.exports import genai_export
 from tests.refusals import refused
 from tests.session.tiny import CORPUS, TEMPLATE, byte_level
@@ -46,14 +45,6 @@ def says(*texts: str | int) -> ForwardEngine:
     return engine
 
 
-def test_no_requests_give_no_answers_and_an_empty_continuation_is_certain() -> None:
-    engine = ForwardEngine()
-    lm = ort_lm(engine=engine)
-    assert score(lm) == generate(lm, {}) == lm.loglikelihood_rolling([], disable_tqdm=True) == []
-    assert score(lm, ("", ""), ("the cat", "")) == [(0.0, True)] * 2
-    assert engine.requests == []
-
-
 def test_token_spanning_the_join_is_scored_where_hflm_fails_and_spaces_count_as_empty() -> None:
     lm = ort_lm(has_bos=False)
     tokenizer = byte_level(False)
@@ -62,15 +53,6 @@ def test_token_spanning_the_join_is_scored_where_hflm_fails_and_spaces_count_as_
     assert lm._encode_pair("ne", "xt") == ([lm.prefix_token_id], whole)
     assert score(lm, ("ne", "xt")) == score(lm, ("", "next"))
     assert score(lm, (" ", "the cat")) == score(lm, ("", " the cat"))
-
-
-def test_rolling_scores_text_behind_one_bos_by_default() -> None:
-    lm = ort_lm(has_bos=True)
-    text = "the cat sat on the mat"
-    (rolled,) = lm.loglikelihood_rolling(instances("r", [(text,)]), disable_tqdm=True)
-    assert rolled == pytest.approx(score(lm, ("", text))[0][0])
-    (hflms,) = ort_lm(hflm_rolling_bos=True).loglikelihood_rolling(instances("r", [(text,)]), disable_tqdm=True)
-    assert abs(hflms - rolled) > 0.1
 
 
 THOUGHT = ("what is it?\n\na thing</think>\n\nthe cat\n\nthe dog",)
@@ -186,26 +168,6 @@ def test_lm_evals_command_line_runs_the_model_without_an_import(tmp_path: Path) 
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert "tiny_choice" in done.stdout, done.stderr[-2000:]
     assert f"olive_ext ({{'pretrained': '{genai_export('llama')}'}})" in done.stdout
-
-
-def test_tokens_of_a_context_are_read_once_for_all_its_answers() -> None:
-    """And reach the engine as one array for each request."""
-    told: list[Any] = []
-    engine = ForwardEngine()
-    lm = OrtLM(session=session(engine=engine), observer=lambda _, request, output: told.append(request))
-    pairs = [(context, f" {letter}") for context in ("the cat sat on", "the dog") for letter in "abcde"]
-    lm.loglikelihood(instances("loglikelihood", pairs), disable_tqdm=True)
-    assert len({id(request.context.array) for request in told}) == 2
-    assert all(request.tokens.array.dtype == np.int32 for request in engine.requests)
-
-
-def test_model_info_is_plain_and_counts() -> None:
-    lm = ort_lm()
-    score(lm, ("a", "b"))
-    info = lm.get_model_info()
-    assert info["execution"]["counters"]["tokens_fed"] > 0
-    assert info["execution"]["providers"] == ["CPUExecutionProvider"]
-    assert {"olive-ext", "lm-eval"} <= set(info["versions"])
 
 
 WORDS = " ".join(CORPUS[:3]).split(" ")

@@ -20,7 +20,7 @@ from lm_eval.tasks import TaskManager
 from olive_ext.backends.lm_eval_patches import no_code_of_the_working_directory, quiet_bars, sandboxed_templates
 from olive_ext.backends.lm_eval_run import helpers_digest
 from olive_ext.backends.task_files import refuse_unknown
-from olive_ext.backends.task_loading import SEEDS, _find, load_tasks
+from olive_ext.backends.task_loading import SEEDS, load_tasks
 from olive_ext.errors import TaskError
 from olive_ext.model.files import hub
 from olive_ext.model.files.hub import offline_if_unreachable
@@ -71,14 +71,6 @@ def test_group_of_local_tasks_loads_its_members(folder: Path) -> None:
     loaded = load_tasks(["tiny_group"], str(folder))
     assert list(loaded.tasks) == ["tiny_choice", "tiny_rolling"]
     assert list(loaded.load(None)["groups"]) == ["tiny_group"]
-
-
-def test_registered_task_is_found_by_its_file_name_and_groups_need_the_whole_index() -> None:
-    spec, missing = _find("arc_easy", {})
-    assert str(spec).endswith("arc_easy.yaml")
-    assert missing == []
-    assert _find("mmlu", {}) == ("mmlu", ["mmlu"])
-    assert _find({"group": "mine", "task": ["arc_easy", {"task": "piqa"}]}, {})[1] == ["arc_easy", "piqa"]
 
 
 def test_unknown_task_is_refused_with_near_names_and_one_without_its_data_by_name(folder: Path) -> None:

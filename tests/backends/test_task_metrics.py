@@ -29,14 +29,6 @@ def folder(tmp_path: Path) -> str:
     return str(write_tasks(tmp_path / "tasks"))
 
 
-def test_lengths_of_answers_have_the_first_filter_alone(folder: str) -> None:
-    loaded = load_tasks(["tiny_generate"], folder, thinks=True)
-    for found in (declared_metrics(["tiny_generate"], folder, thinks=True), loaded_metrics(loaded)):
-        assert {name for name in found["tiny_generate"] or () if name.partition(",")[0] == "cut_off"} == {
-            *("cut_off", "cut_off,strict")
-        }
-
-
 def test_loaded_tasks_and_groups_say_the_same_as_their_files(folder: str) -> None:
     found = loaded_metrics(load_tasks(["tiny_group", "tiny_generate"], folder))
     leaves = ["tiny_choice", "tiny_rolling", "tiny_generate"]

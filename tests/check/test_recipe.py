@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -74,14 +73,6 @@ def test_float_that_olive_builds_for_a_gpu_only_is_refused_for_another_provider(
         if error.field == "passes.b.precision"
     ]
     assert found == refused_floats
-
-
-def test_good_recipe_has_no_problems_and_its_blocks_are_named(tmp_path: Path) -> None:
-    findings = check_recipe(put(tmp_path, RECIPE))
-    assert findings.problems == []
-    assert "evaluators.ours  OrtLMEvaluator, tasks: arc_easy" in findings.text()
-    assert re.search("command +olive-ext run .*'user_script'", findings.text())
-    assert "passes.measure   ortlmevaluation, tasks: mine" in findings.text()
 
 
 @pytest.mark.parametrize(
@@ -382,14 +373,6 @@ def on(accelerator: str | None, recipe: dict[str, Any]) -> dict[str, Any]:
         return recipe
     accelerators = [{"device": "gpu", "execution_providers": [accelerator]}]
     return {**recipe, "systems": {"here": {"type": "LocalSystem", "accelerators": accelerators}}, "target": "here"}
-
-
-def test_tasks_of_a_folder_are_known_without_their_data_and_unknown_members_named(tmp_path: Path) -> None:
-    block = with_folder(tmp_path, "colours", "size_on_disk")
-    assert problems(tmp_path, with_value(OURS, block)) == []
-    (tmp_path / "tasks" / "mine.yaml").write_text("group: mine\ntask: [colours, colour]\n", encoding="utf-8")
-    (error,) = mistakes({**RECIPE, "evaluators": {"ours": {**block, "tasks": ["mine"]}}})
-    assert_says(error, "unknown_name", "evaluators.ours.tasks", holds=("'colour'", "'colours'"))
 
 
 def test_functions_of_tasks_that_are_asked_for_are_listed_with_their_file_and_not_imported(tmp_path: Path) -> None:

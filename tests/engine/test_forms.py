@@ -35,7 +35,7 @@ from olive_ext.model.providers.devices import Device, Provider
 from olive_ext.model.types import DecoderSpec, KvTensor, Role, StateTensor, TensorSpec
 from tests.engine.fake_runner import FORMS as STEP_FORMS
 from tests.engine.fake_runner import PACKED, POOL, RANGE, SINGLE, FakeRunner
-from tests.engine.strategies import assert_runs_as_oracle, questions, ran, requests_of
+from tests.engine.strategies import assert_runs_as_oracle, questions, requests_of
 from tests.exports import genai_export
 from tests.graph.text import model_from, session_of
 from tests.refusals import refused
@@ -234,15 +234,6 @@ def test_answers_of_many_questions_fill_steps_of_one_token_each(batching: StepFo
     assert engine.describe()["scoring"] == "answers"
 
 
-@BATCHING
-def test_what_answers_share_is_copied_once_for_each_and_not_computed_again(batching: StepForm) -> None:
-    runner = FakeRunner(8, batching, answer_steps=True)
-    counters = ran(runner, questions(6, answers=6, tokens=3), 128)
-    copies = [copy for step in runner.steps for copy in step.copies]
-    assert counters.tokens_fed == counters.tokens_distinct
-    assert 0 < len(copies) <= 6 + 6 * 5
-
-
 def test_rule_takes_short_answers_and_leaves_long_ones_alone() -> None:
     limit, _ = choose_limit([150] * 50 + [4] * 450, 16)
     assert limit == 4
@@ -326,12 +317,3 @@ def test_slots_hold_what_was_fed_to_each(has_state: bool, data: st.DataObject) -
         _feed(store, session, rows, has_state)
         for row in rows:
             kept[row.slot] |= {len(CONTENT[row.slot])} if is_kept else set()
-
-
-def test_rows_that_leave_a_batch_keep_none_of_the_others_in_memory() -> None:
-    store, session = _store(has_state=True)
-    CONTENT[:] = [[] for _ in range(SLOTS)]
-    for first in range(SLOTS):
-        _feed(store, session, [Row(slot, first, (1,)) for slot in range(first, SLOTS)], has_state=True)
-    batches = {id(slot.place.batch): slot.place.batch.num_rows for slot in store._slots}
-    assert sum(batches.values()) == SLOTS

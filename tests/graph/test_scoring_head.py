@@ -255,14 +255,6 @@ def test_nothing_moves_where_nodes_are_out_of_order_or_the_caller_has_a_reason()
     assert "before" in scoring.reason
 
 
-def test_names_do_not_collide_when_the_graph_uses_ours():
-    model, name = decoder("matmul"), "olive_ext/scoring/integers_0"
-    model.graph.node[0].name = "olive_ext/scoring/Reshape_0"
-    model.graph.node.append(helper.make_node("Neg", ["h"], [name]))
-    model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", "S", H]))
-    assert_equal(model, add_scoring_head(model, "logits")[0], more=(name,))
-
-
 def test_graph_that_can_have_no_head_is_refused():
     """A name of the head's is taken, the opset is too old, or the number of banned tokens is not known."""
     scored = add_scoring_head(decoder("matmul"), "logits")[0]
@@ -293,18 +285,6 @@ def test_many_small_terms_are_not_lost_when_the_vocabulary_is_large(size):
     chosen = {name: np.array(values, np.int64) for name, values in chosen.items()}
     logprobs = session(scoring_graph(TensorProto.FLOAT, size)).run(["target_logprobs"], {"logits": logits, **chosen})[0]
     np.testing.assert_allclose(logprobs, expected(logits, chosen)[0], atol=2e-5)
-
-
-@pytest.mark.parametrize("vocab_size", [None, V])
-@pytest.mark.parametrize("elem_type", [TensorProto.FLOAT, TensorProto.FLOAT16])
-def test_own_graph_scores_given_logits(elem_type, vocab_size):
-    logits = np.random.default_rng(0).standard_normal((B, S, V))
-    logits = logits.astype(helper.tensor_dtype_to_np_dtype(elem_type))
-    model = scoring_graph(elem_type, vocab_size)
-    onnx.checker.check_model(model)
-    opened = session(model)
-    for chosen in PICKS:
-        assert_scores(opened.run(OUTPUTS, {"logits": logits, **chosen}), logits, chosen)
 
 
 def test_own_graph_takes_bfloat16():

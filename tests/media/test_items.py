@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.buckets import BucketedRunner, step_sizes
-from olive_ext.engine.requests import Generation, Lost, Request
+from olive_ext.engine.requests import Lost, Request
 from olive_ext.errors import LostRequestsError, MediaError, MemoryShortageError
 from olive_ext.media.items import ItemLimit, ItemStore, MediaItem, MediaRun
-from tests.engine.fake_runner import RANGE, SINGLE, FakeRunner, oracle
+from tests.engine.fake_runner import RANGE, FakeRunner, oracle
 from tests.engine.strategies import (
     ITEMS,
     LARGEST,
@@ -140,26 +140,6 @@ def test_item_for_which_memory_does_not_suffice_alone_is_told() -> None:
     request = Request((1, *(PLACEHOLDER,) * LARGEST, 2), 1, media=(MediaRun(1, ITEMS[-1]),))
     with refused(MemoryShortageError, "out_of_memory", holds="9"):
         Engine(runner, 64).run([request])
-
-
-def test_prefixes_are_shared_through_items_and_an_item_that_is_read_is_fed_again() -> None:
-    """Four answers behind one picture cost it once; in the next call, where the distribution behind the last of its
-    tokens is read anew, all of it."""
-    engine = Engine(FakeRunner(4, RANGE), 64)
-    prompt, media = (1, 2, *(PLACEHOLDER,) * LARGEST), (MediaRun(2, ITEMS[-1]),)
-    asked = [Request((*prompt, answer, 3), 2, media=media) for answer in range(4)]
-    assert_runs_as_oracle(engine, [asked])
-    assert engine.counters.tokens_fed == engine.counters.tokens_distinct == len(prompt) + 4
-    assert_runs_as_oracle(engine, [[Request((*prompt, 5), 1, media=media)]])
-    assert engine.counters.tokens_fed == len(prompt) + 4 + LARGEST
-
-
-def test_generations_of_one_prompt_that_ends_with_an_item_share_what_is_before_it() -> None:
-    runner = FakeRunner(2, SINGLE, can_rewind=False)
-    prompt, media = (*range(20), *(PLACEHOLDER,) * LARGEST), (MediaRun(20, ITEMS[-1]),)
-    engine = Engine(runner, 64)
-    assert_runs_as_oracle(engine, [[Request(prompt, 0, Generation(3), media=media)] * 2])
-    assert engine.counters.tokens_reused == 20
 
 
 def test_item_of_more_tokens_than_a_step_may_have_is_refused_by_name() -> None:

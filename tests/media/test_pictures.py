@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import math
 import struct
@@ -17,7 +16,7 @@ from scipy.io import wavfile
 from transformers import WhisperFeatureExtractor
 
 from olive_ext.errors import ModelError, TaskError
-from olive_ext.media.pictures import content_key, data_of_url, media_digest, read_picture, thumbnail
+from olive_ext.media.pictures import data_of_url, media_digest, read_picture, thumbnail
 from olive_ext.media.processors import torch_threads
 from olive_ext.media.sound import SoundProcessor, read_sound, refuse_non_finite
 from olive_ext.model.types import ModelFiles, TensorSpec
@@ -35,15 +34,6 @@ def _animated() -> bytes:
     file = io.BytesIO()
     picture(0, 8, 8).save(file, "GIF", save_all=True, append_images=[picture(1, 8, 8)])
     return file.getvalue()
-
-
-def test_path_bytes_data_and_picture_are_one(tmp_path: Path) -> None:
-    image, content = picture(0, 12, 8), _png(picture(0, 12, 8))
-    (tmp_path / "a.png").write_bytes(content)
-    url = f"data:image/png;base64,{base64.b64encode(content).decode()}"
-    assert data_of_url(url) == content
-    forms = [image, content, tmp_path / "a.png", str(tmp_path / "a.png"), bytearray(content), url]
-    assert {content_key(read_picture(form)) for form in forms} == {content_key(image)}
 
 
 def test_shades_of_16_bits_are_those_of_8() -> None:
@@ -75,15 +65,6 @@ def test_picture_of_another_mode_becomes_rgb(mode: str) -> None:
     grey = Image.fromarray(np.full((4, 6), 200, np.uint16)) if mode == "I;16" else picture(0, 6, 4).convert(mode)
     found = read_picture(grey)
     assert (found.mode, found.size) == ("RGB", (6, 4))
-
-
-def test_picture_is_turned_as_its_exif_says() -> None:
-    exif = Image.Exif()
-    exif[274] = 6  # the first row is the right side
-    image = picture(0, 12, 8)
-    found = read_picture(_png(image, exif=exif))
-    assert found.size == (8, 12)
-    assert found.tobytes() == image.transpose(Image.Transpose.ROTATE_270).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -252,14 +233,6 @@ def test_sound_that_the_extractor_does_not_take_is_refused(tmp_path: Path) -> No
     (tmp_path / "preprocessor_config.json").write_text(text, encoding="utf-8")
     with refused(ModelError, "unsupported", holds=("audio_features", "128")):
         _processor(tmp_path).windows((np.zeros(RATE, np.float32), RATE))
-
-
-def test_long_sound_has_windows_of_30_seconds(tmp_path: Path) -> None:
-    noise = np.random.default_rng(0).normal(size=RATE * 61).astype(np.float32)
-    windows = _processor(tmp_path).windows((noise, RATE))
-    assert [window.shape for window in windows] == [(80, 3000)] * 3
-    alone = _processor(tmp_path).windows((noise[RATE * 30 : RATE * 60], RATE))
-    np.testing.assert_array_equal(windows[1], alone[0])
 
 
 @pytest.mark.parametrize("mels", [80, pytest.param(128, marks=pytest.mark.long)])

@@ -11,7 +11,6 @@ from olive_ext.model.providers.devices import Provider
 from olive_ext.model.providers.resolution import (
     CPU,
     TABLE,
-    ProviderRow,
     available_providers,
     check_distributions,
     register_libraries,
@@ -32,15 +31,6 @@ def resolve(request: Any = None, options: Any = None, **keys: Any) -> tuple[Prov
 
 def genai(*entries: Any) -> dict[str, Any]:
     return {"model": {"decoder": {"session_options": {"provider_options": list(entries)}}}}
-
-
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.short)
-def test_each_row_is_found_by_each_of_its_names_in_any_case(row: ProviderRow) -> None:
-    for name in (row.short, row.name, *row.aliases):
-        for spelled in (name, name.upper(), name.lower()):
-            first = resolve(spelled)[0]
-            assert (first.name, first.device) == (row.name, row.device)
-            assert first.options == row.defaults
 
 
 def test_names_are_those_of_onnx_runtime_and_no_two_rows_share_one() -> None:

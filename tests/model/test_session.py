@@ -98,30 +98,6 @@ def test_session_option_that_is_misspelt_is_refused_and_another_unknown_one_warn
     assert "'mine.x.y'" in record.getMessage()
 
 
-def test_settings_reach_the_session() -> None:
-    session = open_session(
-        graph().SerializeToString(),
-        CPU_ONLY,
-        ExecutionSettings(engine=EngineConfig(num_threads=3, session_options={"session.intra_op.allow_spinning": "0"})),
-    )
-    options = session.get_session_options()
-    assert options.intra_op_num_threads == 3
-    assert not options.enable_mem_pattern
-    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
-
-
-def test_broken_model_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "bad.onnx").write_bytes(b"nonsense")
-    for model, label, name in (
-        (tmp_path / "bad.onnx", None, str(tmp_path / "bad.onnx")),
-        (b"nonsense", None, "the edited graph"),
-        (b"nonsense", "my model", "my model"),
-    ):
-        with refused(ModelError, "unsupported", holds=name) as caught:
-            open_session(model, CPU_ONLY, label=label)
-        assert "\n" not in str(caught.value)
-
-
 def test_dropped_provider_is_an_error_or_a_warning_where_allowed(caplog: pytest.LogCaptureFixture) -> None:
     providers = (Provider(CUDA, "dml"), *CPU_ONLY)
     with warnings.catch_warnings(), caplog.at_level(logging.WARNING):

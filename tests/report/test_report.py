@@ -13,8 +13,8 @@ import pytest
 import yaml
 from huggingface_hub import parse_eval_result_entries
 
-from olive_ext.errors import ConfigError, RunError
-from olive_ext.report import Metric, Report, check_writable, from_json, to_json
+from olive_ext.errors import RunError
+from olive_ext.report import Metric, Report, from_json, to_json
 from olive_ext.report import write as write_report
 from olive_ext.report.plain_text import to_eval_results, to_markdown
 from olive_ext.report.report import has_several_filters
@@ -172,11 +172,3 @@ def test_place_that_is_taken_is_a_clear_error_and_leaves_nothing_behind(tmp_path
     with refused(RunError, "no_access", holds=folder.name):
         write_report(REPORT, folder)
     assert [path.name for path in tmp_path.iterdir()] == [taken]
-
-
-def test_folder_is_checked_without_being_made(tmp_path: Path) -> None:
-    check_writable(tmp_path / "new" / "folder")
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "file").touch()
-    with refused(ConfigError, "no_access", "output_dir"):
-        check_writable(tmp_path / "file" / "below")

@@ -35,7 +35,6 @@ from olive_ext.report.plain_text import (
     to_markdown,
 )
 from olive_ext.report.report_files import write_chain
-from olive_ext.report.view import needed
 from tests.report.synthetic import comparison
 from tests.report.test_comparison import divergence, outcome
 
@@ -53,15 +52,6 @@ def test_rows_of_an_estimated_distance_and_of_a_grade_without_flips() -> None:
     text = to_markdown(Report((), comparison=Comparison({}, (divergence(),), (graded,))))
     assert "| wiki | mean KL, nats ↓ |  |  | 0.0123 ± 0.0010 (estimated ± 0.000200, at least 0.0119) |" in text
     assert f"| choice | bleu, difference (95 %) | 400 |  | ○ {MINUS}0.40 pt ({MINUS}1.20 to +0.40) |" in text
-
-
-def test_markdown_shows_facts_and_escapes_cells() -> None:
-    options = {"name": "CPUExecutionProvider", "device": "cpu", "options": {"threads": "2"}, "origin": "default"}
-    acc = Metric("arc", "acc", "none", 0.25, 0.0125, True, 400)
-    lines = to_markdown(Report((acc,), model={"path": "models/a|b"}, providers=(options,), engine={"fed": 10}))
-    assert lines.startswith("# Evaluation of a\\|b\n")
-    for line in ("arc | acc ↑ | 400 | 0.250 ± 0.013", "CPUExecutionProvider | cpu | threads=2 | default", "fed | 10"):
-        assert f"| {line} |" in lines
 
 
 def test_answers_of_an_earlier_run_are_noted() -> None:
@@ -136,15 +126,6 @@ def test_resumed_run_is_not_timed_beside_a_fresh_one() -> None:
     both = view.cost_rows([column_of("a", fresh), column_of("b", resumed)])
     assert [cells[1] for _, cells in both] == [NO_VALUE, NO_VALUE]
     assert NO_VALUE not in [cells[0] for _, cells in [*both, *view.cost_rows([column_of("b", resumed)])]]
-
-
-def test_documents_needed_are_for_the_loss_that_matters() -> None:
-    known = outcome(documents_needed={"0.01": 1500, "0.005": 6000, "0.02": None})
-    assert [needed(known, matters) for matters in (0.5, 1, 3)] == [
-        "6,000 for 0.5 pt",
-        "1,500 for 1 pt",
-        "1,500 for 1 pt",
-    ]
 
 
 def test_time_that_is_predicted_has_two_digits() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import onnx
 import pytest
 
-from olive_ext.backends.task_loading import declared_configs, load_tasks
 from olive_ext.check import check_model, check_recipe
 from olive_ext.cli import main
 from olive_ext.config import EvaluationConfig, ModelSettings
@@ -169,12 +168,3 @@ def test_text_for_a_model_of_speech(tmp_path: Path) -> None:
     raised, found = problems(model, "plain", tmp_path, tmp_path)
     assert tells(raised, "'plain' ('doc_to_audio')")
     assert raised in found
-
-
-@pytest.mark.parametrize(("task", "folder"), [("tones_words", SPEECH), ("shapes_colour", VISION)])
-def test_files_tell_what_loaded_tasks_give(task: str, folder: Path) -> None:
-    fields = ("doc_to_audio", "doc_to_image")
-    (told,) = declared_configs([task], str(folder)).items()
-    assert [told[1].get(name) is not None for name in fields] == [task == "tones_words", task != "tones_words"]
-    ((name, loaded),) = load_tasks([task], str(folder)).configs.items()
-    assert (name, [loaded[one] is None for one in fields]) == (told[0], [told[1].get(one) is None for one in fields])

@@ -137,14 +137,6 @@ def test_report_says_what_ran(folder: Path) -> None:
     assert "sample_len" not in {metric.metric for metric in report.metrics}
 
 
-def test_error_bars_and_groups_are_kept(folder: Path) -> None:
-    report = evaluate(config(folder, ["tiny_group"], bootstrap_iters=10), lm=ort_lm())
-    found = {(metric.task, metric.metric): metric for metric in report.metrics}
-    assert found["tiny_choice", "acc"].stderr is not None
-    assert found["tiny_group", "acc"].n == 6
-    assert found["tiny_group", "acc"].value == found["tiny_choice", "acc"].value
-
-
 def test_interrupted_run_resumes_and_computes_only_the_chunk_in_flight_again(folder: Path, tmp_path: Path) -> None:
     whole = ForwardEngine()
     expected = evaluate(config(folder), lm=ort_lm(engine=whole))
@@ -225,14 +217,6 @@ def test_failing_machine_is_a_run_error(folder: Path, error: Exception, kind: ty
     engine.fails_after, engine.error = 3, error
     with pytest.raises(kind):
         evaluate(config(folder), lm=ort_lm(engine=engine))
-
-
-def test_given_model_stays_open(folder: Path) -> None:
-    engine = ForwardEngine()
-    lm = ort_lm(engine=engine)
-    evaluate(config(folder, ["tiny_choice"]), lm=lm)
-    evaluate(config(folder, ["tiny_choice"]), lm=lm)
-    assert engine.num_closed == 0
 
 
 @pytest.mark.usefixtures("forked_exports")

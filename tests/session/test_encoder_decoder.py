@@ -53,15 +53,6 @@ def test_text_goes_to_the_encoder_with_special_tokens_and_the_decoder_begins_wit
     assert request.tokens == START
 
 
-def test_ids_are_the_whole_beginning_of_the_decoder() -> None:
-    session = _session(takes_features=True, start=())
-    features = np.ones((3, 4), np.float64)
-    session.generate([GenerationRequest([9, 8], source=features, max_new_tokens=4)])
-    request = _asked(session)
-    assert request.tokens == (9, 8)
-    assert request.source.array.dtype == np.float32
-
-
 @pytest.mark.parametrize(
     ("takes_features", "start", "request_", "code", "field"),
     [

@@ -17,7 +17,7 @@ import pytest
 import olive_ext
 from olive_ext.config import ModelSettings
 from olive_ext.engine.requests import NUMBERS
-from olive_ext.errors import ConfigError, RecordsError, SessionError
+from olive_ext.errors import ConfigError, RecordsError
 from olive_ext.records import Records
 from olive_ext.session import Session
 from tests.exports import TEXT, VOCAB, genai_export, hf_model
@@ -197,14 +197,6 @@ def test_other_tokenizers_are_refused_by_name_before_anything_runs(tmp_path: Pat
         folder = session.records.folder
     with refused(ConfigError, "not_comparable"):
         olive_ext.open(candidate_path(), reference=Records.read(folder))
-
-
-def test_closing_closes_both() -> None:
-    session = olive_ext.open(candidate_path(), reference=genai_export("llama"))
-    beside = session.reference
-    session.close()
-    with refused(SessionError, "closed"):
-        beside.loglikelihood(pairs(1))
 
 
 def test_a_reference_is_run_as_the_model_is_where_it_does_not_say_otherwise() -> None:

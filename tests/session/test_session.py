@@ -16,7 +16,7 @@ from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest, RollingRequest, ScoringRequest
 from tests.refusals import refused
 from tests.session.fake_engine import FakeEngine, naive
-from tests.session.tiny import BOS, EOS, TEMPLATE, byte_level
+from tests.session.tiny import BOS, EOS, byte_level
 
 IDS = st.lists(st.integers(5, 300), max_size=50)
 TEXT = st.text(alphabet="the catso東🙂\n", max_size=30)
@@ -73,15 +73,6 @@ def test_scored_texts_and_ids_get_their_prefix() -> None:
     assert tokens[3:] == [(BOS, *the)] * 2
 
 
-def test_generate_keeps_the_order_and_as_completed_gives_each_index() -> None:
-    session = make_session({"a": " cat", "the": " dog", "on": " mat"})
-    outputs = session.generate(["the", "a", "on"])
-    seen = list(session.as_completed("generate", [["the", "a", "on"]]))
-    assert [output.text for output in outputs] == [" dog", " cat", " mat"]
-    assert [index for index, _ in seen] == [2, 1, 0]
-    assert sorted(seen, key=lambda item: item[0]) == list(enumerate(outputs))
-
-
 def test_repr_says_model_runtime_and_device_and_whether_it_is_closed() -> None:
     engine = FakeEngine(8)
     assert repr(Session(engine, byte_level())) == "<Session of 'a model'>"
@@ -89,15 +80,6 @@ def test_repr_says_model_runtime_and_device_and_whether_it_is_closed() -> None:
     assert repr(session) == "<Session of 'm.onnx': onnxruntime on CPU>"
     session.close()
     assert repr(session) == "<Session of 'm.onnx': closed>"
-
-
-def test_generate_renders_chat_messages_once_with_one_bos() -> None:
-    session = make_session(template=TEMPLATE)
-    messages = [{"role": "user", "content": "the"}]
-    session.generate([messages, GenerationRequest(messages, add_generation_prompt=False)])
-    opened, continued = (byte_level().decode(r.tokens, skip_special_tokens=False) for r in engine_of(session).requests)
-    assert opened == "<bos><|im_start|>user\nthe<|im_end|>\n<|im_start|>assistant\n"
-    assert continued == "<bos><|im_start|>user\nthe"
 
 
 def test_generate_starts_an_empty_prompt_with_the_prefix_token() -> None:

@@ -16,7 +16,6 @@ from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, MismatchError
 from olive_ext.package_versions import versions
 from olive_ext.workflow.current_run import Run, running, settled, with_reference
-from olive_ext.workflow.handlers import tokenizer_candidates
 from olive_ext.workflow.passes import environment, has_own_tasks
 from tests.model.tiny import packed, put_genai, put_graph, put_json, put_tokenizer
 from tests.refusals import refused
@@ -86,15 +85,6 @@ def test_reference_that_a_pass_has_written_over_is_refused_before_and_after_the_
         raise AssertionError
     with run.unchanged(None):
         pass
-
-
-def test_output_of_a_pass_on_a_variant_may_have_the_tokenizer_of_its_package(tmp_path: Path) -> None:
-    """The workflow scored its input model, ran the pass and ended: no tokenizer found."""
-    put_graph(tmp_path / "source" / "model.onnx")
-    root = packed(tmp_path / "package", one=put_genai(put_tokenizer(tmp_path / "source")).parent)
-    with run_of("ONNXModel", model_path=str(root / "one" / "model.onnx")):
-        candidates = [Path(one) for one in tokenizer_candidates({})]
-    assert candidates[-1].parent == root / "shared_assets"
 
 
 def graph(path: Path, operator: str) -> ModelConfig:

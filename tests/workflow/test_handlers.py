@@ -20,14 +20,12 @@ from olive.model import (
 )
 
 import olive_ext
-from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.config import EvaluationConfig, EvaluationSettings
 from olive_ext.errors import ConfigError, ModelError, RunError
 from olive_ext.model import resolve
 from olive_ext.report import Report
 from olive_ext.session.opening import open_model
 from olive_ext.session.requests import ScoringRequest
-from olive_ext.session.tokenizer_fit import chosen_template
 from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.evaluator import measure
 from olive_ext.workflow.handlers import (
@@ -58,18 +56,6 @@ def package() -> Path:
 
 def handler(path: Path, **more: Any) -> ONNXModelHandler:
     return ONNXModelHandler(str(path), **more)
-
-
-def test_baseline_of_a_named_chat_template_renders_that_template() -> None:
-    handler = HfModelHandler(str(hf_model("llama")))
-    tokenizer = handler.get_hf_tokenizer()
-    tokenizer.chat_template = {"plain": "P {{ messages[0].content }}", "loud": "L {{ messages[0].content }}"}
-    with as_loaded(
-        SimpleNamespace(model_name_or_path="", load_model=handler.load_model, get_hf_tokenizer=lambda: tokenizer)
-    ) as folder:
-        baseline = OrtLM(folder, kind="hf")
-    with baseline, chosen_template(baseline.tokenizer, "loud"):
-        assert baseline.apply_chat_template([{"role": "user", "content": "hi"}]) == "L hi"
 
 
 def test_inference_settings_go_before_olives_provider_and_behind_the_recipes(package: Path) -> None:

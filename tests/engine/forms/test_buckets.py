@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import onnxruntime as ort
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import helper
@@ -57,14 +56,6 @@ def test_few_shapes_equal_oracle_and_those_with_few_targets_were_run_ahead(
     assert (facts["shapes_warmed"], facts["shapes_late"]) == (len(shapes - many), len(many))
     assert {shape.tokens for shape in shapes} <= set(step_sizes(chunk_size))
     assert {shape.rows for shape in shapes} <= {1, num_slots}
-
-
-@pytest.mark.parametrize(
-    ("most", "expected"),
-    [(1, (1,)), (8, (1, 8)), (31, (1, 8, 16, 31)), (100, (1, 8, 16, 32, 48, 64, 96, 100))],
-)
-def test_sizes_end_with_the_longest_step(most: int, expected: tuple[int, ...]) -> None:
-    assert step_sizes(most) == expected
 
 
 class _Short(FakeRunner):

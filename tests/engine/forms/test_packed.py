@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.engine import Engine, open_engine
 from olive_ext.engine.forms.packed import IDLE_SLOT, PLAIN_RUNS, ROUNDS, PackedCapture, check_captured_steps
@@ -59,14 +58,6 @@ def _texts(count: int, prefix: int, own: int) -> list[tuple[int, ...]]:
     words = lambda n: tuple(rng.randrange(VOCAB) for _ in range(n))  # noqa: E731
     shared = words(prefix)
     return [(*shared, i, *words(own - 1)) for i in range(count)]
-
-
-def test_greedy_answers_copy_the_end_of_the_examples_once_each_and_nothing_while_they_decode() -> None:
-    """GSM8K-CoT's shape: eight examples of 900 tokens together, 60 of each of 20 questions, 30 new ones. The question
-    that was fed with the examples copies nothing, though it writes behind them while others begin there."""
-    runner = _copied([Request(text, 0, Generation(30)) for text in _texts(20, 900, 60)])
-    assert [copy.num_positions for copy in runner.copied] == [900 % 256] * 19
-    assert runner.steps_copying <= 2 < len(runner.steps)
 
 
 @given(
@@ -233,11 +224,3 @@ def test_trial_notices_replays_that_are_wrong(engine: Engine, fault: str) -> Non
     """None are made; the first's results; lengths or tokens as they were captured; rows in another order."""
     problem = check_captured_steps(_Replays(engine.runner, fault), exports.VOCAB, 64)  # type: ignore[arg-type]
     assert (problem is None) == (fault == ""), problem
-
-
-def test_auto_runs_plain_steps_elsewhere() -> None:
-    """As is usual on a CPU: no note says so."""
-    with olive_ext.open(genai_export("llama", None), engine={"graph_capture": "auto"}) as session:
-        facts = session.describe_execution()
-    assert "steps_captured" not in facts
-    assert [note for note in facts["notes"] if "captured" in note] == []

@@ -78,15 +78,6 @@ def _told(biases: Sequence[BiasInput], positions: np.ndarray, visible_ST: np.nda
     return {POSITIONS: positions[None], **{found.name: bias for found in biases}}
 
 
-def test_there_may_be_more_cells_than_the_rotary_tables_had_rows() -> None:
-    graph, biases = with_tree_attention(_model(), ["pk", "pv"], has_positions=False)
-    past, tokens = CONTEXT - 2, 6
-    rng = np.random.default_rng(3)
-    rows = rng.standard_normal((1, tokens, (HEADS + 2 * KV_HEADS) * SIZE)).astype(np.float32)
-    told = _told(biases, np.arange(tokens), np.ones((tokens, past + tokens), bool))
-    assert np.isfinite(_run(graph, {**told, "qkv": rows}, tokens, past)).all()
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

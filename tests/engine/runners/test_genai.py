@@ -191,15 +191,6 @@ def test_logits_that_are_no_numbers_show_nothing_and_are_named(monkeypatch: pyte
         FakeModel(ALL).find()
 
 
-@pytest.mark.parametrize(("kind", "num_fed", "num_replayed"), [("all", 23, 0), ("no rewind", 23, 40)])
-def test_shared_prefix_is_rewound_to_or_replayed(kind: str, num_fed: int, num_replayed: int) -> None:
-    engine = Engine(GenaiRunner(FakeModel(KINDS[kind]), {}), 64)
-    stem = tuple(range(20))
-    engine.run([Request((*stem, 1, 2), 1), Request((*stem, 3, 4), 1), Request((*stem, 5, 6), 1)])
-    assert engine.counters.tokens_fed == engine.counters.tokens_distinct == num_fed
-    assert engine.describe()["tokens_replayed"] == num_replayed
-
-
 def test_sampling_draws_from_the_same_rows() -> None:
     request = Request((1, 2, 3), 0, Generation(6, sampling=Sampling(temperature=0.8, seed=4)))
     results = [Engine(GenaiRunner(FakeModel(traits), {}), 64).run([request])[0] for traits in KINDS.values()]

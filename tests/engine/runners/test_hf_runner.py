@@ -175,12 +175,3 @@ def test_a_checkpoint_that_lacks_weights_is_refused_and_tied_ones_are_not_missin
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with refused(ModelError, "damaged", holds=(str(tmp_path), "1 of", "model.layers.1.mlp.up_proj.weight")):
         load_model(str(tmp_path), "auto", "cpu")
-
-
-def test_a_model_is_loaded_in_the_wanted_type(tmp_path: Any) -> None:
-    make("llama").to(torch.float32).save_pretrained(tmp_path)
-    model, facts = load_model(str(tmp_path), "bfloat16", "cpu")
-    assert (model.dtype, facts["dtype"], facts["device"]) == (torch.bfloat16, "bfloat16", "cpu")
-    assert load_model(str(tmp_path), "auto", "cpu")[1]["dtype"] == "float32"
-    output = HfRunner(model, facts).run(Step((Row(0, 0, (5,)),), (LogitsRow(0, 0),)))
-    assert output.logits_RV.dtype == np.float32

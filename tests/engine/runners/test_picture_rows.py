@@ -7,7 +7,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 import pytest
 
-from olive_ext.media.items import MediaItem, MediaRun, border, chunk_end, runs_within
+from olive_ext.media.items import MediaItem, MediaRun, runs_within
 from olive_ext.model.types import Modality
 
 
@@ -35,12 +35,3 @@ def test_runs_within_are_those_of_the_positions_asked_for() -> None:
     assert runs_within(MEDIA, 9, 20) == list(MEDIA[2:])
     with pytest.raises(AssertionError, match="cuts an item"):
         runs_within(MEDIA, 0, 8)
-
-
-def test_borders_and_ends_of_chunks_are_positions_where_no_item_is_cut() -> None:
-    assert [border(MEDIA, position) for position in range(15)] == [0, 1, 2, 2, 2, 2, 6, 6, 6, 9, 10, 11, 11, 13, 14]
-    assert [border(MEDIA, position, 2) for position in range(15)] == [0, 0, 2, 2, 2, 2, 6, 6, 6, 6, 10, 10, 10, 10, 14]
-    assert [chunk_end(MEDIA, 0, stop) for stop in (1, 3, 5, 6, 8, 10)] == [1, 2, 2, 6, 6, 10]
-    assert [chunk_end(MEDIA, 2, stop) for stop in (3, 8, 9)] == [6, 6, 9]
-    assert chunk_end(MEDIA, 6, 9, 2) == 9  # no multiple of 2 is a border within the chunk
-    assert chunk_end(MEDIA, 9, 13, 2) == 10

@@ -21,7 +21,6 @@ from olive_ext.engine.runners.trials import (
     LENGTH,
     affordable,
     check_steps,
-    cuts,
     group_rows,
 )
 from olive_ext.engine.step import Row, Step, StepOutput
@@ -101,16 +100,6 @@ def test_a_leak_that_many_rows_alone_show_is_reported(way: str) -> None:
     """Choices and whole texts never have so many rows in a step, and a batch of answers has."""
     assert "texts beside others score" in (_check(way, slots=16) or "")
     assert _check(way, slots=8) is None
-
-
-def test_a_text_is_cut_at_its_first_tokens_and_in_every_octave() -> None:
-    found = cuts(128)
-    assert found[:9] == [*range(1, 10)]
-    powers = {8, 16, 32, 64}
-    assert powers | {one + 1 for one in powers} < {*found}
-    assert all(sum(low < one < 2 * low for one in found) >= 2 for low in powers)
-    assert found == cuts(128)
-    assert [cut % 4 for cut in cuts(128, 4)] == [0] * len(cuts(128, 4))
 
 
 def test_a_number_that_costs_too_much_to_pass_is_left_to_verification() -> None:

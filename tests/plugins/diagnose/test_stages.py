@@ -36,7 +36,6 @@ from tests.exports import export, genai_export, hf_model
 from tests.exports.edited import change, edited, weight
 from tests.refusals import refused
 from tests.report.test_comparison import divergence, outcome
-from tests.report.test_verdict import SAFE
 from tests.run.reference.test_sampled_run import COUNT, write_many
 
 pytestmark = pytest.mark.usefixtures("forked_exports")
@@ -281,14 +280,6 @@ def test_single_document_makes_nobody_innocent() -> None:
 
 def test_one_stage_is_not_told_apart_from_anything() -> None:
     assert sentences(Stage("quantization", 0.8, 0.1, 0.5)) == []
-
-
-def test_claim_that_one_stage_breaks_alone_makes_it_no_innocent() -> None:
-    stages = (Stage("conversion", 0.8, 0.1, 0.5), Stage("quantization", 0.004, 1e-5, 0.99))
-    for bound, text in (0.1, "quantization did not"), (0.003, "both stages lost"):
-        claim = ClaimResult("kl_mean", "below", bound, 0.95, "loss", 0.8, bound, 1.0, 40, 400, "")
-        judged = verdict(Comparison({}, (divergence(),), (outcome(**SAFE),), certainty=claim, stages=stages))
-        assert any(text in line for line in judged.evidence)
 
 
 shares = st.floats(0.0, 1.0)

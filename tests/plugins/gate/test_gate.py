@@ -22,7 +22,6 @@ from olive_ext.plugins.gate.decision import (
     GateBound,
     GateResult,
     annotation_lines,
-    baseline_of,
     gate,
     gate_answers,
     junit,
@@ -31,7 +30,7 @@ from olive_ext.plugins.gate.decision import (
     read_baseline,
     refuse_other_definitions,
 )
-from olive_ext.report import Report, from_json, to_json
+from olive_ext.report import from_json, to_json
 from olive_ext.report.changes import changes_of
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import comparison_metrics
@@ -108,14 +107,6 @@ def test_baseline_keeps_every_value_number_and_error(baseline: Path) -> None:
     assert (read.metrics[0].value, read.metrics[0].stderr) == (0.9, 0.1)
     assert read.versions
     assert baseline.stat().st_size < 20_000
-
-
-def test_baseline_names_the_records_of_its_reference(tmp_path: Path) -> None:
-    """The key of a recorded reference, without the place of this machine's cache."""
-    kept = packed([Answers("task", "none", {"acc": True}, {0: DocumentAnswer("d", {"acc": 1.0}, "")})])
-    reference = {"path": "models/float", "folder": str(tmp_path / "4fd1"), "seconds": 3.0}
-    made = baseline_of(Report((), answers=kept, comparison=Comparison(reference)))
-    assert made.reference == {"path": "models/float", "records": "4fd1"}
 
 
 def other_choice(item: dict[str, Any]) -> dict[str, Any]:

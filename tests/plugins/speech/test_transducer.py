@@ -100,18 +100,6 @@ def test_most_tokens_end_a_transcript(packages: dict[bool, Path]) -> None:
     assert [one.tokens for one in found] == [one.tokens[: number + 1] for number, one in enumerate(whole)]
 
 
-def test_blank_penalty_is_taken_from_the_blank(packages: dict[bool, Path], tmp_path: Path) -> None:
-    """With `search.blank_penalty` of 100 every frame has its most tokens."""
-    folder = tmp_path / "package"
-    shutil.copytree(packages[True], folder)
-    config = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))
-    config["search"]["blank_penalty"] = 100
-    (folder / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
-    with opened(folder) as session:
-        (found,) = session.generate([GenerationRequest(audio=[(sounds()[1], RATE)])])
-    assert len(found.tokens) == 5 * 7 * 3
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

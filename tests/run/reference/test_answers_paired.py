@@ -9,9 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from lm_eval.api.metrics import mean
 from PIL import Image
 
 from olive_ext.backends.evaluated_task import GeneratedText
@@ -67,14 +65,6 @@ def test_task_of_which_nothing_was_drawn_is_a_part_of_the_whole() -> None:
     assert (outcomes[-1].num_population, outcomes[-1].reference) == (8, 5 / 8)
 
 
-def test_task_of_which_all_was_drawn_has_the_numbers_of_a_whole_run() -> None:
-    reference, candidate = answers("a", {"acc": [1] * 8 + [0]}), answers("a", {"acc": [0] * 8 + [0]})
-    given = [reference], [candidate], samples("a", 9), {"a": TASK}
-    weights = {"a": dict.fromkeys(range(9), 1.0)}
-    assert paired(*given, weights=weights) == paired(*given)
-    assert paired(*given, weights=weights)[0][0].mcnemar_p < 0.05
-
-
 def test_flips_name_the_documents_and_both_answers() -> None:
     reference, candidate = answers("t", {"acc": [1, 1, 0, 0, 1]}), answers("t", {"acc": [1, 0, 0, 1, 1]})
     outcomes, flips, _ = paired([reference], [candidate], samples("t", 5), {"t": TASK})
@@ -86,27 +76,6 @@ def test_flips_name_the_documents_and_both_answers() -> None:
     ]
     assert flips[0].reference_answer == reference.by_document[1].text
     assert flips[0].candidate_answer == candidate.by_document[1].text
-
-
-def test_first_right_or_wrong_metric_gives_the_flips() -> None:
-    reference = [answers("t", {"bleu": [0.5, 0.1], "acc": [1, 0], "acc_norm": [0, 0]})]
-    candidate = [answers("t", {"bleu": [0.4, 0.3], "acc": [1, 0], "acc_norm": [1, 1]})]
-    outcomes, flips, _ = paired(reference, candidate, samples("t", 2), {"t": TASK})
-    assert [(item.metric, item.is_binary, item.wrong_to_right) for item in outcomes] == [
-        ("bleu", False, 0),
-        ("acc", True, 0),
-        ("acc_norm", True, 2),
-    ]
-    assert flips == ()
-
-
-def test_filters_are_compared_each_by_itself() -> None:
-    reference = [answers("t", {"em": [1, 0]}, filter_name=name) for name in ("strict", "loose")]
-    candidate = [answers("t", {"em": [0, 0]}, filter_name="strict"), answers("t", {"em": [1, 1]}, filter_name="loose")]
-    lines = {"t": [*samples("t", 2, "strict")["t"], *samples("t", 2, "loose")["t"]]}
-    outcomes, flips, _ = paired(reference, candidate, lines, {"t": TASK})
-    assert [(item.filter, item.difference) for item in outcomes] == [("strict", -0.5), ("loose", 0.5)]
-    assert [(flip.filter, flip.doc_id) for flip in flips] == [("strict", 0)]
 
 
 def test_documents_without_a_value_are_left_out() -> None:
@@ -185,16 +154,6 @@ def test_a_document_that_two_tasks_ask_has_the_mean_of_both_whatever_their_order
         assert (found.low < 0 < found.high, found.mcnemar_p > 0.5) == (True, True)
         names = {item.metric: item.value for item in comparison_metrics(Comparison({}, outcomes=outcomes))}
         assert names["accuracy_difference"] == -0.25
-
-
-def test_truths_of_numpy_are_values() -> None:
-    """As `process_results` has them that compares with numpy."""
-    task = SimpleNamespace(aggregation=lambda: {"neat": mean}, higher_is_better=dict, **vars(TASK))
-    lines = samples("ones", 2)
-    for line, is_neat in zip(lines["ones"], np.array([True, False]), strict=True):
-        line |= {"resps": [[""]], "neat": is_neat, **dict.fromkeys(("doc_hash", "prompt_hash", "target_hash"), "h")}
-    (read,) = read_answers(lines, {"ones": task})
-    assert [answer.values["neat"] for answer in read.by_document.values()] == [1.0, 0.0]
 
 
 TASKS = Path(__file__).parents[3] / "recipes" / "vision" / "tasks"

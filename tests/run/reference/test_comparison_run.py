@@ -216,15 +216,6 @@ def test_flips_are_the_documents_whose_value_changed_and_the_references_own_resu
     assert "samples" not in found["resident"][0].metrics
 
 
-def test_chat_templates_and_limits_reach_both_models(tasks: LoadedTasks) -> None:
-    settings = {"apply_chat_template": True, "limit": 3, "system_instruction": "be brief"}
-    recorded = compare(tasks, "recorded", perturbed(NOISE), **settings)[0]
-    resident = compare(tasks, "resident", perturbed(NOISE), **settings)[0]
-    assert recorded.divergences == resident.divergences
-    assert recorded.outcomes == resident.outcomes
-    assert {item.num_documents for item in recorded.divergences} == {3, 9}
-
-
 def test_answer_that_a_task_cannot_read_is_one_that_may_be_lost(tasks: LoadedTasks) -> None:
     """A task's code gives NaN to an unreadable answer: the model's are then left out of its mean."""
     comparison, _, _ = compare(tasks, "answers", model(), lambda own: own[0].by_document[0].values.clear())

@@ -108,15 +108,6 @@ def test_interval_has_the_error_of_all_documents_beside_that_of_the_draws() -> N
     assert f"accuracy may have lost up to {100 * (0.01 + margin):.2g} pt (on other documents of these tasks)" in told
 
 
-def test_interval_belongs_to_the_claims_own_metric() -> None:
-    made = comparison(50)
-    first, *_ = outcomes = tuple(replace(item, num_population=10_042) for item in made.outcomes)
-    whole = replace(made, outcomes=outcomes)
-    own = certain_comparison(whole, certainty(outcome=(first.task, first.metric, first.filter)))
-    changed = [item.task for item, before in zip(own.outcomes, outcomes, strict=True) if item != before]
-    assert changed == [first.task]
-
-
 @pytest.mark.parametrize(("metric", "side", "bound"), [("kl_mean", "below", 0.5), ("top1_agreement", "above", 0.01)])
 def test_broken_claim_breaks_its_bound_whatever_the_weighted_mean(metric: str, side: str, bound: float) -> None:
     given = certainty(metric=metric, side=side, bound=bound, verdict="loss", outcome=None)
@@ -137,14 +128,6 @@ def test_unlike_samples_are_not_compared() -> None:
     for second in other, whole:
         with refused(ConfigError, "not_comparable", holds="one"):
             check_comparable([("one", one), ("other", second)])
-
-
-@pytest.mark.parametrize("over_all", [False, True])
-def test_claim_that_is_kept_ends_the_evaluation_and_asks_no_more_documents(over_all: bool) -> None:
-    found = verdict(replace(sampled_report().comparison, divergences=(), over_all=over_all, metrics={}))
-    assert (found.status, found.headline, found.next_step) == ("ok", certainty().sentence(), "")
-    assert "accuracy may have lost up to 1.4 pt (on other documents of these tasks)" in found.evidence[0]
-    assert "documents)" not in found.lines[-1], "the claim says how many"
 
 
 def test_few_drawn_documents_leave_a_kept_claim_and_none_need_be_of_a_task() -> None:

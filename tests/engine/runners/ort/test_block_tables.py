@@ -91,17 +91,6 @@ def test_slots_hold_what_was_written_however_they_share(operations: list[tuple[i
         model.check()
 
 
-def test_only_a_half_filled_block_is_copied_and_only_where_it_is_shared() -> None:
-    tables = BlockTables(3, 16, BLOCK)
-    tables.make_room(0, 0, 10)
-    for target, length in ((1, 8), (2, 10)):
-        tables.fork(Copy(0, target, length))
-    assert tables.make_room(1, 8, 3) is None, "the prefix ends with a block"
-    assert tables.make_room(2, 10, 1) is not None
-    assert tables.make_room(0, 10, 1) is None, "nobody else names it now"
-    assert tables.num_blocks - tables.num_free == 3 + 2
-
-
 POOLS = [
     *((TensorProto.FLOAT, 2, size) for size in (64, 96, 128, 256, 512)),
     *((TensorProto.FLOAT16, heads, size) for heads, size in ((8, 64), (4, 256), (1, 512), (1, 576))),

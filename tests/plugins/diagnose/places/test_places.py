@@ -15,7 +15,7 @@ from scipy.stats import binomtest
 from olive_ext.cli import main
 from olive_ext.config import ModelSettings
 from olive_ext.errors import ConfigError
-from olive_ext.plugins.diagnose.places.judge import ALPHA, RESOLUTION, PairAgainstNoise, held, tail_limit
+from olive_ext.plugins.diagnose.places.judge import ALPHA, RESOLUTION, PairAgainstNoise, held
 from olive_ext.report import Report, from_json, to_json
 from olive_ext.report.html.render import to_html
 from olive_ext.report.plain_text import to_markdown
@@ -190,11 +190,3 @@ def test_what_is_beyond_the_noise_is_found() -> None:
     assert not held(nothing, [nothing], np.zeros(40)).is_farther
     assert not held(nothing, [nothing], np.full(40, RESOLUTION)).is_farther
     assert held(nothing, [nothing], np.full(40, 3 * RESOLUTION)).is_farther_somewhere
-
-
-@pytest.mark.parametrize("index", [0.2, 0.5])
-def test_tail_limit_is_that_of_a_pareto(index: float) -> None:
-    """Of a sample from a Pareto the limit is within a factor of 3 of the quantile that it estimates."""
-    noise = (1 - np.random.default_rng(6).random(20_000)) ** -index
-    exact = (0.005 / 1000) ** -index
-    assert exact / 3 < tail_limit(noise, 1000, 0.005) < 3 * exact

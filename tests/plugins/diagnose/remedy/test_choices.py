@@ -28,18 +28,6 @@ def menu_of(stored: graphs.Stored, kl: float = 1e-3, damaged: bool = False) -> t
     return WeightChoices({target: choices}, damaged=[target.name] * damaged), target
 
 
-def test_finer_precisions_are_offered_with_bytes_and_estimated_loss() -> None:
-    menu, target = menu_of(graphs.nbits(4, 64, has_zero_points=False))
-    choices = menu.choices[0]
-    assert [one.name for one in choices] == ["as it is", "int4 in blocks of 32", "int8 in blocks of 32", "float"]
-    assert choices[0] == Choice(None, target.bytes, 1e-3, is_measured=True)
-    assert choices[-1] == Choice(FLOAT, graphs.NUM_INPUTS * graphs.NUM_OUTPUTS * 4, 0.0, is_measured=True)
-    sizes = [one.bytes for one in choices]
-    assert sizes == sorted(sizes)
-    assert choices[2].kl < choices[0].kl / 3
-    assert [one.is_measured for one in choices] == [True, False, False, True]
-
-
 def test_damaged_weight_is_never_left_as_it_is_and_may_be_rounded_again() -> None:
     menu, target = menu_of(graphs.nbits(4, 32, has_zero_points=False), damaged=True)
     assert [one.name for one in menu.choices[0]][:2] == ["as it is", "int4 in blocks of 32"]
@@ -173,18 +161,6 @@ def test_front_falls() -> None:
     points = [(total(burdens, one), total(costs, one)) for one in front(costs, burdens, 12)]
     assert len(points) > 6
     assert all(a[0] < b[0] and a[1] > b[1] for a, b in itertools.pairwise(points))
-
-
-def test_solver_of_a_hundred_items_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    """HiGHS prints a line where it repairs an answer, as it does of this problem."""
-    rng = np.random.default_rng(2)
-    losses = [
-        [loss, 3e-3 * loss * rng.uniform(0.5, 1), 2e-3 * loss * rng.uniform(0.5, 1), 0.0]
-        for loss in rng.lognormal(-10, 1.3, 100)
-    ]
-    costs = [[size, 1.65 * size, 1.8 * size, 6.4 * size] for size in rng.choice([20480, 10240, 30720, 81920], 100)]
-    assert cheapest(costs, losses, 0.1 * sum(one[0] for one in losses)) is not None
-    assert capfd.readouterr().out == ""
 
 
 NUM_DOCUMENTS, NUM_LARGEST = 160, 5

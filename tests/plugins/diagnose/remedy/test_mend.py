@@ -264,15 +264,6 @@ def test_models_that_cannot_be_mended_are_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
-def test_split_halves_each_task_whatever_the_order() -> None:
-    documents, tasks = [[RollingRequest(f"document {n}")] for n in range(21)], ["a"] * 8 + ["b"] * 13
-    choosing, held_out = split(documents, tasks)
-    assert sorted(choosing + held_out) == list(range(21))
-    assert [sum(tasks[n] == "a" for n in side) for side in (choosing, held_out)] == [4, 4]
-    again = split(documents[::-1], tasks[::-1])
-    assert {documents[n][0] for n in choosing} == {documents[::-1][n][0] for n in again[0]}
-
-
 def test_document_that_is_asked_twice_is_on_one_side() -> None:
     documents = [[RollingRequest(f"document {n % 5}")] for n in range(60)]
     choosing, held_out = split(documents, ["a"] * 30 + ["b"] * 30)

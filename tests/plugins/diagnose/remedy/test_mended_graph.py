@@ -57,18 +57,6 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_weight_that_is_kept_float_gives_the_float_graphs_numbers(form: str) -> None:
-    stored = FORMS[form]
-    origin = near(stored)
-    edited, _, _ = mended(graphs.plain(origin), stored.model, FLOAT)
-    x = np.random.default_rng(1).normal(size=(3, graphs.NUM_INPUTS)).astype(np.float32)
-    np.testing.assert_array_equal(run(edited, x), run(graphs.plain(origin), x))
-    assert [node.op_type for node in edited.graph.node] == ["MatMul"]
-    assert [tensor.name for tensor in edited.graph.initializer] == ["w"]
-    assert edited.graph.node[0].name == "/layers.0/mlp/down_proj/MatMul"
-
-
 def test_bias_of_a_product_stays() -> None:
     stored = graphs.nbits(4, 32, has_zero_points=False)
     bias = np.linspace(-1, 1, graphs.NUM_OUTPUTS).astype(np.float32)

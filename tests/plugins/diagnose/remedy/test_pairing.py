@@ -235,14 +235,6 @@ def test_two_nodes_of_one_name_are_refused(tmp_path: Path) -> None:
         GraphWeights(model, tmp_path)
 
 
-def test_counters_in_names_are_left_out(tmp_path: Path) -> None:
-    uses = [
-        GraphWeights(graphs.plain(graphs.random_weight(), f"model/layers.0/q_proj/MatMul_node_{n}"), tmp_path).uses
-        for n in (13, 15)
-    ]
-    assert list(uses[0]) == list(uses[1]) == ["model/layers.0/q_proj/MatMul"]
-
-
 @pytest.mark.parametrize("bits", [4, 8])
 def test_damage_of_experts_weights_is_found(bits: int) -> None:
     experts, float_model = graphs.experts(bits, 32, has_zero_points=bits == 4)

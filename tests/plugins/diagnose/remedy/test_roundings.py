@@ -100,14 +100,6 @@ def share(floats: Array, others: Array, bits: int, *, is_symmetric: bool = True)
     return distance(*pair).share
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("is_symmetric", [True, False])
-def test_rounding_moves_no_number_by_more_than_a_step(bits: int, is_symmetric: bool) -> None:
-    weight = graphs.random_weight(1)
-    assert share(weight, weight, bits, is_symmetric=is_symmetric) == 0
-    assert not doubt({}, {"w": 0.0})
-
-
 @pytest.mark.parametrize(("bits", "noise"), [(4, 0.3), (8, 0.05)])
 def test_another_checkpoint_is_told(bits: int, noise: float) -> None:
     weight = graphs.random_weight(1)
