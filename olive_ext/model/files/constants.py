@@ -460,7 +460,7 @@ def outliers(distances: Mapping[str, Distance]) -> tuple[dict[str, str], set[str
         if one.rows and name not in far:
             far[name] = f"has {_rows_of(one.rows, one.num_rows)}"
     meant = meant_others(distances, far, kind_of)
-    return {name: f"{far[name]} farther off than rounding puts any" for name in far.keys() - meant}, meant
+    return {name: f"{far[name]} farther off than rounding puts any" for name in far if name not in meant}, meant
 
 
 def pairs_of(reference: Constants, model: Constants) -> dict[str, Pair]:

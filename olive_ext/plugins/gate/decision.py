@@ -224,9 +224,8 @@ def gate_answers(
         number_other += others
         absent = {(second.task, -place) for place in range(1, 1 + less)}
         if unanswered := absent | without_value([one], [two]).keys():
-            notes.append(
-                f"{second.task}: {counted(len(unanswered), 'document')} of the baseline without a value in the run"
-            )
+            many = counted(len(unanswered), "document")
+            notes.append(f"{second.task}: {many} of the baseline without a value in the run")
         lacking |= unanswered
     both = [one for one, _ in common], [two for _, two in common]
     missing, damaged = max(faults.missing, len(lacking)), {**faults.damaged, **other_choices(common)}
