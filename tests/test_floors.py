@@ -62,7 +62,7 @@ DOORS = {
         ),
         "onnxruntime_genai": "engine.runners.genai_runner",
         # hf_runner runs references in their own form
-        "transformers": "session.tokenizer media.processors engine.runners.hf_runner backends.*",
+        "transformers": "session.tokenizer model.files.* media.processors engine.runners.hf_runner backends.*",
         "PIL": "media.pictures",
         "lm_eval": "backends.* plugins.suites.*",
         "evalution": "plugins.suites.*",

@@ -857,20 +857,27 @@ def scaling(kind: str, factor: float, **more: Any) -> dict[str, Any]:
     return {"rope_scaling": {"rope_type": kind, "factor": factor, **more}}
 
 
-def by_kinds(factor: float) -> dict[str, Any]:
-    of_full = {"rope_type": "linear", "factor": factor, "rope_theta": 1000000.0}
-    return {
-        "rope_parameters": {"full_attention": of_full, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
-    }
+def by_kinds(factor: float, *kinds: str) -> dict[str, Any]:
+    ropes = {"rope_type": "linear", "factor": factor, "rope_theta": 1000000.0}, {"rope_theta": 1e4}
+    kinds = kinds or ("full_attention", "sliding_attention")
+    return {"model_type": "gemma3_text", "rope_parameters": dict(zip(kinds, ropes, strict=True))}
 
 
-FOR_ALL = {"rope_theta": 1000000, "rope_local_base_freq": 10000, **scaling("linear", 8.0)}
+FOR_ALL = {"model_type": "gemma3_text", "rope_theta": 1000000, "rope_local_base_freq": 10000, **scaling("linear", 8.0)}
 SLIDES = {"num_hidden_layers": 2, "sliding_window": 32, "max_window_layers": 1}
 FULL, MIXED = ["full_attention"] * 2, ["full_attention", "sliding_attention"]
+LAST_WINDOW = "window of layer 1"
+EXCHANGED = {f"{key} ({kind})" for key in ("rope_type", "rope_theta") for kind in MIXED}
 WRITTEN: list[tuple[dict[str, Any], dict[str, Any], set[str]]] = [
     (FOR_ALL, by_kinds(8.0), set()),
-    (FOR_ALL, by_kinds(4.0), {"factor"}),
-    (FOR_ALL, FOR_ALL | {"rope_theta": 10000}, {"rope_theta"}),
+    (FOR_ALL, by_kinds(4.0), {"factor (full_attention)"}),
+    (FOR_ALL, FOR_ALL | {"rope_theta": 10000}, {"rope_theta (full_attention)"}),
+    (FOR_ALL, by_kinds(8.0, "sliding_attention", "full_attention"), EXCHANGED),
+    (scaling("yarn", 2, beta_fast=32), scaling("yarn", 2, beta_fast=4), {"beta_fast"}),
+    ({"model_type": "mistral", "sliding_window": 32}, {"model_type": "mistral"}, {"sliding_window"}),
+    ({"model_type": "mistral", "sliding_window": 4096}, {"model_type": "mistral"}, set()),
+    ({"model_type": "qwen2", "use_sliding_window": True, **SLIDES}, {"model_type": "qwen2", **SLIDES}, {LAST_WINDOW}),
+    ({"model_type": "exaone4", "sliding_window_pattern": 0}, {"model_type": "exaone4"}, set()),
     (scaling("llama3", 8, low_freq_factor=1), scaling("llama3", 8.0, low_freq_factor=1.0), set()),
     (scaling("longrope", 2, long_factor=[1, 1.000045]), scaling("su", 2, long_factor=[1.0, 1.0000449419]), set()),
     (scaling("linear", 1.0), {}, set()),
@@ -880,9 +887,9 @@ WRITTEN: list[tuple[dict[str, Any], dict[str, Any], set[str]]] = [
     (scaling("dynamic", 2.0) | {"max_position_embeddings": 511}, {}, {"rope_type"}),
     (scaling("dynamic", 1.0, alpha=1000.0) | {"max_position_embeddings": 512}, {}, {"rope_type"}),
     (SLIDES, SLIDES | {"max_window_layers": 0}, {"window of layer 0"}),
-    (SLIDES, SLIDES | {"use_sliding_window": False}, {"window of layer 1"}),
+    (SLIDES, SLIDES | {"use_sliding_window": False}, {LAST_WINDOW}),
     (SLIDES, {"sliding_window": 32, "layer_types": MIXED}, set()),
-    (SLIDES, {"layer_types": FULL}, {"window of layer 1"}),
+    (SLIDES, {"layer_types": FULL}, {LAST_WINDOW}),
     (SLIDES | {"max_window_layers": 2}, SLIDES | {"max_window_layers": 6}, set()),
     (SLIDES | {"max_window_layers": 2}, SLIDES | {"use_sliding_window": False, "max_window_layers": 2}, set()),
     ({"sliding_window": 32, "layer_types": FULL}, {"sliding_window": None, "layer_types": FULL}, set()),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, permutations, repeat
 from operator import gt
 from typing import Any, NamedTuple
@@ -65,7 +66,13 @@ _EXPERTS = {
 _NORMS = ("LayerNormalization", "RMSNormalization", "RMSNorm")
 _ATTENTIONS = ("GroupQueryAttention", "MultiHeadAttention", "PagedAttention", "Attention")
 BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
-_TURNS = ("factor", "long_factor", "short_factor", "low_freq_factor", "high_freq_factor")
+_TURNS = (*BASES, "partial_rotary_factor")
+"""The keys in config.json of how positions turn."""
+
+_SCALED_TURNS = (
+    "factor", "long_factor", "short_factor", "low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast",
+    "beta_slow", "mscale", "mscale_all_dim", "original_max_position_embeddings",
+)  # fmt: skip
 _WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 """The keys in config.json of the windows that layers have, by the layers' type."""
 
@@ -203,23 +210,42 @@ def differing_positions(
     reference: Mapping[str, Any], model: Mapping[str, Any], longest: int | None = None
 ) -> dict[str, str]:
     """Layers' windows and rotary settings by which two checkpoints' config.json differ in a text of `longest`
-    positions: short texts need not show them. What one does not say is its class's, and taken to be as the other's."""
-    texts = [config.get("text_config", config) for config in (reference, model)]
+    positions: short texts need not show them. What neither a file nor its class says is taken to be as the other's."""
+    read = [_as_read(config) for config in (reference, model)]
+    texts = [config.get("text_config", config) for config in read]
     known, own = (_turns(one, longest) | _layers(one, other, longest) for one, other in (texts, texts[::-1]))
     others = [key for key in own if key in known and own[key] != known[key]]
     return {f"config.json, {key}": f"is {own[key]}, the reference's {known[key]}" for key in others}
 
 
+def _as_read(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config.json in the form, and with the defaults, of transformers' class for it; as it is where it has none."""
+    from transformers import CONFIG_MAPPING
+
+    with suppress(Exception):  # a class computes with what is written
+        if "auto_map" not in config and config.get("model_type") in CONFIG_MAPPING:
+            read: Mapping[str, Any] = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config)).to_dict()
+            return read
+    return config
+
+
 def _turns(text: Mapping[str, Any], longest: int | None) -> dict[str, str]:
-    """What is written of how positions turn in a text of `longest` positions, in all layers or in some."""
-    scaled, named = scaled_ropes(text, longest), (text, *ropes_of(text))
-    turns = {
-        key: {", ".join(map(_shown, np.ravel(rope[key]))) for _, rope in scaled if rope.get(key)} for key in _TURNS
-    }
-    bases = [entry.get(key) for entry in named for key in BASES]
-    turns["rope_theta"] = {str(float(base)) for base in bases if isinstance(base, (int, float))}
-    turns["rope_type"] = {"longrope" if kind == "su" else kind for kind, _ in scaled} or {"none"}
-    return {key: ", ".join(sorted(values)) for key, values in turns.items() if values}
+    """What is said of how positions turn in a text of `longest` positions, by the layers' type where each has its own.
+    What scales nothing is left out."""
+    whole = {key: text[key] for key in _TURNS if key in text}
+    whole |= (text.get("rope_scaling") or {}) | (text.get("rope_parameters") or {})
+    kinds = {f" ({kind})": rope for kind, rope in whole.items() if isinstance(rope, Mapping)} or {"": whole}
+    turns: dict[str, str] = {}
+    for kind, rope in kinds.items():
+        scaled = [name for name, _ in scaled_ropes({**text, "rope_parameters": rope, "rope_scaling": None}, longest)]
+        turns[f"rope_type{kind}"] = "longrope" if "su" in scaled else ", ".join(scaled) or "none"
+        said = {key: rope.get(key) for key in (*_TURNS, *(_SCALED_TURNS if scaled else ()))}
+        turns |= {
+            f"{key}{kind}": ", ".join(map(_shown, np.ravel(value).astype(float)))
+            for key, value in said.items()
+            if value is not None
+        }
+    return turns
 
 
 def _said_windows(text: Mapping[str, Any]) -> dict[str, Any]:
