@@ -208,7 +208,6 @@ def _given(config: EvaluationConfig) -> ResolvedModel:
 
 def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: str, findings: Findings) -> None:
     """Adds how far the model is from its checkpoint, and what it lost: numbers, end tokens, prompts, sound files."""
-    from olive_ext.model.files.damage import Texts, damage
     from olive_ext.model.spec.checkpoint import read_rotary_lengths
     from olive_ext.run.model_facts import contexts_of, damage_of, ends_of, stops_of
     from olive_ext.run.models import Models
@@ -218,7 +217,10 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
         lost.append(NotComparableError(stops.sentence()))
     agreement = hook("hold_against", "--against")(model, other)
     section = findings.section(f"Against {checkpoint}", is_measured=True)
-    chats = {"reference": ReferenceConfig(path=checkpoint), "apply_chat_template": config.apply_chat_template or True}
+    chats = {
+        "reference": ReferenceConfig(path=checkpoint, export="never"),
+        "apply_chat_template": config.apply_chat_template or True,
+    }
     models = Models(config.model_copy(update=chats))
     with findings.noting_problems(), suppress(ModelError):  # a checkpoint without a tokenizer
         if (asked := models.prompt_diff) is not None:
@@ -238,7 +240,7 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
     damaged = damage_of({"parts_failure": own_parts}, {"parts_failure": agreement.parts})
     if agreement.quantized_by:  # whose distance says little: its files are compared
         is_near = agreement.is_undecided and agreement.nats < _NEAR
-        files = damage(model.files, other.files, Texts(0.0 if is_near else None, model.context_length))
+        files = models.damage(0.0 if is_near else None)
         damaged |= files.findings
         if files.judged:
             section.add("other constants", listed(files.judged, 3), "not the checkpoint's: tasks show what that costs")

@@ -28,7 +28,7 @@ from olive_ext.model.files.damage import (
     Texts,
     checkpoint_pairs,
     differing_numbers,
-    differing_positions,
+    differing_settings,
     numbers_against,
     rotary_tables,
 )
@@ -321,12 +321,14 @@ def assert_damage_is_found(model: onnx.ModelProto, reference: onnx.ModelProto, n
 @pytest.mark.parametrize(("part", "num_named"), [(slice(0), 0), (slice(40, 44), 1)])
 @pytest.mark.parametrize("options", [{}, {"per_channel": True}])
 @pytest.mark.parametrize("operator", ["Gather", "MatMul"])
+@pytest.mark.parametrize("name", ["/lm_head/MatMul", "node_linear_28"])
 def test_what_is_quantized_in_each_step_is_compared(
-    operator: str, options: dict[str, bool], part: slice, num_named: int, tmp_path: Path
+    name: str, operator: str, options: dict[str, bool], part: slice, num_named: int, tmp_path: Path
 ) -> None:
-    """ONNX Runtime's dynamic quantization of a table and a head: exchanged rows of rare tokens passed."""
+    """ONNX Runtime's dynamic quantization of a table and a head: exchanged rows of rare tokens passed, later those of a
+    head that its node's name did not tell."""
     table = np.random.default_rng(1).normal(size=(64, 32)).astype(np.float32)
-    reference = graphs.plain(table if operator == "Gather" else table.T.copy(), "/lm_head/MatMul")
+    reference = graphs.plain(table if operator == "Gather" else table.T.copy(), name)
     if operator == "Gather":
         reference.graph.node[0].op_type, reference.graph.node[0].input[:] = "Gather", ["w", "x"]
         reference.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
@@ -335,8 +337,28 @@ def test_what_is_quantized_in_each_step_is_compared(
     assert {node.op_type for node in own.graph.node} >= {operator + "Integer" * (operator == "MatMul")}
     axis = int(operator == "MatMul")
     change(weight(own, "w_quantized"), lambda rows: np.moveaxis(exchanged(np.moveaxis(rows, axis, 0), part), 0, axis))
-    found = damage(*saved(tmp_path, own, reference), nats=1e-5)
+    found = damage(*saved(tmp_path, own, reference), nats=1e-5, num_tokens=64)
     assert (len(found.findings), found.uncompared) == (num_named, 0)
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_every_graph_of_a_pipeline_is_compared(is_cut: bool, tmp_path: Path) -> None:
+    """The first alone was: an exchanged head, wrong tables and a window in the others passed."""
+    table, windowed = floats()[TABLE], decoder(setting("Attention", local_window_size=4))
+    heads = [graphs.plain(rows.T.copy(), "/head/MatMul") for rows in (table, exchanged(table, slice(40, 44)))]
+    stages = [with_arrays(decoder(), **{NORM: floats()[NORM]}), decoder(), heads[0]]
+    damaged = [stages[0], windowed, heads[1]]
+    whole = copy.deepcopy(stages[0])
+    whole.graph.MergeFrom(stages[2].graph)
+    model, *references = (
+        replace(files[0], pipeline=("a", "b", "c"), weights=tuple(one.decoder for one in files[1:]))
+        for files in (saved(tmp_path / str(place), *own) for place, own in enumerate((damaged, stages)))
+    )
+    reference = references[0] if is_cut else saved(tmp_path / "whole", whole)[0]
+    found = damage(model, reference, nats=1e-5, num_tokens=100)
+    assert {name.rpartition(", ")[2] for name in found.findings} == {"../1/model.onnx", "../2/model.onnx"}, found
+    assert damage(reference, reference, nats=1e-5).findings == {}
+    assert damage(saved(tmp_path / "other", whole)[0], references[0], nats=1e-5).findings == {}
 
 
 def exchanged(rows: Array, part: slice) -> Array:
@@ -896,6 +918,9 @@ WRITTEN: list[tuple[dict[str, Any], dict[str, Any], set[str]]] = [
     ({"sliding_window": 32}, {"sliding_window": 32, "layer_types": MIXED}, set()),
     ({"sliding_window": 32}, {"sliding_window": None}, {"sliding_window"}),
     ({"sliding_window": 512}, {"sliding_window": None}, set()),
+    ({"attn_logit_softcapping": 50.0}, {"attn_logit_softcapping": None}, {"attn_logit_softcapping"}),
+    ({"rms_norm_eps": 1e-6}, {"rms_norm_eps": 1e-5}, {"rms_norm_eps"}),
+    ({"rms_norm_eps": 1e-6, "top_k": 5}, {"rms_norm_eps": 1e-6, "top_k": 50}, set()),
     ({"attention_chunk_size": 64}, {"attention_chunk_size": 128}, {"attention_chunk_size"}),
 ]
 """What two checkpoints' config.json say, and by which of it they differ in a text of 512 positions."""
@@ -908,7 +933,11 @@ def test_windows_and_turns_are_held_by_what_layers_do_however_they_are_written(
     """As transformers 4 and 5 write Gemma 3's: the last kind's base was damage; so were 8 for 8.0, and windows that no
     layer has."""
     told = {f"config.json, {name}" for name in names}
-    assert differing_positions(one, other, 512).keys() == differing_positions(other, one, 512).keys() == told
+    assert differing_settings(one, other, 512).keys() == differing_settings(other, one, 512).keys() == told
+    numbers = (
+        differing_settings(one, other, 512).keys() - differing_settings(one, other, 512, with_reached=False).keys()
+    )
+    assert numbers == told & {"config.json, rms_norm_eps"}
 
 
 def test_numbers_of_a_part_that_no_text_reaches_are_compared_whatever_texts_gave(tmp_path: Path) -> None:

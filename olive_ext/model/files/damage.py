@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
+from os.path import relpath
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,7 +53,7 @@ from olive_ext.model.files.grids import (
 from olive_ext.model.files.node_numbers import (
     BASES,
     differing_numbers,
-    differing_positions,
+    differing_settings,
     numbers_against,
     rewired,
     ropes_of,
@@ -113,6 +114,10 @@ class Texts(NamedTuple):
         """Whether the mean KL is small (`_NEAR`)."""
         return self.nats is not None and self.nats < _NEAR
 
+    def selects(self, name: str, *sizes: int) -> bool:
+        """Whether a text need not show all rows of a weight, by its name or its axes."""
+        return _SELECTED.search(name) is not None or not {*sizes}.isdisjoint({*self.vocab_sizes, self.num_tokens})
+
     def reached(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Tables, heads and masks without what no text reaches."""
 
@@ -137,9 +142,9 @@ def damage(model: ModelFiles, reference: ModelFiles | None, texts: Texts) -> Dam
     tables that differ, experts, rotary tables, NaN and infinity, windows, and every part that is `unreached`. The
     reference is an ONNX model, a checkpoint, or not on disk. Raises `ModelError`."""
     findings, judged, uncompared, rounding = dict[str, str](), list[str](), 0, math.inf if model.pipeline else 0.0
-    floats, config, others = {}, {}, {}
+    floats, config, others = {}, {}, dict[str, list[Path]]()
     if reference is not None and reference.decoder.suffix == ".onnx":
-        others = _graphs(reference)
+        others = _counterparts(model, reference)
     elif reference is not None:
         floats, config = checkpoint_floats(reference.directory), _configuration(reference)
     if model.decoder.suffix != ".onnx":
@@ -147,10 +152,12 @@ def damage(model: ModelFiles, reference: ModelFiles | None, texts: Texts) -> Dam
         floats, constants = map(texts.reached, both)
         causes, shown = _compared(floats, constants, {}, texts)
         if not floats.keys() & constants.keys() <= {*shown}:  # another model's positions may turn otherwise
-            causes |= differing_positions(config, _configuration(model), texts.longest)
+            settings = config, _configuration(model)
+            causes |= differing_settings(*settings, texts.longest, with_reached=not texts.are_near)
         return Damage(causes, tuple(shown), len(constants.keys() - floats.keys()))
-    for part, graph in _graphs(model).items():
-        own, known, alike, numbers, other = _constants(graph, texts.longest), floats, set[str](), dict[str, str](), None
+    for part, graph in (_decoders(model) | _companions(model)).items():
+        own, known, other = _constants([graph], texts.longest), floats, None
+        alike, numbers = set[str](), dict[str, str]()
         suffix, is_unreached = f", {part}" if part else "", part in texts.unreached
         pairs: dict[str, Pair] = {}
         constants, is_quantized = own.floats, quantizing_operator(own.model) != ""
@@ -166,7 +173,7 @@ def damage(model: ModelFiles, reference: ModelFiles | None, texts: Texts) -> Dam
                     judged.append(f"{name}{suffix}")
                 else:
                     numbers[name] = one.how
-        elif config and not part:
+        elif config and part not in model.companions:
             known = floats | rotary_tables(config, constants)
             numbers = numbers_against(config, own.model, texts.longest, with_reached=with_reached)
             pairs = checkpoint_pairs(floats, own)
@@ -181,6 +188,14 @@ def damage(model: ModelFiles, reference: ModelFiles | None, texts: Texts) -> Dam
         findings |= {f"{name}{suffix}": how for name, how in (causes | numbers).items()}
         judged += [f"{name}{suffix}" for name in shown]
     return Damage(findings, tuple(judged), uncompared, rounding)
+
+
+def _counterparts(model: ModelFiles, reference: ModelFiles) -> dict[str, list[Path]]:
+    """The reference's graphs that hold what each graph of the model does: that of its name, and of a decoder that is
+    cut otherwise all."""
+    parts, known = _decoders(model), {part: [file] for part, file in _decoders(reference).items()}
+    known = known if parts.keys() == known.keys() else {part: [*_decoders(reference).values()] for part in parts}
+    return known | {part: [file] for part, file in _companions(reference).items()}
 
 
 def _compared(
@@ -199,7 +214,8 @@ def _compared(
     far, meant = outliers(distances)
     every = differing.found | differing.meant
     others = {name: what.sentence(constants[name]) for name, what in every.items()} | far
-    rows = {name for name, one in distances.items() if 0 < 2 * len(one.rows) < one.num_rows and _SELECTED.search(name)}
+    few = {name: one.num_rows for name, one in distances.items() if 0 < 2 * len(one.rows) < one.num_rows}
+    rows = {name for name, num_rows in few.items() if texts.selects(name, num_rows)}
     judged = {*differing.meant}
     if not is_unreached:
         judged = {name for name in far.keys() - rows if texts.are_near or not is_unlike(likeness_to_grid(*pairs[name]))}
@@ -210,11 +226,13 @@ def _compared(
     return causes | broken(reference, constants), sorted(judged | meant)
 
 
-def _constants(file: Path, longest: int | None) -> Constants:
-    """Those of a graph, in which functions of its own are written out where onnx can do it: not of calls with more
+def _constants(files: Sequence[Path], longest: int | None) -> Constants:
+    """Those of graphs, in which functions of their own are written out where onnx can do it: not of calls with more
     inputs than a function takes. A node without a name has that of its first output. Windows are off that a text of
     `longest` positions does not leave."""
-    model = load_graph(file)
+    model, *others = map(load_graph, files)
+    for other in others:
+        model.graph.MergeFrom(other.graph)
     with suppress(RuntimeError):
         model = onnx.inliner.inline_local_functions(model) if model.functions else model
     for node in graph_nodes(model):
@@ -222,7 +240,7 @@ def _constants(file: Path, longest: int | None) -> Constants:
         for entry in node.attribute:
             if entry.name == "local_window_size" and longest is not None and entry.i >= longest:
                 entry.i = -1
-    return Constants(model, file)
+    return Constants(model, files[0])
 
 
 def _configuration(files: ModelFiles) -> dict[str, Any]:
@@ -230,8 +248,13 @@ def _configuration(files: ModelFiles) -> dict[str, Any]:
     return json_object(file) if file.is_file() else {}
 
 
-def _graphs(files: ModelFiles) -> dict[str, Path]:
-    return {"": files.decoder, **{part: companion.graph for part, companion in files.companions.items()}}
+def _decoders(files: ModelFiles) -> dict[str, Path]:
+    """The graphs of a decoder: one, or a pipeline's by their place."""
+    return {"": files.decoder, **{relpath(stage, files.directory): stage for stage in files.stages}}
+
+
+def _companions(files: ModelFiles) -> dict[str, Path]:
+    return {part: companion.graph for part, companion in files.companions.items()}
 
 
 def _left_to_texts(
@@ -248,7 +271,7 @@ def _left_to_texts(
     has_factor = bool(factors) and bool(np.ptp(factors) < 1e-2)  # which every position has
     for name, what in others.items():
         array, is_meant = constants[name], name in differing.meant
-        is_table = _SELECTED.search(name) is not None or not {*array.shape}.isdisjoint(lengths)
+        is_table = texts.selects(name, *array.shape)
         is_rotary = ROTARY.search(name) is not None or are_frequencies(reference[name])
         is_hidden = is_rotary and not (has_factor and name in turned)
         is_hidden |= array.dtype.kind in "iu"  # perhaps ids, which are rare

@@ -73,6 +73,13 @@ _SCALED_TURNS = (
     "factor", "long_factor", "short_factor", "low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast",
     "beta_slow", "mscale", "mscale_all_dim", "original_max_position_embeddings",
 )  # fmt: skip
+_LIMITING_KEY = re.compile(r"softcap|logit_cap|swiglu_limit")
+_DECIDING = re.compile(
+    rf"{_LIMITING_KEY.pattern}|eps(ilon)?$|multiplier$|_scalar$|logits?_scal|scaling_factor$|topk|experts_per_tok"
+    r"|(hidden_act|activation|activation_function)$"
+)
+"""Numbers in config.json with which layers compute."""
+
 _WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 """The keys in config.json of the windows that layers have, by the layers' type."""
 
@@ -206,14 +213,21 @@ def numbers_against(
     return {name: how for name, how in findings.items() if name not in meant}
 
 
-def differing_positions(
-    reference: Mapping[str, Any], model: Mapping[str, Any], longest: int | None = None
+def differing_settings(
+    reference: Mapping[str, Any], model: Mapping[str, Any], longest: int | None = None, *, with_reached: bool = True
 ) -> dict[str, str]:
-    """Layers' windows and rotary settings by which two checkpoints' config.json differ in a text of `longest`
-    positions: short texts need not show them. What neither a file nor its class says is taken to be as the other's."""
+    """Layers' windows, rotary settings and numbers by which two checkpoints' config.json differ in a text of `longest`
+    positions; numbers that every text reaches only `with_reached`. What neither a file nor its class says is taken to
+    be as the other's."""
     read = [_as_read(config) for config in (reference, model)]
     texts = [config.get("text_config", config) for config in read]
-    known, own = (_turns(one, longest) | _layers(one, other, longest) for one, other in (texts, texts[::-1]))
+    number = _DECIDING if with_reached else _LIMITING_KEY
+    known, own = (
+        _turns(one, longest)
+        | _layers(one, other, longest)
+        | {key: _shown(value) for key, value in one.items() if number.search(key)}
+        for one, other in (texts, texts[::-1])
+    )
     others = [key for key in own if key in known and own[key] != known[key]]
     return {f"config.json, {key}": f"is {own[key]}, the reference's {known[key]}" for key in others}
 
