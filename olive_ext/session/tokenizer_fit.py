@@ -226,8 +226,9 @@ class PromptFormat:
     """Digests of the tokenizer's files that decide `asks`."""
 
     steps: str = ""
-    """Digest of what tokenizer.json says beside vocabulary, merges and special tokens around a text: the added tokens
-    and the steps from text to tokens and back. Where two are equal, all tokens are read alike."""
+    """Digest of what tokenizer.json says beside vocabulary, merges and special tokens around a text: the added tokens,
+    the scores of Unigram's pieces, and the steps from text to tokens and back. Where two are equal, all tokens are read
+    alike."""
 
     template: str = ""
     """Digest of the chat template's text but for white space; empty where none is used."""
@@ -254,7 +255,8 @@ class PromptFormat:
         asks = dict(zip(_ASKS, (around, prefix, texts, *every, chat), strict=True))
         written = _written(tokenizer)
         traits, model = _traits(tokenizer, written), written.get("model", {})
-        rest = {name: part for name, part in model.items() if name not in ("vocab", "merges")}
+        known = {"merges"} if isinstance(model.get("vocab"), list) else {"merges", "vocab"}  # Unigram's has scores
+        rest = {name: part for name, part in model.items() if name not in known}
         steps = {**{name: written.get(name) for name in _STEPS}, "model": rest}
         return cls(traits, asks, digests, _digest(steps) if written else "", text and _digest(text.split()))
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from lm_eval.api.model import TemplateLM
-from tokenizers import AddedToken, normalizers, pre_tokenizers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Core
 from transformers import PreTrainedTokenizerFast
 
@@ -279,6 +279,20 @@ def test_what_reads_a_token_otherwise_is_named_though_no_probe_holds_it(other, w
     )
     older = PromptFormat(asked[1].ids, {name: asked[1].asks[name] for name in [*asked[1].asks][:3]}, {})
     assert not {"texts of all tokens", "tokens of these texts"} & {*asked[0].differing(older)[0]}
+
+
+@pytest.mark.parametrize(("score", "what"), [(-2.0, ()), (-30.0, ("tokens of these texts",))])
+def test_lost_scores_of_a_unigram_tokenizer_are_named_though_no_probe_shows_them(
+    score: float, what: tuple[str, ...]
+) -> None:
+    def asked(of_last: float) -> PromptFormat:
+        pieces = [("<unk>", 0.0), ("o", -9.0), ("w", -9.0), ("l", -9.0), ("owl", of_last)]
+        core = Core(models.Unigram(pieces, 0, byte_fallback=False))
+        hf = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
+        return PromptFormat.of(Tokenizer(hf, "unigram"), None, reads_all=True)
+
+    one, other = asked(-2.0), asked(score)
+    assert (one.differing(other)[0], one.ids == other.ids, one.steps == other.steps) == (what, True, not what)
 
 
 def put(folder: Path, tokenizer_class: str, **config: object) -> Tokenizer:
