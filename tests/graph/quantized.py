@@ -77,17 +77,19 @@ def packed(numbers: Array, bits: int) -> Array:
 def qdq(
     block: int | None,
     *,
-    axis: int = 1,
+    axis: int | None = None,
     transposed: bool = False,
     int4: bool = False,
     num_outputs: int = NUM_OUTPUTS,
 ) -> Stored:
-    """DequantizeLinear before a MatMul (or a Gemm that transposes): per channel, or by blocks of inputs."""
+    """DequantizeLinear before a MatMul (or a Gemm that transposes): per channel, or by blocks (of inputs)."""
     rng = np.random.default_rng(3)
+    axis = int(not block) if axis is None else axis
     numbers = rng.integers(-8, 8, (NUM_INPUTS, num_outputs)).astype(np.int8)
-    scales = rng.uniform(0.01, 0.1, (NUM_INPUTS // block, num_outputs) if block else (num_outputs,)).astype(np.float32)
-    matrix = numbers * (np.repeat(scales, block, 0) if block else scales)
-    stored, attributes = numbers, {"axis": 0 if block else axis, **({"block_size": block} if block else {})}
+    sizes = [size // block if block and axis == at else size for at, size in enumerate(numbers.shape)]
+    scales = rng.uniform(0.01, 0.1, sizes if block else (num_outputs,)).astype(np.float32)
+    matrix = numbers * (np.repeat(scales, block, axis) if block else scales)
+    stored, attributes = numbers, {"axis": axis, **({"block_size": block} if block else {})}
     if transposed:
         stored, attributes = numbers.T.copy(), {"axis": 0}
     tensor = numpy_helper.from_array(stored, "w_quantized")

@@ -119,17 +119,19 @@ def dequantized_grid(
     node: onnx.NodeProto, stored: Array, scales: Array, zeros: Array | None, *, is_turned: bool
 ) -> Grid | None:
     """As DequantizeLinear makes it of a matrix: with one scale for all, for each output, for each input (as with a
-    wrong axis of a square matrix) or for blocks of inputs; None for other forms."""
-    axis, outputs = attribute(node, "axis", 1) % 2, int(is_turned)
-    if stored.ndim != 2 or (scales.ndim == 2 and axis == outputs):
+    wrong axis of a square matrix), for blocks of inputs, or of outputs; None for other forms."""
+    axis, block = attribute(node, "axis", 1) % 2, int(attribute(node, "block_size", 0))
+    if stored.ndim != 2:
         return None
     parts = [scales, *([] if zeros is None else [zeros])]
     if scales.ndim < 2:
         parts = [part.reshape((1, -1) if axis else (-1, 1)) for part in parts]
+    elif axis == int(is_turned):
+        parts, block = [np.repeat(part, block, axis) for part in parts], 1
     stored, *parts = (part.T if is_turned else part for part in (stored, *parts))
     num_rows, num_inputs = stored.shape
     parts = [np.broadcast_to(part, (num_rows, part.shape[1])) for part in parts]
-    block = int(attribute(node, "block_size", 0)) or num_inputs // parts[0].shape[1]
+    block = block or num_inputs // parts[0].shape[1]
     return Grid(stored, parts[0], parts[1] if zeros is not None else 0, num_inputs, block)
 
 
