@@ -93,7 +93,7 @@ _SEARCH = {
 
 _DRAWS = {
     "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
+    "eta_cutoff": 0.0, "top_h": 1.0,
 }  # fmt: skip
 """How tokens are drawn, with the defaults of transformers and onnxruntime-genai. `top_k` 0 draws from all tokens."""
 
@@ -136,6 +136,7 @@ def read_search(files: ModelFiles) -> dict[str, Any]:
     search = {name: section.get(name, default) for name, default in _SEARCH.items()}
     beams = {**_BEAMS, "early_stopping": bool(files.genai_config)} if search["num_beams"] != 1 else {}
     named = {name: value for name, value in written.items() if value or name.startswith("forced_")}  # 0 is a token
+    named |= {name: sorted(named[name]) for name in _OF_ANY_FILE if name in named}
     return {
         **search,
         **{name: section.get(name, default) for name, default in beams.items()},
@@ -144,7 +145,7 @@ def read_search(files: ModelFiles) -> dict[str, Any]:
         "context_length": context,
         **{name: named[name] for name in (*_TRANSFORMERS_SEARCH, *_LIMITS) if name in named},
         "max_length": None if longest in (0, context) else longest,
-        **{name: [*ids] for name in _OF_ANY_FILE if has_encoder and (ids := first_named(name, files))},
+        **{name: sorted(ids) for name in _OF_ANY_FILE if has_encoder and (ids := first_named(name, files))},
         **{name: value for name, value in written.items() if (name, value) == ("cache_implementation", "quantized")},
     }
 

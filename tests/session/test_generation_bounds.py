@@ -252,6 +252,8 @@ TOLD_OF_FORCED = ("forced_eos_token_id none for 0", "stop_strings none for ['.']
         (generation(), generation(length_penalty=2.0, **GROUPS), ()),
         # What the candidate lost.
         (generation(min_length=60), generation(), ("min_length 0 for 60",)),
+        (generation(suppress_tokens=[5, 7]), generation(suppress_tokens=[7, 5]), ()),
+        (generation(do_sample=True, top_h=0.4), generation(do_sample=True), ("top_h 1.0 for 0.4",)),
         (generation(suppress_tokens=[5]), generation(), ("suppress_tokens none for [5]",)),
         (generation(**DRAWN, **FORCED), written(), TOLD_OF_FORCED),
     ],
