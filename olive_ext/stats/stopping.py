@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -115,59 +114,6 @@ def mean_population(num_positions: npt.ArrayLike, highest: float, sureness: npt.
     return Population(sizes, np.zeros(len(sizes)), np.full(len(sizes), highest), strata, expected)
 
 
-class Queues:
-    """The documents of each stratum in the random order in which they will be drawn.
-
-    An order by E / weight with E exponential is the order of draws, one after the other, in proportion to weight from
-    the rest (Efraimidis and Spirakis 2006, Information Processing Letters 97); with equal weights it is a shuffle.
-    """
-
-    def __init__(self, population: Population, random: np.random.Generator) -> None:
-        self._population = population
-        self._random = random
-        (counted,) = np.nonzero(population.weights_N > 0)
-        keys = random.exponential(size=len(counted)) / population.weights_N[counted]
-        self._keys_N = np.zeros(len(population.weights_N))
-        self._keys_N[counted] = keys
-        ordered, strata = counted[np.argsort(keys)], population.strata_N
-        self._orders = [ordered[strata[ordered] == stratum] for stratum in range(len(population.expected_H))]
-        self._positions = [0] * len(self._orders)
-
-    @property
-    def num_left(self) -> int:
-        """Documents that are not drawn yet."""
-        return sum(map(len, self._orders)) - sum(self._positions)
-
-    def draw(self, count: int, unseen_H: FloatArray, scores_H: FloatArray) -> IntArray:
-        """Numbers [D] of the next `count` documents (fewer where fewer are left), drawn without replacement."""
-        unseen_RH, drawn = unseen_H[None].copy(), []
-        for _ in range(min(count, self.num_left)):
-            stratum = self._random.choice(len(scores_H), p=draw_probabilities(unseen_RH, scores_H)[0])
-            document = self._orders[stratum][self._positions[stratum]]
-            self._positions[stratum] += 1
-            drawn.append(document)
-            self._population.remove(unseen_RH, np.array([stratum]), self._population.weights_N[[document]])
-        return np.array(drawn, np.int64)
-
-    def representation(self) -> dict[int, float]:
-        """How many documents of its stratum each drawn one stands for.
-
-        1 / (probability that its key is below that of the stratum's next document), which is unbiased for a fixed
-        number of draws (Cohen and Kaplan 2007, PODC: rank conditioning), scaled to the stratum's known total weight:
-        with equal weights all documents over those drawn, with none left 1.
-        """
-        represented: dict[int, float] = {}
-        for order, position in zip(self._orders, self._positions, strict=True):
-            drawn, weights = order[:position], self._population.weights_N
-            if not position:
-                continue
-            next_key = self._keys_N[order[position]] if position < len(order) else np.inf
-            counts = -1 / np.expm1(-weights[drawn] * next_key)
-            counts *= weights[order].sum() / (weights[drawn] @ counts)
-            represented |= zip(drawn.tolist(), counts.tolist(), strict=True)
-        return represented
-
-
 def draw_probabilities(unseen_RH: FloatArray, scores_RH: FloatArray) -> FloatArray:
     """Probabilities [R, H] of each stratum to be drawn from next. With standard deviations as scores this is Neyman's
     allocation, of what is left (1934, Journal of the Royal Statistical Society 97)."""
@@ -249,36 +195,50 @@ class Sampler:
 
     The draws are those of `seed` and the values: a run that is repeated or resumed draws the same documents in the
     same order. No document is drawn twice; those without weight are not drawn at all.
+
+    The documents of each stratum have a random order. An order by E / weight with E exponential is the order of draws,
+    one after the other, in proportion to weight from the rest (Efraimidis and Spirakis 2006, Information Processing
+    Letters 97); with equal weights it is a shuffle.
     """
 
     def __init__(self, population: Population, claim: Claim, seed: int = 0) -> None:
         self._population = population
         self._claim = claim
         self._evidence = Evidence(population, claim.bound, claim.distance, num_runs=3)
-        self._queues = Queues(population, np.random.default_rng(seed))
-        self._num_documents = self._queues.num_left
+        self._random = np.random.default_rng(seed)
+        (counted,) = np.nonzero(population.weights_N > 0)
+        self._keys_N = np.zeros(len(population.weights_N))
+        self._keys_N[counted] = self._random.exponential(size=len(counted)) / population.weights_N[counted]
+        ordered, strata = counted[np.argsort(self._keys_N[counted])], population.strata_N
+        self._orders = [ordered[strata[ordered] == stratum] for stratum in range(len(population.expected_H))]
+        self._positions = [0] * len(self._orders)
+        self._num_documents = len(counted)
         self._pending: tuple[IntArray, FloatArray] | None = None
         self._drawn: list[int] = []
         self._values: list[float] = []
-        self._bets: list[Bet] = []
         self._variance = 0.0
         self._num_unknown = 0
 
     @property
     def asks(self) -> bool:
         """Whether the claim is not decided, and documents are left that may decide it."""
-        return self.verdict == "unknown" and self._queues.num_left > 0
+        return self.verdict == "unknown" and sum(self._positions) < self._num_documents
 
     def next_batch(self, count: int | None = None) -> IntArray:
-        """Numbers [D] of the next documents; all that are left where `count` is as large.
+        """Numbers [D] of the next documents, drawn without replacement; all that are left where `count` is as large.
 
         Without `count` as many as `batch_size` gives.
         """
-        count = batch_size(self._num_documents, len(self._bets)) if count is None else count
+        count = batch_size(self._num_documents, len(self._drawn)) if count is None else count
         scores_RH = np.tile(self._evidence.scores()[_ESTIMATED], (3, 1))
-        documents = self._queues.draw(count, self._evidence.unseen_RH[0], scores_RH[0])
-        self._pending = documents, scores_RH
-        return documents
+        unseen_RH, drawn, weights_N = self._evidence.unseen_RH[[0]], [], self._population.weights_N
+        for _ in range(min(count, self._num_documents - sum(self._positions))):
+            stratum = self._random.choice(len(self._orders), p=draw_probabilities(unseen_RH, scores_RH[:1])[0])
+            drawn.append(self._orders[stratum][self._positions[stratum]])
+            self._positions[stratum] += 1
+            self._population.remove(unseen_RH, np.array([stratum]), weights_N[drawn[-1:]])
+        self._pending = np.array(drawn, np.int64), scores_RH
+        return self._pending[0]
 
     def update(
         self, values: npt.ArrayLike, lows: npt.ArrayLike | None = None, variances: npt.ArrayLike | None = None
@@ -300,7 +260,7 @@ class Sampler:
             else:
                 shares_R[_GREATEST] += self._margin(float(weights_R[0]), float(errors[position]))
             strata_R = np.full(3, self._population.strata_N[document])
-            self._bets.append(self._evidence.observe(strata_R, np.minimum(shares_R, 1), weights_R, scores_RH))
+            self._evidence.observe(strata_R, np.minimum(shares_R, 1), weights_R, scores_RH)
         self._drawn += documents.tolist()
         self._values += np.asarray(values, np.float64).tolist()
 
@@ -314,10 +274,20 @@ class Sampler:
         """How many documents of its stratum each one drawn so far stands for, in the order of the draws.
 
         For every other metric of the same documents, which were not drawn alike: a mean with these weights is the
-        stratified estimate (Cochran 1977, chapter 5A). A stratum of which nothing was drawn is not represented.
+        stratified estimate (Cochran 1977, chapter 5A). A stratum of which nothing was drawn is not represented. They
+        are 1 / (probability that its key is below that of the stratum's next document), which is unbiased for a fixed
+        number of draws (Cohen and Kaplan 2007, PODC: rank conditioning), scaled to the stratum's known total weight:
+        with equal weights all documents over those drawn, with none left 1.
         """
-        counts = self._queues.representation()
-        return {document: counts[document] for document in self._drawn}
+        represented: dict[int, float] = {}
+        for order, position in zip(self._orders, self._positions, strict=True):
+            drawn, weights = order[:position], self._population.weights_N
+            next_key = self._keys_N[order[position]] if position < len(order) else np.inf
+            counts = -1 / np.expm1(-weights[drawn] * next_key)
+            if position:
+                counts *= weights[order].sum() / (weights[drawn] @ counts)
+            represented |= zip(drawn.tolist(), counts.tolist(), strict=True)
+        return {document: represented[document] for document in self._drawn}
 
     @property
     def verdict(self) -> Status:
@@ -334,13 +304,12 @@ class Sampler:
 
     def decision(self) -> ClaimDecision:
         """As of the last update, with the interval."""
-        logical, bound = self._logical_limits(), self._claim.bound
-        count, total = len(self._bets), self._num_documents
+        logical, count, total = self._logical_limits(), len(self._drawn), self._num_documents
         if count == total:
             estimate = self._evidence.logical_limits(_ESTIMATED)[0]
             return ClaimDecision(self.verdict, estimate, *logical, count, total, self._num_unknown)
-        low, _ = limits(joined(self._bets, _LEAST), bound, logical, self._claim.confidence)
-        _, high = limits(joined(self._bets, _GREATEST), bound, logical, self._claim.confidence)
+        sides = (ABOVE, _LEAST), (BELOW, _GREATEST)
+        low, high = (self._evidence.limit(*side, logical, self._claim.confidence) for side in sides)
         estimate = min(max(self._estimate((low + high) / 2), low), high)
         return ClaimDecision(self.verdict, estimate, low, high, count, total, self._num_unknown)
 
@@ -386,14 +355,6 @@ _PRECISION = 1e-6
 
 _GUESSED = 2.0
 """Documents that the first guess of a stratum counts for."""
-
-
-@dataclass(frozen=True)
-class Bet:
-    """One draw: `values_R` are the Z_t, `stakes_SKR` what was bet on them."""
-
-    values_R: FloatArray
-    stakes_SKR: FloatArray
 
 
 @dataclass(frozen=True)
@@ -451,6 +412,12 @@ class Evidence:
         self.peaks_SR = np.zeros((len(SIGNS_S), num_runs))
         """Logarithm of the greatest wealth so far: bets may be stopped at it, so evidence is never lost again."""
 
+        self.values_TR: list[FloatArray] = []
+        """The Z_t of the draws."""
+
+        self.stakes_TSKR: list[FloatArray] = []
+        """What was bet on them."""
+
     def logical_limits(self, run: int = 0) -> tuple[float, float]:
         """Least and greatest population mean that is still possible, whatever the unseen documents of the run hold."""
         low = self._population.offset + float(self.seen_R[run])
@@ -478,7 +445,7 @@ class Evidence:
         scores_RH: FloatArray = np.array(candidates_GRH)[best_R, np.arange(len(best_R))]
         return scores_RH
 
-    def observe(self, strata_R: IntArray, shares_R: FloatArray, weights_R: FloatArray, scores_RH: FloatArray) -> Bet:
+    def observe(self, strata_R: IntArray, shares_R: FloatArray, weights_R: FloatArray, scores_RH: FloatArray) -> None:
         """Settles the bets on one drawn document of each run, and learns from it.
 
         `scores_RH` are those it was drawn with; `weights_R` and `shares_R` are the document's. A share that is NaN
@@ -496,7 +463,34 @@ class Evidence:
         self._squares_RH[cells] += shares_R**2
         self.seen_R += weights_R * shares_R
         self._population.remove(self.unseen_RH, strata_R, weights_R)
-        return Bet(values_R, stakes_SKR)
+        self.values_TR.append(values_R)
+        self.stakes_TSKR.append(stakes_SKR)
+
+    def limit(self, side: int, run: int, logical: tuple[float, float], confidence: float) -> float:
+        """The lower (ABOVE) or the upper end (BELOW) of an interval that contains the population mean at every stopping
+        time with probability `confidence`: the last rejected value on the way from an end of `logical`, the limits that
+        hold without bets, to the bound.
+
+        Values up to the bound are tested by the bets ABOVE only, values over it by the bets BELOW only, each at full
+        level: the population mean is one of them, so no level is divided between the two ends. The price is that an
+        interval on one side of the bound ends at the bound. From the bound on to where a side's evidence points away
+        from, no bet can lose more than against the bound itself, for which the stakes were made, and wealth falls.
+        """
+        rejected, kept = logical[side], (min, max)[side](self._bound, logical[1 - side])
+        if not self.values_TR or (kept - rejected) * SIGNS_S[side] <= 0:
+            return rejected
+        values_T, stakes_TK = np.array(self.values_TR)[:, run], np.array(self.stakes_TSKR)[:, side, :, run]
+
+        def is_rejected(null: float) -> bool:
+            gains_KT = SIGNS_S[side] * stakes_TK.T * (values_T - null)
+            return bool(mixed(np.cumsum(np.log1p(gains_KT), axis=1)).max() >= -math.log1p(-confidence))
+
+        if is_rejected(kept):
+            return kept
+        while abs(rejected - kept) > _PRECISION:
+            middle = (rejected + kept) / 2
+            rejected, kept = (middle, kept) if is_rejected(middle) else (rejected, middle)
+        return rejected
 
     def _beliefs(self) -> tuple[FloatArray, FloatArray]:
         """Mean and variance of each stratum's shares, [R, H] each; the first guess is of shares that are 0 or 1."""
@@ -523,49 +517,9 @@ class Evidence:
         return stakes
 
 
-def joined(bets: Sequence[Bet], run: int = 0) -> Bet:
-    """Successive bets of one run as one, draws on its axis R."""
-    none = Bet(np.zeros(0), np.zeros((len(SIGNS_S), len(_DISTANCES_K), 0)))
-    own = [none, *(Bet(bet.values_R[[run]], bet.stakes_SKR[:, :, [run]]) for bet in bets)]
-    values = np.concatenate([bet.values_R for bet in own])
-    return Bet(values, np.concatenate([bet.stakes_SKR for bet in own], axis=2))
-
-
 def mixed(log_wealth: FloatArray) -> FloatArray:
     """Logarithm [..., R] of the sum of the portions' wealths [..., K, R]: a mixture of martingales is one."""
     greatest = log_wealth.max(axis=-2, keepdims=True)
     wealth = np.sum(_PORTIONS_K[:, None] * np.exp(log_wealth - greatest), axis=-2)
     together: FloatArray = np.log(wealth) + greatest.squeeze(-2)
     return together
-
-
-def limits(bets: Bet, bound: float, logical: tuple[float, float], confidence: float) -> tuple[float, float]:
-    """Interval that contains the population mean at every stopping time with probability `confidence`.
-
-    Values up to the bound are tested by the bets ABOVE only, values over it by the bets BELOW only, each at full level:
-    the population mean is one of them, so no level is divided between the two ends. The price is that an interval on
-    one side of the bound ends at the bound. `logical` are the limits that hold without bets.
-    """
-    needed = -math.log1p(-confidence)
-    low = _last_rejected(bets, ABOVE, (logical[0], min(bound, logical[1])), needed)
-    return low, _last_rejected(bets, BELOW, (logical[1], max(bound, logical[0])), needed)
-
-
-def _last_rejected(bets: Bet, side: int, ends: tuple[float, float], needed: float) -> float:
-    """The last rejected value on the way from one end, which is rejected, to the other: wealth falls on the way."""
-    rejected, kept = ends
-    if (kept - rejected) * SIGNS_S[side] <= 0:
-        return rejected
-    if _peak(bets, side, kept) >= needed:
-        return kept
-    while abs(rejected - kept) > _PRECISION:
-        middle = (rejected + kept) / 2
-        rejected, kept = (middle, kept) if _peak(bets, side, middle) >= needed else (rejected, middle)
-    return rejected
-
-
-def _peak(bets: Bet, side: int, null: float) -> float:
-    """Logarithm of the greatest wealth against `null`, from the bound on to where the side's evidence points away from:
-    no bet can lose more there than against the bound itself, for which the stakes were made."""
-    gains_KT = SIGNS_S[side] * bets.stakes_SKR[side] * (bets.values_R - null)
-    return float(mixed(np.cumsum(np.log1p(gains_KT), axis=1)).max(initial=0))

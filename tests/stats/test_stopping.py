@@ -10,7 +10,6 @@ import pytest
 from olive_ext.stats.stopping import (
     ABOVE,
     BELOW,
-    Bet,
     Claim,
     ClaimDecision,
     Evidence,
@@ -18,8 +17,6 @@ from olive_ext.stats.stopping import (
     Sampler,
     difference_population,
     draw_probabilities,
-    joined,
-    limits,
     mean_population,
 )
 
@@ -227,19 +224,18 @@ def wanted(population: Population, shares: np.ndarray) -> float:
 
 def all_paths(
     population: Population, shares: np.ndarray, evidence: Evidence, done: tuple[int, ...] = (), chance: float = 1.0
-) -> Iterator[tuple[float, list[Bet]]]:
-    """(probability, bets) of every order in which the documents can be drawn, scores anew before each draw."""
+) -> Iterator[tuple[float, Evidence]]:
+    """(probability, evidence) of every order in which the documents can be drawn, scores anew before each draw."""
     scores = evidence.scores()
     probabilities = draw_probabilities(evidence.unseen_RH, scores)[0] if len(done) < len(shares) else []
     if len(done) == len(shares):
-        yield chance, []
+        yield chance, evidence
     for document in set(range(len(shares))) - set(done):
         stratum, weight = population.strata_N[document], population.weights_N[document]
         within = weight / evidence.unseen_RH[0, stratum]
         after = copy.deepcopy(evidence)
-        bet = after.observe(np.array([stratum]), shares[[document]], population.weights_N[[document]], scores)
-        below = all_paths(population, shares, after, (*done, document), chance * probabilities[stratum] * within)
-        yield from ((one, [bet, *rest]) for one, rest in below)
+        after.observe(np.array([stratum]), shares[[document]], population.weights_N[[document]], scores)
+        yield from all_paths(population, shares, after, (*done, document), chance * probabilities[stratum] * within)
 
 
 @pytest.mark.parametrize(
@@ -252,13 +248,13 @@ def test_every_draw_is_unbiased_and_wealth_at_the_truth_is_a_martingale(name: st
     paths = list(all_paths(population, shares, Evidence(population, bound, 0.1)))
     chances = np.array([chance for chance, _ in paths])
     assert chances.sum() == pytest.approx(1)
-    bets = [joined(path) for _, path in paths]
-    values = np.array([bet.values_R for bet in bets])
+    values = np.array([path.values_TR for _, path in paths])[:, :, 0]
+    stakes = np.array([path.stakes_TSKR for _, path in paths])[..., 0]
     assert chances @ values == pytest.approx(np.full(len(shares), truth))  # Z_t of every t
     for side in (ABOVE,) if shift > 0 else (BELOW,) if shift < 0 else (ABOVE, BELOW):
-        gains = np.array([1 + SIGNS[side] * bet.stakes_SKR[side] * (bet.values_R - truth) for bet in bets])
+        gains = 1 + SIGNS[side] * stakes[:, :, side] * (values - truth)[:, :, None]
         assert gains.min() > 0
-        wealth = gains.cumprod(axis=2)
+        wealth = gains.cumprod(axis=1)
         assert np.tensordot(chances, wealth, axes=1) == pytest.approx(np.ones(wealth.shape[1:]))
 
 
@@ -271,7 +267,7 @@ def test_probability_of_ever_rejecting_the_truth_is_exactly_below_the_error(name
     for bound in (truth, truth - 0.15):
         missed = 0.0
         for chance, path in all_paths(population, shares, Evidence(population, bound, 0.3)):
-            low, high = limits(joined(path), bound, (-1, 1), 0.6)  # what was ever rejected stays so
+            low, high = limits(path, 0.6)  # what was ever rejected stays so
             missed += chance * (low > truth + 1e-9 or high < truth - 1e-9)
         assert missed <= 0.4
 
@@ -284,10 +280,10 @@ def test_many_runs_at_once_are_single_runs() -> None:
     for documents in orders.T:
         scores = together.scores()
         where = population.strata_N[documents], shares[documents], population.weights_N[documents]
-        values = together.observe(*where, scores).values_R
+        together.observe(*where, scores)
         for run, evidence in enumerate(alone):
-            one = evidence.observe(*(array[[run]] for array in where), evidence.scores())
-            assert one.values_R[0] == values[run]
+            evidence.observe(*(array[[run]] for array in where), evidence.scores())
+            assert evidence.values_TR[-1][0] == together.values_TR[-1][run]
     assert together.peaks_SR.tolist() == np.concatenate([one.peaks_SR for one in alone], axis=1).tolist()
 
 
@@ -300,33 +296,39 @@ def test_guard_draws_sure_strata_often_enough_for_the_stakes() -> None:
     assert evidence.scores().min() >= 0.05
 
 
-def drawn_bets(bound: float, num_draws: int = 150) -> tuple[Bet, Evidence]:
+def limits(evidence: Evidence, confidence: float) -> tuple[float, float]:
+    low, high = (evidence.limit(side, 0, (-1, 1), confidence) for side in (ABOVE, BELOW))
+    return low, high
+
+
+def drawn_bets(bound: float, num_draws: int = 150) -> Evidence:
     """Bets of one run on answers without any loss, drawn at random."""
     random = np.random.default_rng(3)
     reference = (random.random(1000) < 0.7).astype(float)
     population = difference_population(reference, random.random(1000))
-    evidence, bets = Evidence(population, bound, 0.05), []
+    evidence = Evidence(population, bound, 0.05)
     for document in random.permutation(1000)[:num_draws]:
         where = population.strata_N[[document]], reference[[document]], population.weights_N[[document]]
-        bets.append(evidence.observe(*where, population.unseen_H[None] * 0 + 1))
-    return joined(bets), evidence
+        evidence.observe(*where, population.unseen_H[None] * 0 + 1)
+    return evidence
 
 
 def test_limits_are_those_of_a_grid() -> None:
-    bets, evidence = drawn_bets(-0.05, 60)
-    low, high = limits(bets, -0.05, (-1, 1), 0.95)
+    evidence = drawn_bets(-0.05, 60)
+    low, high = limits(evidence, 0.95)
+    values, stakes = np.array(evidence.values_TR), np.array(evidence.stakes_TSKR)[..., 0]
     for side, found, grid in ((ABOVE, low, np.linspace(-0.3, -0.05, 400)), (BELOW, high, np.linspace(-0.05, 0.3, 400))):
-        gains = SIGNS[side] * bets.stakes_SKR[side][:, :, None] * (bets.values_R[:, None] - grid)
-        wealth = np.tensordot([0.25, 0.5, 0.25], np.exp(np.log1p(gains).cumsum(axis=1)), axes=1).max(axis=0)
+        gains = SIGNS[side] * stakes[:, side, :, None] * (values - grid)[:, None]
+        wealth = np.tensordot(np.exp(np.log1p(gains).cumsum(axis=0)), [0.25, 0.5, 0.25], axes=(1, 0)).max(axis=0)
         kept = grid[wealth < 20]
         assert found == pytest.approx(kept.min() if side == ABOVE else kept.max(), abs=0.001)
     assert evidence.peaks_SR[ABOVE, 0] < np.log(20)
 
 
 def test_evidence_that_reaches_the_level_ends_the_interval_at_the_bound() -> None:
-    bets, evidence = drawn_bets(-0.05)
+    evidence = drawn_bets(-0.05)
     assert evidence.peaks_SR[ABOVE, 0] > np.log(20)
-    low, high = limits(bets, -0.05, (-1, 1), 0.95)
+    low, high = limits(evidence, 0.95)
     assert low == -0.05
     assert -0.05 < high < 0.1
 
