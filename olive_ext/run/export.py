@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,30 +49,23 @@ _DIGEST = "digest"
 _SECONDS = 3600
 
 
-class Exported(NamedTuple):
-    """The model to run, and a sentence on how it was made."""
-
-    model: ResolvedModel
-    note: str
-
-
-def exported(model: ResolvedModel, root: Path | None = None, tell: Callable[[str], object] = str) -> Exported:
-    """`model`, a Hugging Face one, as ONNX where that can be made and scores alike; else the model itself, and why.
-
-    `tell` is called before a build, which may take minutes.
-    """
+def exported(
+    model: ResolvedModel, root: Path | None = None, tell: Callable[[str], object] = str
+) -> tuple[ResolvedModel, str]:
+    """`model`, a Hugging Face one, as ONNX where that can be made and scores alike, with a sentence on how it was made;
+    else the model itself, and why. `tell` is called before a build, which may take minutes."""
     reason = obstacle(model)
     if reason is None:
         try:
-            made = _made(model, root or cache_folder("exports"), tell)
-            if made.difference <= LARGEST_DIFFERENCE:
-                near = f"within {made.difference:.1g} nats of transformers on {made.num_requests} requests"
-                return Exported(_of(model, made.folder), f"exported to ONNX {made.how} ('{made.folder}'), {near}")
-            reason = f"{BUILDER}'s export of it scores up to {made.difference:.2g} nats off transformers"
+            folder, checked, how = _made(model, root or cache_folder("exports"), tell)
+            if (off := checked["largest_difference"]) <= LARGEST_DIFFERENCE:
+                near = f"within {off:.1g} nats of transformers on {checked['requests']} requests"
+                return _of(model, folder), f"exported to ONNX {how} ('{folder}'), {near}"
+            reason = f"{BUILDER}'s export of it scores up to {off:.2g} nats off transformers"
         except (OliveExtError, OSError) as error:
             reason = first_line(error)
     how = f"dtype {model.settings.dtype}; {stated_type(model.files)}"
-    return Exported(model, f"runs on transformers ({how}), not exported: {reason}")
+    return model, f"runs on transformers ({how}), not exported: {reason}"
 
 
 def float_export(model: ResolvedModel, tell: Callable[[str], object] = str) -> Path:
@@ -81,7 +74,7 @@ def float_export(model: ResolvedModel, tell: Callable[[str], object] = str) -> P
     model = model.patched({"dtype": "float32", "device": "cpu"})
     if (reason := _lack(model)) is not None:
         raise OliveExtError(reason)
-    return _made(model, cache_folder("exports"), tell).folder
+    return _made(model, cache_folder("exports"), tell)[0]
 
 
 def obstacle(model: ResolvedModel) -> str | None:
@@ -108,18 +101,9 @@ def _lack(model: ResolvedModel) -> str | None:
     return None
 
 
-class _Made(NamedTuple):
-    folder: Path
-    difference: float
-    """The largest difference of a token's log-probability from transformers', in nats."""
-
-    num_requests: int
-    how: str
-    """ "in 30.1 s" or "earlier"."""
-
-
-def _made(model: ResolvedModel, root: Path, tell: Callable[[str], object]) -> _Made:
-    """The export in the cache, which is made where it is missing, or has changed since it was compared."""
+def _made(model: ResolvedModel, root: Path, tell: Callable[[str], object]) -> tuple[Path, dict[str, Any], str]:
+    """The export in the cache, which is made where it is missing, or has changed since it was compared: its folder,
+    `_compared` of it, and "in 30.1 s" or "earlier"."""
     name = f"{model.digest}-fp32-{installed(BUILDER)}-{installed('transformers')}"
     target = root / name
     make_own_folder(root)
@@ -131,8 +115,7 @@ def _made(model: ResolvedModel, root: Path, tell: Callable[[str], object]) -> _M
             tell(f"exporting '{model.settings.model}' to ONNX in fp32, once, into '{target}': this takes {takes}")
             _make(model, target)
         checked = json.loads((target / _CHECKED).read_text(encoding="utf-8"))
-    how = f"in {time.monotonic() - begin:.1f} s" if is_new else "earlier"
-    return _Made(target, checked["largest_difference"], checked["requests"], how)
+    return target, checked, f"in {time.monotonic() - begin:.1f} s" if is_new else "earlier"
 
 
 def _of(model: ResolvedModel, folder: Path) -> ResolvedModel:

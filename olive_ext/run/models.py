@@ -275,9 +275,9 @@ class Models:
         from olive_ext.run.export import exported
 
         with self.clock.phase("export"):
-            made = exported(model, tell=self.tell)
-        logger.info("%s %s", model.settings.model, self._exports.setdefault(model.settings.model, made.note))
-        return made.model
+            made, note = exported(model, tell=self.tell)
+        logger.info("%s %s", model.settings.model, self._exports.setdefault(model.settings.model, note))
+        return made
 
     def tell(self, line: str) -> None:
         """Says a line of progress, which goes to Olive's log where none is shown."""

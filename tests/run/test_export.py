@@ -80,32 +80,32 @@ def test_export_ends_and_searches_as_its_checkpoint(tmp_path: Path) -> None:
 
 
 def test_export_is_made_once_for_its_content() -> None:
-    first = exported(resolve(MODEL.model_copy(update={"model": str(hf_model("llama"))})))
-    again = exported(resolve(MODEL.model_copy(update={"model": str(hf_model("llama"))})))
-    assert first.model.kind == again.model.kind == "onnx"
-    assert first.model.settings == again.model.settings
-    assert "earlier" in again.note
+    first, _ = exported(resolve(MODEL.model_copy(update={"model": str(hf_model("llama"))})))
+    again, note = exported(resolve(MODEL.model_copy(update={"model": str(hf_model("llama"))})))
+    assert first.kind == again.kind == "onnx"
+    assert first.settings == again.settings
+    assert "earlier" in note
 
 
 def test_export_that_scores_differently_is_not_trusted(tmp_path: Path) -> None:
     model = resolve(MODEL.model_copy(update={"model": str(hf_model("llama"))}))
-    made = Path(exported(model).model.settings.model)
+    made = Path(exported(model)[0].settings.model)
     shutil.copytree(made, tmp_path / made.name)
     compared = json.loads((made / "compared.json").read_text())
     (tmp_path / made.name / "compared.json").write_text(json.dumps({**compared, "largest_difference": 0.2}))
-    found = exported(model, tmp_path)
-    assert found.model is model
-    assert tells(found.note, f"{ON_TRANSFORMERS}onnxruntime-genai 0.2 nats")
+    found, note = exported(model, tmp_path)
+    assert found is model
+    assert tells(note, f"{ON_TRANSFORMERS}onnxruntime-genai 0.2 nats")
 
 
 @pytest.mark.long
 def test_export_that_was_edited_is_made_again(tmp_path: Path) -> None:
     model = resolve(MODEL.model_copy(update={"model": str(hf_model("llama"))}))
-    made = Path(exported(model).model.settings.model)
+    made = Path(exported(model)[0].settings.model)
     shutil.copytree(made, tmp_path / made.name)
     weights = tmp_path / made.name / "model.onnx.data"
     weights.write_bytes(bytes(len(weights.read_bytes())))
-    assert "exported" in exported(model, tmp_path).note
+    assert "exported" in exported(model, tmp_path)[1]
     assert weights.read_bytes() == (made / "model.onnx.data").read_bytes()
 
 
@@ -122,7 +122,7 @@ def test_builder_for_a_device_is_the_builder(tmp_path: Path, monkeypatch: pytest
 
 def test_check_finds_another_models_export() -> None:
     model = resolve(MODEL.model_copy(update={"model": str(hf_model("llama"))}))
-    own, other = Path(exported(model).model.settings.model), genai_export("llama", precision="int4")
+    own, other = Path(exported(model)[0].settings.model), genai_export("llama", precision="int4")
     assert export._compared(model, own)["largest_difference"] < 1e-4
     assert export._compared(model, other)["largest_difference"] > 1e-3
 
@@ -155,18 +155,18 @@ def test_export_that_is_wrong_beyond_a_long_window_alone_is_not_trusted(tmp_path
 )
 def test_what_is_not_exported_says_why(changes: dict[str, str], reason: str) -> None:
     model = resolve(MODEL.model_copy(update={"model": str(hf_model("llama")), **changes}))
-    found = exported(model)
+    found, note = exported(model)
     type_ = f"{model.settings.dtype}; {'config.json names float32' if model.size else 'no file names one'}"
-    assert found.model == model
-    assert tells(found.note, f"(dtype {type_}), {reason}")
+    assert found == model
+    assert tells(note, f"(dtype {type_}), {reason}")
 
 
 @pytest.mark.long  # the builder's imports alone
 def test_builder_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
     model = resolve(MODEL.model_copy(update={"model": str(hf_model("gpt2"))}))
-    found = exported(model, tmp_path)
-    assert found.model is model
-    assert tells(found.note, f"{ON_TRANSFORMERS}onnxruntime-genai cannot: ")
+    found, note = exported(model, tmp_path)
+    assert found is model
+    assert tells(note, f"{ON_TRANSFORMERS}onnxruntime-genai cannot: ")
     assert [item.name for item in tmp_path.iterdir() if item.is_dir()] == []
 
 
@@ -180,6 +180,6 @@ def test_export_of_a_checkpoint_with_code_is_made_anew_for_each_code(tmp_path: P
         (path / "times.txt").write_text(times)
         put_scaled(path, code)
         settings = MODEL.model_copy(update={"model": str(path), "dtype": "float32", "trust_remote_code": True})
-        notes.append(exported(resolve(settings), tmp_path / "exports").note)
+        notes.append(exported(resolve(settings), tmp_path / "exports")[1])
     assert ["within" in note for note in notes] == [True, False, True, False]
     assert ["scores" in note for note in notes] == [False, True, False, True]
