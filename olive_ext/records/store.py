@@ -10,11 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,11 +38,8 @@ _TOKEN_BYTES = 8
 TARGET = np.dtype([("record", "<i8"), ("logprob", "<f4"), ("is_greedy", "?")])
 """A target: the number of its record, its log-probability in nats, and whether it is the reference's argmax."""
 
-REQUEST = np.dtype([("high", "<u8"), ("low", "<u8"), ("first", "<i8"), ("count", "<i4")])
-"""A request: its digest in two parts of 64 bits, the number of its first target, and how many targets it has."""
-
-_HALVES = struct.Struct("<QQ")
-"""A request's digest, as `REQUEST` has it."""
+REQUEST = np.dtype([("key", "S16"), ("first", "<i8"), ("count", "<i4")])
+"""A request: its digest, the number of its first target, and how many targets it has."""
 
 CHUNK_BYTES, CHUNK_REQUESTS = 1 << 24, 1 << 14
 """The bytes of records, and the requests, that are held in memory before they are written."""
@@ -179,8 +175,9 @@ class Records:
         """The scores, `TARGET`[T], of the request with this `request_key`; None where there are none."""
         if key in self._fresh:
             return self._fresh[key]
-        request = self._request(key)
-        return None if request is None else self._files.read("targets", request["first"] + np.arange(request["count"]))
+        for request in self._requests_of(key):
+            return self._files.read("targets", request["first"] + np.arange(request["count"]))
+        return None
 
     def get(self, numbers: npt.NDArray[np.int64]) -> Array:
         """Records by number: `Form.dtype`[R]."""
@@ -195,7 +192,7 @@ class Records:
 
     def put(self, key: bytes, targets: Array) -> None:
         """Keeps a request's scores (`scored_targets`) unless they are there already; writes when enough are held."""
-        if key in self._fresh or self._request(key) is not None:
+        if key in self._fresh or len(self._requests_of(key)):
             return
         self._fresh[key] = targets
         is_much = self._num_fresh * self.form.dtype.itemsize >= CHUNK_BYTES
@@ -208,7 +205,7 @@ class Records:
             return
         counts = [len(targets) for targets in self._fresh.values()]
         firsts = self._files.count("targets") + np.cumsum([0, *counts])[:-1]
-        requests = [(*_HALVES.unpack(key), *numbers) for key, *numbers in zip(self._fresh, firsts, counts, strict=True)]
+        requests = [*zip(self._fresh, firsts, counts, strict=True)]
         chunk = {
             "records": np.concatenate([np.empty(0, self.form.dtype), *self._records]),
             "targets": np.concatenate([np.empty(0, TARGET), *self._fresh.values()]),
@@ -239,11 +236,8 @@ class Records:
         write_index(self.folder, {"facts": self.facts, "form": asdict(self.form), "chunks": self._files.chunks})
 
     def _sorted_requests(self) -> Array:
-        return np.sort(self._files.read("requests"), order=("high", "low"))
+        return np.sort(self._files.read("requests"), order="key")
 
-    def _request(self, key: bytes) -> np.void | None:
-        high, low = map(np.uint64, _HALVES.unpack(key))
-        first, end = (np.searchsorted(self._requests["high"], high, side) for side in ("left", "right"))
-        alike = self._requests[first:end]
-        equal = alike[alike["low"] == low]
-        return cast(np.void, equal[0]) if len(equal) else None
+    def _requests_of(self, key: bytes) -> Array:
+        found: Array = self._requests[np.searchsorted(self._requests["key"], key) :][:1]
+        return found if key in found["key"] else found[:0]

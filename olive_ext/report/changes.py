@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import NamedTuple
 
 from olive_ext.errors import counted
 from olive_ext.report import numbers
@@ -37,8 +38,7 @@ _LEAST_CHANGE = 0.1
 values all move the same way, and matters to nobody."""
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """A number as texts: its name, the number, and how sure it is."""
 
     name: str

@@ -17,6 +17,7 @@ from typing import Any
 
 from olive_ext.errors import counted
 from olive_ext.report import changes, numbers, view
+from olive_ext.report.changes import Figure
 from olive_ext.report.comparison import Divergence
 from olive_ext.report.diagnosis import Stage
 from olive_ext.report.numbers import NO_VALUE, Bin
@@ -44,12 +45,6 @@ TONES: dict[str, str] = {
 MARKERS = "●■▲◆▼✚"
 """Signs of the candidates in a chart, beside their colours."""
 
-StagePart = tuple[str, float, str]
-"""Name of a stage, its part of the bar in per cent, and its numbers."""
-
-Tile = tuple[str, str, str]
-"""Name of a number, the number, and a note that is set smaller."""
-
 
 @dataclass(frozen=True)
 class Lead:
@@ -65,9 +60,9 @@ class Lead:
     evidence: Sequence[str]
     """Further findings, a sentence each."""
 
-    tiles: Sequence[Tile]
-    stages: Sequence[StagePart] = ()
-    """One bar: what each stage between the reference and the model moved."""
+    tiles: Sequence[Figure]
+    stages: Sequence[tuple[str, float, str]] = ()
+    """One bar: what each stage between the reference and the model moved, as its name, part in per cent and numbers."""
 
     next_step: str = ""
 
@@ -135,9 +130,10 @@ def _breakable(name: str) -> Any:
 def _lead(models: ComparedModels, columns: Sequence[Column]) -> Lead:
     judged = models.verdict
     headline, *evidence = (_sentence(text) for text in (judged.headline, *judged.evidence))
-    names = [(item, item.name.partition(" ")[0].isalpha()) for item in judged.figures]  # a task's name stays as it is
-    titles = [f"{item.name[:1].upper()}{item.name[1:]}" if is_word else item.name for item, is_word in names]
-    tiles = [(title, item.value, item.note) for title, item in zip(titles, judged.figures, strict=True)]
+    names = [(item.name.partition(" ")[0].isalpha(), item) for item in judged.figures]  # a task's name stays as it is
+    tiles = [
+        item._replace(name=f"{item.name[:1].upper()}{item.name[1:]}") if is_word else item for is_word, item in names
+    ]
     tiles += _sizes(columns, models.candidate, models.reference)
     stages = list(_stage_parts(models.comparison.stages))
     lead = (models.candidate, models.reference, _basis(models), tone_of(judged), headline)
@@ -149,7 +145,7 @@ def tone_of(judged: Verdict) -> str:
     return TONES.get(judged.code, TONES[judged.status])
 
 
-def _stage_parts(stages: Sequence[Stage]) -> Iterator[StagePart]:
+def _stage_parts(stages: Sequence[Stage]) -> Iterator[tuple[str, float, str]]:
     """A part for each stage, by its share of their mean KL."""
     total = sum(stage.kl_mean for stage in stages)
     for stage in stages if math.isfinite(total) and total > 0 else ():
@@ -175,11 +171,11 @@ def _basis(models: ComparedModels) -> str:
     return ", ".join([*parts, *([models.note] if models.note else [])])
 
 
-def _sizes(columns: Sequence[Column], candidate: str, reference: str = "") -> list[Tile]:
+def _sizes(columns: Sequence[Column], candidate: str, reference: str = "") -> list[Figure]:
     known = {column.name: costs_of(column).get("size_on_disk") for column in columns}
     sizes = {name: numbers.size(size) for name, size in known.items() if size is not None}
     note = f"of {sizes[reference]}" if reference in sizes else ""
-    return [("Size on disk", sizes[candidate], note)] if candidate in sizes else []
+    return [Figure("Size on disk", sizes[candidate], note)] if candidate in sizes else []
 
 
 def _scores_only(page: Page) -> Lead:
