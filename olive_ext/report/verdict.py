@@ -263,7 +263,7 @@ def _findings(comparison: Comparison) -> tuple[Sequence[Reason], tuple[Figure, .
     claims = [] if certainty is None else [Reason(_CLAIM_CODES[certainty.verdict], words=certainty.sentence())]
     claimed = [item for item in claims if item.code == "claim_kept"]
     findings = [*(claims if not claimed else ()), *damaged, *against, *(shorter if is_cut else ())]
-    reach = _reached(comparison)
+    reach = "" if comparison.reach is None else f", {comparison.reach}"
     if not findings:
         if is_same and comparison.is_same_content:
             reach = ": the models' files and answers are the same"
@@ -373,7 +373,8 @@ def _against(comparison: Comparison, changes: Sequence[Change], overall: Diverge
     yield from (replace(reason_of("no_direction", item, -item.estimate), grade="not decided") for item in unclear)
     for item in lost:
         if item.metric != CUT_OFF:
-            known = ("loss", "") if item.may_lose(matters) else ("small_loss", _reached(comparison))
+            reach = "" if comparison.reach is None else f", {comparison.reach}"
+            known = ("loss", "") if item.may_lose(matters) else ("small_loss", reach)
             yield reason_of(known[0], item, -item.estimate, known[1])
         elif item.may_lose(matters):
             yield reason_of("cut_off", item, -item.estimate)
@@ -397,11 +398,6 @@ def _silent(changes: Sequence[Change]) -> tuple[list[Reason], bool]:
         return [], False
     words = f"the reference is right in no document of {_few(names)}: nothing could be lost there"
     return [Reason("none_right", words=words, grade="not decided")], not heard
-
-
-def _reached(comparison: Comparison) -> str:
-    """What a verdict that ends with status 0 says of the files and of how far texts reached."""
-    return "" if comparison.reach is None else f", {comparison.reach}"
 
 
 def reason_of(code: str, item: Change, size: float, words: str = "") -> Reason:

@@ -64,15 +64,8 @@ def is_timed(config: EvaluationConfig) -> bool:
     return not {PEAK_MEMORY, TOKENS_PER_SECOND}.isdisjoint(requested_costs(config))
 
 
-def measured_costs(tasks: Sequence[object]) -> dict[str, Sequence[str]]:
-    """The metrics of the costs among `tasks`, as bounds may name them: each task's, with and without a filter."""
-    units = {name: "bytes" for name in (SIZE_ON_DISK, PEAK_MEMORY) if name in tasks}
-    units |= {name: name for name in (TOKENS_PER_SECOND, REQUESTS_PER_SECOND) if TOKENS_PER_SECOND in tasks}
-    return {name: [metric, f"{metric},none"] for name, metric in units.items()}
-
-
 def cost_metrics(
-    asked: Sequence[str], *, size: Callable[[], int], peak_memory: int, counters: Mapping[str, int], seconds: float
+    asked: Sequence[object], *, size: Callable[[], int], peak_memory: int, counters: Mapping[str, int], seconds: float
 ) -> Iterator[Metric]:
     """The metrics of the costs in `asked`.
 
@@ -152,7 +145,9 @@ def refuse_names(
             problem = f"'{name}'{_of(task)} is of the drawn documents alone where 'documents' = 'enough'"
             raise NotComparableError(f"{problem}: evaluate 'all', or bound one of {others}", f"{prefix}require")
     if tasks is not None:
-        tasks = {**tasks, **measured_costs(with_measurements(settings, declared).tasks)}
+        asked = with_measurements(settings, declared).tasks
+        costs = cost_metrics(asked, size=int, peak_memory=0, counters={"requests": 1}, seconds=1.0)
+        tasks = {**tasks, **{item.task: (item.metric, f"{item.metric},none") for item in costs}}
     compared: Sequence[str] = COMPARISON_NAMES if settings.reference is not None else ()
     words, known = "", [{name.partition(",")[0] for name in metrics or ()} for metrics in (tasks or {}).values()]
     if known and all(names and names <= _OF_NO_ANSWER for names in known):
@@ -239,7 +234,8 @@ def kept_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric]) -> list[str]
         if not isinstance(bound, LossBound) and not broken_bounds([bound], metrics):
             metric, limits = _bounded(bound, metrics), (("at most", bound.max), ("at least", bound.min))
             required = " and ".join(f"{words} {_exact(limit)}" for words, limit in limits if limit is not None)
-            lines.append(f"{_name(bound, metric)} = {number(metric.value)}, required {required}")
+            name = long_names(metric)[bool(bound.filter)]
+            lines.append(f"{name} = {number(metric.value)}, required {required}")
     return lines
 
 
@@ -254,7 +250,7 @@ def _bounded(bound: Bound, metrics: Sequence[Metric]) -> Metric:
 
 def _broken(bound: Bound, metrics: Sequence[Metric], texts: Mapping[str, object]) -> Iterator[Reason]:
     metric = _bounded(bound, metrics)
-    name = _name(bound, metric)
+    name = long_names(metric)[bool(bound.filter)]
     reason = Reason("bound_broken", metric.task, metric.metric, metric.value, field=bound.key)
     if is_open(metric, metrics):
         yield replace(reason, words=f"{name} is undecided: documents without an answer could change it")
@@ -276,10 +272,6 @@ def _lost(metric: Metric, limit: float, text: object) -> str:
     loss, most = 100 * abs(metric.value - unchanged), f"{100 * abs(limit - unchanged):g}"
     lost = next(text for digits in (2, 4, 12) if (text := f"{loss:.{digits}g}") != most)
     return f"{what} by {lost} {unit}, more than {most} {unit} (`fail_on_loss`)"
-
-
-def _name(bound: Bound, metric: Metric) -> str:
-    return long_names(metric)[bool(bound.filter)]
 
 
 def _exact(bound: float) -> str:

@@ -157,18 +157,14 @@ def _baseline_first(reports: list[Named], baseline: str | None) -> list[Named]:
 
 def _refuse_strangers(reports: Sequence[Named]) -> None:
     """Raises `ConfigError` for a report that has none of the baseline's tasks: nothing can be compared."""
-    (first, asked), *others = ((item.name, _tasks(item.report)) for item in reports)
+    scored = ((one.name, [item for item in one.report.metrics if item.n is not None]) for one in reports)
+    (first, asked), *others = (
+        (name, dict.fromkeys(item.task for item in own if item.metric not in COMPARISON_NAMES)) for name, own in scored
+    )
     for name, own in others:
         if (asked or own) and not asked.keys() & own.keys():
             both = "; ".join(", ".join(tasks) or "none" for tasks in (asked, own))
             raise NotComparableError(f"cannot compare '{first}' and '{name}': they have no task in common ({both})")
-
-
-def _tasks(report: Report) -> dict[str, None]:
-    """The tasks and groups of a report whose documents have scores, in its order."""
-    return dict.fromkeys(
-        item.task for item in report.metrics if item.n is not None and item.metric not in COMPARISON_NAMES
-    )
 
 
 def _compared(first: Named, others: Sequence[Named]) -> Iterator[ComparedModels]:

@@ -30,7 +30,6 @@ from olive_ext.errors import (
     UnwrittenError,
     counted,
 )
-from olive_ext.model import ResolvedModel
 from olive_ext.model.files.hub import offline_if_unreachable
 from olive_ext.model.types import MEDIA_PARTS
 from olive_ext.records.files import read_index
@@ -278,9 +277,11 @@ def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     if models.records_file is not None:
         _ = models.records_file.manifest
     models.refuse_providers()
-    for model in models.given_models:
-        if model.kind == "onnx":
-            _tell_other_tokenizer(model)
+    for model in (one for one in models.given_models if one.kind == "onnx"):
+        given, tokenizer = Path(model.settings.model).resolve(), model.files.tokenizer
+        if Path(tokenizer) in (given if given.is_dir() else given.parent).parents:
+            where = model.files.origins.get("tokenizer")  # above the folder that was asked for: maybe another model's
+            logger.warning("the tokenizer is in '%s', %s '%s': 'tokenizer' names another", tokenizer, where, given)
     if (workers := models.given_candidate.settings.workers) is not None:
         hook("workers", "'workers'")(None, workers, ())
     if 0 < (loss := config.fail_on_loss or 0) < 0.1:  # which may be meant as a share
@@ -295,14 +296,6 @@ def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
             (refuse_filled if setting == "reference.repro" else check_writable)(Path(folder), setting)
     if models.config.reference is not None and models.config.reference.float_model is not None:
         hook("refuse_stages", "'reference.float_model'")(models)
-
-
-def _tell_other_tokenizer(model: ResolvedModel) -> None:
-    """Warns where the tokenizer is above the folder that was asked for: it may be another model's."""
-    given, tokenizer = Path(model.settings.model).resolve(), model.files.tokenizer
-    if Path(tokenizer) in (given if given.is_dir() else given.parent).parents:
-        where = model.files.origins.get("tokenizer")
-        logger.warning("the tokenizer is in '%s', %s '%s': 'tokenizer' names another", tokenizer, where, given)
 
 
 def _log_folder(config: EvaluationConfig) -> Path | None:

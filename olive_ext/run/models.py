@@ -30,7 +30,6 @@ from olive_ext.records.files import cache_folder
 from olive_ext.records.journal import facts_key
 from olive_ext.records.travelling import unpack
 from olive_ext.report.comparison import CONSTANTS, PACKAGE_TOKENIZER, PromptDiff, StopTokens
-from olive_ext.report.page import SIZE
 from olive_ext.run.bounds import is_timed
 from olive_ext.run.machine import Clock
 from olive_ext.run.model_facts import UNJUDGED, contexts_of, ends_of, stops_of
@@ -138,7 +137,8 @@ class Models:
             return False
         if reference.is_same_model is not None:
             return reference.is_same_model
-        return reference.is_same if self.records_file is None else self.records_file.digest == self.candidate.digest
+        file = self.records_file
+        return reference.is_same if file is None else file.manifest["facts"].get("model") == self.candidate.digest
 
     @cached_property
     def float_path(self) -> str | None:
@@ -550,11 +550,6 @@ class RecordsFile:
         return self._unpacked[1]
 
     @property
-    def digest(self) -> str:
-        """The digest of the recorded model's content."""
-        return str(self.manifest["facts"].get("model"))
-
-    @property
     def max_length(self) -> int:
         """Tokens that the recorded model saw at once at most."""
         return int(self.manifest["max_length"])
@@ -564,12 +559,6 @@ class RecordsFile:
         """How the recorded model was asked; None of older files."""
         known: Any = self.manifest.get("asking")
         return None if known is None else PromptFormat(**known)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """For the report: which model was recorded, when, by what, and where."""
-        names = ("versions", "providers", "hardware", "created", "content_hash", "kind", SIZE)
-        return {name: self.manifest[name] for name in names if name in self.manifest}
 
     def refuse_other_tasks(self, tasks: Collection[str]) -> None:
         """Raises `RecordsError` where a task is none of those recorded."""

@@ -152,15 +152,13 @@ class Positions:
         return whole
 
 
-def token_class(text: str, is_special: bool = False) -> int:
+def token_class(text: str) -> int:
     """The class of a token by itself: its text with the white space in front of it.
 
     A word's piece without white space in front counts as the inside of a word; `TokenClasses.of` knows the token
     before it. Letters win over digits ("3rd" is a word), digits over signs ("3.5" and "50%" are numbers). What is no
     text by itself (a part of a UTF-8 sequence) is the inside of a word.
     """
-    if is_special:
-        return SPECIAL
     inner = text.strip()
     if not inner:
         return WHITE_SPACE
@@ -178,8 +176,10 @@ class TokenClasses:
         @cache
         def learn(number: int) -> tuple[int, bool]:
             """The class of a token by itself, and whether a piece of a word after it goes on with a word."""
-            text = "" if number in special else text_of(number)
-            return token_class(text, number in special), bool(text) and (text[-1].isalnum() or text[-1] == "\ufffd")
+            if number in special:
+                return SPECIAL, False
+            text = text_of(number)
+            return token_class(text), text[-1:].isalnum() or text[-1:] == "\ufffd"
 
         self._learn = learn
 

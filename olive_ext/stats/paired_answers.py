@@ -77,9 +77,7 @@ def compare_outcomes(
         is_binary=is_binary,
         num_population=len(everything) if is_drawn else None,
     )
-    if is_drawn:
-        return outcome
-    sizes = dict.fromkeys([*DIFFERENCES, matters / outcome.unit])
+    sizes = [] if is_drawn else dict.fromkeys([*DIFFERENCES, matters / outcome.unit])
     needed = {f"{size:g}": documents_needed(differences, size, is_binary) for size in sizes}
     return replace(outcome, documents_needed=needed)
 

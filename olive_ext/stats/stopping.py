@@ -13,7 +13,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -167,25 +167,6 @@ class Claim:
     confidence: float = 0.95
 
 
-@dataclass(frozen=True)
-class ClaimDecision:
-    """`estimate` of the population mean within its interval, `low` to `high`; all three are equal where none is left
-    and all are known.
-
-    "ok" (the claim is kept) and "loss" are each wrong with probability at most 1 - confidence, whenever they are read.
-    "unknown" where none is left says that what is not known of the documents would decide.
-    """
-
-    verdict: Status
-    estimate: float
-    low: float
-    high: float
-    num_evaluated: int
-    num_documents: int
-    num_unknown: int = 0
-    """Evaluated documents without a value."""
-
-
 class Sampler:
     """Draws documents in batches until the claim is decided; it can draw on until none is left.
 
@@ -227,9 +208,10 @@ class Sampler:
     def next_batch(self, count: int | None = None) -> IntArray:
         """Numbers [D] of the next documents, drawn without replacement; all that are left where `count` is as large.
 
-        Without `count` as many as `batch_size` gives.
+        Without `count` a tenth of those evaluated so far: few are evaluated in vain after the decisive one, and batches
+        grow large.
         """
-        count = batch_size(self._num_documents, len(self._drawn)) if count is None else count
+        count = count or max(_LEAST_BATCH, self._num_documents // 200, len(self._drawn) // 10)
         scores_RH = np.tile(self._evidence.scores()[_ESTIMATED], (3, 1))
         unseen_RH, drawn, weights_N = self._evidence.unseen_RH[[0]], [], self._population.weights_N
         for _ in range(min(count, self._num_documents - sum(self._positions))):
@@ -291,7 +273,9 @@ class Sampler:
 
     @property
     def verdict(self) -> Status:
-        """As of the last update. What the documents prove by themselves goes before the evidence of bets."""
+        """As of the last update. "ok" (the claim is kept) and "loss" are each wrong with probability at most 1 -
+        confidence, whenever they are read. "unknown" where none is left says that what is not known of the documents
+        would decide. What the documents prove by themselves goes before the evidence of bets."""
         bound, slack = self._claim.bound, _ROUNDING if self._claim.kept == "above" else -_ROUNDING
         (low, high), needed = self._logical_limits(), -math.log1p(-self._claim.confidence)
         is_above = self._evidence.peaks_SR[ABOVE, _LEAST] >= needed
@@ -302,16 +286,18 @@ class Sampler:
             return "ok" if self._claim.kept == "below" else "loss"
         return "unknown"
 
-    def decision(self) -> ClaimDecision:
-        """As of the last update, with the interval."""
+    def decision(self) -> dict[str, Any]:
+        """The facts of a `ClaimResult` as of the last update: `estimate` of the population mean within its interval,
+        `low` to `high`; all three are equal where none is left and all are known."""
         logical, count, total = self._logical_limits(), len(self._drawn), self._num_documents
         if count == total:
-            estimate = self._evidence.logical_limits(_ESTIMATED)[0]
-            return ClaimDecision(self.verdict, estimate, *logical, count, total, self._num_unknown)
-        sides = (ABOVE, _LEAST), (BELOW, _GREATEST)
-        low, high = (self._evidence.limit(*side, logical, self._claim.confidence) for side in sides)
-        estimate = min(max(self._estimate((low + high) / 2), low), high)
-        return ClaimDecision(self.verdict, estimate, low, high, count, total, self._num_unknown)
+            (low, high), estimate = logical, self._evidence.logical_limits(_ESTIMATED)[0]
+        else:
+            sides = (ABOVE, _LEAST), (BELOW, _GREATEST)
+            low, high = (self._evidence.limit(*side, logical, self._claim.confidence) for side in sides)
+            estimate = min(max(self._estimate((low + high) / 2), low), high)
+        facts = {"verdict": self.verdict, "estimate": estimate, "low": low, "high": high}
+        return facts | {"num_evaluated": count, "num_documents": total, "num_unknown": self._num_unknown}
 
     def _estimate(self, unknown: float) -> float:
         """The weighted mean of the known values, as of every other metric of these documents: where all are equal it is
@@ -322,11 +308,6 @@ class Sampler:
 
     def _logical_limits(self) -> tuple[float, float]:
         return self._evidence.logical_limits(_LEAST)[0], self._evidence.logical_limits(_GREATEST)[1]
-
-
-def batch_size(num_documents: int, num_evaluated: int) -> int:
-    """A tenth of those evaluated so far: few are evaluated in vain after the decisive one, and batches grow large."""
-    return max(_LEAST_BATCH, num_documents // 200, num_evaluated // 10)
 
 
 ABOVE, BELOW = 0, 1
@@ -368,8 +349,8 @@ class _Odds:
     """U_h / p_h: how far one whole share moves it."""
 
     variances_R: FloatArray
-    reaches_SR: FloatArray
-    """How far below the bound (ABOVE) or over it (BELOW) it can lie: what a bet on that side can lose."""
+    stakes_SKR: FloatArray
+    """Kelly's (1956) stakes for mean gains d with variance v, about d / (v + d^2), below what a draw can cost."""
 
 
 class Evidence:
@@ -437,7 +418,7 @@ class Evidence:
         harms_RH = np.where(is_above_R[:, None], means_RH, 1 - means_RH)
         candidates_GRH = [np.maximum(spreads_RH, guard * harms_RH) for guard in _GUARDS]
         odds_G, gain = [self._odds(scores_RH) for scores_RH in candidates_GRH], self._gains_K1[_MIDDLE]
-        stakes_GSR = np.array([self._stakes(odds)[:, _MIDDLE] for odds in odds_G])
+        stakes_GSR = np.array([odds.stakes_SKR[:, _MIDDLE] for odds in odds_G])
         variances_G1R = np.array([odds.variances_R for odds in odds_G])[:, None]
         # Expected growth of the logarithm of the middle bet's wealth, to the second order.
         growths_GSR = stakes_GSR * gain - stakes_GSR**2 * (variances_G1R + gain**2) / 2
@@ -455,8 +436,7 @@ class Evidence:
         odds, means_R = self._odds(scores_RH), self._beliefs()[0][cells]
         shares_R = np.where(np.isnan(shares_R), means_R, shares_R)
         values_R = odds.centres_R + (shares_R - means_R) * odds.ratios_RH[cells]
-        stakes_SKR = self._stakes(odds)
-        self._log_wealth_SKR += np.log1p(SIGNS_S[:, None, None] * stakes_SKR * (values_R - self._bound))
+        self._log_wealth_SKR += np.log1p(SIGNS_S[:, None, None] * odds.stakes_SKR * (values_R - self._bound))
         self.peaks_SR = np.maximum(self.peaks_SR, mixed(self._log_wealth_SKR))
         self._counts_RH[cells] += 1
         self._sums_RH[cells] += shares_R
@@ -464,7 +444,7 @@ class Evidence:
         self.seen_R += weights_R * shares_R
         self._population.remove(self.unseen_RH, strata_R, weights_R)
         self.values_TR.append(values_R)
-        self.stakes_TSKR.append(stakes_SKR)
+        self.stakes_TSKR.append(odds.stakes_SKR)
 
     def limit(self, side: int, run: int, logical: tuple[float, float], confidence: float) -> float:
         """The lower (ABOVE) or the upper end (BELOW) of an interval that contains the population mean at every stopping
@@ -507,14 +487,10 @@ class Evidence:
         below_R = np.max(means_RH * ratios_RH, axis=1) - (centres_R - self._bound)
         above_R = np.max((1 - means_RH) * ratios_RH, axis=1) + (centres_R - self._bound)
         variances_R = np.sum(self.unseen_RH * ratios_RH * variances_RH, axis=1)
-        return _Odds(centres_R, ratios_RH, variances_R, np.stack([below_R, above_R]))
-
-    def _stakes(self, odds: _Odds) -> FloatArray:
-        """Kelly's (1956) stakes for mean gains d with variance v, about d / (v + d^2), below what a draw can cost."""
-        kelly_KR = self._gains_K1 / (odds.variances_R + self._gains_K1**2)
-        most_SR = _MOST_LOST / np.maximum(odds.reaches_SR, 1e-300)
-        stakes: FloatArray = np.minimum(kelly_KR, most_SR[:, None])
-        return stakes
+        # What bets on a mean above the bound can lose is how far below it Z can lie, and the other way round.
+        most_SR = _MOST_LOST / np.maximum(np.stack([below_R, above_R]), 1e-300)
+        kelly_KR = self._gains_K1 / (variances_R + self._gains_K1**2)
+        return _Odds(centres_R, ratios_RH, variances_R, np.minimum(kelly_KR, most_SR[:, None]))
 
 
 def mixed(log_wealth: FloatArray) -> FloatArray:

@@ -4,7 +4,7 @@ better for it."""
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -171,7 +171,7 @@ def sampled(
     whole = compare_outcomes(ALL, "accuracy", "none", reference, candidate)
     both, stands_for = (reference[drawn], candidate[drawn]), [weights[item] for item in drawn]
     part = compare_outcomes(*WHOLE, *both, whole=reference, weights=stands_for)
-    claim = ClaimResult("accuracy_difference", "above", -bound, 0.95, **asdict(decision), sample="a", outcome=WHOLE)
+    claim = ClaimResult("accuracy_difference", "above", -bound, 0.95, **decision, sample="a", outcome=WHOLE)
     return Comparison({}, (), (whole,)), certain_comparison(Comparison({}, (), (part,)), claim), drawn
 
 

@@ -3,6 +3,8 @@ draws from small populations."""
 
 import copy
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,6 @@ from olive_ext.stats.stopping import (
     ABOVE,
     BELOW,
     Claim,
-    ClaimDecision,
     Evidence,
     Population,
     Sampler,
@@ -23,14 +24,14 @@ from olive_ext.stats.stopping import (
 WITHIN_ONE_POINT = Claim(-0.01, "above", 0.01)
 
 
-def asked(population: Population, values: np.ndarray, claim: Claim, seed: int = 0) -> tuple[ClaimDecision, list[int]]:
+def asked(population: Population, values: np.ndarray, claim: Claim, seed: int = 0) -> tuple[Any, list[int]]:
     """The decision of a sampler that runs until there is one, and the documents it asked."""
     sampler, documents = Sampler(population, claim, seed), []
     while sampler.asks:
         batch = sampler.next_batch()
         documents += batch.tolist()
         sampler.update(values[batch])
-    return sampler.decision(), documents
+    return SimpleNamespace(**sampler.decision()), documents
 
 
 def answers(count: int, lost: float, gained: float, seed: int = 0) -> tuple[Population, np.ndarray]:
@@ -89,7 +90,7 @@ def test_continues_to_all_without_asking_anything_twice() -> None:
     sampler.update(differences[rest])
     assert sorted([*first, *rest]) == list(range(1000))
     assert not len(sampler.next_batch())
-    decision = sampler.decision()
+    decision = SimpleNamespace(**sampler.decision())
     assert decision.estimate == decision.low == decision.high == pytest.approx(differences.mean())
     assert decision.verdict == "ok"  # exactly at the bound, despite rounding
 
@@ -121,7 +122,7 @@ def test_estimates_at_a_fixed_number_are_unbiased() -> None:
         sampler = Sampler(population, WITHIN_ONE_POINT, seed)
         for count in (20, 20, 60):
             sampler.update(differences[sampler.next_batch(count)])
-        estimates.append(sampler.decision().estimate)
+        estimates.append(sampler.decision()["estimate"])
     error = np.std(estimates) / np.sqrt(len(estimates))
     assert np.mean(estimates) == pytest.approx(differences.mean(), abs=3 * error)
     assert np.std(estimates) < np.std(differences) / np.sqrt(100)  # less than of 100 documents drawn alike
@@ -181,7 +182,7 @@ def test_error_of_estimates_is_carried_by_both_verdicts(bound: float, verdict: s
     while sampler.asks:
         count = len(sampler.next_batch())
         sampler.update(np.full(count, 0.01), np.full(count, 0.006), np.full(count, 0.02**2))
-    decision = sampler.decision()
+    decision = SimpleNamespace(**sampler.decision())
     assert decision.verdict == verdict
     if verdict == "unknown":
         assert (decision.low, decision.estimate) == pytest.approx((0.006, 0.01))

@@ -45,6 +45,7 @@ from olive_ext.run.reference.pairing import compare_answers, compare_texts, with
 from olive_ext.run.reference.sampled_run import Prompts, ReferenceRun, certain_comparison, lost_documents, run_sampled
 from olive_ext.run.sample_logs import Fields, sample_fields
 from olive_ext.session.tokenizer_fit import TEMPLATE, excerpts
+from olive_ext.stats.compared_fields import TokenClasses
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
@@ -101,7 +102,8 @@ class TaskRun:
             sample = hook("place_sample", "a reference that is the same model")()
         self.observer = Observer(ReferenceScores() if asks_later else None, sample)
         lm: Any = self._models.open_candidate(self.observer)
-        self.observer.classify_tokens(lm.session.tokenizer)
+        tokenizer = lm.session.tokenizer
+        self.observer.classes = TokenClasses(tokenizer.token_text, tokenizer.special_ids)
         return lm
 
     @property
@@ -218,7 +220,9 @@ class TaskRun:
         session = getattr(lm, "session", None)
         execution = session.describe_execution().get("reference", {}) if session is not None else {}
         if (file := self._models.records_file) is not None:
-            return {"path": reference.path, **execution, **file.facts, "mode": "recorded"}
+            names = ("versions", "providers", "hardware", "created", "content_hash", "kind", SIZE)
+            recorded = {name: file.manifest[name] for name in names if name in file.manifest}
+            return {"path": reference.path, **execution, **recorded, "mode": "recorded"}
         path = self._models.config.model.path if reference.is_same else reference.path
         facts = {"path": path, "kind": self._models.given_reference.kind, **execution, "mode": self._mode}
         facts |= self._models.export_note(reference.path)
@@ -273,23 +277,14 @@ def _arguments(config: EvaluationConfig) -> str:
     assert config.reference is not None
     here = f"{Path.cwd()}{os.sep}"
     tasks = [task for task in requested_tasks(config) if isinstance(task, str)]
-    named = {
-        "--reference": config.reference.path,
-        "--tasks": ",".join(tasks) or "TASKS",
-        "--include-path": config.include_path,
-        "--limit": config.limit,
-        "--num-fewshot": config.num_fewshot,
-        "--variant": config.model.variant,
-        "--seed": config.seed,
-        "--max-length": config.max_length,
-        "--system-instruction": config.system_instruction,
-        "--apply-chat-template": config.apply_chat_template or None,
-        "--fewshot-as-multiturn": config.fewshot_as_multiturn or None,
-    }
-    written = {name: [] if value is True else value for name, value in named.items() if value is not None}
-    words = [config.model.path, *(word for pair in written.items() for word in pair)]
-    each = [one for word in words for one in (word if isinstance(word, list) else [word])]
-    return shlex.join(str(one).removeprefix(here) for one in each)
+    words = [config.model.path, "--reference", config.reference.path, "--tasks", ",".join(tasks) or "TASKS"]
+    names = ("include_path", "limit", "num_fewshot", "variant", "seed", "max_length", "system_instruction")
+    for name in (*names, "apply_chat_template", "fewshot_as_multiturn"):
+        value = getattr(config.model if name == "variant" else config, name)
+        if value is not None and value is not False:
+            option = f"--{name.replace('_', '-')}"
+            words += [option] if value is True else [option, *value] if isinstance(value, list) else [option, value]
+    return shlex.join(str(word).removeprefix(here) for word in words)
 
 
 def _prompts(samples: Mapping[str, Any]) -> Prompts:

@@ -126,7 +126,9 @@ class Observer:
         """`sample.note` gets every compared request."""
         self.scores = scores
         self.sample = sample
-        self._classes: TokenClasses | None = None
+        self.classes: TokenClasses | None = None
+        """Where given, the class of each target token is stored."""
+
         self._positions: dict[str, Positions] = {}
         self._answering: set[str] = set()
         """Tasks that score more than whole texts."""
@@ -158,10 +160,6 @@ class Observer:
     def generated(self) -> list[Generated]:
         """Each different answer to a document once, without empty ones, which have nothing to compare."""
         return list(self._generated.values())
-
-    def classify_tokens(self, tokenizer: Any) -> None:
-        """Stores the class of each target token from now on, by the session's `tokenizer`."""
-        self._classes = TokenClasses(tokenizer.token_text, tokenizer.special_ids)
 
     def __call__(self, instance: Any, request: Any, output: Any) -> None:
         """Notes one output of the session, by its kind."""
@@ -241,9 +239,9 @@ class Observer:
         context, target = _parts(request)
         before = () if isinstance(context, str) else context
         classes = None
-        if self._classes is not None and not isinstance(target, str):
+        if self.classes is not None and not isinstance(target, str):
             last = before[-1] if before else None
-            classes = self._classes.of(target, last if isinstance(last, int) else None)
+            classes = self.classes.of(target, last if isinstance(last, int) else None)
         if self.sample is not None:
             self.sample.note(task, document, request, output)
         if not isinstance(target, str):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -268,13 +268,13 @@ def run_sampled(
         task, number = question.documents[index]
         weights[task][number] = weight
     results = run_tasks(AnsweredRequests(lm, samples), tasks.of(weights), config, progress=progress)
-    decision, cut = sampler.decision(), question.cut
+    cut = question.cut
     beyond_cut = 0.0 if cut is None or observer is None else observer.beyond(cut, weights)
     numbers = repr([(task, sorted(weights[task])) for task in sorted(weights)])
     facts: dict[str, Any] = {name: getattr(config.claim, name) for name in ("metric", "side", "bound", "confidence")}
-    facts |= asdict(decision)
+    facts |= sampler.decision()
     if config.claim.metric == "top1_agreement":  # asked as disagreement
-        facts |= {"estimate": 1 - decision.estimate, "low": 1 - decision.high, "high": 1 - decision.low}
+        facts |= {"estimate": 1 - facts["estimate"], "low": 1 - facts["high"], "high": 1 - facts["low"]}
     facts |= {"outcome": question.outcome, "cut": cut, "beyond_cut": beyond_cut}
     certainty = ClaimResult(**facts, sample=hashlib.sha256(numbers.encode()).hexdigest()[:16])
     return results, weights, certainty
@@ -357,17 +357,12 @@ def sampled_metrics(
             estimates.append(metric)
             continue
         sampled = replace(metric, num_population=reference.n, is_estimate=False)
-        members = [outcomes.get((task, metric.metric, metric.filter)) for task in _leaves(metric.task, groups)]
-        estimates.append(_estimated(sampled, reference, [item for item in members if item is not None]))
+        tasks = [metric.task]
+        for task in tasks:  # grows by the members of groups
+            tasks += groups.get(task, ())
+        keys = [(task, *metric.key[1:]) for task in tasks if not groups.get(task)]
+        estimates.append(_estimated(sampled, reference, [outcomes[key] for key in keys if key in outcomes]))
     return tuple(estimates)
-
-
-def _leaves(task: str, groups: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    members = groups.get(task)
-    if not members:
-        yield task
-    for member in members or ():
-        yield from _leaves(member, groups)
 
 
 def _estimated(metric: Metric, reference: Metric, outcomes: Sequence[Outcome]) -> Metric:
