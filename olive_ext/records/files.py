@@ -99,8 +99,7 @@ class GrowingFiles:
         return self._folder / f"{name}.bin"
 
     def read(self, name: str, numbers: npt.NDArray[np.int64] | None = None) -> Array:
-        """The items [N] with these `numbers` [N], all valid ones by default. Raises `RecordsError` for a file that is
-        not what was written.
+        """The items [N] with these `numbers` [N], by default all valid ones. Raises `RecordsError` for a damaged file.
 
         They are read, not mapped: pages of a map that have been touched would count as this process's memory.
         """

@@ -115,8 +115,7 @@ def name_of(task: str, metric: str) -> str:
 
 
 def changes_of(comparison: Comparison) -> list[Change]:
-    """Every metric of every task, all answers together, the perplexities of whole texts, and shares of answers that run
-    to their limit.
+    """Every metric of every task, all answers together, whole texts' perplexities, and shares of answers cut off.
 
     A change is certain if its p-value is significant after correction: for the change over all answers (or of the
     single task with right and wrong answers) below 5 %, for all others below 5 % by Holm's step-down procedure (1979)
@@ -172,8 +171,7 @@ def unjudged_tasks(comparison: Comparison) -> dict[str, str]:
 
 
 def uncompared(comparison: Comparison) -> list[str]:
-    """Names of the metrics beside compared ones that are one score of a whole task, as an F1 beside an accuracy is, or
-    no number."""
+    """Names of metrics beside compared ones that are one score of a whole task (F1 beside accuracy), or no number."""
     judged = {item.key for item in (*comparison.outcomes, *comparison.lengths)}
     judged |= {(task, PERPLEXITY, "none") for task in comparison.perplexities()}
     results, tasks = comparison.metrics.get("results", {}), dict.fromkeys(item.task for item in comparison.outcomes)

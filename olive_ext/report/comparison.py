@@ -28,8 +28,7 @@ LEAST_TEXTS = 5
 of five texts in 97 to 99 (docs/design/comparison.md)."""
 
 LEAST_ANSWERS = 20
-"""The same of the mean KL of answers, which is more skewed: of five questions intervals hold in 73 to 88 % of cases, of
-20 in 95 to 99."""
+"""The same of the more skewed mean KL of answers: intervals of five questions hold in 73 to 88 %, of 20 in 95 to 99."""
 
 _UNSEEN_TAIL = 2.0
 """By how much the skewness of a few documents is multiplied: most of their tail is not among them (20 of a lognormal

@@ -125,7 +125,6 @@ def _nats(value: float) -> str:
 
 StageName = Literal["conversion", "quantization"]
 
-_TITLES: dict[StageName, str] = {"conversion": "the conversion", "quantization": "quantization"}
 _SMALL_PART = 0.1
 """A stage is small where its interval ends below this part of the largest stage's mean KL."""
 
@@ -167,7 +166,7 @@ class Stage:
     @property
     def title(self) -> str:
         """The name within a sentence."""
-        return _TITLES[self.name]
+        return "the conversion" if self.name == "conversion" else self.name
 
     @property
     def distance(self) -> str:

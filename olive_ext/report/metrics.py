@@ -16,8 +16,7 @@ COMPARISON_NAMES = (
     *("flips_right_to_wrong", "flips_wrong_to_right"),
     *("accuracy_difference", "accuracy_difference_low", "accuracy_difference_high", "mcnemar_p"),
 )
-"""Names of the metrics of `comparison_metrics`, by which bounds, tables and Olive's goals know a comparison's
-numbers."""
+"""Names of `comparison_metrics`, by which bounds, tables and Olive's goals know a comparison's numbers."""
 
 GENERATED_TOKENS, CUT_OFF, STOPPED = "generated_tokens", "cut_off", "stopped"
 LENGTHS = (GENERATED_TOKENS, "thinking_tokens", "thinking_forced", CUT_OFF, STOPPED)
@@ -102,8 +101,7 @@ def non_finite_requests(metrics: Iterable[Metric]) -> int:
 
 
 def is_open(metric: Metric, metrics: Iterable[Metric]) -> bool:
-    """Whether a claim on `metric` over all tasks, or the only one, could not be decided, so that its value meets no
-    bound and no goal."""
+    """Whether a claim on `metric` over all tasks, or the only one, is open, so its value meets no bound or goal."""
     claims = [item for item in metrics if item.metric == f"{OPEN_CLAIM}_{metric.metric}"]
     return any(metric.task == ALL or item.value == 1 for item in claims)
 

@@ -102,8 +102,7 @@ def next_step(
 
 
 def _step_after(code: str, comparison: Comparison, most_kl: float = math.inf) -> str:
-    """The step of `_STEPS`, with this run's models and tasks, and as the bound for `mend` half of its distance, or what
-    is allowed."""
+    """The step of `_STEPS` with this run's models and tasks, and for `mend` half of its distance or what is allowed."""
     overall = comparison.overall_divergence()
     kl = overall.kl.mean if overall is not None else math.nan
     nats = f"{min(float(f'{kl / 2:.1g}'), most_kl):g}" if math.isfinite(kl) and kl > 0 else "NATS"

@@ -97,9 +97,7 @@ def _distances(page: Page) -> Iterator[Sequence[str]]:
             },
             _TOP: {name: percent(item.top1_agreement, item.top1_agreement_stderr) for name, item in group},
             _TEXT: {
-                name: f"{SIGNS[view.perplexity_tone(item)]} {perplexity_change(item)}"
-                for name, item in group
-                if item.is_text
+                name: f"{SIGNS[view.tone(item)]} {perplexity_change(item)}" for name, item in group if item.is_text
             },
         }
         for line, cells in lines.items():
@@ -131,9 +129,10 @@ class ChainStep:
 def chain_steps(reports: Sequence[Report]) -> list[ChainStep]:
     """A step for each report, in order: size in bytes, tokens per second, distances to the reference, and each task's
     first metric. What a report does not have is left out."""
-    names = [joined_passes(report, " -> ") or str(report.model.get("path", "model")) for report in reports]
     steps = []
-    for name, columns in zip(names, (dict(_chain_metrics(report)) for report in reports), strict=True):
+    for report in reports:
+        name = joined_passes(report, " -> ") or str(report.model.get("path", "model"))
+        columns = dict(_chain_metrics(report))
         drawn = {column: metric.documents for column, metric in columns.items() if metric.num_population is not None}
         steps.append(ChainStep(name, {column: metric.value for column, metric in columns.items()}, drawn))
     return steps
@@ -301,7 +300,7 @@ def to_eval_results(report: Report) -> str:
     lm-eval's name of the task.
     """
     configs, groups = report.results.get("configs", {}), report.results.get("group_subtasks", {})
-    kept_results: dict[str, dict[str, Any]] = {}
+    entries: dict[str, dict[str, Any]] = {}
     members: set[str] = set()
     is_whole = not report.missing and not non_finite_requests(report.metrics)
     for item in report.metrics if is_whole else ():
@@ -313,25 +312,20 @@ def to_eval_results(report: Report) -> str:
         dataset, part = str(config.get("dataset_path")), config.get("dataset_name")
         is_on_hub = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", dataset) and not Path(dataset).exists()
         is_of_it = len(datasets) == 1 and item.n is not None and math.isfinite(item.value)
-        if is_on_hub and is_of_it and item.task not in kept_results:
+        if is_on_hub and is_of_it and item.task not in entries:
             is_part = part not in (None, "", "main", "default") and item.task in configs and isinstance(part, str)
             scored = item.metric if item.filter == "none" else f"{item.metric} ({item.filter})"
             shots = [f"{number}-" for number in sorted({one.get("num_fewshot") or 0 for one in of_leaves})]
             notes = f"{scored}, {joined(shots)}shot, {item.documents} documents"
             of_dataset = {"id": dataset, "task_id": part if is_part else item.task}
-            kept_results[item.task] = {
-                "dataset": of_dataset,
-                "value": item.value,
-                "date": report.created,
-                "notes": notes,
-            }
+            entries[item.task] = {"dataset": of_dataset, "value": item.value, "date": report.created, "notes": notes}
             members.update(leaves[1:])
-    entries = {name: one for name, one in kept_results.items() if name not in members}
-    ids = [entry["dataset"] for entry in entries.values()]
-    for name, one in entries.items():
-        if ids.count(one["dataset"]) > 1:  # of one file with the same id, the Hub shows one
-            one["dataset"] = {**one["dataset"], "task_id": name}
-    return yaml.safe_dump([*entries.values()], sort_keys=False) if entries else ""
+    kept = {name: entry for name, entry in entries.items() if name not in members}
+    ids = [entry["dataset"] for entry in kept.values()]
+    for name, entry in kept.items():
+        if ids.count(entry["dataset"]) > 1:  # of one file with the same id, the Hub shows one
+            entry["dataset"] = {**entry["dataset"], "task_id": name}
+    return yaml.safe_dump([*kept.values()], sort_keys=False) if kept else ""
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -129,8 +129,7 @@ def to_json(value: Any) -> str:
 
 
 def from_json(text: str) -> Report:
-    """The report that `to_json` wrote. Its verdict is computed again. Numbers come back as they were, NaN inside of
-    JSON-like data as None.
+    """The report that `to_json` wrote, with its verdict anew. Numbers are as they were, NaN in JSON-like data None.
 
     Raises `ValueError` that names the first wrong key for any other text.
     """
@@ -160,12 +159,12 @@ def _reader() -> TypeAdapter[Report]:
 
 def plain(value: Any) -> Any:
     """`value` as JSON types only: numpy's scalars and arrays, paths, enums, sets, dataclasses, functions included."""
-    if value is None or (isinstance(value, bool | int | str) and not isinstance(value, Enum)):
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
-    if isinstance(value, Enum):
-        return plain(value.value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -491,8 +491,7 @@ def _figures(comparison: Comparison, changes: Sequence[Change], divergence: Dive
 
 
 def band_of(item: Divergence, sign: int = 0) -> Band:
-    """The nearest band that holds the mean KL, which must be finite; by `sign` -1 or 1 the nearest or the farthest
-    within its 95 % interval."""
+    """The band of the mean KL, which is finite; by `sign` -1 or 1 of the lower or upper end of its 95 % interval."""
     low, high = item.kl_interval
     kl = low if sign < 0 else high if sign else item.kl.mean
     return next(band for band in BANDS if kl <= band.most_kl)

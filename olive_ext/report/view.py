@@ -32,8 +32,7 @@ class Bar:
 
 
 def bars_of(points: Sequence[tuple[float, float, float]], *, with_zero: bool = False) -> list[Bar | None]:
-    """A bar for each (value, low, high), all on one axis; none for no finite value, or where no interval has a
-    width."""
+    """A bar for each (value, low, high), all on one axis; none if not finite, or where no interval has a width."""
     finite = [point for point in points if all(map(math.isfinite, point))]
     if not any(low < high for _, low, high in finite):
         return [None] * len(points)
@@ -201,17 +200,13 @@ ARROWS = {True: "\N{UPWARDS ARROW}", False: "\N{DOWNWARDS ARROW}", None: ""}
 """By whether a higher value is better; None where nothing says it."""
 
 
-def tone(outcome: Outcome) -> Tone:
-    """Whether the difference is one, and of which kind."""
-    if outcome.low <= 0 <= outcome.high or outcome.higher_is_better is None:
-        return "unclear"
-    return "gain" if (outcome.difference > 0) == outcome.higher_is_better else "loss"
-
-
-def perplexity_tone(item: Divergence) -> Tone:
-    """As `tone`, of the change of a perplexity."""
-    change, low, high = perplexity_interval(item)
-    return "unclear" if low <= 0 <= high else "loss" if change > 0 else "gain"
+def tone(item: Outcome | Divergence) -> Tone:
+    """Whether the difference, or the change of the perplexity, is one, and of which kind."""
+    if isinstance(item, Outcome):
+        change, low, high, is_better = item.difference, item.low, item.high, item.higher_is_better
+    else:
+        (change, low, high), is_better = perplexity_interval(item), False
+    return "unclear" if low <= 0 <= high or is_better is None else "gain" if (change > 0) == is_better else "loss"
 
 
 def flips_p(outcome: Outcome) -> str:
@@ -250,8 +245,7 @@ def divergences(compared: Iterable[ComparedModels]) -> list[list[tuple[str, Dive
 
 
 def estimate(item: Divergence) -> str:
-    """The sampling error and the lower bound of a mean estimated from a part of the distributions; empty where the
-    mean is exact."""
+    """Sampling error and lower bound of a mean that is estimated from parts of distributions; empty if it is exact."""
     error = item.kl_sampling_error
     text = f"estimated \N{PLUS-MINUS SIGN} {numbers.nats(error)}, at least {numbers.nats(item.kl_lower)}"
     return text if math.isfinite(error) and error > 0 else ""

@@ -101,8 +101,7 @@ Measured = Mapping[str, Collection[str] | None]
 """Tasks that will be run, each with its metrics as `task_loading.Declared` has them; None where these are not known."""
 
 DECLARABLE = {"accuracy": None, "throughput": TOKENS_PER_SECOND, SIZE_ON_DISK: SIZE_ON_DISK}
-"""Olive's types of metrics that a recipe may declare for goals and search, and the cost that each means; None: a metric
-of a task."""
+"""Olive's types of metrics that a recipe may declare for goals and search, and each cost; None: a task's metric."""
 
 _OF_TEXTS = {"word_perplexity", "byte_perplexity", "bits_per_byte"}
 _OF_NO_ANSWER = {*_OF_TEXTS, "bytes", *COSTS, REQUESTS_PER_SECOND}

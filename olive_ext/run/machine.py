@@ -1,10 +1,8 @@
-"""Facts about this machine for a report's reader, the peak memory of a piece of work, and where its time goes. Knows no
-model."""
+"""This machine's facts for a report, the peak memory of a piece of work, and where its time goes. Knows no model."""
 
 from __future__ import annotations
 
 import platform
-import shutil
 import subprocess
 import sys
 import threading
@@ -70,11 +68,8 @@ def _nvidia_gpus() -> list[dict[str, Any]]:
 
 def _output_of(*command: str) -> str:
     """The command's stdout; empty where the command is missing, fails or hangs."""
-    path = shutil.which(command[0])
-    if path is None:
-        return ""
     try:
-        done = subprocess.run([path, *command[1:]], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()

@@ -1,5 +1,4 @@
-"""Opens the models of an evaluation, the evaluated one and its reference, which may be a file of records. Knows no
-results."""
+"""Opens an evaluation's model and its reference, which may be a file of records. Knows no results."""
 
 from __future__ import annotations
 
@@ -347,8 +346,7 @@ class Models:
         return self._open_ours(self.candidate, arguments)
 
     def open_resident(self, candidate: Any, observer: Observer) -> Any:
-        """An `OrtLM` of the reference that is resident with `candidate`, or of its records, with the candidate's
-        tokenizer."""
+        """An `OrtLM` of the reference, resident with `candidate` or of its records, with the candidate's tokenizer."""
         if self.records_file is not None:
             return self.records_file.answering(candidate, observer)
         reference = candidate.with_session(candidate.session.reference, observer)

@@ -30,8 +30,7 @@ class ComparedFields:
     """
 
     kl: Floats
-    """KL(reference || candidate) of the next-token distributions, in nats. An estimate is without bias, and may
-    therefore be negative."""
+    """KL(reference || candidate) of the next token, in nats. An estimate has no bias, so it may be negative."""
 
     kl_variance: Floats
     """Sampling variance of `kl`, in nats squared; 0 where `kl` is exact."""
@@ -99,8 +98,7 @@ POSITION = np.dtype(
     ]
 )
 """One stored target, 42 bytes: `document`, its number within the task; `position`, the number of tokens before it;
-`token_class`, an index into `CLASSES` or -1; `logprobs`, its log-probability under the candidate in nats;
-and the compared fields."""
+`token_class`, an index into `CLASSES` or -1; `logprobs`, the candidate's, in nats; and the compared fields."""
 
 
 class Positions:

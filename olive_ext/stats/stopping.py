@@ -208,8 +208,7 @@ class Sampler:
     def next_batch(self, count: int | None = None) -> IntArray:
         """Numbers [D] of the next documents, drawn without replacement; all that are left where `count` is as large.
 
-        Without `count` a tenth of those evaluated so far: few are evaluated in vain after the decisive one, and batches
-        grow large.
+        Without `count` a tenth of those evaluated so far: few follow the decisive one, and batches grow large.
         """
         count = count or max(_LEAST_BATCH, self._num_documents // 200, len(self._drawn) // 10)
         scores_RH = np.tile(self._evidence.scores()[_ESTIMATED], (3, 1))
@@ -429,8 +428,7 @@ class Evidence:
     def observe(self, strata_R: IntArray, shares_R: FloatArray, weights_R: FloatArray, scores_RH: FloatArray) -> None:
         """Settles the bets on one drawn document of each run, and learns from it.
 
-        `scores_RH` are those it was drawn with; `weights_R` and `shares_R` are the document's. A share that is NaN
-        counts as its stratum's mean.
+        `scores_RH` are those it was drawn with, the others the document's. A share that is NaN is its stratum's mean.
         """
         cells = np.arange(len(strata_R)), strata_R
         odds, means_R = self._odds(scores_RH), self._beliefs()[0][cells]

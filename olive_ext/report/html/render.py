@@ -1,5 +1,4 @@
-"""A page of reports as one HTML file that needs nothing else; the only module that uses Jinja. Knows no model and no
-files.
+"""A page of reports as one HTML file that needs nothing else; the only module with Jinja. Knows no model and no files.
 
 For each candidate, the page opens with the verdict and the few numbers that a reader looks for first.
 """

@@ -41,8 +41,7 @@ NATS, UNITS = "loglikelihood", "units"
 """The names of the two among a document's values."""
 
 WER, WORDS = "wer", "words"
-"""The name of a word error rate among a document's values, and of the words of an average document, by which its errors
-are divided."""
+"""Among a document's values, a word error rate, and the words of an average document, by which errors are divided."""
 
 ITEMS = "items of "
 """Before the name of a score of a whole task (F1, MCC, BLEU) among a document's values: a number that stands for what
@@ -264,8 +263,7 @@ def _answer(
 
 
 def shares_of_ends(line: Sample) -> dict[str, float]:
-    """The shares of a document's generated answers that their limit and a stop string ended; empty where they are not
-    known."""
+    """The shares of a document's generated answers that their limit and a stop string ended; empty if not known."""
     ends: list[Any] = [getattr(item, "ends", None) for items in line["resps"] for item in items]
     known = {} if None in ends or not ends else ends[0]
     return {name: math.fsum(item[name] for item in ends) / len(ends) for name in known}

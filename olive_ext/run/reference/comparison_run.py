@@ -30,7 +30,6 @@ import psutil
 
 from olive_ext.config import INPUT_MODEL, EvaluationConfig
 from olive_ext.errors import ContradictionError, RecordsError, UnsupportedError
-from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import is_same_path
 from olive_ext.registry import hook
 from olive_ext.report.changes import name_of
@@ -131,8 +130,7 @@ class TaskRun:
             self.samples, self.answers = samples, read_answers(samples, self._tasks.tasks)
 
     def finish(self, lm: Any) -> Comparison | None:
-        """The comparison of the opened candidate, whose samples are read; None without a reference, and where the model
-        is the reference itself."""
+        """The opened candidate's comparison, after `read`; None without a reference, and where it is that itself."""
         clock, observer = self._models.clock, self.observer
         if self._mode == "alone":
             return None
@@ -262,7 +260,10 @@ def mode_of(models: Models, lm: LM | None = None) -> Mode:
     if reference.mode != "auto" or reference.is_same:
         return "resident" if reference.mode == "auto" else reference.mode
     model, other = models.candidate, models.reference
-    if costs or not _fits(model, other):
+    # Free memory of other devices is unknown, and so is the size of a model on the hub: such models take turns.
+    both = () if costs else (model, other)
+    sizes = [one.size for one in both if one.runtime.is_on_host(one) and one.size is not None]
+    if len(sizes) < 2 or MEMORY_FACTOR * sum(sizes) > psutil.virtual_memory().available:
         return "recorded"
     # Transformers cannot cut a text where a model has states, and a graph may take one token a step.
     return "recorded" if (other.kind, model.kind) == ("hf", "onnx") and model.spec.states else "resident"
@@ -305,15 +306,6 @@ def _shown(diff: PromptDiff, one: Tokenizer, two: Tokenizer, reference: Prompts,
                 shown = excerpts(*(both if both[0] != both[1] else (str(ids), str(other))))
                 return replace(diff, reference_prompt=shown[0], candidate_prompt=shown[1])
     return replace(diff, are_alike=True)
-
-
-def _fits(*models: ResolvedModel) -> bool:
-    """Whether the models fit in the host's free memory. Free memory of other devices is unknown, and so is the size of
-    a model on the hub: such models take turns."""
-    if not all(model.runtime.is_on_host(model) for model in models):
-        return False
-    sizes = [model.size for model in models if model.size is not None]
-    return len(sizes) == len(models) and MEMORY_FACTOR * sum(sizes) <= psutil.virtual_memory().available
 
 
 def _non_finite(lm: Any) -> int:

@@ -91,9 +91,13 @@ def compare_answers(
     only the share that is cut off is known: its outcome is given where it certainly (exact p below 5 %) changed.
     """
     matters, scores = comparison.matters, comparison.metrics.get("results", {})
-    every = list(
-        _pairs(reference, candidate, weights, comparison.metrics.get("configs", {}), has_same_prompts=has_same_prompts)
-    )
+    theirs = {(item.task, item.filter): item for item in reference}
+    for ours in candidate:
+        first = theirs[ours.task, ours.filter]
+        asked_alike = first if weights is None else first.of(ours.by_document)
+        config = comparison.metrics.get("configs", {}).get(ours.task, {})
+        check_same_questions(asked_alike, ours, config, has_same_prompts=has_same_prompts)
+    every = [*_pairs(theirs, candidate, weights)]
     pairs = [pair for pair in every if pair.metric not in LENGTHS]
     thinking = {pair.candidate.task for pair in every if pair.metric == GENERATED_TOKENS}
     measured: dict[tuple[str, str], Outcome] = {}
@@ -159,18 +163,10 @@ def without_value(reference: Sequence[Answers], candidate: Sequence[Answers]) ->
 
 
 def _pairs(
-    reference: Sequence[Answers],
-    candidate: Sequence[Answers],
-    weights: Weights | None,
-    configs: Mapping[str, Any],
-    *,
-    has_same_prompts: bool,
+    theirs: Mapping[tuple[str, str], Answers], candidate: Sequence[Answers], weights: Weights | None
 ) -> Iterator[_Pair]:
-    theirs = {(item.task, item.filter): item for item in reference}
     for ours in candidate:
         reference_answers = theirs[ours.task, ours.filter]
-        asked = reference_answers if weights is None else reference_answers.of(ours.by_document)
-        check_same_questions(asked, ours, configs.get(ours.task, {}), has_same_prompts=has_same_prompts)
         first, second = reference_answers.by_document, ours.by_document
         for metric in ours.metrics:
             numbers = [item for item in second if metric in first[item].values and metric in second[item].values]

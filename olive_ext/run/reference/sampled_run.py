@@ -66,8 +66,7 @@ class ReferenceRun:
     """Requests for which its output was not finite, where it ran alone."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Where it ran alone: `TRIALS`, and `tokens_fed`, which is 0 where its records and kept generations held
-    everything."""
+    """Where it ran alone: `TRIALS`, and `tokens_fed`, which is 0 where records and kept generations held everything."""
 
     @property
     def generated(self) -> list[Generated]:
