@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import RecordsError, RunError, first_line
-from olive_ext.records.files import INDEX, make_own_folder
+from olive_ext.records.files import make_own_folder
 
 VERSION = 1
 MANIFEST = "manifest.json"
-_NAMES = (MANIFEST, INDEX, "records.bin", "targets.bin", "requests.bin")
-_ANSWERS = re.compile(r"answers_[0-9a-f]+\.jsonl")
+_PART = re.compile(r"(manifest|index)\.json|(records|targets|requests)\.bin|answers_[0-9a-f]+\.jsonl")
 
 
 def pack(folder: Path, file: Path, manifest: Mapping[str, Any]) -> int:
@@ -35,7 +34,7 @@ def pack(folder: Path, file: Path, manifest: Mapping[str, Any]) -> int:
     try:
         with draft.open("xb") as target, zipfile.ZipFile(target, "w") as archive:
             archive.writestr(MANIFEST, content)
-            for path in sorted(path for path in folder.iterdir() if _is_part(path.name)):
+            for path in sorted(path for path in folder.iterdir() if _PART.fullmatch(path.name)):
                 archive.write(path, path.name)
             archive.close()
             target.flush()
@@ -74,7 +73,7 @@ def unpack(file: Path, root: Path) -> tuple[Path, dict[str, Any]]:
 
 def _manifest(file: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
     names = [part.filename for part in archive.infolist()]
-    if wrong := [name for name in names if not _is_part(name)]:
+    if wrong := [name for name in names if not _PART.fullmatch(name)]:
         raise ValueError(f"it has a part '{wrong[0][:80]}'")
     if len(set(names)) < len(names) or any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
         raise ValueError("a part is there twice, or compressed")
@@ -86,7 +85,3 @@ def _manifest(file: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
     if not re.fullmatch("[0-9a-f]{16}", manifest["key"]) or not isinstance(manifest["facts"], dict):
         raise ValueError("its manifest was not written here")
     return manifest
-
-
-def _is_part(name: str) -> bool:
-    return name in _NAMES or _ANSWERS.fullmatch(name) is not None

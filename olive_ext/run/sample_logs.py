@@ -13,7 +13,10 @@ from typing import Any, TypeAlias
 
 from olive_ext.errors import ConfigError, NotComparableError, one_line
 from olive_ext.report import write_texts
-from olive_ext.run.reference.answers import OWN, Answers, Sample, is_value, question_of, shares_of_ends, target_of
+from olive_ext.run.reference.answers import Answers, Sample, is_value, lead_of, question_of, shares_of_ends, target_of
+
+OWN = "olive_ext"
+"""The key of a logged sample under which our own fields stand; everything else is lm-eval's."""
 
 Fields: TypeAlias = Callable[[str, Sample], Mapping[str, Any]]
 """Our own fields of a line, from the task's name and the sample."""
@@ -52,7 +55,7 @@ def sample_fields(
             added |= {"kl_mean": distance[0], "positions": distance[1]}
         if answer is not None and own is not None and 1 < len(answer.scores) == len(own.scores):
             best = answer.scores.index(max(answer.scores))
-            added["margins"] = {"reference": answer.lead_of(best), "candidate": own.lead_of(best)}
+            added["margins"] = {"reference": lead_of(answer.scores, best), "candidate": lead_of(own.scores, best)}
         return added
 
     return fields

@@ -24,9 +24,6 @@ from olive_ext.report.comparison import PERPLEXITY
 from olive_ext.report.metrics import CUT_OFF, LENGTHS, STOPPED
 from olive_ext.stats.compared_fields import FloatArray
 
-OWN = "olive_ext"
-"""The key of a logged sample under which our own fields stand; everything else is lm-eval's."""
-
 _MAX_TEXT = 4000
 """Characters kept of an answer from its beginning, and of a question from its end."""
 
@@ -69,10 +66,6 @@ class DocumentAnswer:
     generated: str = ""
     """Digest of all texts that the model generated; empty where it generated none."""
 
-    def lead_of(self, choice: int) -> float:
-        """The score of a choice less the best other one's."""
-        return self.scores[choice] - max(score for place, score in enumerate(self.scores) if place != choice)
-
 
 @dataclass(frozen=True)
 class Answers:
@@ -97,16 +90,6 @@ class Answers:
         """The answers to `documents` alone."""
         chosen = {number: answer for number, answer in self.by_document.items() if number in documents}
         return replace(self, by_document=chosen)
-
-    def with_value(self, metric: str) -> Answers:
-        """The answers that have a value of `metric`, without those to documents of lost requests."""
-        return self.of([number for number, answer in self.by_document.items() if metric in answer.values])
-
-    def binary_metrics(self) -> dict[str, bool]:
-        """The metrics by which every answer that has a value is right or wrong, and whether any is right."""
-        judged = [name for name, better in self.metrics.items() if name not in LENGTHS and better is not None]
-        right = {name: set(self.with_value(name).right(name)) for name in judged}
-        return {name: 1.0 in values for name, values in right.items() if values <= {0.0, 1.0}}
 
     def right(self, metric: str) -> FloatArray:
         """[D]: 1 for every right answer, 0 for every wrong one and NaN for one without a value, by document."""
@@ -148,10 +131,14 @@ def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, An
 
 def primary_answers(reference: Sequence[Answers]) -> dict[str, tuple[Answers, str]]:
     """The reference's answers and primary metric of each task, by the rule of `report.comparison.primary_outcomes`."""
-    binary = [(item, name, is_met) for item in reference for name, is_met in item.binary_metrics().items()]
-    primary: dict[str, tuple[Answers, str]] = {}
-    for item, name, _ in sorted(binary, key=lambda each: not each[2]):
-        primary.setdefault(item.task, (item.with_value(name), name))
+    binary, primary = [], dict[str, tuple[Answers, str]]()
+    for item in reference:
+        for name in [name for name, better in item.metrics.items() if name not in LENGTHS and better is not None]:
+            known = item.of([number for number, answer in item.by_document.items() if name in answer.values])
+            if (values := {*known.right(name)}) <= {0.0, 1.0}:  # every answer that has a value is right or wrong
+                binary.append((known, name, 1.0 in values))
+    for known, name, _ in sorted(binary, key=lambda each: not each[2]):
+        primary.setdefault(known.task, (known, name))
     return {item.task: primary[item.task] for item in reference if item.task in primary}
 
 
@@ -284,17 +271,14 @@ def _read(task: Any, line: Sample, metric: str) -> tuple[str, float | None, tupl
     length = _LENGTHS.get(metric)
     lengths = [max(1, length(choice)) if length is not None else 1 for choice in choices]
     weighed = tuple(score / number for score, number in zip(scores, lengths, strict=False))
-    return choices[weighed.index(max(weighed))].strip(), _margin(weighed, line["target"]), weighed
+    chosen, target = weighed.index(max(weighed)), line["target"]
+    right = target if isinstance(target, int) and 0 <= target < len(weighed) else chosen
+    return choices[chosen].strip(), abs(lead_of(weighed, right)), weighed
 
 
-def _margin(scores: Sequence[float], target: object) -> float:
-    """The margin of the right choice over the best other one; of the best two where the right one has no number."""
-    ordered = sorted(scores, reverse=True)
-    if not isinstance(target, int) or not 0 <= target < len(scores):
-        return ordered[0] - ordered[1]
-    right = scores[target]
-    ordered.remove(right)
-    return abs(right - ordered[0])
+def lead_of(scores: Sequence[float], choice: int) -> float:
+    """The score of a choice less the best other one's."""
+    return scores[choice] - max(score for place, score in enumerate(scores) if place != choice)
 
 
 def _choices(task: Any, line: Sample) -> list[str]:
@@ -348,7 +332,7 @@ def _packed(answers: Answers) -> PackedAnswers:
     known = sorted({name for item in documents.values() for name in item.values})
     values = {
         metric: _text(np.array([item.values.get(metric, np.nan) for item in documents.values()], "<f8"))
-        for metric in dict.fromkeys([*answers.metrics, *_beside(answers.text_metric), *known])
+        for metric in dict.fromkeys([*answers.metrics, *([NATS, UNITS] if answers.text_metric else []), *known])
     }
     with np.errstate(over="ignore"):
         narrow = None if None in margins else _text(np.array(margins, "<f8").astype("<f2"))
@@ -367,7 +351,7 @@ def _packed(answers: Answers) -> PackedAnswers:
 
 def _unpacked(kept: PackedAnswers) -> Answers:
     name, count = f"documents of '{kept.task}'", kept.num_documents
-    if not {*kept.higher_is_better, *_beside(kept.text_metric)} <= {*kept.values}:
+    if not {*kept.higher_is_better, *([NATS, UNITS] if kept.text_metric else [])} <= {*kept.values}:
         raise ValueError(f"{name}: 'values' lacks metrics of 'higher_is_better'")
     numbers = _array(kept.numbers, "<u4", count, f"{name}: 'numbers'").tolist()
     keys = _array(kept.keys, "u1", 2 * count * _KEY_BYTES, f"{name}: 'keys'").reshape(-1, 2, _KEY_BYTES)
@@ -390,11 +374,6 @@ def _unpacked(kept: PackedAnswers) -> Answers:
     if len(answers) != count:
         raise ValueError(f"{name}: 'numbers' has a document twice")
     return Answers(kept.task, kept.filter, kept.higher_is_better, answers, kept.text_metric)
-
-
-def _beside(text_metric: str) -> tuple[str, ...]:
-    """What a document's values hold beside those of its metrics."""
-    return (NATS, UNITS) if text_metric else ()
 
 
 def _text(array: npt.NDArray[Any]) -> str:
