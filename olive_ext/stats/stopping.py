@@ -87,7 +87,7 @@ class Population:
         unseen_RH[runs, strata_R] = np.where(left > self.least_weight / 2, left, 0)
 
 
-def difference_population(reference: npt.ArrayLike, sureness: npt.ArrayLike | None = None) -> Population:
+def difference_population(reference: npt.ArrayLike, sureness: npt.ArrayLike) -> Population:
     """Candidate's value minus the reference's, per document; both lie in [0, 1], `reference` [N] is known.
 
     Where the reference is right (1) the candidate can only lose, where it is wrong (0) only gain. `sureness` [N] is how
@@ -102,7 +102,7 @@ def difference_population(reference: npt.ArrayLike, sureness: npt.ArrayLike | No
     return Population(np.ones(len(correct)), -correct, 1 - correct, strata, means)
 
 
-def mean_population(num_positions: npt.ArrayLike, highest: float, sureness: npt.ArrayLike | None = None) -> Population:
+def mean_population(num_positions: npt.ArrayLike, highest: float, sureness: npt.ArrayLike) -> Population:
     """Mean over positions of a quantity between 0 and `highest` (disagreement: 1; KL cut at `highest` nats).
 
     A document's value is the mean over its `num_positions` [N]; it is drawn with all its positions (a cluster), the
@@ -123,19 +123,16 @@ def draw_probabilities(unseen_RH: FloatArray, scores_RH: FloatArray) -> FloatArr
     return probabilities
 
 
-def _strata(groups_N: IntArray, sureness: npt.ArrayLike | None) -> tuple[IntArray, IntArray]:
+def _strata(groups_N: IntArray, sureness: npt.ArrayLike) -> tuple[IntArray, IntArray]:
     """Stratum of each document, and level of each stratum: the surer half of a group is a stratum, half of what is left
     the next, ..., because differences gather where the reference is least sure. Level 0 is the least sure."""
     strata = np.zeros(len(groups_N), np.int64)
     levels: list[int] = []
     for group in np.unique(groups_N):
         (members,) = np.nonzero(groups_N == group)
-        if sureness is None:
-            cuts = [0, len(members)]
-        else:
-            members = members[np.argsort(np.asarray(sureness)[members], kind="stable")]
-            halves = [len(members) >> level for level in range(_MAX_LEVELS)]
-            cuts = [0, *(half for half in reversed(halves[1:]) if half >= _LEAST_DOCUMENTS), len(members)]
+        members = members[np.argsort(np.asarray(sureness)[members], kind="stable")]
+        halves = [len(members) >> level for level in range(_MAX_LEVELS)]
+        cuts = [0, *(half for half in reversed(halves[1:]) if half >= _LEAST_DOCUMENTS), len(members)]
         for level, (begin, end) in enumerate(itertools.pairwise(cuts)):
             strata[members[begin:end]] = len(levels)
             levels.append(level)
@@ -205,12 +202,10 @@ class Sampler:
         """Whether the claim is not decided, and documents are left that may decide it."""
         return self.verdict == "unknown" and sum(self._positions) < self._num_documents
 
-    def next_batch(self, count: int | None = None) -> IntArray:
-        """Numbers [D] of the next documents, drawn without replacement; all that are left where `count` is as large.
-
-        Without `count` a tenth of those evaluated so far: few follow the decisive one, and batches grow large.
-        """
-        count = count or max(_LEAST_BATCH, self._num_documents // 200, len(self._drawn) // 10)
+    def next_batch(self) -> IntArray:
+        """Numbers [D] of the next documents, drawn without replacement, none where none is left: a tenth of those
+        evaluated so far, as few are then evaluated in vain after the decisive one, and batches grow large."""
+        count = max(_LEAST_BATCH, self._num_documents // 200, len(self._drawn) // 10)
         scores_RH = np.tile(self._evidence.scores()[_ESTIMATED], (3, 1))
         unseen_RH, drawn, weights_N = self._evidence.unseen_RH[[0]], [], self._population.weights_N
         for _ in range(min(count, self._num_documents - sum(self._positions))):

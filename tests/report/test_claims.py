@@ -161,7 +161,7 @@ def sampled(
     reference: np.ndarray, candidate: np.ndarray, bound: float, seed: int
 ) -> tuple[Comparison, Comparison, list[int]]:
     """The comparison of all documents, and that of drawn ones with the claim of a loss of at most `bound`; these."""
-    sampler = Sampler(difference_population(reference), Claim(-bound, "above", bound), seed)
+    sampler = Sampler(difference_population(reference, np.zeros(len(reference))), Claim(-bound, "above", bound), seed)
     drawn: list[int] = []
     while sampler.asks:
         batch = sampler.next_batch().tolist()

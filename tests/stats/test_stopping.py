@@ -34,6 +34,15 @@ def asked(population: Population, values: np.ndarray, claim: Claim, seed: int = 
     return SimpleNamespace(**sampler.decision()), documents
 
 
+def drawn_on(sampler: Sampler, values: np.ndarray, count: int) -> list[int]:
+    """The documents of the next batches, of so many documents at least or of all that are left."""
+    documents: list[int] = []
+    while len(documents) < count and len(batch := sampler.next_batch()):
+        sampler.update(values[batch])
+        documents += batch.tolist()
+    return documents
+
+
 def answers(count: int, lost: float, gained: float, seed: int = 0) -> tuple[Population, np.ndarray]:
     """Answers that flip where the reference is least sure, and their differences."""
     random = np.random.default_rng(seed)
@@ -74,7 +83,7 @@ def test_model_that_breaks_only_what_the_reference_is_surest_of_is_caught() -> N
 def test_small_task_at_its_bound_is_decided_by_all_documents(lost: int, verdict: str) -> None:
     differences = np.zeros(100)
     differences[:lost] = -1
-    decision, documents = asked(difference_population(np.ones(100)), differences, WITHIN_ONE_POINT)
+    decision, documents = asked(difference_population(np.ones(100), np.zeros(100)), differences, WITHIN_ONE_POINT)
     assert decision.verdict == verdict
     if decision.num_evaluated == 100:
         assert decision.low == decision.high == decision.estimate == pytest.approx(-lost / 100)
@@ -86,8 +95,7 @@ def test_continues_to_all_without_asking_anything_twice() -> None:
     sampler = Sampler(population, WITHIN_ONE_POINT)
     first = sampler.next_batch()
     sampler.update(differences[first])
-    rest = sampler.next_batch(1000)
-    sampler.update(differences[rest])
+    rest = drawn_on(sampler, differences, 1000)
     assert sorted([*first, *rest]) == list(range(1000))
     assert not len(sampler.next_batch())
     decision = SimpleNamespace(**sampler.decision())
@@ -104,7 +112,7 @@ def test_disagreement_and_kl_are_decided_over_documents() -> None:
     assert decision.verdict == "ok"
     assert decision.num_evaluated < 200
     beyond = Claim(0.01, "below", 0.01)
-    assert asked(mean_population(positions, 1.0), shares, beyond)[0].verdict == "loss"
+    assert asked(mean_population(positions, 1.0, np.zeros(800)), shares, beyond)[0].verdict == "loss"
 
 
 def test_wrong_verdicts_at_the_bound_are_rarer_than_the_error() -> None:
@@ -120,21 +128,20 @@ def test_estimates_at_a_fixed_number_are_unbiased() -> None:
     estimates = []
     for seed in range(40):
         sampler = Sampler(population, WITHIN_ONE_POINT, seed)
-        for count in (20, 20, 60):
-            sampler.update(differences[sampler.next_batch(count)])
+        number = len(drawn_on(sampler, differences, 100))
         estimates.append(sampler.decision()["estimate"])
     error = np.std(estimates) / np.sqrt(len(estimates))
     assert np.mean(estimates) == pytest.approx(differences.mean(), abs=3 * error)
-    assert np.std(estimates) < np.std(differences) / np.sqrt(100)  # less than of 100 documents drawn alike
+    assert np.std(estimates) < np.std(differences) / np.sqrt(number)  # less than of as many documents drawn alike
 
 
 def test_asked_documents_stand_for_their_strata() -> None:
     population, differences = answers(400, 0.1, 0.03)
     sampler = Sampler(population, WITHIN_ONE_POINT)
-    sampler.update(differences[sampler.next_batch(100)])
+    number = len(drawn_on(sampler, differences, 100))
     counts = sampler.representation()
     documents, numbers = np.array(list(counts)), np.array(list(counts.values()))
-    assert len(documents) == 100
+    assert len(documents) == number
     for stratum in np.unique(population.strata_N):
         members = population.strata_N == stratum
         assert numbers[members[documents]] == pytest.approx(members.sum() / members[documents].sum())
@@ -145,18 +152,18 @@ def test_documents_drawn_by_their_positions_stand_for_all_positions() -> None:
     random = np.random.default_rng(0)
     sizes = random.integers(1, 60, 300)
     values = 1 / sizes  # short documents differ, and are drawn seldom
-    population = mean_population(sizes, 1.0)
+    population = mean_population(sizes, 1.0, np.zeros(300))
     truth, estimates = np.average(values, weights=sizes), []
     for seed in range(200):
         sampler = Sampler(population, Claim(0.5, "below", 0.5), seed)
-        sampler.update(values[sampler.next_batch(60)])
+        drawn_on(sampler, values, 60)
         counts = sampler.representation()
         drawn, weights = np.array(list(counts)), np.array(list(counts.values()))
         estimates.append(np.average(values[drawn], weights=weights * sizes[drawn]))
     error = np.std(estimates) / np.sqrt(len(estimates))
     assert np.mean(estimates) == pytest.approx(truth, abs=3 * error)
     assert 3 * error < 0.05 * truth
-    sampler.update(values[sampler.next_batch(300)])
+    drawn_on(sampler, values, 300)
     assert list(sampler.representation().values()) == pytest.approx([1.0] * 300)
 
 
@@ -178,7 +185,7 @@ def test_document_without_a_value_counts_as_what_is_against_either_verdict() -> 
 @pytest.mark.parametrize(("bound", "verdict"), [(0.0131, "ok"), (0.01, "unknown"), (0.004, "loss")])
 def test_error_of_estimates_is_carried_by_both_verdicts(bound: float, verdict: str) -> None:
     """With errors of 0.02 of 400 documents the mean of 0.01 has one of 0.001; lower bounds are 0.006."""
-    sampler = Sampler(mean_population(np.ones(400), 1.0), Claim(bound, "below", bound))
+    sampler = Sampler(mean_population(np.ones(400), 1.0, np.zeros(400)), Claim(bound, "below", bound))
     while sampler.asks:
         count = len(sampler.next_batch())
         sampler.update(np.full(count, 0.01), np.full(count, 0.006), np.full(count, 0.02**2))
@@ -197,7 +204,7 @@ def test_error_of_estimates_makes_wrong_verdicts_no_more_frequent() -> None:
         errors = 0.5 * true + 0.02
         estimates = true + errors * random.standard_normal(300)
         bound = float(true.mean()) - 1e-9  # the claim is broken, by next to nothing
-        sampler = Sampler(mean_population(np.ones(300), 1.0), Claim(bound, "below", bound), seed)
+        sampler = Sampler(mean_population(np.ones(300), 1.0, np.zeros(300)), Claim(bound, "below", bound), seed)
         while sampler.asks:
             batch = sampler.next_batch()
             sampler.update(np.clip(estimates[batch], 0, 1), true[batch] / 2, errors[batch] ** 2)
@@ -211,10 +218,10 @@ SIGNS = {ABOVE: 1, BELOW: -1}
 def small(name: str) -> tuple[Population, np.ndarray]:
     """A population of five or six documents and its shares."""
     if name == "answers":
-        population = difference_population([1, 1, 1, 0, 0])
+        population = difference_population([1, 1, 1, 0, 0], np.zeros(5))
         return population, np.array([1.0, 0.0, 1.0, 0.0, 1.0])
     if name == "clusters":
-        return mean_population([1, 2, 5, 3, 1], highest=0.5), np.array([0.1, 0.9, 0.0, 0.3, 1.0])
+        return mean_population([1, 2, 5, 3, 1], 0.5, np.zeros(5)), np.array([0.1, 0.9, 0.0, 0.3, 1.0])
     strata, expected = np.array([0, 0, 1, 1, 2]), np.array([0.9, 0.2, 0.5])
     return Population(np.ones(5), np.zeros(5), np.ones(5), strata, expected), np.array([1.0, 1.0, 0.0, 0.0, 0.4])
 
