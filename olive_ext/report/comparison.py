@@ -31,8 +31,7 @@ LEAST_ANSWERS = 20
 """The same of the more skewed mean KL of answers: intervals of five questions hold in 73 to 88 %, of 20 in 95 to 99."""
 
 _UNSEEN_TAIL = 2.0
-"""By how much the skewness of a few documents is multiplied: most of their tail is not among them (20 of a lognormal
-law with a skewness of 6 have 2 on average)."""
+"""The factor of few documents' skewness: most of the tail is unseen (20 of a lognormal law of skewness 6 average 2)."""
 
 TOKENIZER, PACKAGE_TOKENIZER = "the tokenizer", "the package's own tokenizer"
 OF_GRAPHS = KV_CACHE, ENCODER, GRAPH = "the KV cache", "the encoder", "the graph"
@@ -211,8 +210,7 @@ class Outcome:
     right_to_wrong: int
     wrong_to_right: int
     mcnemar_p: Number
-    """Two-sided p-value of no change, below 5 % where the interval excludes zero: of 0/1 values that of McNemar's exact
-    test."""
+    """Two-sided p of no change, below 5 % where the interval excludes zero: of 0/1 values by McNemar's exact test."""
 
     documents_needed: Mapping[str, int | None]
     """Difference to be resolved (for instance "0.01") to documents needed for it at 5 % error and 80 % power."""

@@ -172,10 +172,7 @@ def _of_divergence(item: Divergence) -> Iterator[Metric]:
     kl = item.kl
     values = {
         "kl_mean": (kl.mean, kl.stderr),
-        "kl_median": (kl.median, None),
-        "kl_p90": (kl.p90, None),
-        "kl_p99": (kl.p99, None),
-        "kl_p999": (kl.p999, None),
+        **{f"kl_{name}": (getattr(kl, name), None) for name in ("median", "p90", "p99", "p999")},
         "kl_max": (kl.maximum, None),
         "top1_agreement": (item.top1_agreement, item.top1_agreement_stderr),
         "top_probability_rms": (item.top_probability_rms, None),

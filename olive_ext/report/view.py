@@ -176,12 +176,10 @@ SIGNS: dict[Tone, str] = {
     "unclear": "\N{WHITE CIRCLE}",
 }
 
-Difference = tuple[str, Outcome, Bar | None]
-"""A candidate, its outcome, and a bar on one axis with all other shares; None of other metrics."""
 
-
-def differences(compared: Iterable[ComparedModels]) -> list[list[Difference]]:
-    """The outcomes by metric, those over all tasks first; of each metric every candidate's."""
+def differences(compared: Iterable[ComparedModels]) -> list[list[tuple[str, Outcome, Bar | None]]]:
+    """The outcomes by metric, those over all tasks first; of each metric every candidate with its outcome, and a bar on
+    one axis with all other shares; None of other metrics."""
     pairs = [
         (each.candidate, outcome)
         for each in compared

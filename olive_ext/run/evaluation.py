@@ -189,8 +189,7 @@ def _judged(report: Report, config: EvaluationConfig, names: Mapping[str, str | 
 
 
 def _evaluate(models: Models, lm: LM | None, weights: Weights | None = None) -> tuple[Report, TaskRun | None]:
-    """The report, and the run of the tasks, where there are any. `weights` are those of documents that an earlier run
-    has drawn: only these are evaluated."""
+    """The report, and the tasks' run, if any. `weights`: of documents that an earlier run drew, evaluated alone."""
     if lm is not None and not hasattr(lm, "session") and models.config.use_cache is not None:
         problem = "lm-eval's own model keeps no answers: leave it out, or wrap the model in lm_eval.api.model.CachingLM"
         raise ConfigError(problem, "use_cache", models.config.use_cache)

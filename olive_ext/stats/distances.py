@@ -82,7 +82,7 @@ def measure_divergence(
 
 
 def clustered_mean(
-    values: FloatArray, documents: npt.NDArray[np.int64], weights: FloatArray | None = None
+    values: FloatArray, documents: npt.NDArray[np.int64], weights: FloatArray
 ) -> tuple[float, float | None, float | None]:
     """Mean of `values` [N], its standard error where values of one document depend on each other, and the skewness of
     the documents' deviations S_d - m n_d (Fisher's G1); None for a single document.
@@ -99,8 +99,6 @@ def clustered_mean(
     Liang and Zeger 1986; Miller 2024, Adding Error Bars to Evals, eq. 4, has it without D / (D - 1)). With one value a
     document it is the ordinary standard error of a mean.
     """
-    if weights is None:
-        weights = np.ones(len(values))
     counts, total = np.bincount(documents, weights=weights), float(np.sum(weights))
     mean = float(np.sum(weights * values) / total)
     if len(counts) < 2:
@@ -127,10 +125,9 @@ def degrees_of_freedom(sizes: npt.NDArray[Any]) -> float:
 
 
 def perplexity_ratio(
-    reference: FloatArray, candidate: FloatArray, documents: npt.NDArray[np.int64], weights: FloatArray | None = None
+    reference: FloatArray, candidate: FloatArray, documents: npt.NDArray[np.int64], weights: FloatArray
 ) -> tuple[float, float | None, float | None]:
-    """PPL(candidate) / PPL(reference) from log-probabilities [N] of the same targets, its standard error, and the
-    skewness as in `clustered_mean`.
+    """PPL(candidate) / PPL(reference) from log-probabilities [N] of the same targets, its standard error and skewness.
 
     ln of the ratio is the mean m of d = ln p_reference - ln p_candidate, so by the delta method se(ratio) = ratio *
     se(m), with se(m) by `clustered_mean`. llama.cpp writes the same as sqrt(var ln PPL_c + var ln PPL_r - 2 cov).

@@ -132,7 +132,7 @@ def test_clustered_error_is_the_double_sum(lengths: list[int], seed: int) -> Non
     random = np.random.default_rng(seed)
     documents = np.repeat(np.arange(len(lengths)), lengths)
     values = random.normal(size=len(documents)) + np.repeat(random.normal(size=len(lengths)), lengths)
-    mean, stderr, skewness = clustered_mean(values, documents)
+    mean, stderr, skewness = clustered_mean(values, documents, np.ones(len(values)))
     total = sum(
         (values[i] - values.mean()) * (values[j] - values.mean())
         for i in range(len(values))
@@ -154,7 +154,7 @@ def test_clustered_error_is_what_repeating_the_experiment_shows() -> None:
     for _ in range(400):
         lengths = random.integers(1, 20, 60)
         values = np.repeat(random.normal(size=60), lengths) + 0.3 * random.normal(size=lengths.sum())
-        mean, stderr, _ = clustered_mean(values, np.repeat(np.arange(60), lengths))
+        mean, stderr, _ = clustered_mean(values, np.repeat(np.arange(60), lengths), np.ones(len(values)))
         means.append(mean)
         errors.append(stderr)
     assert np.mean(errors) == pytest.approx(np.std(means), rel=0.1)
@@ -167,7 +167,7 @@ def test_intervals_hold_where_the_tail_is_mostly_unseen(count: int, least: float
     random, true = np.random.default_rng(count), sign * math.exp(0.5)
     held = []
     for _ in range(2000):
-        mean, *errors = clustered_mean(sign * random.lognormal(size=count), np.arange(count))
+        mean, *errors = clustered_mean(sign * random.lognormal(size=count), np.arange(count), np.ones(count))
         change = TextChange("t", "word_perplexity", count, mean, *errors, degrees=count - 1.0)
         low, high = change.interval(mean - true, *errors)
         held.append(low <= 0 <= high)

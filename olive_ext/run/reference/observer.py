@@ -31,8 +31,6 @@ from olive_ext.session.requests import (
 from olive_ext.stats.compared_fields import Compared, FloatArray, Positions, TokenClasses
 from olive_ext.stats.distances import measure_divergence
 
-Ask: TypeAlias = Callable[[list[Any]], list[Any]]
-
 _GENERATION = "generate_until"
 _MEDIA = {"image": "images", "audio": "audio"}
 """Fields of a request, by what they hold."""
@@ -70,7 +68,7 @@ class ReferenceScores:
         logprobs = np.asarray(compared.reference_logprobs).tolist()
         self._scores[_texts(args)] = math.fsum(logprobs), bool(np.all(compared.reference_is_greedy))
 
-    def __call__(self, requests: list[Any], ask: Ask) -> list[Any]:
+    def __call__(self, requests: list[Any], ask: Callable[[list[Any]], list[Any]]) -> list[Any]:
         """The reference's scores; generations come from the model itself.
 
         Raises `RunError` for a request that was not scored in the first run.
@@ -81,14 +79,13 @@ class ReferenceScores:
 
     def _find(self, request: Any) -> Any:
         texts = _texts(request.args)
-        is_rolling = request.request_type == "loglikelihood_rolling"
         if not texts[-2]:  # nothing is certain, so no model has scored it
-            return 0.0 if is_rolling else (0.0, True)
-        if texts not in self._scores and self.is_partial:
-            return math.nan if is_rolling else (math.nan, False)
-        if texts not in self._scores:
+            score = 0.0, True
+        elif texts in self._scores or self.is_partial:
+            score = self._scores.get(texts, (math.nan, False))
+        else:
             raise RunError("a task built other prompts in the second run: make its prompts deterministic")
-        return self._scores[texts][0] if is_rolling else self._scores[texts]
+        return score[0] if request.request_type == "loglikelihood_rolling" else score
 
 
 def _texts(args: Sequence[Any]) -> tuple[str, ...]:
