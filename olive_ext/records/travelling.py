@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import uuid
 import zipfile
 from collections.abc import Mapping
@@ -55,9 +54,7 @@ def unpack(file: Path, root: Path) -> tuple[Path, dict[str, Any]]:
         with zipfile.ZipFile(file) as archive:
             manifest = _manifest(file, archive)
             folder = make_own_folder(root / manifest["key"])
-            for part in archive.infolist():
-                with archive.open(part) as source, (folder / part.filename).open("xb") as target:
-                    shutil.copyfileobj(source, target)
+            archive.extractall(folder)
         return folder, manifest
     except RecordsError:
         raise

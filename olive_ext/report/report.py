@@ -151,10 +151,8 @@ def validated(reader: TypeAdapter[Kind], content: Any) -> Kind:
         raise ValueError(f"{'.'.join(map(str, problem['loc'])) or 'as a whole'}: {problem['msg']}") from error
 
 
-@cache
-def _reader() -> TypeAdapter[Report]:
-    """Made once: that takes longer than to read a report."""
-    return TypeAdapter(Report)
+_reader = cache(lambda: TypeAdapter(Report))
+"""Made once: that takes longer than to read a report."""
 
 
 def plain(value: Any) -> Any:

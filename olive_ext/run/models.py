@@ -289,10 +289,9 @@ class Models:
     def known_size(self, lm: LM | None) -> int | None:
         """Bytes of the files of the model that `lm` runs, which a caller may have opened, or of the evaluated model;
         None where no files are here, as for some models that a caller has opened."""
-        try:
+        with suppress(ModelError):
             return self._measured(lm).size
-        except ModelError:
-            return None
+        return None
 
     def _measured(self, lm: LM | None) -> ResolvedModel:
         if lm is None or self.given_candidate.kind != "onnx":
