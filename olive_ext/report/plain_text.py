@@ -28,7 +28,7 @@ _CHAIN_COSTS = ("size_on_disk", "tokens_per_second", "peak_memory")
 _CHAIN_DISTANCES = ("kl_mean", "top1_agreement", "perplexity_ratio")
 """Columns of a chain that stand before its tasks' columns; the distances are over all tasks."""
 
-_KL, _TOP, _TEXT = "mean KL, nats ↓", "same top token ↑", "perplexity, change ↓"
+_KL, _REVERSE, _TOP, _TEXT = "mean KL, nats ↓", "reverse KL, nats ↓", "same top token ↑", "perplexity, change ↓"
 
 
 @dataclass(frozen=True)
@@ -85,21 +85,15 @@ def _differences(page: Page) -> Iterator[Sequence[str]]:
 def _distances(page: Page) -> Iterator[Sequence[str]]:
     for group in view.divergences(page.compared):
         task = view.task_title(group[0][1].task)
-        lines = {
-            _KL: {
-                name: f"{nats_with_error(item.kl.mean, item.kl.stderr)}{f' ({about})' if about else ''}"
-                for name, item, about in ((name, item, view.estimate(item)) for name, item in group)
-            },
-            "reverse KL, nats ↓": {
-                name: str(nats_with_error(item.kl_reverse, item.kl_reverse_stderr))
-                for name, item in group
-                if item.kl_reverse is not None
-            },
-            _TOP: {name: percent(item.top1_agreement, item.top1_agreement_stderr) for name, item in group},
-            _TEXT: {
-                name: f"{SIGNS[view.tone(item)]} {perplexity_change(item)}" for name, item in group if item.is_text
-            },
-        }
+        lines: dict[str, dict[str, str]] = {line: {} for line in (_KL, _REVERSE, _TOP, _TEXT)}
+        for name, item in group:
+            about = f" ({estimate})" if (estimate := view.estimate(item)) else ""
+            lines[_KL][name] = f"{nats_with_error(item.kl.mean, item.kl.stderr)}{about}"
+            if item.kl_reverse is not None:
+                lines[_REVERSE][name] = str(nats_with_error(item.kl_reverse, item.kl_reverse_stderr))
+            lines[_TOP][name] = percent(item.top1_agreement, item.top1_agreement_stderr)
+            if item.is_text:
+                lines[_TEXT][name] = f"{SIGNS[view.tone(item)]} {perplexity_change(item)}"
         for line, cells in lines.items():
             if cells:
                 yield task, line, "", *(cells.get(column.name, "") for column in page.columns)

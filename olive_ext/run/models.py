@@ -405,13 +405,9 @@ class Models:
     def _recording(self, model: ResolvedModel, observer: Observer) -> LM:
         reference = self.config.reference
         assert reference is not None
-        record_to = {
-            "folder": str(self._records_dir),
-            "top": reference.top,
-            "drawn": reference.drawn,
-            "seed": self.config.seed or 0,
-        }
-        own, arguments = self.candidate.context_length, {**self.config.model_args, "record_to": record_to}
+        form = {"top": reference.top, "drawn": reference.drawn, "seed": self.config.seed or 0}
+        arguments = {**self.config.model_args, "record_to": {"folder": str(self._records_dir), **form}}
+        own = self.candidate.context_length
         lm: Any = self._open_ours(model, arguments)
         if own is not None and own < lm.max_length:
             lm.close()

@@ -223,12 +223,10 @@ class TaskRun:
             return {"path": reference.path, **execution, **recorded, "mode": "recorded"}
         path = self._models.config.model.path if reference.is_same else reference.path
         facts = {"path": path, "kind": self._models.given_reference.kind, **execution, "mode": self._mode}
+        given = self._models.given_reference
+        known = {VARIANT: given.files.variant or None, SIZE: given.size}
         facts |= self._models.export_note(reference.path)
-        if variant := self._models.given_reference.files.variant:
-            facts[VARIANT] = variant
-        if (size := self._models.given_reference.size) is not None:
-            facts[SIZE] = size
-        return facts
+        return facts | {name: value for name, value in known.items() if value is not None}
 
 
 def mode_of(models: Models, lm: LM | None = None) -> Mode:
