@@ -25,7 +25,7 @@ from olive_ext.report.comparison import (
     TextChange,
     primary_outcomes,
 )
-from olive_ext.report.metrics import CUT_OFF, LENGTHS, read_metrics
+from olive_ext.report.metrics import CUT_OFF
 from olive_ext.report.numbers import FormattedValue
 
 LEVEL = 0.05
@@ -154,30 +154,6 @@ def deciding_changes(changes: Sequence[Change]) -> list[Change]:
         elif key not in superseded and (item.metric != CUT_OFF or (item.p < LEVEL and item.estimate < 0)):
             kept.append(item)
     return kept
-
-
-def unjudged_tasks(comparison: Comparison) -> dict[str, str]:
-    """Names of the evaluated tasks that nothing judges, with their metrics: no texts, and no metric is a mean over
-    documents (MCC, F1 over a corpus, BLEU, chrF), or no document has a value in both runs. Documents that are
-    drawn for a claim need not be of every task."""
-    judged = {ALL, *(item.task for item in comparison.outcomes), *comparison.whole_texts()}
-    evaluated = [] if comparison.certainty is not None else [*comparison.metrics.get("configs", {})]
-    evaluated += [item.task for item in comparison.divergences]
-    metrics, named = read_metrics(comparison.metrics), {}
-    for task in (task for task in evaluated if task not in judged):
-        names = dict.fromkeys(item.metric for item in metrics if item.task == task)
-        named[task] = f"{task} ({', '.join(names)})" if names else task
-    return named
-
-
-def uncompared(comparison: Comparison) -> list[str]:
-    """Names of metrics beside compared ones that are one score of a whole task (F1 beside accuracy), or no number."""
-    judged = {item.key for item in (*comparison.outcomes, *comparison.lengths)}
-    judged |= {(task, PERPLEXITY, "none") for task in comparison.perplexities()}
-    results, tasks = comparison.metrics.get("results", {}), dict.fromkeys(item.task for item in comparison.outcomes)
-    keys = ((task, *key.split(",", 1)) for task in tasks for key in results.get(task, ()) if "," in key)
-    metrics = (key for key in keys if key[1] not in LENGTHS and not key[1].endswith("_stderr"))
-    return [name_of(*key[:2]) for key in metrics if key not in judged]
 
 
 def _with_unanswered(change: Change, comparison: Comparison) -> Change:

@@ -145,15 +145,6 @@ def _short_name(facts: Mapping[str, Any], unknown: str) -> str:
     return f"{name} ({facts[VARIANT]})" if VARIANT in facts else name
 
 
-def short_names(paths: Sequence[Sequence[str]]) -> list[str]:
-    """A name for each report from the parts of its folder's path: the last, or as many as make it unique."""
-    for count in range(1, max((len(parts) for parts in paths), default=0) + 1):
-        names = ["/".join(parts[-count:]) for parts in paths]
-        if len(set(names)) == len(names):
-            return names
-    return [f"{'/'.join(parts)} ({rank})" for rank, parts in enumerate(paths, 1)]
-
-
 def check_comparable(runs: Sequence[tuple[str, Report | Mapping[str, Mapping[str, Any]]]]) -> None:
     """Raises `NotComparableError` where a task that two of the named runs have differs in its requests or its scoring.
 

@@ -19,19 +19,10 @@ from typing import Literal
 
 from olive_ext.errors import counted, listed
 from olive_ext.report import numbers
-from olive_ext.report.changes import (
-    Change,
-    Figure,
-    changes_of,
-    deciding_changes,
-    difference_texts,
-    name_of,
-    uncompared,
-    unjudged_tasks,
-)
-from olive_ext.report.comparison import ALL, CONSTANTS, Comparison, Divergence, Status
+from olive_ext.report.changes import Change, Figure, changes_of, deciding_changes, difference_texts, name_of
+from olive_ext.report.comparison import ALL, CONSTANTS, PERPLEXITY, Comparison, Divergence, Status
 from olive_ext.report.diagnosis import PlaceFinding, stage_sentences
-from olive_ext.report.metrics import CUT_OFF, STOPPED
+from olive_ext.report.metrics import CUT_OFF, LENGTHS, STOPPED, read_metrics
 from olive_ext.report.next_step import next_step
 from olive_ext.report.numbers import SAME_NATS, joined
 
@@ -159,7 +150,7 @@ class Verdict:
         next_step = f"next: {self.next_step}" if self.next_step else ""
         return (self.headline, *filter(None, (*self.evidence, figures if self.figures else "", next_step)))
 
-    def __str__(self) -> str:
+    def _str__(self) -> str:
         return "\n".join(self.lines)
 
 
@@ -301,7 +292,7 @@ def _findings(comparison: Comparison) -> tuple[Sequence[Reason], tuple[Figure, .
         words = "the chat templates' texts differ; all prompts of these tasks are alike"
         others.append(Reason("template", words=words))
     others += _silent(changes)[0] if is_open else []
-    if (comparison.over_all or certainty is not None) and is_open and (names := uncompared(comparison)):
+    if (comparison.over_all or certainty is not None) and is_open and (names := _uncompared(comparison)):
         others.append(Reason("uncompared", words=f"not compared, as one score of a whole task: {_few(names)}"))
     if comparison.missing:
         isnt = "and is" if comparison.missing == 1 else "and are"
@@ -434,14 +425,38 @@ def _far(code: str, item: Divergence, words: str, task: str = "") -> Reason:
 
 def _incomparable(comparison: Comparison) -> str:
     """The sentence on tasks that cannot be judged; empty without any."""
-    names = [*unjudged_tasks(comparison).values()]
+    names = [*_unjudged_tasks(comparison).values()]
     if not comparison.over_all and comparison.certainty is None:  # else others are evidence
-        names += uncompared(comparison)
+        names += _uncompared(comparison)
     return f"{joined(names)} {'has' if len(names) == 1 else 'have'} no values by document to compare" if names else ""
 
 
+def _unjudged_tasks(comparison: Comparison) -> dict[str, str]:
+    """Names of the evaluated tasks that nothing judges, with their metrics: no texts, and no metric is a mean over
+    documents (MCC, F1 over a corpus, BLEU, chrF), or no document has a value in both runs. Documents that are
+    drawn for a claim need not be of every task."""
+    judged = {ALL, *(item.task for item in comparison.outcomes), *comparison.whole_texts()}
+    evaluated = [] if comparison.certainty is not None else [*comparison.metrics.get("configs", {})]
+    evaluated += [item.task for item in comparison.divergences]
+    metrics, named = read_metrics(comparison.metrics), {}
+    for task in (task for task in evaluated if task not in judged):
+        names = dict.fromkeys(item.metric for item in metrics if item.task == task)
+        named[task] = f"{task} ({', '.join(names)})" if names else task
+    return named
+
+
+def _uncompared(comparison: Comparison) -> list[str]:
+    """Names of metrics beside compared ones that are one score of a whole task (F1 beside accuracy), or no number."""
+    judged = {item.key for item in (*comparison.outcomes, *comparison.lengths)}
+    judged |= {(task, PERPLEXITY, "none") for task in comparison.perplexities()}
+    results, tasks = comparison.metrics.get("results", {}), dict.fromkeys(item.task for item in comparison.outcomes)
+    keys = ((task, *key.split(",", 1)) for task in tasks for key in results.get(task, ()) if "," in key)
+    metrics = (key for key in keys if key[1] not in LENGTHS and not key[1].endswith("_stderr"))
+    return [name_of(*key[:2]) for key in metrics if key not in judged]
+
+
 def _is_same(comparison: Comparison, divergence: Divergence | None) -> bool:
-    unjudged = unjudged_tasks(comparison).keys() - {item.task for item in comparison.divergences}
+    unjudged = _unjudged_tasks(comparison).keys() - {item.task for item in comparison.divergences}
     if unjudged or comparison.changed_answers or comparison.asked or _other_ends(comparison):
         return False
     answers = (*comparison.outcomes, *comparison.lengths)
@@ -449,7 +464,7 @@ def _is_same(comparison: Comparison, divergence: Divergence | None) -> bool:
         return False
     if comparison.is_same_content:
         ratios = [item.perplexity_ratio for item in comparison.texts]
-        return not uncompared(comparison) and all(abs(ratio - 1) <= _SAME_GRADE for ratio in ratios)
+        return not _uncompared(comparison) and all(abs(ratio - 1) <= _SAME_GRADE for ratio in ratios)
     return divergence is not None and divergence.kl.maximum < SAME_NATS
 
 

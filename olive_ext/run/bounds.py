@@ -67,7 +67,7 @@ def is_timed(config: EvaluationConfig) -> bool:
 def cost_metrics(
     asked: Sequence[object], *, size: Callable[[], int], peak_memory: int, counters: Mapping[str, int], seconds: float
 ) -> Iterator[Metric]:
-    """The metrics of the costs in `asked`.
+    """The metrics of the costs among the tasks `asked`.
 
     `size` gives the bytes of the model's files; `peak_memory` is the most that the process took, in bytes. Speed is in
     tokens of the requests, given and generated, and in requests, for each of the `seconds` after the loading: tokens

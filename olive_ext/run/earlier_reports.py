@@ -16,16 +16,7 @@ from olive_ext.report import Report, from_json
 from olive_ext.report.comparison import LEAST_ANSWERS, VARIANT, Comparison
 from olive_ext.report.metrics import COMPARISON_NAMES, comparison_metrics, non_finite_requests
 from olive_ext.report.numbers import joined
-from olive_ext.report.page import (
-    COMPARISON,
-    PASSES,
-    ComparedModels,
-    Page,
-    check_comparable,
-    column_of,
-    model_name,
-    short_names,
-)
+from olive_ext.report.page import COMPARISON, PASSES, ComparedModels, Page, check_comparable, column_of, model_name
 from olive_ext.report.report_files import report_number
 from olive_ext.report.verdict import BANDS
 from olive_ext.run.bounds import broken_bounds
@@ -92,7 +83,7 @@ def load(words: Sequence[str]) -> list[Named]:
     reports = [each for text in words for each in _reports(text)]
     names = [model_name(report) for _, _, report in reports if PASSES in report.model]
     if len(set(names)) < len(reports):  # else a chain's passes, whose folders by Olive are digests
-        names = short_names([place.resolve().parts for _, place, _ in reports])
+        names = _short_names([place.resolve().parts for _, place, _ in reports])
     lines = zip(reports, names, strict=True)
     named = [
         Named(given_name or name, report, place if place.is_dir() else place.parent)
@@ -102,6 +93,15 @@ def load(words: Sequence[str]) -> list[Named]:
     if twice:
         raise ContradictionError(f"two reports are named '{twice[0]}': give others with NAME=PATH")
     return named
+
+
+def _short_names(paths: Sequence[Sequence[str]]) -> list[str]:
+    """A name for each report from the parts of its folder's path: the last, or as many as make it unique."""
+    for count in range(1, max((len(parts) for parts in paths), default=0) + 1):
+        names = ["/".join(parts[-count:]) for parts in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{'/'.join(parts)} ({rank})" for rank, parts in enumerate(paths, 1)]
 
 
 def _reports(text: str) -> list[tuple[str, Path, Report]]:

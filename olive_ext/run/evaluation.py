@@ -44,15 +44,7 @@ from olive_ext.report.numbers import size
 from olive_ext.report.page import SIZE
 from olive_ext.report.report import plain
 from olive_ext.report.report_files import refuse_filled
-from olive_ext.run.bounds import (
-    broken_bounds,
-    cost_metrics,
-    kept_bounds,
-    refuse_names,
-    requested_costs,
-    requested_tasks,
-    with_costs,
-)
+from olive_ext.run.bounds import broken_bounds, cost_metrics, kept_bounds, refuse_names, requested_tasks, with_costs
 from olive_ext.run.machine import Clock, PeakMemory, describe_hardware
 from olive_ext.run.model_facts import STOP_FACTS, UNJUDGED, damage_of
 from olive_ext.run.models import PICTURES, Models, OtherPromptsError, pictures_of
@@ -316,7 +308,7 @@ def _report(
     execution.pop("reference", None)
     counters = execution.setdefault("counters", getattr(lm, "counters", {}))
     costs = cost_metrics(
-        requested_costs(config),
+        config.tasks,
         size=lambda: models.size(lm),
         peak_memory=peak_memory,
         counters=counters,
