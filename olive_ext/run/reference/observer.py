@@ -26,7 +26,6 @@ from olive_ext.session.requests import (
     RollingRequest,
     ScoringOutput,
     ScoringRequest,
-    Text,
 )
 from olive_ext.stats.compared_fields import Compared, FloatArray, Positions, TokenClasses
 from olive_ext.stats.distances import measure_divergence
@@ -233,7 +232,11 @@ class Observer:
         if output.compared is None:
             raise RunError(f"task '{instance.task_name}': the model answered without its reference")
         task, document = str(instance.task_name), int(instance.doc_id)
-        context, target = _parts(request)
+        if isinstance(request, ScoringRequest):
+            context, target = request.context, request.target
+            self._answering.add(task)
+        else:
+            context, target = () if request.prefix is None else (request.prefix,), request.text
         before = () if isinstance(context, str) else context
         classes = None
         if self.classes is not None and not isinstance(target, str):
@@ -248,8 +251,6 @@ class Observer:
             self._seconds = max(self._seconds, len(samples_N) / rate)
         self._longest = max(self._longest, 1 + int(output.compared.positions.max(initial=-1)))
         self._first = min(self._first, 1 + int(output.compared.positions.min(initial=sys.maxsize - 1)))
-        if not isinstance(request, RollingRequest):
-            self._answering.add(task)
         positions = self._positions.setdefault(task, Positions())
         if isinstance(instance, Generated):
             self._generating.add(task)
@@ -305,12 +306,6 @@ def _by_row(rows: npt.NDArray[Any], task: str, weights: Weights | None) -> Float
     numbers, indices = np.unique(rows["document"], return_inverse=True)
     weights_N: FloatArray = np.array([weights[task][int(number)] for number in numbers], np.float64)[indices]
     return weights_N
-
-
-def _parts(request: Scoring) -> tuple[Prompt, Text]:
-    if isinstance(request, ScoringRequest):
-        return request.context, request.target
-    return () if request.prefix is None else (request.prefix,), request.text
 
 
 def score_generated(lm: Any, generated: Sequence[Generated], observer: Observer | None = None) -> None:
