@@ -181,9 +181,10 @@ def stage_sentences(stages: Sequence[Stage], most_kl: float) -> Iterator[str]:
     ranked = sorted(stages, key=lambda stage: stage.kl_mean, reverse=True)
     least = min(most_kl, _SMALL_PART * ranked[0].kl_mean)
     guilty = [stage for stage in ranked if stage.is_loss or not (stage.is_exact or stage.most_kl <= least)]
+    listed = ", ".join(f"{stage.title} {stage.distance}" for stage in ranked)
     innocent = [stage for stage in stages if stage not in guilty]
     if not all(math.isfinite(stage.kl_mean) for stage in stages):
-        yield f"the stages cannot be separated: {_listed(ranked)}"
+        yield f"the stages cannot be separated: {listed}"
     elif not guilty:
         titles = " nor ".join(stage.title for stage in stages)
         yield f"neither {titles} lost anything: at most {ranked[0].distance}"
@@ -191,9 +192,5 @@ def stage_sentences(stages: Sequence[Stage], most_kl: float) -> Iterator[str]:
         (lost,), (kept,) = guilty, innocent
         yield f"{lost.title} lost it ({lost.distance}); {kept.title} did not ({kept.distance})"
     else:
-        yield f"both stages lost: {_listed(ranked)}"
+        yield f"both stages lost: {listed}"
     yield from (f"{stage.title}: {stage.finding}" for stage in stages if stage.finding)
-
-
-def _listed(stages: Sequence[Stage]) -> str:
-    return ", ".join(f"{stage.title} {stage.distance}" for stage in stages)

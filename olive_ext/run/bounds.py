@@ -40,8 +40,7 @@ COSTS = (SIZE_ON_DISK, PEAK_MEMORY, TOKENS_PER_SECOND)
 def requested_tasks(config: EvaluationConfig) -> list[str | dict[str, Any]]:
     """The tasks of lm-eval among `config.tasks`. Raises `ConfigError` where memory or speed has no run to measure."""
     tasks = [task for task in config.tasks if task not in COSTS]
-    costs = [name for name in requested_costs(config) if name != SIZE_ON_DISK]
-    if costs and not tasks:
+    if (costs := timed_costs(config)) and not tasks:
         raise MissingError(f"'{costs[0]}' is measured on a run: add a task to be run", "tasks", config.tasks)
     return tasks
 
@@ -54,14 +53,9 @@ def with_costs(settings: Settings, names: Iterable[str] = ()) -> Settings:
     return settings.model_copy(update={"tasks": [*settings.tasks, *added]}) if added else settings
 
 
-def requested_costs(config: EvaluationConfig) -> tuple[str, ...]:
-    """The costs among `config.tasks`."""
-    return tuple(name for name in COSTS if name in config.tasks)
-
-
-def is_timed(config: EvaluationConfig) -> bool:
-    """Whether a cost is measured for which every answer has to be computed."""
-    return not {PEAK_MEMORY, TOKENS_PER_SECOND}.isdisjoint(requested_costs(config))
+def timed_costs(config: EvaluationConfig) -> list[str]:
+    """The costs among `config.tasks` for which every answer has to be computed."""
+    return [name for name in (PEAK_MEMORY, TOKENS_PER_SECOND) if name in config.tasks]
 
 
 def cost_metrics(

@@ -29,7 +29,7 @@ from olive_ext.records.files import cache_folder
 from olive_ext.records.journal import facts_key
 from olive_ext.records.travelling import unpack
 from olive_ext.report.comparison import CONSTANTS, PACKAGE_TOKENIZER, PromptDiff, StopTokens
-from olive_ext.run.bounds import is_timed
+from olive_ext.run.bounds import timed_costs
 from olive_ext.run.machine import Clock
 from olive_ext.run.model_facts import UNJUDGED, contexts_of, ends_of, stops_of
 from olive_ext.run.reference.observer import Observer
@@ -372,7 +372,7 @@ class Models:
         session = getattr(lm, "session", None)
         if session is None or session.records is not None:
             return
-        resume = not is_timed(self.config) if self.config.resume is None else self.config.resume
+        resume = not timed_costs(self.config) if self.config.resume is None else self.config.resume
         session.keep_answers(self.config.journal, resume=resume, facts=self._places if self.is_same_model else None)
 
     def _open_ours(self, model: ResolvedModel, arguments: Mapping[str, Any]) -> LM:

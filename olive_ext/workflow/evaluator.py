@@ -38,10 +38,10 @@ from olive_ext.run.bounds import (
     SIZE_ON_DISK,
     broken_bounds,
     check_declared,
-    is_timed,
     kept_bounds,
     requested_tasks,
     single_bounds,
+    timed_costs,
     why_missing,
     with_measurements,
 )
@@ -70,7 +70,7 @@ def measure(
         config = config_of(model, settings, device, execution_providers)
         path = str(model.get_resource("model_path") or config.model.path)
         config = _with_own_folders(config, path)
-        if (run := running.get()) is not None and config.journal is None and not is_timed(config):
+        if (run := running.get()) is not None and config.journal is None and not timed_costs(config):
             config = config.model_copy(update={"use_cache": run.answers})
         names = {"model": name_of(path), "reference": "the input model" if is_input else None}
         with ExitStack() as stack:

@@ -36,7 +36,7 @@ from olive_ext.report.changes import name_of
 from olive_ext.report.comparison import PERPLEXITY, TRIALS, VARIANT, ClaimResult, Comparison, PromptDiff
 from olive_ext.report.metrics import NON_FINITE
 from olive_ext.report.page import SIZE
-from olive_ext.run.bounds import PEAK_MEMORY, TOKENS_PER_SECOND, requested_costs, requested_tasks
+from olive_ext.run.bounds import requested_tasks, timed_costs
 from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers, changed_answers, read_answers
 from olive_ext.run.reference.observer import Observer, ReferenceScores, Weights, score_generated
@@ -252,7 +252,7 @@ def mode_of(models: Models, lm: LM | None = None) -> Mode:
         return "alone" if is_foreign or reference.mode != "recorded" else "recording"
     if is_foreign or models.prompt_diff:
         return "answers"
-    costs = [name for name in requested_costs(config) if name in (PEAK_MEMORY, TOKENS_PER_SECOND)]
+    costs = timed_costs(config)
     if reference.mode == "resident" and costs:
         raise ContradictionError("needs one open model: set 'reference.mode' to 'recorded'", costs[0])
     if reference.mode != "auto" or reference.is_same:
