@@ -131,7 +131,7 @@ class Records:
             text = "%s: damaged parts are recorded again; the %d requests in the others are used"
             logger.warning(text, ", ".join(f"'{path}'" for path in damaged), num_requests)
             self._write_index()
-        self._requests = self._sorted_requests()
+        self._requests = np.sort(self._files.read("requests"), order="key")
         self._fresh: dict[bytes, Array] = {}
         self._records: list[Array] = []
         self._num_fresh = 0
@@ -217,7 +217,7 @@ class Records:
         except OSError as error:
             raise RunError(f"the records in '{self.folder}' cannot be written: {error}", code="no_access") from error
         self._fresh, self._records, self._num_fresh = {}, [], 0
-        self._requests = self._sorted_requests()
+        self._requests = np.sort(self._files.read("requests"), order="key")
 
     def close(self) -> None:
         """Writes what is held in memory, and lets other processes write."""
@@ -234,9 +234,6 @@ class Records:
 
     def _write_index(self) -> None:
         write_index(self.folder, {"facts": self.facts, "form": asdict(self.form), "chunks": self._files.chunks})
-
-    def _sorted_requests(self) -> Array:
-        return np.sort(self._files.read("requests"), order="key")
 
     def _requests_of(self, key: bytes) -> Array:
         found: Array = self._requests[np.searchsorted(self._requests["key"], key) :][:1]

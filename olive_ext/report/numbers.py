@@ -205,8 +205,6 @@ def flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested facts as one level of dotted names and texts of one line, in the same order."""
     facts_by_name: dict[str, str] = {}
     for key, value in facts.items():
-        if isinstance(value, Mapping) and value:
-            facts_by_name.update(flat(value, f"{prefix}{key}."))
-        else:
-            facts_by_name[f"{prefix}{key}"] = fact(value)
+        is_nested = isinstance(value, Mapping) and value
+        facts_by_name |= flat(value, f"{prefix}{key}.") if is_nested else {f"{prefix}{key}": fact(value)}
     return facts_by_name
