@@ -13,11 +13,10 @@ from itertools import islice
 from operator import is_not, itemgetter
 from typing import Any
 
-from olive_ext.engine.forms.base import ScoringRule
 from olive_ext.engine.forms.tree import TreeSteps
 from olive_ext.engine.reference.tap import Tap
 from olive_ext.engine.requests import Counters, KeyedRequest, KeyedResult, Lost, Request, Result
-from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
+from olive_ext.engine.runners.runner import OpenedRunner, Runner, ScoringRule, Traits
 from olive_ext.engine.scheduling.planned_step import ReadAhead, StepThread
 from olive_ext.engine.scheduling.prefix_tree import MediaIds, Plan, make_plan, plan_in_parts
 from olive_ext.engine.scheduling.scheduler import Planning, Scheduler

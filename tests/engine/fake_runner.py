@@ -15,12 +15,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from olive_ext.engine.forms.base import ONE_ROW, OneRow, StepForm
 from olive_ext.engine.forms.packed import PackedSteps
 from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.forms.rows import AllSlots, NeighbouringSlots, SlotRows
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result
-from olive_ext.engine.runners.runner import Capacity, Runner, Traits
+from olive_ext.engine.runners.runner import ONE_ROW, Capacity, OneRow, Runner, StepForm, Traits
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
 from olive_ext.engine.step import UNLIMITED, Blocks, Candidates, Columns, Row, Step, StepOutput
 from olive_ext.errors import LostItemError, MemoryShortageError

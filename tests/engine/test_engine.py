@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.forms.base import MIN_COPY, StepForm
 from olive_ext.engine.requests import Beams, Generation, Request
-from olive_ext.engine.runners.runner import Capacity, Traits
+from olive_ext.engine.runners.runner import MIN_COPY, Capacity, StepForm, Traits
 from olive_ext.engine.step import UNLIMITED
 from olive_ext.errors import MemoryShortageError, OliveExtError
 from olive_ext.media.items import Source

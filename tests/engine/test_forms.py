@@ -18,13 +18,13 @@ from onnx import TensorProto
 import olive_ext
 from olive_ext.config import ModelSettings
 from olive_ext.engine.engine import Engine, item_limit
-from olive_ext.engine.forms.base import ReadySequences, ScoredSteps, ScoringRule, StepForm, joined
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore, OpenedDecoder
 from olive_ext.engine.forms.packed import PackedOnGraph, PackedSteps, longest_step
 from olive_ext.engine.forms.registry import FORMS, choose
 from olive_ext.engine.forms.returned import AlikeRows, ReturnedKv
 from olive_ext.engine.forms.rows import RowsOnGraph, ViewKv, choose_limit
 from olive_ext.engine.requests import Request
+from olive_ext.engine.runners.runner import ReadySequences, ScoredSteps, ScoringRule, StepForm, joined
 from olive_ext.engine.scheduling.sequences import ChosenRow
 from olive_ext.engine.step import UNLIMITED, Copy, Row
 from olive_ext.errors import ConfigError

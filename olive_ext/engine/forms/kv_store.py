@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.engine.forms.base import StepForm
-from olive_ext.engine.runners.runner import Runner
+from olive_ext.engine.runners.runner import Runner, StepForm
 from olive_ext.engine.step import UNLIMITED, Capacity, Copy, FloatArray, LogitsRow, Move, Row, Step
 from olive_ext.errors import ModelError, RunError
 from olive_ext.graph.edits import WHOLE_LENGTH, with_full_length_kv, with_total_of_all_rows, with_whole_length

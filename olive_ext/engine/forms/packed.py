@@ -24,7 +24,6 @@ import onnxruntime as ort
 from typing_extensions import override
 
 from olive_ext.engine.forms.attention_trial import AttentionTrial, attends_otherwise, attention_trials
-from olive_ext.engine.forms.base import MIN_FORK, ReadySequences, ScoredSteps, ScoringRule, StepForm
 from olive_ext.engine.forms.buckets import PADDING, Capture, Shape, filled, shape_of
 from olive_ext.engine.forms.kv_store import (
     ONE_BY_ONE,
@@ -46,7 +45,7 @@ from olive_ext.engine.forms.kv_store import (
     two_ends_problem,
 )
 from olive_ext.engine.forms.paged_attention import KERNELS, gathered_bytes, with_paged_attention
-from olive_ext.engine.runners.runner import Runner
+from olive_ext.engine.runners.runner import MIN_FORK, ReadySequences, Runner, ScoredSteps, ScoringRule, StepForm
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
 from olive_ext.engine.scheduling.sequences import ChosenRow
 from olive_ext.engine.step import UNLIMITED, Blocks, Capacity, Columns, Copy, FloatArray, LogitsRow, Row, Step

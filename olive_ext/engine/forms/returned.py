@@ -23,10 +23,9 @@ import numpy as np
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.forms.base import ONE_ROW, ReadySequences, StepForm
 from olive_ext.engine.forms.kv_store import TARGETS, KvPlace, KvStore, OpenedDecoder, disagreement, draw, targets_of
 from olive_ext.engine.forms.rows import RowsOnGraph
-from olive_ext.engine.runners.runner import PartsDifferError, Runner
+from olive_ext.engine.runners.runner import ONE_ROW, PartsDifferError, ReadySequences, Runner, StepForm
 from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence
 from olive_ext.engine.step import UNLIMITED, Copy, FloatArray, LogitsRow, Row, Step
 from olive_ext.errors import ModelError, RunError

@@ -31,7 +31,6 @@ import numpy.typing as npt
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.forms.base import OneRow, ReadySequences, ScoredSteps, ScoringRule, StepForm
 from olive_ext.engine.forms.buckets import with_buckets
 from olive_ext.engine.forms.kv_store import (
     STEM,
@@ -44,7 +43,7 @@ from olive_ext.engine.forms.kv_store import (
     targets_of,
     two_ends_problem,
 )
-from olive_ext.engine.runners.runner import Runner
+from olive_ext.engine.runners.runner import OneRow, ReadySequences, Runner, ScoredSteps, ScoringRule, StepForm
 from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence
 from olive_ext.engine.step import Capacity, Copy, FloatArray, LogitsRow, Move, Row, Step
 from olive_ext.errors import ConfigError

@@ -27,7 +27,6 @@ import onnxruntime as ort
 from onnx import helper
 from typing_extensions import override
 
-from olive_ext.engine.forms.base import ScoredSteps, ScoringRule
 from olive_ext.engine.forms.kv_store import (
     ONE_BY_ONE,
     STEM,
@@ -42,7 +41,7 @@ from olive_ext.engine.forms.kv_store import (
     two_ends_problem,
 )
 from olive_ext.engine.forms.rows import ViewKv
-from olive_ext.engine.runners.runner import Runner
+from olive_ext.engine.runners.runner import Runner, ScoredSteps, ScoringRule
 from olive_ext.engine.scheduling.prefix_tree import TreeBatches
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, Capacity, FloatArray, LogitsRow, Move, Row, Step

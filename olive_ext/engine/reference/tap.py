@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from olive_ext.engine.forms.base import joined
 from olive_ext.engine.reference.kernels import DivergenceKernels, shape_of
 from olive_ext.engine.requests import KeyedRequest, Notes, Request, Result, source_key
-from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
+from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits, joined
 from olive_ext.engine.step import UNLIMITED, IntArray, Step, StepOutput
 from olive_ext.errors import NotComparableError, RecordsError, UnsupportedError
 from olive_ext.media.items import Media, MediaItem, media_key

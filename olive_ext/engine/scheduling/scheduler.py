@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from olive_ext.engine.forms.base import ReadySequences, ScoredSteps
 from olive_ext.engine.requests import Counters
-from olive_ext.engine.runners.runner import Traits
+from olive_ext.engine.runners.runner import ReadySequences, ScoredSteps, Traits
 from olive_ext.engine.scheduling.planned_step import (
     BeamGroup,
     PlannedStep,
@@ -326,10 +325,8 @@ class SlotSteps:
 
     def _rows(self, ready: list[Sequence]) -> list[ChosenRow]:
         """The next rows in the order of their slots, with idle rows where the runner needs them."""
-        traits, limits = self._traits, (self._most_tokens, self._limit, self.slots.capacity)
-        chosen = self._form.next_rows(
-            ReadySequences(ready, *limits, traits.can_rewind, traits.chunked_prefill, traits.row_group)
-        )
+        limits = self._most_tokens, self._limit, self.slots.capacity
+        chosen = self._form.next_rows(ReadySequences(ready, *limits, self._traits))
         rows = {row.slot: (sequence, row) for sequence, row in chosen}
         span = self._form.slots_of(sorted(rows), self.slots.num_slots)
         idle = (Row(slot, self.slots.idle_position(slot), (IDLE_TOKEN,)) for slot in span if slot not in rows)

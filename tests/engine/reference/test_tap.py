@@ -17,11 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.reference.tap import ReadingTap, ResidentTap, WritingTap
 from olive_ext.engine.requests import Generation, Request, Result, join_compared
-from olive_ext.engine.runners.runner import OpenedRunner
+from olive_ext.engine.runners.runner import OpenedRunner, StepForm
 from olive_ext.engine.step import UNLIMITED
 from olive_ext.errors import ConfigError, OliveExtError, RecordsError, UnsupportedError
 from olive_ext.media.items import Source

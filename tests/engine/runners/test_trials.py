@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.runners import trials
-from olive_ext.engine.runners.runner import Traits
+from olive_ext.engine.runners.runner import StepForm, Traits
 from olive_ext.engine.runners.trials import (
     LEAST,
     LENGTH,

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.requests import Beams, FinishReason, Generation, Hypothesis, Request
+from olive_ext.engine.runners.runner import StepForm
 from tests.engine.fake_runner import (
     ALIKE,
     FORMS,

@@ -16,8 +16,8 @@ import pytest
 
 from olive_ext.engine import engine as engine_module
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.requests import Beams, Counters, Generation, Ids, Request, Sampling
+from olive_ext.engine.runners.runner import StepForm
 from olive_ext.engine.scheduling.planned_step import THREAD_NAME, StepThread
 from olive_ext.engine.scheduling.prefix_tree import make_plan
 from olive_ext.engine.step import Row, Step, StepOutput
