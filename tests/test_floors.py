@@ -45,7 +45,6 @@ FLOORS = {
         "olive_ext.media": "items pictures processors < sound graphs < processor encoder source_encoder",
         "olive_ext.engine.runners": "runner < trials < ort genai_runner hf_runner",
         "olive_ext.engine.runners.ort": "inputs placement < plain_graph < ort_runner < opening",
-        "olive_ext.engine.reference": "kernels < tap",
     }.items()
 }
 
@@ -53,11 +52,11 @@ FLOORS = {
 DOORS = {
     framework: [f"olive_ext.{door}" for door in doors.split()]
     for framework, doors in {
-        # reference.kernels binds rows of logits, places and remedy run parts of graphs and ONNX Runtime's quantizer
+        # engine.reference binds rows of logits, places and remedy run parts of graphs and ONNX Runtime's quantizer
         "onnxruntime": (
             "model.providers.resolution model.providers.ort_session model.providers.bindings engine.forms.* "
             "engine.runners.ort.* media.encoder media.graphs media.source_encoder media.items "
-            "engine.reference.kernels plugins.speech.transducer plugins.diagnose.places.place "
+            "engine.reference plugins.speech.transducer plugins.diagnose.places.place "
             "plugins.diagnose.remedy.weights"
         ),
         "onnxruntime_genai": "engine.runners.genai_runner",

@@ -14,7 +14,7 @@ from operator import is_not, itemgetter
 from typing import Any
 
 from olive_ext.engine.forms.tree import TreeSteps
-from olive_ext.engine.reference.tap import Tap
+from olive_ext.engine.reference import Tap
 from olive_ext.engine.requests import Counters, KeyedRequest, KeyedResult, Lost, Request, Result
 from olive_ext.engine.runners.runner import OpenedRunner, Runner, ScoringRule, Traits
 from olive_ext.engine.scheduling.planned_step import ReadAhead, StepThread

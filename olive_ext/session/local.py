@@ -17,8 +17,17 @@ from pydantic import BeforeValidator, Field
 
 from olive_ext.config import StrictModel
 from olive_ext.engine.engine import engine_on, open_runner
-from olive_ext.engine.reference.kernels import DivergenceKernels, comparable_tokens, vocab_size_of
-from olive_ext.engine.reference.tap import ReadingTap, ResidentTap, Tap, WritingTap, key_of, known_result
+from olive_ext.engine.reference import (
+    DivergenceKernels,
+    ReadingTap,
+    ResidentTap,
+    Tap,
+    WritingTap,
+    comparable_tokens,
+    key_of,
+    known_result,
+    vocab_size_of,
+)
 from olive_ext.engine.requests import NUMBERS, Counters, KeyedRequest, Request, Result
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.errors import ModelError, RecordsError

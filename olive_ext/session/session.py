@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias, overload
 
-from olive_ext.engine.reference.tap import key_of
+from olive_ext.engine.reference import key_of
 from olive_ext.engine.requests import KeyedRequest, KeyedResult
 from olive_ext.errors import ConfigError, RecordsError, SessionError, UnfitTaskError, UnsupportedError, listed
 from olive_ext.model import ResolvedModel

@@ -25,7 +25,7 @@ from olive_ext.engine.engine import open_runner
 from olive_ext.engine.forms import packed
 from olive_ext.engine.forms.attention_trial import attends_otherwise
 from olive_ext.engine.forms.kv_store import COPIED_BYTES
-from olive_ext.engine.reference.kernels import DivergenceKernels
+from olive_ext.engine.reference import DivergenceKernels
 from olive_ext.engine.step import Copy, LogitsRow, Row, Step
 from olive_ext.errors import ConfigError, ProviderError
 from olive_ext.model import ResolvedModel, resolve

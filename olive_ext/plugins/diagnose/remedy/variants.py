@@ -20,8 +20,7 @@ import numpy.typing as npt
 import onnx
 
 from olive_ext.config import EvaluationConfig
-from olive_ext.engine.reference.kernels import DivergenceKernels
-from olive_ext.engine.reference.tap import ReadingTap, WritingTap
+from olive_ext.engine.reference import DivergenceKernels, ReadingTap, WritingTap
 from olive_ext.engine.requests import Ids
 from olive_ext.engine.runners.ort.inputs import BoundWeights
 from olive_ext.engine.runners.ort.opening import open_ort_runner

@@ -19,8 +19,7 @@ from typing_extensions import override
 
 from olive_ext.config.embeddings import EmbeddingSettings
 from olive_ext.engine.engine import open_engine
-from olive_ext.engine.reference.kernels import to_host
-from olive_ext.engine.reference.tap import Tap, target_arrays
+from olive_ext.engine.reference import Tap, target_arrays, to_host
 from olive_ext.engine.requests import Ids, Notes, Request
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import ConfigError, DamagedError, ModelError, RunError, listed

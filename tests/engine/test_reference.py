@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.reference.kernels import DivergenceKernels
-from olive_ext.engine.reference.tap import ReadingTap, ResidentTap, WritingTap
+from olive_ext.engine.reference import DivergenceKernels, ReadingTap, ResidentTap, WritingTap
 from olive_ext.engine.requests import Generation, Request, Result, join_compared
 from olive_ext.engine.runners.runner import OpenedRunner, StepForm
 from olive_ext.engine.step import UNLIMITED
