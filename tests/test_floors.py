@@ -44,7 +44,7 @@ FLOORS = {
         ),
         "olive_ext.media": "items pictures processors < sound graphs < processor encoder source_encoder",
         "olive_ext.engine.runners": "runner < trials < ort genai_runner hf_runner",
-        "olive_ext.engine.runners.ort": "inputs placement < plain_graph < ort_runner < opening",
+        "olive_ext.engine.runners.ort": "inputs placement < ort_runner < opening",
     }.items()
 }
 

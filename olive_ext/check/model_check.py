@@ -509,7 +509,7 @@ def verify_steps(model: ResolvedModel, add: Add) -> None:
 
 def _first_layer(model: ResolvedModel) -> str:
     """Where the model's output stops being finite, or why that cannot be found."""
-    from olive_ext.engine.runners.ort.plain_graph import first_non_finite
+    from olive_ext.engine.runners.ort.ort_runner import first_non_finite
     from olive_ext.session.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code)

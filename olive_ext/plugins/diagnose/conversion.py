@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.runners.hf_runner import PlainPass
-from olive_ext.engine.runners.ort.plain_graph import PlainGraph
+from olive_ext.engine.runners.ort.ort_runner import PlainGraph
 from olive_ext.errors import ModelError, UnsupportedError
 from olive_ext.graph.nodes import few_bits, half_type, quantizing_operator
 from olive_ext.model import ResolvedModel

@@ -17,7 +17,7 @@ from onnx import helper
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.buckets import FEW_READS, BucketedRunner, shape_of, step_sizes
 from olive_ext.engine.requests import Request
-from olive_ext.engine.runners.ort.plain_graph import run_plainly
+from olive_ext.engine.runners.ort.ort_runner import run_plainly
 from olive_ext.engine.runners.runner import StepForm
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError

@@ -19,7 +19,7 @@ import onnx
 import onnxruntime as ort
 
 from olive_ext.config import ModelSettings
-from olive_ext.engine.runners.ort.plain_graph import plain_inputs, refuse_more_than_tokens, run_plainly
+from olive_ext.engine.runners.ort.ort_runner import plain_inputs, refuse_more_than_tokens, run_plainly
 from olive_ext.errors import ModelError, RunError
 from olive_ext.graph.edits import part_of, with_full_length_kv
 from olive_ext.graph.nodes import attribute, makers_of, nested_graphs, reads

@@ -22,7 +22,7 @@ from olive_ext.check import check_model
 from olive_ext.cli import main
 from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.engine.runners.hf_runner import PlainPass
-from olive_ext.engine.runners.ort.plain_graph import PlainGraph
+from olive_ext.engine.runners.ort.ort_runner import PlainGraph
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.plugins.diagnose import conversion
