@@ -22,10 +22,11 @@ from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, Unf
 from olive_ext.media.items import ItemLimit, ItemStore, MediaItem, token_bucket, token_buckets
 from olive_ext.media.pictures import RawMedia, blank, content_key, name_of, read_picture
 from olive_ext.media.processors import image_processor_of
-from olive_ext.media.sound import NUM_TOKENS, SoundItems, refuse_non_finite
+from olive_ext.media.sound import NUM_TOKENS, SoundItems, read_samples, refuse_non_finite
 from olive_ext.model.types import MediaInput, MediaSpec, Modality, ModelFiles
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+Grid = tuple[int, int, int] | None
 
 KEPT_BYTES = 1 << 26
 """The most bytes of prepared pixels that are kept between a request's arrival and its run; a single picture may have
@@ -33,15 +34,6 @@ more."""
 
 _FIXED = ("mm_tokens_per_image", "image_seq_length", "num_image_tokens")
 """Keys of config.json for the number of tokens of a picture, where all pictures have the same."""
-
-
-@dataclass(frozen=True)
-class Extent:
-    """What the prompt depends on: the number of tokens and the grid, and the key."""
-
-    num_tokens: int
-    grid: tuple[int, int, int] | None = None
-    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,7 +69,7 @@ class MediaProcessor:
         self.kept: ItemStore[Arrays] = ItemStore(
             KEPT_BYTES, lambda arrays: sum(array.nbytes for array in arrays.values())
         )
-        self._known: dict[str, Extent] = {}
+        self._known: dict[str, tuple[str, int, Grid]] = {}
         self._sounds = SoundItems(files, num_threads)
 
     def item(self, modality: Modality, raw: RawMedia) -> MediaItem:
@@ -91,20 +83,20 @@ class MediaProcessor:
         content = content_key(read)
         if content not in self._known:
             arrays = self._prepare(modality, read)
-            extent = self._extent(arrays, taken)
-            if extent.num_tokens < 1:
+            num_tokens, grid = self._extent(arrays, taken)
+            if num_tokens < 1:
                 kind = modality.kind
                 raise MediaError(f"{name_of(raw, kind)} is too small: the model's processor makes no token of it")
-            self._known[content] = replace(extent, key=arrays_key(arrays))
-            self.kept.put(self._known[content].key, arrays)
-        extent = self._known[content]
-        load = ItemArrays(self, modality, extent.key, raw)
+            self._known[content] = arrays_key(arrays), num_tokens, grid
+            self.kept.put(self._known[content][0], arrays)
+        key, num_tokens, grid = self._known[content]
+        load = ItemArrays(self, modality, key, raw)
         if modality is Modality.IMAGE:
             size = "{} x {} pixels".format(*read.size)
         else:
-            size = f"{len(read) / int(self._sounds.extractor.sampling_rate):.1f} s"
+            size = f"{len(read) / self._sounds.rate:.1f} s"
         shown = f"{name_of(raw, modality.kind)} of {size}"
-        return MediaItem(modality, extent.key, extent.num_tokens, taken.placeholder, load, extent.grid, shown)
+        return MediaItem(modality, key, num_tokens, taken.placeholder, load, grid, shown)
 
     def adopt(self, item: MediaItem) -> MediaItem:
         """An item from another process, which this processor will prepare."""
@@ -184,7 +176,7 @@ class MediaProcessor:
         return image_processor_of(self._files)
 
     def _read(self, modality: Modality, raw: RawMedia) -> Any:
-        return read_picture(raw) if modality is Modality.IMAGE else self._sounds.read(raw)
+        return read_picture(raw) if modality is Modality.IMAGE else read_samples(raw, self._sounds.rate)
 
     def _prepare(self, modality: Modality, content: Any) -> Arrays:
         arrays = self._pixels(content) if modality is Modality.IMAGE else self._sounds.prepare(content)
@@ -200,23 +192,22 @@ class MediaProcessor:
             raise MediaError(f"a picture of {width} x {height} pixels is refused: {first_line(error)}") from error
         return {name: np.asarray(value) for name, value in prepared.items()}
 
-    def _extent(self, arrays: Arrays, taken: MediaInput) -> Extent:
-        """The number of placeholders, by the processor's output, else by config.json, else by the encoder's output."""
+    def _extent(self, arrays: Arrays, taken: MediaInput) -> tuple[int, Grid]:
+        """The number of placeholders, and their grid, by the processor's output, else by config.json or the encoder."""
         for name in (NUM_TOKENS, "num_soft_tokens_per_image"):
             if name in arrays:
-                return Extent(int(arrays[name].reshape(-1)[0]))
+                return int(arrays[name].reshape(-1)[0]), None
         if "image_grid_thw" in arrays:
             times, height, width = arrays["image_grid_thw"].reshape(-1).tolist()
             merge = int(getattr(self._loaded[0], "merge_size", 1))
-            grid = (times, height // merge, width // merge)
-            return Extent(times * (height // merge) * (width // merge), grid)
+            return times * (height // merge) * (width // merge), (times, height // merge, width // merge)
         if (count := self.fixed_tokens(taken)) is None:
             raise ModelError(
                 f"how many tokens a picture takes is unknown: its processor does not return it, config.json has "
                 f"none of {', '.join(_FIXED)}, and no encoder declares it: put the original model's config.json into "
                 "the package"
             )
-        return Extent(count)
+        return count, None
 
 
 def arrays_key(arrays: Arrays) -> str:

@@ -204,20 +204,20 @@ class SoundItems:
         """transformers' feature extractor. Raises `ModelError` where the package has none."""
         return self.loaded[0].feature_extractor
 
-    def read(self, raw: RawMedia) -> Samples:
-        """The samples [N] of a sound that a user gave. Raises `MediaError` for one that cannot be read, or that has
-        another rate than the model takes."""
-        return read_samples(raw, int(self.extractor.sampling_rate))
+    @property
+    def rate(self) -> int:
+        """Samples in a second."""
+        return int(self.extractor.sampling_rate)
 
     def silences(self) -> list[RawMedia]:
         """Sounds of 1, 2, ... seconds, up to the longest that the extractor pads to."""
-        rate, longest = int(self.extractor.sampling_rate), int(getattr(self.extractor, "chunk_length", 30))
+        rate, longest = self.rate, int(getattr(self.extractor, "chunk_length", 30))
         return [(np.zeros(rate * seconds, np.float32), rate) for seconds in range(1, longest + 1)]
 
     def prepare(self, samples_N: Samples) -> Mapping[str, npt.NDArray[Any]]:
         """The arrays for the encoder, each [1, ...], and the number of placeholders [1]. Raises `MediaError` for a
         sound that the processor refuses, or whose end it would drop."""
-        processor, rate = self.loaded[0], int(self.extractor.sampling_rate)
+        processor, rate = self.loaded[0], self.rate
         text = processor.audio_token
         try:
             with torch_threads(self._num_threads):

@@ -20,7 +20,6 @@ from olive_ext.config.base import StrictModel
 from olive_ext.engine.requests import (
     NUMBERS,
     FinishReason,
-    Generation,
     Hypothesis,
     KeyedRequest,
     KeyedResult,
@@ -214,17 +213,13 @@ def deciding_facts(session: OpenModel) -> dict[str, Any]:
 def request_digest(request: Request) -> bytes:
     """Digest (16 bytes) of all of a request that decides its result."""
     inputs_key = source_key(request.source) + media_key(request.media)
-    head = f"{request.num_targets} {inputs_key} {_generation_key(request.generation)}\n".encode()
+    decided: list[object] = []
+    if (generation := request.generation) is not None:
+        sampling, stops = generation.sampling, generation.stops
+        decided = [f"{generation.max_new_tokens} {sorted(generation.stop_ids)} {sampling} {stops!r}"]
+        decided += filter(None, (generation.suppressed, generation.beams, generation.thinking))
+    head = f"{request.num_targets} {inputs_key} {' '.join(map(str, decided))}\n".encode()
     return hashlib.blake2b(head + request.tokens.array.astype("<i8").tobytes(), digest_size=16).digest()
-
-
-def _generation_key(generation: Generation | None) -> str:
-    if generation is None:
-        return ""
-    more = [generation.suppressed or "", generation.beams or "", generation.thinking or ""]
-    sampling, stops = generation.sampling, generation.stops
-    decided = f"{generation.max_new_tokens} {sorted(generation.stop_ids)} {sampling} {stops!r}"
-    return " ".join([decided, *filter(None, map(str, more))])
 
 
 def result_to_json(result: Result) -> dict[str, Any]:
