@@ -36,11 +36,11 @@ FLOORS = {
         "olive_ext.session.workers": "worker < crew",
         "olive_ext.engine": (
             "requests < step < scheduling.sequences scheduling.blocks < scheduling.prefix_tree < "
-            "runners.runner < forms.kv_store < runners.ort.inputs < forms "
+            "runners.runner < forms.kv_store forms.agreement < runners.ort.inputs < forms "
             "< scheduling runners < runtimes reference < engine"
         ),
         "olive_ext.engine.forms": (
-            "kv_store < buckets paged_attention < rows attention_trial < tree packed returned < registry"
+            "kv_store agreement < buckets paged_attention < rows attention_trial < tree packed returned < registry"
         ),
         "olive_ext.media": "items pictures processors < sound graphs < processor encoder source_encoder",
         "olive_ext.engine.runners": "runner < trials < ort genai_runner hf_runner",

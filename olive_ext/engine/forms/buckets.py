@@ -23,7 +23,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.forms.kv_store import TARGETS, Text, disagreement, read_end, targets_of, two_ends_problem
+from olive_ext.engine.forms.agreement import TARGETS, Text, disagreement, read_end, targets_of, two_ends_problem
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import Candidates, Capacity, FloatArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError

@@ -23,13 +23,20 @@ import numpy.typing as npt
 import onnxruntime as ort
 from typing_extensions import override
 
+from olive_ext.engine.forms.agreement import (
+    STEM,
+    SUFFIX,
+    TARGETS,
+    Text,
+    disagreement,
+    draw,
+    targets_of,
+    two_ends_problem,
+)
 from olive_ext.engine.forms.attention_trial import AttentionTrial, attends_otherwise, attention_trials
 from olive_ext.engine.forms.buckets import PADDING, Capture, Shape, filled, shape_of
 from olive_ext.engine.forms.kv_store import (
     ONE_BY_ONE,
-    STEM,
-    SUFFIX,
-    TARGETS,
     GraphForm,
     KvPlace,
     KvStore,
@@ -37,12 +44,7 @@ from olive_ext.engine.forms.kv_store import (
     NotFittingError,
     OpenedDecoder,
     Pool,
-    Text,
     decoder_graph,
-    disagreement,
-    draw,
-    targets_of,
-    two_ends_problem,
 )
 from olive_ext.engine.forms.paged_attention import KERNELS, gathered_bytes, with_paged_attention
 from olive_ext.engine.runners.runner import MIN_FORK, ReadySequences, Runner, ScoredSteps, ScoringRule, StepForm

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from olive_ext.engine.forms.agreement import TARGETS, Text, disagreement, targets_of
 from olive_ext.engine.forms.buckets import FEW_READS
-from olive_ext.engine.forms.kv_store import TARGETS, Text, disagreement, targets_of
 from olive_ext.engine.runners.runner import Runner, Traits
 from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Row, Step
 from olive_ext.errors import RunError
