@@ -328,8 +328,7 @@ def num_bytes(features: Features) -> int:
 
 
 def pick_rows(graphs: SmallGraphs, features: ort.OrtValue, pieces: Sequence[Array], num_rows: int) -> Pieces:
-    """Rows of `features`, whose axes before the last are numbered through, as pieces [N, H] of which `num_rows` rows
-    count."""
+    """Rows of `features`, whose axes before the last are numbered through, as pieces [N, H]; `num_rows` rows count."""
     form = features.element_type(), len(features.shape()), features.shape()[-1]
     return Pieces(tuple(graphs.run(pick_graph, form, {"x": features}, rows=rows_N) for rows_N in pieces), num_rows)
 

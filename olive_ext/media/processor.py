@@ -1,5 +1,4 @@
-"""Turns pictures and sounds into items for the engine: the number of placeholders of each, its key, and its arrays when
-they are needed.
+"""Turns pictures and sounds into items for the engine: each one's number of placeholders, key, and arrays when needed.
 
 Knows no prompt and no session.
 """

@@ -1,5 +1,4 @@
-"""The encoder of an encoder-decoder model: what its decoder takes of the sources of its rows. All of it stays on the
-device.
+"""The encoder of an encoder-decoder model: what its decoder takes of its rows' sources. All of it stays on the device.
 
 Knows no step and no cache of the decoder. Axes: B rows, T positions of the encoder.
 """

@@ -286,9 +286,8 @@ class RecordedResults(Executor):
 def replay_session(
     candidate: Session, records: Records, context_length: int, answers: Mapping[str, Any], stop_ids: Iterable[int]
 ) -> Session:
-    """A session that answers as the recorded model did, beside the session `candidate` of a model with the same
-    tokenizer. `answers`: by the name of a journal in the records' folder, its facts. `stop_ids`: where that model ended
-    them."""
+    """A session that answers as the recorded model did, beside that of the `candidate`, whose tokenizer is the same.
+    `answers`: by the name of a journal in the records' folder, its facts. `stop_ids`: where that model ended them."""
     session = Session(
         RecordedResults(records, context_length),
         candidate.tokenizer,

@@ -63,8 +63,7 @@ class MediaText:
     def insert_items(
         self, tokens: Sequence[int], images: Sequence[Any], audio: Sequence[Any] = ()
     ) -> tuple[Sequence[int], Media]:
-        """The prompt's tokens with the placeholders of each picture and sound in place of its marker, and where they
-        are.
+        """The prompt's tokens with each picture's and sound's placeholders in place of its marker, and where they are.
 
         Raises `MediaError` for one that cannot be read or has too many tokens, and where there are not as many markers
         as are given; `TaskError` where the model takes none.

@@ -445,8 +445,7 @@ class _Streamed:
 
 
 def _numbered(call: str, slices: Iterable[Iterable[Any]]) -> Iterator[list[tuple[int, Any]]]:
-    """The requests of each slice, numbered through all. Raises `ConfigError` for a slice that is not a list of
-    requests."""
+    """The requests of each slice, numbered through all. Raises `ConfigError` for a slice that is no list of these."""
     numbers = itertools.count()
     for items in slices:
         if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):

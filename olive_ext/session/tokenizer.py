@@ -334,8 +334,7 @@ class Tokenizer:
         return made
 
     def token_text(self, number: int) -> str:
-        """The text of one token by itself, with the white space in front of it that belongs to it; "" where there is no
-        such token."""
+        """The text of one token by itself, with the white space in front that belongs to it; "" where there is none."""
         token = self.hf.convert_ids_to_tokens(number) if 0 <= number < 1 << 32 else None  # what the library takes
         if token is None:
             return ""

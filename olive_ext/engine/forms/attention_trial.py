@@ -150,8 +150,7 @@ def input_name(place: int) -> str:
 
 
 def attention_trials(paged: onnx.ModelProto, caches: Caches) -> list[AttentionTrial]:
-    """A graph for each kind of attention over these paged caches in a graph: kinds differ in attributes, inputs and
-    storage."""
+    """A graph for each kind of attention over these paged caches: kinds differ in attributes, inputs and storage."""
     weights = {tensor.name: tensor for tensor in paged.graph.initializer}
     trials: dict[object, AttentionTrial] = {}
     for node in paged.graph.node:

@@ -97,8 +97,7 @@ Caches = Mapping[str, KvTensor]
 
 
 def gathered_bytes(model: onnx.ModelProto, caches: Caches, kernel: PagedKernel) -> int:
-    """Bytes that the attention of a paged graph gathers for each row and position, in the one layer that runs at a
-    time."""
+    """Bytes that a paged graph's attention gathers for each row and position, in the one layer that runs at a time."""
     if kernel.gathers_above is None:
         return 0
     gathered = (

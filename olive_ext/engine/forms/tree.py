@@ -3,8 +3,7 @@ pay, then the graph's inputs for them, then the form on ONNX Runtime. It is for 
 host's memory. `scheduling.prefix_tree` says which rows the next step holds.
 
 GroupQueryAttention takes several tokens after a past in one row only, and there each token sees all cells before its
-own. With a bias that hides cells, and positions that are an input instead of counted, the tokens of that row form a
-tree:
+own. With a bias that hides cells, and positions that are not counted but an input, that row's tokens form a tree:
 
 cells     0 1 2 3 4 | 5 6 7 | 8 9        a prefix, then "x y z" and "u v", both after the prefix
 positions 0 1 2 3 4 | 5 6 7 | 5 6        "u" does not see cells 5 to 7

@@ -38,9 +38,8 @@ from olive_ext.model.spec.checkpoint import context_limit
 from olive_ext.model.types import DecoderSpec, GraphFiles, ModelFiles
 
 MAX_DEVIATION = 0.05
-"""The most by which logits may differ between two ways to feed the same tokens, as a part of their own spread. Kernels
-for one and for several tokens round differently (1 % with int4 weights); a cache with the wrong content differs by
-about 1."""
+"""The most by which logits may differ between two ways to feed the same tokens, as a part of their spread. Kernels for
+one and several tokens round differently (1 % with int4 weights); a cache with wrong content differs by about 1."""
 
 NUM_TOKENS = 4
 """The number of tokens that a trial feeds."""
@@ -178,9 +177,8 @@ CAPACITY_STEP = 64
 
 
 def open_genai_runner(model: ResolvedModel) -> OpenedRunner:
-    """A model that runs on onnxruntime-genai. Raises `ProviderError` where onnxruntime-genai is not installed or the
-    provider does not come up, `ModelError` for a package that it does not open or that gives different logits for the
-    same tokens."""
+    """A model that runs on onnxruntime-genai. Raises `ProviderError` where it is not installed or the provider does not
+    come up, `ModelError` for a package that it does not open or that gives different logits for the same tokens."""
     settings, config = model.settings, model.settings.engine
     with tempfile.TemporaryDirectory(prefix="olive-ext-") as made:
         files = _in_one_folder(model.files, Path(made).resolve())

@@ -291,8 +291,7 @@ _TYPE_IDS = {Modality.IMAGE: 1, Modality.AUDIO: 3}
 
 
 def item_inputs(items: Media, length: int, accepted: Mapping[str, Any], device: Any) -> dict[str, torch.Tensor]:
-    """The processor's arrays of the items among `length` tokens that the model takes (`accepted`), joined, and the
-    tokens' types."""
+    """The items' arrays that the model takes (`accepted`), joined, and the types of the `length` tokens."""
     import torch
 
     if not items:

@@ -449,8 +449,7 @@ class Admission:
         return None
 
     def _has_slot(self, sequence: Sequence, wanted: set[int], num_free: int) -> bool:
-        """Whether a slot may be overwritten: a free one that is not `wanted`, or that of a parent whose last child this
-        is."""
+        """Whether a slot may be overwritten: a free one, not `wanted`, or that of a parent whose last child this is."""
         parent, num_wanted = sequence.parent, len(wanted)
         if parent is not None and parent.num_children == 1 and self._last.get(parent.slot) is parent:
             is_wanted = parent.slot in wanted

@@ -1,5 +1,4 @@
-"""A request that is being computed, the result that it fills, and the rows of a step that is being planned. Knows no
-form and no step's output.
+"""A request that is being computed, the result that it fills, and a planned step's rows. Knows no form and no output.
 
 Several requests may read from one sequence (they share a prefix), and one request may read from several sequences. So
 `Sequence` (computed) and `PendingResult` (returned) are two classes.
