@@ -27,7 +27,7 @@ from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits, joined
 from olive_ext.engine.step import UNLIMITED, IntArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import NotComparableError, RecordsError, UnsupportedError
 from olive_ext.graph.row_comparison import divergence_graph, record_graph, recorded_graph
-from olive_ext.media.items import Media, MediaItem, Source, media_key
+from olive_ext.media.items import Array, Arrays, Media, MediaItem, Source, media_key
 from olive_ext.model.providers.bindings import InputFeed, named_ort_failures
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_session import open_session
@@ -38,7 +38,6 @@ from olive_ext.stats.compared_fields import COMPARED
 
 LogitRows: TypeAlias = "ort.OrtValue | npt.NDArray[np.float32]"
 OpenGraph: TypeAlias = Callable[[bytes], ort.InferenceSession]
-Array: TypeAlias = npt.NDArray[Any]
 
 _FLOAT = 1
 CPU_BYTES = 1 << 22
@@ -116,7 +115,7 @@ class DivergenceKernels:
             self._graphs[key] = InputFeed(self._open_graph(build(*sizes)), self._device)
         return self._graphs[key]
 
-    def _run(self, graph: InputFeed, rows: Mapping[str, LogitRows], arrays: Mapping[str, Array]) -> dict[str, Array]:
+    def _run(self, graph: InputFeed, rows: Mapping[str, LogitRows], arrays: Arrays) -> dict[str, Array]:
         """All outputs of a graph over rows of logits and small arrays with as many rows, on the host. It is run on some
         rows at a time."""
         placed = {name: self._place(value) for name, value in rows.items()}

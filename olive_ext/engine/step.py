@@ -23,11 +23,9 @@ from olive_ext.media.items import Media, Source
 class Blocks(NamedTuple):
     """The blocks of a paged KV cache: how many there are, and the positions of each."""
 
-    number: int
-    size: int
+    number: int = 0
+    size: int = 0
 
-
-NO_BLOCKS = Blocks(0, 0)
 
 UNLIMITED = 2**31
 """The most tokens of a step, or positions of all slots, where nothing else limits them."""
@@ -43,7 +41,7 @@ class Capacity(NamedTuple):
     cells: int = 0
     """Cells of the shared-prefix cache."""
 
-    blocks: Blocks = NO_BLOCKS
+    blocks: Blocks = Blocks()
     """The blocks that slots take as they grow. There may be fewer than all slots together could need."""
 
     most_positions: int = UNLIMITED
@@ -59,7 +57,7 @@ class Capacity(NamedTuple):
         blocks = [capacity.blocks for capacity in (self, other) if capacity.blocks.number]
         positions, cells = min(self.positions, other.positions), min(self.cells, other.cells)
         most = min(self.most_positions, other.most_positions)
-        return Capacity(min(self.num_slots, other.num_slots), positions, cells, min(blocks, default=NO_BLOCKS), most)
+        return Capacity(min(self.num_slots, other.num_slots), positions, cells, min(blocks, default=Blocks()), most)
 
 
 FloatArray = npt.NDArray[np.float32]

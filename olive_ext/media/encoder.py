@@ -27,8 +27,6 @@ from olive_ext.errors import LostItemError, OliveExtError, RunError, counted, fi
 from olive_ext.graph.standalone_graphs import RowTensor, fold_graph
 from olive_ext.media.graphs import (
     MOST_GRIDS,
-    Array,
-    Arrays,
     Bucket,
     EncoderShapes,
     Features,
@@ -45,7 +43,7 @@ from olive_ext.media.graphs import (
     put_rows,
     real_rows,
 )
-from olive_ext.media.items import ItemStore, Media, MediaItem, token_bucket, token_buckets
+from olive_ext.media.items import Array, Arrays, ItemStore, Media, MediaItem, token_bucket, token_buckets
 from olive_ext.model.providers.bindings import (
     FAILURES,
     InputFeed,

@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from olive_ext.errors import ConfigError, ModelError, RunError
 from olive_ext.graph.standalone_graphs import FEATURES, pick_graph, put_rows_graph
-from olive_ext.media.items import MediaItem, filled_up, token_bucket, token_buckets
+from olive_ext.media.items import Array, Arrays, MediaItem, filled_up, token_bucket, token_buckets
 from olive_ext.model.providers.bindings import run_graph
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.spec.role_inputs import DTYPES
@@ -130,9 +130,6 @@ class EncoderShapes:
         return [Bucket(MOST_GRIDS + 1, size) for size in sizes]
 
 
-Array = npt.NDArray[Any]
-Arrays = Mapping[str, Array]
-
 _ALIASES = {
     "pixel_position_ids": "image_position_ids",
     "image_position_ids": "pixel_position_ids",
@@ -144,7 +141,7 @@ _ALIASES = {
 """Other names of the same input: what exporters and processors call it."""
 
 
-def fitted(tensor: TensorSpec, arrays: Mapping[str, Array], spec: MediaEncoderSpec) -> Array:
+def fitted(tensor: TensorSpec, arrays: Arrays, spec: MediaEncoderSpec) -> Array:
     """The processor's array for an encoder's input, by its name or an alias, in its type and shape.
 
     An axis of size 1 for the item is added or removed. Raises `ModelError` without a fitting array.
@@ -269,7 +266,7 @@ class CountedBinding(ort.IOBinding):  # type: ignore[misc]
         self.shapes[name] = tuple(value.shape())
 
     @override
-    def bind_cpu_input(self, name: str, array: npt.NDArray[Any]) -> None:
+    def bind_cpu_input(self, name: str, array: Array) -> None:
         super().bind_cpu_input(name, array)
         self.shapes[name] = array.shape
 

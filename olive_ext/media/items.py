@@ -20,6 +20,7 @@ from olive_ext.errors import LostItemError, MediaError, OliveExtError, TaskError
 from olive_ext.model.types import Modality, SourceKind, TensorSpec
 
 Array = npt.NDArray[Any]
+Arrays = Mapping[str, Array]
 Value = TypeVar("Value")
 
 
@@ -37,7 +38,7 @@ class MediaItem:
     placeholder: int
     """The id of the placeholder token, which the embedding graph replaces by features."""
 
-    load: Callable[[], Mapping[str, Array]] = field(compare=False, repr=False)
+    load: Callable[[], Arrays] = field(compare=False, repr=False)
     """Loads the processor's arrays of this item by name. They are not kept: many pictures would not fit."""
 
     grid: tuple[int, int, int] | None = None
@@ -46,7 +47,7 @@ class MediaItem:
     shown: str = field(default="an item", compare=False)
     """How an error names the item: its path where it has one, and its size."""
 
-    def arrays(self) -> Mapping[str, Array]:
+    def arrays(self) -> Arrays:
         """The arrays by name. Raises `LostItemError` where they cannot be loaded any more."""
         with self.or_lost():
             return self.load()

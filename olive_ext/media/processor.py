@@ -6,7 +6,6 @@ Knows no prompt and no session.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,16 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, UnfitTaskError, first_line
-from olive_ext.media.items import ItemLimit, ItemStore, MediaItem, token_bucket, token_buckets
+from olive_ext.media.items import Arrays, ItemLimit, ItemStore, MediaItem, token_bucket, token_buckets
 from olive_ext.media.pictures import RawMedia, blank, content_key, name_of, read_picture
 from olive_ext.media.processors import image_processor_of
 from olive_ext.media.sound import NUM_TOKENS, SoundItems, read_samples, refuse_non_finite
 from olive_ext.model.types import MediaInput, MediaSpec, Modality, ModelFiles
 
-Arrays = Mapping[str, npt.NDArray[Any]]
 Grid = tuple[int, int, int] | None
 
 KEPT_BYTES = 1 << 26

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.errors import MediaError, first_line
+from olive_ext.media.items import Arrays
 from olive_ext.media.pictures import FILES, name_of, opened, reason
 from olive_ext.media.processors import folders_of, load_feature_extractor, load_sound_processor, torch_threads
 from olive_ext.model.types import ModelFiles, TensorSpec
@@ -95,7 +96,7 @@ class SoundProcessor:
         return load_feature_extractor(folders_of(self._files), self._source)
 
 
-def refuse_non_finite(arrays: Mapping[str, npt.NDArray[Any]], kind: str) -> None:
+def refuse_non_finite(arrays: Arrays, kind: str) -> None:
     """Raises `MediaError` where what a processor makes of samples or pixels is far out of any range. An encoder would
     give NaN, and the model would be blamed."""
     wrong = [name for name, array in arrays.items() if array.dtype.kind == "f" and not np.isfinite(array).all()]
@@ -214,7 +215,7 @@ class SoundItems:
         rate, longest = self.rate, int(getattr(self.extractor, "chunk_length", 30))
         return [(np.zeros(rate * seconds, np.float32), rate) for seconds in range(1, longest + 1)]
 
-    def prepare(self, samples_N: Samples) -> Mapping[str, npt.NDArray[Any]]:
+    def prepare(self, samples_N: Samples) -> Arrays:
         """The arrays for the encoder, each [1, ...], and the number of placeholders [1]. Raises `MediaError` for a
         sound that the processor refuses, or whose end it would drop."""
         processor, rate = self.loaded[0], self.rate

@@ -52,7 +52,6 @@ class MediaText:
     markers: Mapping[Modality, Marker]
     tokenizer: Tokenizer
     limit: ItemLimit = field(default_factory=ItemLimit)
-    """The limit on an item's tokens."""
     problems: Mapping[Modality, str] = field(default_factory=dict)
     """Why a modality has no marker. Text runs without one."""
 

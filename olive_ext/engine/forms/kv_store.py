@@ -161,25 +161,22 @@ class Pool:
 
         self._device = device
         self._typed = tensor.elem_type, shape
-        self._rows = [num_blocks * BLOCK_SIZE * parts, size // word // parts]
+        self._as_words = WORDS[word], [num_blocks * BLOCK_SIZE * parts, size // word // parts]
         if device.has_pointers:
             self._value = device_zeros(open_graph, [num_blocks, BLOCK_SIZE, size], device)
         else:
             self._value = allocate(session, shape, tensor.elem_type, device)
 
-    def bind(self, binding: ort.IOBinding, past: str, present: str) -> None:
-        """Binds the pool as past and as present."""
-        self._bind(binding, past, present, *self._typed)
-
     def bind_copy(self, binding: ort.IOBinding, i: int) -> None:
         """Binds the pool as tensor `i` of the graph that copies."""
         if not self._device.has_pointers:
             binding.bind_ortvalue_input(f"r{i}", self._value)
-        self._bind(binding, f"x{i}", f"y{i}", self.words[0], self._rows)
+        self.bind(binding, f"x{i}", f"y{i}", self._as_words)
 
-    def _bind(self, binding: ort.IOBinding, past: str, present: str, elem_type: int, shape: list[int]) -> None:
+    def bind(self, binding: ort.IOBinding, past: str, present: str, form: tuple[int, list[int]] | None = None) -> None:
+        """Binds the pool as past and as present; as values of another type and shape where `form` names these."""
         if self._device.has_pointers:
-            place = self._device.kind, self._device.index, elem_type, shape, self._value.data_ptr()
+            place = self._device.kind, self._device.index, *(form or self._typed), self._value.data_ptr()
             binding.bind_input(past, *place)
             binding.bind_output(present, *place)
         else:

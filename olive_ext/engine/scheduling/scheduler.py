@@ -210,8 +210,9 @@ class SlotSteps:
         """All sequences are on one `side`."""
         self._traits = planning.traits
         self._form = planning.traits.form
-        self._chunk_size = planning.chunk_size
         self._limit = planning.limit
+        most, group = min(planning.limit, planning.chunk_size), planning.traits.row_group
+        self._most_tokens = max(group, most - most % group)
         self._counters = planning.counters
         self._side = side
         self.slots = Slots(planning.traits, planning.capacity, planning.steps.answer_tokens)
@@ -284,11 +285,6 @@ class SlotSteps:
         del self._running[sequence.slot]
         self.beams.pop(sequence.slot, None)
         self.slots.release(sequence.slot)
-
-    @property
-    def _most_tokens(self) -> int:
-        most, group = min(self._limit, self._chunk_size), self._traits.row_group
-        return max(group, most - most % group)
 
     def _admit(self) -> None:
         """Gives slots to waiting sequences: to as many as form and blocks have room for, and to short answers."""

@@ -257,10 +257,7 @@ class Sequence:
 
 def drawn(logits_V: npt.NDArray[np.float32], sampling: Sampling, rng: np.random.Generator) -> int:
     """One token id, after temperature, top_k and top_p in the order of Hugging Face's logits processors. top_p keeps
-    the smallest set of most probable tokens whose sum reaches it (Holtzman et al.
-
-    2020), and at least one token.
-    """
+    the smallest set of most probable tokens whose sum reaches it (Holtzman et al. 2020), and at least one token."""
     scaled_V = logits_V.astype(np.float64) / sampling.temperature
     order_V = np.argsort(-scaled_V, kind="stable")
     if sampling.top_k:

@@ -12,23 +12,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnxruntime as ort
 
 from olive_ext.engine.step import IntArray, Row, Step
 from olive_ext.errors import MismatchError
 from olive_ext.graph.edits import constants_as_inputs
 from olive_ext.graph.nodes import ModelProto
-from olive_ext.media.items import MediaItem, rotary_positions, runs_within
+from olive_ext.media.items import Array, Arrays, MediaItem, rotary_positions, runs_within
 from olive_ext.model.files.content import digest_of
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_session import read_adapter
 from olive_ext.model.spec.role_inputs import StepArrays
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -133,12 +129,12 @@ def _fits(shape: list[int], wanted: list[int | str | None]) -> bool:
 class BoundWeights:
     """Values by the names that the graph has for them."""
 
-    def __init__(self, values: Mapping[str, npt.NDArray[Any]]) -> None:
+    def __init__(self, values: Arrays) -> None:
         """`values` are those of the graph itself."""
         self._arrays = dict(values)
         self._values: dict[str, ort.OrtValue] = {}
         self._device: Device | None = None
-        self._early: dict[str, npt.NDArray[Any]] = {}
+        self._early: dict[str, Array] = {}
         """Arrays that were put before there was a session: encoders' sessions are opened when the first item comes."""
 
     def edit(self, proto: ModelProto) -> None:
@@ -151,7 +147,7 @@ class BoundWeights:
         self.put(self._arrays | self._early)
         self._early = {}
 
-    def put(self, values: Mapping[str, npt.NDArray[Any]]) -> None:
+    def put(self, values: Arrays) -> None:
         """Puts other numbers for some weights, from the next step on. Resident content is that of the old ones."""
         for name, array in values.items():
             assert (array.shape, array.dtype) == (self._arrays[name].shape, self._arrays[name].dtype), name
