@@ -47,10 +47,6 @@ _ROTARY, _POSITIONS, _BIAS, _SINK, _SCALES, _NORMS = (7, 8), 9, 10, 11, (12, 13)
 """Indices of GroupQueryAttention's inputs."""
 
 
-FLOAT16, BFLOAT16, INT8, FLOAT8 = 10, 16, 3, 17
-"""ONNX's element types."""
-
-
 @dataclass(frozen=True)
 class PagedKernel:
     """The types, inputs and limits of a device's PagedAttention."""
@@ -79,15 +75,15 @@ class PagedKernel:
 KERNELS: Mapping[str, PagedKernel] = {
     "cuda": PagedKernel(
         "CUDA",
-        {"float16": FLOAT16, "bfloat16": BFLOAT16},
-        frozenset({INT8, FLOAT8}),
+        {"float16": onnx.TensorProto.FLOAT16, "bfloat16": onnx.TensorProto.BFLOAT16},
+        frozenset({onnx.TensorProto.INT8, onnx.TensorProto.FLOAT8E4M3FN}),
         has_bounds=True,
         has_softcap=True,
         has_norms=True,
         gathers_above=256,
         most_tokens=1024,  # 2,048 near a full context are reported to end in illegal accesses (onnxruntime-genai, 2583)
     ),
-    "webgpu": PagedKernel("WebGPU", {"float16": FLOAT16}, has_bounds=True),
+    "webgpu": PagedKernel("WebGPU", {"float16": onnx.TensorProto.FLOAT16}, has_bounds=True),
 }
 """By ONNX Runtime's name of the device (release 1.31.1, docs/OperatorKernels.md; WebGPU plugin 0.4.0)."""
 

@@ -27,7 +27,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import onnxruntime as ort
 from typing_extensions import override
 
@@ -161,9 +160,6 @@ def _cost(tokens: Iterable[int], limit: int, num_slots: int) -> float:
     return alone + sum(shared) * STEP_OF_SLOTS / rows + len(shared) * COPY
 
 
-Bytes = npt.NDArray[np.uint8]
-
-
 class ViewKv(KvStore):
     """KV that the graph reads and writes in place."""
 
@@ -239,7 +235,7 @@ class _Buffer:
         shape = [num_slots, *outer, inner * ITEM_BYTES[tensor.elem_type]]
         self._slot_bytes = math.prod(shape[1:])
         if place.device.kind == "cpu":
-            memory: Bytes = np.zeros(shape, np.uint8)
+            memory = np.zeros(shape, np.uint8)
             self.by_position = memory.swapaxes(1, tensor.position_axis)
             self._address = memory.ctypes.data
         else:

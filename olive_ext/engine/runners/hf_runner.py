@@ -123,7 +123,7 @@ class HfRunner(Runner):
         self._forget()
         self._slot = []
         if self.encoder is not None:
-            self.encoder.forget()
+            self.encoder.states.cache_clear()
         self.capacity = self.capacity._replace(cells=0)
         torch.cuda.empty_cache()
 
@@ -176,7 +176,7 @@ class HfRunner(Runner):
         keep = {"logits_to_keep": rows} if self._picks_rows else {}
         device = self._model.device
         inputs: dict[str, Any] = item_inputs(items, len(ids), self._parameters, device)
-        inputs |= {} if self.encoder is None else self.encoder.inputs(row.source)
+        inputs |= {} if self.encoder is None else {"encoder_outputs": (self.encoder.states(row.source),)}
         if self._is_rotary_grid and not items:
             # Such models compute the positions of a pass with pictures themselves, and remember where text goes on: for
             # another sequence, if that was fed last.
@@ -315,16 +315,7 @@ class SourceStates:
         self.source = source
         self.num_runs = 0
         self._model = model
-        self._states = lru_cache(maxsize=KEPT_SOURCES)(self._encode)
-
-    def inputs(self, source: Source | None) -> dict[str, Any]:
-        """The model's inputs besides the decoder's tokens."""
-        assert source is not None, "checked when the request came"
-        return {"encoder_outputs": (self._states(source),)}
-
-    def forget(self) -> None:
-        """Releases the memory."""
-        self._states.cache_clear()
+        self.states = lru_cache(maxsize=KEPT_SOURCES)(self._encode)
 
     def _encode(self, source: Source) -> torch.Tensor:
         """[1, positions, hidden size]."""

@@ -230,14 +230,9 @@ def _bounds(work: Items[float], dues: Items[float], size: float) -> list[int]:
 
 def _shared_prefixes(requests: Items[Request]) -> list[int]:
     """The number of tokens that each of the sorted requests shares with the one before it."""
-    shared = []
-    previous: TokenArray = np.empty(0, np.int32)
-    source = ""
-    for request in requests:
-        tokens, digest = request.fed, source_key(request.source)
-        shared.append(common_prefix(previous, tokens) if digest == source else 0)
-        previous, source = tokens, digest
-    return shared
+    pairs = pairwise((source_key(request.source), request.fed) for request in requests)
+    shared = (common_prefix(left, right) if one == other else 0 for (one, left), (other, right) in pairs)
+    return [0, *shared] if requests else []
 
 
 class TreeBatches:
