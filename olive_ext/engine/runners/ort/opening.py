@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import onnxruntime as ort
@@ -23,9 +24,11 @@ from olive_ext.engine.forms.kv_store import (
     OpenedDecoder,
     decoder_graph,
 )
-from olive_ext.engine.forms.packed import PackedCapture
+from olive_ext.engine.forms.packed import PackedCapture, PackedOnGraph
 from olive_ext.engine.forms.paged_attention import pack_inputs
-from olive_ext.engine.forms.registry import choose
+from olive_ext.engine.forms.returned import ReturnedOnGraph
+from olive_ext.engine.forms.rows import RowsOnGraph
+from olive_ext.engine.forms.tree import TreeOnGraph
 from olive_ext.engine.runners.ort.inputs import Adapters, BoundWeights
 from olive_ext.engine.runners.ort.ort_runner import OrtParts, OrtRunner, ScoringHead, SeparateHead, with_head
 from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced, untaken
@@ -39,7 +42,7 @@ from olive_ext.media.encoder import Embedding, MediaEncoder
 from olive_ext.media.graphs import ItemGraphs, ShapeCount
 from olive_ext.media.source_encoder import SourceEncoder
 from olive_ext.model import ResolvedModel
-from olive_ext.model.decisions import choose_encoder_rows, choose_num_slots, shared_positions
+from olive_ext.model.decisions import Decision, choose_encoder_rows, choose_num_slots, shared_positions
 from olive_ext.model.files.content import load_graph, relocated
 from olive_ext.model.files.package_config import read_suppressed
 from olive_ext.model.providers.bindings import InputFeed
@@ -49,6 +52,23 @@ from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.spec.decoder_spec import read_embedding
 from olive_ext.model.spec.encoder_spec import read_encoder
 from olive_ext.model.types import DecoderSpec, MediaEncoderSpec, Role, TensorSpec
+
+FORMS: list[type[GraphForm]] = [PackedOnGraph, TreeOnGraph, ReturnedOnGraph, RowsOnGraph]
+"""The forms, in the order in which they are asked. The last one takes every model that the others refuse."""
+
+
+def choose(model: ResolvedModel, problems: Mapping[str, str] = MappingProxyType({})) -> tuple[GraphForm, Decision]:
+    """The form with which `model` is opened, and why, as far as that is known without a session. `problems`: why
+    forms were refused, by name. Raises `ConfigError`."""
+    reasons: list[str] = []
+    for form in FORMS:
+        reason = problems.get(form.name) or form.against(model)
+        if reason is None:
+            return form(model), form.decision(model, next(iter(reasons), "engine.scoring"))
+        if reason:
+            reasons.append(form.refused(model, reason))
+    raise AssertionError("the last form takes every model")
+
 
 logger = logging.getLogger(__name__)
 
