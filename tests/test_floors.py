@@ -36,12 +36,10 @@ FLOORS = {
         "olive_ext.session.workers": "worker < crew",
         "olive_ext.engine": (
             "requests < step < scheduling.sequences scheduling.blocks < scheduling.prefix_tree < "
-            "runners.runner < forms.kv_store forms.agreement < runners.ort.inputs < forms "
+            "runners.runner < forms.kv_store runners.trials < runners.ort.inputs < forms "
             "< scheduling runners < runtimes reference < engine"
         ),
-        "olive_ext.engine.forms": (
-            "kv_store agreement < buckets paged_attention < rows attention_trial < tree packed returned"
-        ),
+        "olive_ext.engine.forms": ("kv_store < buckets paged_attention < rows attention_trial < tree packed returned"),
         "olive_ext.media": "items pictures processors < sound graphs < processor encoder source_encoder",
         "olive_ext.engine.runners": "runner < trials < ort genai_runner hf_runner",
         "olive_ext.engine.runners.ort": "inputs placement < ort_runner < opening",
@@ -184,7 +182,7 @@ RUNNERS, ENGINE = "olive_ext.engine.runners", "of olive_ext.engine"
     [
         ("engine/step", "from olive_ext.engine.engine import Engine", [f"floor 1 may not import floor 10 {ENGINE}"]),
         ("engine/runners/ort/planted", "from olive_ext.engine.scheduling.slots import Slots", [f"floor 8 {ENGINE}"]),
-        ("engine/scheduling/planted", f"from {RUNNERS}.trials import disagreement", ["do not import each other"]),
+        ("engine/scheduling/planted", f"from {RUNNERS}.hf_runner import HfRunner", ["do not import each other"]),
         ("engine/scheduling/planted", "from onnxruntime import InferenceSession", ["only olive_ext.model.providers"]),
         ("model/planted", IN_FUNCTIONS, ["olive_ext.cli", "olive_ext.backends.lm_eval", "olive_ext.workflow"]),
         ("cli/planted", "importlib.import_module('olive_ext.plugins.jobs')", ["floor"]),

@@ -30,6 +30,9 @@ class Blocks(NamedTuple):
 UNLIMITED = 2**31
 """The most tokens of a step, or positions of all slots, where nothing else limits them."""
 
+FEW_READS = 16
+"""The most targets of a row where it has more targets than tokens (the answers of a multiple choice)."""
+
 
 class Capacity(NamedTuple):
     """The memory that a runner has allocated. It changes when requests need more, or when memory runs short."""

@@ -23,9 +23,9 @@ import numpy.typing as npt
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.forms.agreement import TARGETS, Text, disagreement, read_end, targets_of, two_ends_problem
 from olive_ext.engine.runners.runner import Runner
-from olive_ext.engine.step import Candidates, Capacity, FloatArray, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.runners.trials import TARGETS, Text, disagreement, read_end, targets_of, two_ends_problem
+from olive_ext.engine.step import FEW_READS, Candidates, Capacity, FloatArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
 from olive_ext.media.items import border, chunk_end, growing_sizes
 from olive_ext.model.decisions import BUCKET_FORMS, BucketPlan
@@ -36,9 +36,6 @@ logger = logging.getLogger(__name__)
 
 READS = (1, 4, 16, 64, 256, 1024, 4096)
 """The numbers of logits rows and of targets, which are equal in a padded step."""
-
-FEW_READS = 16
-"""The most targets of a row where it has more targets than tokens (the answers of a multiple choice)."""
 
 DECODING = (1,)
 """The sizes where only steps that decode have few shapes."""

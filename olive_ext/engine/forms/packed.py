@@ -23,16 +23,6 @@ import numpy.typing as npt
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.forms.agreement import (
-    STEM,
-    SUFFIX,
-    TARGETS,
-    Text,
-    disagreement,
-    draw,
-    targets_of,
-    two_ends_problem,
-)
 from olive_ext.engine.forms.attention_trial import AttentionTrial, attends_otherwise, attention_trials
 from olive_ext.engine.forms.buckets import PADDING, Capture, Shape, filled, shape_of
 from olive_ext.engine.forms.kv_store import (
@@ -48,6 +38,7 @@ from olive_ext.engine.forms.kv_store import (
 )
 from olive_ext.engine.forms.paged_attention import KERNELS, gathered_bytes, with_paged_attention
 from olive_ext.engine.runners.runner import MIN_FORK, ReadySequences, Runner, ScoredSteps, ScoringRule, StepForm
+from olive_ext.engine.runners.trials import STEM, TARGETS, Text, disagreement, draw, targets_of, two_ends_problem
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
 from olive_ext.engine.scheduling.sequences import ChosenRow
 from olive_ext.engine.step import UNLIMITED, Blocks, Capacity, Columns, Copy, FloatArray, LogitsRow, Row, Step
@@ -367,7 +358,7 @@ def check_packed_steps(runner: Runner, vocab_size: int) -> str | None:
     def together(stem: Text, left: Text, right: Text) -> FloatArray:
         runner.run(Step((Row(0, 0, stem + left[:2]),)))
         rows = Row(0, STEM + 2, left[2:]), Row(1, STEM, right)
-        read = LogitsRow(0, SUFFIX - 3), LogitsRow(1, SUFFIX - 1)
+        read = LogitsRow(0, len(left) - 3), LogitsRow(1, len(right) - 1)
         return runner.run(Step(rows, read, targets_of(2), copies=(Copy(0, 1, STEM),))).target_logprobs
 
     return two_ends_problem(runner, vocab_size, "a packed step", "packed steps", together)

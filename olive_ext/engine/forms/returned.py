@@ -23,10 +23,10 @@ import numpy as np
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.forms.agreement import TARGETS, disagreement, draw, targets_of
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore, OpenedDecoder
 from olive_ext.engine.forms.rows import RowsOnGraph
 from olive_ext.engine.runners.runner import ONE_ROW, PartsDifferError, ReadySequences, Runner, StepForm
+from olive_ext.engine.runners.trials import TARGETS, disagreement, draw, targets_of
 from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence
 from olive_ext.engine.step import UNLIMITED, Copy, FloatArray, LogitsRow, Row, Step
 from olive_ext.errors import ModelError, RunError

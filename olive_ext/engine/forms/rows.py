@@ -30,10 +30,10 @@ import numpy as np
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.forms.agreement import STEM, Text, score, targets_of, two_ends_problem
 from olive_ext.engine.forms.buckets import with_buckets
 from olive_ext.engine.forms.kv_store import GraphForm, KvPlace, KvStore, OpenedDecoder
 from olive_ext.engine.runners.runner import OneRow, ReadySequences, Runner, ScoredSteps, ScoringRule, StepForm
+from olive_ext.engine.runners.trials import STEM, Text, score, targets_of, two_ends_problem
 from olive_ext.engine.scheduling.sequences import ChosenRow, Sequence
 from olive_ext.engine.step import Capacity, Copy, FloatArray, LogitsRow, Move, Row, Step
 from olive_ext.errors import ConfigError
