@@ -19,17 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from olive_ext.engine.requests import (
-    Generation,
-    Ids,
-    KeyedResult,
-    Lost,
-    Request,
-    Result,
-    Sampling,
-    ThinkingBudget,
-    join_compared,
-)
+from olive_ext.engine.requests import Generation, Ids, KeyedResult, Lost, Request, Result, ThinkingBudget, join_compared
 from olive_ext.errors import (
     ConfigError,
     ContradictionError,
@@ -169,7 +159,7 @@ def _convert_generation(model: OpenModel, request: GenerationRequest) -> tuple[t
     generation = Generation(
         max_new_tokens=request.max_new_tokens,
         stop_ids=stop_ids,
-        sampling=Sampling(request.temperature, request.top_p, request.top_k, request.seed),
+        sampling=request.sampling,
         is_finished=checker if checker.stops else None,
         stops=checker.stops,
         suppressed=Suppressed() if encoding is None else encoding.suppressed,

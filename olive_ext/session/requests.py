@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import TypeIs
 
-from olive_ext.engine.requests import Beams, FinishReason, Ids
+from olive_ext.engine.requests import Beams, FinishReason, Ids, Sampling
 from olive_ext.errors import ConfigError, ContradictionError, MissingError, shown, suggest
 from olive_ext.stats.compared_fields import Compared
 
@@ -196,6 +196,11 @@ class GenerationRequest:
             raise ConfigError("a number above 0 and at most 1 (1 turns it off)", "top_p", self.top_p)
         self._check_thinking()
         self._check_beams()
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the next token is drawn."""
+        return Sampling(self.temperature, self.top_p, self.top_k, self.seed)
 
     @property
     def beams(self) -> Beams | None:

@@ -216,14 +216,18 @@ def planned(chosen: Items[ChosenRow], beams: Mapping[int, BeamGroup], **more: An
 BoolArray = npt.NDArray[np.bool_]
 
 
-def non_finite(output: StepOutput) -> tuple[BoolArray, BoolArray]:
+def non_finite(planned: PlannedStep, output: StepOutput, refused_at: int | None) -> tuple[BoolArray, BoolArray]:
     """Which targets [T] and which sampled rows [K] are broken. A target is, where its log-probability is NaN or +inf,
     or its KL divergence from the reference is not finite (which is infinite where the model gives no probability to a
-    token that the reference gives some). A sampled row is, where it holds NaN or +inf."""
+    token that the reference gives some). A sampled row is, where it holds NaN or +inf. Raises `NonFiniteError` for the
+    first request and position, where the step has a number, `refused_at`."""
     targets_T: BoolArray = ~(output.target_logprobs < np.inf)
     if (kl_T := _kl(output)) is not None:
         targets_T |= ~np.isfinite(kl_T)
-    return targets_T, np.logical_not((output.sample_logits_KV < np.inf).all(-1))
+    rows_K = np.logical_not((output.sample_logits_KV < np.inf).all(-1))
+    if refused_at is not None:
+        _refuse_non_finite(planned, output, targets_T, rows_K, refused_at)
+    return targets_T, rows_K
 
 
 def _kl(output: StepOutput) -> Any:
@@ -232,10 +236,9 @@ def _kl(output: StepOutput) -> Any:
     return None if notes_T is None or "kl" not in (notes_T.dtype.names or ()) else notes_T["kl"]
 
 
-def refuse_non_finite(
+def _refuse_non_finite(
     planned: PlannedStep, output: StepOutput, wrong_T: BoolArray, wrong_K: BoolArray, num_steps: int
 ) -> None:
-    """Raises `NonFiniteError` for the first broken request and position. `num_steps` is the step's number."""
     if wrong_T.any():
         place = int(wrong_T.argmax())
         index, token = planned.step.targets[place]

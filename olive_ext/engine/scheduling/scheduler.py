@@ -19,14 +19,7 @@ import numpy as np
 
 from olive_ext.engine.requests import Counters
 from olive_ext.engine.runners.runner import ReadySequences, ScoredSteps, Traits
-from olive_ext.engine.scheduling.planned_step import (
-    BeamGroup,
-    PlannedStep,
-    non_finite,
-    planned,
-    put_scores,
-    refuse_non_finite,
-)
+from olive_ext.engine.scheduling.planned_step import BeamGroup, PlannedStep, non_finite, planned, put_scores
 from olive_ext.engine.scheduling.sequences import ChosenRow, PendingResult, Sequence
 from olive_ext.engine.scheduling.slots import Slots
 from olive_ext.engine.step import IDLE_TOKEN, ONE_SIDE, Capacity, IntArray, Row, Side, Step, StepOutput
@@ -123,9 +116,8 @@ class Scheduler:
         self._counters.tokens_fed += self._num_fed
         self._counters.rows_dropped += self._num_dropped
         self._counters.idle_rows += present.sequences.count(None)
-        wrong_T, wrong_K = non_finite(output)
-        if not self._planning.reports_non_finite:
-            refuse_non_finite(present, output, wrong_T, wrong_K, self._counters.steps)
+        refused_at = None if self._planning.reports_non_finite else self._counters.steps
+        wrong_T, wrong_K = non_finite(present, output, refused_at)
         completed, num_wrong = put_scores(present, output, wrong_T)
         self._counters.non_finite += num_wrong
         samples = zip(output.sample_logits_KV, wrong_K.tolist(), strict=True)
