@@ -31,6 +31,7 @@ from olive_ext.session.workers.worker import (
     WorkerJob,
     WorkerLostError,
     content_of,
+    to_send,
 )
 
 _STORE_BYTES = 128 << 20
@@ -183,7 +184,7 @@ class RayWorker(Worker):
     @override
     def run(self, which: str, requests: Sequence[Request]) -> Reply:
         self._watchdog.begin(time.monotonic())
-        sent = self._sent("run", which, list(requests))
+        sent = self._sent("run", which, [*map(to_send, requests)])
         while not self._cluster.ray.wait([sent], timeout=BEAT_S)[0]:
             self._cluster.check()
             if self._watchdog.is_hung(time.monotonic(), self._num_steps()):

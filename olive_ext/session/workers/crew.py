@@ -28,16 +28,7 @@ from olive_ext.registry import hook
 from olive_ext.session.answer_journal import ChunkResults, Executor
 from olive_ext.session.local import RecordTo
 from olive_ext.session.tokenizer import Tokenizer
-from olive_ext.session.workers.worker import (
-    OWN,
-    ProcessWorker,
-    Served,
-    Watchdog,
-    Worker,
-    WorkerJob,
-    WorkerLostError,
-    to_send,
-)
+from olive_ext.session.workers.worker import OWN, ProcessWorker, Served, Watchdog, Worker, WorkerJob, WorkerLostError
 
 logger = logging.getLogger(__name__)
 
@@ -301,7 +292,7 @@ class Crew:
         while not chunk.is_complete:
             reply, problem = None, ""
             try:
-                reply = worker.run(which, [to_send(request) for request in chunk.next])
+                reply = worker.run(which, chunk.next)
             except WorkerLostError as error:
                 if worker.name in self._closed:  # it was stopped: whoever called is closing everything
                     raise RunError(f"{worker.name} {error}") from error

@@ -275,7 +275,7 @@ class ProcessWorker(Worker):
     @override
     def run(self, which: str, requests: Sequence[Request]) -> Reply:
         self._watchdog.begin(time.monotonic())
-        reply: Reply = self._answer("run", which, requests, is_watched=True)
+        reply: Reply = self._answer("run", which, [*map(to_send, requests)], is_watched=True)
         return reply
 
     @override
