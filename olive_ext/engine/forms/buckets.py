@@ -309,6 +309,10 @@ class Captured:
         """Binds nothing: every output of a captured step has its value on the device already."""
 
 
+class NotCapturedError(Exception):
+    """Why decoding steps cannot be captured: the form must be opened without capture."""
+
+
 class Capture:
     """The captured steps of one session: those in which all slots decode, one for each of their shapes."""
 

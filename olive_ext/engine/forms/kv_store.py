@@ -188,14 +188,6 @@ ONE_BY_ONE = "texts are scored one after the other"
 """The beginning of notes on why scored texts share no steps, where a user may have expected that they do."""
 
 
-class NotFittingError(Exception):
-    """Why a form cannot be used on a graph or a device: another form must be opened."""
-
-
-class NotCapturedError(Exception):
-    """Why decoding steps cannot be captured: the form must be opened without capture."""
-
-
 @dataclass
 class OpenedDecoder:
     """A decoder that is being opened; trials change what it is trusted with."""

@@ -24,20 +24,10 @@ import onnxruntime as ort
 from typing_extensions import override
 
 from olive_ext.engine.forms.attention_trial import AttentionTrial, attends_otherwise, attention_trials
-from olive_ext.engine.forms.buckets import PADDING, Capture, Shape, filled, shape_of
-from olive_ext.engine.forms.kv_store import (
-    ONE_BY_ONE,
-    GraphForm,
-    KvPlace,
-    KvStore,
-    NotCapturedError,
-    NotFittingError,
-    OpenedDecoder,
-    Pool,
-    decoder_graph,
-)
+from olive_ext.engine.forms.buckets import PADDING, Capture, NotCapturedError, Shape, filled, shape_of
+from olive_ext.engine.forms.kv_store import ONE_BY_ONE, GraphForm, KvPlace, KvStore, OpenedDecoder, Pool, decoder_graph
 from olive_ext.engine.forms.paged_attention import KERNELS, gathered_bytes, with_paged_attention
-from olive_ext.engine.runners.runner import MIN_FORK, ReadySequences, Runner, ScoredSteps, ScoringRule, StepForm
+from olive_ext.engine.runners.runner import NotFittingError, ReadySequences, Runner, ScoredSteps, ScoringRule, StepForm
 from olive_ext.engine.runners.trials import STEM, TARGETS, Text, disagreement, draw, targets_of, two_ends_problem
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
 from olive_ext.engine.scheduling.sequences import ChosenRow
@@ -113,10 +103,6 @@ class PackedSteps(StepForm):
     @override
     def room(self, most_tokens: int, pending: int) -> tuple[int, int]:
         return most_tokens - pending, UNLIMITED
-
-    @override
-    def min_copy(self, answer_tokens: int) -> int:
-        return MIN_FORK
 
     @override
     def scored_steps(self, rule: ScoringRule) -> ScoredSteps:

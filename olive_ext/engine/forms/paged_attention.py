@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper
 
-from olive_ext.engine.forms.kv_store import NotFittingError
+from olive_ext.engine.runners.runner import NotFittingError
 from olive_ext.engine.step import UNLIMITED
 from olive_ext.graph.head_pattern import label
 from olive_ext.graph.nodes import all_names, attribute, delete_at, reads, remove_dead

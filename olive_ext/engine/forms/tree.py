@@ -26,9 +26,9 @@ import onnxruntime as ort
 from onnx import helper
 from typing_extensions import override
 
-from olive_ext.engine.forms.kv_store import ONE_BY_ONE, GraphForm, KvPlace, KvStore, NotFittingError, OpenedDecoder
+from olive_ext.engine.forms.kv_store import ONE_BY_ONE, GraphForm, KvPlace, KvStore, OpenedDecoder
 from olive_ext.engine.forms.rows import ViewKv
-from olive_ext.engine.runners.runner import Runner, ScoredSteps, ScoringRule
+from olive_ext.engine.runners.runner import NotFittingError, Runner, ScoredSteps, ScoringRule
 from olive_ext.engine.runners.trials import STEM, SUFFIX, Text, targets_of, two_ends_problem
 from olive_ext.engine.scheduling.prefix_tree import TreeBatches
 from olive_ext.engine.scheduling.sequences import Sequence

@@ -111,8 +111,8 @@ class StepForm(ABC):
         return (0, 0) if pending else (most_tokens, 1)
 
     def min_copy(self, answer_tokens: int) -> int:
-        """The fewest positions that a copy between slots must save: few for a short answer, whose steps are shared."""
-        return MIN_FORK if answer_tokens else MIN_COPY
+        """The fewest positions that a copy between slots must save: few in blocks, or for short answers in one step."""
+        return MIN_FORK if answer_tokens or self.has_blocks else MIN_COPY
 
     def most_step_tokens(self, chunk_size: int, num_slots: int) -> int:
         """The tokens of a step whose inputs have up to `chunk_size`."""
@@ -200,6 +200,10 @@ class ScoredSteps:
         """The form and the reason."""
         facts = {"scoring": self.name, "scoring_step": self.num_tokens, "scoring_reason": self.reason}
         return {**facts, "answer_tokens": self.answer_tokens} if self.answer_tokens else facts
+
+
+class NotFittingError(Exception):
+    """Why a form cannot be used on a graph or a device: another form must be opened."""
 
 
 class PartsDifferError(Exception):

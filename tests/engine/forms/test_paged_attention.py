@@ -16,8 +16,8 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from olive_ext.engine.forms.kv_store import NotFittingError
 from olive_ext.engine.forms.paged_attention import KERNELS, pack_inputs, with_paged_attention
+from olive_ext.engine.runners.runner import NotFittingError
 from olive_ext.model.types import KvTensor
 from tests.graph.text import model_from, session_of
 

@@ -13,7 +13,6 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from olive_ext.engine.forms.kv_store import NotFittingError
 from olive_ext.engine.forms.tree import (
     POSITIONS,
     BiasInput,
@@ -23,6 +22,7 @@ from olive_ext.engine.forms.tree import (
     step_cost,
     with_tree_attention,
 )
+from olive_ext.engine.runners.runner import NotFittingError
 from tests.graph.text import model_from, session_of
 
 

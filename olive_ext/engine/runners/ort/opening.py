@@ -14,16 +14,8 @@ from typing import Any
 
 import onnxruntime as ort
 
-from olive_ext.engine.forms.buckets import Capture
-from olive_ext.engine.forms.kv_store import (
-    ONE_BY_ONE,
-    GraphForm,
-    KvPlace,
-    NotCapturedError,
-    NotFittingError,
-    OpenedDecoder,
-    decoder_graph,
-)
+from olive_ext.engine.forms.buckets import Capture, NotCapturedError
+from olive_ext.engine.forms.kv_store import ONE_BY_ONE, GraphForm, KvPlace, OpenedDecoder, decoder_graph
 from olive_ext.engine.forms.packed import PackedCapture, PackedOnGraph
 from olive_ext.engine.forms.paged_attention import pack_inputs
 from olive_ext.engine.forms.returned import ReturnedOnGraph
@@ -32,7 +24,7 @@ from olive_ext.engine.forms.tree import TreeOnGraph
 from olive_ext.engine.runners.ort.inputs import Adapters, BoundWeights
 from olive_ext.engine.runners.ort.ort_runner import OrtParts, OrtRunner, ScoringHead, SeparateHead, with_head
 from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced, untaken
-from olive_ext.engine.runners.runner import OpenedRunner, PartsDifferError
+from olive_ext.engine.runners.runner import NotFittingError, OpenedRunner, PartsDifferError
 from olive_ext.engine.runners.trials import affordable, check_steps, fitting_attention, group_rows
 from olive_ext.errors import ModelError, ProviderError, reading
 from olive_ext.graph.edits import NUM_ROWS, clips_as_max, cross_graph, drop_shape_hints, pad_rows, with_attention_bias
