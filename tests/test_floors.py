@@ -40,7 +40,7 @@ FLOORS = {
             "< scheduling runners < runtimes reference < engine"
         ),
         "olive_ext.engine.forms": ("kv_store < buckets paged_attention < rows attention_trial < tree packed returned"),
-        "olive_ext.media": "items pictures processors < sound graphs < processor encoder source_encoder",
+        "olive_ext.media": "items pictures processors < graphs < processor encoder source_encoder",
         "olive_ext.engine.runners": "runner < trials < ort genai_runner hf_runner",
         "olive_ext.engine.runners.ort": "inputs placement < ort_runner < opening",
     }.items()

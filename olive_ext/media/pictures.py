@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 RawMedia: TypeAlias = Any
-"""A PIL picture, a path, or the bytes of a file."""
+"""A PIL picture, a path, or the bytes of a file; of sound a WAV file, or its samples as (samples, rate) or in datasets'
+form, {"array": samples, "sampling_rate": rate}."""
 
 FILES = (str, Path, bytes, bytearray)
 """The types in which a file is given."""

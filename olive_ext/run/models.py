@@ -184,8 +184,8 @@ class Models:
         """What the evaluated package holds for its own runtime and this evaluation does not judge, by file: numbers
         that its graph contradicts, another decoder, and a tokenizer that asks otherwise than the given one."""
         from olive_ext.engine.runners.genai_runner import refusal_of
+        from olive_ext.media.processor import SoundProcessor, are_other_features
         from olive_ext.media.processors import HF_FILES, other_feature_extractor, other_image_processor, other_pictures
-        from olive_ext.media.sound import SoundProcessor, are_other_features
         from olive_ext.model.types import SourceKind
 
         candidate = self.given_candidate

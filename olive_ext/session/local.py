@@ -32,8 +32,7 @@ from olive_ext.engine.requests import NUMBERS, Counters, KeyedRequest, Request, 
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.errors import ModelError, RecordsError
 from olive_ext.media.items import ItemLimit, Source
-from olive_ext.media.processor import MediaProcessor
-from olive_ext.media.sound import are_other_features
+from olive_ext.media.processor import MediaProcessor, are_other_features
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Form, Records
 from olive_ext.records.journal import Journal

@@ -25,8 +25,7 @@ from olive_ext.errors import (
 )
 from olive_ext.media.items import ItemLimit, Media, MediaRun, Source, moved
 from olive_ext.media.pictures import data_of_url, decoded
-from olive_ext.media.processor import MediaProcessor
-from olive_ext.media.sound import SoundProcessor
+from olive_ext.media.processor import MediaProcessor, SoundProcessor
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import Suppressed, read_suppressed
 from olive_ext.model.types import MediaInput, Modality, ModelFiles, SourceKind

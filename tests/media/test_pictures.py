@@ -17,8 +17,8 @@ from transformers import WhisperFeatureExtractor
 
 from olive_ext.errors import ModelError, TaskError
 from olive_ext.media.pictures import data_of_url, media_digest, read_picture, thumbnail
+from olive_ext.media.processor import SoundProcessor, read_sound, refuse_non_finite
 from olive_ext.media.processors import torch_threads
-from olive_ext.media.sound import SoundProcessor, read_sound, refuse_non_finite
 from olive_ext.model.types import ModelFiles, TensorSpec
 from tests.families.pictures import picture, wav
 from tests.refusals import refused

@@ -42,7 +42,7 @@ from olive_ext.errors import (
     listed,
 )
 from olive_ext.media.pictures import media_digest
-from olive_ext.media.sound import read_samples
+from olive_ext.media.processor import read_samples
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import is_same_path
 from olive_ext.plugins.speech.settings import METRICS_TYPE, TIMED, MetricSettings, metric_mistakes, sentences_of

@@ -24,8 +24,8 @@ from pydantic import BeforeValidator, Field
 from olive_ext.config.base import not_bool
 from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import ConfigError, MediaError, ModelError, NonFiniteError, NotFoundError, named_failures, reading
+from olive_ext.media.processor import read_samples
 from olive_ext.media.processors import slaney_filters
-from olive_ext.media.sound import read_samples
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import ConfigSection, PositiveSize, Vocabulary, inside, mistakes_in, read_json
 from olive_ext.model.providers.ort_session import open_session

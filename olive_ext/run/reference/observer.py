@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from olive_ext.errors import RunError
 from olive_ext.media.pictures import media_digest
-from olive_ext.media.sound import read_sound
+from olive_ext.media.processor import read_sound
 from olive_ext.report.comparison import ALL, Coverage, Divergence
 from olive_ext.session.requests import (
     GenerationOutput,
