@@ -42,7 +42,7 @@ FLOORS = {
         "olive_ext.engine.forms": ("kv_store < buckets paged_attention < rows attention_trial < tree packed returned"),
         "olive_ext.media": "items pictures processors < graphs < processor encoder source_encoder",
         "olive_ext.engine.runners": "runner < trials < ort genai_runner hf_runner",
-        "olive_ext.engine.runners.ort": "inputs placement < ort_runner < opening",
+        "olive_ext.engine.runners.ort": "inputs < ort_runner < opening",
     }.items()
 }
 
@@ -72,7 +72,7 @@ DOORS = {
         "olive": "workflow workflow.* plugins.*.passes plugins.speech.*",
         "onnx": (
             "engine.forms.paged_attention engine.forms.attention_trial engine.forms.tree "
-            "engine.runners.ort.placement graph graph.* plugins.diagnose.remedy.* plugins.diagnose.places.* "
+            "engine.runners.ort.opening graph graph.* plugins.diagnose.remedy.* plugins.diagnose.places.* "
             "model.spec.decoder_spec model.spec.attention model.spec.encoder_spec model.files.content "
             "model.files.constants model.files.damage model.files.grids model.files.node_numbers model.spec.media_spec "
             "model.spec.step_choices"

@@ -339,7 +339,7 @@ def _as_graph_allows(model: ResolvedModel, decision: Decision) -> Decision:
 def _add_placement(model: ResolvedModel, section: Section) -> None:
     """On a device other than the CPU, adds where nodes with large values would run. Raises `ProviderError` where
     opening would be refused."""
-    from olive_ext.engine.runners.ort.placement import predict_misplaced
+    from olive_ext.engine.runners.ort.opening import predict_misplaced
 
     device = model.device.kind
     if device == "cpu":

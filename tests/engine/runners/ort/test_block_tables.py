@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 from olive_ext.engine.forms.kv_store import COPIED_BYTES, KvPlace
 from olive_ext.engine.forms.packed import PagedKv
 from olive_ext.engine.runners.ort.inputs import BoundWeights
-from olive_ext.engine.runners.ort.placement import untaken
+from olive_ext.engine.runners.ort.opening import untaken
 from olive_ext.engine.scheduling.blocks import BlockTables
 from olive_ext.engine.step import Columns, Copy, Row
 from olive_ext.graph.nodes import model_of
