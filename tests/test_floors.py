@@ -39,7 +39,9 @@ FLOORS = {
             "runners.runner < forms.kv_store runners.trials < runners.ort.inputs < forms "
             "< scheduling runners < runtimes reference < engine"
         ),
-        "olive_ext.engine.forms": ("kv_store < buckets paged_attention < rows attention_trial < tree packed returned"),
+        "olive_ext.engine.forms": (
+            "kv_store < buckets paged_attention < rows attention_trial < tree packed returned < registry"
+        ),
         "olive_ext.media": "items pictures processors < graphs < processor encoder source_encoder",
         "olive_ext.engine.runners": "runner < trials < ort genai_runner hf_runner",
         "olive_ext.engine.runners.ort": "inputs < ort_runner < opening",

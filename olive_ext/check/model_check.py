@@ -329,7 +329,7 @@ def _as_graph_allows(model: ResolvedModel, decision: Decision) -> Decision:
         return replace(decision, reason=f"{decision.reason}; {head.kind}: {head.reason}")
     if decision.name != "scoring":
         return decision
-    from olive_ext.engine.runners.ort.opening import choose
+    from olive_ext.engine.forms.registry import choose
 
     form, _ = choose(model)
     problem = form.refusal_of_graph()

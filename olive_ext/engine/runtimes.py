@@ -80,7 +80,7 @@ class OnnxRuntime(Runtime):
 
     @override
     def decisions(self, model: ResolvedModel) -> Iterator[Decision]:
-        from olive_ext.engine.runners.ort.opening import choose  # imported here: it brings onnxruntime along
+        from olive_ext.engine.forms.registry import choose  # imported here: it brings onnxruntime along
 
         settings, engine, spec = model.settings, model.settings.engine, model.spec
         names = [provider.name for provider in model.providers]

@@ -20,10 +20,10 @@ from olive_ext.config import ModelSettings
 from olive_ext.engine.engine import Engine, item_limit
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore, OpenedDecoder
 from olive_ext.engine.forms.packed import PackedOnGraph, PackedSteps, longest_step
+from olive_ext.engine.forms.registry import FORMS, choose
 from olive_ext.engine.forms.returned import AlikeRows, ReturnedKv
 from olive_ext.engine.forms.rows import RowsOnGraph, ViewKv, choose_limit
 from olive_ext.engine.requests import Request
-from olive_ext.engine.runners.ort.opening import FORMS, choose
 from olive_ext.engine.runners.runner import ReadySequences, ScoredSteps, ScoringRule, StepForm, joined
 from olive_ext.engine.scheduling.sequences import ChosenRow
 from olive_ext.engine.step import UNLIMITED, Copy, Row
@@ -110,7 +110,7 @@ class RefusedOnGraph(OneTokenOnGraph):
 
 def test_a_rewritten_graph_that_onnxruntime_refuses_opens_the_next_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """PagedAttention has fewer inputs before ONNX Runtime 1.30; the reason names the release and what it refuses."""
-    monkeypatch.setattr("olive_ext.engine.runners.ort.opening.FORMS", [RefusedOnGraph, *FORMS])
+    monkeypatch.setattr("olive_ext.engine.forms.registry.FORMS", [RefusedOnGraph, *FORMS])
     with olive_ext.open(genai_export("llama")) as session:
         facts = session.describe_execution()
     assert facts["scoring"] != "one_token"

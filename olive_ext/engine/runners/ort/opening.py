@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -24,11 +23,9 @@ import onnxruntime as ort
 
 from olive_ext.engine.forms.buckets import Capture, NotCapturedError
 from olive_ext.engine.forms.kv_store import ONE_BY_ONE, GraphForm, KvPlace, OpenedDecoder, decoder_graph
-from olive_ext.engine.forms.packed import PackedCapture, PackedOnGraph
+from olive_ext.engine.forms.packed import PackedCapture
 from olive_ext.engine.forms.paged_attention import KERNELS, pack_inputs
-from olive_ext.engine.forms.returned import ReturnedOnGraph
-from olive_ext.engine.forms.rows import RowsOnGraph
-from olive_ext.engine.forms.tree import TreeOnGraph
+from olive_ext.engine.forms.registry import choose
 from olive_ext.engine.runners.ort.inputs import Adapters, BoundWeights
 from olive_ext.engine.runners.ort.ort_runner import OrtParts, OrtRunner, ScoringHead, SeparateHead, with_head
 from olive_ext.engine.runners.runner import NotFittingError, OpenedRunner, PartsDifferError
@@ -42,7 +39,7 @@ from olive_ext.media.encoder import Embedding, MediaEncoder
 from olive_ext.media.graphs import ItemGraphs, ShapeCount
 from olive_ext.media.source_encoder import SourceEncoder
 from olive_ext.model import ResolvedModel
-from olive_ext.model.decisions import Decision, choose_encoder_rows, choose_num_slots, shared_positions
+from olive_ext.model.decisions import choose_encoder_rows, choose_num_slots, shared_positions
 from olive_ext.model.files.content import load_graph, relocated
 from olive_ext.model.files.package_config import read_suppressed
 from olive_ext.model.providers.bindings import InputFeed
@@ -219,23 +216,6 @@ def _on_host(session: ort.InferenceSession, names: Iterable[str]) -> list[str]:
     infos = [*session.get_input_memory_infos(), *session.get_output_memory_infos()]
     values, wanted = zip([*session.get_inputs(), *session.get_outputs()], infos, strict=True), set(names)
     return [value.name for value, info in values if value.name in wanted and info.name == "Cpu"]
-
-
-FORMS: list[type[GraphForm]] = [PackedOnGraph, TreeOnGraph, ReturnedOnGraph, RowsOnGraph]
-"""The forms, in the order in which they are asked. The last one takes every model that the others refuse."""
-
-
-def choose(model: ResolvedModel, problems: Mapping[str, str] = MappingProxyType({})) -> tuple[GraphForm, Decision]:
-    """The form with which `model` is opened, and why, as far as that is known without a session. `problems`: why
-    forms were refused, by name. Raises `ConfigError`."""
-    reasons: list[str] = []
-    for form in FORMS:
-        reason = problems.get(form.name) or form.against(model)
-        if reason is None:
-            return form(model), form.decision(model, next(iter(reasons), "engine.scoring"))
-        if reason:
-            reasons.append(form.refused(model, reason))
-    raise AssertionError("the last form takes every model")
 
 
 logger = logging.getLogger(__name__)
