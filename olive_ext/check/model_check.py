@@ -238,16 +238,15 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
         section.add("not reached", f"'{name}' of {number}", "no text is that long: 'max_length' sets the longest text")
     own_parts = "its positions go by length" * (read_rotary_lengths(other.processor_files.hf_config) is not None)
     damaged = damage_of({"parts_failure": own_parts}, {"parts_failure": agreement.parts})
-    if agreement.quantized_by:  # whose distance says little: its files are compared
-        is_near = agreement.is_undecided and agreement.nats < _NEAR
-        files = models.damage(0.0 if is_near else None)
-        damaged |= files.findings
-        if files.judged:
-            section.add("other constants", listed(files.judged, 3), "not the checkpoint's: tasks show what that costs")
-        if files.uncompared:
-            section.add(
-                "constants not compared", files.uncompared, "of other names, shapes or scales than the checkpoint's"
-            )
+    is_near = agreement.is_equal or (agreement.is_undecided and agreement.nats < _NEAR)
+    files = models.damage(0.0 if is_near else None)
+    damaged |= files.findings
+    if files.judged:
+        section.add("other constants", listed(files.judged, 3), "not the checkpoint's: tasks show what that costs")
+    if files.uncompared:
+        section.add(
+            "constants not compared", files.uncompared, "of other names, shapes or scales than the checkpoint's"
+        )
     lost += [DamagedError(f"damaged: '{name}' {how}") for name, how in damaged.items()]
     findings.is_undecided = agreement.is_undecided
     if agreement.is_equal or agreement.is_undecided:

@@ -97,6 +97,8 @@ def evaluate_models(
     """As `evaluate`, of the models of a configuration."""
     config, progress = models.config, models.progress
     log_folder = _log_folder(config)
+    if (opened := getattr(lm, "resolved", None)) is not None:
+        models.given_candidate = opened
     if lm is None:
         _refuse_missing(config, models)
     from olive_ext.session.tokenizer import each_loaded_once
@@ -107,11 +109,12 @@ def evaluate_models(
         name = Path(config.model.path).name
         runs = [logging_runs.enter_context(logged(name)) for logged in hooks("logged_run").values()]
         report, task_run = _evaluate(models, lm)
-        if lm is None and models.unjudged:
+        has_files = lm is None or opened is not None
+        if has_files and models.unjudged:
             report = replace(report, model={**report.model, UNJUDGED: models.unjudged})
-        if lm is None and task_run is not None and report.comparison is not None:
+        if has_files and task_run is not None and report.comparison is not None:
             report = replace(report, comparison=_with_constants(report.comparison, report.model, models, task_run))
-            for finished in hooks("finish_report").values():
+            for finished in hooks("finish_report").values() if lm is None else ():
                 report = finished(report, models, task_run, partial(_compared, models, task_run.weights))
         report = _judged(report, config, names)
         try:

@@ -171,9 +171,12 @@ class Models:
         try:
             other = None if other is None or other.decoder == self.candidate.files.decoder else other
             models = [self.candidate, *([] if other is None else [self.reference])]
-            num_tokens = min(self._tokenizer(one).num_ids for one in models)  # others are read on one side alone
+            num_tokens = None
+            with suppress(ModelError):  # a checkpoint may have no tokenizer
+                num_tokens = min(self._tokenizer(one).num_ids for one in models)  # others are read on one side alone
             sizes = {size for one in models for size in Rows.of(with_length(one))}
-            texts = Texts(nats, self.candidate.context_length, num_tokens, sizes, unreached)
+            whole = self.candidate.patched({"max_length": None}).context_length  # others use it without the setting
+            texts = Texts(nats, whole or self.candidate.context_length, num_tokens, sizes, unreached)
             damaged = damage(self.candidate.files, other, texts)
             return damaged._replace(uncompared=0) if other is None and self.records_file is None else damaged
         except Exception as error:  # noqa: BLE001 - a finding must not cost the report, which is not written yet

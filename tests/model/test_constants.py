@@ -845,6 +845,32 @@ def test_a_node_that_reads_another_value_than_the_reference_s_is_named(
     assert (len(near.findings), len(near.judged)) == ((0, 0) if not what else (0, 1) if is_reached else (1, 0))
 
 
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_mask_of_which_the_shape_alone_is_read_is_named(is_read: bool, tmp_path: Path) -> None:
+    """A padded text attends to its padding then, and no text here is padded."""
+
+    def masked(source: str) -> onnx.ModelProto:
+        model = decoder()
+        model.graph.input.append(helper.make_tensor_value_info("mask", TensorProto.INT64, ["B", "T"]))
+        for name, reads in (("Shape", "mask"), ("ConstantOfShape", "/mask/Shape out"), ("Cast", source)):
+            model.graph.node.append(helper.make_node(name, [reads], [f"/mask/{name} out"], f"/mask/{name}"))
+        return model
+
+    files = saved(tmp_path, masked("mask" if is_read else "/mask/ConstantOfShape out"), masked("mask"))
+    assert damage(*files, nats=1e-5).findings == ({} if is_read else {"/mask/Cast": "does not read 'mask'"})
+
+
+@pytest.mark.parametrize(("part", "num_named"), [(slice(0), 0), (slice(4, 8), 1)])
+def test_tokens_of_two_quantized_heads_are_compared(part: slice, num_named: int, tmp_path: Path) -> None:
+    """Of two int4 packages, exchanged tokens were "1 constant not compared"."""
+    reference, own = (graphs.nbits(4, 32, has_zero_points=False) for _ in range(2))
+    for name in ("scales", "w_Q") if num_named else ("scales",):
+        tensor = weight(own.model, name)
+        change(tensor, lambda rows: exchanged(rows, part) if num_named else rows * np.float16(1.1))
+    found = damage(*saved(tmp_path, own.model, reference.model), nats=1e-5, num_tokens=graphs.NUM_OUTPUTS)
+    assert (len(found.findings), found.uncompared) == (num_named, 1), found
+
+
 def test_values_are_held_against_each_other_however_deep_the_graph_is(tmp_path: Path) -> None:
     """Each value is the sum of the one before with itself: two chains of 2,000 have 2 ** 2000 ways between them."""
 
@@ -1225,6 +1251,7 @@ SPOILT: dict[str, tuple[tuple[int, ...], Edit, int]] = {
     "some are nearly nothing": ((100, 16), put(slice(90, 93), lambda rows: rows / 50), 1),
     "columns of a head": ((16, 100), put((slice(None), slice(30, None)), lambda part: part[:, ::-1]), 1),
     "positions with an axis more": ((1, 100, 16), put((0, slice(5, None)), lambda rows: rows[::-1]), 1),
+    "positions of two axes": ((2, 64, 16), put((slice(None), slice(50, None)), lambda rows: -rows), 1),
     "one expert of a stack": ((4, 5, 80), put(2, 0), 1),
     "most are scaled": ((100, 16), put(slice(None, 95), lambda rows: 3 * rows), 1),
     "all alike": ((100, 16), lambda rows: 3 * rows, 0),

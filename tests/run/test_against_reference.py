@@ -479,6 +479,24 @@ def test_chat_templates_that_no_chat_uses_are_not_compared(folder: Path, tmp_pat
     assert (compared(report).asked, compared(report).other_template) == (None, False)
 
 
+def test_files_are_compared_beyond_max_length_of_opened_and_of_float_models_too(folder: Path, tmp_path: Path) -> None:
+    """Users give it for speed, and the model ships without it."""
+
+    def damage(model: onnx.ModelProto) -> None:
+        edited.change(
+            edited.weight(model, "cos_cache"), lambda rows: np.where(np.arange(len(rows))[:, None] < 128, rows, 0)
+        )
+
+    other, plain = edited.edited(genai_export("llama"), tmp_path / "other", damage), genai_export("llama")
+    with OrtLM(str(other), max_length=64) as lm:
+        for given in (None, lm):
+            settings = {"tasks": ["tiny_choice"], "limit": 2, "lm": given, "max_length": 64}
+            assert [*compared(answered(other, plain, folder, tmp_path, str(given), **settings)).damaged] == [
+                "cos_cache"
+            ]
+    assert main(["check", str(other), "--against", str(hf_model("llama")), "--max-length", "64"]) == 1
+
+
 def test_a_package_of_a_shorter_context_is_named(folder: Path, tmp_path: Path, capsys: Any) -> None:
     """The context of both is the shorter one's, so that nothing beyond is compared."""
 

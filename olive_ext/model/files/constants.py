@@ -440,10 +440,10 @@ def _sentence(rows: list[int], array: Array, what: str) -> str:
     """ "rows 450 to 511 of 512 are others"."""
     if array.ndim < 2 or len(rows) == len(array):
         return f"is {what}"
-    return f"{_rows_of(rows, len(array))} {'is' if len(rows) == 1 else 'are'} {what}"
+    return f"{rows_of(rows, len(array))} {'is' if len(rows) == 1 else 'are'} {what}"
 
 
-def _rows_of(rows: list[int], num_rows: int) -> str:
+def rows_of(rows: list[int], num_rows: int) -> str:
     """ "2 of the rows 3 to 90 of 100"."""
     which = f"row {rows[0]:,}" if len(rows) == 1 else f"rows {rows[0]:,} to {rows[-1]:,}"
     some = f"{len(rows):,} of the " if rows[-1] - rows[0] + 1 > len(rows) else ""
@@ -458,7 +458,7 @@ def outliers(distances: Mapping[str, Distance]) -> tuple[dict[str, str], set[str
     far = {name: f"has {100 * one.share:.0f} % of its numbers" for name, one in distances.items() if one.share > limit}
     for name, one in distances.items():
         if one.rows and name not in far:
-            far[name] = f"has {_rows_of(one.rows, one.num_rows)}"
+            far[name] = f"has {rows_of(one.rows, one.num_rows)}"
     meant = meant_others(distances, far, kind_of)
     return {name: f"{far[name]} farther off than rounding puts any" for name in far if name not in meant}, meant
 

@@ -37,6 +37,7 @@ from olive_ext.model.files.constants import (
     outliers,
     pairs_of,
     rounding_of,
+    rows_of,
 )
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.grids import (
@@ -48,6 +49,7 @@ from olive_ext.model.files.grids import (
     is_unlike,
     likeness_of,
     likeness_to_grid,
+    other_rows,
     other_tokens,
 )
 from olive_ext.model.files.node_numbers import (
@@ -68,6 +70,7 @@ _EXPERT = re.compile(r"[./]experts[./]\d")
 _SELECTED = re.compile(rf"embed|position|pos_emb|wte|wpe|relative|lm_head|rotary|[Gg]ather|{_EXPERT.pattern}|/fc\d$")
 """Names of weights of which texts need not show all rows: tables of tokens and positions, the head, and experts."""
 
+_POSITIONS = re.compile(r"position|pos_emb|wpe")
 _LAST_NORM = re.compile(r"(^|\.)(final_norm_layernorm|final_layernorm|(?<!\d\.)norm|norm_f|ln_f)\.weight$")
 _MOST_HEADS, _MOST_TRAINED = 15, 0.9
 """Rows of so few numbers are alike by chance. Training changes nearly all of them."""
@@ -167,7 +170,11 @@ def damage(model: ModelFiles, reference: ModelFiles | None, texts: Texts) -> Dam
             pairs, known = pairs_of(other, own), other.floats
             shared = own.grids.keys() & other.grids.keys()
             alike = {name for name in shared if all(map(np.array_equal, own.grids[name], other.grids[name]))}
-            numbers = differing_numbers(other, own, texts.longest, with_reached=with_reached)
+            for name in sorted(shared - alike - {name.split(",")[0] for name in pairs}):
+                sides = other.grids[name], own.grids[name]
+                if texts.selects(name, len(own.grids[name].stored)) and (rows := other_rows(*sides)):
+                    numbers[name] = f"has {rows_of(rows, len(sides[1].stored))} that are not the reference's"
+            numbers |= differing_numbers(other, own, texts.longest, with_reached=with_reached)
             for name, one in rewired(other, own).items():
                 if one.is_reached and texts.are_near and not is_unreached:
                     judged.append(f"{name}{suffix}")
@@ -283,7 +290,10 @@ def _left_to_texts(
         if is_table and is_narrow and not is_meant and len(what.rows) < _MOST_TRAINED * len(array):
             continue
         axis = next((axis for axis, size in enumerate(array.shape) if size in lengths), None)
-        if array.ndim > 1 and (is_table or array.ndim > 2) and other_tokens(reference[name], array, axis):
+        known, own = reference[name], array
+        if array.ndim > 2 and _POSITIONS.search(name):  # a table for each axis of a picture
+            known, own, axis = known.reshape(-1, known.shape[-1]), own.reshape(-1, own.shape[-1]), 0
+        if array.ndim > 1 and (is_table or array.ndim > 2) and other_tokens(known, own, axis):
             continue
         if array.ndim == 2 and not (texts.are_near or is_meant) and is_unlike(likeness_of(reference[name], array)):
             continue

@@ -265,6 +265,16 @@ def other_tokens(reference: Array, model: Array, axis: int | None = None) -> boo
     return bool((standing & _stand_out(fitted, pair[0].shape[1])).any())
 
 
+def other_rows(reference: Grid, model: Grid) -> list[int]:
+    """As `other_tokens`, the rows of two quantized tables or heads that stand out; none where their shapes differ."""
+    if reference.shape != model.shape:
+        return []
+    size = max(1, AT_A_TIME // reference.num_inputs)
+    parts = [(first, first + size) for first in range(0, reference.shape[0], size)]
+    sums, _ = likeness((reference.rows(*part)[0], model.rows(*part)[0]) for part in parts)
+    return [*map(int, np.flatnonzero(_stand_out(sums, reference.num_inputs)))]
+
+
 def _stand_out(sums: Array, width: int) -> Array:
     """Which rows have another direction or size than the others have. `sums`: their likeness [3, N]."""
     chance = _MOST_BY_CHANCE / width**0.5

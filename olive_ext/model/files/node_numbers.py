@@ -444,6 +444,12 @@ def rewired(reference: Constants, model: Constants) -> dict[str, Rewired]:
             if was and (node.op_type == other.op_type or index == 0) and (is_other or is_lost):
                 read = f"'{own}'" if own else "nothing"
                 found[name] = Rewired(f"reads {read}, the reference's '{was}'", not is_position)
+    readers = [[node for node in graph_nodes(one.model) if node.op_type != "Shape"] for one in (reference, model)]
+    fed, own_fed = ({value for node in nodes for value in node.input} for nodes in readers)
+    lost = {one.name for one in model.model.graph.input} & fed - own_fed
+    for node in readers[0]:
+        if (name := plain_name(node.name)) in owns and not lost.isdisjoint(node.input):
+            found[name] = Rewired(f"does not read '{min(lost.intersection(node.input))}'", is_reached=False)
     return found if 4 * len(found) < len(owns.keys() & theirs.keys()) else {}
 
 
