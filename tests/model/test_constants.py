@@ -871,6 +871,15 @@ def test_tokens_of_two_quantized_heads_are_compared(part: slice, num_named: int,
     assert (len(found.findings), found.uncompared) == (num_named, 1), found
 
 
+def test_a_norm_that_is_folded_into_a_quantized_head_is_no_damage_of_tokens(tmp_path: Path) -> None:
+    """Nine rows stood out of it, as one number decides what is near."""
+    rng = np.random.default_rng(1)
+    head, factors = rng.normal(size=(64, 2000)), rng.lognormal(0, 1, (64, 1))
+    made = [graphs.to_nearest(graphs.plain(one.astype(np.float32)), 8) for one in (head / factors, head)]
+    found = damage(*saved(tmp_path, *made), nats=1e-5, num_tokens=2000)
+    assert (found.findings, found.uncompared) == ({}, 1)
+
+
 def test_values_are_held_against_each_other_however_deep_the_graph_is(tmp_path: Path) -> None:
     """Each value is the sum of the one before with itself: two chains of 2,000 have 2 ** 2000 ways between them."""
 

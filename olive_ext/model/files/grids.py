@@ -3,7 +3,7 @@ weights are from each other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -248,31 +248,47 @@ def other_tokens(reference: Array, model: Array, axis: int | None = None) -> boo
         pair = [array.reshape(len(array), -1) for array in pair]
     elif np.argmax(pair[0].shape) if axis is None or reference.ndim > 2 else axis:
         pair = [array.T for array in pair]
-    pair = [array[: min(map(len, pair))] for array in pair]
-    sums, _ = likeness_of(*pair)
-    standing = _stand_out(sums, pair[0].shape[1])
+    return bool(_other_rows([array[: min(map(len, pair))] for array in pair], is_stack=is_stack).any())
+
+
+class _Decoded:
+    """A quantized weight, whose rows are decoded when they are read."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.shape, self._rows = grid.shape, grid.rows
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | Array) -> Array:
+        if isinstance(rows, slice):
+            return self._rows(*rows.indices(len(self))[:2])[0]
+        return np.concatenate([self._rows(row, row + 1)[0] for row in rows.tolist()])
+
+
+def other_rows(reference: Grid, model: Grid) -> list[int]:
+    """As `other_tokens`, the rows of two quantized tables or heads that stand out; none where their shapes differ."""
+    pair: Any = [_Decoded(reference), _Decoded(model)]
+    return [*map(int, np.flatnonzero(_other_rows(pair)))] if reference.shape == model.shape else []
+
+
+def _other_rows(pair: Sequence[Array], *, is_stack: bool = False) -> Array:
+    num_rows, width = pair[0].shape
+    size = max(1, AT_A_TIME // max(1, width))
+    blocks = [slice(first, first + size) for first in range(0, num_rows, size)]
+    sums, _ = likeness((pair[0][rows], pair[1][rows]) for rows in blocks)
+    standing = _stand_out(sums, width)
     if is_stack or not standing.any() or len(standing) < 4 * _FEWEST_FITTED:
-        return bool(standing.any())
+        return standing
     nearest = np.sort(np.argsort(-_cosines(sums))[: min(len(standing) // 4, _MOST_FITTED)])
     known, own = (array[nearest].astype(np.float32) for array in pair)
     middle, center = known.mean(0), own.mean(0)
     known, own = known - middle, own - center
     factors = (known * own).sum(0) / np.maximum((known**2).sum(0), 1e-30)
-    both = zip(*map(blocks_of, pair), strict=True)
-    fitted, _ = likeness(
-        (left.astype(np.float32) * factors + center - middle * factors, right) for (_, left), (_, right) in both
-    )
-    return bool((standing & _stand_out(fitted, pair[0].shape[1])).any())
-
-
-def other_rows(reference: Grid, model: Grid) -> list[int]:
-    """As `other_tokens`, the rows of two quantized tables or heads that stand out; none where their shapes differ."""
-    if reference.shape != model.shape:
-        return []
-    size = max(1, AT_A_TIME // reference.num_inputs)
-    parts = [(first, first + size) for first in range(0, reference.shape[0], size)]
-    sums, _ = likeness((reference.rows(*part)[0], model.rows(*part)[0]) for part in parts)
-    return [*map(int, np.flatnonzero(_stand_out(sums, reference.num_inputs)))]
+    moved = center - middle * factors
+    fitted, _ = likeness((pair[0][rows].astype(np.float32) * factors + moved, pair[1][rows]) for rows in blocks)
+    others: Array = standing & _stand_out(fitted, width)
+    return others
 
 
 def _stand_out(sums: Array, width: int) -> Array:
