@@ -76,7 +76,6 @@ _SCALED_TURNS = (
 _LIMITING_KEY = re.compile(r"softcap|logit_cap|swiglu_limit")
 _DECIDING = re.compile(
     rf"{_LIMITING_KEY.pattern}|eps(ilon)?$|multiplier$|_scalar$|logits?_scal|scaling_factor$|topk|experts_per_tok"
-    r"|(hidden_act|activation|activation_function)$"
 )
 """Numbers in config.json with which layers compute."""
 
