@@ -28,6 +28,9 @@ another: training moves both by less than 0.1, grids of 2 bits by 0.1."""
 _FEWEST_FITTED, _MOST_FITTED = 8, 4096
 """Tokens to which two numbers for each column are fitted."""
 
+_UNUSED = 1e-6
+"""Rows whose squares are below this share of the median's are for no token: rounding turns them by any angle."""
+
 _SAME = 2.0**-14
 """Rounding to bfloat16 turns rows by less, as 1 less the cosine."""
 
@@ -267,17 +270,20 @@ class _Decoded:
 
 
 def other_rows(reference: Grid, model: Grid) -> list[int]:
-    """As `other_tokens`, the rows of two quantized tables or heads that stand out; none where their shapes differ."""
+    """As `other_tokens`, the rows of two quantized tables or heads that stand out; none where their shapes differ, or
+    where one has 2 bits, by which sound quantizers turn some rows as far (of 1,000 heavy-tailed ones, 4 to 20). Both
+    sides are rounded, each otherwise."""
     pair: Any = [_Decoded(reference), _Decoded(model)]
-    return [*map(int, np.flatnonzero(_other_rows(pair)))] if reference.shape == model.shape else []
+    is_compared = reference.shape == model.shape and 2 not in (reference.bits, model.bits)
+    return [*map(int, np.flatnonzero(_other_rows(pair, times=2)))] if is_compared else []
 
 
-def _other_rows(pair: Sequence[Array], *, is_stack: bool = False) -> Array:
+def _other_rows(pair: Sequence[Array], *, times: int = 1, is_stack: bool = False) -> Array:
     num_rows, width = pair[0].shape
     size = max(1, AT_A_TIME // max(1, width))
     blocks = [slice(first, first + size) for first in range(0, num_rows, size)]
     sums, _ = likeness((pair[0][rows], pair[1][rows]) for rows in blocks)
-    standing = _stand_out(sums, width)
+    standing = _stand_out(sums, width, times)
     if is_stack or not standing.any() or len(standing) < 4 * _FEWEST_FITTED:
         return standing
     nearest = np.sort(np.argsort(-_cosines(sums))[: min(len(standing) // 4, _MOST_FITTED)])
@@ -287,20 +293,21 @@ def _other_rows(pair: Sequence[Array], *, is_stack: bool = False) -> Array:
     factors = (known * own).sum(0) / np.maximum((known**2).sum(0), 1e-30)
     moved = center - middle * factors
     fitted, _ = likeness((pair[0][rows].astype(np.float32) * factors + moved, pair[1][rows]) for rows in blocks)
-    others: Array = standing & _stand_out(fitted, width)
+    others: Array = standing & _stand_out(fitted, width, times)
     return others
 
 
-def _stand_out(sums: Array, width: int) -> Array:
-    """Which rows have another direction or size than the others have. `sums`: their likeness [3, N]."""
+def _stand_out(sums: Array, width: int, times: int = 1) -> Array:
+    """Which rows have another direction or size than the others have, by so many `times` the least turn and scale.
+    `sums`: their likeness [3, N]."""
     chance = _MOST_BY_CHANCE / width**0.5
-    is_read: Array = sums[1] > 0
+    is_read: Array = sums[1] > _UNUSED * np.median(sums[1])
     if not is_read.any():
         return is_read
     cosines: Array = _cosines(sums)
     sizes: Array = np.log(np.maximum(sums[2], 1e-30) / np.maximum(sums[1], 1e-30)) / 2
     level = float(cosines[is_read].max())
-    is_turned = cosines < (level - _LEAST_TURN if level > max(_LEAST_LIKENESS, chance) else -1)
-    is_scaled = (cosines > _LEAST_LIKENESS) & (np.abs(sizes - np.median(sizes[is_read])) > _LEAST_SCALE)
+    is_turned = cosines < (level - times * _LEAST_TURN if level > max(_LEAST_LIKENESS, chance) else -1)
+    is_scaled = (cosines > _LEAST_LIKENESS) & (np.abs(sizes - np.median(sizes[is_read])) > times * _LEAST_SCALE)
     standing: Array = is_read & (is_turned | is_scaled)
     return standing
