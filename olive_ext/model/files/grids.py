@@ -21,9 +21,10 @@ columns alone 1, those of rows and columns at once 0.8; rotations, other layers'
 _MOST_BY_CHANCE = 3.9
 """The largest cosine of a thousand random rows, as of another model, in multiples of 1 over the root of their size."""
 
-_LEAST_TURN, _LEAST_SCALE = 0.3, 0.4
-"""By how much less the cosine of another token's row is than the best row's, and the logarithm by which its size is
-another: training moves both by less than 0.1, grids of 2 bits by 0.1."""
+_OTHER, _OTHER_OF_TWO = (0.3, 0.4, 0), (0.4, 0.8, 20)
+"""By how much less the cosine of another token's row is than the best row's, the logarithm by which its size is
+another, and how many times as far it is as the median row: training moves both by less than 0.1, grids of 2 bits by
+0.1. Where both sides are rounded, each by its own algorithm, heavy tails make more of it."""
 
 _FEWEST_FITTED, _MOST_FITTED = 8, 4096
 """Tokens to which two numbers for each column are fitted."""
@@ -271,19 +272,18 @@ class _Decoded:
 
 def other_rows(reference: Grid, model: Grid) -> list[int]:
     """As `other_tokens`, the rows of two quantized tables or heads that stand out; none where their shapes differ, or
-    where one has 2 bits, by which sound quantizers turn some rows as far (of 1,000 heavy-tailed ones, 4 to 20). Both
-    sides are rounded, each otherwise."""
+    where one has 2 bits, by which sound quantizers turn some rows as far (of 1,000 heavy-tailed ones, 4 to 20)."""
     pair: Any = [_Decoded(reference), _Decoded(model)]
     is_compared = reference.shape == model.shape and 2 not in (reference.bits, model.bits)
-    return [*map(int, np.flatnonzero(_other_rows(pair, times=2)))] if is_compared else []
+    return [*map(int, np.flatnonzero(_other_rows(pair, _OTHER_OF_TWO)))] if is_compared else []
 
 
-def _other_rows(pair: Sequence[Array], *, times: int = 1, is_stack: bool = False) -> Array:
+def _other_rows(pair: Sequence[Array], least: tuple[float, float, int] = _OTHER, *, is_stack: bool = False) -> Array:
     num_rows, width = pair[0].shape
     size = max(1, AT_A_TIME // max(1, width))
     blocks = [slice(first, first + size) for first in range(0, num_rows, size)]
     sums, _ = likeness((pair[0][rows], pair[1][rows]) for rows in blocks)
-    standing = _stand_out(sums, width, times)
+    standing = _stand_out(sums, width, least)
     if is_stack or not standing.any() or len(standing) < 4 * _FEWEST_FITTED:
         return standing
     nearest = np.sort(np.argsort(-_cosines(sums))[: min(len(standing) // 4, _MOST_FITTED)])
@@ -293,13 +293,13 @@ def _other_rows(pair: Sequence[Array], *, times: int = 1, is_stack: bool = False
     factors = (known * own).sum(0) / np.maximum((known**2).sum(0), 1e-30)
     moved = center - middle * factors
     fitted, _ = likeness((pair[0][rows].astype(np.float32) * factors + moved, pair[1][rows]) for rows in blocks)
-    others: Array = standing & _stand_out(fitted, width, times)
+    others: Array = standing & _stand_out(fitted, width, least)
     return others
 
 
-def _stand_out(sums: Array, width: int, times: int = 1) -> Array:
-    """Which rows have another direction or size than the others have, by so many `times` the least turn and scale.
-    `sums`: their likeness [3, N]."""
+def _stand_out(sums: Array, width: int, least: tuple[float, float, int]) -> Array:
+    """Which rows have another direction or size than the others have, by the `least` turn and scale. `sums`: their
+    likeness [3, N]."""
     chance = _MOST_BY_CHANCE / width**0.5
     is_read: Array = sums[1] > _UNUSED * np.median(sums[1])
     if not is_read.any():
@@ -307,7 +307,10 @@ def _stand_out(sums: Array, width: int, times: int = 1) -> Array:
     cosines: Array = _cosines(sums)
     sizes: Array = np.log(np.maximum(sums[2], 1e-30) / np.maximum(sums[1], 1e-30)) / 2
     level = float(cosines[is_read].max())
-    is_turned = cosines < (level - times * _LEAST_TURN if level > max(_LEAST_LIKENESS, chance) else -1)
-    is_scaled = (cosines > _LEAST_LIKENESS) & (np.abs(sizes - np.median(sizes[is_read])) > times * _LEAST_SCALE)
+    turned, scaled = 1 - cosines, np.abs(sizes - np.median(sizes[is_read]))
+    least_turn = max(1 - level + least[0], least[2] * np.median(turned[is_read]))
+    least_scale = max(least[1], least[2] * np.median(scaled[is_read]))
+    is_turned = (turned > least_turn) & (level > max(_LEAST_LIKENESS, chance))
+    is_scaled = (cosines > _LEAST_LIKENESS) & (scaled > least_scale)
     standing: Array = is_read & (is_turned | is_scaled)
     return standing
