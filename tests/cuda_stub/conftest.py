@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from olive_ext.engine.forms import kv_store, packed
+from olive_ext.engine.forms import packed
 from olive_ext.engine.runners import trials
 
 
@@ -19,7 +19,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 VERDICTS = (
     (packed, "attends_otherwise"),
-    *((module, "disagreement") for module in (kv_store, packed, trials)),
+    *((module, "disagreement") for module in (packed, trials)),
 )
 """Where the functions that find what a trial's numbers are worth are called."""
 

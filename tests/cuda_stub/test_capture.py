@@ -15,9 +15,10 @@ from onnx import helper
 import olive_ext
 from olive_ext.config import ModelSettings
 from olive_ext.engine.engine import Engine, open_engine, open_runner
-from olive_ext.engine.forms import kv_store, packed
+from olive_ext.engine.forms import packed
 from olive_ext.engine.forms.packed import PLAIN_RUNS
 from olive_ext.engine.requests import Generation, Request
+from olive_ext.engine.runners import trials
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import LogitsRow, Row, Step
 from olive_ext.errors import ConfigError
@@ -29,7 +30,7 @@ from tests.refusals import refused
 
 pytestmark = pytest.mark.cuda_stub
 
-UNHEARD = kv_store.disagreement
+UNHEARD = trials.disagreement
 """As it is where this module is imported: before its verdict is left unheard."""
 
 
@@ -105,7 +106,7 @@ def test_longer_requests_capture_anew() -> None:
 def test_trial_refuses_kernels_that_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores that are equal in all steps prove no replay: "auto" says so and runs plainly, true is an error."""
     monkeypatch.setattr(packed, "check_packed_steps", lambda *_: None)
-    for module in (kv_store, packed):
+    for module in (packed, trials):
         monkeypatch.setattr(module, "disagreement", UNHEARD)
     with olive_ext.open(export(LLAMA).path, execution_provider="cuda", engine={"graph_capture": "auto"}) as session:
         facts = session.describe_execution()
