@@ -106,8 +106,7 @@ def test_longer_requests_capture_anew() -> None:
 def test_trial_refuses_kernels_that_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores that are equal in all steps prove no replay: "auto" says so and runs plainly, true is an error."""
     monkeypatch.setattr(packed, "check_packed_steps", lambda *_: None)
-    for module in (packed, trials):
-        monkeypatch.setattr(module, "disagreement", UNHEARD)
+    monkeypatch.setattr(packed, "disagreement", UNHEARD)
     with olive_ext.open(export(LLAMA).path, execution_provider="cuda", engine={"graph_capture": "auto"}) as session:
         facts = session.describe_execution()
     assert facts["batching"] == "packed"
