@@ -71,6 +71,8 @@ _SELECTED = re.compile(rf"embed|position|pos_emb|wte|wpe|relative|lm_head|rotary
 """Names of weights of which texts need not show all rows: tables of tokens and positions, the head, and experts."""
 
 _POSITIONS = re.compile(r"position|pos_emb|wpe")
+"""Names of tables of positions, whose rows are the last axis: a picture's may have one table for each of its axes."""
+
 _LAST_NORM = re.compile(r"(^|\.)(final_norm_layernorm|final_layernorm|(?<!\d\.)norm|norm_f|ln_f)\.weight$")
 _MOST_HEADS, _MOST_TRAINED = 15, 0.9
 """Rows of so few numbers are alike by chance. Training changes nearly all of them."""
@@ -171,9 +173,9 @@ def damage(model: ModelFiles, reference: ModelFiles | None, texts: Texts) -> Dam
             shared = own.grids.keys() & other.grids.keys()
             alike = {name for name in shared if all(map(np.array_equal, own.grids[name], other.grids[name]))}
             for name in sorted(shared - alike - {name.split(",")[0] for name in pairs}):
-                sides = other.grids[name], own.grids[name]
-                if texts.selects(name, len(own.grids[name].stored)) and (rows := other_rows(*sides)):
-                    numbers[name] = f"has {rows_of(rows, len(sides[1].stored))} that are not the reference's"
+                grid = own.grids[name]
+                if texts.selects(name, grid.shape[0]) and (rows := other_rows(other.grids[name], grid)):
+                    numbers[name] = f"has {rows_of(rows, grid.shape[0])} that are not the reference's"
             numbers |= differing_numbers(other, own, texts.longest, with_reached=with_reached)
             for name, one in rewired(other, own).items():
                 if one.is_reached and texts.are_near and not is_unreached:
@@ -291,7 +293,7 @@ def _left_to_texts(
             continue
         axis = next((axis for axis, size in enumerate(array.shape) if size in lengths), None)
         known, own = reference[name], array
-        if array.ndim > 2 and _POSITIONS.search(name):  # a table for each axis of a picture
+        if array.ndim > 2 and _POSITIONS.search(name):
             known, own, axis = known.reshape(-1, known.shape[-1]), own.reshape(-1, own.shape[-1]), 0
         if array.ndim > 1 and (is_table or array.ndim > 2) and other_tokens(known, own, axis):
             continue

@@ -414,10 +414,11 @@ def rewired(reference: Constants, model: Constants) -> dict[str, Rewired]:
     """The nodes of `model` that read values which both graphs have, and which the reference's nodes of their names do
     not read, but for their sizes. Empty where a quarter of the nodes do: these are not of one export. Constants of few
     numbers are compared as such."""
-    sides = []
+    sides, fed = [], []
     for constants in (reference, model):
-        nodes = _by_name(node for node in graph_nodes(constants.model) if node.op_type != "Shape")
-        named = {name: same[0] for name, same in nodes.items() if len(same) == 1}
+        nodes = [node for node in graph_nodes(constants.model) if node.op_type != "Shape"]
+        fed.append([(plain_name(node.name), value) for node in nodes for value in node.input])
+        named = {name: same[0] for name, same in _by_name(nodes).items() if len(same) == 1}
         values = {*constants.maker, *constants.initializers, *(one.name for one in constants.model.graph.input)}
         few = {name for name, one in constants.tensors.items() if math.prod(one.dims) <= MOST_SIZES}
         sides.append((named, values - few))
@@ -443,12 +444,10 @@ def rewired(reference: Constants, model: Constants) -> dict[str, Rewired]:
             if was and (node.op_type == other.op_type or index == 0) and (is_other or is_lost):
                 read = f"'{own}'" if own else "nothing"
                 found[name] = Rewired(f"reads {read}, the reference's '{was}'", not is_position)
-    readers = [[node for node in graph_nodes(one.model) if node.op_type != "Shape"] for one in (reference, model)]
-    fed, own_fed = ({value for node in nodes for value in node.input} for nodes in readers)
-    lost = {one.name for one in model.model.graph.input} & fed - own_fed
-    for node in readers[0]:
-        if (name := plain_name(node.name)) in owns and not lost.isdisjoint(node.input):
-            found[name] = Rewired(f"does not read '{min(lost.intersection(node.input))}'", is_reached=False)
+    lost = {one.name for one in model.model.graph.input} - {value for _, value in fed[1]}
+    for name, value in fed[0]:
+        if name in owns and value in lost:
+            found[name] = Rewired(f"does not read '{value}'", is_reached=False)
     return found if 4 * len(found) < len(owns.keys() & theirs.keys()) else {}
 
 
