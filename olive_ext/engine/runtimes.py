@@ -12,7 +12,7 @@ from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.errors import ConfigError, MissingError
 from olive_ext.model import ResolvedModel, decisions
 from olive_ext.model.decisions import Decision, State, choose_chunk_size
-from olive_ext.model.files.constants import checkpoint_floats
+from olive_ext.model.files.content import checkpoint_floats
 from olive_ext.model.files.package_config import input_window
 from olive_ext.model.runtimes import Runtime
 from olive_ext.model.types import ModelFiles

@@ -102,6 +102,7 @@ _SOUND_KEYS = {
     "frame_length": "n_fft",
     "n_mel": "feature_size",
     "chunk_size": "chunk_length",
+    "target_sample_rate": "sampling_rate",
 }
 """Keys of onnxruntime-genai's steps for sound, and transformers' names for them."""
 

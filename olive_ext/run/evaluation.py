@@ -143,9 +143,10 @@ def _with_constants(comparison: Comparison, model: Mapping[str, Any], models: Mo
     unseen = [] if observer is None else [one for one in taken if one not in observer.modalities]
     overall = comparison.overall_divergence()
     nats = None if overall is None else overall.kl.mean
-    constants = models.damage(nats, [part for part, one in MEDIA_PARTS.items() if one in unseen])
+    continues = observer is not None and any(len(one.target.target) > 1 for one in observer.generated)
+    unreached = [part for part, one in MEDIA_PARTS.items() if one in unseen]
+    constants = models.damage(nats, unreached, continues=continues)
     if reach is not None:
-        continues = observer is not None and any(len(one.target.target) > 1 for one in observer.generated)
         kinds = [*(one.kind for one in unseen), *([] if continues else [GENERATED])]
         kinds += [SHARED] if is_alone else []
         for kind, name in (("image", "pictures"), ("sound", "sounds")):  # an encoder may mix up those of one run

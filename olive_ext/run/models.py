@@ -161,10 +161,11 @@ class Models:
         other = self.given_reference.context_length if records is None else records.max_length
         return contexts_of(self.candidate.context_length, other)
 
-    def damage(self, nats: float | None, unreached: Collection[str] = ()) -> Damage:
+    def damage(self, nats: float | None, unreached: Collection[str] = (), *, continues: bool = True) -> Damage:
         """Constants of the evaluated model that are not the reference's where they should be, or no numbers: how. Those
-        of records that were made elsewhere are not at hand. The arguments are those of `Texts`."""
-        from olive_ext.model.files.damage import Damage, Texts, damage
+        of records that were made elsewhere are not at hand. The arguments are those of `Texts`, and whether any answer
+        was generated token by token."""
+        from olive_ext.model.files.damage import Damage, Texts, damage, token_stages
         from olive_ext.session.tokenizer import Rows
 
         other = None if self.config.reference is None or self.records_file is not None else self.reference.files
@@ -176,7 +177,8 @@ class Models:
                 num_tokens = min(self._tokenizer(one).num_ids for one in models)  # others are read on one side alone
             sizes = {size for one in models for size in Rows.of(with_length(one))}
             whole = self.candidate.patched({"max_length": None}).context_length  # others use it without the setting
-            texts = Texts(nats, whole or self.candidate.context_length, num_tokens, sizes, unreached)
+            parts = {*unreached, *(() if continues else token_stages(self.candidate.files))}
+            texts = Texts(nats, whole or self.candidate.context_length, num_tokens, sizes, parts)
             damaged = damage(self.candidate.files, other, texts)
             return damaged._replace(uncompared=0) if other is None and self.records_file is None else damaged
         except Exception as error:  # noqa: BLE001 - a finding must not cost the report, which is not written yet

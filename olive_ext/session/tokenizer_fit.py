@@ -202,13 +202,14 @@ _ASKS = {
     "text of tokens": _SPECIALS,
     "texts of all tokens": ("tokenizer.json",),
     "tokens of these texts": ("tokenizer.json",),
+    "tokens of single characters": ("tokenizer.json",),
     "tokens of a chat": _SPECIALS,
 }
 """What `PromptFormat.asks` holds, and patterns of the files that decide it. None stands for a token for an empty
-context that the files do not name: tasks that need one end in an error; and for the last two where not every token was
+context that the files do not name: tasks that need one end in an error; and for the digests where not every token was
 read."""
 
-_DIGESTS = ("texts of all tokens", "tokens of these texts")
+_DIGESTS = ("texts of all tokens", "tokens of these texts", "tokens of single characters")
 _FILES = {**_ASKS, TEMPLATE: ("chat_template*", "additional_chat_templates/*", "tokenizer_config.json")}
 
 
@@ -251,7 +252,7 @@ class PromptFormat:
         folder, patterns = Path(tokenizer.where), dict.fromkeys(each for own in _FILES.values() for each in own)
         files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
         digests = {path.relative_to(folder).as_posix(): _digest(path.read_bytes().hex()) for path in sorted(files)}
-        every = _vocabulary_read(tokenizer) if reads_all else (None, None)
+        every = _vocabulary_read(tokenizer) if reads_all else [None] * len(_DIGESTS)
         asks = dict(zip(_ASKS, (around, prefix, texts, *every, chat), strict=True))
         written = _written(tokenizer)
         traits, model = _traits(tokenizer, written), written.get("model", {})
@@ -295,19 +296,23 @@ def _is_alike(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+_CHARACTERS = (*range(0x20, 0x3100), *range(0xF900, 0xFB50), *range(0xFE30, 0xFFF0))
+"""Code points up to Japanese's syllables, and the forms that normalizers replace."""
+
 _STEPS = ("added_tokens", "normalizer", "pre_tokenizer", "decoder")
 
 
-def _vocabulary_read(tokenizer: Tokenizer) -> tuple[str | None, str | None]:
-    """Digests of the text of every token but the added ones, and of the ids of these texts: a normalizer or a decoder
-    that changes what the probes do not hold shows there."""
+def _vocabulary_read(tokenizer: Tokenizer) -> Sequence[str | None]:
+    """The `_DIGESTS`: of the text of every token but the added ones, of the ids of these texts, and of those of each
+    character of alphabets and punctuation. A normalizer or a decoder that changes what the probes do not hold shows
+    there."""
     backend = getattr(tokenizer.hf, "backend_tokenizer", None)
     if backend is None:
-        return None, None
+        return [None] * len(_DIGESTS)
     ids = sorted({*tokenizer.hf.get_vocab().values()} - {*tokenizer.hf.added_tokens_decoder})
     texts = backend.decode_batch([[token] for token in ids], skip_special_tokens=False)
-    encoded = backend.encode_batch_fast(texts, add_special_tokens=False)
-    return _digest(texts), _digest([one.ids for one in encoded])
+    encoded = (backend.encode_batch_fast(some, add_special_tokens=False) for some in (texts, [*map(chr, _CHARACTERS)]))
+    return _digest(texts), *(_digest([one.ids for one in some]) for some in encoded)
 
 
 def refuse_other_tokenizer(reference: Traits, candidate: Traits, reference_name: str, own_name: str) -> None:

@@ -16,13 +16,16 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch
 
 from olive_ext.engine.runtimes import stated_type
 from olive_ext.model.files import damage as of_files
-from olive_ext.model.files.constants import Constants, apart, broken, checkpoint_floats, outliers, pairs_of
+from olive_ext.model.files.constants import Constants, apart, broken, outliers, pairs_of
+from olive_ext.model.files.content import checkpoint_floats
 from olive_ext.model.files.damage import (
     Damage,
     Texts,
@@ -214,15 +217,19 @@ STATED = [
 ]
 
 
-def test_checkpoint_s_tensors_are_mapped_by_name(tmp_path: Path) -> None:
-    norm = floats(ml_dtypes.bfloat16)[NORM]
-    header = json.dumps({NORM: {"dtype": "BF16", "shape": [16], "data_offsets": [0, 32]}}).encode()
-    for name, values in (("model", norm), ("zz_average", norm * 2)):  # the second is in no index
-        content = len(header).to_bytes(8, "little") + header + values.tobytes()
-        (tmp_path / f"{name}.safetensors").write_bytes(content)
-    tensors = checkpoint_floats(tmp_path)
-    np.testing.assert_array_equal(tensors[NORM], norm)
-    assert list(differences(tensors, changed(NORM, lambda array: array * np.float32(1.05)))) == [NORM]
+def test_checkpoint_s_tensors_are_those_that_transformers_take(tmp_path: Path) -> None:
+    """Sound parts of an index that was left over hid a broken whole file, and PyTorch's files were not read."""
+    norm = torch.tensor(floats()[NORM]).bfloat16()
+    torch.save({NORM: norm, "count": torch.ones(3, dtype=torch.int64)}, tmp_path / "pytorch_model.bin")
+    assert list(differences(checkpoint_floats(tmp_path), changed(NORM, lambda array: 2 * array))) == [NORM]
+    for place, name in enumerate(("part.safetensors", "other.safetensors", "model.safetensors")):
+        tensors = checkpoint_floats(tmp_path)
+        np.testing.assert_array_equal(tensors.pop(NORM), norm.float().numpy() * 2 ** max(0, place - 1))
+        assert not tensors
+        save_torch({NORM: norm * 2**place}, tmp_path / name)
+        index = {"weight_map": {NORM: ("part.safetensors", "other.safetensors")[min(place, 1)]}}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    np.testing.assert_array_equal(checkpoint_floats(tmp_path)[NORM], norm.float().numpy() * 4)
 
 
 @pytest.mark.parametrize(("stated", "largest", "shown"), STATED)
@@ -321,12 +328,15 @@ def assert_damage_is_found(model: onnx.ModelProto, reference: onnx.ModelProto, n
 @pytest.mark.parametrize(("part", "num_named"), [(slice(0), 0), (slice(40, 44), 1)])
 @pytest.mark.parametrize("options", [{}, {"per_channel": True}])
 @pytest.mark.parametrize("operator", ["Gather", "MatMul"])
-@pytest.mark.parametrize("name", ["/lm_head/MatMul", "node_linear_28"])
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [("/lm_head/MatMul", ""), ("node_linear_28", ""), ("/output/MatMul", "/lm_head/MatMul")],
+)
 def test_what_is_quantized_in_each_step_is_compared(
-    name: str, operator: str, options: dict[str, bool], part: slice, num_named: int, tmp_path: Path
+    name: str, known: str, operator: str, options: dict[str, bool], part: slice, num_named: int, tmp_path: Path
 ) -> None:
     """ONNX Runtime's dynamic quantization of a table and a head: exchanged rows of rare tokens passed, later those of a
-    head that its node's name did not tell."""
+    head that its node's name did not tell, or that had another name in the reference."""
     table = np.random.default_rng(1).normal(size=(64, 32)).astype(np.float32)
     reference = graphs.plain(table if operator == "Gather" else table.T.copy(), name)
     if operator == "Gather":
@@ -334,11 +344,14 @@ def test_what_is_quantized_in_each_step_is_compared(
         reference.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
     quantize_dynamic(reference, tmp_path / "int8.onnx", op_types_to_quantize=[operator], **options)
     own = onnx.load(tmp_path / "int8.onnx")
+    reference.graph.node[0].name = known or name
     assert {node.op_type for node in own.graph.node} >= {operator + "Integer" * (operator == "MatMul")}
     axis = int(operator == "MatMul")
     change(weight(own, "w_quantized"), lambda rows: np.moveaxis(exchanged(np.moveaxis(rows, axis, 0), part), 0, axis))
-    found = damage(*saved(tmp_path, own, reference), nats=1e-5, num_tokens=64)
+    files = saved(tmp_path, own, reference)
+    found = damage(*files, nats=1e-5, num_tokens=64)
     assert (len(found.findings), found.uncompared) == (num_named, 0)
+    assert not damage(*files, num_tokens=40, vocab_sizes={64}).findings, "rows for no token"
 
 
 @pytest.mark.parametrize("is_cut", [True, False])
@@ -845,19 +858,33 @@ def test_a_node_that_reads_another_value_than_the_reference_s_is_named(
     assert (len(near.findings), len(near.judged)) == ((0, 0) if not what else (0, 1) if is_reached else (1, 0))
 
 
-@pytest.mark.parametrize("is_read", [True, False])
-def test_a_mask_of_which_the_shape_alone_is_read_is_named(is_read: bool, tmp_path: Path) -> None:
-    """A padded text attends to its padding then, and no text here is padded."""
+@pytest.mark.parametrize(
+    ("cast", "joined", "found"),
+    [
+        ("mask", "/mask/Cast out", {}),
+        ("/mask/ConstantOfShape out", "/mask/Cast out", {"/mask/Cast": "does not read 'mask'"}),
+        ("mask", "/mask/ConstantOfShape out", {"/mask/And": "does not read 'mask'"}),
+        ("mask", "mask", {}),
+        ("mask", "lengths", {}),
+    ],
+)
+def test_a_mask_that_is_not_read_or_of_its_shape_alone_is_named(
+    cast: str, joined: str, found: dict[str, str], tmp_path: Path
+) -> None:
+    """A padded text attends to its padding then, and no text here is padded. Lengths may stand in for a mask."""
 
-    def masked(source: str) -> onnx.ModelProto:
+    def masked(cast: str, joined: str) -> onnx.ModelProto:
         model = decoder()
-        model.graph.input.append(helper.make_tensor_value_info("mask", TensorProto.INT64, ["B", "T"]))
-        for name, reads in (("Shape", "mask"), ("ConstantOfShape", "/mask/Shape out"), ("Cast", source)):
-            model.graph.node.append(helper.make_node(name, [reads], [f"/mask/{name} out"], f"/mask/{name}"))
+        for name in ("mask", "lengths"):
+            model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, ["B", "T"]))
+        reads = {"Shape": ["mask"], "ConstantOfShape": ["/mask/Shape out"], "Cast": [cast]}
+        reads["And"] = ["/mask/ConstantOfShape out", joined]
+        for name, values in reads.items():
+            model.graph.node.append(helper.make_node(name, values, [f"/mask/{name} out"], f"/mask/{name}"))
         return model
 
-    files = saved(tmp_path, masked("mask" if is_read else "/mask/ConstantOfShape out"), masked("mask"))
-    assert damage(*files, nats=1e-5).findings == ({} if is_read else {"/mask/Cast": "does not read 'mask'"})
+    files = saved(tmp_path, masked(cast, joined), masked("mask", "/mask/Cast out"))
+    assert damage(*files, nats=1e-5).findings == found
 
 
 @pytest.mark.parametrize(("part", "num_named"), [(slice(0), 0), (slice(4, 8), 1)])
@@ -867,6 +894,8 @@ def test_tokens_of_two_quantized_heads_are_compared(part: slice, num_named: int,
     for name in ("scales", "w_Q") if num_named else ("scales",):
         tensor = weight(own.model, name)
         change(tensor, lambda rows: exchanged(rows, part) if num_named else rows * np.float16(1.1))
+    cut = damage(*saved(tmp_path, own.model, reference.model), num_tokens=4, vocab_sizes={graphs.NUM_OUTPUTS})
+    assert not cut.findings, "rows for no token"
     found = damage(*saved(tmp_path, own.model, reference.model), nats=1e-5, num_tokens=graphs.NUM_OUTPUTS)
     assert (len(found.findings), found.uncompared) == (num_named, 1), found
 

@@ -38,6 +38,7 @@ from olive_ext.session.tokenizer import load_tokenizer
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.check.tiny import put_model
 from tests.exports import edited, genai_export, hf_model
+from tests.exports.pipeline import pipeline_package
 from tests.exports.step_wide import step_wide_export
 from tests.refusals import refused, tells
 
@@ -495,6 +496,20 @@ def test_files_are_compared_beyond_max_length_of_opened_and_of_float_models_too(
                 "cos_cache"
             ]
     assert main(["check", str(other), "--against", str(hf_model("llama")), "--max-length", "64"]) == 1
+
+
+def test_a_pipeline_s_graph_of_single_tokens_is_compared_where_no_answer_runs_it(folder: Path, tmp_path: Path) -> None:
+    """Scored answers are read by the graph of prompts alone: scales of the other one's attentions were not named."""
+    source = pipeline_package("llama")
+    shutil.copytree(source, tmp_path / "own")
+    stage = onnx.load(source / "iterator_0.onnx")
+    for entry in (entry for node in stage.graph.node for entry in node.attribute if entry.name == "scale"):
+        entry.f = 0.3
+    onnx.save(stage, tmp_path / "own" / "iterator_0.onnx")
+    found = compared(
+        answered(tmp_path / "own", source, folder, tmp_path, "out", tasks=["tiny_choice"], limit=2)
+    ).damaged
+    assert [name for name in found if name.endswith("/attn/GroupQueryAttention, iterator_0.onnx")], found
 
 
 def test_a_package_of_a_shorter_context_is_named(folder: Path, tmp_path: Path, capsys: Any) -> None:

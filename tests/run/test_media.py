@@ -193,6 +193,8 @@ def _models(family: str) -> tuple[Path, Path]:
         ("preprocessor_config.json", {"n_fft": 400}, []),
         ("preprocessor_config.json", {"n_fft": 200}, ["audio_processor_config.json", "preprocessor_config.json"]),
         ("audio_processor_config.json", {"frame_length": 16}, ["audio_processor_config.json"]),
+        ("audio_processor_config.json", {"target_sample_rate": 16000}, []),
+        ("audio_processor_config.json", {"target_sample_rate": 8000}, ["audio_processor_config.json"]),
     ],
 )
 def test_files_that_prepare_sound_otherwise_are_damage(
@@ -205,7 +207,10 @@ def test_files_that_prepare_sound_otherwise_are_damage(
     load_feature_extractor([package], source[1]).save_pretrained(package)
     text = (package / file).read_text()
     for key, value in edit.items():
-        text, number = re.subn(rf'"{key}": \d+', f'"{key}": {value}', text)
+        known, own = (
+            (rf'"{key}": \d+', f'"{key}": {value}') if key in text else ('"attrs": {', f'"attrs": {{"{key}": {value},')
+        )
+        text, number = re.subn(known, own, text)
         assert number
     (package / file).write_text(text)
     config = EvaluationConfig.parse(

@@ -253,6 +253,8 @@ def test_added_token_is_refused_where_it_is_used_or_lost() -> None:
 
 
 REPLACE = {"type": "Replace", "pattern": {"String": "8"}, "content": "3"}
+QUOTE = {"type": "Replace", "pattern": {"String": "\u2019"}, "content": "'"}
+CHARACTERS = "tokens of single characters"
 DECODER = json.loads(byte_level().hf.backend_tokenizer.to_str())["decoder"]
 
 
@@ -265,9 +267,10 @@ DECODER = json.loads(byte_level().hf.backend_tokenizer.to_str())["decoder"]
             lambda: changed(["decoder"], {"type": "Sequence", "decoders": [DECODER, REPLACE]}),
             ("texts of all tokens", "tokens of these texts"),
         ),
-        (lambda: changed(["normalizer"], REPLACE), ("tokens of these texts",)),
+        (lambda: changed(["normalizer"], REPLACE), ("tokens of these texts", CHARACTERS)),
+        (lambda: changed(["normalizer"], QUOTE), (CHARACTERS,)),
     ],
-    ids=["same", "one more", "decoder", "normalizer"],
+    ids=["same", "one more", "decoder", "normalizer", "normalizer of what is no token"],
 )
 def test_what_reads_a_token_otherwise_is_named_though_no_probe_holds_it(other, what: tuple[str, ...]) -> None:
     asked = [PromptFormat.of(one, None, reads_all=True) for one in (byte_level(), other())]

@@ -6,7 +6,6 @@ files and compared `AT_A_TIME` at a time (1.07 GB of float32 take 0.3 s against 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -15,9 +14,8 @@ from functools import cached_property, reduce
 from itertools import chain
 from operator import eq, or_
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnx.numpy_helper
@@ -44,7 +42,6 @@ from olive_ext.model.files.grids import (
     dequantized_grid,
     packed_grid,
 )
-from olive_ext.model.files.package_config import json_object
 from olive_ext.model.spec.attention import rotary_nodes
 from olive_ext.model.spec.media_spec import HIDDEN
 
@@ -237,27 +234,6 @@ def plain_name(name: str) -> str:
 def part_name(node: onnx.NodeProto, part: str) -> str:
     """The name of a weight by its node and, of experts, its part."""
     return f"{plain_name(node.name)}/{part}" if part else plain_name(node.name)
-
-
-def checkpoint_floats(folder: Path) -> dict[str, Array]:
-    """The floating-point tensors of a Hugging Face model's safetensors in `folder`, mapped from the files that its
-    index names, or from model.safetensors; empty without such files. The format:
-    https://huggingface.co/docs/safetensors, "Format"."""
-    dtypes: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-    tensors: dict[str, Array] = {}
-    index = folder / "model.safetensors.index.json"
-    named = {*json_object(index)["weight_map"].values()} if index.is_file() else {"model.safetensors"}
-    for file in (folder / name for name in sorted(named) if (folder / name).is_file()):
-        with file.open("rb") as content:
-            size = int.from_bytes(content.read(8), "little")
-            header = json.loads(content.read(size))
-        for name, entry in header.items():
-            if entry.get("dtype") in dtypes:
-                place = 8 + size + entry["data_offsets"][0]
-                shape, key = tuple(entry["shape"]), name.replace("language_model.", "")
-                if 0 not in shape:
-                    tensors[key] = np.memmap(file, dtypes[entry["dtype"]], "r", place, shape)
-    return tensors
 
 
 class Apart(NamedTuple):

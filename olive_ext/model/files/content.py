@@ -10,21 +10,27 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from zipfile import is_zipfile
+
+import ml_dtypes
+import numpy as np
 
 from olive_ext.errors import DamagedError, MismatchError, ModelError, NotFoundError, first_line, reading
-from olive_ext.model.files.package_config import named_files, within
+from olive_ext.model.files.package_config import json_object, named_files, within
 from olive_ext.model.spec.tensor_names import Outline
 from olive_ext.model.types import ModelFiles
 
 if TYPE_CHECKING:
     import onnx
+    from numpy.typing import NDArray
 
 _CHUNK_BYTES = 1 << 24
 _LFS = b"version https://git-lfs.github.com/spec/"
@@ -234,3 +240,39 @@ def _external_range(path: Path, tensor: onnx.TensorProto) -> tuple[str, int]:
     except (KeyError, ValueError) as error:
         raise DamagedError(f"'{path}' is a broken graph: the external data of '{tensor.name}' are {entries}") from error
     return location, offset + length
+
+
+def checkpoint_floats(folder: Path) -> dict[str, NDArray[Any]]:
+    """The floating-point tensors of the Hugging Face model in `folder`, mapped from the files that transformers take:
+    safetensors before PyTorch's, and of each one whole file before those of an index. Empty without such files. The
+    format: https://huggingface.co/docs/safetensors, "Format"."""
+    for file in (folder / "model.safetensors", folder / "pytorch_model.bin"):
+        index = file.with_name(f"{file.name}.index.json")
+        if file.is_file() or index.is_file():
+            named = [file.name] if file.is_file() else sorted({*json_object(index)["weight_map"].values()})
+            parts = [folder / name for name in named if (folder / name).is_file()]
+            read = _safetensors if file.suffix == ".safetensors" else _pickled
+            tensors = {name.replace("language_model.", ""): one for part in parts for name, one in read(part)}
+            return {name: one for name, one in tensors.items() if one.size}
+    return {}
+
+
+def _safetensors(file: Path) -> Iterator[tuple[str, NDArray[Any]]]:
+    dtypes: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+    with file.open("rb") as content:
+        size = int.from_bytes(content.read(8), "little")
+        header = json.loads(content.read(size))
+    for name, entry in header.items():
+        if entry.get("dtype") in dtypes and 0 not in entry["shape"]:
+            place = 8 + size + entry["data_offsets"][0]
+            yield name, np.memmap(file, dtypes[entry["dtype"]], "r", place, tuple(entry["shape"]))
+
+
+def _pickled(file: Path) -> Iterator[tuple[str, NDArray[Any]]]:
+    import torch
+
+    for name, tensor in torch.load(file, map_location="cpu", mmap=is_zipfile(file), weights_only=True).items():
+        if tensor.dtype == torch.bfloat16:
+            yield name, tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        elif tensor.is_floating_point():
+            yield name, tensor.numpy()

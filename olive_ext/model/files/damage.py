@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from os.path import relpath
+from os.path import normpath, relpath
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +29,8 @@ from olive_ext.model.files.constants import (
     apart,
     are_frequencies,
     broken,
-    checkpoint_floats,
     checkpoint_pairs,
+    float_weights,
     graph_nodes,
     is_alike,
     is_mask,
@@ -39,7 +39,7 @@ from olive_ext.model.files.constants import (
     rounding_of,
     rows_of,
 )
-from olive_ext.model.files.content import load_graph
+from olive_ext.model.files.content import checkpoint_floats, load_graph
 from olive_ext.model.files.grids import (
     AT_A_TIME,
     Array,
@@ -170,11 +170,14 @@ def damage(model: ModelFiles, reference: ModelFiles | None, texts: Texts) -> Dam
         if part in others:
             other = _constants(others[part], texts.longest)
             pairs, known = pairs_of(other, own), other.floats
+            pairs |= _pairs_by_content(float_weights(other), own, _named(pairs) | other.grids.keys(), texts)
             shared = own.grids.keys() & other.grids.keys()
             alike = {name for name in shared if all(map(np.array_equal, own.grids[name], other.grids[name]))}
-            for name in sorted(shared - alike - {name.split(",")[0] for name in pairs}):
+            for name in sorted(shared - alike - _named(pairs)):
                 grid = own.grids[name]
-                if texts.selects(name, grid.shape[0]) and (rows := other_rows(other.grids[name], grid)):
+                size = texts.num_tokens if grid.shape[0] in texts.vocab_sizes else None
+                rows = [row for row in other_rows(other.grids[name], grid) if size is None or row < size]
+                if rows and texts.selects(name, grid.shape[0]):
                     numbers[name] = f"has {rows_of(rows, grid.shape[0])} that are not the reference's"
             numbers |= differing_numbers(other, own, texts.longest, with_reached=with_reached)
             for name, one in rewired(other, own).items():
@@ -186,13 +189,15 @@ def damage(model: ModelFiles, reference: ModelFiles | None, texts: Texts) -> Dam
             known = floats | rotary_tables(config, constants)
             numbers = numbers_against(config, own.model, texts.longest, with_reached=with_reached)
             pairs = checkpoint_pairs(floats, own)
+            pairs |= _pairs_by_content(floats, own, _named(pairs), texts)
         known, constants = map(texts.reached, (known, constants))
+        pairs = {name: (texts.reached({name: one})[name], grid, first) for name, (one, grid, first) in pairs.items()}
         known = _renamed(known, constants)
         which = {"is_quantized": is_quantized, "is_unreached": is_unreached}
         causes, shown = _compared(known, constants, pairs, texts, **which)
         is_far = texts.nats is not None and texts.nats > ROUNDING and not (causes or numbers)
         rounding = max(rounding, rounding_of(own, other, known, constants) if is_far else math.inf)
-        unpaired = own.grids.keys() - {name.split(",")[0] for name in pairs} - alike
+        unpaired = own.grids.keys() - _named(pairs) - alike
         uncompared += len(unpaired) + len(constants.keys() - known.keys())
         findings |= {f"{name}{suffix}": how for name, how in (causes | numbers).items()}
         judged += [f"{name}{suffix}" for name in shown]
@@ -262,6 +267,15 @@ def _decoders(files: ModelFiles) -> dict[str, Path]:
     return {"": files.decoder, **{relpath(stage, files.directory): stage for stage in files.stages}}
 
 
+def token_stages(files: ModelFiles) -> set[str]:
+    """The graphs of a pipeline that only generated tokens run, by their place."""
+    written = files.genai_config.get("model", {}).get("decoder", {}).get("pipeline", ())
+    stages = [stage for part in written for stage in part.values()]
+    reads_prompts = {normpath(one["filename"]): False for one in stages}
+    reads_prompts |= {normpath(one["filename"]): True for one in stages if one.get("run_on_prompt", True)}
+    return {name for name, does in reads_prompts.items() if not does}
+
+
 def _companions(files: ModelFiles) -> dict[str, Path]:
     return {part: companion.graph for part, companion in files.companions.items()}
 
@@ -326,6 +340,25 @@ def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[st
             rest = (label for label in theirs if label not in names and is_alike(reference[label], model[name]))
             names |= dict.fromkeys(islice(rest, 1), name)
     return {names.get(name, name): one for name, one in reference.items()}
+
+
+def _named(pairs: Iterable[str]) -> set[str]:
+    """The names of whole weights, whose parts have names of their own."""
+    return {name.split(",")[0] for name in pairs}
+
+
+def _pairs_by_content(
+    floats: Mapping[str, Array], model: Constants, named: Collection[str], texts: Texts
+) -> dict[str, Pair]:
+    """Quantized tables and heads by other names than the `named` ones, each with the nearest float one of its shape."""
+    pairs: dict[str, Pair] = {}
+    for name, grid in model.grids.items():
+        alike = [one for one in floats.values() if one.shape == grid.shape]
+        if name not in named and alike and texts.selects("", grid.shape[0]):
+            shares = [distance(one, grid).share for one in alike]
+            nearest = alike[shares.index(min(shares))]
+            pairs |= {} if is_unlike(likeness_to_grid(nearest, grid)) else {name: (nearest, grid, 0)}
+    return pairs
 
 
 def _turn(name: str) -> str:

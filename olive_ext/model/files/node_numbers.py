@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
+from onnx import TensorProto
 
-from olive_ext.graph.nodes import attribute, layer_of
+from olive_ext.graph.nodes import attribute, layer_of, reads
 from olive_ext.model.files.constants import (
     FLOATS,
     MOST_SIZES,
@@ -414,10 +415,9 @@ def rewired(reference: Constants, model: Constants) -> dict[str, Rewired]:
     """The nodes of `model` that read values which both graphs have, and which the reference's nodes of their names do
     not read, but for their sizes. Empty where a quarter of the nodes do: these are not of one export. Constants of few
     numbers are compared as such."""
-    sides, fed = [], []
+    sides, fed = [], [_limits(constants.model.graph) for constants in (reference, model)]
     for constants in (reference, model):
         nodes = [node for node in graph_nodes(constants.model) if node.op_type != "Shape"]
-        fed.append([(plain_name(node.name), value) for node in nodes for value in node.input])
         named = {name: same[0] for name, same in _by_name(nodes).items() if len(same) == 1}
         values = {*constants.maker, *constants.initializers, *(one.name for one in constants.model.graph.input)}
         few = {name for name, one in constants.tensors.items() if math.prod(one.dims) <= MOST_SIZES}
@@ -427,15 +427,16 @@ def rewired(reference: Constants, model: Constants) -> dict[str, Rewired]:
     for name in sorted(owns.keys() & theirs.keys()):
         node, other = owns[name], theirs[name]
         kinds = node.op_type, other.op_type
-        reads = [_source(reference, value) for value in other.input]
-        is_turned = kinds in _TURNED and [_source(model, value) for value in node.input] == reads[::-1]
-        if kinds[0] != kinds[1] and {*kinds} <= {*_LIMITING} and not is_turned:
+        known = [_source(reference, value) for value in other.input]
+        is_turned = kinds in _TURNED and [_source(model, value) for value in node.input] == known[::-1]
+        is_limit = {*kinds} <= {*_LIMITING, *_PASSING} and not {*kinds} <= {*_PASSING}
+        if kinds[0] != kinds[1] and is_limit and not is_turned:
             found[name] = Rewired("is {}, the reference's {}".format(*kinds), is_reached=False)
-        first_position = 3 if node.op_type in _ATTENTIONS else 1 if "Rotary" in node.op_type else len(reads)
-        for index, (was, value) in enumerate(zip(reads, chain(node.input, repeat("")), strict=False)):
+        first_position = 3 if node.op_type in _ATTENTIONS else 1 if "Rotary" in node.op_type else len(known)
+        for index, (was, value) in enumerate(zip(known, chain(node.input, repeat("")), strict=False)):
             own, is_position = _source(model, value), index >= first_position
             is_table = is_position and was in reference.initializers
-            is_moved = own not in reads and was in values  # sums read their values in any order
+            is_moved = own not in known and was in values  # sums read their values in any order
             is_other = own in known_values and (is_position or is_moved)
             is_other |= is_table and own not in (known_values | model.initializers.keys())  # new nodes made it
             is_other &= "/" in name or is_table  # other names are counts
@@ -444,11 +445,28 @@ def rewired(reference: Constants, model: Constants) -> dict[str, Rewired]:
             if was and (node.op_type == other.op_type or index == 0) and (is_other or is_lost):
                 read = f"'{own}'" if own else "nothing"
                 found[name] = Rewired(f"reads {read}, the reference's '{was}'", not is_position)
-    lost = {one.name for one in model.model.graph.input} - {value for _, value in fed[1]}
-    for name, value in fed[0]:
-        if name in owns and value in lost:
-            found[name] = Rewired(f"does not read '{value}'", is_reached=False)
+    for name, node in owns.items():
+        other = theirs.get(name, onnx.NodeProto())
+        limits = [[of[value] for value in one.input if value in of] for of, one in zip(fed, (other, node), strict=True)]
+        is_lost = len(limits[0]) > len(limits[1]) and node.op_type == other.op_type and not _has_more(node, other)
+        if is_lost and ("/" in name or not limits[0][0] <= {*chain(*fed[1].values())}):
+            found[name] = Rewired(f"does not read '{min(limits[0][0])}'", is_reached=False)
+            break  # what follows reads what it makes
     return found if 4 * len(found) < len(owns.keys() & theirs.keys()) else {}
+
+
+def _limits(graph: onnx.GraphProto) -> dict[str, frozenset[str]]:
+    """The graph's masks, positions and lengths (integers that are no tokens) by the values that are made of nothing
+    else, their sizes aside."""
+    made = {one.name: frozenset([one.name]) for one in graph.input}
+    for node in graph.node:
+        sources = (made.get(value, ()) for value in (() if node.op_type == "Shape" else reads([node])))
+        made |= dict.fromkeys(node.output, frozenset(chain(*sources)))
+    types = {one.name: one.type.tensor_type.elem_type for one in graph.input if not one.name.endswith("input_ids")}
+    limits = {
+        name for name, type_ in types.items() if type_ in (TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL)
+    }
+    return {value: names for value, names in made.items() if names and names <= limits}
 
 
 def _has_more(node: onnx.NodeProto, other: onnx.NodeProto) -> bool:
