@@ -49,16 +49,16 @@ def add(
     *,
     fetched: Iterable[str] = (),
     mark: str = "",
-    half: int | None = None,
+    part: int | None = None,
     is_drawn: bool = False,
     **row: Any,
 ) -> None:
-    """Rows of a group: each package in each form; with a `half`, the number of a further choice, the half in which any
-    two choices meet is for every run. A sample has one of those that are asked the same, or drawn. Those that are
-    `fetched` take an exporter that is not at hand."""
+    """Rows of a group: each package in each form; with a `part`, the number of a further choice, one of three is for
+    every run. A sample has one of those that are asked the same, or drawn. Those that are `fetched` take an exporter
+    that is not at hand."""
     packages = [packages] if isinstance(packages, str) else list(packages)
     for (at, name), (place, engine) in product(enumerate([*packages, *fetched]), enumerate(list(engines))):
-        own = mark if half is None or (at + place + half) % 2 == 0 else "long"
+        own = mark if part is None or (at + place + part) % 3 == 0 else "long"
         marks = MARKS[own if name in packages else "exporters"]
         made = Row(name, asked, nats, engine=engine, **row)
         ROWS.append(pytest.param(made, marks=marks, id=f"{group}{':' * is_drawn} {asked}: {made}"))
@@ -94,10 +94,10 @@ def shares(most: float) -> dict[str, Any]:
 # Exports of the builder, the release installed and 0.18; `.ci/run` asks this of the oldest ONNX Runtime, too.
 BUILDERS = ["llama-installed", "llama-genai-0.18", "qwen3-genai-0.18", "qwen3-installed"]
 BINDING = {"kv_cache": "in_place", "kv_binding": "rows by pointer, past and present share one buffer"}
-add("builder", BUILDERS, "mixed + first_tokens", 1e-4, forms([(3, 64)]), flags=True, facts=BINDING, half=0)
-add("builder", BUILDERS, "answers_of_64", 1e-4, forms([(1, 32)]), half=0)
+add("builder", BUILDERS, "mixed + first_tokens", 1e-4, forms([(3, 64)]), flags=True, facts=BINDING, part=0)
+add("builder", BUILDERS, "answers_of_64", 1e-4, forms([(1, 32)]), part=0)
 FEW_STEPS = counts(lambda steps, **_: steps < 12 * 64)
-add("builder", BUILDERS, "answers_of_64", 1e-4, forms([(3, 32), (8, 32)]), facts=FEW_STEPS, half=1)
+add("builder", BUILDERS, "answers_of_64", 1e-4, forms([(3, 32), (8, 32)]), facts=FEW_STEPS, part=1)
 NO_IDLE_ROWS = counts(lambda idle_rows, copies, **_: idle_rows == 0 < copies)
 add("builder", BUILDERS, "many_lengths", 1e-4, facts=NO_IDLE_ROWS)
 
@@ -108,15 +108,15 @@ for (at, graph), (mark, count, shapes) in product(enumerate(GRAPHS), ORDERS):
     for row, (slots, chunk) in enumerate(shapes):
         asked = f"mixed_scores {count // 4 if chunk == 1 else count}"
         (base, other) = forms([(1, 256), (slots, chunk)], graph=graph)
-        how: dict[str, Any] = {"against": base, "order": slots * chunk, "mark": mark, "half": at + row}
+        how: dict[str, Any] = {"against": base, "order": slots * chunk, "mark": mark, "part": at + row}
         add("order", BUILDERS, asked, 1e-5, [other], **how)
 
 # Windowed caches at full length, with attention sinks; layers of two shapes.
 IS_WINDOWED = {"kv_cache": "in_place", "notes": holds("sliding_window_cache"), **REUSES}
 IS_WHOLE = {**IS_WINDOWED, "scored_row_products": []}
 WINDOWED = [f"{family}-genai-0.18" for family in ("gemma3_text", "gpt_oss")]
-add("windowed", WINDOWED, "windows", 1e-4, forms(SHAPES), facts=IS_WINDOWED, half=0)
-add("windowed", WINDOWED, "windows", 1e-4, forms(SHAPES, graph="untouched"), facts=IS_WHOLE, half=1)
+add("windowed", WINDOWED, "windows", 1e-4, forms(SHAPES), facts=IS_WINDOWED, part=0)
+add("windowed", WINDOWED, "windows", 1e-4, forms(SHAPES, graph="untouched"), facts=IS_WHOLE, part=1)
 add("windowed", (), "windows", 1e-4, forms(SHAPES), against="plain", fetched=["gemma4_unified-genai-0.18"])
 
 # Caches and weights that are not fp32, with the same file run plainly.
@@ -134,7 +134,7 @@ for column, (name, nats, kv_cache) in enumerate(TYPES):
         bound = 1e-4 if nats == 1e-1 and chunk > 1 and scoring == "rows" else nats
         if nats == 1e-1:
             facts = {**facts, "scoring": scoring}
-        how = {"against": "plain", "provider": "cpu", "facts": facts, "half": row + column}
+        how = {"against": "plain", "provider": "cpu", "facts": facts, "part": row + column}
         engines = [one for graph in GRAPHS for one in forms([(slots, chunk)], scoring=scoring, graph=graph)]
         add("types", name, asked, bound, engines, **how)
 IN_ROWS = {"scoring": "rows", "notes": holds("rounding of activations")}
@@ -171,7 +171,7 @@ LONGROPE = ["phi3_longrope-genai-0.14", "phi3_longrope-mobius"]
 MORE = ["phi3_longrope-genai-0.18", "phi4_mini-genai-0.18", "phi4_mini-mobius", "phi3_longrope-mobius-static"]
 BY_GENERATE: dict[str, Any] = {"against": "generate", "fetched": MORE}
 SIDES = [{"num_slots": 1, "chunk_size": 256}, {"num_slots": 8, "chunk_size": 64, "overlaps_steps": True}]
-add("sides", LONGROPE, "both_sides", 1e-4, SIDES, half=0, facts=REUSES, **BY_GENERATE)
+add("sides", LONGROPE, "both_sides", 1e-4, SIDES, part=0, facts=REUSES, **BY_GENERATE)
 BESIDE = forms([(3, 7)], graph="untouched")  # takes no side as an input
 add("sides", LONGROPE, "both_sides", 1e-4, BESIDE, **BY_GENERATE)
 add("sides", LONGROPE, "beams_on_one_side", 1e-4, [{"num_slots": 4}], **BY_GENERATE)
@@ -235,7 +235,7 @@ add("rounded", QUICKSTARTS, "after_stems", 5e-5, ENGINES, against="groups", fact
 # Forms of a step score and answer what others do.
 IS_WARM = {"shapes_warmed": lambda found: 0 < found < 150, "warm_up_s": lambda found: found > 0}
 IS_WARM |= {"shapes": "bucketed", "shapes_late": 0}
-for half, graph in enumerate(GRAPHS):
+for part, graph in enumerate(GRAPHS):
     rows = {"num_slots": 4, "scoring": "rows", "graph": graph}
     shaped = {**rows, "strict_shapes": True}
     add(
@@ -243,7 +243,7 @@ for half, graph in enumerate(GRAPHS):
         against=rows,
         facts=IS_WARM,
         same=["tokens_fed"],
-        half=half,
+        part=part,
     )
 for chunk, longest in ((1, 20), (7, 60), (64, 300), (256, 300), (512, 300)):
 
@@ -412,7 +412,7 @@ WIDE = {"num_slots": 3, "chunk_size": 96, "encoder_batch_rows": 1}
 KNOWN = [{**WIDE, "strict_shapes": True}, {**WIDE, "strict_shapes": True, "encoder_batch_rows": 64}]
 MET: dict[str, Any] = {"against": WIDE, "provider": "cpu", "facts": {"encoder_shapes_late": 0}, "is_observed": True}
 MORE_SHAPED = ["gemma4_vl@", "gemma4_any@"]
-add("known shapes", SHAPED, "items_of_many_sizes", 1e-4, KNOWN, half=0, fetched=MORE_SHAPED, **MET)
+add("known shapes", SHAPED, "items_of_many_sizes", 1e-4, KNOWN, part=0, fetched=MORE_SHAPED, **MET)
 
 # An encoder's states are stacked for as many rows as there are slots.
 STACKED = {"encoder_shapes_late": 0, "encoder_shapes_warmed": lambda found: found >= 5}

@@ -53,6 +53,7 @@ def package_with_modules(tmp_path: Path) -> Path:
     return model
 
 
+@pytest.mark.long
 def test_commands_within_a_models_folder(
     tmp_path: Path, ran: Path, package_with_modules: Path, tasks: list[str]
 ) -> None:

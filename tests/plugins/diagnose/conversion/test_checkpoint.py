@@ -152,7 +152,9 @@ CASES: dict[str, tuple[str, Callable[[onnx.ModelProto], None], int, str, tuple[s
 they are sure."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(one, marks=[pytest.mark.long] * (at % 2)) for at, one in enumerate(CASES)]
+)
 def test_what_was_changed_is_found_with_its_length_cause_and_place(case: str, tmp_path: Path) -> None:
     family, edit, equal_up_to, cause, expected = CASES[case]
     found = held(edited(genai_export(family), tmp_path / "model", edit), hf_model(family))

@@ -66,6 +66,7 @@ def test_all_products_are_measured_and_nearly_add_up_in_the_map_that_is_written(
     assert text.count('class="cell') == 21
 
 
+@pytest.mark.long
 def test_quantized_models_own_loss_is_that_of_a_comparison(whole: LossMap, tasks: Path) -> None:
     config = {"model": str(quickstart.quantized(4, 128)), **WORK, "reference": str(quickstart.exported())}
     report = olive_ext.evaluate({**config, "include_path": str(tasks)})

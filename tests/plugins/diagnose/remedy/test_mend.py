@@ -185,6 +185,7 @@ def digests_and_losses_of(texts: list[str], folder: Path) -> tuple[dict[str, byt
         return dict(zip(texts, digests, strict=True)), dict(zip(texts, sums.tolist(), strict=True))
 
 
+@pytest.mark.long
 def test_bound_that_is_kept_already_hands_the_model_on_unchanged(tmp_path: Path) -> None:
     bill = mend(tmp_path / "mended", within={"kl_mean": 1.0}, **FEW)
     assert not bill.changed

@@ -83,6 +83,7 @@ def test_bound_that_is_kept_already_still_makes_a_tied_model_smaller(tmp_path: P
     assert bill.verdict == "ok"
 
 
+@pytest.mark.long
 def test_size_that_not_even_one_table_reaches_is_told_with_the_least(tmp_path: Path) -> None:
     model, reference = (genai_export("gemma3_text", None, precision) for precision in ("int4", "fp32"))
     with refused(ConfigError, "wrong_value", "at_most", 300_000, holds=("65", "39")):
