@@ -111,7 +111,9 @@ def compare_answers(
     asked = {item.task for item in (reference if weights is None else candidate)}
     undrawn = [item.right(name) for task, (item, name) in primary_answers(reference).items() if task not in asked]
     if firsts and len(firsts) + len(undrawn) > 1:
-        outcomes.append(_over_all(list(firsts.values()), undrawn, matters))
+        silent = {item.task for item in spoken if item.is_silent and weights is None}
+        heard = [pair for task, pair in firsts.items() if task not in silent]  # nothing can be lost in others
+        outcomes.append(_over_all(heard or [*firsts.values()], undrawn, matters))
     outcomes += [] if weights is not None else _equal_scores(reference, candidate, scores, matters)
     flips = [flip for pair in firsts.values() for flip in _flips(pair, samples.get(pair.candidate.task, ()), tasks)]
     ends = tuple(replace(item, documents_needed={}, is_binary=False) for item in lengths)
