@@ -123,6 +123,16 @@ def test_what_was_changed_on_purpose_is_no_damage() -> None:
     assert apart(stacks, {name: 3 * stack for name, stack in stacks.items()}).meant.keys() == stacks.keys()
 
 
+def test_channels_of_a_convolution_are_no_experts(tmp_path: Path) -> None:
+    """Mamba's in another order, which each of its weights has, computes the same."""
+    rng = np.random.default_rng(0)
+    arrays = floats() | {
+        f"layers.{layer}.conv1d.weight": rng.normal(size=(16, 1, 4)).astype(np.float32) for layer in range(LAYERS)
+    }
+    moved = {name: one[::-1].copy() if "conv1d" in name else one for name, one in arrays.items()}
+    assert damage(*saved(tmp_path, moved, arrays), nats=1e-5).findings == {}
+
+
 def test_rows_and_experts_are_damage_and_parts_of_all_rows_are_not(tmp_path: Path) -> None:
     """Every text reads some columns of all rows, as the values of a packed product; those of a head are tokens."""
     expert, product = "model.layers.1.mlp.experts.3.up_proj.weight", "model.layers.1.mlp.weight"
@@ -354,9 +364,10 @@ def test_what_is_quantized_in_each_step_is_compared(
     assert not damage(*files, num_tokens=40, vocab_sizes={64}).findings, "rows for no token"
 
 
-@pytest.mark.parametrize("is_cut", [True, False])
-def test_every_graph_of_a_pipeline_is_compared(is_cut: bool, tmp_path: Path) -> None:
-    """The first alone was: an exchanged head, wrong tables and a window in the others passed."""
+@pytest.mark.parametrize("cut", ["alike", "by other names", "not"])
+def test_every_graph_of_a_pipeline_is_compared(cut: str, tmp_path: Path) -> None:
+    """The first alone was: an exchanged head, wrong tables and a window in the others passed; a window also where the
+    reference's graphs had other names."""
     table, windowed = floats()[TABLE], decoder(setting("Attention", local_window_size=4))
     heads = [graphs.plain(rows.T.copy(), "/head/MatMul") for rows in (table, exchanged(table, slice(40, 44)))]
     stages = [with_arrays(decoder(), **{NORM: floats()[NORM]}), decoder(), heads[0]]
@@ -367,11 +378,14 @@ def test_every_graph_of_a_pipeline_is_compared(is_cut: bool, tmp_path: Path) -> 
         replace(files[0], pipeline=("a", "b", "c"), weights=tuple(one.decoder for one in files[1:]))
         for files in (saved(tmp_path / str(place), *own) for place, own in enumerate((damaged, stages)))
     )
-    reference = references[0] if is_cut else saved(tmp_path / "whole", whole)[0]
+    reference = saved(tmp_path / "whole", whole)[0] if cut == "not" else references[0]
+    if cut == "by other names":
+        moved = [one.rename(one.with_name("stage.onnx")) for one in (reference.decoder, *reference.weights)]
+        reference = replace(reference, decoder=moved[0], weights=tuple(moved[1:]))
     found = damage(model, reference, nats=1e-5, num_tokens=100)
     assert {name.rpartition(", ")[2] for name in found.findings} == {"../1/model.onnx", "../2/model.onnx"}, found
     assert damage(reference, reference, nats=1e-5).findings == {}
-    assert damage(saved(tmp_path / "other", whole)[0], references[0], nats=1e-5).findings == {}
+    assert damage(saved(tmp_path / "other", whole)[0], reference, nats=1e-5).findings == {}
 
 
 def exchanged(rows: Array, part: slice) -> Array:
@@ -1382,6 +1396,17 @@ OTHERWISE: list[tuple[dict[str, Any], set[str]]] = [
 """What a checkpoint's config.json says beside another with `ROPE`, and which of it is other."""
 
 
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_head_that_a_checkpoint_does_not_store_is_its_table(is_stored: bool, tmp_path: Path) -> None:
+    """transformers ties none that a file has: exchanged tokens of one were "not compared" beside a tied reference."""
+    arrays = floats()
+    heads = [arrays | {"lm_head.weight": rows} for rows in (arrays[TABLE], exchanged(arrays[TABLE], slice(40, 44)))]
+    sound, own, tied = saved(tmp_path, *heads, arrays)
+    assert damage(sound, tied, nats=1e-5) == damage(tied, sound, nats=1e-5) == ({}, (), 0, math.inf)
+    found = damage(*(own, tied) if is_stored else (tied, own), nats=1e-5)
+    assert [*found.findings] == ["lm_head.weight"]
+
+
 def test_a_checkpoint_is_held_against_its_reference_where_it_runs_as_it_is(tmp_path: Path) -> None:
     """Without an export: NaN rows, and rows of others, were "no difference found"."""
     own = changed(TABLE, put([3, 90], np.nan), changed(NORM, lambda array: 2 * array))
@@ -1395,3 +1420,13 @@ def test_a_checkpoint_is_held_against_its_reference_where_it_runs_as_it_is(tmp_p
         assert told.keys() == {f"config.json, {name}" for name in names}
     alone = damage(files[0], None)
     assert (alone.findings.keys(), alone.uncompared) == ({TABLE}, len(own))
+
+
+def test_a_checkpoint_s_own_code_that_is_not_the_reference_s_is_named(tmp_path: Path) -> None:
+    """Equal weights whose code limits positions were "no difference found" by short texts."""
+    files = saved(tmp_path, floats(), floats())
+    for one in files:
+        (one.directory / "config.json").write_text(json.dumps(CONFIG | {"auto_map": {"AutoModel": "own.Model"}}))
+        (one.directory / "own.py").write_text(f"MOST = {one.directory.name}")
+    assert damage(*files).judged == ("own.py",)
+    assert damage(files[0], files[0]).judged == ()

@@ -73,6 +73,8 @@ _SELECTED = re.compile(rf"embed|position|pos_emb|wte|wpe|relative|lm_head|rotary
 _POSITIONS = re.compile(r"position|pos_emb|wpe")
 """Names of tables of positions, whose rows are the last axis: a picture's may have one table for each of its axes."""
 
+_TABLE = re.compile(r"(embed_tokens|wte|embed_in|word_embeddings)\.weight$")
+_HEAD = "lm_head.weight"
 _LAST_NORM = re.compile(r"(^|\.)(final_norm_layernorm|final_layernorm|(?<!\d\.)norm|norm_f|ln_f)\.weight$")
 _MOST_HEADS, _MOST_TRAINED = 15, 0.9
 """Rows of so few numbers are alike by chance. Training changes nearly all of them."""
@@ -154,11 +156,12 @@ def damage(model: ModelFiles, reference: ModelFiles | None, texts: Texts) -> Dam
         floats, config = checkpoint_floats(reference.directory), _configuration(reference)
     if model.decoder.suffix != ".onnx":
         both = (floats, checkpoint_floats(model.directory))
-        floats, constants = map(texts.reached, both)
+        floats, constants = (texts.reached(_with_head(*pair)) for pair in (both, both[::-1]))
         causes, shown = _compared(floats, constants, {}, texts)
         if not floats.keys() & constants.keys() <= {*shown}:  # another model's positions may turn otherwise
             settings = config, _configuration(model)
             causes |= differing_settings(*settings, texts.longest, with_reached=not texts.are_near)
+        shown += _other_code(model, reference) if config.get("auto_map") else []
         return Damage(causes, tuple(shown), len(constants.keys() - floats.keys()))
     for part, graph in (_decoders(model) | _companions(model)).items():
         own, known, other = _constants([graph], texts.longest), floats, None
@@ -240,12 +243,23 @@ def _compared(
     return causes | broken(reference, constants), sorted(judged | meant)
 
 
+def _with_head(floats: dict[str, Array], other: Collection[str]) -> dict[str, Array]:
+    """A checkpoint's tensors with the head that the `other` one stores: its table of tokens where it has none."""
+    tables = [one for name, one in floats.items() if _TABLE.search(name)]
+    return {_HEAD: tables[0], **floats} if tables and _HEAD in other else floats
+
+
 def _constants(files: Sequence[Path], longest: int | None) -> Constants:
     """Those of graphs, in which functions of their own are written out where onnx can do it: not of calls with more
     inputs than a function takes. A node without a name has that of its first output. Windows are off that a text of
     `longest` positions does not leave."""
     model, *others = map(load_graph, files)
-    for other in others:
+    for other in others:  # two may hold the same layers, for prompts and for single tokens
+        for kind in ("node", "initializer"):
+            own, more = (getattr(one.graph, kind) for one in (model, other))
+            known = {one.name or one.output[0] for one in own}
+            own.extend(one for one in more if (one.name or one.output[0]) not in known)
+            del more[:]
         model.graph.MergeFrom(other.graph)
     with suppress(RuntimeError):
         model = onnx.inliner.inline_local_functions(model) if model.functions else model
@@ -260,6 +274,13 @@ def _constants(files: Sequence[Path], longest: int | None) -> Constants:
 def _configuration(files: ModelFiles) -> dict[str, Any]:
     file = files.directory / "config.json"
     return json_object(file) if file.is_file() else {}
+
+
+def _other_code(model: ModelFiles, reference: ModelFiles | None) -> list[str]:
+    """A checkpoint's own code that is not the reference's."""
+    files = [] if reference is None else [*reference.directory.glob("*.py")]
+    others = ((model.directory / file.name, file) for file in files)
+    return [own.name for own, file in others if own.is_file() and own.read_bytes() != file.read_bytes()]
 
 
 def _decoders(files: ModelFiles) -> dict[str, Path]:
@@ -309,7 +330,7 @@ def _left_to_texts(
         known, own = reference[name], array
         if array.ndim > 2 and _POSITIONS.search(name):
             known, own, axis = known.reshape(-1, known.shape[-1]), own.reshape(-1, own.shape[-1]), 0
-        if array.ndim > 1 and (is_table or array.ndim > 2) and other_tokens(known, own, axis):
+        if array.ndim > 1 and (is_table or array.squeeze().ndim > 2) and other_tokens(known, own, axis):
             continue
         if array.ndim == 2 and not (texts.are_near or is_meant) and is_unlike(likeness_of(reference[name], array)):
             continue
