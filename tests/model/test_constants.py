@@ -880,6 +880,7 @@ def test_a_node_that_reads_another_value_than_the_reference_s_is_named(
         ("mask", "/mask/ConstantOfShape out", {"/mask/And": "does not read 'mask'"}),
         ("mask", "mask", {}),
         ("mask", "lengths", {}),
+        ("/mask/Max out", "/mask/Cast out", {"/mask/Cast": "does not read 'mask' itself"}),
     ],
 )
 def test_a_mask_that_is_not_read_or_of_its_shape_alone_is_named(
@@ -892,6 +893,7 @@ def test_a_mask_that_is_not_read_or_of_its_shape_alone_is_named(
         for name in ("mask", "lengths"):
             model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, ["B", "T"]))
         reads = {"Shape": ["mask"], "ConstantOfShape": ["/mask/Shape out"], "Cast": [cast]}
+        reads |= {"Max": ["mask", "/mask/Shape out"]} if "Max" in cast else {}
         reads["And"] = ["/mask/ConstantOfShape out", joined]
         for name, values in reads.items():
             model.graph.node.append(helper.make_node(name, values, [f"/mask/{name} out"], f"/mask/{name}"))
@@ -905,6 +907,8 @@ def test_a_mask_that_is_not_read_or_of_its_shape_alone_is_named(
 def test_tokens_of_two_quantized_heads_are_compared(part: slice, num_named: int, tmp_path: Path) -> None:
     """Of two int4 packages, exchanged tokens were "1 constant not compared"."""
     reference, own = (graphs.nbits(4, 32, has_zero_points=False) for _ in range(2))
+    for one in (reference, own):
+        one.model.graph.node[0].name = "node_linear_28"
     for name in ("scales", "w_Q") if num_named else ("scales",):
         tensor = weight(own.model, name)
         change(tensor, lambda rows: exchanged(rows, part) if num_named else rows * np.float16(1.1))
@@ -912,6 +916,41 @@ def test_tokens_of_two_quantized_heads_are_compared(part: slice, num_named: int,
     assert not cut.findings, "rows for no token"
     found = damage(*saved(tmp_path, own.model, reference.model), nats=1e-5, num_tokens=graphs.NUM_OUTPUTS)
     assert (len(found.findings), found.uncompared) == (num_named, 1), found
+
+
+@pytest.mark.parametrize("part", [slice(0), slice(40, 44)])
+def test_tokens_whose_rows_have_most_in_common_are_told_apart(part: slice, tmp_path: Path) -> None:
+    """No softmax sees what all rows of a head share: cosines of exchanged tokens were 0.9 to 0.99."""
+    rng = np.random.default_rng(1)
+    rows = (rng.normal(size=(64, 32)) + 3 * rng.normal(size=32)).astype(np.float32)
+    rows[60:] = 0  # for no token
+    models = [graphs.plain(one.T.copy(), "/lm_head/MatMul") for one in (exchanged(rows, part), rows)]
+    assert len(damage(*saved(tmp_path, *models), nats=1e-5, num_tokens=64).findings) == bool(range(64)[part])
+
+
+@pytest.mark.parametrize("shape", ["1, K, N", "N, K, 1, 1"])
+def test_products_and_norms_that_are_stored_with_more_axes_are_judged_as_such(shape: str, tmp_path: Path) -> None:
+    """As convolutions of 1 x 1, for NPUs: AWQ of them was damage, as of experts."""
+    factors = np.linspace(0.5, 2, 16, dtype=np.float32)
+    smooth = {name: one * factors if one.ndim == 1 or "mlp" in name else one for name, one in floats().items()}
+    wide = [
+        {name: np.expand_dims(one, (0, 1) if one.ndim == 1 else (0,) if shape[0] == "1" else (2, 3))
+         if "norm" in name or "mlp" in name else one for name, one in arrays.items()}
+        for arrays in (smooth, floats())
+    ]  # fmt: skip
+    assert damage(*saved(tmp_path, *wide), nats=1e-5).findings == {}
+
+
+@pytest.mark.parametrize("part", [slice(0), slice(40, 44)])
+def test_a_float_graph_s_head_is_held_against_a_checkpoint_s_turned_one(part: slice, tmp_path: Path) -> None:
+    """The reference that transformers run was no graph's: the head of a float one was "not compared"."""
+    head = exchanged(floats()[TABLE], part).T.copy()
+    graph = graphs.plain(head, "/lm_head/MatMul")
+    graph.graph.initializer[0].name = graph.graph.node[0].input[1] = "lm_head.MatMul.weight"
+    model, reference = saved(tmp_path, graph, floats())
+    (reference.directory / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    found = damage(model, reference, nats=1e-5, num_tokens=100, longest=8)
+    assert ([*found.findings], found.uncompared) == (["lm_head.MatMul.weight"] * bool(range(100)[part]), 0)
 
 
 def test_a_norm_that_is_folded_into_a_quantized_head_is_no_damage_of_tokens(tmp_path: Path) -> None:

@@ -450,7 +450,7 @@ def checkpoint_pairs(tensors: Mapping[str, Array], model: Constants) -> dict[str
     """As `pairs_of`, of a checkpoint's tensors. They pair by layer, last word and shape, and a packed product of one
     side (`JOINED`) with its parts by rows; a part has its own name. A head that the checkpoint lacks is its table."""
     grids, pairs = model.grids, dict[str, Pair]()
-    names, owns = _by_word(grids), {key: tensors[name] for key, name in _by_word(tensors).items()}
+    names, owns = by_word(grids), {key: tensors[name] for key, name in by_word(tensors).items()}
     for (layer, word), whole in [*owns.items()]:
         if word == "embed_tokens":
             owns.setdefault((None, "lm_head"), whole)
@@ -467,7 +467,7 @@ def checkpoint_pairs(tensors: Mapping[str, Array], model: Constants) -> dict[str
     return pairs
 
 
-def _by_word(names: Iterable[str]) -> dict[tuple[int | None, str], str]:
+def by_word(names: Iterable[str]) -> dict[tuple[int | None, str], str]:
     """The names of a decoder's weights by layer and last word, with the number for experts, where no other has both."""
     keys = {}
     for name in names:

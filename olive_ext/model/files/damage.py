@@ -20,7 +20,7 @@ import onnx
 import onnx.inliner
 import onnx.numpy_helper
 
-from olive_ext.graph.nodes import quantizing_operator
+from olive_ext.graph.nodes import layer_of, quantizing_operator
 from olive_ext.model.files.constants import (
     ROTARY,
     ROUNDING,
@@ -29,6 +29,7 @@ from olive_ext.model.files.constants import (
     apart,
     are_frequencies,
     broken,
+    by_word,
     checkpoint_pairs,
     float_weights,
     graph_nodes,
@@ -122,8 +123,9 @@ class Texts(NamedTuple):
         return self.nats is not None and self.nats < _NEAR
 
     def selects(self, name: str, *sizes: int) -> bool:
-        """Whether a text need not show all rows of a weight, by its name or its axes."""
-        return _SELECTED.search(name) is not None or not {*sizes}.isdisjoint({*self.vocab_sizes, self.num_tokens})
+        """Whether a text need not show all rows of a weight, by its name or, outside of layers, its axes."""
+        is_long = not {*sizes}.isdisjoint({*self.vocab_sizes, self.num_tokens})
+        return _SELECTED.search(name) is not None or (is_long and layer_of(name) is None)
 
     def reached(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Tables, heads and masks without what no text reaches."""
@@ -189,7 +191,7 @@ def damage(model: ModelFiles, reference: ModelFiles | None, texts: Texts) -> Dam
                 else:
                     numbers[name] = one.how
         elif config and part not in model.companions:
-            known = floats | rotary_tables(config, constants)
+            known = _turned(floats, constants) | floats | rotary_tables(config, constants)
             numbers = numbers_against(config, own.model, texts.longest, with_reached=with_reached)
             pairs = checkpoint_pairs(floats, own)
             pairs |= _pairs_by_content(floats, own, _named(pairs), texts)
@@ -226,6 +228,7 @@ def _compared(
 ) -> tuple[dict[str, str], list[str]]:
     """What is damage among constants that are not the reference's and quantized weights that are far from their float
     ones, and what is left to the texts: what all of them read, and what was changed on purpose."""
+    reference, constants = map(_flat, (reference, constants))
     differing = apart(reference, constants)
     distances = {name: distance(*pair) for name, pair in pairs.items()}
     far, meant = outliers(distances)
@@ -301,6 +304,12 @@ def _companions(files: ModelFiles) -> dict[str, Path]:
     return {part: companion.graph for part, companion in files.companions.items()}
 
 
+def _flat(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Vectors and matrices without axes of size 1, in which tools for some devices store them: masks have theirs."""
+    flat = {name: one.squeeze() for name, one in arrays.items() if one.ndim > 2 and not is_mask(one)}
+    return {**arrays, **{name: one for name, one in flat.items() if one.ndim in (1, 2)}}
+
+
 def _left_to_texts(
     differing: Differing, reference: Mapping[str, Array], constants: Mapping[str, Array], texts: Texts
 ) -> set[str]:
@@ -330,7 +339,7 @@ def _left_to_texts(
         known, own = reference[name], array
         if array.ndim > 2 and _POSITIONS.search(name):
             known, own, axis = known.reshape(-1, known.shape[-1]), own.reshape(-1, own.shape[-1]), 0
-        if array.ndim > 1 and (is_table or array.squeeze().ndim > 2) and other_tokens(known, own, axis):
+        if array.ndim > 1 and (is_table or array.ndim > 2) and other_tokens(known, own, axis):
             continue
         if array.ndim == 2 and not (texts.are_near or is_meant) and is_unlike(likeness_of(reference[name], array)):
             continue
@@ -361,6 +370,19 @@ def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[st
             rest = (label for label in theirs if label not in names and is_alike(reference[label], model[name]))
             names |= dict.fromkeys(islice(rest, 1), name)
     return {names.get(name, name): one for name, one in reference.items()}
+
+
+def _turned(floats: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, Array]:
+    """A checkpoint's matrices as products take them, by the graph's names; square ones as far as they are alike."""
+    owns = {key: floats[name] for key, name in by_word(floats).items() if floats[name].ndim == 2}
+    for table in [one for (_, word), one in owns.items() if word == "embed_tokens"]:
+        owns.setdefault((None, "lm_head"), table)
+    names = {name: owns[key].T for key, name in by_word(model).items() if key in owns}
+    return {
+        name: one
+        for name, one in names.items()
+        if one.shape == model[name].shape and (one.shape[0] != one.shape[1] or is_alike(one, model[name]))
+    }
 
 
 def _named(pairs: Iterable[str]) -> set[str]:

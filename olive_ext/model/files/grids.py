@@ -32,6 +32,10 @@ _FEWEST_FITTED, _MOST_FITTED = 8, 4096
 _UNUSED = 1e-6
 """Rows whose squares are below this share of the median's are for no token: rounding turns them by any angle."""
 
+_EXACT = 1e-4
+"""Where the median row turns by less, as 1 less the cosine, the others are the reference's but for rounding: a row of
+another token stands out of them by what it has beside the mean of all rows, which may be most of every row."""
+
 _SAME = 2.0**-14
 """Rounding to bfloat16 turns rows by less, as 1 less the cosine."""
 
@@ -283,7 +287,13 @@ def _other_rows(pair: Sequence[Array], least: tuple[float, float, int] = _OTHER,
     size = max(1, AT_A_TIME // max(1, width))
     blocks = [slice(first, first + size) for first in range(0, num_rows, size)]
     sums, _ = likeness((pair[0][rows], pair[1][rows]) for rows in blocks)
-    standing = _stand_out(sums, width, least)
+    standing: Array = _stand_out(sums, width, least)
+    is_read: Array = sums[1] > _UNUSED * np.median(sums[1])
+    if not is_stack and is_read.any() and np.median(_cosines(sums)[is_read]) > 1 - _EXACT:
+        middle, center = (sum(one[rows].sum(0, dtype=np.float64) for rows in blocks) / num_rows for one in pair)
+        turned, _ = likeness((pair[0][rows] - middle, pair[1][rows] - center) for rows in blocks)
+        standing |= is_read & (_cosines(turned) < 1 - least[0])
+        return standing
     if is_stack or not standing.any() or len(standing) < 4 * _FEWEST_FITTED:
         return standing
     nearest = np.sort(np.argsort(-_cosines(sums))[: min(len(standing) // 4, _MOST_FITTED)])

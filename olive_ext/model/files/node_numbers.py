@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, permutations, repeat
 from operator import gt
@@ -448,11 +448,23 @@ def rewired(reference: Constants, model: Constants) -> dict[str, Rewired]:
     for name, node in owns.items():
         other = theirs.get(name, onnx.NodeProto())
         limits = [[of[value] for value in one.input if value in of] for of, one in zip(fed, (other, node), strict=True)]
-        is_lost = len(limits[0]) > len(limits[1]) and node.op_type == other.op_type and not _has_more(node, other)
-        if is_lost and ("/" in name or not limits[0][0] <= {*chain(*fed[1].values())}):
-            found[name] = Rewired(f"does not read '{min(limits[0][0])}'", is_reached=False)
+        is_lost = len(limits[0]) > len(limits[1]) and not _has_more(node, other)
+        is_other = is_lost or _is_changed(model, node, other, fed[1], known_values)
+        is_named = "/" in name or not {*chain(*limits[0])} <= {*chain(*fed[1].values())}
+        if limits[0] and node.op_type == other.op_type and is_other and is_named:
+            how = f"does not read '{min(limits[0][0])}'{' itself' * (not is_lost)}"
+            found[name] = Rewired(how, is_reached=False)
             break  # what follows reads what it makes
     return found if 4 * len(found) < len(owns.keys() & theirs.keys()) else {}
+
+
+def _is_changed(
+    model: Constants, node: onnx.NodeProto, other: onnx.NodeProto, limits: Collection[str], known: Collection[str]
+) -> bool:
+    """Whether a node reads what a new one makes of a mask that the reference's node reads itself."""
+    own = [_source(model, value) for value in node.input if value in limits]
+    makers = [model.maker[value] for value in own if value in model.maker and value not in known]
+    return any(not {*other.input}.isdisjoint(maker.input) for maker in makers)
 
 
 def _limits(graph: onnx.GraphProto) -> dict[str, frozenset[str]]:
