@@ -33,8 +33,8 @@ _UNUSED = 1e-6
 """Rows whose squares are below this share of the median's are for no token: rounding turns them by any angle."""
 
 _EXACT = 1e-4
-"""Where the median row turns by less, as 1 less the cosine, the others are the reference's but for rounding: a row of
-another token stands out of them by what it has beside the mean of all rows, which may be most of every row."""
+"""Where the median row turns by less, as 1 less the cosine, the others are the reference's but for rounding. A row that
+is nearer to another token's than to its own stands out of these. All rows of a head may have most in common."""
 
 _SAME = 2.0**-14
 """Rounding to bfloat16 turns rows by less, as 1 less the cosine."""
@@ -289,10 +289,10 @@ def _other_rows(pair: Sequence[Array], least: tuple[float, float, int] = _OTHER,
     sums, _ = likeness((pair[0][rows], pair[1][rows]) for rows in blocks)
     standing: Array = _stand_out(sums, width, least)
     is_read: Array = sums[1] > _UNUSED * np.median(sums[1])
-    if not is_stack and is_read.any() and np.median(_cosines(sums)[is_read]) > 1 - _EXACT:
-        middle, center = (sum(one[rows].sum(0, dtype=np.float64) for rows in blocks) / num_rows for one in pair)
-        turned, _ = likeness((pair[0][rows] - middle, pair[1][rows] - center) for rows in blocks)
-        standing |= is_read & (_cosines(turned) < 1 - least[0])
+    turned = 1 - _cosines(sums)
+    if not is_stack and is_read.any() and np.median(turned[is_read]) < _EXACT:
+        few = np.flatnonzero(is_read & (turned > _EXACT))[:_MOST_FITTED]
+        standing[few] |= _are_nearer_to_others(pair, few, blocks)
         return standing
     if is_stack or not standing.any() or len(standing) < 4 * _FEWEST_FITTED:
         return standing
@@ -305,6 +305,19 @@ def _other_rows(pair: Sequence[Array], least: tuple[float, float, int] = _OTHER,
     fitted, _ = likeness((pair[0][rows].astype(np.float32) * factors + moved, pair[1][rows]) for rows in blocks)
     others: Array = standing & _stand_out(fitted, width, least)
     return others
+
+
+def _are_nearer_to_others(pair: Sequence[Array], few: Array, blocks: Iterable[slice]) -> Array:
+    """Which of a `few` rows are nearer to another row of the reference's than to their own."""
+    if not few.size:
+        return few.astype(bool)
+    known, own = (one[few].astype(np.float32) for one in pair)
+    nearest = np.full(few.size, np.inf)
+    for others in (pair[0][rows].astype(np.float32) for rows in blocks):
+        squares = (own**2).sum(1)[:, None] + (others**2).sum(1) - 2 * own @ others.T
+        nearest = np.minimum(nearest, squares.min(1))
+    nearer: Array = 4 * nearest < ((own - known) ** 2).sum(1)
+    return nearer
 
 
 def _stand_out(sums: Array, width: int, least: tuple[float, float, int]) -> Array:
