@@ -240,6 +240,11 @@ def test_checkpoint_s_tensors_are_those_that_transformers_take(tmp_path: Path) -
         index = {"weight_map": {NORM: ("part.safetensors", "other.safetensors")[min(place, 1)]}}
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     np.testing.assert_array_equal(checkpoint_floats(tmp_path)[NORM], norm.float().numpy() * 4)
+    (tmp_path / "config.json").write_text(json.dumps({"transformers_weights": "named.safetensors"}), encoding="utf-8")
+    save_torch({NORM: norm.double(), TABLE: norm.to(torch.float8_e4m3fn)}, tmp_path / "named.safetensors")
+    tensors = checkpoint_floats(tmp_path)
+    assert list(differences(tensors, {**tensors, NORM: 2 * tensors[NORM]})) == [NORM]
+    assert [one.dtype.itemsize for _, one in sorted(tensors.items())] == [1, 8]
 
 
 @pytest.mark.parametrize(("stated", "largest", "shown"), STATED)
@@ -881,6 +886,7 @@ def test_a_node_that_reads_another_value_than_the_reference_s_is_named(
         ("mask", "mask", {}),
         ("mask", "lengths", {}),
         ("/mask/Max out", "/mask/Cast out", {"/mask/Cast": "does not read 'mask' itself"}),
+        ("/mask/Add out", "/mask/Cast out", {"/mask/Cast": "does not read 'mask' itself"}),
     ],
 )
 def test_a_mask_that_is_not_read_or_of_its_shape_alone_is_named(
@@ -893,7 +899,8 @@ def test_a_mask_that_is_not_read_or_of_its_shape_alone_is_named(
         for name in ("mask", "lengths"):
             model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, ["B", "T"]))
         reads = {"Shape": ["mask"], "ConstantOfShape": ["/mask/Shape out"], "Cast": [cast]}
-        reads |= {"Max": ["mask", "/mask/Shape out"]} if "Max" in cast else {}
+        reads |= {"Max": ["mask", "/mask/Shape out"]} if cast != "mask" else {}
+        reads |= {"Add": ["/mask/Max out", "/mask/Shape out"]} if "Add" in cast else {}
         reads["And"] = ["/mask/ConstantOfShape out", joined]
         for name, values in reads.items():
             model.graph.node.append(helper.make_node(name, values, [f"/mask/{name} out"], f"/mask/{name}"))
@@ -903,14 +910,14 @@ def test_a_mask_that_is_not_read_or_of_its_shape_alone_is_named(
     assert damage(*files, nats=1e-5).findings == found
 
 
+@pytest.mark.parametrize("name", ["node_linear_28", "/output/MatMul"])
 @pytest.mark.parametrize(("part", "num_named"), [(slice(0), 0), (slice(4, 8), 1)])
-def test_tokens_of_two_quantized_heads_are_compared(part: slice, num_named: int, tmp_path: Path) -> None:
-    """Of two int4 packages, exchanged tokens were "1 constant not compared"."""
+def test_tokens_of_two_quantized_heads_are_compared(part: slice, num_named: int, name: str, tmp_path: Path) -> None:
+    """Of two int4 packages, exchanged tokens were "1 constant not compared", later of heads with two names."""
     reference, own = (graphs.nbits(4, 32, has_zero_points=False) for _ in range(2))
-    for one in (reference, own):
-        one.model.graph.node[0].name = "node_linear_28"
-    for name in ("scales", "w_Q") if num_named else ("scales",):
-        tensor = weight(own.model, name)
+    reference.model.graph.node[0].name, own.model.graph.node[0].name = "node_linear_28", name
+    for part_name in ("scales", "w_Q") if num_named else ("scales",):
+        tensor = weight(own.model, part_name)
         change(tensor, lambda rows: exchanged(rows, part) if num_named else rows * np.float16(1.1))
     cut = damage(*saved(tmp_path, own.model, reference.model), num_tokens=4, vocab_sizes={graphs.NUM_OUTPUTS})
     assert not cut.findings, "rows for no token"
@@ -951,6 +958,18 @@ def test_a_float_graph_s_head_is_held_against_a_checkpoint_s_turned_one(part: sl
     (reference.directory / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     found = damage(model, reference, nats=1e-5, num_tokens=100, longest=8)
     assert ([*found.findings], found.uncompared) == (["lm_head.MatMul.weight"] * bool(range(100)[part]), 0)
+
+
+@pytest.mark.parametrize("part", [slice(0), slice(40, 44)])
+def test_a_quantized_head_that_is_padded_is_compared_as_far_as_both_reach(part: slice, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(64, 32)).astype(np.float32)
+    padded = np.concatenate([exchanged(rows, part), np.zeros((16, 32), np.float32)])
+    own, reference = (graphs.plain(one.T.copy(), "/lm_head/MatMul") for one in (padded, rows))
+    found = damage(
+        *saved(tmp_path, graphs.to_nearest(own, 4), reference), nats=1e-5, vocab_sizes={64, 80}, num_tokens=60
+    )
+    assert (len(found.findings), found.uncompared) == (bool(range(64)[part]), 0)
 
 
 def test_a_norm_that_is_folded_into_a_quantized_head_is_no_damage_of_tokens(tmp_path: Path) -> None:
@@ -1469,3 +1488,5 @@ def test_a_checkpoint_s_own_code_that_is_not_the_reference_s_is_named(tmp_path: 
         (one.directory / "own.py").write_text(f"MOST = {one.directory.name}")
     assert damage(*files).judged == ("own.py",)
     assert damage(files[0], files[0]).judged == ()
+    (files[1].directory / "own.py").unlink()
+    assert damage(*files).judged == ("own.py",)

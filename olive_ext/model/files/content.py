@@ -244,9 +244,12 @@ def _external_range(path: Path, tensor: onnx.TensorProto) -> tuple[str, int]:
 
 def checkpoint_floats(folder: Path) -> dict[str, NDArray[Any]]:
     """The floating-point tensors of the Hugging Face model in `folder`, mapped from the files that transformers take:
-    safetensors before PyTorch's, and of each one whole file before those of an index. Empty without such files. The
-    format: https://huggingface.co/docs/safetensors, "Format"."""
-    for file in (folder / "model.safetensors", folder / "pytorch_model.bin"):
+    what config.json names, safetensors before PyTorch's, and of each one whole file before those of an index. Empty
+    without such files. The format: https://huggingface.co/docs/safetensors, "Format"."""
+    config = folder / "config.json"
+    stated = json_object(config).get("transformers_weights") if config.is_file() else None
+    names = [stated] if isinstance(stated, str) else ["model.safetensors", "pytorch_model.bin"]
+    for file in (folder / name.removesuffix(".index.json") for name in names):
         index = file.with_name(f"{file.name}.index.json")
         if file.is_file() or index.is_file():
             named = [file.name] if file.is_file() else sorted({*json_object(index)["weight_map"].values()})
@@ -258,7 +261,8 @@ def checkpoint_floats(folder: Path) -> dict[str, NDArray[Any]]:
 
 
 def _safetensors(file: Path) -> Iterator[tuple[str, NDArray[Any]]]:
-    dtypes: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+    dtypes: dict[str, Any] = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+    dtypes |= {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
     with file.open("rb") as content:
         size = int.from_bytes(content.read(8), "little")
         header = json.loads(content.read(size))

@@ -44,6 +44,7 @@ from olive_ext.model.files.content import checkpoint_floats, load_graph
 from olive_ext.model.files.grids import (
     AT_A_TIME,
     Array,
+    Grid,
     Pair,
     distance,
     factor_of,
@@ -124,8 +125,11 @@ class Texts(NamedTuple):
 
     def selects(self, name: str, *sizes: int) -> bool:
         """Whether a text need not show all rows of a weight, by its name or, outside of layers, its axes."""
-        is_long = not {*sizes}.isdisjoint({*self.vocab_sizes, self.num_tokens})
-        return _SELECTED.search(name) is not None or (is_long and layer_of(name) is None)
+        return _SELECTED.search(name) is not None or (self.is_long(*sizes) and layer_of(name) is None)
+
+    def is_long(self, *sizes: int) -> bool:
+        """Whether an axis has as many numbers as there are tokens."""
+        return not {*sizes}.isdisjoint({*self.vocab_sizes, self.num_tokens})
 
     def reached(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Tables, heads and masks without what no text reaches."""
@@ -163,7 +167,8 @@ def damage(model: ModelFiles, reference: ModelFiles | None, texts: Texts) -> Dam
         if not floats.keys() & constants.keys() <= {*shown}:  # another model's positions may turn otherwise
             settings = config, _configuration(model)
             causes |= differing_settings(*settings, texts.longest, with_reached=not texts.are_near)
-        shown += _other_code(model, reference) if config.get("auto_map") else []
+        if reference is not None and "auto_map" in config | _configuration(model):
+            shown += _other_code(model, reference)
         return Damage(causes, tuple(shown), len(constants.keys() - floats.keys()))
     for part, graph in (_decoders(model) | _companions(model)).items():
         own, known, other = _constants([graph], texts.longest), floats, None
@@ -178,10 +183,11 @@ def damage(model: ModelFiles, reference: ModelFiles | None, texts: Texts) -> Dam
             pairs |= _pairs_by_content(float_weights(other), own, _named(pairs) | other.grids.keys(), texts)
             shared = own.grids.keys() & other.grids.keys()
             alike = {name for name in shared if all(map(np.array_equal, own.grids[name], other.grids[name]))}
-            for name in sorted(shared - alike - _named(pairs)):
+            theirs = other.grids | _renamed_heads(other.grids, own.grids, texts)
+            for name in sorted((own.grids.keys() & theirs.keys()) - alike - _named(pairs)):
                 grid = own.grids[name]
                 size = texts.num_tokens if grid.shape[0] in texts.vocab_sizes else None
-                rows = [row for row in other_rows(other.grids[name], grid) if size is None or row < size]
+                rows = [row for row in other_rows(theirs[name], grid) if size is None or row < size]
                 if rows and texts.selects(name, grid.shape[0]):
                     numbers[name] = f"has {rows_of(rows, grid.shape[0])} that are not the reference's"
             numbers |= differing_numbers(other, own, texts.longest, with_reached=with_reached)
@@ -279,11 +285,10 @@ def _configuration(files: ModelFiles) -> dict[str, Any]:
     return json_object(file) if file.is_file() else {}
 
 
-def _other_code(model: ModelFiles, reference: ModelFiles | None) -> list[str]:
+def _other_code(model: ModelFiles, reference: ModelFiles) -> list[str]:
     """A checkpoint's own code that is not the reference's."""
-    files = [] if reference is None else [*reference.directory.glob("*.py")]
-    others = ((model.directory / file.name, file) for file in files)
-    return [own.name for own, file in others if own.is_file() and own.read_bytes() != file.read_bytes()]
+    files = ((file, reference.directory / file.name) for file in sorted(model.directory.glob("*.py")))
+    return [own.name for own, file in files if not file.is_file() or own.read_bytes() != file.read_bytes()]
 
 
 def _decoders(files: ModelFiles) -> dict[str, Path]:
@@ -393,15 +398,28 @@ def _named(pairs: Iterable[str]) -> set[str]:
 def _pairs_by_content(
     floats: Mapping[str, Array], model: Constants, named: Collection[str], texts: Texts
 ) -> dict[str, Pair]:
-    """Quantized tables and heads by other names than the `named` ones, each with the nearest float one of its shape."""
+    """Quantized tables and heads by other names than the `named` ones, or of another length, each with the nearest
+    float one."""
     pairs: dict[str, Pair] = {}
     for name, grid in model.grids.items():
-        alike = [one for one in floats.values() if one.shape == grid.shape]
-        if name not in named and alike and texts.selects("", grid.shape[0]):
+        num_rows, width = grid.shape
+        alike = [one[:num_rows] for one in floats.values() if one.shape[1:] == (width,) and texts.is_long(len(one))]
+        if name not in named and alike and texts.is_long(num_rows):
             shares = [distance(one, grid).share for one in alike]
             nearest = alike[shares.index(min(shares))]
             pairs |= {} if is_unlike(likeness_to_grid(nearest, grid)) else {name: (nearest, grid, 0)}
     return pairs
+
+
+def _renamed_heads(reference: Mapping[str, Grid], model: Mapping[str, Grid], texts: Texts) -> dict[str, Grid]:
+    """The reference's quantized tables and heads without one of their name, under the names of the only ones of their
+    shape."""
+    rest = [
+        {name: grid for name, grid in own.items() if name not in other and texts.is_long(grid.shape[0])}
+        for own, other in ((reference, model), (model, reference))
+    ]
+    alike = {name: [one for one in rest[0].values() if one.shape == grid.shape] for name, grid in rest[1].items()}
+    return {name: found[0] for name, found in alike.items() if len(found) == 1}
 
 
 def _turn(name: str) -> str:

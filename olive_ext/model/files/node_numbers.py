@@ -461,10 +461,14 @@ def rewired(reference: Constants, model: Constants) -> dict[str, Rewired]:
 def _is_changed(
     model: Constants, node: onnx.NodeProto, other: onnx.NodeProto, limits: Collection[str], known: Collection[str]
 ) -> bool:
-    """Whether a node reads what a new one makes of a mask that the reference's node reads itself."""
-    own = [_source(model, value) for value in node.input if value in limits]
-    makers = [model.maker[value] for value in own if value in model.maker and value not in known]
-    return any(not {*other.input}.isdisjoint(maker.input) for maker in makers)
+    """Whether a node reads what new ones make of a mask that the reference's node reads itself."""
+    pending = [_source(model, value) for value in node.input if value in limits]
+    for value in pending:
+        made = model.maker[value].input if value in model.maker and value not in known else ()
+        if not {*other.input}.isdisjoint(made):
+            return True
+        pending += [_source(model, one) for one in made if one not in pending]
+    return False
 
 
 def _limits(graph: onnx.GraphProto) -> dict[str, frozenset[str]]:
