@@ -311,6 +311,7 @@ def test_quantized_weight_is_compared_with_its_float_one_and_with_the_same_conte
     change(weight(other, name), lambda numbers: 2 * numbers)
     files = saved(tmp_path, model, reference, model, other)
     assert damage(files[0], files[1]) == damage(files[0], files[2]) == ({}, (), 0, math.inf)
+    assert damage(*files[:2], vocab_sizes={graphs.NUM_INPUTS}, num_tokens=9).findings == {}, "inputs are no tokens"
     assert damage(files[0], files[3]).uncompared == 1
 
 

@@ -131,6 +131,10 @@ class Texts(NamedTuple):
         """Whether an axis has as many numbers as there are tokens."""
         return not {*sizes}.isdisjoint({*self.vocab_sizes, self.num_tokens})
 
+    def end(self, name: str, size: int) -> int | None:
+        """The end of the tokens on an axis of a weight; None for all of it."""
+        return self.num_tokens if size in self.vocab_sizes and layer_of(name) is None else None
+
     def reached(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Tables, heads and masks without what no text reaches."""
 
@@ -139,9 +143,8 @@ class Texts(NamedTuple):
                 return array[: self.longest]
             if is_mask(array):
                 return array[..., : self.longest, : self.longest]
-            is_long = [size in self.vocab_sizes for size in array.shape]
-            is_cut = array.ndim < 3 and sum(is_long) == 1
-            return array[tuple(slice(self.num_tokens if each else None) for each in is_long)] if is_cut else array
+            is_cut = array.ndim < 3 and sum(size in self.vocab_sizes for size in array.shape) == 1
+            return array[tuple(slice(self.end(name, size)) for size in array.shape)] if is_cut else array
 
         return {name: cut(name, array) for name, array in arrays.items()}
 
@@ -186,8 +189,8 @@ def damage(model: ModelFiles, reference: ModelFiles | None, texts: Texts) -> Dam
             theirs = other.grids | _renamed_heads(other.grids, own.grids, texts)
             for name in sorted((own.grids.keys() & theirs.keys()) - alike - _named(pairs)):
                 grid = own.grids[name]
-                size = texts.num_tokens if grid.shape[0] in texts.vocab_sizes else None
-                rows = [row for row in other_rows(theirs[name], grid) if size is None or row < size]
+                end = texts.end(name, grid.shape[0])
+                rows = [row for row in other_rows(theirs[name], grid) if end is None or row < end]
                 if rows and texts.selects(name, grid.shape[0]):
                     numbers[name] = f"has {rows_of(rows, grid.shape[0])} that are not the reference's"
             numbers |= differing_numbers(other, own, texts.longest, with_reached=with_reached)
@@ -202,7 +205,7 @@ def damage(model: ModelFiles, reference: ModelFiles | None, texts: Texts) -> Dam
             pairs = checkpoint_pairs(floats, own)
             pairs |= _pairs_by_content(floats, own, _named(pairs), texts)
         known, constants = map(texts.reached, (known, constants))
-        pairs = {name: (texts.reached({name: one})[name], grid, first) for name, (one, grid, first) in pairs.items()}
+        pairs = {name: (one[: texts.end(name, len(one))], grid, first) for name, (one, grid, first) in pairs.items()}
         known = _renamed(known, constants)
         which = {"is_quantized": is_quantized, "is_unreached": is_unreached}
         causes, shown = _compared(known, constants, pairs, texts, **which)
