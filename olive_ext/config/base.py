@@ -12,10 +12,10 @@ import json
 import os
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self
@@ -189,63 +189,46 @@ def _hint(key: str, model: type[BaseModel]) -> str:
     return f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}"
 
 
-_PLAIN = {str: "a string", bool: "true or false", int: "an integer", float: "a number", Any: "anything"}
+_PLAIN = {"string": "a string", "boolean": "true or false", "integer": "an integer", "number": "a number"}
 
 
 def accepts(field: FieldInfo) -> str:
     """What a field accepts in words, for error messages and for the docs table; for instance: a positive integer or
     "auto". That a key may be left out or null is not part of it."""
-    return _words(field.annotation, field.metadata)
+    return _words(TypeAdapter(field.rebuild_annotation()).json_schema())
 
 
-def _words(annotation: Any, constraints: list[Any]) -> str:
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        inner, *added = get_args(annotation)
-        described = next((item.description for item in added if isinstance(item, FieldInfo)), None)
-        return described or _words(inner, [*constraints, *added])
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def _words(schema: Mapping[str, Any]) -> str:
+    kind = schema.get("type")
+    if "$ref" in schema or "properties" in schema:
         return "a mapping"
-    if origin in (Union, UnionType):
-        branches = [branch for branch in get_args(annotation) if branch is not NoneType]
-        return _or([_words(branch, constraints) for branch in branches])
-    if origin is Literal:
-        return _or([json.dumps(value) for value in get_args(annotation)])
-    if origin in (list, tuple, dict):
-        return _container(origin, get_args(annotation), constraints)
-    return _scalar(annotation, constraints)
+    if "description" in schema:
+        return str(schema["description"])
+    if branches := schema.get("anyOf"):
+        return _or([_words(branch) for branch in branches if branch != {"type": "null"}])
+    if values := schema.get("enum", [schema["const"]] if "const" in schema else []):
+        return _or([json.dumps(value) for value in values])
+    if "prefixItems" in schema:
+        return f"a pair [{', '.join(map(_words, schema['prefixItems']))}]"
+    if kind == "array":
+        return f"a {'non-empty ' if schema.get('minItems') else ''}list, each item {_words(schema['items'])}"
+    if kind == "object":
+        values = schema.get("additionalProperties", True)
+        return "a mapping" if values is True else f"a mapping of names, each to {_words(values)}"
+    return _number(schema) or _PLAIN.get(kind or "", "anything")
 
 
-def _scalar(annotation: Any, constraints: list[Any]) -> str:
-    least, most, above, below = (_bound(constraints, name) for name in ("ge", "le", "gt", "lt"))
-    if annotation is int and least is not None:
+def _number(schema: Mapping[str, Any]) -> str:
+    """A number with bounds in words; empty without any."""
+    least, most, above, below = map(schema.get, ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
+    if schema.get("type") == "integer" and least is not None:
         most = most if below is None else below - 1
         if most is None:
             return "a positive integer" if least == 1 else f"an integer from {least}"
         return f"an integer from {least} to {most}"
-    if annotation is float and above is not None:
+    if above is not None:
         return f"a number above {above}" + ("" if below is None else f", below {below}")
-    if annotation is float and least is not None:
-        return f"a number from {least} to below {below}"
-    return _PLAIN.get(annotation) or f"a {getattr(annotation, '__name__', annotation)}"
-
-
-def _bound(constraints: list[Any], name: str) -> Any:
-    """A bound is an attribute of an annotated_types object, which may stand inside a FieldInfo's own metadata."""
-    for item in constraints:
-        value = _bound(item.metadata, name) if isinstance(item, FieldInfo) else getattr(item, name, None)
-        if value is not None:
-            return value
-    return None
-
-
-def _container(kind: type, items: tuple[Any, ...], constraints: list[Any]) -> str:
-    words = [_words(item, []) for item in items]
-    if kind is list:
-        return f"a {'non-empty ' if _bound(constraints, 'min_length') else ''}list, each item {words[0]}"
-    if kind is tuple:
-        return f"a pair [{', '.join(words)}]"
-    return "a mapping" if items[1] is Any else f"a mapping of names, each to {words[1]}"
+    return "" if least is None else f"a number from {least} to below {below}"
 
 
 def _or(words: list[str]) -> str:

@@ -37,9 +37,9 @@ _RANGES = {
 }
 """Least and greatest values of metrics: shares, distances in nats and a ratio."""
 
-Number = Annotated[float, BeforeValidator(not_bool), Field(allow_inf_nan=False)]
-Distance = Annotated[float, BeforeValidator(not_bool), Field(gt=0, allow_inf_nan=False)]
-Confidence = Annotated[float, BeforeValidator(not_bool), Field(ge=0.5, lt=1)]
+Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(not_bool)]
+Distance = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(not_bool)]
+Confidence = Annotated[float, Field(ge=0.5, lt=1), BeforeValidator(not_bool)]
 
 
 class ClaimConfig(StrictModel):

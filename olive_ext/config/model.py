@@ -163,7 +163,7 @@ class WorkerSettings(StrictModel):
     """Address of the Ray cluster ("auto": the one that this machine belongs to). None starts Ray on this machine alone;
     an address at which there is no cluster is an error, never this machine instead."""
 
-    resources: dict[str, Annotated[float, BeforeValidator(not_bool), Field(gt=0)]] = Field(default_factory=dict)
+    resources: dict[str, Annotated[float, Field(gt=0), BeforeValidator(not_bool)]] = Field(default_factory=dict)
     """What each worker takes of a node, as Ray counts it: "CPU", "GPU", "memory" (bytes), or names of your own. A
     worker of a model on CUDA takes one GPU, others none, and its threads of the CPUs."""
 

@@ -60,6 +60,7 @@ def test_recipe_with_our_blocks_passes_and_blocks_of_others_are_left_open() -> N
     [
         (("evaluators", "ours"), "tassks", ["a"]),
         (("evaluators", "ours"), "batch_size", "foo"),
+        (("evaluators", "ours"), "certain", {"confidence": 2}),
         (("evaluators", "ours", "engine"), "chunksize", 8),
         (("passes", "measure"), "limt", 3),
         (("passes", "again", 0, "config"), "limt", 3),
