@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean, nanmean
-from lm_eval.api.task import ConfigurableTask
+from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.filters.extraction import WhitespaceFilter
 from lm_eval.filters.selection import MajorityVoteFilter, TakeFirstFilter, TakeKFilter
 from lm_eval.filters.transformation import LowercaseFilter, UppercaseFilter
@@ -111,47 +111,45 @@ def prepare(tasks: Mapping[str, Any], repeats: int | None, *, thinks: bool) -> N
     """Gives each of lm-eval's `tasks` a class of its own. Those that generate ask each document `repeats` times (None:
     as often as they say), and have the metrics of `names_of`."""
     for name, task in tasks.items():
-        kind = type(task)
+        kinds: list[type] = [_Scored, type(task)]
+        own = {"known_as": name, "thinks": thinks}
         if getattr(task, "OUTPUT_TYPE", None) == "generate_until" and task.config is not None:
             if repeats is not None:
                 task.set_config(key="repeats", value=repeats)
-            kind = _counting(kind, thinks=thinks)
-        kind = _scored(name, kind)
-        kind = _prompted(name, kind) if isinstance(task, ConfigurableTask) else kind
-        kind.__name__ = type(task).__name__
-        task.__class__ = kind
+            kinds.insert(1, _Counting)
+        if isinstance(task, ConfigurableTask):
+            kinds.insert(0, _Prompted)
+            own["doc_to_choice"] = listed_choices(task.__class__.doc_to_choice)
+        task.__class__ = type(type(task).__name__, tuple(kinds), own)
 
 
-def _counting(kind: Any, *, thinks: bool) -> Any:
-    class Counting(kind):  # type: ignore[misc]
-        def aggregation(self) -> dict[str, Any]:
-            aggregations = super().aggregation()
-            return {**aggregations, **{name: mean for name in self._names() if name not in aggregations}}
+class _Counting(Task):  # type: ignore[misc]
+    def aggregation(self) -> dict[str, Any]:
+        aggregations = super().aggregation()
+        return {**aggregations, **{name: mean for name in self._names() if name not in aggregations}}
 
-        def higher_is_better(self) -> dict[str, Any]:
-            own, better = self._names(), self._first()[1]
-            follow = [name for name in own if name[:4] in ("avg@", "maj@") or (better is None and "@" in name)]
-            return {**own, **dict.fromkeys(follow, better), **super().higher_is_better()}
+    def higher_is_better(self) -> dict[str, Any]:
+        own, better = self._names(), self._first()[1]
+        follow = [name for name in own if name[:4] in ("avg@", "maj@") or (better is None and "@" in name)]
+        return {**own, **dict.fromkeys(follow, better), **super().higher_is_better()}
 
-        def apply_filters(self) -> Any:
-            filtered = super().apply_filters()
-            for number, ensemble in enumerate(self._filters):
-                _note_answers(ensemble, self._instances, has_lengths=number == 0)
-            return filtered
+    def apply_filters(self) -> Any:
+        filtered = super().apply_filters()
+        for number, ensemble in enumerate(self._filters):
+            _note_answers(ensemble, self._instances, has_lengths=number == 0)
+        return filtered
 
-        def process_results(self, doc: Any, results: Sequence[Any]) -> dict[str, Any]:
-            return _values(partial(super().process_results, doc), results, *self._first())
+    def process_results(self, doc: Any, results: Sequence[Any]) -> dict[str, Any]:
+        return _values(partial(super().process_results, doc), results, *self._first())
 
-        def _first(self) -> tuple[str, bool | None]:
-            """The metric that judges answers, which is the first that is a mean, and whether higher is better."""
-            name = next(iter(means_of(super().aggregation())), "")
-            return name, super().higher_is_better().get(name)
+    def _first(self) -> tuple[str, bool | None]:
+        """The metric that judges answers, which is the first that is a mean, and whether higher is better."""
+        name = next(iter(means_of(super().aggregation())), "")
+        return name, super().higher_is_better().get(name)
 
-        def _names(self) -> dict[str, bool]:
-            runs_code = getattr(self, "UNSAFE_CODE", False)  # its own metrics are of all answers
-            return names_of(1 if runs_code else self.config.repeats, thinks=thinks)
-
-    return Counting
+    def _names(self) -> dict[str, bool]:
+        runs_code = getattr(self, "UNSAFE_CODE", False)  # its own metrics are of all answers
+        return names_of(1 if runs_code else self.config.repeats, thinks=self.thinks)
 
 
 def _note_answers(ensemble: Any, instances: Sequence[Instance], *, has_lengths: bool) -> None:
@@ -274,116 +272,107 @@ class Chosen:
     """The requests of all documents, by number, which hold for one model's chat template: filled at the first use."""
 
 
-def _scored(name: str, kind: Any) -> Any:
-    class Scored(kind):  # type: ignore[misc]
-        lost: Sequence[Any] = ()
-        """The `LostRequest`s of the model that is asked; more may be added meanwhile."""
+class _Scored(Task):  # type: ignore[misc]
+    lost: Sequence[Any] = ()
+    """The `LostRequest`s of the model that is asked; more may be added meanwhile."""
 
-        chosen: Chosen | None = None
-        _at: int | None = None
-        """The document whose answers lm-eval reads; two documents may be alike."""
+    chosen: Chosen | None = None
+    _at: int | None = None
+    """The document whose answers lm-eval reads; two documents may be alike."""
 
-        _unasked: deque[int] | None = None
-        """The documents whose prompts are to be made."""
+    _unasked: deque[int] | None = None
+    """The documents whose prompts are to be made."""
 
-        _num_prompts = _num_own = 0
-        """The number of prompts with examples so far, and of those with the document itself, with its answer, as one.
-        """
+    _num_prompts = _num_own = 0
+    """The number of prompts with examples so far, and of those with the document itself and its answer as one."""
 
-        def doc_iterator(self, *args: Any, **options: Any) -> Iterator[tuple[int, Any]]:
-            if self.chosen is None:
-                documents = super().doc_iterator(*args, **options)
-            else:
-                documents = ((number, self.chosen.documents[number]) for number in self.chosen.numbers)
-            self._unasked, self._num_prompts, self._num_own = deque(), 0, 0
-            for number, document in documents:
-                self._at = int(number)
-                self._unasked.append(self._at)
-                yield number, document
-            self._at = None  # requests are built after it
+    def doc_iterator(self, *args: Any, **options: Any) -> Iterator[tuple[int, Any]]:
+        if self.chosen is None:
+            documents = super().doc_iterator(*args, **options)
+        else:
+            documents = ((number, self.chosen.documents[number]) for number in self.chosen.numbers)
+        self._unasked, self._num_prompts, self._num_own = deque(), 0, 0
+        for number, document in documents:
+            self._at = int(number)
+            self._unasked.append(self._at)
+            yield number, document
+        self._at = None  # requests are built after it
 
-        def build_all_requests(self, **options: Any) -> None:
-            """lm-eval draws the examples of its prompts from one generator, document after document, so that a run over
-            chosen documents would have other prompts than the run over all: the requests of all are built."""
-            if self.chosen is None:
-                with named_failures(f"task '{name}'"):
-                    super().build_all_requests(**options)
-                if self._num_own:  # lm-eval leaves it out only where 'fewshot_split' names its split
-                    own = f"{self._num_own} of {self._num_prompts} prompts have the document itself among the examples"
-                    split = self.config.test_split or self.config.validation_split
-                    logger.warning(
-                        "task '%s': %s: 'fewshot_split: %s' in the task's file leaves it out", name, own, split
-                    )
-                return
-            if not self.chosen.requests:
-                whole = copy.copy(self)
-                whole.chosen = None
-                whole.build_all_requests(**{**options, "limit": None, "samples": None})
-                for request in whole.instances:
-                    self.chosen.requests.setdefault(int(request.doc_id), []).append(request)
-            self._instances = []
-            for number in self.chosen.numbers:
-                for request in self.chosen.requests.get(number, ()):
-                    unanswered = copy.copy(request)
-                    unanswered.resps, unanswered.filtered_resps = [], {}
-                    self._instances.append(unanswered)
+    def build_all_requests(self, **options: Any) -> None:
+        """lm-eval draws the examples of its prompts from one generator, document after document, so that a run over
+        chosen documents would have other prompts than the run over all: the requests of all are built."""
+        if self.chosen is None:
+            with named_failures(f"task '{self.known_as}'"):
+                super().build_all_requests(**options)
+            if self._num_own:  # lm-eval leaves it out only where 'fewshot_split' names its split
+                own = f"{self._num_own} of {self._num_prompts} prompts have the document itself among the examples"
+                split = self.config.test_split or self.config.validation_split
+                logger.warning(
+                    "task '%s': %s: 'fewshot_split: %s' in the task's file leaves it out", self.known_as, own, split
+                )
+            return
+        if not self.chosen.requests:
+            whole = copy.copy(self)
+            whole.chosen = None
+            whole.build_all_requests(**{**options, "limit": None, "samples": None})
+            for request in whole.instances:
+                self.chosen.requests.setdefault(int(request.doc_id), []).append(request)
+        self._instances = []
+        for number in self.chosen.numbers:
+            for request in self.chosen.requests.get(number, ()):
+                unanswered = copy.copy(request)
+                unanswered.resps, unanswered.filtered_resps = [], {}
+                self._instances.append(unanswered)
 
-        def process_results(self, doc: Any, results: Any) -> Any:
-            document = f"task '{name}', document {self._at}"
-            is_lost = any((item.task, item.doc_id) == (name, self._at) for item in self.lost)
-            with named_failures(document):
-                values = {} if is_lost else super().process_results(doc, results)
-            if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
-                problem = f"'process_results' gives {str(values)[:80]}: names of metrics with values are expected"
+    def process_results(self, doc: Any, results: Any) -> Any:
+        document = f"task '{self.known_as}', document {self._at}"
+        is_lost = any((item.task, item.doc_id) == (self.known_as, self._at) for item in self.lost)
+        with named_failures(document):
+            values = {} if is_lost else super().process_results(doc, results)
+        if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+            problem = f"'process_results' gives {str(values)[:80]}: names of metrics with values are expected"
+            raise TaskError(f"{document}: {problem}")
+        means = means_of(self.aggregation())
+        return {key: as_number(value) if key in means else value for key, value in values.items()}
+
+    def doc_to_target(self, *args: Any, **options: Any) -> Any:
+        with nullcontext() if self._at is None else named_failures(f"task '{self.known_as}', document {self._at}"):
+            return super().doc_to_target(*args, **options)
+
+
+class _Prompted(ConfigurableTask):  # type: ignore[misc]
+    _shots: Sequence[Any] = ()
+    """The examples of the prompt that was made last."""
+
+    def fewshot_context(self, doc: Any, *args: Any, **options: Any) -> Any:
+        number, self._shots = self._unasked.popleft() if self._unasked else "?", ()
+        sampler: Any = getattr(self, "sampler", None)
+
+        def sample(*given: Any, **more: Any) -> Any:
+            if isinstance(document := more.get("eval_doc"), dict):
+                more["eval_doc"] = _Document(document)
+            self._shots = list(type(sampler).sample(sampler, *given, **more))
+            document = _Document(doc) if isinstance(doc, dict) else doc
+            self._num_prompts += 1
+            self._num_own += any(document == shot for shot in self._shots)
+            return self._shots
+
+        sampled = nullcontext() if sampler is None else replaced(sampler, "sample", sample)
+        with sampled, named_failures(f"task '{self.known_as}', document {number}"):
+            return super().fewshot_context(doc, *args, **options)
+
+    def construct_requests(self, doc: Any, ctx: Any, **options: Any) -> Any:
+        document = f"task '{self.known_as}', document {(options.get('metadata') or ('?', '?'))[1]}"
+        with named_failures(document):
+            if problem := _problem(self, doc):
                 raise TaskError(f"{document}: {problem}")
-            means = means_of(self.aggregation())
-            return {key: as_number(value) if key in means else value for key, value in values.items()}
-
-        def doc_to_target(self, *args: Any, **options: Any) -> Any:
-            with nullcontext() if self._at is None else named_failures(f"task '{name}', document {self._at}"):
-                return super().doc_to_target(*args, **options)
-
-    return Scored
-
-
-def _prompted(name: str, kind: Any) -> Any:
-    class Prompted(kind):  # type: ignore[misc]
-        _shots: Sequence[Any] = ()
-        """The examples of the prompt that was made last."""
-
-        def fewshot_context(self, doc: Any, *args: Any, **options: Any) -> Any:
-            number, self._shots = self._unasked.popleft() if self._unasked else "?", ()
-            sampler: Any = getattr(self, "sampler", None)
-
-            def sample(*given: Any, **more: Any) -> Any:
-                if isinstance(document := more.get("eval_doc"), dict):
-                    more["eval_doc"] = _Document(document)
-                self._shots = list(type(sampler).sample(sampler, *given, **more))
-                document = _Document(doc) if isinstance(doc, dict) else doc
-                self._num_prompts += 1
-                self._num_own += any(document == shot for shot in self._shots)
-                return self._shots
-
-            sampled = nullcontext() if sampler is None else replaced(sampler, "sample", sample)
-            with sampled, named_failures(f"task '{name}', document {number}"):
-                return super().fewshot_context(doc, *args, **options)
-
-        def construct_requests(self, doc: Any, ctx: Any, **options: Any) -> Any:
-            document = f"task '{name}', document {(options.get('metadata') or ('?', '?'))[1]}"
-            with named_failures(document):
-                if problem := _problem(self, doc):
-                    raise TaskError(f"{document}: {problem}")
-                made = super().construct_requests(doc, ctx, **options)
-                for request in as_list(made):
-                    for text in filter(lambda item: isinstance(item, str), request.args):
-                        refuse_odd(text)
-                    if self._shots:
-                        request.arguments = tuple(_with_shots(self, part, self._shots) for part in request.arguments)
-            return made
-
-        doc_to_choice = listed_choices(kind.doc_to_choice)
-
-    return Prompted
+            made = super().construct_requests(doc, ctx, **options)
+            for request in as_list(made):
+                for text in filter(lambda item: isinstance(item, str), request.args):
+                    refuse_odd(text)
+                if self._shots:
+                    request.arguments = tuple(_with_shots(self, part, self._shots) for part in request.arguments)
+        return made
 
 
 def _with_shots(task: Any, part: Any, shots: Sequence[Any]) -> Any:

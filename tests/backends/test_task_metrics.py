@@ -14,6 +14,7 @@ import pytest
 import torch
 from lm_eval import evaluator_utils
 from lm_eval.api.metrics import mean
+from lm_eval.api.task import ConfigurableTask
 
 from olive_ext.backends.evaluated_task import prepare
 from olive_ext.backends.task_checks import named_aggregations
@@ -54,14 +55,17 @@ def test_groups_and_unknown_names_tell_nothing_and_a_missing_folder_is_refused(f
 def test_what_is_as_good_as_a_number_is_the_number(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `process_results` or an aggregation has it; what no mean is made of stays as it is."""
 
-    class Task:
+    class Own(ConfigurableTask):  # type: ignore[misc]
+        def __init__(self) -> None:
+            pass
+
         def aggregation(self) -> dict[str, Any]:
             return {"near": mean, "both": sum}
 
         def process_results(self, doc: Any, results: Any) -> dict[str, Any]:
             return {"near": kind(0.5), "both": kind(0.25)}
 
-    task = Task()
+    task = Own()
     prepare({"t": task}, None, thinks=False)
     values = task.process_results({}, [])
     assert (float(values["near"]), type(values["both"])) == (0.5, type(kind(0.25)))
