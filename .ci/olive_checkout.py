@@ -25,16 +25,13 @@ from olive.engine.footprint import FootprintNode
 from olive.package_config import OlivePackageConfig
 from olive.systems.python_environment import PythonEnvironmentSystem
 from olive.systems.system_config import SystemConfig
-from olive_ext.workflow.registration import _HOOKS
+from olive_ext.workflow.registration import _MARK
 
 print("olive", olive.__version__)
-wrapped = [(Engine, name) for name in _HOOKS]
-wrapped += [(FootprintNode, "update"), (OlivePackageConfig, "get_pass_module_config")]
-wrapped += [(OliveCache, "load_run_from_model_id"), (SystemConfig, "create_system")]
-wrapped += [(PythonEnvironmentSystem, name) for name in ("run_pass", "evaluate_model")]
-for owner, name in wrapped:
-    method = getattr(owner, name, None)
-    print(f"{owner.__name__}.{name}{inspect.signature(method) if method else ': GONE'}")
+for owner in (Engine, FootprintNode, OlivePackageConfig, OliveCache, SystemConfig, PythonEnvironmentSystem):
+    for name, method in vars(owner).items():
+        if hasattr(method, _MARK):
+            print(f"{owner.__name__}.{name}{inspect.signature(method)}")
 print(f"FootprintNode has model_config_data: {'model_config_data' in FootprintNode.model_fields}")
 """
 

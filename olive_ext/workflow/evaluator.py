@@ -90,21 +90,15 @@ def measure(
 
 
 def _with_own_folders(config: EvaluationConfig, path: str) -> EvaluationConfig:
-    """`config` with `output_dir` and `sample_log_dir` moved to this model's own sub-folder.
-
-    One evaluator measures the input model and then each output model; in one folder only the last report would stay.
-    """
-    folders = {
-        name: str(Path(folder) / label(path))
-        for name in ("output_dir", "sample_log_dir")
-        if (folder := getattr(config, name)) is not None
-    }
-    return config.model_copy(update=folders) if folders else config
+    """`config` with `output_dir` and `sample_log_dir` moved to this model's own sub-folder: one evaluator measures the
+    input model and then each output model, and in one folder only the last report would stay."""
+    folders = config.written({"output_dir", "sample_log_dir"})
+    own = {name: str(Path(folder, label(path))) for name, folder in folders.items() if folder is not None}
+    return config.model_copy(update=own)
 
 
 surfaced = partial(named_failures, kind=RunError)
-"""Turns every exception but `OliveExtError` into a `RunError` of one line, also that of a PythonEnvironment's process.
-"""
+"""Turns every exception but `OliveExtError`, also of a PythonEnvironment's process, into a `RunError` of one line."""
 
 
 class OrtLMEvaluator(OliveEvaluator):  # type: ignore[misc]

@@ -56,14 +56,6 @@ def onnx_config(model: Any, settings: EvaluationSettings, execution_providers: A
     return EvaluationConfig.parse(values)
 
 
-def hf_config(model: Any, settings: EvaluationSettings, device: Any) -> EvaluationConfig:
-    """The whole configuration for an `HfModelHandler` on Olive's `device`. `model_class` concerns ONNX models and is
-    not read."""
-    values = {**written(settings), "model": {"path": str(model.model_name_or_path), "kind": "hf"}}
-    config = EvaluationConfig.parse(values)
-    return config.model_copy(update={"device": torch_device(config.device, device)})
-
-
 def is_changed(model: Any) -> bool:
     """Whether the handler loads another model than the one in its folder or under its name."""
     return bool(getattr(model, "adapter_path", None) or getattr(model, "load_kwargs", None))
@@ -251,11 +243,13 @@ def additional_files(model_attributes: Mapping[str, Any] | None) -> list[Path]:
 
 def config_of(model: Any, settings: EvaluationSettings, device: Any, execution_providers: Any) -> EvaluationConfig:
     """The whole configuration for a model handler on Olive's accelerator, with the reference that the running workflow
-    names. Raises `OliveExtError`."""
+    names; `model_class` concerns ONNX models alone. Raises `OliveExtError`."""
     (kind, handler), settings = handler_of(model), with_reference(settings)
-    if kind == "hf":
-        return hf_config(handler, settings, device)
-    return onnx_config(handler, settings, execution_providers)
+    if kind == "onnx":
+        return onnx_config(handler, settings, execution_providers)
+    which = {"path": str(handler.model_name_or_path), "kind": "hf"}
+    config = EvaluationConfig.parse({**written(settings), "model": which})
+    return config.model_copy(update={"device": torch_device(config.device, device)})
 
 
 KINDS: dict[type, str] = {HfModelHandler: "hf", ONNXModelHandler: "onnx", CompositeModelHandler: "onnx"}

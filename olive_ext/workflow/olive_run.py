@@ -80,7 +80,10 @@ def run(engine: Any, arguments: dict[str, Any], original: Callable[..., Any]) ->
     finally:
         running.reset(token)
     print_results(begun)
-    begun.gave_up = _gave_up(engine, output, evaluates_input)
+    if engine.input_passes_configs:  # Olive logs every error but a user's, and goes on without model or numbers
+        begun.gave_up = not output.has_output_model()
+    elif engine.evaluator_config and evaluates_input:
+        begun.gave_up = output.get_input_model_metrics() is None
     note_ended(begun)
     begun.hand_over()
     if begun.gave_up and begun.failures:
@@ -144,13 +147,6 @@ def _logged(engine: Any, run: Run) -> Iterator[None]:
             logged = logging_runs.enter_context(logged_run(run.artifacts.name, is_parent=True))
             logged.files += [run.artifacts / name for name in _FILES]
         yield
-
-
-def _gave_up(engine: Any, output: Any, evaluate_input_model: bool) -> bool:
-    """Whether the model or the numbers are missing: Olive logs every error but a user's, and goes on without them."""
-    if engine.input_passes_configs:
-        return not output.has_output_model()
-    return bool(engine.evaluator_config and evaluate_input_model and output.get_input_model_metrics() is None)
 
 
 def refuse_no_output(engine: Any, output: Any) -> None:

@@ -17,7 +17,7 @@ import json
 import shutil
 import tempfile
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -234,7 +234,8 @@ def run_pass(engine: Any, arguments: dict[str, Any], original: Callable[..., Any
             engine.cache.get_model_json_path(model_id).unlink(missing_ok=True)  # of a cache that lay elsewhere
             model_config, model_id = original()
         if not isinstance(model_config, str):
-            _refresh_carried(lineage[-1].config, model_config.config)
+            # An earlier run may have made those in the output.
+            refresh_reports(lineage[-1].config, _report_files(model_config.config))
         run.made_by[model_id] = run.current if is_unchanged else (*run.current, name)
         run.num_earlier = run.num_earlier if is_unchanged else len(run.reports)
         run.lineages[model_id] = lineage if isinstance(model_config, str) else (*lineage, model_config)
@@ -270,7 +271,7 @@ def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, st
     if broken := tuple(broken_bounds(bounds, reports[-1].metrics, reports[-1].comparison)):
         if not run.is_search:
             engine.cache.save_model(model_id=model_id, output_dir=run.output_dir, overwrite=True)
-            refresh_reports(model_config.config, run.artifacts)
+            refresh_reports(model_config.config, _beside(model_config.config, run))
             # in the cache it has no bounds, which may change
             _put_last(replace(reports[-1], broken=broken), run, model_config.config)
         raise requirement_error(where, broken, reports[-1])
@@ -300,7 +301,7 @@ def publish(engine: Any, run: Run, output: Any) -> None:
     with surfaced("the reports cannot be put beside the output model"):
         reports = carried_reports(saved["config"])
         if reports:
-            refresh_reports(saved["config"], run.artifacts)
+            refresh_reports(saved["config"], _beside(saved["config"], run))
             write_chain(chain_steps(reports), run.artifacts)
             for report in reports:
                 if any(metric.task not in COSTS for metric in report.metrics):
@@ -317,26 +318,18 @@ def carried_reports(model_config: Mapping[str, Any]) -> list[Report]:
     return [from_json(path.read_text(encoding="utf-8")) for path in files]
 
 
-def refresh_reports(model_config: Mapping[str, Any], folder: Path) -> None:
-    """Copies the reports that travel with a model into `folder`, over those of an earlier run."""
-    for path in _report_files(model_config):
-        _put_over(path, folder / path.name)
+def refresh_reports(model_config: Mapping[str, Any], places: Iterable[Path]) -> None:
+    """Copies the reports that travel with a model to the `places` of their names, over those of an earlier run. A place
+    may be the file itself, or a link that shares what another model carries: Olive's passes make such links."""
+    reports = {path.name: path for path in _report_files(model_config)}
+    for place in places:
+        path = reports.get(place.name)
+        if path is not None and not (place.exists() and place.samefile(path)):
+            write_texts({place: path.read_bytes().decode("utf-8")}, place.parent)
 
 
-def _refresh_carried(given: Mapping[str, Any], made: Mapping[str, Any]) -> None:
-    """Puts the reports that the input of a pass carries over the copies in its output: an earlier run may have made
-    these."""
-    copies = {path.name: path for path in _report_files(made)}
-    for path in _report_files(given):
-        if path.name in copies:
-            _put_over(path, copies[path.name])
-
-
-def _put_over(path: Path, place: Path) -> None:
-    """Copies a file to `place`, which may be the file itself, or a link that shares what another model carries: Olive's
-    passes make such links."""
-    if not (place.exists() and place.samefile(path)):
-        write_texts({place: path.read_bytes().decode("utf-8")}, place.parent)
+def _beside(model_config: Mapping[str, Any], run: Run) -> list[Path]:
+    return [run.artifacts / path.name for path in _report_files(model_config)]
 
 
 def load_run(cache: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:

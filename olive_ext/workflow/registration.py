@@ -91,8 +91,13 @@ def register() -> None:
 
 def hook_engine(engine: type) -> None:
     """Wraps seven methods of Olive's engine, once."""
-    for name, hook in _HOOKS.items():
-        wrap_once(engine, name, hook)
+    wrap_once(engine, "run", run)
+    wrap_once(engine, "initialize", initialize)
+    wrap_once(engine, "resolve_goals", resolve_goals)
+    wrap_once(engine, "_run_pass", run_pass)
+    wrap_once(engine, "_load_evaluation", pass_by)
+    wrap_once(engine, "_cache_evaluation", pass_by)
+    wrap_once(engine, "_evaluate_model", evaluate_model)
 
 
 def get_pass_module_config(package: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
@@ -105,15 +110,8 @@ def get_pass_module_config(package: Any, arguments: dict[str, Any], original: Ca
             raise
     kinds = [OrtLMEvaluation, *(load(entry.kind) for entry in entries("passes").values())]
     kind = next(one for one in kinds if one.settings_type is settings_of_pass(arguments["pass_type"]))
-    return PassModuleConfig(
-        module_path=f"{kind.__module__}.{kind.__name__}",
-        supported_providers=["*"],
-        supported_accelerators=["*"],
-        supported_precisions=["*"],
-        supported_algorithms=["*"],
-        supported_quantization_encodings=["*"],
-        run_on_target=True,
-    )
+    supports_all = {name: ["*"] for name in PassModuleConfig.model_fields if name.startswith("supported_")}
+    return PassModuleConfig(module_path=f"{kind.__module__}.{kind.__name__}", run_on_target=True, **supports_all)
 
 
 def create_system(config: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
@@ -229,15 +227,3 @@ def update_node(node: Any, arguments: dict[str, Any], original: Callable[..., An
     """
     values = arguments.get("kwargs", {})
     original(kwargs={"model_config_data" if name == "model_config" else name: item for name, item in values.items()})
-
-
-_HOOKS: dict[str, Hook] = {
-    "run": run,
-    "initialize": initialize,
-    "resolve_goals": resolve_goals,
-    "_run_pass": run_pass,
-    "_load_evaluation": pass_by,
-    "_cache_evaluation": pass_by,
-    "_evaluate_model": evaluate_model,
-}
-"""Methods of Olive's engine, and their hooks."""
