@@ -74,8 +74,7 @@ class GeneratedText(str):
 
 
 class _Filtered:
-    """The text or list of a document that a task scores after a filter, with all answers after that filter; empty where
-    the filter chooses among them."""
+    """What a task scores of a document after a filter, with all answers after it; none where the filter chooses."""
 
     answers: tuple[str, ...] = ()
     is_extracted = False
@@ -245,8 +244,7 @@ _FIELDS = {"visual": "doc_to_image", "audio": "doc_to_audio"}
 
 
 class _Document(dict[str, Any]):
-    """A document that is compared by what its pictures and sounds hold: arrays have no `==`, and that of a picture that
-    cannot be read raises."""
+    """Compared by what its pictures and sounds hold: arrays have no `==`, and that of a broken picture raises."""
 
     __hash__ = None
 

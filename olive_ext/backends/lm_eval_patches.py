@@ -1,9 +1,6 @@
 """Patches of lm-eval while tasks are loaded or an evaluation runs, undone afterwards: templates in a sandbox, compiled
-once; no code of the working directory, no noise.
-
-Only attributes that exist and are of the expected kind are replaced; another version of lm-eval stays as it is.
-Knows no task and no model.
-"""
+once; no code of the working directory, no noise. Only attributes that exist and are of the expected kind are replaced;
+another version of lm-eval stays as it is. Knows no task and no model."""
 
 from __future__ import annotations
 
@@ -51,9 +48,8 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def sandboxed_templates() -> Iterator[None]:
-    """Within it, templates of task files are rendered in jinja's sandbox, where they reach no attribute that leads to
-    the interpreter; lm-eval renders them as code of its own. Each is compiled once; lm-eval compiles anew for every
-    render (6.3 ms against 0.05 ms)."""
+    """Within it, templates of task files are rendered in jinja's sandbox, where no attribute leads to the interpreter,
+    and compiled once; lm-eval renders them as code of its own, and compiles for every render (6.3 ms, not 0.05 ms)."""
     environment: Any = getattr(lm_eval.utils, "env", None)
     if type(environment) is not jinja2.Environment:
         yield

@@ -41,10 +41,8 @@ _PASSED_ON = (
 
 
 def run_tasks(lm: LM, tasks: LoadedTasks, settings: EvaluationSettings, *, progress: bool = False) -> dict[str, Any]:
-    """lm-eval's results with `samples`, and where a chat template is applied with its SHA-256 as `chat_template_sha`,
-    and the date that it prints. Raises `TaskError` where a task, its data or a setting cannot be evaluated, `RunError`
-    where the machine fails.
-    """
+    """lm-eval's results with `samples`, and where a chat template is applied its SHA-256 as `chat_template_sha`, and
+    the date that it prints. Raises `TaskError` for a task, data or a setting, `RunError` where the machine fails."""
     with (
         named_failures("the evaluation stopped"),
         exits_raised(),

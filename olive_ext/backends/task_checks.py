@@ -1,6 +1,5 @@
-"""What is wrong with tasks, found before a model is asked: metrics and aggregations that lm-eval does not have, too few
-documents for the examples, documents without choices or without a target. Knows no model.
-"""
+"""What is wrong with tasks, found before a model is asked: unknown metrics and aggregations, too few documents for the
+examples, documents without choices or a target. Knows no model."""
 
 from __future__ import annotations
 
@@ -107,8 +106,7 @@ def _draws_from_its_own(config: Any) -> bool:
 
 @contextmanager
 def made_tasks() -> Iterator[None]:
-    """While tasks are loaded, an error in a task's data or in its first document names the task, and the
-    file and the line, or the document."""
+    """While tasks are loaded, an error in data or in the first document names task, and file and line, or document."""
     make = ConfigurableTask.__init__
 
     def made(self: Any, *args: Any, **options: Any) -> None:

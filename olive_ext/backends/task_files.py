@@ -253,9 +253,8 @@ def task_folders(include_path: str | Sequence[str] | None) -> list[str]:
 
 
 def refuse_unknown(specs: Sequence[Spec], folders: Sequence[str]) -> None:
-    """Raises `TaskError` for names, of groups' members too, that no task file in `folders` defines and that occur in
-    none of lm-eval's. Other names may be unknown, too: a name may occur in a file of lm-eval's without naming a task.
-    """
+    """Raises `TaskError` for names, of groups' members too, that no file in `folders` defines and that occur in none of
+    lm-eval's. Others may be unknown, too: a name may occur in a file without naming a task."""
     named = [spec for spec in specs if isinstance(spec, str) or "group" in spec]  # another inline task may be a new one
     files = TaskFiles(named, folders)
     stems = {path.stem for folder in folders for path in Path(folder).rglob("*.y*ml")}
@@ -309,9 +308,8 @@ def _shipped_folders() -> list[Path]:
 
 
 def tasks_of(spec: Spec, index: Mapping[str, Any]) -> list[Any]:
-    """What a task or a group stands for: itself, or each member that is not a group, as it is written. `index` is
-    lm-eval's, by name; members that it lacks count as tasks. Raises `TaskError` for a group, or one inside it, that has
-    no tasks or is a member of itself."""
+    """A task, or each member of a group that is no group, as written; names that lm-eval's `index` lacks are tasks.
+    Raises `TaskError` for a group, or one inside it, that has no tasks or is a member of itself."""
     if isinstance(spec, str) and is_file(spec) and (path := Path(spec).expanduser()).is_file():
         content = read_task(path)
         spec = content if "group" in content else spec

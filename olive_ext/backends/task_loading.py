@@ -1,9 +1,6 @@
 """The loading of lm-eval tasks, which comes before any model is opened, and the metrics that tasks declare: read from
-their files, without loading data, or from loaded tasks. Knows no model.
-
-lm-eval's own start reads all its 14,000 task files (10 to 45 s). They are read only where a name is a group, a tag, or
-lies in a file of another name.
-"""
+their files, without loading data, or from loaded tasks. lm-eval's start reads all its 14,000 task files (10 to 45 s);
+here they are read only where a name is a group, a tag, or lies in a file of another name. Knows no model."""
 
 from __future__ import annotations
 
@@ -48,11 +45,8 @@ SEEDS = {"random_seed": 0, "numpy_random_seed": 1234, "torch_random_seed": 1234,
 
 
 class LoadedTasks:
-    """Stands in for lm-eval's `TaskManager`: `load` returns the tasks that are loaded already.
-
-    It also restores the states that the random generators had after loading, so that lm-eval draws the same numbers as
-    if it had loaded the tasks itself.
-    """
+    """Stands in for lm-eval's `TaskManager`: `load` returns the tasks that are loaded already, and restores the states
+    of the random generators after loading, so that lm-eval draws the same numbers as if it had loaded them itself."""
 
     def __init__(self, manager: TaskManager, loaded: Mapping[str, Any], seeds: Mapping[str, int]) -> None:
         self._loaded, self.seeds = loaded, seeds

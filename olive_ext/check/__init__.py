@@ -56,11 +56,9 @@ Configs: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
     """Validates the recipe at `path` as far as this package and the keys of Olive's passes go, and resolves its input
-    model where that is on disk. Where nothing else is wrong, the hub is asked for names, as by `olive-ext run`.
-
-    Where its text is wrong, no tasks and no Hugging Face model are loaded, which takes seconds. Raises `ConfigError`
-    when the file is not a recipe at all.
-    """
+    model where that is on disk. Where its text is wrong, no tasks and no Hugging Face model are loaded, which takes
+    seconds; else the hub is asked for names, as by `olive-ext run`. Raises `ConfigError` when the file is no recipe at
+    all."""
     recipe = read_recipe(path)
     passes = Passes()
     findings = Findings(errors=list(mistakes(recipe)) or list(mistakes(recipe, passes)))
@@ -131,8 +129,7 @@ def _check_block(
 
 
 def _check_provider(recipe: Mapping[str, Any], where: str, settings: PassSettings, section: Section) -> None:
-    """Adds the providers on which a model that passes make runs. Raises `ProviderError` for names and options that no
-    machine takes."""
+    """Adds the providers that a model made by passes runs on. Raises `ProviderError` for what no machine takes."""
     from olive_ext.model.providers.resolution import available_providers, known_providers, resolve_providers
 
     if settings.provider_libraries:  # which are registered where the model is opened

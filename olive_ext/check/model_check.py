@@ -130,11 +130,9 @@ def check_model(
     config: EvaluationConfig, *, verify: bool = False, against: str | None = None, work: bool = False
 ) -> Findings:
     """The decisions that opening the model of `config` takes, and what its encoders take; what goes wrong is a problem.
-
-    With `verify` the model is also run, see `verify_graphs` and `verify_steps`; with `against` it is compared with that
-    checkpoint (`hold_against`). With `work` the tasks are loaded, to say how much they ask and about how long that
-    takes; otherwise they are not checked.
-    """
+    With `verify` the model is also run (`verify_graphs`, `verify_steps`); with `against` it is compared with that
+    checkpoint (`_hold_against`). Only with `work` are the tasks loaded, to say how much they ask and about how long
+    that takes."""
     from olive_ext.session.tokenizer import each_loaded_once
 
     findings = Findings()
@@ -319,8 +317,7 @@ def _export(model: ResolvedModel, config: EvaluationConfig) -> tuple[str, str]:
 
 
 def _as_graph_allows(model: ResolvedModel, decision: Decision) -> Decision:
-    """`decision`, with what the graph adds: where rows are picked for the scoring head, what prevents the form of
-    steps."""
+    """`decision`, with what the graph adds: where rows are picked for the head, what prevents the form of steps."""
     if decision.name == "graph":
         from olive_ext.engine.runners.ort.ort_runner import with_head
 

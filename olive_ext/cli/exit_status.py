@@ -207,8 +207,7 @@ def _quiet_libraries() -> None:
 
 @contextmanager
 def _warnings_on_stderr(wording: Callable[[OliveExtError], OliveExtError]) -> Iterator[None]:
-    """Shows this package's own warnings, a line each, by the `wording` of errors. Names of others' files and tasks are
-    in them, too."""
+    """Shows this package's warnings, a line each, by the `wording` of errors: they name others' files and tasks."""
     handler = logging.StreamHandler()
 
     def line(record: logging.LogRecord) -> str:

@@ -1,9 +1,6 @@
 """The command line of `olive-ext`: its options, each of which is one configuration key with the docstring as its help;
-its commands with their arguments; and the parser.
-
-The parser and docs/reference/cli.md are both made from these tables. Knows no validation, as values stay text here, and
-no function of a command.
-"""
+its commands with their arguments; and the parser. The parser and docs/reference/cli.md are made from these tables.
+Knows no validation, as values stay text here, and no function of a command."""
 
 from __future__ import annotations
 
@@ -145,8 +142,7 @@ def add_options(parser: ArgumentParser, options: Sequence[Option]) -> None:
 def written_values(
     arguments: Namespace, model: str | None = None, options: Sequence[Option] = OPTIONS
 ) -> dict[str, Any]:
-    """The configuration's keys as written, nested. Raises `ConfigError` for a malformed pair and for a key's second
-    value."""
+    """The keys as written, nested. Raises `ConfigError` for a malformed pair and for a key's second value."""
     values: dict[str, Any] = {} if model is None else {"model": {"path": model}}
     given = vars(arguments)
     if {"reference", "reference.path"} <= given.keys():

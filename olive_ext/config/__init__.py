@@ -1,8 +1,6 @@
-"""What a user may write: frozen pydantic models, the source of the JSON schemas and of the configuration docs.
-
-Every room may import them from here; `ModelSettings` is the one declaration of how a model is opened. Knows no file, no
-model and no framework.
-"""
+"""What a user may write: frozen pydantic models, the source of the JSON schemas and of the configuration docs. Every
+room may import them from here; `ModelSettings` alone declares how a model is opened. Knows no file, model or
+framework."""
 
 from olive_ext.config.base import StrictModel as StrictModel
 from olive_ext.config.base import accepts as accepts

@@ -1,8 +1,5 @@
-"""The base of every configuration model: frozen, unknown keys refused by name with the nearest known one.
-
-Field docstrings are the only place a setting is described: the JSON schema, the docs table and the Olive pass
-parameters are made from them.
-"""
+"""The base of every configuration model: frozen, unknown keys refused by name with the nearest known one. Field
+docstrings alone describe a setting: the JSON schema, the docs table and Olive's pass parameters are made of them."""
 
 from __future__ import annotations
 
@@ -30,12 +27,9 @@ UNCLEAR_PATH = "unclear_path"
 
 
 def word(value: Any) -> Any:
-    """Gives back the word that Olive made an absolute path of.
-
-    Before it runs a recipe Olive replaces every text that is also the name of a file or folder in the working
-    directory by its absolute path: the task "mmlu" or the provider "cuda" where such a folder exists. Paths of YAML
-    files, which tasks may be, stay.
-    """
+    """Gives back the word that Olive made an absolute path of. Before it runs a recipe Olive replaces every text that
+    is also the name of a file or folder in the working directory: the task "mmlu" or the provider "cuda" where such a
+    folder exists. Paths of YAML files, which tasks may be, stay."""
     if not isinstance(value, str) or value.lower().endswith(_TASK_FILES):
         return value
     path = Path(value)
@@ -43,8 +37,7 @@ def word(value: Any) -> Any:
 
 
 def possible_path(value: Any) -> Any:
-    """Refuses a text that can name no file. The system would refuse it wherever it is looked for, and be an `OSError`
-    there."""
+    """Refuses a text that can name no file, which would be an `OSError` wherever it is looked for."""
     if isinstance(value, str):
         is_text = not any("\ud800" <= letter < "\udc80" for letter in value)  # else a half of a character, from JSON
         raw = os.fsencode(value) if is_text else b"\0"
@@ -164,8 +157,7 @@ def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[type[Ba
 
 
 def nested_model(model: type[BaseModel], name: str) -> type[BaseModel] | None:
-    """The model that field `name` of `model` holds: alone, in a list or in a union with None; None where the field
-    holds no model."""
+    """The model that field `name` of `model` holds: alone, in a list or in a union; None where it holds none."""
     field = model.model_fields.get(name)
     return _model_in(field.annotation) if field else None
 

@@ -96,8 +96,7 @@ def unknown_values(path: str, values: Mapping[str, Any], where: str) -> Iterator
 
 
 def unknown_keys(recipe: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """An error for each key at the top of a recipe, or of its engine, that Olive does not know; "$schema" is reported
-    elsewhere."""
+    """An error for each key at the top of a recipe, or of its engine, that Olive does not know, but for "$schema"."""
     known, engine = _fields(), recipe.get("engine")
     of_engine = {f"engine.{key}": value for key, value in engine.items()} if isinstance(engine, Mapping) else {}
     for key, value in {**recipe, **of_engine}.items():
@@ -136,8 +135,7 @@ def unbuildable(pass_type: str, values: Mapping[str, Any], provider: str | None,
 
 
 def unlike(options: Iterable[Any], known: Collection[str], where: str, who: str) -> Iterator[ConfigError]:
-    """An error for each of `options` that is not `known`, the last with all that `who` takes; none if nothing is
-    known."""
+    """An error for each of `options` that is not `known`, the last with all that `who` takes; none if none is known."""
     unknown = [option for option in options if known and option not in known]
     for option in unknown:
         near = _nearest(str(option), known)

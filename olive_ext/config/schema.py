@@ -1,9 +1,6 @@
-"""JSON schemas of recipes, for editors and for checking recipes. Knows no Olive.
-
-Around our own keys stand those that Olive reads from the same block: `name`, `type`, `user_script`, `script_dir` and
-`metrics` of an evaluator, `type`, `host` and `evaluator` of a pass. Olive also takes our keys inside `type_args`
-(evaluator) or `config` (pass).
-"""
+"""JSON schemas of recipes, for editors and for checking recipes. Knows no Olive. Around our own keys stand those that
+Olive reads from the same block: `name`, `type`, `user_script`, `script_dir` and `metrics` of an evaluator, `type`,
+`host` and `evaluator` of a pass. It also takes our keys inside `type_args` (evaluator) or `config` (pass)."""
 
 from __future__ import annotations
 
@@ -77,8 +74,7 @@ def settled_recipe(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def settings_of_pass(pass_type: str) -> type[PassSettings] | None:
-    """The settings of a pass of this package, None of others'; Olive reads the types of passes without regard to case
-    or to a leading path."""
+    """The settings of a pass of this package, else None; Olive reads types without regard to case or a leading path."""
     name = pass_type.rpartition(".")[2].lower()
     return next((settings for known, settings in pass_settings().items() if known.lower() == name), None)
 

@@ -61,8 +61,7 @@ def _model_word(value: Any) -> Any:
 
 
 def _float_word(value: Any) -> Any:
-    """As `_model_word`. Refuses the path of a folder here that has the name of another word: Olive may have made it of
-    the word."""
+    """As `_model_word`. Refuses a path here that has the name of another word: Olive may have made it of the word."""
     path = Path(value) if isinstance(value, str) else Path()
     if path.parent == Path.cwd() and path.name in (AT_HAND, EXPORT):
         raise PydanticCustomError(

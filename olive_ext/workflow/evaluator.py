@@ -117,11 +117,8 @@ class OrtLMEvaluator(OliveEvaluator):  # type: ignore[misc]
         self.settings = EvaluationSettings.parse(copy.deepcopy(settings))
 
     def evaluate(self, model: Any, metrics: Any = None, device: Any = None, execution_providers: Any = None) -> Any:
-        """Olive's `MetricResult` for a model handler.
-
-        `metrics` are those that the recipe declares, `execution_providers` a name, a list of names or None. Raises an
-        `OliveExtError` for every failure.
-        """
+        """Olive's `MetricResult` for a model handler. `metrics` are those that the recipe declares,
+        `execution_providers` a name, a list of names or None. Raises an `OliveExtError` for every failure."""
         declared = list(metrics or ())
         check_declared(pairs := declared_pairs(declared), EVALUATOR_TYPE)
         settings = with_measurements(self.settings, pairs)

@@ -34,11 +34,8 @@ COMPONENTS = "olive_ext_components"
 
 
 def onnx_config(model: Any, settings: EvaluationSettings, execution_providers: Any) -> EvaluationConfig:
-    """The whole configuration for an `ONNXModelHandler`.
-
-    Providers, in this order: the settings', the model's `inference_settings`, Olive's. Raises `ModelError`,
-    `ConfigError`.
-    """
+    """The whole configuration for an `ONNXModelHandler`; providers are the settings', else the model's
+    `inference_settings`', else Olive's. Raises `ModelError`, `ConfigError`."""
     refuse_arguments(settings)
     for key in ("external_initializers_file_name", "constant_inputs_file_name", "use_ort_extensions"):
         if value := getattr(model, key, None):

@@ -260,13 +260,10 @@ def _problems(error: ValidationError) -> str:
 
 
 def run_in_container(system: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> None:
-    """The hook of `DockerSystem.run_workflow`: what the container has found counts here, and is printed. Where it hands
-    nothing over, its olive_ext is another release, or none is there: the workflow is then not decided.
-
-    This machine's process runs no engine and sees a log: what the container's workflow found comes back in a file,
-    through a folder that is mounted for it. Raises `RequirementError` for a container that failed and has found a loss,
-    `RunError` for any other that failed.
-    """
+    """The hook of `DockerSystem.run_workflow`: this machine's process runs no engine and sees a log; what the container
+    has found comes back in a file, through a mounted folder, counts here, and is printed. Where there is none
+    (olive_ext there is another release, or missing), the workflow is not decided. Raises `RequirementError` for a
+    container that failed and has found a loss, `RunError` for any other that failed."""
     recipe = arguments["run_config"]
     asked = SimpleNamespace(evaluator_config=recipe.engine.evaluator, input_passes_configs=recipe.passes)
     if not any(our_evaluators(asked)) and not any(our_passes(asked)):

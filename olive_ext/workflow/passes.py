@@ -207,8 +207,7 @@ class OrtLMEvaluation(ReadOnlyPass):
 
 
 def _costs(settings: EvaluationSettings) -> list[str]:
-    """The costs in each row of a chain's table; no speed where nothing runs, or where the reference is open next to the
-    model and slows it."""
+    """The costs in each row of a chain's table; no speed where nothing runs, or where a resident reference slows it."""
     is_resident = settings.reference is not None and settings.reference.mode == "resident"
     has_run = any(task not in COSTS for task in settings.tasks)
     return [SIZE_ON_DISK, TOKENS_PER_SECOND] if has_run and not is_resident else [SIZE_ON_DISK]

@@ -101,8 +101,7 @@ def hook_engine(engine: type) -> None:
 
 
 def get_pass_module_config(package: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
-    """Olive's description of a pass, and ours of our own passes. These run on the target, so that Olive checks the
-    target's execution providers."""
+    """Olive's description of a pass, and ours of our own, on the target: Olive then checks its execution providers."""
     try:
         return original()
     except ValueError:
@@ -220,10 +219,7 @@ def resolve_goals(engine: Any, arguments: dict[str, Any], original: Callable[...
 
 
 def update_node(node: Any, arguments: dict[str, Any], original: Callable[..., Any]) -> None:
-    """The hook of `FootprintNode.update`, which Olive calls where candidates share their first passes.
-
-    Olive 0.13 writes to the field by its alias "model_config", which pydantic refuses: every candidate after the first
-    fails.
-    """
+    """The hook of `FootprintNode.update`, which Olive calls where candidates share their first passes. Olive 0.13
+    writes to the field by its alias "model_config", which pydantic refuses: every candidate after the first fails."""
     values = arguments.get("kwargs", {})
     original(kwargs={"model_config_data" if name == "model_config" else name: item for name, item in values.items()})

@@ -1,8 +1,5 @@
 """lm-eval's requests (its `Instance`s) on their way to a session: answered where the answer is known, encoded in
-slices, observed. Also requests without an answer, whose documents count in none of lm-eval's metrics.
-
-Knows no model and no session.
-"""
+slices, observed. Also requests without an answer, whose documents count in no metric. Knows no model and no session."""
 
 from __future__ import annotations
 
@@ -59,9 +56,8 @@ class PendingRequest:
 
 
 MANY = 10_000
-"""With so many requests or more, the garbage collector ignores objects that existed before they run. With it, a
-simulated device waited for the host 12 % of 120,000 requests' time, and without 3 %
-(docs/benchmarks/simulated_device.py)."""
+"""With so many requests or more, the garbage collector ignores objects that existed before. With it, a simulated device
+waited for the host 12 % of 120,000 requests' time, without 3 % (docs/benchmarks/simulated_device.py)."""
 
 
 def known_answers_first(method: Method) -> Method:

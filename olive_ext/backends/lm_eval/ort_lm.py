@@ -1,9 +1,6 @@
-"""`OrtLM`: lm-eval's language model interface over the public session.
-
-Turns lm-eval's texts into token ids by HFLM's rules, and passes every answer to lm-eval's cache as soon as it is
-complete. Follows lm-eval's hf-multimodal in the meaning of "<image>" and of its arguments. Knows no engine and no
-provider.
-"""
+"""`OrtLM`: lm-eval's language model interface over the public session. Turns texts into token ids by HFLM's rules, and
+passes every answer to lm-eval's cache as soon as it is complete. Follows lm-eval's hf-multimodal in the meaning of
+"<image>" and of its arguments. Knows no engine and no provider."""
 
 from __future__ import annotations
 
@@ -396,8 +393,7 @@ class TaskMedia:
         return context
 
     def _refuse_others(self, context: str, num_images: int) -> None:
-        """Raises `TaskError` for places of pictures in the task's text without one: `max_images` would put others
-        there."""
+        """Raises `TaskError` for places in the text without a picture: `max_images` would put others there."""
         mark = PLACEHOLDERS[Modality.IMAGE]
         marks = self._marked.get(context, context.count(mark))
         if marks > max(num_images, self._arguments.max_images):
