@@ -244,31 +244,22 @@ def with_reference(settings: EvaluationSettings) -> EvaluationSettings:
 
 
 def settled(reference: ReferenceConfig) -> ReferenceConfig:
-    """The reference with "input_model" replaced by that model's path, and a float model at hand by its path, or left
-    out where there is none; others unchanged.
-
-    Raises `ConfigError` where the input model is not known, or where its path alone does not define it.
-    """
+    """The reference with "input_model" replaced by that model's path, and a float model at hand by that of the last one
+    among the current model and those that it was made from, or left out where there is none; others unchanged. Raises
+    `ConfigError` where the input model is not known, or where its path alone does not define it."""
     run, paths = running.get(), {reference.path, reference.float_model}
     if reference.float_model == AT_HAND:
-        reference = reference.model_copy(update={"float_model": _float_at_hand()})
+        if run is None:
+            how = f"no workflow is running: give its path, or '{EXPORT}'"
+            raise ContradictionError(how, "reference.float_model", AT_HAND)
+        files = (Path(model.create_model().model_path) for model in reversed(run.lineage) if _is_onnx(model))
+        last = next((str(file) for file in files if not quantizing_operator(load_graph(file))), None)
+        reference = reference.model_copy(update={"float_model": last})
     if INPUT_MODEL not in paths:
         return reference
     if run is None:
         raise ContradictionError("no workflow is running: give the model's path", "reference", INPUT_MODEL)
     return of_input_model(reference, run.input_model.type, run.input_model.config)
-
-
-def _float_at_hand() -> str | None:
-    """The file of the last float ONNX model among the current one and those that it was made from; None where there is
-    none. Raises `ConfigError` outside of a run."""
-    run = running.get()
-    if run is None:
-        raise ContradictionError(
-            f"no workflow is running: give its path, or '{EXPORT}'", "reference.float_model", AT_HAND
-        )
-    files = (Path(model.create_model().model_path) for model in reversed(run.lineage) if _is_onnx(model))
-    return next((str(file) for file in files if not quantizing_operator(load_graph(file))), None)
 
 
 def _is_onnx(model: Any) -> bool:

@@ -20,6 +20,7 @@ from olive_ext.errors import ConfigError, ModelError, named_failures
 from olive_ext.model import resolve
 from olive_ext.model.files.content import read_outline
 from olive_ext.model.files.locate import locate
+from olive_ext.model.files.package_config import is_same_path
 from olive_ext.model.spec.encoder_spec import find_parts, settle
 from olive_ext.model.spec.tensor_names import Outline
 from olive_ext.run.task_fit import refuse_arguments
@@ -196,11 +197,7 @@ def _passes(path: str) -> tuple[str, ...] | None:
     if model_id in run.made_by:
         return run.made_by[model_id]
     input_path = input_model_path()
-    if input_path is not None and (
-        path == input_path or (Path(path).exists() and Path(path).resolve() == Path(input_path).resolve())
-    ):
-        return ()
-    return None
+    return () if input_path is not None and is_same_path(path, input_path) else None
 
 
 def _model_id(path: str) -> str | None:

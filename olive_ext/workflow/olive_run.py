@@ -139,11 +139,9 @@ def _bounds(evaluator: Any) -> list[str]:
 @contextmanager
 def _logged(engine: Any, run: Run) -> Iterator[None]:
     """A run of MLflow for the workflow, the parent of those of its evaluations."""
-    if not any(our_evaluators(engine)) and not any(our_passes(engine)):
-        yield
-        return
+    is_ours = any(our_evaluators(engine)) or any(our_passes(engine))
     with ExitStack() as logging_runs:
-        for logged_run in hooks("logged_run").values():
+        for logged_run in hooks("logged_run").values() if is_ours else ():
             logged = logging_runs.enter_context(logged_run(run.artifacts.name, is_parent=True))
             logged.files += [run.artifacts / name for name in _FILES]
         yield

@@ -167,8 +167,7 @@ def _kept_whole(model: Any) -> Any:
 def _under_free_names(paths: Sequence[Path], carried: Sequence[Path]) -> list[Path]:
     """The files, under names that no file carried along has: a model may be looked at more than once."""
     taken = {file.name for file in carried}
-    numbers = (n for n in itertools.count(1) if taken.isdisjoint(_numbered(path, n).name for path in paths))
-    number = next(numbers)
+    number = next(n for n in itertools.count(1) if taken.isdisjoint(_numbered(path, n).name for path in paths))
     return [path.replace(_numbered(path, number)) for path in paths]
 
 
