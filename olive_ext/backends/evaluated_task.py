@@ -208,9 +208,8 @@ def _worth(values: Sequence[float | None], text: _Filtered, right: float) -> Ite
         majority = values[text.answers.index(Counter(text.answers).most_common(1)[0][0])]
         yield from [] if majority is None else [(f"maj@{count}", majority)]
     is_binary = {*values} <= {0.0, 1.0}
-    yield from (
-        (f"pass@{k}", pass_at(k, count, values.count(right)) if is_binary else math.nan) for k in _counts(count)
-    )
+    for k in _counts(count):
+        yield f"pass@{k}", pass_at(k, count, values.count(right)) if is_binary else math.nan
 
 
 def drop_shares(results: dict[str, Any]) -> None:
@@ -305,9 +304,8 @@ class _Scored(Task):  # type: ignore[misc]
             if self._num_own:  # lm-eval leaves it out only where 'fewshot_split' names its split
                 own = f"{self._num_own} of {self._num_prompts} prompts have the document itself among the examples"
                 split = self.config.test_split or self.config.validation_split
-                logger.warning(
-                    "task '%s': %s: 'fewshot_split: %s' in the task's file leaves it out", self.known_as, own, split
-                )
+                how = f"'fewshot_split: {split}' in the task's file leaves it out"
+                logger.warning("task '%s': %s: %s", self.known_as, own, how)
             return
         if not self.chosen.requests:
             whole = copy.copy(self)

@@ -18,10 +18,10 @@ from typing import Any
 
 import yaml
 
+from olive_ext.config.base import TASK_FILES
 from olive_ext.config.yaml_files import LOADER, WRONG_TAGS, UnboundedError, doubled_key, yaml_bytes
 from olive_ext.errors import TaskError, first_line, special_kind, suggest
 
-_SUFFIXES = (".yaml", ".yml")
 _DATA = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt")
 
 
@@ -90,7 +90,7 @@ class TaskFiles:
         self.contents: dict[Path, Mapping[str, Any]] = {}
         """By path; empty for a file that cannot be parsed."""
 
-        named = [Path(task).expanduser() for task in tasks if isinstance(task, str) and task.endswith(_SUFFIXES)]
+        named = [Path(task).expanduser() for task in tasks if isinstance(task, str) and task.endswith(TASK_FILES)]
         waiting = [*named, *(path for folder in folders for path in sorted(Path(folder).rglob("*.y*ml")))]
         while waiting:
             path = _real(waiting.pop())
@@ -115,7 +115,7 @@ class TaskFiles:
         waiting: list[object] = list(self._tasks)
         while waiting:
             item = waiting.pop()
-            if isinstance(item, str) and item.endswith(_SUFFIXES):
+            if isinstance(item, str) and item.endswith(TASK_FILES):
                 item = Path(item).expanduser()
             if isinstance(item, Mapping):
                 waiting += _members(item)
@@ -240,7 +240,7 @@ _DEFINED = re.compile(rb"^(?:task|group|tag):[ \t]*[\"']?([\w.+-]+)", re.MULTILI
 
 def is_file(spec: str) -> bool:
     """Whether a task is named by the path of its file."""
-    return spec.endswith((".yaml", ".yml")) or "/" in spec or "\\" in spec
+    return spec.endswith(TASK_FILES) or "/" in spec or "\\" in spec
 
 
 def task_folders(include_path: str | Sequence[str] | None) -> list[str]:

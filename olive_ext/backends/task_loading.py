@@ -168,11 +168,9 @@ def _find(spec: Spec, index: Mapping[str, Any]) -> tuple[str | dict[str, Any], l
         if "task" not in spec and "group" not in spec:
             raise TaskError(f"an inline task needs 'task' or 'group', and has {sorted(spec)}", code="missing")
         return dict(spec), _missing(spec, index)
-    if spec in index:
-        return spec, _missing(spec, index)
-    if is_file(spec):
-        if not Path(spec).expanduser().is_file():
-            raise TaskError(f"unknown task '{spec}': no such file", code="not_found").about("tasks", spec)
+    if spec not in index and is_file(spec) and not Path(spec).expanduser().is_file():
+        raise TaskError(f"unknown task '{spec}': no such file", code="not_found").about("tasks", spec)
+    if spec in index or is_file(spec):
         return spec, _missing(spec, index)
     shipped = shipped_file(spec)
     return (str(shipped), []) if shipped else (spec, [spec])

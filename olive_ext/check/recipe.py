@@ -28,6 +28,7 @@ from olive_ext.config import (
     settings_of_pass,
     settled_recipe,
 )
+from olive_ext.config.base import TASK_FILES
 from olive_ext.config.pass_options import (
     pass_classes,
     pass_parameters,
@@ -67,7 +68,6 @@ logger = logging.getLogger(__name__)
 
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}
 _OLIVE_PASS_KEYS = {"type", "config", "host", "evaluator"}
-_TASK_FILES = (".yaml", ".yml")
 _KINDS = {"hfmodel": "hf", "onnxmodel": "onnx"}
 """Types of Olive's models that need a path; others may have a loader or components."""
 
@@ -557,7 +557,7 @@ def what_is_missing(block: Block, settings: Settings) -> Iterator[OliveExtError]
     if not isinstance(settings, EvaluatorSettings):
         tasks, written = settings.tasks, settings.include_path or []
         paths += [("include_path", path) for path in ([written] if isinstance(written, str) else written)]
-        paths += [("tasks", task) for task in tasks if isinstance(task, str) and task.endswith(_TASK_FILES)]
+        paths += [("tasks", task) for task in tasks if isinstance(task, str) and task.endswith(TASK_FILES)]
     if missing := [(key, path) for key, path in paths if not Path(path).exists()]:
         where = block.where
         yield from (ConfigError("does not exist", f"{where}.{key}", path, code="not_found") for key, path in missing)

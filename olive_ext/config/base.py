@@ -20,7 +20,7 @@ from typing_extensions import Self
 from olive_ext.errors import ConfigError, OliveExtError, combined
 from olive_ext.registry import plugins
 
-_TASK_FILES = (".yaml", ".yml")
+TASK_FILES = (".yaml", ".yml")
 _NAME_BYTES, _PATH_BYTES = 255, 4095  # Linux's NAME_MAX, and PATH_MAX without its end
 UNCLEAR_PATH = "unclear_path"
 """Type of an error whose message says all of a text that is to be a path, and means none, or two things."""
@@ -30,7 +30,7 @@ def word(value: Any) -> Any:
     """Gives back the word that Olive made an absolute path of. Before it runs a recipe Olive replaces every text that
     is also the name of a file or folder in the working directory: the task "mmlu" or the provider "cuda" where such a
     folder exists. Paths of YAML files, which tasks may be, stay."""
-    if not isinstance(value, str) or value.lower().endswith(_TASK_FILES):
+    if not isinstance(value, str) or value.lower().endswith(TASK_FILES):
         return value
     path = Path(value)
     return path.name if path.is_absolute() and path.exists() else value
@@ -175,9 +175,8 @@ def _hint(key: str, model: type[BaseModel]) -> str:
         return f"the key is '{meant}' here"
     known = sorted(model.model_fields)
     inside = [f"{name}.{key}" for name in known if key in getattr(nested_model(model, name), "model_fields", {})]
-    near = (
-        difflib.get_close_matches(key, known, n=1, cutoff=0.85) or inside or difflib.get_close_matches(key, known, n=1)
-    )
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.85) or inside
+    near = near or difflib.get_close_matches(key, known, n=1)
     return f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}"
 
 

@@ -288,17 +288,17 @@ class EvaluationSettings(ComparisonSettings, PassSettings):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        if self.documents == "enough" and self.reference is None:
+        if self.documents == "all":
+            if self.certain is not None:
+                raise MissingError("'certain' needs 'documents' = 'enough'", "certain")
+            return self
+        if self.reference is None:
             raise MissingError("'enough' needs 'reference': its answers say which documents to draw", "documents")
-        if self.documents == "enough" and self.limit is not None:
+        if self.limit is not None:
             raise ContradictionError("'documents' = 'enough' stops by itself", "limit", self.limit)
-        is_same = self.reference is not None and (self.reference.is_same or self.reference.is_same_model)
-        if self.documents == "enough" and is_same:
+        if self.reference.is_same or self.reference.is_same_model:
             raise ContradictionError("'enough' is for two models, not for one in two places", "documents")
-        if self.documents == "all" and self.certain is not None:
-            raise MissingError("'certain' needs 'documents' = 'enough'", "certain")
-        if self.documents == "enough":
-            _ = self.claim
+        _ = self.claim
         return self
 
     @property

@@ -148,10 +148,6 @@ class OrtLMArguments(OpenSettings):
         thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
         return {**self.chat_template_args, **thinking}
 
-    def thinking(self) -> dict[str, Any]:
-        """The fields of a `GenerationRequest` that are about reasoning."""
-        return {"think_end_token": self.think_end_token, "thinking_budget": self.thinking_budget}
-
     def asking(self) -> dict[str, Any]:
         """The arguments that were given and do not open a model."""
         return self.written(self.model_fields_set - _OPENING - {"pretrained", "reference", "record_to"})
@@ -233,12 +229,11 @@ class GenerationSettings:
             raise TaskError("give a text or a list of texts", "until", gen_kwargs["until"], code="wrong_value")
         unread = () if kwargs["do_sample"] else _GREEDY
         written = {name: value for name, value in kwargs.items() if value is not None and name not in unread}
-        types = {"temperature": float, "top_p": float, "top_k": int, "seed": int}
         sampling = {**_GREEDY, "seed": seed, **written}
         return cls(
             max_gen_toks=kwargs["max_gen_toks"],
             until=tuple(stop for stop in until if stop),
-            sampling={name: kind(sampling[name]) for name, kind in types.items()},
+            sampling={name: _NUMBERS[name][0](sampling[name]) for name in (*_GREEDY, "seed")},
             max_length=kwargs.get("max_length"),
             beams=_beams(kwargs),
         )

@@ -237,12 +237,11 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
         texts = [RollingRequest(encode(request.args[0]), prefix) for request in requests]
         asked = [PendingRequest(text, {place: requests[place]}) for place, text in enumerate(texts)]
         answers = [0.0] * len(requests)
-        for one, output in self._outputs(
-            "Scoring texts", requests, "loglikelihood_rolling", lambda: [asked], disable_tqdm
-        ):
+        call = "loglikelihood_rolling"
+        for one, output in self._outputs("Scoring texts", requests, call, lambda: [asked], disable_tqdm):
             ((place, request),) = one.owners.items()
             answers[place] = output.logprob
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, output.logprob)
+            self.cache_hook.add_partial(call, request.args, output.logprob)
         return answers
 
     @known_answers_first
@@ -275,7 +274,7 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
             repeats[key] += 1
             if (key, repeat) not in wanted:
                 prompt = self._prompt(self._media.prompt(request.args))
-                fields = {**self._arguments.thinking(), **media}
+                fields = {**self._arguments.written({"think_end_token", "thinking_budget"}), **media}
                 if self._encoding is not None and not self._media.is_speech:
                     fields |= {"prompt": "", "source": prompt}
                 asked = settings.request(prompt, self.max_length, repeat, fields, str(request.task_name))
