@@ -287,8 +287,9 @@ _AGAINST = (
 )
 _MODEL = "An .onnx file, a folder with one or with genai_config.json, or a Hugging Face model."
 _RECORDS = "The file: distributions, answers, versions, provider, processor. Its size is printed before the model runs."
+_RECIPE = "The recipe, .json or .yaml; as the first argument also without the option's name."
 _NEEDED = {"required": True}
-
+_KIND = {"nargs": "?", "choices": SCHEMA_KINDS, "default": "recipe"}
 
 _HERE = "olive_ext.cli.commands"
 CORE: dict[str, Command] = {
@@ -322,12 +323,7 @@ CORE: dict[str, Command] = {
         "Run an Olive recipe: the same arguments as `olive run`; its evaluator and passes are known.",
         f"{_HERE}:run_command",
         (
-            (
-                "--config --run-config",
-                "RECIPE",
-                "The recipe, .json or .yaml; as the first argument also without the option's name.",
-                _NEEDED,
-            ),
+            ("--config --run-config", "RECIPE", _RECIPE, _NEEDED),
             ("-m --model_name_or_path", "MODEL", "An input model in place of the recipe's.", {"dest": "model"}),
         ),
     ),
@@ -344,14 +340,7 @@ CORE: dict[str, Command] = {
     "schema": Command(
         "Print the JSON schema of an evaluator block, a pass block or a recipe.",
         f"{_HERE}:schema_command",
-        (
-            (
-                "kind",
-                "|".join(SCHEMA_KINDS),
-                "Which schema; recipe by default.",
-                {"nargs": "?", "choices": SCHEMA_KINDS, "default": "recipe"},
-            ),
-        ),
+        (("kind", "|".join(SCHEMA_KINDS), "Which schema; recipe by default.", _KIND),),
     ),
 }
 
