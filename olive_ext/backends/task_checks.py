@@ -51,9 +51,8 @@ def refuse_definition(
             raise TaskError(f"task '{name}': unknown metric '{metric}'; {_known(METRIC_REGISTRY)}", code="unknown_name")
         if aggregation is None and (callable(metric) or metric not in METRIC_REGISTRY):
             known = f"which only metrics of lm-eval have of their own: {_known(AGGREGATION_REGISTRY)}"
-            raise TaskError(
-                f"task '{name}': the metric '{getattr(metric, '__name__', metric)}' has no 'aggregation', {known}"
-            )
+            called = getattr(metric, "__name__", metric)
+            raise TaskError(f"task '{name}': the metric '{called}' has no 'aggregation', {known}")
         if _is_plain(aggregation) and aggregation not in AGGREGATION_REGISTRY:
             known = _known(AGGREGATION_REGISTRY)
             raise TaskError(f"task '{name}' has the unknown aggregation '{aggregation}'; {known}", code="unknown_name")
@@ -90,9 +89,8 @@ def refuse_shots(tasks: Mapping[str, Any], num_fewshot: int | None) -> None:
         wanted = task.get_config("num_fewshot") if num_fewshot is None or name in fixed else num_fewshot
         documents: Any = task.fewshot_docs() if wanted else None
         if hasattr(documents, "__len__") and len(documents) < wanted + _draws_from_its_own(task.config):
-            raise TaskError(
-                f"task '{name}' has {len(documents)} documents to draw from", "num_fewshot", wanted, code="wrong_value"
-            )
+            problem = f"task '{name}' has {len(documents)} documents to draw from"
+            raise TaskError(problem, "num_fewshot", wanted, code="wrong_value")
 
 
 def _draws_from_its_own(config: Any) -> bool:

@@ -40,9 +40,6 @@ def word_errors(pairs: Iterable[Pair]) -> list[tuple[int, int]]:
         raise TaskError(problem, code="needs_package") from error
     alignments = (process_words(reference, hypothesis) for reference, hypothesis in pairs)
     return [
-        (
-            alignment.substitutions + alignment.deletions + alignment.insertions,
-            alignment.hits + alignment.substitutions + alignment.deletions,
-        )
-        for alignment in alignments
+        (one.substitutions + one.deletions + one.insertions, one.hits + one.substitutions + one.deletions)
+        for one in alignments
     ]

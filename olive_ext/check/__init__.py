@@ -90,9 +90,8 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
         if not findings.errors:
             inputs |= _check_block(recipe, block, settings, findings, is_onnx=gets_onnx(recipe, block, passes))
     if ours and not any(mapping(keys).get("user_script") for keys in mapping(recipe.get("evaluators")).values()):
-        section.add(
-            "command", "olive-ext run", "plain `olive run` knows evaluators by their 'user_script' alone, and no pass"
-        )
+        why = "plain `olive run` knows evaluators by their 'user_script' alone, and no pass"
+        section.add("command", "olive-ext run", why)
     with findings.noting_problems(), offline_if_unreachable(() if findings.errors else named_models(recipe)):
         _check_input_model(recipe, valid, inputs, findings, verify=verify)
     findings.errors += () if findings.errors else mistakes(recipe, runs=True)

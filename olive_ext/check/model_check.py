@@ -173,9 +173,8 @@ def _add_work(model: ResolvedModel, config: EvaluationConfig, section: Section, 
     section.add("takes", forecast(model, lm.work), "a reference beside it takes as long again; --verify times a step")
     if verify:
         rate = _timed(model)
-        section.add(
-            "a step was timed", f"{predicted(sum(lm.work.tokens) / rate)} for the prompts", f"{rate:,.0f} tokens/s"
-        )
+        prompts = f"{predicted(sum(lm.work.tokens) / rate)} for the prompts"
+        section.add("a step was timed", prompts, f"{rate:,.0f} tokens/s")
 
 
 def _timed(model: ResolvedModel) -> float:
@@ -242,9 +241,8 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
     if files.judged:
         section.add("other constants", listed(files.judged, 3), "not the checkpoint's: tasks show what that costs")
     if files.uncompared:
-        section.add(
-            "constants not compared", files.uncompared, "of other names, shapes or scales than the checkpoint's"
-        )
+        why = "of other names, shapes or scales than the checkpoint's"
+        section.add("constants not compared", files.uncompared, why)
     lost += [DamagedError(f"damaged: '{name}' {how}") for name, how in damaged.items()]
     findings.is_undecided = agreement.is_undecided
     if agreement.is_equal or agreement.is_undecided:

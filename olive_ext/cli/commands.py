@@ -21,8 +21,7 @@ Function = Callable[[Namespace], int]
 PACKAGE = Path(__file__).resolve().parents[1]
 IN_WHEEL, IN_CLONE = PACKAGE / "quickstart", PACKAGE.parent / "recipes" / "quickstart"
 CLONE_PREFIX = "recipes/quickstart/"
-"""Olive reads a recipe's paths relative to the working directory: a clone's root here, and the copy's folder in a copy.
-"""
+"""Olive reads a recipe's paths relative to the working directory: a clone's root here, the copy's folder in a copy."""
 
 NOT_COPIED = ("make", "__pycache__", "README.md", "info.yml", "requirements.txt")
 """Parts of the clone's folder that are not part of the recipe. setup.py leaves the same out of the wheel."""

@@ -188,9 +188,8 @@ def _ended(error: BaseException, interruption: int) -> int:
         name = str(error.filename)
         return _end(f"error: '{name[:60]}...' has {len(name):,} characters: too long for a file's name", USER_ERROR)
     if not isinstance(error, Exception):  # `exit()` in the code of others, with whatever status
-        return _end(
-            f"error: code of a task or a model ended the command: {one_line(error)}{raised_at(error)}", USER_ERROR
-        )
+        what = f"{one_line(error)}{raised_at(error)}"
+        return _end(f"error: code of a task or a model ended the command: {what}", USER_ERROR)
     hint = "" if _is_debug() else f" ({DEBUG_VARIABLE}=1 shows the traceback)"
     return _end(f"error: {type(error).__name__}: {error}{hint}", FAILED)
 

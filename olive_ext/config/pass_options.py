@@ -204,9 +204,8 @@ def _texts(node: ast.AST) -> list[str]:
 
 def _is_called(node: ast.AST, names: tuple[str, ...]) -> bool:
     """Whether an expression is a mapping called one of `names`, as it is, of an object, or in `(options or {})`."""
-    return any(
-        getattr(item, "id", getattr(item, "attr", None)) in names for item in (node, *getattr(node, "values", ()))
-    )
+    expressions = (node, *getattr(node, "values", ()))
+    return any(getattr(item, "id", getattr(item, "attr", None)) in names for item in expressions)
 
 
 @cache

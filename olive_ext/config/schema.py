@@ -60,10 +60,8 @@ def pass_settings() -> Mapping[str, type[PassSettings]]:
 
 def evaluator_settings() -> Mapping[str, type[EvaluationSettings | EvaluatorSettings]]:
     """The types of the evaluators of this package and its plug-ins, and their settings."""
-    return {
-        EVALUATOR_TYPE: EvaluationSettings,
-        **{name: load(one.settings) for name, one in entries("evaluators").items()},
-    }
+    others = {name: load(one.settings) for name, one in entries("evaluators").items()}
+    return {EVALUATOR_TYPE: EvaluationSettings, **others}
 
 
 def settled_recipe(recipe: Mapping[str, Any]) -> Mapping[str, Any]:

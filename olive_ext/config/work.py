@@ -246,9 +246,8 @@ class ModelWork(StrictModel):
                 raise ContradictionError(f"{cls.call}: it is given twice, the other time as '{given}'", "model")
             given = {"model": given}
         elif given is not None and not isinstance(given, Mapping):
-            raise ConfigError(
-                f"{cls.call}: {type(given).__name__} is no model: give its path, or a mapping of settings"
-            )
+            problem = f"{type(given).__name__} is no model: give its path, or a mapping of settings"
+            raise ConfigError(f"{cls.call}: {problem}")
         values = without_paths({**(given or {}), **settings})
         if isinstance(values.get("model"), str):
             values["model"] = {"path": values["model"]}

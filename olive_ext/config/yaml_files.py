@@ -49,9 +49,7 @@ def doubled_key(path: Path) -> str | None:
         node = waiting.pop()
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         names = [str(key.value) for key, _ in pairs]
-        if twice := [
-            key for (key, _), name in zip(pairs, names, strict=True) if names.count(name) > 1 and name != "<<"
-        ]:
+        if twice := [key for key, _ in pairs if names.count(str(key.value)) > 1 and key.value != "<<"]:
             return f"line {twice[-1].start_mark.line + 1}: the key '{twice[-1].value}' is there twice"
         if id(node) not in seen and isinstance(node, yaml.CollectionNode):
             waiting += [value for _, value in pairs] or node.value
@@ -92,9 +90,8 @@ def read_recipe(path: str | Path) -> Mapping[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read the recipe '{path}': {error.strerror or error}", code="no_access") from error
     except (*WRONG_TAGS, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(
-            f"cannot parse the recipe '{path}': {' '.join(str(error).split())}", code="damaged"
-        ) from error
+        problem = f"cannot parse the recipe '{path}': {' '.join(str(error).split())}"
+        raise ConfigError(problem, code="damaged") from error
     if not isinstance(recipe, Mapping):
         raise ConfigError(f"the recipe '{path}' holds no mapping of keys", code="damaged")
     return recipe

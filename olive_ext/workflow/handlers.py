@@ -41,7 +41,9 @@ def onnx_config(model: Any, settings: EvaluationSettings, execution_providers: A
     for key in ("external_initializers_file_name", "constant_inputs_file_name", "use_ort_extensions"):
         if value := getattr(model, key, None):
             raise ModelError(f"the ONNX model has {key} = '{value}', which is not supported")
-    path, name = _place(model)
+    resource, graph = Path(model.get_resource("model_path")), Path(model.model_path)
+    is_folder = resource.is_dir()  # by which a package is recognised as one
+    path, name = (resource, graph.relative_to(resource).as_posix()) if is_folder else (graph, None)
     where = {"onnx_file_name": name, "components": (model.model_attributes or {}).get(COMPONENTS, {})}
     which = ModelSettings(model=str(path), kind="onnx", tokenizer=settings.tokenizer, **where)
     files = resolve(which, tokenizer_candidates=tokenizer_candidates(model.model_attributes)).files
@@ -211,12 +213,6 @@ def _file_and_folder(path: str) -> tuple[Path, Path]:
     """A model's path without links, and its folder, which is the same of one that is no .onnx file."""
     file = Path(path).resolve() if Path(path).exists() else Path(path)
     return file, file.parent if file.suffix == ".onnx" else file
-
-
-def _place(model: Any) -> tuple[Path, str | None]:
-    """(folder, file in it) where Olive names a folder, so that a package is recognised as one; else (file, None)."""
-    resource, graph = Path(model.get_resource("model_path")), Path(model.model_path)
-    return (resource, graph.relative_to(resource).as_posix()) if resource.is_dir() else (graph, None)
 
 
 def tokenizer_candidates(model_attributes: Mapping[str, Any] | None) -> list[str]:

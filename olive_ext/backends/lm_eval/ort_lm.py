@@ -181,9 +181,8 @@ class OrtLM(TemplateLM, AbstractContextManager["OrtLM"]):  # type: ignore[misc]
         """(log-probability in nats, is greedy) of each continuation; an empty one is certain: (0.0, True)."""
         if self._arguments.enable_thinking:
             names = sorted({str(request.task_name) for request in requests})
-            raise TaskError(
-                f"needs tasks that generate; these do not: {names}", "enable_thinking", code="contradiction"
-            )
+            problem = f"needs tasks that generate; these do not: {names}"
+            raise TaskError(problem, "enable_thinking", code="contradiction")
         answers: list[Score] = [(0.0, True)] * len(requests)
         items = list(enumerate(requests))
         slices = partial(encoded_slices, items, lambda item: "".join(item[1].args[:2]), self.scoring_requests)
@@ -366,9 +365,8 @@ class TaskMedia:
         media = args[2] if len(args) > 2 else {}
         taken = {name for name, modality in _ARGUMENTS.items() if modality in self._markers}
         if unknown := media.keys() - (taken | {"audio"} if self.is_speech else taken):
-            raise TaskError(
-                f"the task gives {', '.join(sorted(unknown))}, which this model does not take", code="unknown_name"
-            )
+            problem = f"the task gives {', '.join(sorted(unknown))}, which this model does not take"
+            raise TaskError(problem, code="unknown_name")
         if self.is_speech and "audio" not in media:
             raise UnfitTaskError("the task gives text only; the encoder of this model takes sound ('doc_to_audio')")
         images = as_list(media.get("visual"))
@@ -419,13 +417,13 @@ class TaskMedia:
         for piece in filter(None, re.split(f"({'|'.join(kinds)})", text)):
             modality = kinds.get(piece)
             if modality is None:
-                parts.append(_text(piece))
+                parts.append({"type": "text", "text": piece})
             elif seen[modality] < self._most(modality):
                 seen[modality] += 1
                 parts.append({"type": modality.value})
         if not self._arguments.interleave:
             whole = "".join(part.get("text", "") for part in parts)
-            parts = [*(part for part in parts if part["type"] != "text"), _text(whole)]
+            parts = [*(part for part in parts if part["type"] != "text"), {"type": "text", "text": whole}]
         return {**message, "content": parts}
 
     def _most(self, modality: Modality) -> int:
@@ -440,7 +438,3 @@ def _resized(image: Any, sizes: tuple[int | None, ...]) -> Any:
         return resize_image(read_picture(image), *sizes)
     except MediaError:
         return image
-
-
-def _text(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
