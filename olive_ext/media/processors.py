@@ -103,6 +103,7 @@ _SOUND_KEYS = {
     "n_mel": "feature_size",
     "chunk_size": "chunk_length",
     "target_sample_rate": "sampling_rate",
+    "target_sample_rates": "sampling_rate",
 }
 """Keys of onnxruntime-genai's steps for sound, and transformers' names for them."""
 
@@ -114,7 +115,7 @@ def other_feature_extractor(folder: Path, source: TensorSpec) -> dict[str, str]:
     steps = read_json(file).get("feature_extraction", {}).get("sequence", ()) if file.is_file() else ()
     written = [pair for step in steps for pair in step.get("operation", {}).get("attrs", {}).items()]
     shared = [(key, value, known[_SOUND_KEYS[key]]) for key, value in written if _SOUND_KEYS.get(key) in known]
-    what = dict.fromkeys(f"{key} {value} for {own}" for key, value, own in shared if value != own)
+    what = dict.fromkeys(f"{key} {value} for {own}" for key, value, own in shared if value not in (own, [own]))
     return {file.name: f"prepares sound with {', '.join(what)} of transformers'"} if what else {}
 
 

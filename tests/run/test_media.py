@@ -194,11 +194,13 @@ def _models(family: str) -> tuple[Path, Path]:
         ("preprocessor_config.json", {"n_fft": 200}, ["audio_processor_config.json", "preprocessor_config.json"]),
         ("audio_processor_config.json", {"frame_length": 16}, ["audio_processor_config.json"]),
         ("audio_processor_config.json", {"target_sample_rate": 16000}, []),
+        ("audio_processor_config.json", {"target_sample_rates": [16000]}, []),
+        ("audio_processor_config.json", {"target_sample_rates": [8000]}, ["audio_processor_config.json"]),
         ("audio_processor_config.json", {"target_sample_rate": 8000}, ["audio_processor_config.json"]),
     ],
 )
 def test_files_that_prepare_sound_otherwise_are_damage(
-    file: str, edit: dict[str, int], named: list[str], tmp_path: Path
+    file: str, edit: dict[str, Any], named: list[str], tmp_path: Path
 ) -> None:
     """Both models may have had the candidate's sounds, and onnxruntime-genai reads a file of its own."""
     package = tmp_path / "package"
