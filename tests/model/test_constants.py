@@ -883,28 +883,29 @@ def test_a_node_that_reads_another_value_than_the_reference_s_is_named(
     [
         ("mask", "/mask/Cast out", {}),
         ("/mask/ConstantOfShape out", "/mask/Cast out", {"/mask/Cast": "does not read 'mask'"}),
-        ("mask", "/mask/ConstantOfShape out", {"/mask/And": "does not read 'mask'"}),
+        ("mask", "/mask/ConstantOfShape out", {"/model/layers.0/Where": "does not read 'mask'"}),
         ("mask", "mask", {}),
         ("mask", "lengths", {}),
-        ("/mask/Max out", "/mask/Cast out", {"/mask/Cast": "does not read 'mask' itself"}),
-        ("/mask/Add out", "/mask/Cast out", {"/mask/Cast": "does not read 'mask' itself"}),
     ],
 )
-def test_a_mask_that_is_not_read_or_of_its_shape_alone_is_named(
+def test_a_mask_that_a_layer_does_not_read_or_of_its_shape_alone_is_named(
     cast: str, joined: str, found: dict[str, str], tmp_path: Path
 ) -> None:
     """A padded text attends to its padding then, and no text here is padded. Lengths may stand in for a mask."""
 
     def masked(cast: str, joined: str) -> onnx.ModelProto:
         model = decoder()
-        for name in ("mask", "lengths"):
+        for name in ("mask", "lengths", "positions"):
             model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, ["B", "T"]))
         reads = {"Shape": ["mask"], "ConstantOfShape": ["/mask/Shape out"], "Cast": [cast]}
-        reads |= {"Max": ["mask", "/mask/Shape out"]} if cast != "mask" else {}
-        reads |= {"Add": ["/mask/Max out", "/mask/Shape out"]} if "Add" in cast else {}
         reads["And"] = ["/mask/ConstantOfShape out", joined]
-        for name, values in reads.items():
-            model.graph.node.append(helper.make_node(name, values, [f"/mask/{name} out"], f"/mask/{name}"))
+        named = [(f"/mask/{operator}", values) for operator, values in reads.items()]
+        named += [
+            ("/model/layers.0/Where", ["positions", "past0"]),
+            ("/model/layers.0/Add", ["/mask/And out", "past0"]),
+        ]
+        for name, values in named:
+            model.graph.node.append(helper.make_node(Path(name).name, values, [f"{name} out"], name))
         return model
 
     files = saved(tmp_path, masked(cast, joined), masked("mask", "/mask/Cast out"))

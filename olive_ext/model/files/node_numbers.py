@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, permutations, repeat
 from operator import gt
@@ -415,9 +415,10 @@ def rewired(reference: Constants, model: Constants) -> dict[str, Rewired]:
     """The nodes of `model` that read values which both graphs have, and which the reference's nodes of their names do
     not read, but for their sizes. Empty where a quarter of the nodes do: these are not of one export. Constants of few
     numbers are compared as such."""
-    sides, fed = [], [_limits(constants.model.graph) for constants in (reference, model)]
+    sides, fed = [], []
     for constants in (reference, model):
         nodes = [node for node in graph_nodes(constants.model) if node.op_type != "Shape"]
+        fed.append([(plain_name(node.name), value) for node in nodes for value in node.input])
         named = {name: same[0] for name, same in _by_name(nodes).items() if len(same) == 1}
         values = {*constants.maker, *constants.initializers, *(one.name for one in constants.model.graph.input)}
         few = {name for name, one in constants.tensors.items() if math.prod(one.dims) <= MOST_SIZES}
@@ -445,44 +446,43 @@ def rewired(reference: Constants, model: Constants) -> dict[str, Rewired]:
             if was and (node.op_type == other.op_type or index == 0) and (is_other or is_lost):
                 read = f"'{own}'" if own else "nothing"
                 found[name] = Rewired(f"reads {read}, the reference's '{was}'", not is_position)
-    for name, node in owns.items():
-        other = theirs.get(name, onnx.NodeProto())
-        limits = [[of[value] for value in one.input if value in of] for of, one in zip(fed, (other, node), strict=True)]
-        is_lost = len(limits[0]) > len(limits[1]) and not _has_more(node, other)
-        is_other = is_lost or _is_changed(model, node, other, fed[1], known_values)
-        is_named = "/" in name or not {*chain(*limits[0])} <= {*chain(*fed[1].values())}
-        if limits[0] and node.op_type == other.op_type and is_other and is_named:
-            how = f"does not read '{min(limits[0][0])}'{' itself' * (not is_lost)}"
-            found[name] = Rewired(how, is_reached=False)
-            break  # what follows reads what it makes
+    lost = {one.name for one in model.model.graph.input} - {value for _, value in fed[1]}
+    for name, value in fed[0]:
+        if name in owns and value in lost:
+            found[name] = Rewired(f"does not read '{value}'", is_reached=False)
+    found |= {} if found else _without_masks(reference.model.graph, model.model.graph)
     return found if 4 * len(found) < len(owns.keys() & theirs.keys()) else {}
 
 
-def _is_changed(
-    model: Constants, node: onnx.NodeProto, other: onnx.NodeProto, limits: Collection[str], known: Collection[str]
-) -> bool:
-    """Whether a node reads what new ones make of a mask that the reference's node reads itself."""
-    pending = [_source(model, value) for value in node.input if value in limits]
-    for value in pending:
-        made = model.maker[value].input if value in model.maker and value not in known else ()
-        if not {*other.input}.isdisjoint(made):
-            return True
-        pending += [_source(model, one) for one in made if one not in pending]
-    return False
+def _without_masks(reference: onnx.GraphProto, model: onnx.GraphProto) -> dict[str, Rewired]:
+    """The first node of each layer that computes with positions, windows or masks, where no node of the layer has a
+    mask that some of the reference's have, nor anything in its place. Where the first ones have two names, the graphs
+    are of two exports."""
+    known, own = map(_limits, (reference, model))
+    masks = {one.name for one in model.input if "mask" in one.name}
+    found = {}
+    for layer, (name, limits) in own.items():
+        first, theirs = known.get(layer, ("", limits))
+        if first == name and limits <= theirs and (lost := (theirs - limits) & masks):
+            found[name] = Rewired(f"does not read '{min(lost)}'", is_reached=False)
+    return found
 
 
-def _limits(graph: onnx.GraphProto) -> dict[str, frozenset[str]]:
-    """The graph's masks, positions and lengths (integers that are no tokens) by the values that are made of nothing
-    else, their sizes aside."""
+def _limits(graph: onnx.GraphProto) -> dict[int | None, tuple[str, frozenset[str]]]:
+    """By layer, the first node that computes with values made of masks, positions and lengths alone (integers that are
+    no tokens), their sizes aside, and the inputs of the graph that all such values of the layer are made of."""
     made = {one.name: frozenset([one.name]) for one in graph.input}
-    for node in graph.node:
-        sources = (made.get(value, ()) for value in (() if node.op_type == "Shape" else reads([node])))
-        made |= dict.fromkeys(node.output, frozenset(chain(*sources)))
     types = {one.name: one.type.tensor_type.elem_type for one in graph.input if not one.name.endswith("input_ids")}
-    limits = {
-        name for name, type_ in types.items() if type_ in (TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL)
-    }
-    return {value: names for value, names in made.items() if names and names <= limits}
+    limits = {name for name, kind in types.items() if kind in (TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL)}
+    found: dict[int | None, tuple[str, frozenset[str]]] = {}
+    for node in graph.node:
+        sources = [made.get(value, frozenset()) for value in (() if node.op_type == "Shape" else reads([node]))]
+        made |= dict.fromkeys(node.output, whole := frozenset(chain(*sources)))
+        if not whole <= limits and any(one and one <= limits for one in sources):
+            layer = layer_of(node.name)
+            name, before = found.get(layer, (node.name, frozenset[str]()))
+            found[layer] = name, before.union(*(one for one in sources if one <= limits))
+    return found
 
 
 def _has_more(node: onnx.NodeProto, other: onnx.NodeProto) -> bool:
