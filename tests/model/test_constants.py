@@ -935,6 +935,9 @@ def test_tokens_whose_rows_have_most_in_common_are_told_apart(part: slice, tmp_p
     rows[60:] = 0  # for no token
     models = [graphs.plain(one.T.copy(), "/lm_head/MatMul") for one in (exchanged(rows, part), rows)]
     assert len(damage(*saved(tmp_path, *models), nats=1e-5, num_tokens=64).findings) == bool(range(64)[part])
+    narrow = graphs.plain(rng.normal(size=(16, 64)).astype(np.float32), "/lm_head/MatMul")
+    found = damage(*saved(tmp_path / "narrow", narrow, models[1]), num_tokens=64)
+    assert [*found.findings, *found.judged], "another model's"
 
 
 @pytest.mark.parametrize("shape", ["1, K, N", "N, K, 1, 1"])

@@ -256,7 +256,8 @@ def other_tokens(reference: Array, model: Array, axis: int | None = None) -> boo
         pair = [array.reshape(len(array), -1) for array in pair]
     elif np.argmax(pair[0].shape) if axis is None or reference.ndim > 2 else axis:
         pair = [array.T for array in pair]
-    return bool(_other_rows([array[: min(map(len, pair))] for array in pair], is_stack=is_stack).any())
+    both = tuple(map(slice, map(min, pair[0].shape, pair[1].shape)))
+    return bool(_other_rows([array[both] for array in pair], is_stack=is_stack).any())
 
 
 class _Decoded:
