@@ -155,7 +155,7 @@ def stated_type(files: ModelFiles) -> str:
     """The number type that a checkpoint's config.json names; if it is float16, also a weight that is infinite in it."""
     stated = files.hf_config.get("dtype", files.hf_config.get("torch_dtype"))
     overflow, largest = "", float(np.finfo(np.float16).max)
-    with suppress(KeyError, TypeError, ValueError, OSError):  # whoever loads a damaged file reports it
+    with suppress(Exception):  # whoever loads a damaged file reports it
         tensors = checkpoint_floats(files.directory).items() if stated == "float16" else ()
         beyond = (name for name, one in tensors if one.dtype != np.float16 and max(one.max(), -one.min()) > largest)
         overflow = next((f", in which {name} overflows" for name in beyond), "")

@@ -257,6 +257,8 @@ def test_type_that_a_checkpoint_names_is_stated_with_a_weight_that_overflows_in_
     assert stated_type(files) == shown
     (tmp_path / "model.safetensors").write_bytes(bytes(8))
     assert stated_type(files) == shown.split(",")[0], "whoever loads it reports the damage"
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    assert stated_type(files) == shown.split(",")[0]
 
 
 def test_weights_farther_off_than_rounding_are_outliers_among_the_others() -> None:
